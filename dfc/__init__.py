@@ -1,0 +1,3 @@
+"""DFC: a distributed dataset web server for deep learning."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,78 @@
+"""Checksums: xxh3-128 for every object (hex, 32 digits, the ETag), xxh3-64 for placement and index hashes, MD5 on request."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import xxhash
+
+from dfc.errors import BadRequest, ChecksumMismatch
+
+Buffer = bytes | bytearray | memoryview  # collections.abc.Buffer needs Python 3.12
+CHECKSUM_NAME: Final = "xxh3-128"
+_HEX: Final = re.compile(r"[0-9a-f]{32}")
+
+
+def checksum_of(data: Buffer) -> str:
+    """xxh3-128 of the bytes, as 32 lower-case hexadecimal digits."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def hash64(text: str) -> int:
+    """xxh3-64 of the UTF-8 form of a text, seed 0."""
+    return xxhash.xxh3_64_intdigest(text.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedChecksums:
+    """What the client says that its body hashes to: `X-DFC-Checksum: xxh3-128=HEX`, `Content-MD5: base64`."""
+
+    xxh3_128: str | None = None
+    md5: bytes | None = None
+
+    @classmethod
+    def from_headers(cls, checksum: str | None, content_md5: str | None) -> ExpectedChecksums:
+        """Raises BadRequest for a header that is not of its form."""
+        xxh3 = md5 = None
+        if checksum is not None:
+            kind, _, value = checksum.strip().partition("=")
+            value = value.strip().lower()
+            if kind.strip().lower() != CHECKSUM_NAME or not _HEX.fullmatch(value):
+                raise BadRequest(f"X-DFC-Checksum is '{CHECKSUM_NAME}=' and 32 hexadecimal digits")
+            xxh3 = value
+        if content_md5 is not None:
+            try:
+                md5 = base64.b64decode(content_md5.strip(), validate=True)
+            except (binascii.Error, ValueError):
+                md5 = b""
+            if len(md5) != 16:
+                raise BadRequest("Content-MD5 is the base64 form of 16 bytes")
+        return cls(xxh3, md5)
+
+
+class BodyHasher:
+    """Hashes a body as it arrives; MD5 runs only when the client gave one, since it is ten times slower."""
+
+    def __init__(self, expected: ExpectedChecksums) -> None:
+        self._expected = expected
+        self._xxh3 = xxhash.xxh3_128()
+        self._md5 = hashlib.md5(usedforsecurity=False) if expected.md5 is not None else None
+
+    def update(self, data: Buffer) -> None:
+        self._xxh3.update(data)
+        if self._md5 is not None:
+            self._md5.update(data)
+
+    def finish(self) -> str:
+        """The xxh3-128 in hex; ChecksumMismatch when it, or the MD5, is not what the client said."""
+        digest = self._xxh3.hexdigest()
+        if self._expected.xxh3_128 not in (None, digest):
+            raise ChecksumMismatch(f"the body has {CHECKSUM_NAME}={digest}, not {self._expected.xxh3_128}")
+        if self._md5 is not None and self._md5.digest() != self._expected.md5:
+            raise ChecksumMismatch("the body does not have the given Content-MD5")
+        return digest

@@ -1,0 +1,1 @@
+"""The `dfc` and `tarshards` commands."""

@@ -1,0 +1,241 @@
+"""Every error that DFC raises on purpose, and the HTTP answer each one becomes.
+
+DfcError
+ ├─ ClientMistake                the request can never work as it is
+ │   ├─ BadRequest 400           malformed request, query, JSON, header
+ │   │   ├─ BadName 400          a bucket, object or member name that is not allowed
+ │   │   ├─ LengthMismatch 400   the body was shorter or longer than announced
+ │   │   └─ BadShardSpec 400     a shard spec that cannot be read or expands too far
+ │   ├─ Unauthorized 401 · Forbidden 403
+ │   ├─ NotFound 404             BucketNotFound, ObjectNotFound, MemberNotFound, SampleNotFound
+ │   ├─ MethodNotAllowed 405 · BodyTimeout 408
+ │   ├─ Conflict 409             BucketConflict, BucketNotEmpty, BucketDeleting, NotSeekable, NotAShard
+ │   ├─ PreconditionFailed 412 · TooLarge 413 · RangeNotSatisfiable 416 · ChecksumMismatch 422
+ ├─ ServerTrouble                the request was fine, this server cannot serve it now
+ │   ├─ ObjectCorrupt 500 · StorageFailed 500
+ │   ├─ Unavailable 503          a holder is down, the map changes, too busy; carries Retry-After
+ │   └─ NoSpace 507
+ └─ OperatorError                met at start or in a command: ConfigError, DiskRefused, DiskLocked
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+
+class DfcError(Exception):
+    """The root. `status` and `code` go to the client as they are; the message must name nothing secret."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.headers: dict[str, str] = dict(headers or {})
+
+
+class ClientMistake(DfcError):
+    """The request can never work as it is."""
+
+    status = 400
+    code = "bad_request"
+
+
+class BadRequest(ClientMistake):
+    """A malformed request line, header, query parameter or JSON body."""
+
+
+class BadName(BadRequest):
+    """A bucket, object or member name outside the rules of `dfc.names`."""
+
+    code = "bad_name"
+
+
+class LengthMismatch(BadRequest):
+    """The body was shorter (a client that went away) or longer than announced; nothing was stored."""
+
+    code = "length_mismatch"
+
+
+class BadShardSpec(BadRequest):
+    """A shard spec that cannot be parsed, or that expands to more names than the limit."""
+
+    code = "bad_shard_spec"
+
+
+class Unauthorized(ClientMistake):
+    """A missing or wrong bearer token."""
+
+    status = 401
+    code = "unauthorized"
+
+    def __init__(self, message: str = "a valid bearer token is required") -> None:
+        super().__init__(message, headers={"WWW-Authenticate": 'Bearer realm="dfc"'})
+
+
+class Forbidden(ClientMistake):
+    """An unsafe method from a foreign web page (its `Origin` is not this server)."""
+
+    status = 403
+    code = "forbidden"
+
+
+class NotFound(ClientMistake):
+    """Every place that could hold it has said that it is not there."""
+
+    status = 404
+    code = "not_found"
+
+
+class BucketNotFound(NotFound):
+    code = "bucket_not_found"
+
+
+class ObjectNotFound(NotFound):
+    code = "object_not_found"
+
+
+class MemberNotFound(NotFound):
+    code = "member_not_found"
+
+
+class SampleNotFound(NotFound):
+    code = "sample_not_found"
+
+
+class MethodNotAllowed(ClientMistake):
+    """The path exists, the method does not; `Allow` lists those that do."""
+
+    status = 405
+    code = "method_not_allowed"
+
+    def __init__(self, allowed: tuple[str, ...]) -> None:
+        super().__init__(f"allowed here: {', '.join(allowed)}", headers={"Allow": ", ".join(allowed)})
+
+
+class BodyTimeout(ClientMistake):
+    """The request body arrived slower than the minimum rate; nothing was stored."""
+
+    status = 408
+    code = "body_timeout"
+
+
+class Conflict(ClientMistake):
+    status = 409
+    code = "conflict"
+
+
+class BucketConflict(Conflict):
+    """The bucket exists with other settings."""
+
+    code = "bucket_conflict"
+
+
+class BucketNotEmpty(Conflict):
+    code = "bucket_not_empty"
+
+
+class BucketDeleting(Conflict):
+    """The bucket is being deleted; commits into it are refused everywhere."""
+
+    code = "bucket_deleting"
+
+
+class NotSeekable(Conflict):
+    """A byte range inside a member of a compressed shard was asked for."""
+
+    code = "not_seekable"
+
+
+class NotAShard(Conflict):
+    """A member or sample query on an object without a tar index."""
+
+    code = "not_a_shard"
+
+
+class PreconditionFailed(ClientMistake):
+    """`If-Match` or `If-None-Match`, decided inside the catalog transaction."""
+
+    status = 412
+    code = "precondition_failed"
+
+
+class TooLarge(ClientMistake):
+    status = 413
+    code = "too_large"
+
+
+class RangeNotSatisfiable(ClientMistake):
+    """Carries `Content-Range: bytes */N`, N = size of the object in bytes."""
+
+    status = 416
+    code = "range_not_satisfiable"
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"the range lies outside of the {size} bytes", headers={"Content-Range": f"bytes */{size}"})
+
+
+class ChecksumMismatch(ClientMistake):
+    """The body does not have the checksum that the client gave; nothing was stored."""
+
+    status = 422
+    code = "checksum_mismatch"
+
+
+class ServerTrouble(DfcError):
+    """The request was fine; this server cannot serve it now."""
+
+
+class ObjectCorrupt(ServerTrouble):
+    """The stored bytes are gone or fail their checksum. Quarantined and listed; never reported as 404."""
+
+    code = "object_corrupt"
+
+
+class StorageFailed(ServerTrouble):
+    """The disk gave an I/O error; nothing of the request was acknowledged."""
+
+    code = "storage_failed"
+
+
+class Unavailable(ServerTrouble):
+    """Try again after `retry_after_s`: a holder is down, the map is changing or a cap is reached."""
+
+    status = 503
+    code = "unavailable"
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message, headers={"Retry-After": str(retry_after_s)})
+
+
+class NoSpace(ServerTrouble):
+    """The disk is full up to its reserve; deletes still work."""
+
+    status = 507
+    code = "no_space"
+
+
+class OperatorError(DfcError):
+    """Met when a node or a command starts; the message says what to do."""
+
+    code = "operator_error"
+
+
+class ConfigError(OperatorError):
+    """An unknown setting, a value of the wrong type or a combination that cannot work."""
+
+    code = "config_error"
+
+
+class DiskRefused(OperatorError):
+    """A disk that is foreign, unformatted with blobs on it, or whose catalog fails its check."""
+
+    code = "disk_refused"
+
+
+class DiskLocked(OperatorError):
+    """Another process holds the lock of this disk."""
+
+    code = "disk_locked"

@@ -1,0 +1,1 @@
+"""HTTP plumbing: the server, its middle layers, zero-copy transfers and the client for other nodes. No business rules."""

@@ -1,0 +1,1 @@
+"""The proxy node: redirects, relays, cluster-wide listings and the registry."""

@@ -1,0 +1,1 @@
+"""The storage-target node: serves the objects of its own disks."""
