@@ -1,0 +1,113 @@
+"""The cluster map: nodes, disks and buckets under one version number. Pure values; the registry makes new ones.
+
+Nodes that are `joining` are in the map but outside placement. A node or disk that is `down` stays in placement: what it
+holds is unavailable, never rehashed elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from dfc.placement.rendezvous import Candidate, Rendezvous
+
+NodeState = Literal["up", "down", "joining"]
+DiskState = Literal["up", "failed"]
+Role = Literal["proxy", "target"]
+Durability = Literal["fsync", "relaxed"]
+BucketState = Literal["active", "deleting"]
+
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+class DiskEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A disk as the registry knows it; id and weight are fixed when it joins, the rest is of the last heartbeat."""
+
+    id: str
+    weight: float
+    state: DiskState = "up"
+    capacity: int = 0
+    used: int = 0
+    objects: int = 0
+
+
+class NodeEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A node: `url` is for other nodes, `advertise_url` for clients. `number` is its part of object versions."""
+
+    id: str
+    number: int
+    role: Role
+    url: str
+    advertise_url: str
+    state: NodeState
+    last_heartbeat: str = ""
+    disks: tuple[DiskEntry, ...] = ()
+
+
+class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A bucket; a name that is deleted and made anew gets a new id."""
+
+    id: str
+    name: str
+    copies: int = 1
+    durability: Durability = "fsync"
+    state: BucketState = "active"
+    created: str = ""
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Where an object belongs: one disk of one node."""
+
+    disk: DiskEntry
+    node: NodeEntry
+
+
+class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """One version of the map."""
+
+    cluster_id: str
+    version: int
+    nodes: tuple[NodeEntry, ...] = ()
+    buckets: tuple[BucketEntry, ...] = ()
+
+    def __post_init__(self) -> None:
+        owners = [
+            Owner(disk, node) for node in self.nodes if node.role == "target" and node.state != "joining" for disk in node.disks
+        ]
+        cache = self.__dict__
+        cache["_by_name"] = {bucket.name: bucket for bucket in self.buckets}
+        cache["_owners"] = {owner.disk.id: owner for owner in owners}
+        cache["_rendezvous"] = Rendezvous(tuple(Candidate(owner.disk.id, owner.disk.weight) for owner in owners))
+
+    @classmethod
+    def decode(cls, data: bytes) -> ClusterMap:
+        """From the JSON of `GET /v1/cluster`; msgspec.ValidationError when it is none. Fields it does not know are ignored."""
+        return _DECODER.decode(data)
+
+    def encode(self) -> bytes:
+        return _ENCODER.encode(self)
+
+    def bucket(self, name: str) -> BucketEntry | None:
+        found: BucketEntry | None = self.__dict__["_by_name"].get(name)
+        return found
+
+    def owner(self, bucket: str, name: str) -> Owner | None:
+        """The disk and node that hold an object; None while no target is in placement."""
+        disk_id = self.__dict__["_rendezvous"].best(bucket, name)
+        found: Owner | None = self.__dict__["_owners"].get(disk_id)
+        return found
+
+    def targets(self) -> list[NodeEntry]:
+        """The targets in placement, up and down, ordered by id."""
+        return sorted((n for n in self.nodes if n.role == "target" and n.state != "joining"), key=lambda n: n.id)
+
+    def proxies(self) -> list[NodeEntry]:
+        return [node for node in self.nodes if node.role == "proxy"]
+
+    def node(self, node_id: str) -> NodeEntry | None:
+        return next((node for node in self.nodes if node.id == node_id), None)
+
+
+_DECODER: Final = msgspec.json.Decoder(ClusterMap)
+EMPTY_MAP: Final = ClusterMap(cluster_id="", version=0)
