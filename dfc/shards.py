@@ -1,0 +1,337 @@
+"""Shard specs: the short forms that name many shards at once. Pure; no I/O.
+
+| spec | means |
+| --- | --- |
+| a list | exactly these names, unchanged |
+| `train-@000147.tar` | a count: `train-000000.tar` to `train-000146.tar`, as wide as the digits; the last `@digits` counts |
+| `train-{000000..000146}.tar`, `{train,val}.tar` | brace patterns as bash has them: ranges with a step, choices, nesting |
+| `train-*.tar`, `**/x-[0-9]?.tar` | a glob: `*` and `?` stay within one path segment, `**` stands for any number of segments |
+| `imagenet/` | a prefix: everything below it |
+
+A spec is expanded in that order: count, then braces; what then still holds a wildcard is a `Glob`. Everything is counted before
+it is built, so that a short spec cannot take much memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice, pairwise, product
+from typing import Final
+
+from dfc.errors import BadShardSpec
+from dfc.limits import (
+    SHARD_SPEC_CHARS_MAX,
+    SHARD_SPEC_DEPTH_MAX,
+    SHARD_SPEC_EXPANDED_CHARS_MAX,
+    SHARD_SPEC_GLOBS_MAX,
+    SHARD_SPEC_NAMES_MAX,
+)
+
+_COUNT: Final = re.compile(r"(.*)@([0-9]+)(.*)", re.DOTALL)
+_NUMBERS: Final = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.(-?[0-9]+))?")
+_LETTERS: Final = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.(-?[0-9]+))?")
+_WILDCARD: Final = re.compile(r"[*?\[]")
+_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^/?#]*)([^?#]*)(.*)", re.DOTALL)
+_NUMBER_DIGITS_MAX: Final = 18  # a range end fits in 64 bits; a longer run of digits is a mistake
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Every object whose name starts with `prefix`, which ends in `/`."""
+
+    prefix: str
+
+    def matches(self, name: str) -> bool:
+        return name.startswith(self.prefix)
+
+
+@dataclass(frozen=True)
+class Glob:
+    """Every object whose name matches one of the patterns; a pattern ending in `/` is a prefix."""
+
+    patterns: tuple[str, ...]
+    _regexes: tuple[re.Pattern[str], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_regexes", tuple(re.compile(_glob_regex(pattern)) for pattern in self.patterns))
+
+    @cached_property
+    def prefix(self) -> str:
+        """What every matching name starts with: where a sorted scan begins and ends."""
+        literals = [_WILDCARD.split(pattern, maxsplit=1)[0] for pattern in self.patterns]
+        low, high = min(literals), max(literals)
+        same = next((at for at, (left, right) in enumerate(zip(low, high, strict=False)) if left != right), len(low))
+        return low[:same]
+
+    def matches(self, name: str) -> bool:
+        """Linear in the length of the name, whatever the pattern: stars never try the same place twice."""
+        return any(regex.fullmatch(name) for regex in self._regexes)
+
+
+Selection = list[str] | Glob | Prefix
+
+
+def expand(spec: str | Sequence[str]) -> Selection:
+    """The names that a spec stands for, or the `Glob` or `Prefix` that selects them from a listing.
+
+    Raises BadShardSpec when it cannot be read or stands for more than SHARD_SPEC_NAMES_MAX names.
+    """
+    if not isinstance(spec, str):
+        return _check_list(spec)
+    names = _expand_text(spec)
+    if len(names) == 1 and names[0].endswith("/") and not _WILDCARD.search(names[0]):
+        return Prefix(names[0])
+    if any(name.endswith("/") or _WILDCARD.search(name) for name in names):
+        if len(names) > SHARD_SPEC_GLOBS_MAX:
+            raise BadShardSpec(f"a spec with wildcards stands for at most {SHARD_SPEC_GLOBS_MAX} patterns, not {len(names)}")
+        return Glob(tuple(names))
+    return names
+
+
+def expand_url(url: str) -> list[str]:
+    """The URLs that a URL with a count or braces in its path stands for; host, query and escapes stay as they are.
+
+    A path without scheme and host is expanded as a whole. Wildcards are left alone: a URL cannot be listed here.
+    """
+    match = _URL.fullmatch(url)
+    if match is None:
+        return _expand_text(url)
+    head, path, tail = match.groups()
+    if not path:
+        return [url]
+    return [head + expanded + tail for expanded in _expand_text(path)]
+
+
+def is_plain(spec: str) -> bool:
+    """Whether the text is one name and nothing to expand."""
+    return not (_COUNT.fullmatch(spec) or _WILDCARD.search(spec) or "{" in spec or "}" in spec or spec.endswith("/"))
+
+
+def _check_list(names: Sequence[str]) -> list[str]:
+    if len(names) > SHARD_SPEC_NAMES_MAX:
+        raise BadShardSpec(f"at most {SHARD_SPEC_NAMES_MAX} shards can be named, not {len(names)}")
+    if not all(isinstance(name, str) and name for name in names):
+        raise BadShardSpec("a list of shards is a list of names")
+    return list(names)
+
+
+def _expand_text(spec: str) -> list[str]:
+    if not spec:
+        raise BadShardSpec("an empty shard spec")
+    if len(spec) > SHARD_SPEC_CHARS_MAX:
+        raise BadShardSpec(f"a shard spec has at most {SHARD_SPEC_CHARS_MAX} characters, not {len(spec)}")
+    match = _COUNT.fullmatch(spec)
+    if match is None:
+        parts = _parse_level(spec, 0)
+        _check_size(spec, parts)
+        return list(_build(parts))
+    head, digits, tail = match.groups()
+    if head.count("{") != head.count("}"):
+        raise BadShardSpec(f"a count stands outside of braces: {spec[:80]!r}")
+    count = _number(digits)
+    if count == 0:
+        raise BadShardSpec(f"a count of zero shards: {spec[:80]!r}")
+    before, after = _parse_level(head, 0), _parse_level(tail, 0)
+    parts = [*before, _Part(range(count), width=len(digits)), *after]
+    _check_size(spec, parts)
+    # The count is expanded first, then the braces of each: the number is the slowest to change.
+    return list(_build(parts, slowest=len(before)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One place of a spec: the texts that can stand there, as a range of numbers until they are needed."""
+
+    choices: range | tuple[str, ...]
+    width: int = 0
+    letters: bool = False
+
+    def texts(self) -> Sequence[str]:
+        if not isinstance(self.choices, range):
+            return self.choices
+        if self.letters:
+            return [chr(code) for code in self.choices]
+        return [_padded(number, self.width) for number in self.choices]
+
+    def chars(self) -> int:
+        """The length of the longest text, without building any."""
+        if isinstance(self.choices, range):
+            return max(self.width, len(str(self.choices[0])), len(str(self.choices[-1])))
+        return max(map(len, self.choices))
+
+
+def _padded(number: int, width: int) -> str:
+    return f"-{-number:0{max(width - 1, 0)}d}" if number < 0 else f"{number:0{width}d}"
+
+
+def _check_size(spec: str, parts: list[_Part]) -> None:
+    count, chars = 1, 0
+    for part in parts:
+        count *= len(part.choices)
+        chars += part.chars()
+    if count > SHARD_SPEC_NAMES_MAX:
+        raise BadShardSpec(f"{spec[:80]!r} stands for more than {SHARD_SPEC_NAMES_MAX} shards")
+    if count * chars > SHARD_SPEC_EXPANDED_CHARS_MAX:
+        raise BadShardSpec(f"{spec[:80]!r} stands for more than {SHARD_SPEC_EXPANDED_CHARS_MAX} characters of names")
+
+
+def _build(parts: list[_Part], slowest: int = 0) -> Iterator[str]:
+    """Every combination of the parts' texts, joined in order; the part `slowest` changes last, the others from the right."""
+    texts = [part.texts() for part in parts]
+    if slowest:
+        moved = [texts[slowest], *texts[:slowest], *texts[slowest + 1 :]]
+        return ("".join((*choice[1 : slowest + 1], choice[0], *choice[slowest + 1 :])) for choice in product(*moved))
+    return map("".join, product(*texts))
+
+
+def _parse_level(text: str, depth: int) -> list[_Part]:
+    """The parts of a text at its outermost level; choices inside braces are expanded already, within the bounds."""
+    if depth > SHARD_SPEC_DEPTH_MAX:
+        raise BadShardSpec(f"braces nest deeper than {SHARD_SPEC_DEPTH_MAX} levels")
+    parts: list[_Part] = []
+    at = 0
+    while at < len(text):
+        start = text.find("{", at)
+        plain = text[at:] if start < 0 else text[at:start]
+        if "}" in plain:
+            raise BadShardSpec(f"a '}}' without a '{{' in {text[:80]!r}")
+        if plain:
+            parts.append(_Part((plain,)))
+        if start < 0:
+            break
+        commas, end = _scan_brace(text, start)
+        parts.extend(_parse_brace(text, start, commas, end, depth))
+        at = end + 1
+    return parts
+
+
+def _scan_brace(text: str, start: int) -> tuple[list[int], int]:
+    """The places of the commas at the level of the brace that opens at `start`, and of the brace that closes it."""
+    depth = 0
+    commas: list[int] = []
+    for at in range(start, len(text)):
+        char = text[at]
+        if char == "{":
+            depth += 1
+        elif char == "}":
+            depth -= 1
+            if depth == 0:
+                return commas, at
+        elif char == "," and depth == 1:
+            commas.append(at)
+    raise BadShardSpec(f"a '{{' that is never closed in {text[:80]!r}")
+
+
+def _parse_brace(text: str, start: int, commas: list[int], end: int, depth: int) -> list[_Part]:
+    inner = text[start + 1 : end]
+    if not commas:
+        numbers = _parse_range(inner)
+        if numbers is not None:
+            return [numbers]
+        # As in bash, braces around a single thing are just characters.
+        return [_Part(("{",)), *_parse_level(inner, depth + 1), _Part(("}",))]
+    edges = [start, *commas, end]
+    choices: list[str] = []
+    for left, right in pairwise(edges):
+        parts = _parse_level(text[left + 1 : right], depth + 1)
+        _check_size(text, parts)
+        choices.extend(islice(_build(parts), SHARD_SPEC_NAMES_MAX + 1 - len(choices)))
+    choices_part = _Part(tuple(choices))
+    _check_size(text, [choices_part])
+    return [choices_part]
+
+
+def _parse_range(text: str) -> _Part | None:
+    match = _NUMBERS.fullmatch(text)
+    if match is not None:
+        first, last = match[1], match[2]
+        padded = any(end.lstrip("-").startswith("0") and len(end.lstrip("-")) > 1 for end in (first, last))
+        width = max(len(first), len(last)) if padded else 0
+        return _Part(_range(_number(first), _number(last), match[3]), width)
+    match = _LETTERS.fullmatch(text)
+    if match is not None:
+        return _Part(_range(ord(match[1]), ord(match[2]), match[3]), letters=True)
+    return None
+
+
+def _range(first: int, last: int, step_text: str | None) -> range:
+    step = abs(_number(step_text)) if step_text else 1
+    if step == 0:
+        raise BadShardSpec("a range with a step of zero")
+    return range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
+
+
+def _number(digits: str) -> int:
+    if len(digits) > _NUMBER_DIGITS_MAX:
+        raise BadShardSpec(f"a number of {len(digits)} digits in a shard spec")
+    return int(digits)
+
+
+def _glob_regex(pattern: str) -> str:
+    """A regular expression without ambiguous repetition, for `fullmatch`.
+
+    A star inside a segment takes the nearest place where the text after it fits, for good (an atomic group); that is enough
+    since a later place never helps. The last star of a segment is settled by the end of the segment. `**` does the same with segments.
+    """
+    tail = "(?s:.*)" if pattern.endswith("/") else ""
+    segments = pattern.rstrip("/").split("/") if tail else pattern.split("/")
+    runs: list[list[str]] = [[]]
+    for segment in segments:
+        if segment == "**":
+            runs.append([])
+        else:
+            runs[-1].append(_segment_regex(segment))
+    if tail:
+        runs[-1].append(tail)
+    if len(runs) == 1:
+        return "/".join(runs[0])
+    any_segments = "(?:[^/]*/)*"
+    head = "".join(f"{segment}/" for segment in runs[0])
+    middle = "".join("(?>" + any_segments + "?" + "".join(f"{segment}/" for segment in run) + ")" for run in runs[1:-1] if run)
+    last = "/".join(runs[-1]) if runs[-1] else "(?s:.+)"
+    return head + middle + any_segments + last
+
+
+def _segment_regex(segment: str) -> str:
+    pieces = [""]
+    at = 0
+    while at < len(segment):
+        char = segment[at]
+        if char == "*":
+            pieces.append("")
+            at += 1
+            continue
+        end = segment.find("]", at + (3 if segment[at + 1 : at + 2] in ("!", "^") else 2)) if char == "[" else -1
+        if char == "?":
+            pieces[-1] += "[^/]"
+        elif end > 0:
+            pieces[-1] += _class_regex(segment[at + 1 : end])
+            at = end
+        else:
+            pieces[-1] += re.escape(char)
+        at += 1
+    if len(pieces) == 1:
+        return pieces[0]
+    middle = "".join(f"(?>[^/]*?{piece})" for piece in pieces[1:-1] if piece)
+    return f"{pieces[0]}{middle}[^/]*{pieces[-1]}"
+
+
+def _class_regex(inner: str) -> str:
+    negated = inner[0] in "!^"
+    items = inner[1:] if negated else inner
+    allowed = []
+    at = 0
+    while at < len(items):
+        if items[at + 1 : at + 2] == "-" and at + 2 < len(items):
+            if items[at] <= items[at + 2]:
+                allowed.append(f"{re.escape(items[at])}-{re.escape(items[at + 2])}")
+            at += 3
+        else:
+            allowed.append(re.escape(items[at]))
+            at += 1
+    if not allowed:
+        return "[^/]" if negated else "(?!)"
+    return f"(?!/)[{'^' if negated else ''}{''.join(allowed)}]"
