@@ -274,7 +274,8 @@ def _glob_regex(pattern: str) -> str:
     """A regular expression without ambiguous repetition, for `fullmatch`.
 
     A star inside a segment takes the nearest place where the text after it fits, for good (an atomic group); that is enough
-    since a later place never helps. The last star of a segment is settled by the end of the segment. `**` does the same with segments.
+    since a later place never helps. The last star of a segment is settled by the end of the segment. `**` does the same with
+    segments.
     """
     tail = "(?s:.*)" if pattern.endswith("/") else ""
     segments = pattern.rstrip("/").split("/") if tail else pattern.split("/")
