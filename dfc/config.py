@@ -1,0 +1,196 @@
+"""Settings of a node: one table, four origins. Flags win over `DFC_…` variables, those over the TOML file, that over defaults.
+
+Each field of `Settings` is a setting: its name is the TOML key, `DFC_` and its upper-case form the variable, and
+`--name-with-dashes` the flag. An unknown key or variable, or a value of the wrong type, is a ConfigError.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, Literal, get_type_hints
+from urllib.parse import urlsplit
+
+import msgspec
+
+from dfc.errors import ConfigError
+from dfc.limits import GIB, KIB, MIB
+
+Role = Literal["proxy", "target"]
+ENVIRONMENT_PREFIX: Final = "DFC_"
+# Variables that other parts of DFC read; they are no settings of a node.
+FOREIGN_VARIABLES: Final = frozenset(("DFC_URL", "DFC_CONFIG"))
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+_LOOPBACK: Final = frozenset(("127.0.0.1", "::1", "localhost"))
+
+
+def _setting(default: Any, about: str, roles: tuple[Role, ...] = ("proxy", "target")) -> Any:
+    return field(default=default, metadata={"about": about, "roles": roles})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Every setting with its default. Names end in their unit."""
+
+    host: str = _setting("127.0.0.1", "Address to listen on. Anything but loopback wants a token.")
+    port: int = _setting(8080, "Port to listen on; 0 takes a free one.")
+    dir: str = _setting("dfc-data", "Directory of the proxy's registry, or of the target's identity.")
+    url: str = _setting("", "How other nodes reach this one; empty: made from host and port.")
+    advertise_url: str = _setting("", "How clients reach this node, named in redirects; empty: the same as url.")
+    token: str = _setting("", "Bearer token for writes, admin and node-to-node calls; empty: none is asked for.")
+    token_for_reads: bool = _setting(False, "Ask for the token on reads too.")
+    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "Events below this level are not logged.")
+    access_log: bool = _setting(True, "Log one line a request to standard error.")
+
+    connections_max: int = _setting(4096, "Open connections; one more is answered 503 and closed.")
+    header_timeout_s: float = _setting(20.0, "A request's head must be complete after so long (408).")
+    keepalive_timeout_s: float = _setting(75.0, "An idle connection is closed after so long.")
+    body_min_rate_bytes_per_s: int = _setting(1 * KIB, "Slower uploads, over body_grace_s, are ended with 408.")
+    body_grace_s: float = _setting(20.0, "Span over which the minimum rate of an upload is measured.")
+    read_stall_timeout_s: float = _setting(120.0, "A client that takes no byte of an answer for so long is cut off.")
+    transfer_threads: int = _setting(32, "Threads that move bulk bytes; waiting transfers hold none.")
+    drain_timeout_s: float = _setting(30.0, "At the end, running requests get so long to finish.")
+    peer_timeout_s: float = _setting(10.0, "Time for another node to accept a connection or to begin its answer.")
+
+    auto_create: bool = _setting(True, "Create a bucket on the first PUT into it.", ("proxy",))
+    expected_targets: int = _setting(1, "Not ready before so many targets have joined for the first time.", ("proxy",))
+    down_after_s: float = _setting(4.0, "A target without a heartbeat for so long is marked down.", ("proxy",))
+
+    proxy_url: str = _setting("http://127.0.0.1:8080", "The proxy that keeps the registry.", ("target",))
+    disks: tuple[str, ...] = _setting((), "Directories of the target's disks, each on a filesystem of its own.", ("target",))
+    heartbeat_s: float = _setting(1.0, "Seconds between heartbeats to the registry.", ("target",))
+    object_size_max_bytes: int = _setting(5 * 1024 * GIB, "Larger objects are refused with 413.", ("target",))
+    disk_reserve_bytes: int = _setting(
+        1 * GIB, "Free space of a disk that uploads do not use (at most 5 % of it).", ("target",)
+    )
+    disk_ballast_bytes: int = _setting(16 * MIB, "File given up when a disk is full, so that deletes still work.", ("target",))
+    disk_error_budget: int = _setting(10, "After so many I/O errors a disk takes no more writes.", ("target",))
+    sync_relaxed_s: float = _setting(
+        30.0, "Objects of buckets with durability 'relaxed' are synced after so long.", ("target",)
+    )
+    row_cache_rows: int = _setting(65_536, "Catalog rows a disk keeps in memory.", ("target",))
+    orphan_keep_s: float = _setting(86_400.0, "Unreferenced files stay in orphans/ for so long.", ("target",))
+    scrub_interval_s: float = _setting(604_800.0, "Each object is read and checked about this often; 0: never.", ("target",))
+    scrub_rate_bytes_per_s: int = _setting(32 * MIB, "Speed limit of scrubbing, a disk.", ("target",))
+
+    def is_loopback(self) -> bool:
+        return self.host in _LOOPBACK or self.host.startswith("127.")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A row of the table, for documentation, samples and flags."""
+
+    name: str
+    kind: Any
+    default: Any
+    about: str
+    roles: tuple[Role, ...]
+
+    @property
+    def variable(self) -> str:
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+def _table() -> Iterator[Setting]:
+    hints = get_type_hints(Settings)
+    for entry in fields(Settings):
+        yield Setting(entry.name, hints[entry.name], entry.default, entry.metadata["about"], entry.metadata["roles"])
+
+
+SETTINGS: Final[Mapping[str, Setting]] = {setting.name: setting for setting in _table()}
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Settings, and where each came from: `default`, `file PATH`, `variable NAME` or `flag --name`."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+
+
+def load_settings(
+    role: Role, *, file: str | None = None, environment: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
+) -> Loaded:
+    """Merge the origins and check the result; ConfigError says which key of which origin is wrong."""
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {name: "default" for name, setting in SETTINGS.items() if role in setting.roles}
+    for name, value, origin in _given(file, environment or {}, flags or {}):
+        setting = SETTINGS.get(name)
+        if setting is None:
+            raise ConfigError(f"{origin}: there is no setting {name!r}; `dfc config show` lists them all")
+        if role not in setting.roles:
+            if origin.startswith("variable"):
+                continue  # one environment may serve all nodes of a machine
+            raise ConfigError(f"{origin}: {name!r} is a setting of a {setting.roles[0]}, this is a {role}")
+        values[name] = _convert(setting, value, origin)
+        origins[name] = origin
+    settings = Settings(**values)
+    _check(settings, role)
+    return Loaded(settings, origins)
+
+
+def _given(file: str | None, environment: Mapping[str, str], flags: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    """All values given, lowest precedence first."""
+    if file:
+        try:
+            content = tomllib.loads(Path(file).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"cannot read {file}: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{file} is not TOML: {error}") from None
+        for name, value in content.items():
+            yield name, value, f"file {file}"
+    for variable, value in environment.items():
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in FOREIGN_VARIABLES:
+            yield variable.removeprefix(ENVIRONMENT_PREFIX).lower(), value, f"variable {variable}"
+    for name, value in flags.items():
+        if value is not None:
+            yield name, value, f"flag --{name.replace('_', '-')}"
+
+
+def _convert(setting: Setting, value: Any, origin: str) -> Any:
+    if isinstance(value, str):
+        if setting.kind == tuple[str, ...]:
+            value = [part.strip() for part in value.split(",") if part.strip()]
+        elif "bytes" in setting.name and (match := _SIZE.fullmatch(value.strip())):
+            value = int(float(match[1]) * KIB ** " KMGT".index(match[2].upper() or " "))
+    try:
+        return msgspec.convert(value, setting.kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{origin}: {setting.name}: {error}") from None
+
+
+def _check(settings: Settings, role: Role) -> None:
+    if not 0 <= settings.port <= 65535:
+        raise ConfigError(f"port is 0 to 65535, not {settings.port}")
+    for name in ("url", "advertise_url", "proxy_url"):
+        value = getattr(settings, name)
+        if value and (urlsplit(value).scheme not in ("http", "https") or not urlsplit(value).netloc):
+            raise ConfigError(f"{name} is of the form http://HOST:PORT, not {value!r}")
+    for name in SETTINGS:
+        value = getattr(settings, name)
+        if isinstance(value, (int, float)) and value < 0:
+            raise ConfigError(f"{name} is not negative")
+    if settings.transfer_threads < 1 or settings.connections_max < 1:
+        raise ConfigError("transfer_threads and connections_max are at least 1")
+    if role == "target" and not settings.disks:
+        raise ConfigError("a target needs at least one directory in 'disks'")
+    if settings.token and not (settings.token.isascii() and settings.token.isprintable() and " " not in settings.token):
+        raise ConfigError("a token is printable ASCII without spaces")
+
+
+def sample_toml() -> str:
+    """The commented sample of every setting, `deploy/dfc.toml`."""
+    lines = ["# Every setting of DFC with its default. Remove the '#' of a line to change it.", ""]
+    for setting in SETTINGS.values():
+        only = "" if len(setting.roles) == 2 else f" ({setting.roles[0]} only)"
+        lines += [f"# {setting.about}{only}", f"#{setting.name} = {msgspec.json.encode(setting.default).decode()}", ""]
+    return "\n".join(lines)
