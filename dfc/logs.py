@@ -47,7 +47,7 @@ def timestamp(seconds: float) -> str:
 
 
 class AccessLog:
-    """Buffers access lines and writes them to a file descriptor from a thread of its own, so that a slow pipe stalls no request.
+    """Buffers access lines; a thread of its own writes them to a file descriptor, so that a slow pipe stalls no request.
 
     When the reader of the pipe is so slow that `limit_lines` are waiting, further lines are dropped and counted.
     """
@@ -79,8 +79,8 @@ class AccessLog:
         if '"' in path or "\\" in path or not path.isprintable():
             path = json.dumps(path)[1:-1]
         lines.append(
-            f'{{"time":"{self._stamp}.{int((now - second) * 1000):03d}Z","access":"{method} {path}","status":{status},"sent":{sent},'
-            f'"received":{received},"seconds":{seconds:.6f},"remote":"{remote}","request_id":"{request_id}"}}\n'
+            f'{{"time":"{self._stamp}.{int((now - second) * 1000):03d}Z","access":"{method} {path}","status":{status},'
+            f'"sent":{sent},"received":{received},"seconds":{seconds:.6f},"remote":"{remote}","request_id":"{request_id}"}}\n'
         )
 
     def flush(self) -> None:

@@ -1,0 +1,300 @@
+"""Bulk bytes between sockets and files, moved by the kernel in threads: sendfile, splice and large receives.
+
+A transfer works on a duplicate of the connection's socket, in steps that run in a thread. A step ends when the bytes are
+through, or when the socket is not ready for `TRANSFER_POLL_S`: then the event loop waits for it, and no thread does. The
+sockets stay non-blocking throughout, since a duplicate shares that flag with the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Final, NamedTuple, Protocol
+
+from dfc.errors import BodyTimeout, LengthMismatch
+from dfc.limits import MIB, PIPE_BYTES, TRANSFER_BUFFER_BYTES, TRANSFER_POLL_S
+
+SENDFILE_BYTES: Final = 8 * MIB  # one call; the socket's buffer ends it earlier
+TURN_BYTES: Final = 64 * MIB  # after so many bytes a step lets another transfer have the thread
+SLOW_STEP_S: Final = 0.1
+SLOW_STEP_BYTES: Final = 128 * 1024  # a peer that gives less in SLOW_STEP_S is waited for by the event loop
+BUFFERS_KEPT: Final = 16
+_F_SETPIPE_SZ: Final = 1031  # fcntl.F_SETPIPE_SZ
+
+
+class ReadStalled(ConnectionError):
+    """The client took no byte for the stall timeout."""
+
+
+class Wait(NamedTuple):
+    """Why a step ended early: wait until one of the descriptors is ready (select.POLLIN or POLLOUT), then call it again."""
+
+    events: tuple[tuple[int, int], ...]
+
+
+class Transfer(Protocol):
+    """Bytes on their way. `step` blocks a thread, briefly; None means done."""
+
+    moved: int
+
+    def step(self) -> Wait | None: ...
+
+
+class Pace:
+    """The minimum rate of an upload: over each window of `grace_s` at least `rate` bytes a second must have come."""
+
+    def __init__(self, rate_bytes_per_s: int, grace_s: float) -> None:
+        self._needed = rate_bytes_per_s * grace_s
+        self._grace_s = grace_s
+        self._window_end = time.monotonic() + grace_s
+        self._window_start_bytes = 0
+
+    def remaining_s(self, moved: int) -> float:
+        """Seconds left in this window; BodyTimeout when a window ended below the rate."""
+        now = time.monotonic()
+        if now >= self._window_end:
+            if moved - self._window_start_bytes < self._needed:
+                raise BodyTimeout("the body arrives slower than the minimum rate")
+            self._window_end = now + self._grace_s
+            self._window_start_bytes = moved
+        return self._window_end - now
+
+
+async def wait_ready(events: tuple[tuple[int, int], ...], timeout_s: float) -> bool:
+    """Wait in the event loop until one descriptor is ready; False after the timeout."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    for descriptor, event in events:
+        (loop.add_reader if event == select.POLLIN else loop.add_writer)(descriptor, wake)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await ready
+        return True
+    except TimeoutError:
+        return False
+    finally:
+        for descriptor, event in events:
+            (loop.remove_reader if event == select.POLLIN else loop.remove_writer)(descriptor)
+
+
+async def drive(transfer: Transfer, threads: ThreadPoolExecutor, *, pace: Pace | None = None, stall_s: float = 60.0) -> None:
+    """Run a transfer to its end. BodyTimeout below the pace; ReadStalled when nothing moves for `stall_s` seconds."""
+    loop = asyncio.get_running_loop()
+    stall_end = 0.0
+    while True:
+        before = transfer.moved
+        # The thread owns descriptors of the caller: they may be closed only after the step has ended.
+        wait = await _uninterrupted(loop.run_in_executor(threads, transfer.step))
+        if wait is None:
+            return
+        now = loop.time()
+        moved = transfer.moved - before
+        if moved or not stall_end:
+            stall_end = now + stall_s
+        if not wait.events:
+            continue
+        if 0 < moved < SLOW_STEP_BYTES:
+            await asyncio.sleep(TRANSFER_POLL_S)  # let small pieces gather, or each would cost two thread switches
+        limit_s = stall_end - now
+        if pace is not None:
+            limit_s = min(limit_s, pace.remaining_s(transfer.moved))
+        if not await wait_ready(wait.events, max(0.0, limit_s)) and loop.time() >= stall_end:
+            raise BodyTimeout("the body has stalled") if pace is not None else ReadStalled("the client has stalled")
+
+
+async def _uninterrupted(step: asyncio.Future[Wait | None]) -> Wait | None:
+    try:
+        return await asyncio.shield(step)
+    except asyncio.CancelledError:
+        with suppress(Exception):
+            await step
+        raise
+
+
+def duplicate(connection: socket.socket) -> socket.socket:
+    """A second descriptor of the same open socket, to be closed by the caller."""
+    return socket.socket(fileno=os.dup(connection.fileno()))
+
+
+class SendFile:
+    """A response head, then `count` bytes of a file from `offset`, to a socket."""
+
+    def __init__(self, sink: socket.socket, head: bytes, file: int, offset: int, count: int) -> None:
+        self._sink, self._head, self._file = sink, memoryview(head), file
+        self._offset, self._remaining = offset, count
+        self._poll = select.poll()
+        self._poll.register(sink, select.POLLOUT)
+        self._wait = Wait(((sink.fileno(), select.POLLOUT),))
+        self.moved = 0
+
+    def step(self) -> Wait | None:
+        turn_end = self.moved + TURN_BYTES
+        sink, file = self._sink.fileno(), self._file
+        while self._head or self._remaining:
+            if self.moved >= turn_end:
+                return Wait(())
+            try:
+                if self._head:
+                    more = socket.MSG_MORE if self._remaining else 0
+                    self._head = self._head[self._sink.send(self._head, more) :]
+                    continue
+                sent = os.sendfile(sink, file, self._offset, min(self._remaining, SENDFILE_BYTES))
+            except BlockingIOError:
+                if not self._poll.poll(TRANSFER_POLL_S * 1000):
+                    return self._wait
+                continue
+            if not sent:
+                raise ConnectionAbortedError("the file is shorter than its catalog row says")
+            self._offset += sent
+            self._remaining -= sent
+            self.moved += sent
+        return None
+
+
+class BufferPool:
+    """Receive buffers that are lent for a step, so that idle uploads hold none."""
+
+    def __init__(self) -> None:
+        self._free: list[bytearray] = []
+
+    def take(self) -> bytearray:
+        try:
+            return self._free.pop()
+        except IndexError:
+            return bytearray(TRANSFER_BUFFER_BYTES)
+
+    def give(self, buffer: bytearray) -> None:
+        if len(self._free) < BUFFERS_KEPT:
+            self._free.append(buffer)
+
+
+class Receive:
+    """Exactly `count` bytes from a socket into `sink`, called in the thread with pieces of up to 256 KiB."""
+
+    def __init__(self, source: socket.socket, count: int, sink: Callable[[memoryview], object], buffers: BufferPool) -> None:
+        self._source, self._remaining, self._sink, self._buffers = source, count, sink, buffers
+        self._poll = select.poll()
+        self._poll.register(source, select.POLLIN)
+        self._wait = Wait(((source.fileno(), select.POLLIN),))
+        self.moved = 0
+
+    def step(self) -> Wait | None:
+        buffer = self._buffers.take()
+        try:
+            with memoryview(buffer) as view:
+                return self._fill(view)
+        finally:
+            self._buffers.give(buffer)
+
+    def _fill(self, view: memoryview) -> Wait | None:
+        started, turn_start = time.monotonic(), self.moved
+        while self._remaining:
+            if self.moved - turn_start >= TURN_BYTES:
+                return Wait(())
+            try:
+                size = self._source.recv_into(view, min(self._remaining, len(view)))
+            except BlockingIOError:
+                slow = time.monotonic() - started > SLOW_STEP_S and self.moved - turn_start < SLOW_STEP_BYTES
+                if slow or not self._poll.poll(TRANSFER_POLL_S * 1000):
+                    return self._wait
+                continue
+            except ConnectionError:
+                size = 0
+            if not size:
+                raise LengthMismatch(f"the body ended {self._remaining} bytes early")
+            self._sink(view[:size])
+            self._remaining -= size
+            self.moved += size
+        return None
+
+
+class Splice:
+    """Some bytes at hand, then `count` bytes from one socket to another through a pipe, untouched by this process.
+
+    With `watch` the transfer also ends when the sink's peer says something: an early answer. `unsent` then tells how many
+    bytes did not go out. Close with `close()`.
+    """
+
+    def __init__(self, source: socket.socket, sink: socket.socket, head: bytes, count: int, *, watch: bool = False) -> None:
+        self._source, self._sink, self._head = source, sink, memoryview(head)
+        self._remaining, self._in_pipe = count, 0
+        self._read_end, self._write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        with suppress(OSError):  # over the user's allowance of pipe pages: the default of 64 KiB works too, slower
+            fcntl.fcntl(self._write_end, _F_SETPIPE_SZ, PIPE_BYTES)
+        self._watch = ((sink.fileno(), select.POLLIN),) if watch else ()
+        self.answered_early = False
+        self.moved = 0
+
+    @property
+    def unsent(self) -> int:
+        return len(self._head) + self._remaining + self._in_pipe
+
+    def close(self) -> None:
+        os.close(self._read_end)
+        os.close(self._write_end)
+
+    def step(self) -> Wait | None:
+        turn_end = self.moved + TURN_BYTES
+        while self._head or self._remaining or self._in_pipe:
+            if self.moved >= turn_end:
+                return Wait(())
+            blocked = self._send_head() if self._head else self._move()
+            if blocked is not None and (wait := self._blocked(blocked)) is not None:
+                return None if self.answered_early else wait
+        return None
+
+    def _send_head(self) -> tuple[int, int] | None:
+        try:
+            sent = self._sink.send(self._head, socket.MSG_MORE if self._remaining else 0)
+        except BlockingIOError:
+            return self._sink.fileno(), select.POLLOUT
+        self._head = self._head[sent:]
+        self.moved += sent
+        return None
+
+    def _move(self) -> tuple[int, int] | None:
+        """One round through the pipe; the descriptor to wait for when neither side could move."""
+        flags = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
+        taken = given = 0
+        if self._remaining and self._in_pipe < PIPE_BYTES:
+            try:
+                taken = os.splice(self._source.fileno(), self._write_end, min(self._remaining, PIPE_BYTES), flags=flags)
+                if not taken:
+                    raise LengthMismatch(f"the body ended {self._remaining} bytes early")
+                self._remaining -= taken
+                self._in_pipe += taken
+            except BlockingIOError:
+                pass  # nothing has come, or the pipe's slots are used up: then the other side tells
+        if self._in_pipe:
+            more = os.SPLICE_F_MORE if self._remaining else 0
+            try:
+                given = os.splice(self._read_end, self._sink.fileno(), self._in_pipe, flags=flags | more)
+                self._in_pipe -= given
+                self.moved += given
+            except BlockingIOError:
+                return None if taken else (self._sink.fileno(), select.POLLOUT)
+        return None if taken or given else (self._source.fileno(), select.POLLIN)
+
+    def _blocked(self, event: tuple[int, int]) -> Wait | None:
+        """Wait a moment in the thread; a Wait when the event loop has to, or when an early answer has come."""
+        poll = select.poll()
+        poll.register(*event)
+        for descriptor, wanted in self._watch:
+            poll.register(descriptor, wanted | (event[1] if descriptor == event[0] else 0))
+        ready = poll.poll(TRANSFER_POLL_S * 1000)
+        if self._watch and any(fd == self._watch[0][0] and got & (select.POLLIN | select.POLLHUP) for fd, got in ready):
+            self.answered_early = True
+            return Wait(())
+        return None if ready else Wait((event, *self._watch))
