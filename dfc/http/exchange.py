@@ -1,0 +1,242 @@
+"""One request being answered: what handlers see of it, and how they take its body.
+
+A body is taken in one of three ways: whole when it is small (`read_small`), by a thread straight from the socket when its
+length is known (`receive`), else chunk by chunk through aiohttp's parser. In all of them a minimum rate is enforced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import re
+import socket as socket_module
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+from urllib.parse import parse_qsl
+
+import msgspec
+from aiohttp import HttpVersion10
+from aiohttp.web import BaseRequest
+
+from dfc.errors import BadRequest, LengthMismatch, TooLarge
+from dfc.http.transfer import BufferPool, Pace, Receive, drive, duplicate
+from dfc.limits import JSON_BODY_BYTES_MAX, SMALL_BODY_BYTES, TRANSFER_BUFFER_BYTES
+
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_ID_PREFIX: Final = os.urandom(6).hex()
+_ID_COUNTER: Final = itertools.count(1)
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+@dataclass(frozen=True)
+class Bulk:
+    """What transfers of a node share."""
+
+    threads: ThreadPoolExecutor
+    body_min_rate_bytes_per_s: int
+    body_grace_s: float
+    read_stall_timeout_s: float
+    buffers: BufferPool = field(default_factory=BufferPool)
+
+    def pace(self) -> Pace:
+        return Pace(self.body_min_rate_bytes_per_s, self.body_grace_s)
+
+
+class Exchange(BaseRequest):
+    """An aiohttp request with the parsed path, a request id and ways to take the body."""
+
+    bulk: Bulk
+
+    def __init__(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any, loop: Any, bulk: Bulk) -> None:
+        super().__init__(message, payload, protocol, writer, task, loop)
+        self.bulk = bulk
+        self.raw_target: str = message.path
+        self.raw_path, _, self.raw_query = self.raw_target.partition("?")
+        self.is_http10 = message.version == HttpVersion10
+        self.route = "unknown"
+        self.started_s = loop.time()
+        given = message.headers.get("X-Request-Id")
+        # Accepted only in a form that can stand in a header and in a log line.
+        self.request_id = given if given and _REQUEST_ID.fullmatch(given) else f"{_ID_PREFIX}-{next(_ID_COUNTER):x}"
+        self.received_bytes = 0
+        self._taken = False
+        self._must_close = bool(message.should_close)
+
+    # --- the connection
+
+    def open_transport(self) -> asyncio.Transport:
+        """The transport; ConnectionResetError when the client has gone."""
+        transport = self.transport
+        if transport is None:
+            raise ConnectionResetError("the client went away")
+        return transport
+
+    def socket(self) -> socket_module.socket:
+        found = self.open_transport().get_extra_info("socket")
+        if found is None:
+            raise ConnectionResetError("the client went away")
+        return cast(socket_module.socket, found)
+
+    async def write_buffer_empty(self) -> None:
+        """Wait until the transport holds no byte, so that a thread may write beside it. (`drain` waits for less.)"""
+        transport = self.open_transport()
+        if transport.get_write_buffer_size() == 0:
+            return
+        transport.set_write_buffer_limits(high=0)
+        deadline = self._loop.time() + self.bulk.read_stall_timeout_s
+        while transport.get_write_buffer_size() > 0:
+            if transport.is_closing() or self._loop.time() > deadline:
+                raise ConnectionResetError("the client takes no more bytes")
+            async with asyncio.timeout_at(deadline):
+                await asyncio.sleep(0)  # the loop tries to write at the end of each turn
+                await self.protocol._drain_helper()
+
+    def abort(self) -> None:
+        """Cut the connection, so that the client cannot take what it has for the whole."""
+        if self.transport is not None:
+            self.transport.abort()
+        self.protocol.force_close()
+
+    @property
+    def body_is_read(self) -> bool:
+        """Whether nothing more of this request can be on its way."""
+        return self._taken or self.content.is_eof()
+
+    @property
+    def must_close(self) -> bool:
+        """Whether the connection ends with this answer."""
+        return self._must_close or self._taken or not self.content.is_eof()
+
+    def close_after(self) -> None:
+        self._must_close = True
+
+    # --- the query
+
+    def query_parameters(self, allowed: frozenset[str] | None) -> Mapping[str, str]:
+        """The query, decoded; BadRequest for repeated names, and for names outside of `allowed` unless that is None."""
+        if not self.raw_query:
+            return {}
+        try:
+            pairs = parse_qsl(self.raw_query, keep_blank_values=True, errors="strict", max_num_fields=32)
+        except (ValueError, UnicodeError):
+            raise BadRequest("the query is not UTF-8, or has too many parameters") from None
+        values = dict(pairs)
+        if len(values) != len(pairs):
+            raise BadRequest("a query parameter is given twice")
+        unknown = values.keys() - allowed if allowed is not None else set()
+        if unknown:
+            raise BadRequest(f"unknown query parameter {sorted(unknown)[0][:80]!r}")
+        return values
+
+    # --- the body
+
+    @property
+    def declared_length(self) -> int | None:
+        """Content-Length; None for a chunked body. A request without either has no body: 0."""
+        value = self.headers.get("Content-Length")
+        if value is not None:
+            return int(value)
+        return None if "Transfer-Encoding" in self.headers else 0
+
+    def expects_continue(self) -> bool:
+        return self.headers.get("Expect", "").lower() == "100-continue"
+
+    def send_continue(self) -> None:
+        """Tell a client that waits for it to send the body."""
+        if self.expects_continue() and not self.content.is_eof() and self.content.total_bytes == 0:
+            self.open_transport().write(_CONTINUE)
+
+    async def read_small(self, limit_bytes: int = JSON_BODY_BYTES_MAX) -> bytes:
+        """The whole body; TooLarge over the limit, BodyTimeout below the minimum rate, LengthMismatch when cut off."""
+        declared = self.declared_length
+        if declared is not None and declared > limit_bytes:
+            raise TooLarge(f"the body is at most {limit_bytes} bytes here")
+        self.send_continue()
+        pieces: list[bytes] = []
+        async for piece in self.chunks():
+            pieces.append(piece)
+            if self.received_bytes > limit_bytes:
+                raise TooLarge(f"the body is at most {limit_bytes} bytes here")
+        return b"".join(pieces) if len(pieces) != 1 else pieces[0]
+
+    async def chunks(self) -> Any:
+        """The body piece by piece through the parser, never slower than the minimum rate."""
+        pace = self.bulk.pace()
+        content = self.content
+        while not content.is_eof():
+            try:
+                async with asyncio.timeout(pace.remaining_s(self.received_bytes)):
+                    piece = await content.readany()
+            except TimeoutError:
+                continue  # the next round tells whether the window was too slow
+            except Exception as error:
+                raise LengthMismatch("the body ended early") from error
+            if not piece:
+                break
+            self.received_bytes += len(piece)
+            yield piece
+
+    async def json(self, kind: type[Any]) -> Any:  # type: ignore[override]
+        """The body decoded as JSON into a msgspec type with unknown fields forbidden; BadRequest says where it differs."""
+        body = await self.read_small()
+        try:
+            return msgspec.json.decode(body or b"{}", type=kind)
+        except msgspec.DecodeError as error:
+            raise BadRequest(f"bad JSON: {error}") from None
+
+    async def receive(self, sink: Callable[[memoryview], object]) -> None:
+        """Feed the body to `sink` in a thread, in pieces of up to 256 KiB.
+
+        With a known length the connection's socket is taken over, and the connection ends with the answer: the parser
+        never sees the body. Raises LengthMismatch and BodyTimeout; errors of the sink pass through.
+        """
+        self.send_continue()
+        length = self.declared_length
+        if length is None or length <= SMALL_BODY_BYTES:
+            await self._receive_chunks(sink)
+            return
+        await self.write_buffer_empty()  # the 100 Continue
+        begun = self.take_over()
+        if begun:
+            await self._loop.run_in_executor(self.bulk.threads, sink, memoryview(begun))
+        self.received_bytes = len(begun)
+        if len(begun) == length:
+            return
+        with duplicate(self.socket()) as source:
+            transfer = Receive(source, length - len(begun), sink, self.bulk.buffers)
+            try:
+                await drive(transfer, self.bulk.threads, pace=self.bulk.pace())
+            finally:
+                self.received_bytes += transfer.moved
+        self._taken = True
+
+    def take_over(self) -> bytes:
+        """Stop the parser and give what it has already got of the body; the rest is in the socket.
+
+        No await between the last byte taken and the pause: the loop could deliver more in between.
+        """
+        pieces: list[bytes] = []
+        while piece := self.content.read_nowait(-1):
+            pieces.append(piece)
+        if not self.content.is_eof():
+            self.open_transport().pause_reading()
+            self._must_close = True
+        return b"".join(pieces)
+
+    def mark_taken(self) -> None:
+        """The body has been moved to its end by somebody else."""
+        self._taken = True
+
+    async def _receive_chunks(self, sink: Callable[[memoryview], object]) -> None:
+        waiting = bytearray()
+        run = self._loop.run_in_executor
+        async for piece in self.chunks():
+            waiting += piece
+            if len(waiting) >= TRANSFER_BUFFER_BYTES:
+                await run(self.bulk.threads, sink, memoryview(waiting))
+                waiting = bytearray()
+        if waiting:
+            await run(self.bulk.threads, sink, memoryview(waiting))

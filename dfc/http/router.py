@@ -1,0 +1,67 @@
+"""Routes: a pattern, its handlers by method and the query parameters it knows. The tables of the nodes are their own index.
+
+A pattern's `{name}` is one path segment, `{name…}` is all the rest. Matching works on the raw path; segments reach the
+handler percent-encoded, since decoding happens once, where the rules for names are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from dfc.errors import MethodNotAllowed
+
+if TYPE_CHECKING:
+    from dfc.http.answers import Answer
+    from dfc.http.exchange import Exchange
+
+Handler = Callable[["Exchange", tuple[str, ...]], Awaitable["Answer"]]
+_PARAMETER: Final = re.compile(r"\{[a-z_]+(…?)\}")
+
+
+@dataclass(frozen=True)
+class Route:
+    """`query=None`: the handler checks the query itself. `internal`: wants the token always, when one is set."""
+
+    pattern: str
+    handlers: Mapping[str, Handler]
+    query: frozenset[str] | None = frozenset()
+    internal: bool = False
+    expression: re.Pattern[str] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        parts, end = [], 0
+        for match in _PARAMETER.finditer(self.pattern):
+            parts += [re.escape(self.pattern[end : match.start()]), "(.+)" if match[1] else "([^/]+)"]
+            end = match.end()
+        parts.append(re.escape(self.pattern[end:]))
+        object.__setattr__(self, "expression", re.compile("".join(parts), re.DOTALL))
+
+    def handler(self, method: str) -> Handler:
+        """The handler of a method; HEAD is answered by GET's. MethodNotAllowed lists what there is."""
+        found = self.handlers.get("GET" if method == "HEAD" else method)
+        if found is None:
+            allowed = sorted({*self.handlers, *(("HEAD",) if "GET" in self.handlers else ())})
+            raise MethodNotAllowed(tuple(allowed))
+        return found
+
+
+class Router:
+    """Finds the first route of a table whose pattern fits."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self.routes = tuple(routes)
+        self._fixed = {route.pattern: route for route in routes if "{" not in route.pattern}
+        self._others = tuple((route.expression.fullmatch, route) for route in routes if "{" in route.pattern)
+
+    def find(self, path: str) -> tuple[Route, tuple[str, ...]] | None:
+        route = self._fixed.get(path)
+        if route is not None:
+            return route, ()
+        for matches, candidate in self._others:
+            match = matches(path)
+            if match is not None:
+                return candidate, match.groups()
+        return None

@@ -1,0 +1,271 @@
+"""The HTTP server of every node: connections with deadlines and caps, then for each request the steps of `_answer`.
+
+It stands on aiohttp's low-level server. What passes through here: request ids, the checks of Host and Origin, the token,
+routing, errors as JSON, the access log and request metrics. What a route does is the node's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import socket
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from dfc.config import Settings
+from dfc.errors import BadRequest, DfcError, Forbidden, NotFound, ServerTrouble, Unauthorized
+from dfc.http.answers import Answer, error_answer
+from dfc.http.exchange import Bulk, Exchange
+from dfc.http.router import Route, Router
+from dfc.limits import HEADER_COUNT_MAX, HEADER_FIELD_BYTES_MAX, REQUEST_LINE_BYTES_MAX
+from dfc.logs import AccessLog
+from dfc.metrics import RequestStats
+
+_log: Final = logging.getLogger("dfc.http")
+SAFE_METHODS: Final = frozenset(("GET", "HEAD", "OPTIONS"))
+SWEEP_S: Final = 0.5  # how often head deadlines are looked at
+REFUSED_PENDING_MAX: Final = 64  # refused connections that are still being told so
+REFUSAL_S: Final = 1.0
+LISTEN_BACKLOG: Final = 1024
+
+
+def _plain_answer(status: str, code: str, message: str, extra: str = "") -> bytes:
+    """A whole answer for a connection that has no request yet."""
+    body = f'{{"error": {{"code": "{code}", "message": "{message}", "request_id": ""}}}}\n'
+    return (
+        f"HTTP/1.1 {status}\r\nServer: dfc\r\n{extra}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        f"Connection: close\r\n\r\n{body}"
+    ).encode()
+
+
+_REFUSAL: Final = _plain_answer("503 Service Unavailable", "unavailable", "too many connections", "Retry-After: 1\r\n")
+_SLOW_HEAD: Final = _plain_answer("408 Request Timeout", "header_timeout", "the request head did not arrive in time")
+
+
+class Connection(RequestHandler):
+    """A client's connection: aiohttp's, with a cap on their number, a deadline for heads and JSON for protocol errors."""
+
+    node: NodeServer
+    refused = False
+    head_begun_s = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        node, self.node = self._manager, self._manager  # type: ignore[assignment]
+        if node.stats.connections >= node.settings.connections_max:  # type: ignore[union-attr]
+            self._refuse(transport)
+            return
+        self.node.stats.connections += 1
+        self.head_begun_s = self._loop.time()
+        super().connection_made(transport)
+
+    def _refuse(self, transport: asyncio.BaseTransport) -> None:
+        """Say 503 and close a little later: at once would reset a client that is still sending its request."""
+        self.refused = True
+        self.node.stats.connections_refused += 1
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+        if self.node.refused_pending >= REFUSED_PENDING_MAX:
+            transport.abort()  # type: ignore[attr-defined]
+            return
+        self.node.refused_pending += 1
+        transport.write(_REFUSAL)  # type: ignore[attr-defined]
+        with suppress(OSError, RuntimeError):
+            transport.write_eof()  # type: ignore[attr-defined]
+        self._loop.call_later(REFUSAL_S, self._end_refusal, transport)
+
+    def _end_refusal(self, transport: asyncio.BaseTransport) -> None:
+        self.node.refused_pending -= 1
+        transport.close()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self.refused:
+            self._manager = None
+            return
+        if self._manager is not None:
+            self.node.stats.connections -= 1
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.refused:
+            return
+        super().data_received(data)
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            self.head_begun_s = 0.0
+        elif not self.head_begun_s:
+            self.head_begun_s = self._loop.time()
+
+    def check_head_deadline(self, now: float, timeout_s: float) -> None:
+        """Answer 408 and close when a head has been coming for too long."""
+        if self.head_begun_s and now - self.head_begun_s > timeout_s:
+            waiter = self._waiter
+            if waiter is not None and not waiter.done() and self.transport is not None:
+                self.transport.write(_SLOW_HEAD)
+                self.force_close()
+
+    def log_access(self, request: Any, response: Any, time: float | None) -> None:
+        """Called by aiohttp when the last byte is out."""
+        if isinstance(request, Exchange):
+            self.node.record(request, response)
+
+    def handle_error(
+        self, request: Any, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """What aiohttp calls for heads that it cannot parse (and nothing else: handlers here raise nothing)."""
+        _log.debug("bad request from %s: %s", self.peername, message)
+        request.close_after()
+        text = (message or "the request could not be read").partition("\n")[0][:200]
+        return error_answer(BadRequest(text), request.request_id)  # type: ignore[return-value]
+
+
+class NodeServer(web.Server):
+    """Connections, threads and steps of one node."""
+
+    def __init__(self, settings: Settings, routes: Sequence[Route], fallback: Route) -> None:
+        """`routes` are those under reserved segments, `fallback` is the web namespace, which has all other paths."""
+        super().__init__(
+            self._answer,  # type: ignore[arg-type]
+            request_factory=self._exchange,
+            keepalive_timeout=settings.keepalive_timeout_s,
+            max_line_size=REQUEST_LINE_BYTES_MAX,
+            max_field_size=HEADER_FIELD_BYTES_MAX,
+            max_headers=HEADER_COUNT_MAX,
+            auto_decompress=False,
+            lingering_time=0,
+            access_log=_log,
+        )
+        self.settings = settings
+        self.stats = RequestStats()
+        self.refused_pending = 0
+        self.port = 0
+        self._router = Router(routes)
+        self._fallback = fallback
+        self._token = f"Bearer {settings.token}".encode() if settings.token else b""
+        self._access = AccessLog() if settings.access_log else None
+        self._own_hosts: frozenset[str] = frozenset()
+        self._listener: asyncio.Server | None = None
+        self._sweep_handle: asyncio.TimerHandle | None = None
+        self.bulk = Bulk(
+            ThreadPoolExecutor(settings.transfer_threads, thread_name_prefix="transfer"),
+            settings.body_min_rate_bytes_per_s,
+            settings.body_grace_s,
+            settings.read_stall_timeout_s,
+        )
+
+    # --- life
+
+    def __call__(self) -> RequestHandler:
+        return Connection(self, loop=self._loop, **self._kwargs)
+
+    async def listen(self) -> int:
+        """Bind and accept; the port. OSError when the address is taken."""
+        settings = self.settings
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        listener = socket.create_server((settings.host, settings.port), family=family, backlog=LISTEN_BACKLOG)
+        self.port = listener.getsockname()[1]
+        listener.setblocking(False)
+        self._listener = await self._loop.create_server(self, sock=listener, backlog=LISTEN_BACKLOG)
+        self._sweep_handle = self._loop.call_later(SWEEP_S, self._sweep)
+        return self.port
+
+    def set_own_urls(self, urls: Sequence[str]) -> None:
+        """The names under which a request in absolute form may reach this node, besides its own address."""
+        hosts = {urlsplit(url).hostname or "" for url in urls}
+        self._own_hosts = frozenset(hosts | {"localhost", "127.0.0.1", "::1", self.settings.host})
+
+    def _sweep(self) -> None:
+        now, timeout_s = self._loop.time(), self.settings.header_timeout_s
+        for connection in self.connections:
+            if isinstance(connection, Connection):
+                connection.check_head_deadline(now, timeout_s)
+        self._sweep_handle = self._loop.call_later(min(SWEEP_S, timeout_s / 4), self._sweep)
+
+    async def stop(self) -> None:
+        """Accept no more, let running requests finish within the drain timeout, then end what is left."""
+        if self._listener is not None:
+            self._listener.close()
+        if self._sweep_handle is not None:
+            self._sweep_handle.cancel()
+        self.pre_shutdown()
+        await self.shutdown(self.settings.drain_timeout_s)
+        self.bulk.threads.shutdown(wait=True, cancel_futures=True)
+        if self._access is not None:
+            self._access.close()
+
+    # --- a request
+
+    def _exchange(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> Exchange:
+        return Exchange(message, payload, protocol, writer, task, self._loop, self.bulk)
+
+    async def _answer(self, exchange: Exchange) -> Answer:
+        try:
+            self._check_host(exchange)
+            route, parameters = self._find(exchange.raw_path)
+            exchange.route = route.pattern
+            handler = route.handler(exchange.method)
+            self._check_caller(exchange, route)
+            if route.query is not None and exchange.raw_query:
+                exchange.query_parameters(route.query)
+            return await handler(exchange, parameters)
+        except DfcError as error:
+            if isinstance(error, ServerTrouble):
+                _log.warning("%s %s: %s", exchange.method, exchange.raw_path, error.message)
+            return error_answer(error, exchange.request_id)
+        except (asyncio.CancelledError, ConnectionError):
+            raise
+        except Exception:
+            _log.exception("%s %s failed (request %s)", exchange.method, exchange.raw_path, exchange.request_id)
+            return error_answer(DfcError("an internal error; the log has it under this request id"), exchange.request_id)
+
+    def _find(self, path: str) -> tuple[Route, tuple[str, ...]]:
+        found = self._router.find(path)
+        if found is not None:
+            return found
+        if path.startswith("/v1/") or path == "/v1":
+            raise NotFound("there is no such path; docs/http.md lists all")
+        return self._fallback, ()
+
+    def _check_host(self, exchange: Exchange) -> None:
+        """A target in absolute form is for proxies; it is taken only when it names this node."""
+        if exchange.raw_path.startswith("/"):
+            return
+        parts = urlsplit(exchange.raw_target)
+        if parts.scheme != "http" or (parts.hostname or "") not in self._own_hosts or exchange.method == "CONNECT":
+            exchange.close_after()
+            raise BadRequest("this is no proxy for other hosts")
+        exchange.raw_path = parts.path or "/"
+
+    def _check_caller(self, exchange: Exchange, route: Route) -> None:
+        safe = exchange.method in SAFE_METHODS
+        if not safe:
+            origin = exchange.headers.get("Origin")
+            if origin is not None and origin != "null" and urlsplit(origin).netloc == exchange.headers.get("Host"):
+                origin = None
+            if origin is not None:
+                raise Forbidden("this method is not for pages of another origin")
+        if self._token and (not safe or route.internal or self.settings.token_for_reads) and route.pattern != "/v1/health":
+            given = exchange.headers.get("Authorization", "")
+            if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._token):
+                raise Unauthorized
+
+    def record(self, exchange: Exchange, answer: Answer) -> None:
+        """Count a finished request and write its line of the access log."""
+        seconds = self._loop.time() - exchange.started_s
+        self.stats.record(exchange.method, exchange.route, answer.status, seconds, exchange.received_bytes, answer.sent_bytes)
+        if self._access is not None:
+            self._access.line(
+                exchange.remote or "",
+                exchange.method,
+                exchange.raw_path,
+                answer.status,
+                answer.sent_bytes,
+                exchange.received_bytes,
+                seconds,
+                exchange.request_id,
+            )
