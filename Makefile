@@ -1,29 +1,46 @@
 # `make demo` and `make test` set up all they need: Python ≥ 3.11, make and curl are enough.
-PYTHON ?= python3
+# PYTHON=python3.12 names the interpreter; by default the first one on the path that is recent enough.
+PYTHON ?=
 VENV := .venv
 BIN := $(VENV)/bin
+TESTS ?= tests
+EXPORT := uv export --frozen --quiet --no-emit-project --no-annotate --no-header
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test lint format bench compose-test lock clean
 
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: pyproject.toml uv.lock
-	PYTHON="$(PYTHON)" sh deploy/setup-venv $(VENV)
+$(VENV)/.ready: pyproject.toml uv.lock deploy/requirements-dev.txt deploy/setup-venv
+	@PYTHON="$(PYTHON)" sh deploy/setup-venv $(VENV)
 	@touch $@
 
 demo: setup
 	$(BIN)/python -m loadtest.demo
 
 test: setup
-	$(BIN)/python -m pytest -n 2 tests
+	$(BIN)/python -m pytest -n 2 $(TESTS)
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
 bench: setup
 	$(BIN)/python -m loadtest.bench
 
+# Builds the image and runs the whole compose file against a Docker engine (see deploy/test-compose).
+compose-test:
+	deploy/test-compose
+
+# After a change of dependencies in pyproject.toml; needs uv. Upgrades nothing by itself: `uv lock --upgrade` does.
+lock:
+	uv lock
+	$(EXPORT) --no-dev -o deploy/requirements.txt
+	$(EXPORT) -o deploy/requirements-dev.txt
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

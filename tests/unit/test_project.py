@@ -1,0 +1,81 @@
+"""The files around the package agree with each other: lock file, exported requirements, compose file, Dockerfile, documents."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LOCK = tomllib.loads((ROOT / "uv.lock").read_text())
+Pins = dict[tuple[str, str], frozenset[str]]
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _locked(roots: list[dict[str, Any]]) -> Pins:
+    """(name, version) -> hashes of everything that the lock file reaches from these dependencies."""
+    packages: dict[str, list[dict[str, Any]]] = {}
+    for package in LOCK["package"]:
+        packages.setdefault(package["name"], []).append(package)
+    found: Pins = {}
+    waiting = list(roots)
+    while waiting:
+        dependency = waiting.pop()
+        for package in packages[dependency["name"]]:
+            key = (package["name"], package["version"])
+            if key in found or dependency.get("version", package["version"]) != package["version"]:
+                continue
+            files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
+            found[key] = frozenset(file["hash"] for file in files)
+            waiting += package.get("dependencies", [])
+            for extra in dependency.get("extra", []):
+                waiting += package.get("optional-dependencies", {}).get(extra, [])
+    return found
+
+
+def _exported(path: Path) -> Pins:
+    pins: Pins = {}
+    for line in path.read_text().replace("\\\n", " ").splitlines():
+        match = re.match(r"([a-z0-9-]+)==(\S+)", line)
+        assert match, f"not a pinned requirement: {line[:80]!r}"
+        pins[match[1], match[2]] = frozenset(re.findall(r"--hash=(\S+)", line))
+    return pins
+
+
+def _own_package() -> dict[str, Any]:
+    return next(package for package in LOCK["package"] if package["name"] == "dfc")
+
+
+@pytest.mark.parametrize(("file", "groups"), [("requirements.txt", []), ("requirements-dev.txt", ["dev"])])
+def test_exported_requirements_are_in_step_with_the_lock_file(file: str, groups: list[str]) -> None:
+    own = _own_package()
+    roots = list(own["dependencies"])
+    for group in groups:
+        roots += own["dev-dependencies"][group]
+    assert _exported(ROOT / "deploy" / file) == _locked(roots), "run `make lock`"
+
+
+def _declared() -> Iterator[tuple[str, list[str], list[dict[str, Any]]]]:
+    metadata = _own_package()["metadata"]
+    plain = [entry for entry in metadata["requires-dist"] if "extra ==" not in entry.get("marker", "")]
+    yield "dependencies", PYPROJECT["project"]["dependencies"], plain
+    yield "dev", PYPROJECT["dependency-groups"]["dev"], metadata["requires-dev"]["dev"]
+
+
+def test_lock_file_is_in_step_with_the_project() -> None:
+    for kind, declared, locked in _declared():
+        wanted = {}
+        for requirement in declared:
+            match = re.match(r"([A-Za-z0-9_.-]+)\s*([^;]*)", requirement)
+            assert match
+            wanted[_normal(match[1])] = set(match[2].replace(" ", "").split(",")) - {""}
+        found = {entry["name"]: set(entry.get("specifier", "").split(",")) - {""} for entry in locked}
+        assert found == wanted, f"{kind}: run `make lock`"
