@@ -1,0 +1,113 @@
+"""A DFC cluster of our own for a benchmark or demo: `dfc serve` in a child process, and what its map says."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from loadtest.addresses import Address, parse_base_url
+from loadtest.connection import TIMEOUT_S, Connection, HttpFailure
+from loadtest.processes import Child, listener_pid, running
+from loadtest.scenarios import expect
+
+READY_S = 60.0
+READY_LINE = re.compile(rb"DFC is ready at (http://[^\s/]+)")
+
+
+@dataclass(slots=True)
+class Cluster:
+    """A running `dfc serve`: `url` is the proxy's, `targets` the base URLs of the targets, in the order of their names."""
+
+    url: str
+    child: Child
+    directory: Path
+    targets: list[str] = field(default_factory=list)
+
+    @property
+    def address(self) -> Address:
+        return parse_base_url(self.url, allow_remote=False)
+
+    def connect(self, url: str | None = None, *, timeout_s: float = TIMEOUT_S) -> Connection:
+        """A connection to the proxy, or to the node with this base URL."""
+        return Connection(parse_base_url(url or self.url, allow_remote=False), timeout_s=timeout_s)
+
+    def map(self) -> dict[str, Any]:
+        """`GET /v1/cluster`, decoded."""
+        with contextlib.closing(self.connect()) as connection:
+            document: Any = expect(connection.request("GET", "/v1/cluster"), 200).json()
+        return dict(document)
+
+    def make_bucket(self, name: str, durability: str) -> None:
+        """Create a bucket; HttpFailure when it exists with other settings."""
+        body = b'{"durability": "%s"}' % durability.encode()
+        with contextlib.closing(self.connect()) as connection:
+            expect(connection.request("PUT", f"/v1/buckets/{name}", body=body), 200, 201)
+
+    def pid_of(self, url: str) -> int:
+        """The process that serves this base URL."""
+        return listener_pid(parse_base_url(url, allow_remote=False).port, self.child.pid)
+
+
+def dfc_command(*arguments: str) -> list[str]:
+    """The `dfc` of this interpreter's environment, or its module when the script is not installed."""
+    script = Path(sys.executable).with_name("dfc")
+    return [str(script), *arguments] if script.exists() else [sys.executable, "-m", "dfc.cli.main", *arguments]
+
+
+def serve_command(directory: Path, targets: int, disks: int) -> list[str]:
+    return dfc_command("serve", "--dir", str(directory), "--port", "0", "--targets", str(targets), "--disks", str(disks))
+
+
+@contextlib.contextmanager
+def cluster(
+    directory: Path, *, targets: int = 1, disks: int = 1, settings: Mapping[str, str] | None = None
+) -> Iterator[Cluster]:
+    """Run `dfc serve` on a free port for the length of a `with` block; `settings` are environment variables for its nodes."""
+    directory.mkdir(parents=True, exist_ok=True)
+    argv = serve_command(directory, targets, disks)
+    with running(
+        argv, directory.with_suffix(".log"), env={"PYTHONUNBUFFERED": "1", **(settings or {})}, quiet_stdout=False
+    ) as child:
+        found = Cluster(_wait_for_url(child), child, directory)
+        found.targets = _target_urls(found.map())
+        if len(found.targets) != targets:
+            raise child.failure(f"{len(found.targets)} of {targets} targets in the map")
+        yield found
+
+
+def _wait_for_url(child: Child) -> str:
+    """The URL in the line that `dfc serve` prints when all its nodes are ready. Later output is read and dropped."""
+    found: list[str] = []
+    ready = threading.Event()
+
+    def read() -> None:
+        with child.log.open("ab") as log, contextlib.suppress(ValueError):
+            for line in child.stdout:
+                log.write(line)
+                log.flush()
+                if not found and (match := READY_LINE.search(line)):
+                    found.append(match[1].decode())
+                    ready.set()
+
+    threading.Thread(target=read, name="dfc-output", daemon=True).start()
+    child.wait_until(ready.is_set, READY_S, "the ready line of dfc serve")
+    return found[0]
+
+
+def _target_urls(cluster_map: Mapping[str, Any]) -> list[str]:
+    nodes: Sequence[Mapping[str, Any]] = cluster_map["nodes"]
+    return [node["url"] for node in sorted(nodes, key=lambda node: str(node["id"])) if node["role"] == "target"]
+
+
+def check_health(address: Address) -> None:
+    """HttpFailure or OSError unless the node says that it serves."""
+    with contextlib.closing(Connection(address)) as connection:
+        answer = connection.request("GET", "/v1/health")
+        if answer.status != 200:
+            raise HttpFailure(f"status_{answer.status}", answer.body[:200].decode("utf-8", "replace"))

@@ -1,0 +1,267 @@
+"""`make demo`: a cluster of four targets, an image dataset in with `tar | tarshards` and `curl -T`, and every byte back.
+
+Starts everything in a temporary directory on free ports, prints each command before it runs, ends the cluster, and
+leaves nothing. Exit code 0 only when every member of every shard came back as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from loadtest.addresses import parse_base_url
+from loadtest.cluster import Cluster, cluster, serve_command
+from loadtest.connection import Connection, HttpFailure
+from loadtest.images import make_dataset
+from loadtest.processes import ProcessFailed, interruptible, run
+from loadtest.report import format_bytes
+from loadtest.scenarios import expect
+
+SAMPLES = 1000
+EXTRA_SAMPLES = 100
+SAMPLES_PER_SHARD = 100
+TARGETS = 4
+DISKS = 2
+READERS = 4
+
+
+class DemoFailed(RuntimeError):
+    """Something came back other than it went in."""
+
+
+@dataclass(slots=True)
+class Step:
+    """A line of the closing table: bytes moved, or 0 where there is nothing to rate."""
+
+    what: str
+    seconds: float
+    bytes_moved: int = 0
+    remark: str = ""
+
+
+@dataclass(slots=True)
+class Demo:
+    """The state of one run: where it works, and what it has done."""
+
+    console: Console
+    directory: Path
+    steps: list[Step] = field(default_factory=list)
+
+    def say(self, text: str) -> None:
+        self.console.print(f"\n[bold]{text}[/bold]")
+
+    def show(self, *commands: Sequence[str]) -> None:
+        """Print a command, or a pipeline of several, as one would type it."""
+        line = " | ".join(" ".join(_quoted(word) for word in command) for command in commands)
+        self.console.print(f"$ {line}", markup=False, highlight=False, style="cyan", soft_wrap=True)
+
+    def command(self, argv: Sequence[str]) -> str:
+        self.show(argv)
+        return run(argv, cwd=self.directory)
+
+    @contextlib.contextmanager
+    def step(self, what: str) -> Iterator[Step]:
+        step = Step(what, 0.0)
+        begin = time.monotonic()
+        yield step
+        step.seconds = time.monotonic() - begin
+        self.steps.append(step)
+
+
+def _quoted(word: str) -> str:
+    """As a shell would need it; only the name of a program of ours loses its directory."""
+    name = Path(word).name if word.startswith(str(Path(sys.executable).parent)) else word
+    return f"'{name}'" if any(sign in name for sign in "*?&{} ") else name
+
+
+def play(demo: Demo) -> None:
+    """All of it, in order; DemoFailed, ProcessFailed or HttpFailure when something is not as it must be."""
+    demo.say(f"Start a cluster: one proxy, {TARGETS} targets with {DISKS} disks each")
+    demo.show(serve_command(demo.directory / "cluster", TARGETS, DISKS))
+    begin = time.monotonic()
+    with cluster(demo.directory / "cluster", targets=TARGETS, disks=DISKS) as started:
+        demo.steps.append(Step("start the cluster", time.monotonic() - begin, remark=started.url))
+        demo.console.print(f"DFC is ready at {started.url}", highlight=False)
+        _make_images(demo)
+        _upload_shards(demo, started.url)
+        _upload_one(demo, started.url)
+        shards = _list_shards(demo, started.url)
+        keys = _list_keys(demo, started.url)
+        _read_sample(demo, started.url, keys)
+        _read_all(demo, started, shards)
+
+
+def _make_images(demo: Demo) -> None:
+    demo.say("Make an image dataset: JPEG and PNG files, each with a class file")
+    with demo.step("make images") as step:
+        step.bytes_moved = make_dataset(demo.directory / "dataset", SAMPLES, first=0)
+        step.bytes_moved += make_dataset(demo.directory / "extra", EXTRA_SAMPLES, first=SAMPLES)
+    step.remark = f"{SAMPLES + EXTRA_SAMPLES} images"
+
+
+def _upload_shards(demo: Demo, url: str) -> None:
+    demo.say(f"Upload it: tar makes a stream of it, tarshards cuts that into shards of {SAMPLES_PER_SHARD} samples")
+    tar = ["tar", "--sort=name", "--format=ustar", "-cf", "-", "dataset"]
+    script = Path(sys.executable).with_name("tarshards")
+    tarshards = [str(script)] if script.exists() else [sys.executable, "-m", "dfc.cli.tarshards"]
+    tarshards += ["-n", str(SAMPLES_PER_SHARD), f"{url}/demo-%06d.tar"]
+    demo.show(tar, tarshards)
+    with demo.step("tar | tarshards") as step:
+        _pipeline(tar, tarshards, demo.directory)
+    step.bytes_moved = _tree_bytes(demo.directory / "dataset")
+
+
+def _pipeline(first: Sequence[str], second: Sequence[str], directory: Path) -> None:
+    """`first | second` without a shell; ProcessFailed when either fails."""
+    with subprocess.Popen(first, cwd=directory, stdout=subprocess.PIPE) as producer:
+        try:
+            done = subprocess.run(second, cwd=directory, stdin=producer.stdout, capture_output=True, text=True, timeout=100)
+        finally:
+            if producer.stdout is not None:
+                producer.stdout.close()
+    if done.returncode != 0 or producer.returncode != 0:
+        raise ProcessFailed(f"exit codes {producer.returncode} and {done.returncode}: {done.stderr[-2000:]}")
+
+
+def _upload_one(demo: Demo, url: str) -> None:
+    demo.say("Upload one more shard with nothing but curl")
+    demo.command(["tar", "--sort=name", "--format=ustar", "-cf", "extra.tar", "extra"])
+    with demo.step("curl -T") as step:
+        answer = json.loads(demo.command(["curl", "-sS", "--fail-with-body", "-T", "extra.tar", f"{url}/demo-extra.tar"]))
+    step.bytes_moved = (demo.directory / "extra.tar").stat().st_size
+    step.remark = f"{answer['samples']} samples, {answer['members']} members indexed"
+    if answer["samples"] != EXTRA_SAMPLES or answer["size"] != step.bytes_moved or answer["warnings"]:
+        raise DemoFailed(f"the answer to curl -T is {answer}")
+
+
+def _list_shards(demo: Demo, url: str) -> list[str]:
+    demo.say("List the shards")
+    names = demo.command(["curl", "-sS", "--fail", f"{url}/default/?prefix=demo-"]).split()
+    demo.console.print("\n".join(names), highlight=False)
+    expected = [f"demo-{number:06d}.tar" for number in range(-(-SAMPLES // SAMPLES_PER_SHARD))] + ["demo-extra.tar"]
+    if names != expected:
+        raise DemoFailed(f"the shards are {names}, not {expected}")
+    return names
+
+
+def _list_keys(demo: Demo, url: str) -> list[tuple[str, str]]:
+    demo.say("List the keys of all samples, from the indexes")
+    with demo.step("list keys") as step:
+        text = demo.command(["curl", "-sS", "--fail", f"{url}/v1/buckets/default/samples?shards=demo-*.tar&fields=key"])
+    lines = text.splitlines()
+    for line in [*lines[:2], "…"]:
+        demo.console.print(line, markup=False, highlight=False)
+    step.remark = f"{len(lines)} keys"
+    keys = [(entry["shard"], entry["key"]) for entry in map(json.loads, lines)]
+    if len({key for _, key in keys}) != SAMPLES + EXTRA_SAMPLES:
+        raise DemoFailed(f"{len(keys)} keys instead of {SAMPLES + EXTRA_SAMPLES}")
+    return keys
+
+
+def _read_sample(demo: Demo, url: str, keys: Sequence[tuple[str, str]]) -> None:
+    demo.say("Read one image out of a shard, by its key")
+    shard, key = keys[len(keys) // 2]
+    original = next(path for path in demo.directory.glob(f"{key}.*") if path.suffix != ".cls")
+    extension = original.suffix[1:]
+    with demo.step("read one sample") as step:
+        demo.command(["curl", "-sS", "--fail", "-o", "sample", f"{url}/{shard}?sample={key}&ext={extension}"])
+    step.remark = f"{key}.{extension}"
+    if (demo.directory / "sample").read_bytes() != original.read_bytes():
+        raise DemoFailed(f"{step.remark} came back with other bytes")
+
+
+def _read_all(demo: Demo, started: Cluster, shards: Sequence[str]) -> None:
+    demo.say(f"Stream all {len(shards)} shards back, {READERS} at a time, and compare every file")
+    with demo.step("stream all shards") as step, ThreadPoolExecutor(READERS) as pool:
+        data = list(pool.map(lambda shard: _download(started.url, shard), shards))
+    step.bytes_moved = sum(len(shard) for shard in data)
+    with demo.step("compare every byte") as step:
+        seen = _compare(demo.directory, data)
+    expected = {
+        path.relative_to(demo.directory).as_posix()
+        for part in ("dataset", "extra")
+        for path in (demo.directory / part).rglob("*")
+        if path.is_file()
+    }
+    if seen != expected:
+        raise DemoFailed(f"{len(expected - seen)} files are missing, {len(seen - expected)} are new")
+    step.remark = f"{len(seen)} files equal"
+
+
+def _download(url: str, shard: str) -> bytes:
+    data = io.BytesIO()
+    with contextlib.closing(Connection(parse_base_url(url, allow_remote=False))) as connection:
+        expect(connection.download(f"/{shard}", data.write), 200)
+    return data.getvalue()
+
+
+def _compare(directory: Path, shards: Sequence[bytes]) -> set[str]:
+    """The names of all files in the shards; DemoFailed when one differs from its original or comes twice."""
+    seen: set[str] = set()
+    for data in shards:
+        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+            for member in archive:
+                if not member.isfile():
+                    continue
+                content = archive.extractfile(member)
+                if content is None or member.name in seen or content.read() != (directory / member.name).read_bytes():
+                    raise DemoFailed(f"{member.name} is there twice, or not as it was")
+                seen.add(member.name)
+    return seen
+
+
+def print_steps(demo: Demo) -> None:
+    table = Table(title="What it took", title_justify="left")
+    for column in ("step", "seconds", "bytes", "rate", ""):
+        table.add_column(column, justify="right" if column in ("seconds", "bytes", "rate") else "left")
+    for step in demo.steps:
+        rate = f"{format_bytes(step.bytes_moved / step.seconds)}/s" if step.bytes_moved and step.seconds else ""
+        size = format_bytes(step.bytes_moved) if step.bytes_moved else ""
+        table.add_row(step.what, f"{step.seconds:.2f}", size, rate, step.remark)
+    demo.console.print()
+    demo.console.print(table)
+
+
+def _tree_bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def main() -> int:
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    interruptible()
+    missing = [name for name in ("curl", "tar") if shutil.which(name) is None]
+    if missing:
+        print(f"demo: {' and '.join(missing)} must be installed", file=sys.stderr)
+        return 2
+    demo = Demo(console, Path(tempfile.mkdtemp(prefix="dfc-demo-")))
+    try:
+        play(demo)
+    except (DemoFailed, ProcessFailed, HttpFailure, OSError, subprocess.SubprocessError) as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("demo: interrupted", file=sys.stderr)
+        return 130
+    finally:
+        shutil.rmtree(demo.directory, ignore_errors=True)
+    print_steps(demo)
+    console.print("\n[green]Every byte came back as it was.[/green]")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

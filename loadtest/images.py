@@ -1,0 +1,78 @@
+"""A small image dataset of real files for the demo: JPEG and PNG by Pillow, or PNG by zlib where Pillow is missing.
+
+Contents depend on the number of the image alone.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+try:
+    from PIL import Image
+except ImportError:  # Pillow is a tool of the tests, not a dependency of DFC
+    Image = None  # type: ignore[assignment]
+
+CLASSES = ("n01440764", "n02102040", "n02979186", "n03028079")
+SIDE_PIXELS = 192
+
+Pixels = npt.NDArray[np.uint8]
+
+
+def make_dataset(directory: Path, count: int, *, first: int) -> int:
+    """Write `count` images and their class files into a directory a class; the number of bytes written.
+
+    Images are numbered from `first`. Every eighth is a PNG, the others are JPEG (all are PNG without Pillow).
+    """
+    total = 0
+    for number in range(first, first + count):
+        label = number % len(CLASSES)
+        folder = directory / CLASSES[label]
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = draw(number)
+        jpeg = Image is not None and number % 8 != 0
+        data = encode_jpeg(pixels) if jpeg else encode_png(pixels)
+        stem = f"{CLASSES[label]}_{number:06d}"
+        (folder / f"{stem}.{'jpg' if jpeg else 'png'}").write_bytes(data)
+        (folder / f"{stem}.cls").write_bytes(str(label).encode())
+        total += len(data) + 1
+    return total
+
+
+def draw(number: int) -> Pixels:
+    """A picture of a coloured disk on a gradient with some noise: (192, 192, 3) bytes."""
+    chance = random.Random(number)
+    noise = np.random.default_rng(number)
+    rows, columns = np.mgrid[0:SIDE_PIXELS, 0:SIDE_PIXELS]
+    picture = np.stack([rows + chance.randrange(128), columns + chance.randrange(128), (rows + columns) // 2], axis=-1)
+    x, y, radius = (chance.randrange(20, SIDE_PIXELS - 20) for _ in range(3))
+    picture[(rows - y) ** 2 + (columns - x) ** 2 < (radius // 2) ** 2] = [chance.randrange(256) for _ in range(3)]
+    picture = picture + noise.integers(-16, 16, picture.shape)
+    pixels: Pixels = np.clip(picture, 0, 255).astype(np.uint8)
+    return pixels
+
+
+def encode_jpeg(pixels: Pixels) -> bytes:
+    """Needs Pillow."""
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "JPEG", quality=90)
+    return out.getvalue()
+
+
+def encode_png(pixels: Pixels) -> bytes:
+    """An 8-bit RGB PNG (ISO/IEC 15948): every row with filter 0, one IDAT chunk."""
+    height, width, _ = pixels.shape
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = [_chunk(b"IHDR", head), _chunk(b"IDAT", zlib.compress(rows, 6)), _chunk(b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -1,0 +1,81 @@
+"""Catalog rows without blobs, in bulk, for measuring listings: the cluster must be down, and serves no reads of them.
+
+Each row is written into the catalog of the disk where `dfc.placement` wants the object, so that the cluster finds it there.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from dfc.checksum import checksum_of
+from dfc.placement.map import ClusterMap
+from dfc.storage.catalog import Catalog
+from dfc.storage.identity import lock_disk, require_identity
+from dfc.storage.layout import CATALOG_FILE, IDENTITY_FILE
+from dfc.storage.rows import GOOD
+
+Row = tuple[bytes, int, int]  # name, size in bytes, µs since 1970
+
+
+def object_name(number: int) -> str:
+    """Names in byte order of their numbers, as a dataset of many shards has them."""
+    return f"train/{number:09d}.tar"
+
+
+def seed_cluster(directory: Path, map_json: bytes, bucket: str, count: int) -> None:
+    """Write `count` rows into the catalogs of all disks below `directory`; `map_json` is what `GET /v1/cluster` gave.
+
+    Raises LookupError when the bucket, a target or a disk is missing, DiskLocked when a node still runs.
+    """
+    cluster_map = ClusterMap.decode(map_json)
+    entry = cluster_map.bucket(bucket)
+    if entry is None:
+        raise LookupError(f"there is no bucket {bucket}")
+    disks = _disks_below(directory)
+    rows: dict[str, list[Row]] = {disk_id: [] for disk_id in disks}
+    now_us = time.time_ns() // 1000
+    for number in range(count):
+        name = object_name(number)
+        owner = cluster_map.owner(bucket, name)
+        if owner is None:
+            raise LookupError("the map has no target in placement")
+        rows[owner.disk.id].append((name.encode(), 1024 + number % 1000, now_us - count + number))
+    for disk_id, found in rows.items():
+        _seed_disk(disks[disk_id], entry.id, found)
+
+
+def _disks_below(directory: Path) -> dict[str, Path]:
+    found = {}
+    for identity in directory.rglob(IDENTITY_FILE):
+        found[require_identity(str(identity.parent), None).disk_id] = identity.parent
+    return found
+
+
+def _seed_disk(path: Path, bucket_id: str, rows: list[Row]) -> None:
+    """One transaction a disk; the bucket's counters go with it. Rows must be in byte order of their names."""
+    lock = lock_disk(str(path))
+    try:
+        catalog = Catalog(str(path / CATALOG_FILE), require_identity(str(path), None).disk_id)
+        try:
+            writer = catalog.writer
+            checksum = checksum_of(b"")
+            writer.execute("BEGIN IMMEDIATE")
+            writer.execute(
+                "INSERT INTO buckets (id, objects, bytes) VALUES (?, 0, 0) ON CONFLICT (id) DO NOTHING", (bucket_id,)
+            )
+            number = writer.execute("SELECT number FROM buckets WHERE id = ?", (bucket_id,)).fetchone()[0]
+            writer.executemany(
+                "INSERT INTO objects (bucket, name, us, node, size, checksum, state) VALUES (?, ?, ?, 1, ?, ?, ?)",
+                ((number, name, us, size, checksum, GOOD) for name, size, us in rows),
+            )
+            writer.execute(
+                "UPDATE buckets SET objects = objects + ?, bytes = bytes + ? WHERE number = ?",
+                (len(rows), sum(size for _, size, _ in rows), number),
+            )
+            writer.execute("COMMIT")
+        finally:
+            catalog.close()
+    finally:
+        os.close(lock)

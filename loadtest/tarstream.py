@@ -1,0 +1,75 @@
+"""Tar archives made while they are read: millions of members without a file, and plain ones for the PUT rows."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from loadtest.bodies import Body, add_member
+
+HEADER_BYTES = 512
+BATCH = 4096  # headers made at once: 2 MiB
+END = bytes(2 * HEADER_BYTES)
+NAME_DIGITS = 8
+_DIGITS_AT = len("empty/")
+_CHECKSUM_AT = 148
+
+
+def empty_members_size(members: int) -> int:
+    """Bytes of the archive that `empty_members` gives."""
+    return members * HEADER_BYTES + len(END)
+
+
+def empty_members(members: int) -> Iterator[memoryview]:
+    """A USTAR archive of so many empty files `empty/00000000.cls`, in pieces of at most 2 MiB.
+
+    The headers differ in eight digits and the checksum, which is the template's sum plus that of the digits.
+    """
+    template = np.frombuffer(_template(), dtype=np.uint8)
+    base_sum = int(template.sum()) - 8 * ord("0")  # the digits and the checksum field are added below
+    for first in range(0, members, BATCH):
+        numbers = np.arange(first, min(first + BATCH, members), dtype=np.int64)
+        block = np.tile(template, (len(numbers), 1))
+        digits = numbers[:, None] // 10 ** np.arange(NAME_DIGITS - 1, -1, -1, dtype=np.int64) % 10 + ord("0")
+        block[:, _DIGITS_AT : _DIGITS_AT + NAME_DIGITS] = digits
+        block[:, _CHECKSUM_AT : _CHECKSUM_AT + 6] = _octal(base_sum + digits.sum(axis=1))
+        block[:, _CHECKSUM_AT + 6] = 0
+        yield block.reshape(-1).data
+    yield memoryview(END)
+
+
+def _template() -> bytes:
+    """A header by the standard library, with zeros for the digits and spaces for the checksum (as it is defined)."""
+    info = tarfile.TarInfo("empty/" + "0" * NAME_DIGITS + ".cls")
+    header = bytearray(info.tobuf(tarfile.USTAR_FORMAT))
+    header[_CHECKSUM_AT : _CHECKSUM_AT + 8] = b" " * 8
+    return bytes(header)
+
+
+def _octal(sums: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return sums[:, None] >> (3 * np.arange(5, -1, -1, dtype=np.int64)) & 7 | ord("0")
+
+
+def write_member_tar(path: Path, total_bytes: int, member_bytes: int) -> list[str]:
+    """Write a USTAR archive of about `total_bytes` bytes with members of one size; the names of its members."""
+    names: list[str] = []
+    with tarfile.open(path, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        step = HEADER_BYTES + -(-member_bytes // HEADER_BYTES) * HEADER_BYTES
+        for number in range(max(1, total_bytes // step)):
+            names.append(f"train/{number:08d}.jpg")
+            add_member(archive, names[-1], Body(number, member_bytes).read())
+    return names
+
+
+def member_tar_bytes(members: int, member_bytes: int) -> bytes:
+    """A small archive in memory, members as in `write_member_tar`."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for number in range(members):
+            add_member(archive, f"train/{number:08d}.jpg", Body(number, member_bytes).read())
+    return buffer.getvalue()

@@ -1,0 +1,94 @@
+"""wrk as the client of small requests: it is fast enough that the server is what is measured."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtest.processes import find_program, run
+
+# Requests are made before the clock starts, and wrk sends them in turn: several names without work a request.
+GET_SCRIPT = """
+local requests, at = {}, 0
+function init(args)
+  for path in io.lines(args[1]) do requests[#requests + 1] = wrk.format("GET", path) end
+end
+function request()
+  at = at % #requests + 1
+  return requests[at]
+end
+"""
+# Every PUT has a name of its own; `thread` is numbered by setup, which runs once a thread.
+PUT_SCRIPT = """
+local threads, at = 0, 0
+local body = string.rep("x", %d)
+function setup(thread)
+  thread:set("number", threads)
+  threads = threads + 1
+end
+function request()
+  at = at + 1
+  return wrk.format("PUT", string.format("%s%%d-%%d", number, at), nil, body)
+end
+"""
+
+
+class WrkError(RuntimeError):
+    """wrk's output had errors in it, or no rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrkResult:
+    """Requests a second over the run, and latencies in seconds."""
+
+    requests_per_s: float
+    requests: int
+    p50_s: float
+    p99_s: float
+
+
+def parse_wrk(text: str) -> WrkResult:
+    """Read wrk's report (`--latency`). WrkError when a request failed: a rate of errors is no rate."""
+    if bad := re.search(r"Non-2xx or 3xx responses: (\d+)", text):
+        raise WrkError(f"{bad[1]} answers were errors")
+    if bad := re.search(r"Socket errors: (.*)", text):
+        raise WrkError(f"socket errors: {bad[1]}")
+    rate = re.search(r"Requests/sec:\s+([\d.]+)", text)
+    total = re.search(r"(\d+) requests in", text)
+    if rate is None or total is None:
+        raise WrkError(f"wrk gave no rate: {text[-500:]}")
+    return WrkResult(float(rate[1]), int(total[1]), _latency(text, "50"), _latency(text, "99"))
+
+
+def _latency(text: str, percent: str) -> float:
+    found = re.search(rf"^\s+{percent}%\s+([\d.]+)(us|ms|s|m)\s*$", text, re.MULTILINE)
+    if found is None:
+        return 0.0
+    return float(found[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0}[found[2]]
+
+
+def wrk_get(url: str, paths: Sequence[str], directory: Path, *, connections: int, seconds: int) -> WrkResult:
+    """GET these paths in turn over kept-alive connections from one thread."""
+    script, names = directory / "get.lua", directory / "paths.txt"
+    script.write_text(GET_SCRIPT)
+    names.write_text("".join(f"{path}\n" for path in paths))
+    return _wrk(url, script, connections, seconds, str(names))
+
+
+def wrk_put(url: str, prefix: str, size: int, directory: Path, *, connections: int, seconds: int) -> WrkResult:
+    """PUT bodies of `size` bytes to new names that begin with `prefix` (a path), from one thread."""
+    script = directory / "put.lua"
+    script.write_text(PUT_SCRIPT % (size, prefix))
+    return _wrk(url, script, connections, seconds)
+
+
+def _wrk(url: str, script: Path, connections: int, seconds: int, *arguments: str) -> WrkResult:
+    program = find_program("wrk")
+    if program is None:
+        raise FileNotFoundError("wrk is not installed")
+    argv = [program, "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "10s", "--latency", "-s", str(script), url]
+    if arguments:
+        argv += ["--", *arguments]
+    return parse_wrk(run(argv, timeout_s=seconds + 60))

@@ -1,0 +1,55 @@
+"""`make demo` as a user runs it: it must end with exit code 0, in time, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DEMO = [sys.executable, "-m", "loadtest.demo"]
+END_S = 110  # the demo promises to take less than two minutes
+
+
+def processes_with(text: str) -> list[str]:
+    """Command lines of live processes that hold this text."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if text in line:
+            found.append(line)
+    return found
+
+
+def test_the_demo_gets_every_byte_back(tmp_path):
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(DEMO, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=END_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Every byte came back" in done.stdout
+    for command in ("$ dfc serve", "$ tar", "| tarshards", "$ curl -sS --fail-with-body -T", "?sample="):
+        assert command in done.stdout
+    assert list(tmp_path.iterdir()) == []
+    assert processes_with(str(tmp_path)) == []
+
+
+def test_an_interrupted_demo_ends_its_cluster(tmp_path):
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(DEMO, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
+        for line in demo.stdout:
+            if "DFC is ready" in line:
+                break
+        assert processes_with(str(tmp_path)) != []
+        demo.send_signal(signal.SIGINT)
+        demo.communicate(timeout=60)
+    assert demo.returncode == 130
+    assert list(tmp_path.iterdir()) == []
+    deadline = time.monotonic() + 10
+    while processes_with(str(tmp_path)):
+        assert time.monotonic() < deadline, processes_with(str(tmp_path))
+        time.sleep(0.05)
