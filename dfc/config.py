@@ -37,7 +37,7 @@ class Settings:
 
     host: str = _setting("127.0.0.1", "Address to listen on. Anything but loopback wants a token.")
     port: int = _setting(8080, "Port to listen on; 0 takes a free one.")
-    dir: str = _setting("dfc-data", "Directory of the proxy's registry, or of the target's identity.")
+    dir: str = _setting("", "Directory of the node's own state; empty: ./dfc-data for a proxy, a target's first disk.")
     url: str = _setting("", "How other nodes reach this one; empty: made from host and port.")
     advertise_url: str = _setting("", "How clients reach this node, named in redirects; empty: the same as url.")
     token: str = _setting("", "Bearer token for writes, admin and node-to-node calls; empty: none is asked for.")

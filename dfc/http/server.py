@@ -13,7 +13,7 @@ import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -57,8 +57,8 @@ class Connection(RequestHandler):
     head_begun_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        node, self.node = self._manager, self._manager  # type: ignore[assignment]
-        if node.stats.connections >= node.settings.connections_max:  # type: ignore[union-attr]
+        self.node = cast(NodeServer, self._manager)
+        if self.node.stats.connections >= self.node.settings.connections_max:
             self._refuse(transport)
             return
         self.node.stats.connections += 1
@@ -74,7 +74,7 @@ class Connection(RequestHandler):
             transport.abort()  # type: ignore[attr-defined]
             return
         self.node.refused_pending += 1
-        transport.write(_REFUSAL)  # type: ignore[attr-defined]
+        transport.write(_REFUSAL)
         with suppress(OSError, RuntimeError):
             transport.write_eof()  # type: ignore[attr-defined]
         self._loop.call_later(REFUSAL_S, self._end_refusal, transport)

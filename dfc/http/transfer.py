@@ -34,9 +34,13 @@ class ReadStalled(ConnectionError):
 
 
 class Wait(NamedTuple):
-    """Why a step ended early: wait until one of the descriptors is ready (select.POLLIN or POLLOUT), then call it again."""
+    """Why a step ended early: wait until one of the descriptors is ready (select.POLLIN or POLLOUT), then call it again.
+
+    `for_source` says that it is the sender of the bytes who is late.
+    """
 
     events: tuple[tuple[int, int], ...]
+    for_source: bool = False
 
 
 class Transfer(Protocol):
@@ -56,14 +60,18 @@ class Pace:
         self._window_end = time.monotonic() + grace_s
         self._window_start_bytes = 0
 
+    def restart(self, moved: int) -> None:
+        """Begin a new window: the sender was held up by us."""
+        self._window_end = time.monotonic() + self._grace_s
+        self._window_start_bytes = moved
+
     def remaining_s(self, moved: int) -> float:
         """Seconds left in this window; BodyTimeout when a window ended below the rate."""
         now = time.monotonic()
         if now >= self._window_end:
             if moved - self._window_start_bytes < self._needed:
                 raise BodyTimeout("the body arrives slower than the minimum rate")
-            self._window_end = now + self._grace_s
-            self._window_start_bytes = moved
+            self.restart(moved)
         return self._window_end - now
 
 
@@ -108,8 +116,10 @@ async def drive(transfer: Transfer, threads: ThreadPoolExecutor, *, pace: Pace |
         if 0 < moved < SLOW_STEP_BYTES:
             await asyncio.sleep(TRANSFER_POLL_S)  # let small pieces gather, or each would cost two thread switches
         limit_s = stall_end - now
-        if pace is not None:
+        if pace is not None and wait.for_source:
             limit_s = min(limit_s, pace.remaining_s(transfer.moved))
+        elif pace is not None:
+            pace.restart(transfer.moved)
         if not await wait_ready(wait.events, max(0.0, limit_s)) and loop.time() >= stall_end:
             raise BodyTimeout("the body has stalled") if pace is not None else ReadStalled("the client has stalled")
 
@@ -187,7 +197,7 @@ class Receive:
         self._source, self._remaining, self._sink, self._buffers = source, count, sink, buffers
         self._poll = select.poll()
         self._poll.register(source, select.POLLIN)
-        self._wait = Wait(((source.fileno(), select.POLLIN),))
+        self._wait = Wait(((source.fileno(), select.POLLIN),), for_source=True)
         self.moved = 0
 
     def step(self) -> Wait | None:
@@ -270,9 +280,7 @@ class Splice:
         taken = given = 0
         if self._remaining and self._in_pipe < PIPE_BYTES:
             try:
-                taken = os.splice(self._source.fileno(), self._write_end, min(self._remaining, PIPE_BYTES), flags=flags)
-                if not taken:
-                    raise LengthMismatch(f"the body ended {self._remaining} bytes early")
+                taken = self._take(flags)
                 self._remaining -= taken
                 self._in_pipe += taken
             except BlockingIOError:
@@ -287,6 +295,15 @@ class Splice:
                 return None if taken else (self._sink.fileno(), select.POLLOUT)
         return None if taken or given else (self._source.fileno(), select.POLLIN)
 
+    def _take(self, flags: int) -> int:
+        try:
+            taken = os.splice(self._source.fileno(), self._write_end, min(self._remaining, PIPE_BYTES), flags=flags)
+        except ConnectionError:
+            taken = 0
+        if not taken:
+            raise LengthMismatch(f"the body ended {self._remaining} bytes early")
+        return taken
+
     def _blocked(self, event: tuple[int, int]) -> Wait | None:
         """Wait a moment in the thread; a Wait when the event loop has to, or when an early answer has come."""
         poll = select.poll()
@@ -297,4 +314,4 @@ class Splice:
         if self._watch and any(fd == self._watch[0][0] and got & (select.POLLIN | select.POLLHUP) for fd, got in ready):
             self.answered_early = True
             return Wait(())
-        return None if ready else Wait((event, *self._watch))
+        return None if ready else Wait((event, *self._watch), for_source=event[1] == select.POLLIN)

@@ -1,6 +1,6 @@
 """The cluster map: nodes, disks and buckets under one version number. Pure values; the registry makes new ones.
 
-Nodes that are `joining` are in the map but outside placement. A node or disk that is `down` stays in placement: what it
+Nodes and disks that are `joining` are in the map but outside placement. A node that is `down` stays in placement: what it
 holds is unavailable, never rehashed elsewhere.
 """
 
@@ -13,7 +13,7 @@ import msgspec
 from dfc.placement.rendezvous import Candidate, Rendezvous
 
 NodeState = Literal["up", "down", "joining"]
-DiskState = Literal["up", "failed"]
+DiskState = Literal["up", "failed", "joining"]
 Role = Literal["proxy", "target"]
 Durability = Literal["fsync", "relaxed"]
 BucketState = Literal["active", "deleting"]
@@ -73,7 +73,11 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def __post_init__(self) -> None:
         owners = [
-            Owner(disk, node) for node in self.nodes if node.role == "target" and node.state != "joining" for disk in node.disks
+            Owner(disk, node)
+            for node in self.nodes
+            if node.role == "target" and node.state != "joining"
+            for disk in node.disks
+            if disk.state != "joining"
         ]
         cache = self.__dict__
         cache["_by_name"] = {bucket.name: bucket for bucket in self.buckets}

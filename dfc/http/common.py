@@ -1,0 +1,75 @@
+"""Small pieces that the routes of proxies and targets share: limits in queries, headers of objects, metrics, health."""
+
+from __future__ import annotations
+
+import mimetypes
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry
+
+from dfc.errors import BadRequest
+from dfc.http.answers import Answer, json_answer
+from dfc.limits import LIST_PAGE_MAX
+from dfc.metrics import CONTENT_TYPE, render
+
+# What browsers must not do with stored bytes: guess their type, or run them as a page of this origin.
+SAFETY_HEADERS: Final = (("X-Content-Type-Options", "nosniff"), ("Content-Security-Policy", "sandbox"))
+OBJECT_QUERY: Final = frozenset(("member", "archpath", "sample", "ext", "list", "redirect", "relay"))
+LISTING_QUERY: Final = frozenset(("prefix", "start_after", "delimiter", "limit", "token"))
+_TYPES: Final = {
+    ".tar": "application/x-tar",
+    ".tgz": "application/gzip",
+    ".gz": "application/gzip",
+    ".zst": "application/zstd",
+    ".lz4": "application/x-lz4",
+    ".bz2": "application/x-bzip2",
+    ".xz": "application/x-xz",
+    ".cls": "text/plain; charset=utf-8",
+    ".npy": "application/octet-stream",
+}
+
+
+@lru_cache(maxsize=1024)
+def _type_of_extension(extension: str) -> str:
+    known = _TYPES.get(extension)
+    if known is not None:
+        return known
+    guessed = mimetypes.guess_type("x" + extension, strict=False)[0] or "application/octet-stream"
+    return guessed + "; charset=utf-8" if guessed.startswith("text/") else guessed
+
+
+def content_type(name: str) -> str:
+    """By the last extension of a name."""
+    base = name.rpartition("/")[2]
+    _, dot, extension = base.rpartition(".")
+    return _type_of_extension("." + extension.lower() if dot else "")
+
+
+def page_limit(query: Mapping[str, str], default: int = LIST_PAGE_MAX) -> int:
+    """The `limit` of a listing, 1 to LIST_PAGE_MAX."""
+    text = query.get("limit")
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= LIST_PAGE_MAX:
+        raise BadRequest(f"limit is 1 to {LIST_PAGE_MAX}")
+    return int(text)
+
+
+def flag(query: Mapping[str, str], name: str) -> bool:
+    """A query flag: absent, 0 or 1."""
+    value = query.get(name, "0")
+    if value not in ("0", "1"):
+        raise BadRequest(f"{name} is 0 or 1")
+    return value == "1"
+
+
+def metrics_answer(registry: CollectorRegistry) -> Answer:
+    return Answer(200, render(registry), [("Content-Type", CONTENT_TYPE)])
+
+
+def health_answer(ready: bool, **facts: Any) -> Answer:
+    """200 when ready to serve, else 503; the facts say who this is."""
+    headers = () if ready else (("Retry-After", "1"),)
+    return json_answer({"ready": ready, **facts}, 200 if ready else 503, headers)

@@ -1,0 +1,245 @@
+"""Connections to other nodes: raw sockets for the relay, kept alive in a pool, and an aiohttp session for control calls."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+import h11
+import msgspec
+
+from dfc.errors import DfcError, Unavailable
+from dfc.limits import KIB
+
+IDLE_PER_NODE_MAX: Final = 64
+IDLE_S: Final = 30.0  # well below the keep-alive of the other side
+HEAD_READ_BYTES: Final = 64 * KIB
+HEAD_BYTES_MAX: Final = 256 * KIB
+STREAM_STALL_S: Final = 300.0  # a node that decompresses a large shard sends nothing meanwhile
+T = TypeVar("T")
+
+
+class PeerGone(ConnectionError):
+    """The node closed or refused the connection before it answered."""
+
+
+@dataclass
+class PeerResponse:
+    """The head of a node's answer; `begun` are body bytes that came with it."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    begun: bytes
+
+    def header(self, name: bytes) -> bytes | None:
+        return next((value for key, value in self.headers if key.lower() == name), None)
+
+
+@dataclass
+class PeerConnection:
+    """One request at a time to one node over a non-blocking socket."""
+
+    url: str
+    socket: socket.socket
+    reused: bool = False
+    parser: h11.Connection = field(default_factory=lambda: h11.Connection(h11.CLIENT, HEAD_BYTES_MAX))
+    idle_since_s: float = 0.0
+
+    async def send(self, data: bytes) -> None:
+        try:
+            await asyncio.get_running_loop().sock_sendall(self.socket, data)
+        except OSError as error:
+            raise PeerGone(f"{self.url} went away") from error
+
+    def start_request(self, method: str, target: str, headers: list[tuple[bytes, bytes]]) -> bytes:
+        """The bytes of a request head. Header values come from a parsed request, so they hold no line ends."""
+        request = h11.Request(method=method, target=target.encode("utf-8", "surrogateescape"), headers=headers)
+        return self.parser.send(request) or b""
+
+    async def read_head(self) -> PeerResponse:
+        """The next answer, informational ones (100) included; PeerGone when there is none."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                event = self.parser.next_event()
+            except h11.RemoteProtocolError as error:
+                raise PeerGone(f"{self.url} did not answer in HTTP: {error}") from error
+            if isinstance(event, h11.InformationalResponse):
+                return PeerResponse(event.status_code, [], b"")
+            if isinstance(event, h11.Response):
+                return PeerResponse(event.status_code, event.headers.raw_items(), self.parser.trailing_data[0])
+            if event is not h11.NEED_DATA:
+                raise PeerGone(f"{self.url} closed the connection")
+            try:
+                data = await loop.sock_recv(self.socket, HEAD_READ_BYTES)
+            except OSError as error:
+                raise PeerGone(f"{self.url} went away") from error
+            self.parser.receive_data(data)
+
+    async def read_chunk(self) -> bytes:
+        """The next decoded piece of a body that the parser follows; empty at its end. PeerGone when it is cut off."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                event = self.parser.next_event()
+            except h11.RemoteProtocolError as error:
+                raise PeerGone(f"{self.url} broke off its answer") from error
+            if isinstance(event, h11.Data):
+                return bytes(event.data)
+            if isinstance(event, h11.EndOfMessage):
+                return b""
+            if event is not h11.NEED_DATA:
+                raise PeerGone(f"{self.url} broke off its answer")
+            try:
+                self.parser.receive_data(await loop.sock_recv(self.socket, HEAD_READ_BYTES * 4))
+            except OSError as error:
+                raise PeerGone(f"{self.url} went away") from error
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class PeerPool:
+    """Idle connections to nodes by URL."""
+
+    def __init__(self, connect_timeout_s: float) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._idle: dict[str, list[PeerConnection]] = {}
+
+    async def open(self, url: str, *, fresh: bool = False) -> PeerConnection:
+        """An idle connection, or a new one; Unavailable when the node does not accept it in time."""
+        loop = asyncio.get_running_loop()
+        idle = self._idle.get(url, [])
+        while idle and not fresh:
+            connection = idle.pop()
+            if loop.time() - connection.idle_since_s < IDLE_S and _is_quiet(connection.socket):
+                return PeerConnection(url, connection.socket, reused=True)
+            connection.close()
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port or 80
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                return PeerConnection(url, await _connect(found))
+        except (OSError, TimeoutError) as error:
+            raise Unavailable(f"the node at {url} does not accept connections") from error
+
+    def give_back(self, connection: PeerConnection) -> None:
+        """Keep a connection whose answer was read to its end."""
+        idle = self._idle.setdefault(connection.url, [])
+        if len(idle) >= IDLE_PER_NODE_MAX:
+            connection.close()
+            return
+        connection.idle_since_s = asyncio.get_running_loop().time()
+        idle.append(connection)
+
+    def close(self) -> None:
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.close()
+        self._idle.clear()
+
+
+async def _connect(addresses: list[Any]) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    failure: OSError = OSError("no address")
+    for family, kind, protocol, _, address in addresses:
+        connection = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await loop.sock_connect(connection, address)
+            return connection
+        except OSError as error:
+            connection.close()
+            failure = error
+        except BaseException:
+            connection.close()
+            raise
+    raise failure
+
+
+def _is_quiet(connection: socket.socket) -> bool:
+    """Whether an idle connection is still open: one that has been closed by the other side is readable."""
+    try:
+        connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+class ControlClient:
+    """Control calls to other nodes: small JSON or msgpack bodies, the cluster's token, errors as `dfc.errors`."""
+
+    def __init__(self, token: str, timeout_s: float) -> None:
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s * 3, connect=timeout_s)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def call(
+        self, method: str, url: str, kind: type[T], *, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> T:
+        """The decoded answer. Unavailable when the node cannot be reached; RemoteError for an answer that is an error."""
+        data = b"" if body is None else msgspec.json.encode(body)
+        status, content_type, content = await self.fetch(method, url, data, headers or {})
+        decode = msgspec.msgpack.decode if content_type.startswith("application/msgpack") else msgspec.json.decode
+        if status >= 400:
+            raise _remote_error(status, content, url)
+        try:
+            return decode(content or b"{}", type=kind)
+        except msgspec.DecodeError as error:
+            raise Unavailable(f"{url} answered with something else than expected: {error}") from error
+
+    async def fetch(self, method: str, url: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, str, bytes]:
+        """Status, content type and body."""
+        try:
+            async with self._open_session().request(
+                method, url, data=body or None, headers={**self._headers, **headers}, allow_redirects=False
+            ) as response:
+                return response.status, response.headers.get("Content-Type", ""), await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unavailable(f"{url} cannot be reached: {type(error).__name__}") from error
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=0)
+            self._session = aiohttp.ClientSession(timeout=self._timeout, auto_decompress=False, connector=connector)
+        return self._session
+
+    async def open_stream(self, url: str) -> aiohttp.ClientResponse:
+        """A GET whose body is read piece by piece, for as long as it takes; the caller closes it. Errors as in `call`."""
+        timeout = aiohttp.ClientTimeout(total=None, connect=self._timeout.connect, sock_read=STREAM_STALL_S)
+        try:
+            response = await self._open_session().get(url, headers=self._headers, timeout=timeout, allow_redirects=False)
+            if response.status >= 400:
+                raise _remote_error(response.status, await response.read(), url)
+            return response
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unavailable(f"{url} cannot be reached: {type(error).__name__}") from error
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+
+class RemoteError(DfcError):
+    """Another node answered with an error; status and code are its own."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status  # type: ignore[misc]
+        self.code = code  # type: ignore[misc]
+
+
+def _remote_error(status: int, content: bytes, url: str) -> RemoteError:
+    with suppress(msgspec.DecodeError, KeyError, TypeError):
+        error = msgspec.json.decode(content)["error"]
+        return RemoteError(status, str(error["code"]), str(error["message"]))
+    return RemoteError(status, "bad_gateway", f"{url} answered {status}")

@@ -1,0 +1,236 @@
+"""The relay: a request passed on to another node and its answer passed back, bulk bytes by splice in the kernel.
+
+`Expect: 100-continue` is passed on, and the other node's 100 or final answer comes back, so that an upload that will be
+refused is not sent. A node that breaks off in mid-answer breaks the client's connection: never a clean short answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final
+
+from dfc.errors import BodyTimeout, LengthMismatch, Unavailable
+from dfc.http.answers import Answer, StreamAnswer, finish_connection
+from dfc.http.exchange import Exchange
+from dfc.http.peer import PeerConnection, PeerGone, PeerPool, PeerResponse
+from dfc.http.transfer import Splice, drive, duplicate
+from dfc.limits import SMALL_BODY_BYTES, SMALL_READ_BYTES
+
+HOP_HEADER: Final = "X-DFC-Hop"
+_HOP_BY_HOP: Final = frozenset(
+    (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer", b"transfer-encoding",
+     b"upgrade", b"host", b"content-length", b"expect", b"x-request-id", b"x-dfc-hop")
+)  # fmt: skip
+_NOT_PASSED_BACK: Final = frozenset(
+    (b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"date", b"server", b"x-request-id")
+)
+
+
+class Relay:
+    """Passes exchanges on to nodes."""
+
+    def __init__(self, pool: PeerPool, answer_timeout_s: float) -> None:
+        self._pool = pool
+        self._answer_timeout_s = answer_timeout_s
+
+    async def forward(self, exchange: Exchange, url: str) -> Answer:
+        """Pass the request on as it is; Unavailable when the node cannot be reached or goes away before it answers."""
+        length = exchange.declared_length
+        try:
+            if length is not None and length <= SMALL_BODY_BYTES:
+                body = await exchange.read_small(SMALL_BODY_BYTES) if length else b""
+                return await self._forward_small(exchange, url, body)
+            return await self._forward_large(exchange, url, length)
+        except PeerGone as error:
+            raise Unavailable(f"the node at {url} went away before it answered") from error
+
+    # --- requests
+
+    def _head(self, connection: PeerConnection, exchange: Exchange, body_headers: list[tuple[bytes, bytes]]) -> bytes:
+        host = connection.url.partition("://")[2].rstrip("/").encode()
+        headers = [(name, value) for name, value in exchange.raw_headers if name.lower() not in _HOP_BY_HOP]
+        headers += [
+            (b"Host", host),
+            (b"X-Request-Id", exchange.request_id.encode()),
+            (HOP_HEADER.encode(), b"1"),
+            *body_headers,
+        ]
+        return connection.start_request(exchange.method, exchange.raw_target, headers)
+
+    async def _forward_small(self, exchange: Exchange, url: str, body: bytes) -> Answer:
+        has_body = bool(body) or exchange.method in ("PUT", "POST", "PATCH")
+        body_headers = [(b"Content-Length", str(len(body)).encode())] if has_body else []
+        connection = await self._pool.open(url)
+        try:
+            return await self._ask(connection, exchange, body_headers, body)
+        except PeerGone:
+            if not connection.reused or exchange.method not in ("GET", "HEAD"):
+                raise
+        # The node closed an idle connection just as it was taken: once more, on a new one.
+        return await self._ask(await self._pool.open(url, fresh=True), exchange, body_headers, body)
+
+    async def _ask(
+        self, connection: PeerConnection, exchange: Exchange, body_headers: list[tuple[bytes, bytes]], body: bytes
+    ) -> Answer:
+        try:
+            await connection.send(self._head(connection, exchange, body_headers) + body)
+            return await self._answer(exchange, connection, await self._read_response(connection))
+        except BaseException:
+            connection.close()
+            raise
+
+    async def _forward_large(self, exchange: Exchange, url: str, length: int | None) -> Answer:
+        connection = await self._pool.open(url)
+        try:
+            body_headers = [(b"Transfer-Encoding", b"chunked") if length is None else (b"Content-Length", str(length).encode())]
+            if exchange.expects_continue():
+                body_headers.append((b"Expect", b"100-continue"))
+            await connection.send(self._head(connection, exchange, body_headers))
+            if exchange.expects_continue():
+                response = await self._read_response(connection, informational=True)
+                if response.status != 100:
+                    return await self._answer(exchange, connection, response)
+                exchange.send_continue()
+                await exchange.write_buffer_empty()
+            if length is None:
+                await self._send_chunks(exchange, connection)
+            else:
+                await self._splice_body(exchange, connection, length)
+            # A commit syncs a disk; that may take longer than any answer to a read.
+            response = await self._read_response(connection, timeout_s=exchange.bulk.read_stall_timeout_s)
+            return await self._answer(exchange, connection, response)
+        except BaseException:
+            connection.close()
+            raise
+
+    async def _send_chunks(self, exchange: Exchange, connection: PeerConnection) -> None:
+        async for piece in exchange.chunks():
+            try:
+                await connection.send(b"%x\r\n%b\r\n" % (len(piece), piece))
+            except PeerGone:
+                return  # it may have answered early; that answer is read next
+        await connection.send(b"0\r\n\r\n")
+
+    async def _splice_body(self, exchange: Exchange, connection: PeerConnection, length: int) -> None:
+        begun = exchange.take_over()
+        exchange.received_bytes = len(begun)
+        with duplicate(exchange.socket()) as source:
+            transfer = Splice(source, connection.socket, begun, length - len(begun), watch=True)
+            try:
+                await drive(
+                    transfer, exchange.bulk.threads, pace=exchange.bulk.pace(), stall_s=exchange.bulk.read_stall_timeout_s
+                )
+            except (LengthMismatch, BodyTimeout):
+                raise
+            except ConnectionError:
+                return  # the node has closed its side; if it answered before, that is read next
+            finally:
+                exchange.received_bytes = max(len(begun), transfer.moved)
+                transfer.close()
+            if not transfer.unsent and length > len(begun):
+                exchange.mark_taken()
+
+    # --- answers
+
+    async def _read_response(
+        self, connection: PeerConnection, *, informational: bool = False, timeout_s: float | None = None
+    ) -> PeerResponse:
+        try:
+            async with asyncio.timeout(timeout_s or self._answer_timeout_s):
+                while True:
+                    response = await connection.read_head()
+                    if response.status >= 200 or informational:
+                        return response
+        except TimeoutError:
+            raise Unavailable(f"the node at {connection.url} does not answer") from None
+
+    async def _answer(self, exchange: Exchange, connection: PeerConnection, response: PeerResponse) -> Answer:
+        headers = [
+            (name.decode("latin-1"), value.decode("latin-1"))
+            for name, value in response.headers
+            if name.lower() not in _NOT_PASSED_BACK
+        ]
+        length_text = response.header(b"content-length")
+        reusable = response.header(b"connection") != b"close"
+        if exchange.method == "HEAD" or response.status in (204, 304):
+            self.finish(connection, reusable)
+            return Answer(response.status, b"", headers, content_length=int(length_text or 0))
+        if length_text is None:
+            return StreamAnswer(response.status, self._decoded(connection), headers, on_close=connection.close)
+        length = int(length_text)
+        if length <= SMALL_READ_BYTES:
+            body = await self._read_rest(connection, response.begun, length)
+            self.finish(connection, reusable)
+            return Answer(response.status, body, headers)
+        return SpliceAnswer(self, response, connection, length, headers, reusable)
+
+    async def _read_rest(self, connection: PeerConnection, begun: bytes, length: int) -> bytes:
+        loop = asyncio.get_running_loop()
+        body = bytearray(begun)
+        while len(body) < length:
+            try:
+                async with asyncio.timeout(self._answer_timeout_s):
+                    piece = await loop.sock_recv(connection.socket, length - len(body))
+            except (OSError, TimeoutError) as error:
+                raise PeerGone(f"{connection.url} broke off its answer") from error
+            if not piece:
+                raise PeerGone(f"{connection.url} broke off its answer")
+            body += piece
+        return bytes(body)
+
+    async def _decoded(self, connection: PeerConnection) -> AsyncIterator[bytes]:
+        while piece := await connection.read_chunk():
+            yield piece
+
+    def finish(self, connection: PeerConnection, reusable: bool) -> None:
+        """The answer on this connection was read to its end."""
+        if reusable:
+            self._pool.give_back(connection)
+        else:
+            connection.close()
+
+
+class SpliceAnswer(Answer):
+    """A large body of known length from another node, by splice. Owns the node's connection."""
+
+    __slots__ = ("_begun", "_connection", "_relay", "_reusable")
+
+    def __init__(
+        self,
+        relay: Relay,
+        response: PeerResponse,
+        connection: PeerConnection,
+        length: int,
+        headers: list[tuple[str, str]],
+        reusable: bool,
+    ) -> None:
+        super().__init__(response.status, b"", headers, content_length=length)
+        self._relay, self._connection, self._reusable = relay, connection, reusable
+        self._begun = response.begun
+
+    async def prepare(self, exchange: Exchange) -> None:
+        self._closing = exchange.must_close
+        head = self._head(exchange, self._length_line())
+        done = False
+        try:
+            await exchange.write_buffer_empty()
+            with duplicate(exchange.socket()) as sink:
+                rest = self.content_length - len(self._begun)
+                transfer = Splice(self._connection.socket, sink, head + self._begun, rest)
+                try:
+                    await drive(transfer, exchange.bulk.threads, stall_s=exchange.bulk.read_stall_timeout_s)
+                finally:
+                    self.sent_bytes = max(0, transfer.moved - len(head))
+                    transfer.close()
+            done = True
+        except LengthMismatch as error:
+            raise ConnectionAbortedError("the other node broke off") from error
+        finally:
+            if done:
+                self._relay.finish(self._connection, self._reusable)
+            else:
+                self._connection.close()
+                exchange.abort()
+        if self._closing:
+            await finish_connection(exchange)

@@ -1,0 +1,127 @@
+"""Running a node as a process: settings in, uvloop, signals, a ready line on standard output, a clean end.
+
+With `--supervised` the node ends when the process that started it does (its standard input closes), and it may not be
+stopped by a Ctrl-C that the supervisor also gets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final, Protocol
+
+import uvloop
+
+from dfc.config import SETTINGS, Loaded, Role, Settings, load_settings
+from dfc.errors import DfcError
+from dfc.logs import configure_logging
+
+_log: Final = logging.getLogger("dfc.node")
+EXIT_OPERATOR_ERROR: Final = 2
+
+
+class Node(Protocol):
+    """What a node offers to be run."""
+
+    id: str
+
+    async def start(self) -> str: ...
+    async def stop(self) -> None: ...
+
+
+def parse_flags(role: Role, arguments: Sequence[str]) -> argparse.Namespace:
+    """`--config FILE` and a flag for each setting of the role."""
+    parser = argparse.ArgumentParser(prog=f"dfc {role}", description=f"Run one {role} node.", allow_abbrev=False)
+    parser.add_argument("--config", metavar="FILE", default=os.environ.get("DFC_CONFIG"), help="TOML file with settings")
+    parser.add_argument("--supervised", action="store_true", help="end when standard input closes")
+    for setting in SETTINGS.values():
+        if role in setting.roles:
+            about = f"{setting.about} (default: {json.dumps(setting.default)})"
+            parser.add_argument(setting.flag, dest=setting.name, metavar="VALUE", help=about.replace("%", "%%"))
+    return parser.parse_args(arguments)
+
+
+def load_for(role: Role, arguments: Sequence[str]) -> tuple[Loaded, bool]:
+    """Settings from flags, environment and file; and whether the node is supervised."""
+    flags = vars(parse_flags(role, arguments))
+    file, supervised = flags.pop("config"), flags.pop("supervised")
+    return load_settings(role, file=file, environment=os.environ, flags=flags), supervised
+
+
+def run_node(role: Role, make: Callable[[Settings], Node], arguments: Sequence[str]) -> int:
+    """Run a node until a signal; the exit status."""
+    try:
+        loaded, supervised = load_for(role, arguments)
+        configure_logging(loaded.settings.log_level)
+        _raise_file_limit()
+        return uvloop.run(_run(role, make, loaded.settings, supervised))
+    except DfcError as error:
+        print(f"dfc {role}: {error.message}", file=sys.stderr)
+        return EXIT_OPERATOR_ERROR
+    except OSError as error:
+        print(f"dfc {role}: {error}", file=sys.stderr)
+        return EXIT_OPERATOR_ERROR
+
+
+async def _run(role: Role, make: Callable[[Settings], Node], settings: Settings, supervised: bool) -> int:
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stopping.set)
+    if supervised:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        threading.Thread(target=_watch_input, args=(loop, stopping), name="supervisor-watch", daemon=True).start()
+    else:
+        loop.add_signal_handler(signal.SIGINT, stopping.set)
+    if not settings.is_loopback() and not settings.token:
+        _log.warning("listening on %s WITHOUT A TOKEN: anybody who reaches it can read, write and delete", settings.host)
+    node = make(settings)
+    try:
+        starting = asyncio.create_task(node.start())
+        stopped = asyncio.create_task(stopping.wait())
+        await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            with suppress(asyncio.CancelledError):
+                await starting
+            return 0
+        url = starting.result()
+        print(json.dumps({"ready": True, "role": role, "id": node.id, "url": url}), flush=True)
+        await stopped
+        _log.info("stopping: running requests get %s s to finish", settings.drain_timeout_s)
+    finally:
+        await node.stop()
+    return 0
+
+
+def _watch_input(loop: asyncio.AbstractEventLoop, stopping: asyncio.Event) -> None:
+    """End with the supervisor, however it ended: its end of this pipe closes with it."""
+    with suppress(OSError):
+        while os.read(0, 1024):
+            pass
+    with suppress(RuntimeError):  # the loop is closed already
+        loop.call_soon_threadsafe(stopping.set)
+
+
+def _raise_file_limit() -> None:
+    """Connections and open shards need descriptors: take as many as the system allows."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def show_settings(loaded: Loaded) -> list[dict[str, Any]]:
+    """Each setting with value and origin; the token is not shown."""
+    rows = []
+    for name, origin in loaded.origins.items():
+        value = getattr(loaded.settings, name)
+        rows.append({"name": name, "value": "(set)" if name == "token" and value else value, "origin": origin})
+    return rows

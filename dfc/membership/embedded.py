@@ -1,0 +1,300 @@
+"""The embedded registry: nodes, disks, buckets and the map's version in one SQLite file of the proxy.
+
+Every change is one transaction that raises the version. Heartbeats that change nothing stay in memory. Blocking; calls go
+through one thread (`dfc.proxy.node` sees to that), so that there is one order of changes.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from dfc.clock import NODE_NUMBER_MAX
+from dfc.errors import BucketConflict, BucketDeleting, BucketNotFound, Conflict, DiskRefused
+from dfc.logs import timestamp
+from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, Durability, NodeEntry, NodeState, Role
+
+SCHEMA_VERSION: Final = 1
+_SCHEMA: Final = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE nodes (id TEXT PRIMARY KEY, number INTEGER NOT NULL UNIQUE, entry BLOB NOT NULL) STRICT;
+CREATE TABLE buckets (name TEXT PRIMARY KEY, entry BLOB NOT NULL) STRICT;
+"""
+_encode: Final = msgspec.json.encode
+
+
+class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a node says of itself, first and with every heartbeat. `map_version` is the map that it has."""
+
+    node_id: str
+    role: Role
+    url: str
+    advertise_url: str
+    cluster_id: str
+    map_version: int = 0
+    disks: tuple[DiskEntry, ...] = ()
+
+
+class Registered(msgspec.Struct, frozen=True, kw_only=True):
+    """The registry's answer; `map` only when the node's is older."""
+
+    node_number: int
+    map: ClusterMap | None = None
+
+
+class EmbeddedRegistry:
+    """Owns the registry's file. Reading `map` is safe from any thread: it is replaced as a whole."""
+
+    def __init__(self, directory: str, wall_s: Callable[[], float] = time.time) -> None:
+        """Open or create; DiskRefused when the file is no registry of this format."""
+        self._wall_s = wall_s
+        self._lock = threading.Lock()
+        path = Path(directory) / "registry.sqlite"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        try:
+            self._open()
+        except sqlite3.DatabaseError as error:
+            raise DiskRefused(f"{path} is not a registry: {error}") from None
+        os.chmod(path, 0o600)
+        self._beats: dict[str, float] = {node.id: time.monotonic() for node in self.map.nodes}
+
+    def _open(self) -> None:
+        database = self._database
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("PRAGMA synchronous=FULL")
+        (found,) = database.execute("PRAGMA user_version").fetchone()
+        if found == 0:
+            database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+            values = (("cluster_id", secrets.token_hex(8)), ("version", "1"))
+            database.executemany("INSERT INTO meta VALUES (?, ?)", values)
+        elif found != SCHEMA_VERSION:
+            raise DiskRefused(f"the registry has format {found}, this program knows {SCHEMA_VERSION}")
+        meta = dict(database.execute("SELECT key, value FROM meta"))
+        nodes = [
+            msgspec.json.decode(entry, type=NodeEntry) for (entry,) in database.execute("SELECT entry FROM nodes ORDER BY id")
+        ]
+        rows = database.execute("SELECT entry FROM buckets ORDER BY name")
+        buckets = [msgspec.json.decode(entry, type=BucketEntry) for (entry,) in rows]
+        self.map = ClusterMap(
+            cluster_id=meta["cluster_id"], version=int(meta["version"]), nodes=tuple(nodes), buckets=tuple(buckets)
+        )
+
+    def close(self) -> None:
+        with self._lock:
+            self._database.close()
+
+    @contextmanager
+    def _change(self) -> Iterator[_Draft]:
+        """A transaction on a draft of the map; on success the version is one higher and `map` the new one."""
+        with self._lock:
+            draft = _Draft(self.map)
+            yield draft
+            if not draft.changed:
+                return
+            new = draft.finish()
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                self._database.execute("UPDATE meta SET value = ? WHERE key = 'version'", (str(new.version),))
+                for node in draft.changed_nodes:
+                    self._database.execute(
+                        "INSERT OR REPLACE INTO nodes VALUES (?, ?, ?)", (node.id, node.number, _encode(node))
+                    )
+                for name, bucket in draft.changed_buckets.items():
+                    if bucket is None:
+                        self._database.execute("DELETE FROM buckets WHERE name = ?", (name,))
+                    else:
+                        self._database.execute("INSERT OR REPLACE INTO buckets VALUES (?, ?)", (name, _encode(bucket)))
+                self._database.execute("COMMIT")
+            except BaseException:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+                raise
+            self.map = new
+
+    # --- nodes
+
+    def register(self, said: Registration) -> Registered:
+        """Take a registration or heartbeat. Conflict when the node's disks belong to another cluster."""
+        if said.cluster_id != self.map.cluster_id:
+            raise Conflict(f"these disks belong to cluster {said.cluster_id or '(none)'}, this is {self.map.cluster_id}")
+        self._beats[said.node_id] = time.monotonic()
+        known = self.map.node(said.node_id)
+        if known is None or not _same(known, said):
+            with self._change() as draft:
+                known = draft.join(said)
+        self._refresh_use(said)
+        return Registered(node_number=known.number, map=self.map if said.map_version != self.map.version else None)
+
+    def _refresh_use(self, said: Registration) -> None:
+        """Keep the disks' fill level in the map in memory; it is no change of the map."""
+        use = {disk.id: disk for disk in said.disks}
+        with self._lock:
+            nodes = []
+            for node in self.map.nodes:
+                if node.id == said.node_id:
+                    disks = tuple(_with_use(disk, use.get(disk.id)) for disk in node.disks)
+                    node = msgspec.structs.replace(node, disks=disks, last_heartbeat=timestamp(self._wall_s()))
+                nodes.append(node)
+            self.map = msgspec.structs.replace(self.map, nodes=tuple(nodes))
+
+    def mark_silent_nodes(self, down_after_s: float) -> list[str]:
+        """Mark nodes down that have sent no heartbeat for so long; their ids."""
+        limit = time.monotonic() - down_after_s
+        silent = [n for n in self.map.nodes if n.state == "up" and n.role == "target" and self._beats.get(n.id, 0.0) < limit]
+        if silent:
+            with self._change() as draft:
+                for node in silent:
+                    draft.put_node(msgspec.structs.replace(node, state="down"))
+        return [node.id for node in silent]
+
+    # --- buckets
+
+    def create_bucket(self, name: str, copies: int = 1, durability: Durability = "fsync") -> tuple[BucketEntry, bool]:
+        """The bucket and whether it is new; BucketConflict when it exists with other settings."""
+        with self._change() as draft:
+            found = draft.buckets.get(name)
+            if found is not None:
+                if found.state == "deleting":
+                    raise BucketDeleting(f"the bucket {name!r} is being deleted")
+                if (found.copies, found.durability) != (copies, durability):
+                    raise BucketConflict(
+                        f"the bucket {name!r} exists with copies={found.copies}, durability={found.durability}"
+                    )
+                return found, False
+            bucket = BucketEntry(
+                id=secrets.token_hex(8), name=name, copies=copies, durability=durability, created=timestamp(self._wall_s())
+            )
+            draft.put_bucket(name, bucket)
+            return bucket, True
+
+    def ensure_bucket(self, name: str) -> BucketEntry:
+        """The bucket whatever its settings, made with defaults when absent."""
+        found = self.map.bucket(name)
+        return found if found is not None else self.create_bucket(name)[0]
+
+    def change_bucket(self, name: str, **changes: object) -> BucketEntry:
+        """Replace fields of a bucket; BucketNotFound."""
+        with self._change() as draft:
+            found = draft.buckets.get(name)
+            if found is None:
+                raise BucketNotFound(f"there is no bucket {name!r}")
+            new = msgspec.structs.replace(found, **changes)
+            if new != found:
+                draft.put_bucket(name, new)
+            return new
+
+    def remove_bucket(self, name: str, bucket_id: str) -> None:
+        """Forget a bucket whose objects are gone; nothing when it is another one by now."""
+        with self._change() as draft:
+            found = draft.buckets.get(name)
+            if found is not None and found.id == bucket_id:
+                draft.put_bucket(name, None)
+
+
+class _Draft:
+    """The next version of a map in the making."""
+
+    def __init__(self, base: ClusterMap) -> None:
+        self._base = base
+        self.nodes = {node.id: node for node in base.nodes}
+        self.buckets = {bucket.name: bucket for bucket in base.buckets}
+        self.changed_nodes: list[NodeEntry] = []
+        self.changed_buckets: dict[str, BucketEntry | None] = {}
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.changed_nodes or self.changed_buckets)
+
+    def put_node(self, node: NodeEntry) -> None:
+        self.nodes[node.id] = node
+        self.changed_nodes.append(node)
+
+    def put_bucket(self, name: str, bucket: BucketEntry | None) -> None:
+        if bucket is None:
+            del self.buckets[name]
+        else:
+            self.buckets[name] = bucket
+        self.changed_buckets[name] = bucket
+
+    def finish(self) -> ClusterMap:
+        return ClusterMap(
+            cluster_id=self._base.cluster_id,
+            version=self._base.version + 1,
+            nodes=tuple(sorted(self.nodes.values(), key=lambda node: node.id)),
+            buckets=tuple(sorted(self.buckets.values(), key=lambda bucket: bucket.name)),
+        )
+
+    def join(self, said: Registration) -> NodeEntry:
+        """Enter or update a node. What is new while buckets exist is `joining`: taking it in would move objects."""
+        may_enter = not self.buckets
+        known = self.nodes.get(said.node_id)
+        state: NodeState = "up"
+        if said.role == "target" and not may_enter and (known is None or known.state == "joining"):
+            state = "joining"
+        old = {disk.id: disk for disk in known.disks} if known else {}
+        elsewhere = self._take_from_others(said)
+        disks = dict.fromkeys((*old, *(disk.id for disk in said.disks)))
+        entries = []
+        for disk_id in disks:
+            now = next((disk for disk in said.disks if disk.id == disk_id), None)
+            was = old.get(disk_id) or elsewhere.get(disk_id)
+            if now is None:
+                entries.append(msgspec.structs.replace(old[disk_id], state="failed"))
+            elif was is None:
+                entries.append(now if may_enter or state == "joining" else msgspec.structs.replace(now, state="joining"))
+            else:
+                entering = was.state == "joining" and not may_enter
+                entries.append(msgspec.structs.replace(now, weight=was.weight, state="joining" if entering else now.state))
+        node = NodeEntry(
+            id=said.node_id,
+            number=known.number if known else self._free_number(),
+            role=said.role,
+            url=said.url,
+            advertise_url=said.advertise_url,
+            state="up" if elsewhere and known is None else state,
+            disks=tuple(entries),
+        )
+        self.put_node(node)
+        return node
+
+    def _take_from_others(self, said: Registration) -> dict[str, DiskEntry]:
+        """Disks that came with another node before: the lock on a disk says who has it now."""
+        ids = {disk.id for disk in said.disks}
+        taken: dict[str, DiskEntry] = {}
+        for node in list(self.nodes.values()):
+            moved = [disk for disk in node.disks if disk.id in ids]
+            if node.id != said.node_id and moved:
+                taken.update((disk.id, disk) for disk in moved)
+                self.put_node(msgspec.structs.replace(node, disks=tuple(d for d in node.disks if d.id not in ids)))
+        return taken
+
+    def _free_number(self) -> int:
+        used = {node.number for node in self.nodes.values()}
+        return next(number for number in range(1, NODE_NUMBER_MAX + 1) if number not in used)
+
+
+def _same(known: NodeEntry, said: Registration) -> bool:
+    """Whether a heartbeat changes nothing of the map but use."""
+    if (known.url, known.advertise_url, known.role) != (said.url, said.advertise_url, said.role) or known.state == "down":
+        return False
+    reported = {disk.id: disk.state for disk in said.disks}
+    kept = {disk.id: disk.state for disk in known.disks}
+    if reported.keys() - kept.keys():
+        return False
+    return all(state == "joining" or reported.get(disk_id, "failed") == state for disk_id, state in kept.items())
+
+
+def _with_use(disk: DiskEntry, use: DiskEntry | None) -> DiskEntry:
+    if use is None:
+        return disk
+    return msgspec.structs.replace(disk, capacity=use.capacity, used=use.used, objects=use.objects)

@@ -1,0 +1,100 @@
+"""Pages of listings from several places, merged into one in byte order. Pure.
+
+A page has rows and, with a delimiter, common prefixes, both sorted. `more` says that its place has names after the last one
+shown; then nothing after that name may be shown from any place, or the merged listing would have a gap.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import lru_cache
+from operator import itemgetter
+from typing import Final
+
+import msgspec
+
+# name, size in bytes, xxh3-128 in hex, modified in µs since 1970, samples and members (None when it is no shard)
+Row = tuple[str, int, str, int, int | None, int | None]
+_NAME: Final = itemgetter(0)
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Some of a listing, in order."""
+
+    rows: list[Row]
+    prefixes: list[str]
+    more: bool
+
+    @property
+    def last(self) -> str:
+        """The greatest name or prefix shown; empty for an empty page."""
+        return max(self.rows[-1][0] if self.rows else "", self.prefixes[-1] if self.prefixes else "")
+
+
+def merge_pages(pages: Sequence[Page], limit: int) -> Page:
+    """One page of at most `limit` rows and prefixes. Code points sort as their UTF-8 bytes do, so str order is byte order."""
+    unfinished = [page.last for page in pages if page.more]
+    horizon = min(unfinished) if unfinished else None
+    rows: list[Row] = []
+    prefixes: set[str] = set()
+    cut = False
+    for page in pages:
+        kept, kept_prefixes = page.rows, page.prefixes
+        if horizon is not None:
+            kept = kept[: bisect_right(kept, horizon, key=_NAME)]
+            kept_prefixes = kept_prefixes[: bisect_right(kept_prefixes, horizon)]
+            cut = cut or len(kept) < len(page.rows) or len(kept_prefixes) < len(page.prefixes)
+        rows += kept
+        prefixes.update(kept_prefixes)
+    rows.sort(key=_NAME)
+    ordered = sorted(prefixes)
+    more = bool(unfinished) or cut
+    if len(rows) + len(ordered) > limit:
+        rows, ordered = _first(rows, ordered, limit)
+        more = True
+    return Page(rows, ordered, more)
+
+
+def _first(rows: list[Row], prefixes: list[str], limit: int) -> tuple[list[Row], list[str]]:
+    """The first `limit` of both together."""
+    if not prefixes:
+        return rows[:limit], []
+    last = sorted([*(row[0] for row in rows), *prefixes])[limit - 1]
+    return rows[: bisect_right(rows, last, key=_NAME)], prefixes[: bisect_right(prefixes, last)]
+
+
+def after_prefix(prefix: str) -> bytes | None:
+    """The least byte string after all that begin with `prefix`; None when there is none."""
+    stem = prefix.encode().rstrip(b"\xff")
+    return stem[:-1] + bytes((stem[-1] + 1,)) if stem else None
+
+
+@lru_cache(maxsize=4096)
+def _second(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+
+
+def rfc3339(microseconds: int) -> str:
+    """UTC with milliseconds; the second is cached, since many objects of a listing share it."""
+    second, rest = divmod(microseconds, 1_000_000)
+    return f"{_second(second)}.{rest // 1000:03d}Z"
+
+
+class ListedObject(msgspec.Struct, frozen=True):
+    """An entry of the listing as clients see it."""
+
+    name: str
+    size: int
+    etag: str
+    modified: str
+    samples: int | None
+    members: int | None
+
+
+def listed(rows: Sequence[Row]) -> list[ListedObject]:
+    return [
+        ListedObject(name, size, checksum, rfc3339(modified_us), samples, members)
+        for name, size, checksum, modified_us, samples, members in rows
+    ]

@@ -1,0 +1,111 @@
+"""What the proxy knows and asks of the cluster: the map in force, owners, calls to all targets at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+from dfc.errors import BucketDeleting, BucketNotFound, Unavailable
+from dfc.http.peer import ControlClient
+from dfc.membership.embedded import EmbeddedRegistry
+from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry, Owner
+
+T = TypeVar("T")
+RETRY_DOWN_S: Final = 2
+
+
+class Cluster:
+    """The registry behind a thread, and the targets behind the control client."""
+
+    def __init__(self, registry: EmbeddedRegistry, control: ControlClient, *, auto_create: bool) -> None:
+        self.registry = registry
+        self.control = control
+        self._auto_create = auto_create
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="registry")
+        self._pushes: set[asyncio.Task[None]] = set()
+
+    @property
+    def map(self) -> ClusterMap:
+        return self.registry.map
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True)
+        self.registry.close()
+
+    async def change(self, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        """Run a change of the registry in its thread; a new map is sent to the targets at once."""
+        before = self.map.version
+        result = await asyncio.get_running_loop().run_in_executor(self._thread, lambda: call(*arguments, **named))
+        if self.map.version != before:
+            task = asyncio.create_task(self._push_quietly())
+            self._pushes.add(task)
+            task.add_done_callback(self._pushes.discard)
+        return result
+
+    async def _push_quietly(self) -> None:
+        cluster_map = self.map
+        live = [node for node in cluster_map.targets() if node.state == "up"]
+        await asyncio.gather(*(self.push(node, cluster_map) for node in live), return_exceptions=True)
+
+    async def push(self, node: NodeEntry, cluster_map: ClusterMap) -> None:
+        """Give a target the map; when this returns, the target decides by it (or by a newer one)."""
+        await self.control.call("POST", f"{node.url}/v1/node/map", dict, body=cluster_map)
+
+    # --- buckets and owners
+
+    def bucket(self, name: str) -> BucketEntry:
+        found = self.map.bucket(name)
+        if found is None:
+            raise BucketNotFound(f"there is no bucket {name!r}")
+        return found
+
+    async def bucket_for_write(self, name: str) -> BucketEntry:
+        """The bucket, made on the first write where the settings allow it."""
+        found = self.map.bucket(name)
+        if found is None:
+            if not self._auto_create:
+                raise BucketNotFound(f"there is no bucket {name!r}, and auto_create is off")
+            found = await self.change(self.registry.ensure_bucket, name)
+        if found.state == "deleting":
+            raise BucketDeleting(f"the bucket {name!r} is being deleted")
+        return found
+
+    def owner(self, bucket: str, name: str) -> Owner:
+        """The owner, up; Unavailable with Retry-After when it is down or there is none yet."""
+        owner = self.map.owner(bucket, name)
+        if owner is None:
+            raise Unavailable("no storage target has joined yet")
+        if owner.node.state != "up":
+            raise Unavailable(f"the target {owner.node.id} that holds this object is down", retry_after_s=RETRY_DOWN_S)
+        return owner
+
+    # --- all targets
+
+    def live_targets(self) -> list[NodeEntry]:
+        """The targets in placement; Unavailable unless all are up, since an answer without one would be short."""
+        targets = self.map.targets()
+        if not targets:
+            raise Unavailable("no storage target has joined yet")
+        down = [node.id for node in targets if node.state != "up"]
+        if down:
+            raise Unavailable(f"target {down[0]} is down; an answer without it would be short", retry_after_s=RETRY_DOWN_S)
+        return targets
+
+    async def ask_all(self, ask: Callable[[NodeEntry], Awaitable[T]], nodes: Sequence[NodeEntry] | None = None) -> list[T]:
+        """The answers of all targets, in the order of their ids; the first failure fails the whole."""
+        return list(await asyncio.gather(*(ask(node) for node in (self.live_targets() if nodes is None else nodes))))
+
+    async def counts(self) -> dict[str, tuple[int, int]]:
+        """(objects, bytes) by bucket id over the whole cluster."""
+
+        async def ask(node: NodeEntry) -> dict[str, tuple[int, int]]:
+            return await self.control.call("GET", f"{node.url}/v1/node/buckets", dict[str, tuple[int, int]])
+
+        total: dict[str, tuple[int, int]] = {}
+        for answer in await self.ask_all(ask):
+            for bucket_id, (objects, size) in answer.items():
+                before = total.get(bucket_id, (0, 0))
+                total[bucket_id] = (before[0] + objects, before[1] + size)
+        return total

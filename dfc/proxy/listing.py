@@ -1,0 +1,92 @@
+"""Listings over the whole cluster: pages of all targets, merged in byte order, complete or Unavailable.
+
+Each target is asked for its share of a page and a little more; a target that turns out to hold more of the names is asked
+again. The proxy holds one page of each target at a time, whatever the size of the bucket.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import Final
+from urllib.parse import urlencode
+
+from dfc.limits import LIST_PAGE_MAX
+from dfc.pages import Page, merge_pages
+from dfc.placement.map import NodeEntry
+from dfc.proxy.cluster import Cluster
+
+MARGIN: Final = 64  # names asked for beyond a target's share of a small page
+
+
+@dataclass(frozen=True)
+class Query:
+    """What is listed. `start_after` is exclusive; with a delimiter, names after a prefix it ends are rolled up into it."""
+
+    bucket_id: str
+    prefix: str = ""
+    start_after: str = ""
+    delimiter: str = ""
+
+
+async def _ask(cluster: Cluster, node: NodeEntry, query: Query, limit: int) -> Page:
+    parameters = urlencode(
+        {
+            "bucket_id": query.bucket_id,
+            "prefix": query.prefix,
+            "start_after": query.start_after,
+            "delimiter": query.delimiter,
+            "limit": limit,
+        }
+    )
+    return await cluster.control.call("GET", f"{node.url}/v1/node/objects?{parameters}", Page)
+
+
+async def merged_pages(cluster: Cluster, query: Query, first_limit: int) -> AsyncIterator[Page]:
+    """The listing piece by piece; the first piece is made for `first_limit` names, all are at most LIST_PAGE_MAX a target."""
+    targets = cluster.live_targets()
+    share = min(LIST_PAGE_MAX, first_limit // len(targets) + first_limit // (8 * len(targets)) + MARGIN)
+    held: dict[str, Page] = {}
+    positions = {node.id: query.start_after for node in targets}
+    more = True
+    while more:
+        hungry = [node for node in targets if node.id not in held]
+
+        async def ask(node: NodeEntry) -> Page:
+            return await _ask(cluster, node, replace(query, start_after=positions[node.id]), share)
+
+        for node, page in zip(hungry, await cluster.ask_all(ask, hungry), strict=True):
+            held[node.id] = page
+            positions[node.id] = page.last or positions[node.id]
+        merged = merge_pages(list(held.values()), LIST_PAGE_MAX * len(targets))
+        yield merged
+        more = merged.more
+        for node_id, page in list(held.items()):
+            rest = _after(page, merged.last)
+            if rest is None:
+                del held[node_id]
+            else:
+                held[node_id] = rest
+
+
+def _after(page: Page, last: str) -> Page | None:
+    """What of a target's page has not been shown; None when it is used up and the target has more."""
+    rows = page.rows[bisect_right(page.rows, last, key=itemgetter(0)) :]
+    prefixes = page.prefixes[bisect_right(page.prefixes, last) :]
+    if not rows and not prefixes and page.more:
+        return None
+    return Page(rows, prefixes, page.more)
+
+
+async def one_page(cluster: Cluster, query: Query, limit: int) -> Page:
+    """At most `limit` rows and prefixes."""
+    collected = Page([], [], True)
+    async for piece in merged_pages(cluster, query, limit):
+        collected = Page(collected.rows + piece.rows, collected.prefixes + piece.prefixes, piece.more)
+        if len(collected.rows) + len(collected.prefixes) >= limit:
+            break
+    # The last piece may end exactly at the limit while more is held back behind it.
+    merged = merge_pages([Page(collected.rows, collected.prefixes, False)], limit)
+    return Page(merged.rows, merged.prefixes, merged.more or collected.more)
