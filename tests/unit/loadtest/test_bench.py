@@ -1,0 +1,83 @@
+"""The program around the rows: choice of rows, table, JSON, exit codes, missing tools, cleaning up."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from rich.console import Console
+
+from loadtest.bench import __main__ as bench_main
+from loadtest.bench.context import Bench
+from loadtest.bench.row import Row
+
+
+def make_row(name: str, reached: float, required: float) -> Row:
+    return Row(name, f"what {name} is", f"{reached} measured", "beside", reached, required, "x", note=f"note of {name}")
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    """Three rows without servers: one passes, one misses, one breaks."""
+
+    def broken(bench: Bench) -> list[Row]:
+        raise OSError("no server")
+
+    table = {"good": lambda bench: [make_row("good", 2, 1)], "bad": lambda bench: [make_row("bad", 1, 2)], "broken": broken}
+    monkeypatch.setattr(bench_main, "ROWS", table)
+    monkeypatch.setattr(bench_main, "ensure_programs", lambda console: True)
+    monkeypatch.setattr(bench_main, "interruptible", lambda: None)
+    return table
+
+
+def test_rows_are_printed_and_written(rows, tmp_path, capsys):
+    report = tmp_path / "bench.json"
+    assert bench_main.main(["--rows", "good,bad", "--json", str(report), "--dir", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "pass" in printed
+    assert "MISS" in printed
+    assert "note of bad" in printed
+    document = json.loads(report.read_text())
+    assert [row["passed"] for row in document["rows"]] == [True, False]
+    assert document["environment"]["pairs"] == 7
+    assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
+
+
+def test_a_miss_is_a_failure_when_strict(rows, tmp_path):
+    assert bench_main.main(["--rows", "good", "--strict"]) == 0
+    assert bench_main.main(["--rows", "bad", "--strict"]) == 1
+
+
+def test_a_row_that_breaks_does_not_stop_the_others(rows, capsys):
+    assert bench_main.main(["--rows", "broken,good"]) == 1
+    printed = capsys.readouterr().out
+    assert "no server" in printed
+    assert "pass" in printed
+
+
+def test_an_unknown_row_is_a_wrong_command_line(rows):
+    with pytest.raises(SystemExit) as stopped:
+        bench_main.main(["--rows", "nosuch"])
+    assert stopped.value.code == 2
+
+
+def test_missing_programs_are_named(monkeypatch, capsys):
+    monkeypatch.setattr(bench_main, "find_program", lambda name: None if name in ("wrk", "nginx") else f"/usr/bin/{name}")
+    monkeypatch.setattr(bench_main.os, "geteuid", lambda: 1000)
+    assert bench_main.main(["--rows", "get1"]) == 2
+    assert "apt-get install nginx wrk" in capsys.readouterr().out
+
+
+def test_every_row_of_the_table_has_a_name():
+    names = "get1 get8 relay put-relaxed put-fsync small-get redirect small-put member list index memory"
+    assert list(bench_main.ROWS) == names.split()
+
+
+def test_a_bench_leaves_nothing(tmp_path):
+    bench = Bench(Console(quiet=True), pairs=1, parent=tmp_path)
+    assert bench.directory.parent == tmp_path
+    memory = bench.memory
+    assert memory.is_dir()
+    bench.close()
+    assert list(tmp_path.iterdir()) == []
+    assert not memory.exists()
