@@ -1,0 +1,202 @@
+"""What one 512-byte tar header, one long-name body or one pax body says. Pure functions over bytes, all of them bounded.
+
+Read are V7, USTAR, GNU (long names, base-256 numbers, sparse) and pax (extended and global headers), star's short prefix too.
+Formats: POSIX.1-2017 pax "ustar Interchange Format" and GNU tar manual "Basic Tar Format". Whatever is not of its form is a
+TarError that names the offset; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple, NoReturn
+from zlib import adler32
+
+from dfc.limits import TAR_HEADER_BYTES, TAR_MEMBER_NAME_BYTES_MAX
+
+ZERO_BLOCK: Final = bytes(TAR_HEADER_BYTES)
+ARCHIVE_BYTES_MAX: Final = (1 << 63) - 1  # offsets are stored as 64 bits and must fit an off_t
+
+# Member types; the position in TYPES is what an index stores.
+TYPES: Final = ("file", "directory", "symlink", "hardlink", "sparse", "character", "block", "fifo", "other")
+FILE, DIRECTORY, SYMLINK, HARDLINK, SPARSE, CHARACTER, BLOCK, FIFO, OTHER = range(len(TYPES))
+
+TYPE_OF_FLAG: Final = {
+    ord("0"): FILE,
+    0: FILE,  # V7 and old GNU
+    ord("7"): FILE,  # "contiguous", a file everywhere
+    ord("1"): HARDLINK,
+    ord("2"): SYMLINK,
+    ord("3"): CHARACTER,
+    ord("4"): BLOCK,
+    ord("5"): DIRECTORY,
+    ord("6"): FIFO,
+    ord("S"): SPARSE,
+}
+# POSIX: the size of these says nothing about blocks that follow (for directories it is a hint of space to reserve).
+TYPES_WITHOUT_DATA: Final = frozenset((HARDLINK, SYMLINK, CHARACTER, BLOCK, DIRECTORY, FIFO))
+
+_HIGH_BYTES: Final = bytes(range(128))
+_PAX_WANTED: Final = re.compile(rb"path=|size=|GNU\.sparse\.")
+_PAX_LENGTH_DIGITS: Final = 12
+
+
+class TarError(Exception):
+    """The archive is broken, or no archive. `offset` is in bytes of the uncompressed archive."""
+
+    def __init__(self, message: str, offset: int) -> None:
+        super().__init__(f"{message} at offset {offset}")
+        self.message = message
+        self.offset = offset
+
+
+class PaxFields(NamedTuple):
+    """The records of a pax header that change where a member lies or what it is called; None where it has none."""
+
+    path: bytes | None
+    size: int | None
+    sparse: bool
+
+
+NO_PAX_FIELDS: Final = PaxFields(None, None, False)
+
+
+def byte_sum(block: bytes) -> int:
+    """The sum of the 512 bytes. adler32 keeps 1 + the sum modulo 65,521, which 256 bytes (at most 65,280) never reach."""
+    return (adler32(block[:256]) & 0xFFFF) + (adler32(block[256:]) & 0xFFFF) - 2
+
+
+def stored_sum(field: bytes) -> int:
+    """What all the 512 bytes of a header with this checksum field must add up to, or -1 when it is no octal number.
+
+    The checksum counts its own field as eight spaces; here the field's real bytes are put back in.
+    """
+    digits = field.partition(b"\0")[0].strip(b" ")
+    if not digits.isdigit():
+        return -1
+    try:
+        return int(digits, 8) - 8 * 32 + sum(field)
+    except ValueError:
+        return -1
+
+
+def checksum_matches(block: bytes) -> bool:
+    """Whether the header checksum is right, as a sum of unsigned or (old tars) of signed bytes."""
+    expected = stored_sum(block[148:156])
+    if expected < 0:
+        return False
+    total = byte_sum(block)
+    # The field's own bytes are octal digits, spaces and NULs: none of them is counted among the high ones.
+    return expected in (total, total - 256 * len(block.translate(None, _HIGH_BYTES)))
+
+
+def parse_size(field: bytes, offset: int) -> int:
+    """A size field: octal, or GNU's base-256; `offset` is that of the header. Raises TarError."""
+    if field[0] & 0x80:
+        if field[0] & 0x40:
+            raise TarError("a member has a negative size", offset)
+        size = int.from_bytes(field, "big") & ((1 << (8 * len(field) - 1)) - 1)
+    else:
+        digits = field.partition(b"\0")[0].strip(b" ")
+        if digits.startswith(b"-"):
+            raise TarError("a member has a negative size", offset)
+        if not digits:
+            return 0
+        size = _integer(digits, 8, offset)
+    return check_size(size, offset)
+
+
+def check_size(size: int, offset: int) -> int:
+    """The size itself; TarError when the member would end beyond any possible archive."""
+    if size > ARCHIVE_BYTES_MAX - offset - 2 * TAR_HEADER_BYTES:
+        raise TarError("a member has an impossible size", offset)
+    return size
+
+
+def _integer(digits: bytes, base: int, offset: int) -> int:
+    # int() alone would take signs, underscores and prefixes, and any number of digits in quadratic time.
+    if not digits.isdigit() or len(digits) > 24:
+        raise TarError("a member's size is no number", offset)
+    try:
+        return int(digits, base)
+    except ValueError:
+        raise TarError("a member's size is no number", offset) from None
+
+
+def header_name(block: bytes, offset: int) -> bytes:
+    """The name in the header itself, with the prefix of POSIX headers. Raises TarError for a NUL inside."""
+    name = block[:100].rstrip(b"\0")
+    if block[345] and block[257:263] == b"ustar\0":  # GNU's magic is "ustar  ": it keeps times in place of a prefix
+        name = _prefix(block) + b"/" + name
+    return check_name(name, offset)
+
+
+def _prefix(block: bytes) -> bytes:
+    prefix = block[345:500]
+    if prefix[130] == 0 and prefix[131:132].isdigit():  # star: 131 bytes of prefix, then times
+        prefix = prefix[:131]
+    return prefix.rstrip(b"\0")
+
+
+def check_name(name: bytes, offset: int) -> bytes:
+    """The name itself; TarError when it is too long, or holds a NUL (which every other reader would cut it at)."""
+    if len(name) > TAR_MEMBER_NAME_BYTES_MAX:
+        raise TarError(f"a member's name has more than {TAR_MEMBER_NAME_BYTES_MAX} bytes", offset)
+    if 0 in name:
+        raise TarError("a member's name has a NUL inside", offset)
+    return name
+
+
+def parse_long_name(body: bytes, offset: int) -> bytes:
+    """The body of a GNU 'L' header: a name and padding."""
+    name = body.rstrip(b"\0")
+    if not name:
+        raise TarError("a long name is empty", offset)
+    return check_name(name, offset)
+
+
+def parse_pax(body: bytes, offset: int) -> PaxFields:
+    """The records `LENGTH KEY=VALUE\\n` of a pax header, of which the last of each key counts. Raises TarError."""
+    if not _PAX_WANTED.search(body):
+        return NO_PAX_FIELDS  # the common case: times, comments, attributes
+    path = sparse_path = size = None
+    sparse = False
+    for key, value in _pax_records(body, offset):
+        if key == b"path":
+            path = value
+        elif key == b"size":
+            size = value
+        elif key.startswith(b"GNU.sparse."):
+            sparse = True
+            if key == b"GNU.sparse.name":
+                sparse_path = value
+    name = sparse_path or path
+    return PaxFields(
+        check_name(name, offset) if name else None,  # an empty value takes the record back
+        check_size(_integer(size, 10, offset), offset) if size else None,
+        sparse,
+    )
+
+
+def _pax_records(body: bytes, offset: int) -> list[tuple[bytes, bytes]]:
+    records = []
+    position = 0
+    while position < len(body):
+        space = body.find(b" ", position, position + _PAX_LENGTH_DIGITS)
+        digits = body[position:space] if space > 0 else b""
+        if not digits.isdigit():
+            if body[position] == 0 and not body[position:].rstrip(b"\0"):
+                break  # some writers pad inside the announced size
+            _bad_pax(offset)
+        end = position + int(digits)
+        if not space + 2 < end <= len(body) or body[end - 1] != 10:
+            _bad_pax(offset)
+        key, equals, value = body[space + 1 : end - 1].partition(b"=")
+        if not equals:
+            _bad_pax(offset)
+        records.append((key, value))
+        position = end
+    return records
+
+
+def _bad_pax(offset: int) -> NoReturn:
+    raise TarError("a pax header cannot be read", offset)

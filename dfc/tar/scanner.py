@@ -1,0 +1,277 @@
+"""The push parser: it is given an archive in pieces of any size and says which members lie where.
+
+It does no I/O and holds at most one header, one long-name body and the entries of the last piece. `next` and `want` say
+which bytes it needs, so that a reader which can seek skips the bodies. The first problem is raised as TarError; after it the
+scanner must not be used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeAlias
+from zlib import adler32
+
+from dfc.checksum import Buffer
+from dfc.limits import TAR_HEADER_BYTES, TAR_META_BYTES_MAX, TAR_META_CHAIN_MAX, TAR_SPARSE_MAP_BYTES_MAX
+from dfc.tar.header import (
+    DIRECTORY,
+    FILE,
+    NO_PAX_FIELDS,
+    OTHER,
+    SPARSE,
+    TYPE_OF_FLAG,
+    TYPES_WITHOUT_DATA,
+    ZERO_BLOCK,
+    PaxFields,
+    TarError,
+    check_size,
+    checksum_matches,
+    header_name,
+    parse_long_name,
+    parse_pax,
+    parse_size,
+    stored_sum,
+)
+
+# name as stored, type (position in TYPES), offset of the member's first header, offset of its data, size of the data
+Entry: TypeAlias = tuple[bytes, int, int, int, int]
+
+_LONG_NAME: Final = ord("L")
+_GLOBAL_PAX: Final = ord("g")
+_PAX: Final = frozenset(b"xX")  # Solaris writes X
+_META: Final = frozenset(b"xXgLK")
+_SPARSE_FLAG: Final = ord("S")
+_FILE_FLAG: Final = ord("0")
+_WINDOW_BYTES: Final = 8 * 1024  # copied out of a mutable buffer at once: many small members, or one header and a bit
+_SUMS_MAX: Final = 8192  # remembered checksum fields; sums of plain headers lie within a few thousand
+_ZEROS: Final = bytes(64 * 1024)
+
+
+def padded(size: int) -> int:
+    """The size rounded up to whole blocks."""
+    return (size + TAR_HEADER_BYTES - 1) & -TAR_HEADER_BYTES
+
+
+class Scanner:
+    """Feed it everything, or (`take`) just the `want` bytes at `next`; collect `entries`; then `finish`."""
+
+    def __init__(self) -> None:
+        self.next = 0  # where in the archive the next wanted byte lies
+        self.want = TAR_HEADER_BYTES
+        self.fed = 0  # bytes of the archive seen so far
+        self.ended = False  # a zero block was met: nothing but zeros may follow
+        self.last_name = b""
+        self._entries: list[Entry] = []
+        self._partial = bytearray()
+        self._take: Callable[[bytes], None] = self._header
+        self._plain = True  # the next header stands alone: nothing overrides its fields
+        self._sums: dict[bytes, int] = {}
+        self._end = 0  # offset of the first zero block, once `ended`
+        self._meta_flag = self._meta_size = self._meta_offset = 0
+        self._sparse_member = (b"", 0, 0)
+        self._head: int | None = None  # offset of the first header in front of the next member
+        self._chain = 0  # how many there are
+        self._long_name = b""
+        self._pax: PaxFields = NO_PAX_FIELDS
+
+    def feed(self, data: Buffer) -> list[Entry]:
+        """Entries whose headers are complete with this piece, in archive order. Raises TarError at the first problem."""
+        view = memoryview(data)
+        if view.itemsize != 1 or view.ndim != 1:
+            view = view.cast("B")
+        start = self.fed
+        size = len(view)
+        self.fed = start + size
+        while not self.ended:
+            at = self.next + len(self._partial) - start
+            if at >= size:
+                break
+            if self._partial or size - at < self.want:
+                self._partial += view[at : at + self.want - len(self._partial)]
+                if len(self._partial) < self.want:
+                    break
+                chunk = bytes(self._partial)
+                self._partial.clear()
+                self._take(chunk)
+            elif not self._plain:
+                self._take(bytes(view[at : at + self.want]))
+            elif type(data) is bytes:
+                self._scan(data, start)
+            else:
+                self._scan(bytes(view[at : at + _WINDOW_BYTES]), start + at)
+        if self.ended and self.fed > self.next:
+            self._check_zeros(view[max(0, self.next - start) :])
+        return self._collect()
+
+    def take(self, chunk: bytes) -> list[Entry]:
+        """Like `feed`, for a reader that skips: exactly the `want` bytes at `next`."""
+        self.fed = self.next + len(chunk)
+        if self.ended:
+            self._check_zeros(memoryview(chunk))
+            self.next = self.fed
+        else:
+            self._take(chunk)
+        return self._collect()
+
+    def finish(self) -> None:
+        """Raises TarError unless the archive was complete, its two zero blocks included."""
+        if self.ended:
+            if self.fed < self._end + 2 * TAR_HEADER_BYTES:
+                raise TarError("the archive ends after one zero block, of the two that close it", self.fed)
+            return
+        if self.next > self.fed:
+            name = self.last_name[:80].decode(errors="replace")
+            raise TarError(f"the archive ends inside of member {name!r}", self.fed)
+        if self.fed > self.next:
+            raise TarError("the archive ends inside of a header", self.fed)
+        raise TarError("the archive ends without the two zero blocks that close it", self.fed)
+
+    def _collect(self) -> list[Entry]:
+        entries = self._entries
+        if entries:
+            self.last_name = entries[-1][0]
+            self._entries = []
+        return entries
+
+    def _scan(self, window: bytes, base: int) -> None:
+        """The hot loop: plain headers of files in `window`, which begins at archive offset `base`."""
+        position = self.next - base
+        last = len(window) - TAR_HEADER_BYTES
+        sums = self._sums
+        append = self._entries.append
+        while position <= last:
+            block = window[position : position + TAR_HEADER_BYTES]
+            field = block[148:156]
+            total = sums.get(field)
+            if total is None:
+                total = self._remember_sum(field)
+            digits = block[124:135]
+            if (
+                (adler32(block[:256]) & 0xFFFF) + (adler32(block[256:]) & 0xFFFF) - 2 == total
+                and block[156] == _FILE_FLAG
+                and not block[345]  # no prefix
+                and digits.isdigit()
+                and block[135] in b" \0"
+            ):
+                name = block[:100].rstrip(b"\0")
+                if 0 not in name:
+                    try:
+                        size = int(digits, 8)
+                    except ValueError:
+                        pass
+                    else:
+                        offset = base + position
+                        append((name, FILE, offset, offset + TAR_HEADER_BYTES, size))
+                        position += TAR_HEADER_BYTES + ((size + 511) & -512)
+                        continue
+            self.next = base + position
+            self._header(block)
+            if not self._plain:
+                return
+            position = self.next - base
+        self.next = base + position
+
+    def _remember_sum(self, field: bytes) -> int:
+        total = stored_sum(field)
+        if len(self._sums) >= _SUMS_MAX:
+            self._sums.clear()
+        self._sums[field] = total
+        return total
+
+    def _header(self, block: bytes) -> None:
+        offset = self.next
+        if block == ZERO_BLOCK:
+            self._end_of_archive(offset)
+            return
+        if not checksum_matches(block):
+            raise TarError("a header has a wrong checksum" if offset else "not a tar archive: no header", offset)
+        flag = block[156]
+        if flag in _META:
+            self._start_meta(flag, parse_size(block[124:136], offset))
+        else:
+            self._member(block, flag)
+
+    def _end_of_archive(self, offset: int) -> None:
+        if self._head is not None:
+            raise TarError("the archive ends after a long-name or pax header", offset)
+        self._end = offset
+        self._plain = False
+        self.ended = True
+        self.next = offset + TAR_HEADER_BYTES
+
+    def _start_meta(self, flag: int, size: int) -> None:
+        offset = self.next
+        if size > TAR_META_BYTES_MAX:
+            raise TarError(f"a long-name or pax header has more than {TAR_META_BYTES_MAX} bytes", offset)
+        if flag != _GLOBAL_PAX and self._head is None:
+            self._head = offset
+        if self._head is not None:  # global headers alone may be many, and the archive may end after them
+            self._chain += 1
+            if self._chain > TAR_META_CHAIN_MAX:
+                raise TarError(f"a member has more than {TAR_META_CHAIN_MAX} long-name and pax headers", offset)
+        self._meta_flag, self._meta_size, self._meta_offset = flag, size, offset
+        self._expect(offset + TAR_HEADER_BYTES, padded(size), self._meta_body, plain=False)
+        if size == 0:
+            self._meta_body(b"")
+
+    def _meta_body(self, chunk: bytes) -> None:
+        body = chunk[: self._meta_size]
+        offset = self._meta_offset
+        if self._meta_flag == _LONG_NAME:
+            self._long_name = parse_long_name(body, offset)
+        elif self._meta_flag in _PAX:
+            self._pax = parse_pax(body, offset)
+        elif self._meta_flag == _GLOBAL_PAX and parse_pax(body, offset) != NO_PAX_FIELDS:
+            raise TarError("a global pax header gives every member one name or size", offset)
+        self._expect(self.next + len(chunk), TAR_HEADER_BYTES, self._header, plain=self._head is None)
+
+    def _member(self, block: bytes, flag: int) -> None:
+        offset = self.next
+        pax = self._pax
+        name = pax.path or self._long_name or header_name(block, offset)
+        member_type = TYPE_OF_FLAG.get(flag, OTHER)
+        if flag == 0 and name.endswith(b"/"):
+            member_type = DIRECTORY  # V7 had no type for it
+        elif pax.sparse and member_type == FILE:
+            member_type = SPARSE
+        size = parse_size(block[124:136], offset)
+        if member_type in TYPES_WITHOUT_DATA:
+            size = 0
+        elif pax.size is not None:
+            size = check_size(pax.size, offset)
+        head = offset if self._head is None else self._head
+        self._reset_chain()
+        if flag == _SPARSE_FLAG and block[482]:
+            self._sparse_member = (name, head, size)
+            self._expect(offset + TAR_HEADER_BYTES, TAR_HEADER_BYTES, self._sparse_map, plain=False)
+        else:
+            self._add(name, member_type, head, offset + TAR_HEADER_BYTES, size)
+
+    def _sparse_map(self, chunk: bytes) -> None:
+        """One more block of a GNU sparse map; the data follows the last one."""
+        self.next += TAR_HEADER_BYTES
+        name, head, size = self._sparse_member
+        if self.next - head > TAR_SPARSE_MAP_BYTES_MAX:
+            raise TarError(f"a sparse map has more than {TAR_SPARSE_MAP_BYTES_MAX} bytes", head)
+        if not chunk[504]:
+            self._add(name, SPARSE, head, self.next, check_size(size, self.next))
+
+    def _add(self, name: bytes, member_type: int, head: int, offset: int, size: int) -> None:
+        self._entries.append((name, member_type, head, offset, size))
+        self._expect(offset + padded(size), TAR_HEADER_BYTES, self._header, plain=True)
+
+    def _expect(self, offset: int, want: int, take: Callable[[bytes], None], *, plain: bool) -> None:
+        self.next, self.want, self._take, self._plain = offset, want, take, plain
+
+    def _reset_chain(self) -> None:
+        self._head = None
+        self._chain = 0
+        self._long_name = b""
+        self._pax = NO_PAX_FIELDS
+
+    def _check_zeros(self, view: memoryview) -> None:
+        for start in range(0, len(view), len(_ZEROS)):
+            piece = view[start : start + len(_ZEROS)]
+            if not _ZEROS.startswith(piece):
+                offset = self.fed - len(view) + start + next(i for i, byte in enumerate(piece) if byte)
+                raise TarError("data follows after the end of the archive", offset)
