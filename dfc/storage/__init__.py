@@ -1,1 +1,33 @@
 """One disk of a target: catalog, blobs, writer, reader, scrub. Blocking code for threads; never the network."""
+
+from dfc.storage.disk import Disk
+from dfc.storage.rows import (
+    ALWAYS,
+    DiskOptions,
+    DiskSpace,
+    Durability,
+    ListedObject,
+    ObjectRow,
+    Precondition,
+    PutResult,
+    QuarantinedObject,
+    RowChanged,
+)
+from dfc.storage.stats import DiskStats
+from dfc.storage.writer import BlobWriter
+
+__all__ = (
+    "ALWAYS",
+    "BlobWriter",
+    "Disk",
+    "DiskOptions",
+    "DiskSpace",
+    "DiskStats",
+    "Durability",
+    "ListedObject",
+    "ObjectRow",
+    "Precondition",
+    "PutResult",
+    "QuarantinedObject",
+    "RowChanged",
+)

@@ -1,0 +1,105 @@
+"""Directories of blobs: made on demand, and synced once for all threads that wait for the same one.
+
+A name in a directory is durable after an fsync of the directory that began after the name was made. Threads that ask
+while one runs share the next.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from dfc.storage.filesystem import FileSystem
+from dfc.storage.layout import OBJECTS, bucket_directory, fan_directory
+
+
+class _Sync:
+    """One fsync of one directory, still to begin or running."""
+
+    __slots__ = ("done", "error")
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.error: OSError | None = None
+
+
+class Directories:
+    """Thread-safe."""
+
+    def __init__(self, root: str, filesystem: FileSystem) -> None:
+        self._root = root
+        self._filesystem = filesystem
+        self._lock = threading.Lock()
+        self._made: set[str] = set()
+        self._durable: set[str] = set()
+        self._running: dict[str, _Sync] = {}
+        self._next: dict[str, _Sync] = {}
+
+    def make(self, bucket_id: str, name: str) -> str:
+        """The directory for the blobs of an object, which exists afterwards."""
+        bucket = bucket_directory(self._root, bucket_id)
+        path = f"{bucket}/{fan_directory(name)}"
+        if path not in self._made:
+            self._make(bucket)
+            self._make(path)
+            with self._lock:
+                self._made.add(path)
+        return path
+
+    def _make(self, path: str) -> None:
+        try:
+            self._filesystem.make_directory(path)
+        except FileExistsError:
+            pass
+
+    def forget(self, bucket_id: str) -> None:
+        """The bucket's directories are gone, or may be: make and sync them again when they are needed."""
+        prefix = bucket_directory(self._root, bucket_id)
+        with self._lock:
+            for known in (self._made, self._durable):
+                known.difference_update([path for path in known if path == prefix or path.startswith(prefix + "/")])
+
+    def sync_chain(self, directory: str) -> None:
+        """Make the names in a blob directory durable, and that directory itself and its parent, once a process each."""
+        self.sync(directory)
+        if directory in self._durable:
+            return
+        bucket = directory.rpartition("/")[0]
+        self.sync(bucket)
+        if bucket not in self._durable:
+            self.sync(f"{self._root}/{OBJECTS}")
+        with self._lock:
+            self._durable.update((directory, bucket))
+
+    def sync(self, path: str) -> None:
+        """Return after an fsync of the directory that began after this call. Raises the OSError of that fsync."""
+        with self._lock:
+            running = self._running.get(path)
+            mine = self._next.get(path) if running is not None else None
+            leader = mine is None
+            if mine is None:
+                mine = _Sync()
+                (self._running if running is None else self._next)[path] = mine
+        if running is not None and leader:
+            running.done.wait()
+        if leader:
+            self._lead(path, mine)
+        else:
+            mine.done.wait()
+        if mine.error is not None:
+            raise mine.error
+
+    def _lead(self, path: str, sync: _Sync) -> None:
+        with self._lock:
+            # From here on newcomers must wait for the one after this.
+            if self._next.get(path) is sync:
+                del self._next[path]
+            self._running[path] = sync
+        try:
+            self._filesystem.sync_directory(path)
+        except OSError as error:
+            sync.error = error
+        finally:
+            with self._lock:
+                if self._running.get(path) is sync:
+                    del self._running[path]
+            sync.done.set()

@@ -1,0 +1,414 @@
+"""One disk of a target: the public face of the storage engine. Blocking code for threads; never the network.
+
+Every method is thread-safe. Only `lookup_cached` may be called from an event loop. The disk is this process's alone from
+`open` to `close`. Errors are those of `dfc.errors`; nothing raises OSError or sqlite3.Error.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import uuid
+from contextlib import suppress
+from typing import Final
+
+from dfc.checksum import ExpectedChecksums
+from dfc.clock import HybridClock
+from dfc.errors import DiskRefused, ObjectCorrupt, ObjectNotFound, StorageFailed
+from dfc.storage import identity, layout, sweep
+from dfc.storage.cache import RowCache
+from dfc.storage.catalog import Catalog, ListedTuple
+from dfc.storage.commit import GroupCommitter
+from dfc.storage.directories import Directories
+from dfc.storage.filesystem import FileSystem, remove_if_there
+from dfc.storage.health import DiskHealth, DiskState
+from dfc.storage.indexes import OpenIndexes
+from dfc.storage.maintenance import Maintenance
+from dfc.storage.operations import Delete, RemoveSome
+from dfc.storage.parts import DiskParts
+from dfc.storage.reader import BlobReader
+from dfc.storage.relaxed import RelaxedRows
+from dfc.storage.rows import (
+    ALWAYS,
+    GOOD,
+    QUARANTINED,
+    DiskOptions,
+    DiskSpace,
+    Durability,
+    ObjectRow,
+    Precondition,
+    PutResult,
+    QuarantinedObject,
+)
+from dfc.storage.space import SpaceKeeper
+from dfc.storage.stats import DiskStats
+from dfc.storage.writer import BlobWriter
+from dfc.tar.index import ShardIndex
+
+NO_CHECKSUMS: Final = ExpectedChecksums()
+# `Disk.list` hides the built-in inside the class.
+Rows = list[ObjectRow]
+ListedTuples = list[ListedTuple]
+Names = list[str]
+Quarantined = list[QuarantinedObject]
+
+
+class Disk:
+    """An open disk. Made by `Disk.open`."""
+
+    def __init__(self, parts: DiskParts, lock_fd: int) -> None:
+        self.id = parts.disk_id
+        self.path = parts.root
+        self.parts = parts
+        self._lock_fd = lock_fd
+        self._opened_at = parts.clock.next_version()
+        self._reader = BlobReader(parts)
+        self._relaxed = RelaxedRows(parts)
+        self._maintenance = Maintenance(parts, self._relaxed, self._opened_at)
+        self._cached = parts.cache.get
+
+    # --- life
+
+    @staticmethod
+    def format(path: str, cluster_id: str, disk_id: str | None = None, filesystem: FileSystem | None = None) -> None:
+        """Make an empty disk of a directory; nothing happens when it is that disk already.
+
+        DiskRefused when the directory holds blobs without an identity, or has another one.
+        """
+        identity.format_disk(os.path.abspath(path), cluster_id, disk_id, filesystem or FileSystem())
+
+    @classmethod
+    def open(
+        cls,
+        path: str,
+        cluster_id: str,
+        clock: HybridClock,
+        options: DiskOptions | None = None,
+        filesystem: FileSystem | None = None,
+    ) -> Disk:
+        """Lock the disk, check identity and catalog, and start its threads.
+
+        DiskLocked when another process has it; DiskRefused when it is not formatted, foreign, or its catalog is missing,
+        foreign, damaged or older than the disk. The messages say what to do.
+        """
+        root = os.path.abspath(path)
+        lock_fd = identity.lock_disk(root)
+        try:
+            who = identity.require_identity(root, cluster_id)
+            parts = _open_parts(root, who.disk_id, clock, options or DiskOptions(), filesystem or FileSystem())
+        except BaseException:
+            os.close(lock_fd)
+            raise
+        disk = cls(parts, lock_fd)
+        if parts.options.maintenance:
+            disk._maintenance.start()
+        return disk
+
+    def close(self) -> None:
+        """Sync what is relaxed, end the threads, close the catalog and let the disk go. Idempotent."""
+        if self._lock_fd < 0:
+            return
+        parts = self.parts
+        self._maintenance.stop()
+        if parts.health.reason is None:
+            with suppress(StorageFailed):
+                self._relaxed.sync()
+        parts.committer.close()
+        parts.indexes.close()
+        parts.catalog.close()
+        parts.cache.clear()
+        os.close(self._lock_fd)
+        self._lock_fd = -1
+
+    # --- reads
+
+    def lookup_cached(self, bucket_id: str, name: str) -> ObjectRow | None:
+        """The row when it is in memory; None says nothing. No I/O: about a microsecond."""
+        return self._cached((bucket_id, name))
+
+    def lookup(self, bucket_id: str, name: str) -> ObjectRow:
+        """The current row of an object that may be served. Raises ObjectNotFound or ObjectCorrupt.
+
+        May read the catalog, and the whole blob if that was never synced and the machine was restarted since.
+        """
+        parts, key = self.parts, (bucket_id, name)
+        row = self._cached(key)
+        if row is not None:
+            return row
+        ticket = parts.cache.ticket(key)
+        row = self._find(bucket_id, name)
+        if row is None:
+            raise ObjectNotFound(f"there is no object {name!r}")
+        if row.state != GOOD:
+            if row.state == QUARANTINED:
+                raise ObjectCorrupt(f"the stored bytes of {name!r} are gone or fail their checksum")
+            row = self._relaxed.examine(row)
+        parts.cache.fill(key, row, ticket)
+        return row
+
+    def find(self, bucket_id: str, name: str) -> ObjectRow | None:
+        """The row whatever its state, also one that must not be served; None when there is none."""
+        return self._find(bucket_id, name)
+
+    def _find(self, bucket_id: str, name: str) -> ObjectRow | None:
+        try:
+            return self.parts.catalog.find(bucket_id, name)
+        except sqlite3.Error as error:
+            raise self.parts.health.translate_catalog(error, "reading it") from error
+
+    def open_blob(self, row: ObjectRow) -> int:
+        """A descriptor for reading; the object's bytes are the first `row.size` of the file. The caller closes it.
+
+        Raises RowChanged when the row is not the current one any more (start again from its `row`), ObjectNotFound,
+        ObjectCorrupt, StorageFailed.
+        """
+        return self._reader.open_blob(row)
+
+    def read_small(self, row: ObjectRow) -> bytes:
+        """The whole body, verified against its checksum; for objects up to SMALL_READ_BYTES. Raises like `open_blob`."""
+        return self._reader.read_small(row)
+
+    def index_path(self, row: ObjectRow) -> str:
+        """Where the tar index of an object lies, if it has one."""
+        return self.parts.path(row) + layout.INDEX_SUFFIX
+
+    def blob_path(self, row: ObjectRow) -> str:
+        """Where the blob lies; it may be gone by the time it is opened."""
+        return self.parts.path(row)
+
+    def open_index(self, row: ObjectRow) -> ShardIndex:
+        """The tar index of a shard, shared: do not close it. Built again from the blob when it is missing or damaged.
+
+        Raises NotAShard, and like `open_blob`.
+        """
+        return self._reader.open_index(row)
+
+    def rebuild_index(self, row: ObjectRow) -> ShardIndex:
+        """Build the index of a shard anew, after reading it raised IndexCorrupt. Raises like `open_index`."""
+        return self._reader.rebuild_index(row)
+
+    # --- writes
+
+    def begin_put(
+        self,
+        bucket_id: str,
+        name: str,
+        *,
+        size: int | None,
+        expected: ExpectedChecksums = NO_CHECKSUMS,
+        durability: Durability = "fsync",
+    ) -> BlobWriter:
+        """Begin an upload of `size` bytes (None: not known). Raises NoSpace, TooLarge, StorageFailed."""
+        self.parts.health.require_writable()
+        layout.check_bucket_id(bucket_id)
+        return BlobWriter(self.parts, bucket_id, name, size=size, expected=expected, durability=durability)
+
+    def put_small(
+        self,
+        bucket_id: str,
+        name: str,
+        body: bytes,
+        *,
+        expected: ExpectedChecksums = NO_CHECKSUMS,
+        durability: Durability = "fsync",
+        precondition: Precondition = ALWAYS,
+    ) -> PutResult:
+        """A whole upload at once. Threads that do this at the same time share the catalog's commits."""
+        writer = self.begin_put(bucket_id, name, size=len(body), expected=expected, durability=durability)
+        writer.write(body)
+        writer.finish()
+        return writer.commit(precondition)
+
+    def delete(self, bucket_id: str, name: str, *, precondition: Precondition = ALWAYS) -> ObjectRow:
+        """Delete an object, durably; works on a full disk. Raises ObjectNotFound, PreconditionFailed, StorageFailed."""
+        parts = self.parts
+        outcome = parts.committer.submit(Delete(bucket_id, name, precondition, parts.clock))
+        parts.stats.deletes += 1
+        parts.discard(outcome.garbage)
+        return outcome.row
+
+    def remove_bucket(self, bucket_id: str) -> int:
+        """Delete every object of a bucket whose id will never be used again; how many. In many short transactions."""
+        parts, removed = self.parts, 0
+        layout.check_bucket_id(bucket_id)
+        while True:
+            outcome = parts.committer.submit(RemoveSome(bucket_id))
+            parts.discard(outcome.garbage)
+            removed += outcome.removed
+            if not outcome.removed:
+                break
+        parts.directories.forget(bucket_id)
+        self._remove_directories(layout.bucket_directory(self.path, bucket_id))
+        return removed
+
+    def _remove_directories(self, bucket: str) -> None:
+        """Remove the directories that are empty; leftovers are the sweep's."""
+        with suppress(OSError):
+            for fan in os.listdir(bucket):
+                with suppress(OSError):
+                    self.parts.filesystem.remove_directory(f"{bucket}/{fan}")
+            self.parts.filesystem.remove_directory(bucket)
+
+    # --- listings
+
+    def list_tuples(
+        self, bucket_id: str, *, prefix: str = "", start_after: str = "", after_prefix: bool = False, limit: int
+    ) -> ListedTuples:
+        """At most `limit` of `(name, size, checksum, version_us, samples, members)`, by the names' UTF-8 bytes.
+
+        Names begin with `prefix` and come after `start_after`; with `after_prefix` also after every name that begins with
+        `start_after`, as a listing with a delimiter needs it. `start_after` need not be a name.
+        """
+        return self.parts.catalog.list_tuples(
+            bucket_id, prefix=prefix, start_after=start_after, after_prefix=after_prefix, limit=limit
+        )
+
+    def list(self, bucket_id: str, *, prefix: str = "", start_after: str = "", after_prefix: bool = False, limit: int) -> Rows:
+        """The same page as whole rows, quarantined ones too."""
+        return self.parts.catalog.list_rows(
+            bucket_id, prefix=prefix, start_after=start_after, after_prefix=after_prefix, limit=limit
+        )
+
+    def counts(self, bucket_id: str) -> tuple[int, int]:
+        """Objects and bytes of a bucket; does not depend on how many there are."""
+        return self.parts.catalog.counts(bucket_id)
+
+    def totals(self) -> tuple[int, int]:
+        """Objects and bytes of the disk."""
+        return self.parts.catalog.totals()
+
+    def bucket_ids(self) -> Names:
+        """Buckets that the disk knows, sorted; some may be empty."""
+        return self.parts.catalog.bucket_ids()
+
+    # --- state
+
+    @property
+    def state(self) -> DiskState:
+        """ "failed" once the error budget is used up: writes are refused, reads go on."""
+        return self.parts.health.state
+
+    @property
+    def failure(self) -> str | None:
+        """Why the disk is failed."""
+        return self.parts.health.reason
+
+    def space(self) -> DiskSpace:
+        try:
+            return self.parts.space.measure()
+        except OSError as error:
+            raise self.parts.health.translate(error, "measuring its space") from error
+
+    def quarantined(self) -> Quarantined:
+        """Objects that are not served because their bytes are gone or wrong."""
+        return self.parts.catalog.quarantined()
+
+    @property
+    def stats(self) -> DiskStats:
+        """Counters, brought up to date by this call (it reads the catalog)."""
+        parts = self.parts
+        stats = parts.stats
+        stats.io_errors = parts.health.errors
+        stats.cache_hits, stats.cache_misses = parts.cache.hits, parts.cache.misses
+        stats.unsynced_rows = parts.catalog.unsynced_count()
+        stats.quarantined_rows = parts.catalog.quarantined_count()
+        return stats
+
+    def sync_relaxed(self) -> int:
+        """Sync all objects of relaxed durability now; how many."""
+        return self._relaxed.sync()
+
+    def sweep(self) -> sweep.SweepReport:
+        """Set orphans aside now, as the background thread does after opening."""
+        return sweep.sweep(self.parts, self._opened_at)
+
+    def wait_until_swept(self, timeout_s: float) -> bool:
+        """Wait for the sweep that follows opening."""
+        return self._maintenance.swept.wait(timeout_s)
+
+
+def _open_parts(root: str, disk_id: str, clock: HybridClock, options: DiskOptions, filesystem: FileSystem) -> DiskParts:
+    stats = DiskStats()
+    health = DiskHealth(disk_id, options.error_budget)
+    space = SpaceKeeper(root, filesystem, reserve_bytes=options.reserve_bytes, ballast_bytes=options.ballast_bytes)
+    catalog: Catalog | None = None
+    try:
+        space.prepare_opening()
+        catalog = _open_catalog(root, disk_id, filesystem, space)
+        clock.observe(f"{catalog.newest_us():014x}ffff")
+        temporary = f"{root}/{layout.TEMPORARY}"
+        os.makedirs(temporary, exist_ok=True)
+        remove_if_there(filesystem, [f"{temporary}/{name}" for name in os.listdir(temporary)])
+        space.keep_ballast()
+    except OSError as error:
+        if catalog is not None:
+            catalog.close()
+        raise DiskRefused(f"{root}: {error}; look at the disk, then open it again") from error
+    except BaseException:
+        if catalog is not None:
+            catalog.close()
+        raise
+    cache = RowCache(options.row_cache_rows)
+    boot = options.boot_id or _boot_id()
+    committer = GroupCommitter(catalog, filesystem, cache, health, stats, boot=boot, on_full=space.give_up_ballast)
+    return DiskParts(
+        disk_id=disk_id,
+        root=root,
+        boot=boot,
+        options=options,
+        filesystem=filesystem,
+        clock=clock,
+        health=health,
+        stats=stats,
+        space=space,
+        cache=cache,
+        catalog=catalog,
+        committer=committer,
+        directories=Directories(root, filesystem),
+        indexes=OpenIndexes(options.open_indexes),
+    )
+
+
+def _open_catalog(root: str, disk_id: str, filesystem: FileSystem, space: SpaceKeeper) -> Catalog:
+    path = f"{root}/{layout.CATALOG_FILE}"
+    if not os.path.exists(path):
+        raise DiskRefused(
+            f"{path} is missing. The disk is not used, so that nothing on it is lost. Restore the newest copy of the"
+            f" catalog, or make it anew from the blobs: dfc disk rebuild {root}"
+        )
+    catalog = Catalog(path, disk_id)
+    try:
+        _advance_epoch(root, catalog, filesystem, space)
+    except sqlite3.Error as error:
+        catalog.close()
+        raise DiskRefused(f"{path} cannot be written: {error}") from error
+    except BaseException:
+        catalog.close()
+        raise
+    return catalog
+
+
+def _advance_epoch(root: str, catalog: Catalog, filesystem: FileSystem, space: SpaceKeeper) -> None:
+    """Refuse a catalog that was copied away before the last opening; count this one, in the catalog first."""
+    known = catalog.meta("epoch") or 0
+    if known < identity.read_epoch(root):
+        raise DiskRefused(
+            f"{catalog.path} is older than the disk: it has been put back from a copy. Objects stored since would be lost."
+            f" Restore the newest catalog, or make it anew from the blobs: dfc disk rebuild {root}"
+        )
+    try:
+        catalog.set_epoch(known + 1)
+    except sqlite3.OperationalError:
+        if not space.give_up_ballast():
+            raise
+        catalog.set_epoch(known + 1)
+    identity.write_epoch(root, known + 1, filesystem)
+
+
+def _boot_id() -> str:
+    """The id of this run of the machine; a fresh one, which makes every unsynced row suspect, where there is none."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return uuid.uuid4().hex

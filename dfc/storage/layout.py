@@ -1,0 +1,163 @@
+"""Where things lie on a disk, how names become file names, and the footer at the end of every blob. Pure; no I/O.
+
+A blob is `objects/<bucket id>/<2 hex>/<escaped name>@<version>`: the object's bytes, then a footer that says whose they
+are. Names whose escaped form is over 180 bytes become `#` and the xxh3-128 of the name; the footer has the full name.
+docs/on-disk-format.md describes both for people.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+from urllib.parse import quote, unquote
+
+import xxhash
+
+from dfc.clock import VERSION_CHARS
+from dfc.errors import BadName
+from dfc.limits import BLOB_NAME_BYTES_MAX, OBJECT_NAME_BYTES_MAX
+from dfc.storage.rows import ObjectRow
+
+FORMAT_VERSION: Final = 1
+IDENTITY_FILE: Final = "dfc-disk.json"
+CATALOG_FILE: Final = "catalog.sqlite"
+EPOCH_FILE: Final = "catalog-epoch"
+BALLAST_FILE: Final = "ballast"
+OBJECTS: Final = "objects"
+ORPHANS: Final = "orphans"
+DAMAGED: Final = "damaged"
+TEMPORARY: Final = "temporary"
+INDEX_SUFFIX: Final = ".idx"
+
+_BUCKET_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.~-]{1,180}")  # what quote() leaves alone
+_BLOB_FILE: Final = re.compile(rf"(.+)@([0-9a-f]{{{VERSION_CHARS}}})(\.idx)?", re.DOTALL)
+_FAN_DIRECTORY: Final = re.compile(r"[0-9a-f]{2}")
+
+# The fixed end of a footer, little-endian; in front of it stand the bucket id and the name, both UTF-8.
+_TRAILER: Final = struct.Struct("<Q16s18sHHHQ8s")  # size, xxh3-128, version, lengths of bucket id and name, format, hash, magic
+_MAGIC: Final = b"DFC-BLOB"
+_HASHED: Final = _TRAILER.size - 16  # the hash covers everything before itself
+TRAILER_BYTES: Final = _TRAILER.size
+FOOTER_BYTES_MAX: Final = TRAILER_BYTES + 63 + OBJECT_NAME_BYTES_MAX
+
+
+class BlobFile(NamedTuple):
+    """What a file name in `objects/` says. `name` is None for a hashed name; the footer has it."""
+
+    name: str | None
+    stem: str
+    version: str
+    is_index: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """Whose bytes stand before it; `footer_bytes` is its own length."""
+
+    bucket_id: str
+    name: str
+    version: str
+    size: int
+    checksum: str
+    footer_bytes: int
+
+
+class FooterDamaged(Exception):
+    """The end of the file is no footer, or one that fails its hash."""
+
+
+def check_bucket_id(bucket_id: str) -> str:
+    """The id itself: it becomes a directory, so only letters, digits, `_` and `-`, at most 63. Raises BadName."""
+    if not _BUCKET_ID.fullmatch(bucket_id):
+        raise BadName(f"not a bucket id: {bucket_id[:80]!r}")
+    return bucket_id
+
+
+def fan_directory(name: str) -> str:
+    """The two hex digits that spread a bucket's blobs over 256 directories."""
+    return xxhash.xxh3_64_hexdigest(name.encode())[:2]
+
+
+def is_fan_directory(text: str) -> bool:
+    return _FAN_DIRECTORY.fullmatch(text) is not None
+
+
+def blob_stem(name: str) -> str:
+    """The name as one path component, without the version."""
+    if _PLAIN.fullmatch(name):
+        return name
+    escaped = quote(name, safe="")
+    return escaped if len(escaped) <= BLOB_NAME_BYTES_MAX else hashed_stem(name)
+
+
+def hashed_stem(name: str) -> str:
+    return "#" + xxhash.xxh3_128_hexdigest(name.encode())
+
+
+def bucket_directory(root: str, bucket_id: str) -> str:
+    return f"{root}/{OBJECTS}/{bucket_id}"
+
+
+def blob_directory(root: str, bucket_id: str, name: str) -> str:
+    return f"{root}/{OBJECTS}/{bucket_id}/{fan_directory(name)}"
+
+
+def blob_path(root: str, bucket_id: str, name: str, version: str) -> str:
+    return f"{root}/{OBJECTS}/{bucket_id}/{fan_directory(name)}/{blob_stem(name)}@{version}"
+
+
+def row_path(root: str, row: ObjectRow) -> str:
+    return blob_path(root, row.bucket_id, row.name, row.version)
+
+
+def parse_blob_file(file_name: str) -> BlobFile | None:
+    """What a file name in `objects/` says; None when it is none of ours."""
+    match = _BLOB_FILE.fullmatch(file_name)
+    if match is None:
+        return None
+    stem, version, index = match.groups()
+    if stem.startswith("#"):
+        return BlobFile(None, stem, version, index is not None)
+    name = unquote(stem, errors="replace")
+    if blob_stem(name) != stem:
+        return None
+    return BlobFile(name, stem, version, index is not None)
+
+
+def footer_bytes(bucket_id: str, name: str) -> int:
+    """Length of the footer of an object of that name, in bytes."""
+    return TRAILER_BYTES + len(bucket_id) + (len(name) if name.isascii() else len(name.encode()))
+
+
+def blob_bytes(row: ObjectRow) -> int:
+    """Length of the whole file: the object's bytes and the footer."""
+    return row.size + footer_bytes(row.bucket_id, row.name)
+
+
+def encode_footer(bucket_id: str, name: str, version: str, size: int, checksum: str) -> bytes:
+    bucket, text = bucket_id.encode(), name.encode()
+    fields = (size, bytes.fromhex(checksum), version.encode(), len(bucket), len(text), FORMAT_VERSION)
+    head = bucket + text + _TRAILER.pack(*fields, 0, _MAGIC)[:_HASHED]
+    return head + xxhash.xxh3_64_intdigest(head).to_bytes(8, "little") + _MAGIC
+
+
+def row_footer(row: ObjectRow) -> bytes:
+    return encode_footer(row.bucket_id, row.name, row.version, row.size, row.checksum)
+
+
+def decode_footer(tail: bytes) -> Footer:
+    """The footer at the end of `tail`, which holds at least the last FOOTER_BYTES_MAX bytes of the file, or all of it."""
+    if len(tail) < TRAILER_BYTES or not tail.endswith(_MAGIC):
+        raise FooterDamaged("there is no footer at its end")
+    size, checksum, version, bucket_chars, name_chars, form, digest, _ = _TRAILER.unpack(tail[-TRAILER_BYTES:])
+    length = TRAILER_BYTES + bucket_chars + name_chars
+    if length > len(tail) or xxhash.xxh3_64_intdigest(tail[len(tail) - length : -16]) != digest:
+        raise FooterDamaged("its footer fails its hash")
+    if form != FORMAT_VERSION:
+        raise FooterDamaged(f"its footer has the unknown format {form}")
+    names = tail[len(tail) - length : -TRAILER_BYTES]
+    bucket_id, name = names[:bucket_chars].decode(), names[bucket_chars:].decode()
+    return Footer(bucket_id, name, version.decode(), size, checksum.hex(), length)

@@ -1,0 +1,69 @@
+"""The background thread of a disk: the sweep after opening, then syncing of relaxed objects, ballast and old leftovers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from dfc.storage.operations import REMOVED_ROWS, PurgeTombstones
+from dfc.storage.parts import DiskParts
+from dfc.storage.relaxed import RelaxedRows
+from dfc.storage.sweep import delete_old_orphans, sweep
+
+_log = logging.getLogger(__name__)
+_HOUSEKEEPING_S: Final = 600.0  # how often old tombstones and orphans are looked for
+
+
+class Maintenance:
+    """`opened_at` is the version from which on blobs are this opening's own."""
+
+    def __init__(self, parts: DiskParts, relaxed: RelaxedRows, opened_at: str) -> None:
+        self._parts = parts
+        self._relaxed = relaxed
+        self._opened_at = opened_at
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.swept = threading.Event()  # set when the sweep after opening is done
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name=f"dfc-maintain-{self._parts.disk_id[:8]}", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        parts, stopped = self._parts, self._stop.is_set
+        self._attempt("verifying rows", lambda: self._relaxed.verify_suspects(stopped))
+        self._attempt("sweeping", lambda: sweep(parts, self._opened_at, stopped))
+        self.swept.set()
+        next_housekeeping = 0.0
+        # A third of the promised time, so that a pass that takes long still keeps the promise.
+        while not self._stop.wait(parts.options.sync_relaxed_s / 3):
+            self._attempt("syncing", self._relaxed.sync)
+            self._attempt("keeping the ballast", parts.space.keep_ballast)
+            if time.monotonic() >= next_housekeeping:
+                next_housekeeping = time.monotonic() + _HOUSEKEEPING_S
+                self._attempt("housekeeping", lambda: keep_house(parts))
+
+    def _attempt(self, doing: str, action: Callable[[], object]) -> None:
+        """Run one duty; the others go on when it fails."""
+        try:
+            action()
+        except OSError as error:
+            self._parts.health.count(error, doing)
+        except Exception:
+            _log.exception("disk %s: %s failed", self._parts.disk_id, doing)
+
+
+def keep_house(parts: DiskParts) -> None:
+    """Forget tombstones and orphans that are old enough."""
+    delete_old_orphans(parts)
+    before_us = int((time.time() - parts.options.tombstone_keep_s) * 1e6)
+    while parts.health.reason is None and parts.committer.submit(PurgeTombstones(before_us)) == REMOVED_ROWS:
+        pass

@@ -1,0 +1,217 @@
+"""The changes that a disk can commit. Each decides, inside the transaction, against what is there at that moment.
+
+An operation looks first and writes last: when it raises, it has changed nothing, and the rest of its batch goes on.
+`garbage` in an outcome is rows whose blobs nothing refers to once the transaction is committed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Literal, TypeVar
+
+from dfc.clock import HybridClock, version_us
+from dfc.errors import ObjectNotFound, PreconditionFailed
+from dfc.storage.rows import QUARANTINED, UNSYNCED, ObjectRow, Precondition
+from dfc.storage.transaction import Transaction
+
+T = TypeVar("T")
+REMOVED_ROWS: Final = 1000  # rows that one transaction takes out: a few milliseconds of everybody's commits
+
+
+class Operation(Generic[T]):
+    """`durable` False: the batch needs no fsync for this operation's sake."""
+
+    durable = True
+
+    def apply(self, transaction: Transaction) -> T:
+        raise AssertionError(f"{type(self).__name__} has no apply")
+
+
+@dataclass(frozen=True, slots=True)
+class PutOutcome:
+    """`stored` False: a newer version was there already, so the new blob itself is garbage."""
+
+    stored: bool
+    replaced: bool
+    garbage: tuple[ObjectRow, ...] = ()
+
+
+class Put(Operation[PutOutcome]):
+    """Point a name at a finished blob, unless the name has a newer version."""
+
+    def __init__(self, row: ObjectRow, precondition: Precondition) -> None:
+        self._row = row
+        self._precondition = precondition
+        self.durable = row.state != UNSYNCED
+
+    def apply(self, transaction: Transaction) -> PutOutcome:
+        row = self._row
+        current = transaction.current(row.bucket_id, row.name)
+        self._precondition.check(current.checksum if current else None)
+        tombstone = transaction.tombstone(row.bucket_id, row.name)
+        if (current is not None and current.version > row.version) or (tombstone is not None and tombstone > row.version):
+            # As if this upload had been overwritten, or deleted, at once. But a condition on what is there was met by
+            # something that this upload does not come after.
+            if self._precondition.names_an_object:
+                raise PreconditionFailed("the object was changed while this upload was under way")
+            return PutOutcome(stored=False, replaced=True)
+        garbage = self._replace(transaction, current)
+        if tombstone is not None:
+            transaction.remove_tombstone(row.bucket_id, row.name)
+        return PutOutcome(stored=True, replaced=current is not None, garbage=garbage)
+
+    def _replace(self, transaction: Transaction, current: ObjectRow | None) -> tuple[ObjectRow, ...]:
+        if current is None:
+            transaction.put(self._row, None)
+            if not self.durable:
+                transaction.note_unsynced(self._row, None)
+            return ()
+        previous = transaction.previous(current)
+        transaction.put(self._row, current)
+        if self.durable:
+            return (current,) if previous is None else (current, previous)
+        if current.state == UNSYNCED:
+            transaction.note_unsynced(self._row, previous)
+            return (current,)
+        if current.state == QUARANTINED:
+            transaction.note_unsynced(self._row, None)
+            return (current,)
+        # A durable object replaced by one that is not yet: its blob stays until the new one is synced.
+        transaction.note_unsynced(self._row, current)
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteOutcome:
+    row: ObjectRow
+    garbage: tuple[ObjectRow, ...]
+
+
+class Delete(Operation[DeleteOutcome]):
+    """Take a name out and leave a tombstone, so that an older upload cannot bring it back."""
+
+    def __init__(self, bucket_id: str, name: str, precondition: Precondition, clock: HybridClock) -> None:
+        self._bucket_id = bucket_id
+        self._name = name
+        self._precondition = precondition
+        self._clock = clock
+
+    def apply(self, transaction: Transaction) -> DeleteOutcome:
+        current = transaction.current(self._bucket_id, self._name)
+        if current is None:
+            if self._precondition.guard is not None:
+                self._precondition.guard()
+            raise ObjectNotFound(f"there is no object {self._name!r}")
+        self._precondition.check(current.checksum)
+        previous = transaction.previous(current)
+        self._clock.observe(current.version)
+        transaction.remove(current)
+        transaction.write_tombstone(self._bucket_id, self._name, self._clock.next_version())
+        return DeleteOutcome(current, (current,) if previous is None else (current, previous))
+
+
+QuarantineOutcome = Literal["changed", "quarantined", "restored"]
+
+
+class Quarantine(Operation[tuple[QuarantineOutcome, tuple[ObjectRow, ...]]]):
+    """Stop serving a row whose blob is gone or wrong, if it is still the current one.
+
+    `restore`: the blob was never synced and the machine has been restarted, so go back to the durable object that it
+    replaced, where there was one.
+    """
+
+    def __init__(self, row: ObjectRow, reason: str, clock: HybridClock, *, restore: bool = False) -> None:
+        self._row = row
+        self._reason = reason
+        self._clock = clock
+        self._restore = restore
+
+    def apply(self, transaction: Transaction) -> tuple[QuarantineOutcome, tuple[ObjectRow, ...]]:
+        current = transaction.current(self._row.bucket_id, self._row.name)
+        if current is None or current.version != self._row.version:
+            return "changed", ()
+        previous = transaction.previous(current)
+        if self._restore and previous is not None:
+            transaction.put(previous, current)
+            return "restored", (current,)
+        found_us = version_us(self._clock.next_version())
+        transaction.quarantine(current, self._reason, found_us)
+        return "quarantined", () if previous is None else (previous,)
+
+
+class LiftQuarantine(Operation[bool]):
+    """The blob has been found sound after all, for instance after it was copied back by hand."""
+
+    def __init__(self, row: ObjectRow) -> None:
+        self._row = row
+
+    def apply(self, transaction: Transaction) -> bool:
+        current = transaction.current(self._row.bucket_id, self._row.name)
+        if current is None or current.version != self._row.version or current.state != QUARANTINED:
+            return False
+        transaction.lift_quarantine(current)
+        return True
+
+
+class MarkSynced(Operation[tuple[ObjectRow, ...]]):
+    """The blobs of unsynced rows are on the medium now; gives the blobs that they replaced."""
+
+    def __init__(self, rows: list[ObjectRow]) -> None:
+        self._rows = rows
+
+    def apply(self, transaction: Transaction) -> tuple[ObjectRow, ...]:
+        garbage = []
+        for row in self._rows:
+            previous = transaction.previous(row)
+            if transaction.mark_synced(row) and previous is not None:
+                garbage.append(previous)
+        return tuple(garbage)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveOutcome:
+    removed: int
+    garbage: tuple[ObjectRow, ...]
+
+
+class RemoveSome(Operation[RemoveOutcome]):
+    """Take the first rows of a bucket out, without tombstones: its id is never used again. 0 removed: it is gone."""
+
+    def __init__(self, bucket_id: str) -> None:
+        self._bucket_id = bucket_id
+
+    def apply(self, transaction: Transaction) -> RemoveOutcome:
+        rows = transaction.some_rows(self._bucket_id, REMOVED_ROWS)
+        garbage = []
+        for row in rows:
+            previous = transaction.previous(row)
+            transaction.remove(row)
+            garbage += [row] if previous is None else [row, previous]
+        if not rows:
+            transaction.remove_empty_bucket(self._bucket_id)
+        return RemoveOutcome(len(rows), tuple(garbage))
+
+
+class PurgeTombstones(Operation[int]):
+    """Forget deletes that no upload can be older than."""
+
+    durable = False
+
+    def __init__(self, before_us: int) -> None:
+        self._before_us = before_us
+
+    def apply(self, transaction: Transaction) -> int:
+        return transaction.purge_tombstones(self._before_us, REMOVED_ROWS)
+
+
+class SetMeta(Operation[None]):
+    """Remember a value beside the rows, for instance how far the scrubber came."""
+
+    durable = False
+
+    def __init__(self, key: str, value: Any) -> None:
+        self._key = key
+        self._value = value
+
+    def apply(self, transaction: Transaction) -> None:
+        transaction.set_meta(self._key, self._value)

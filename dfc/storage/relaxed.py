@@ -1,0 +1,152 @@
+"""Relaxed durability: objects that were answered for before they were synced.
+
+Their rows stay marked until the blob is on the medium, with the id of the machine's run in which they were written. In
+that run the kernel has the bytes, so they are served. After a restart of the machine such a row is served only once its
+checksum has been verified; one that fails goes back to the durable object it replaced, or is quarantined.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from dfc.errors import DfcError, ObjectCorrupt, ObjectNotFound
+from dfc.storage.layout import blob_directory
+from dfc.storage.operations import MarkSynced
+from dfc.storage.parts import DiskParts
+from dfc.storage.reader import quarantine
+from dfc.storage.rows import UNSYNCED, ObjectRow
+from dfc.storage.verify import find_damage
+
+_log = logging.getLogger(__name__)
+_ROWS_A_PASS: Final = 2000
+# From so many blobs on one sync of the whole file system is cheaper than one fdatasync for each.
+_SYNC_ALL_FROM: Final = 64
+_LOCKS: Final = 16
+
+
+class RelaxedRows:
+    """Thread-safe."""
+
+    def __init__(self, parts: DiskParts) -> None:
+        self._parts = parts
+        self._suspects = parts.catalog.suspects(parts.boot)
+        self._locks = [threading.Lock() for _ in range(_LOCKS)]
+        self._given_up: set[str] = set()  # versions whose sync failed: never tried again
+
+    @property
+    def suspects(self) -> int:
+        """Rows of an earlier run of the machine that are still to be verified."""
+        return len(self._suspects)
+
+    def examine(self, row: ObjectRow) -> ObjectRow:
+        """A row that may be served instead of an unsynced one: itself, or the one that it replaced.
+
+        Reads the whole blob when the machine was restarted since. Raises ObjectCorrupt or ObjectNotFound.
+        """
+        key = (row.bucket_id, row.name)
+        if self._suspects.get(key) != row.version:
+            return row
+        with self._locks[hash(key) % _LOCKS]:
+            if self._suspects.get(key) == row.version:
+                self._verify(row)
+        current = self._parts.catalog.find(*key)
+        if current is None:
+            raise ObjectNotFound(f"there is no object {row.name!r}")
+        if current.quarantined or self._suspects.get(key) == current.version:
+            raise ObjectCorrupt(f"the stored bytes of {row.name!r} did not survive a restart of the machine")
+        return current
+
+    def _verify(self, row: ObjectRow) -> None:
+        parts, key = self._parts, (row.bucket_id, row.name)
+        try:
+            damage = find_damage(parts.filesystem, parts.path(row), row)
+        except OSError as error:
+            raise parts.health.translate(error, "verifying a blob") from error
+        if damage is None:
+            # What was read after the restart came from the medium: it is synced.
+            try:
+                garbage = parts.committer.submit(MarkSynced([row]))
+                parts.discard(garbage)
+            except DfcError as error:
+                _log.warning("disk %s: a verified row stays marked: %s", parts.disk_id, error)
+        elif quarantine(parts, row, damage, restore=True) == "failed":
+            return
+        self._suspects.pop(key, None)
+
+    def verify_suspects(self, stopped: Callable[[], bool]) -> None:
+        """Verify every row of an earlier run, before anybody asks for it."""
+        for key, version in list(self._suspects.items()):
+            if stopped():
+                return
+            row = self._parts.catalog.find(*key)
+            if row is None or row.version != version or row.state != UNSYNCED:
+                self._suspects.pop(key, None)
+                continue
+            try:
+                self.examine(row)
+            except DfcError as error:
+                _log.warning("disk %s: %s", self._parts.disk_id, error)
+
+    def sync(self) -> int:
+        """Bring every object of relaxed durability of this run to the medium; how many rows are synced now."""
+        parts, synced = self._parts, 0
+        while True:
+            rows = parts.catalog.unsynced(parts.boot, limit=_ROWS_A_PASS + len(self._given_up))
+            rows = [row for row in rows if row.version not in self._given_up]
+            done = self._sync_rows(rows) if rows else []
+            if done:
+                garbage = parts.committer.submit(MarkSynced(done))
+                parts.discard(garbage)
+                synced += len(done)
+            if len(rows) < _ROWS_A_PASS:
+                return synced
+
+    def _sync_rows(self, rows: list[ObjectRow]) -> list[ObjectRow]:
+        parts = self._parts
+        if len(rows) >= _SYNC_ALL_FROM:
+            try:
+                parts.filesystem.sync_all(parts.root)
+            except OSError as error:
+                # It does not say which file it was; each file's own fdatasync, its first, still does.
+                parts.health.count(error, "syncing the file system")
+            else:
+                return rows
+        done = [row for row in rows if self._sync_blob(row)]
+        for directory in sorted({blob_directory(parts.root, row.bucket_id, row.name) for row in done}):
+            try:
+                parts.directories.sync_chain(directory)
+            except OSError as error:
+                parts.health.count(error, "syncing a directory")
+                lost = {r.version for r in done if blob_directory(parts.root, r.bucket_id, r.name) == directory}
+                self._given_up |= lost
+                done = [row for row in done if row.version not in lost]
+        return done
+
+    def _sync_blob(self, row: ObjectRow) -> bool:
+        """Whether the blob is on the medium. After a failed sync it is read back, and quarantined if it is not."""
+        parts, path = self._parts, self._parts.path(row)
+        try:
+            fd = parts.filesystem.open(path)
+        except FileNotFoundError:
+            return False  # replaced meanwhile
+        except OSError as error:
+            parts.health.count(error, "opening a blob to sync it")
+            return False
+        try:
+            parts.filesystem.fdatasync(fd)
+            return True
+        except OSError as error:
+            parts.health.count(error, "syncing a blob")
+        finally:
+            parts.filesystem.close(fd)
+        self._given_up.add(row.version)
+        try:
+            damage = find_damage(parts.filesystem, path, row, from_medium=True)
+        except OSError as error:
+            damage = f"it cannot be read: {error.strerror}"
+        if damage is not None:
+            quarantine(parts, row, f"its sync failed and {damage}", restore=True)
+        return False

@@ -1,0 +1,61 @@
+"""Reads one blob whole and says whether it is what its row promises: every byte of the body and of the footer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Final
+
+import xxhash
+
+from dfc.limits import MIB
+from dfc.storage import layout
+from dfc.storage.filesystem import FileSystem
+from dfc.storage.rows import ObjectRow
+
+_BUFFER_BYTES: Final = MIB
+
+
+def find_damage(
+    filesystem: FileSystem, path: str, row: ObjectRow, pace: Callable[[int], None] | None = None, *, from_medium: bool = False
+) -> str | None:
+    """What is wrong with the blob, None when it is sound.
+
+    `pace` is called with the bytes read since its last call, and may wait or raise. `from_medium`: drop the pages that
+    the kernel holds first, so that the medium is read and not the memory. Raises OSError when reading itself fails.
+    """
+    try:
+        fd = filesystem.open(path)
+    except FileNotFoundError:
+        return "its blob is gone"
+    try:
+        size = os.fstat(fd).st_size
+        if size != layout.blob_bytes(row):
+            return f"its blob has {size} bytes instead of {layout.blob_bytes(row)}"
+        if from_medium:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        return _read(filesystem, fd, row, pace, from_medium)
+    finally:
+        filesystem.close(fd)
+
+
+def _read(filesystem: FileSystem, fd: int, row: ObjectRow, pace: Callable[[int], None] | None, drop: bool) -> str | None:
+    hasher = xxhash.xxh3_128()
+    buffer = memoryview(bytearray(min(_BUFFER_BYTES, max(row.size, 1))))
+    offset = 0
+    while offset < row.size:
+        count = filesystem.read_into(fd, buffer[: row.size - offset], offset)
+        if count == 0:
+            return f"its blob ends at byte {offset}"
+        hasher.update(buffer[:count])
+        if drop:
+            os.posix_fadvise(fd, offset, count, os.POSIX_FADV_DONTNEED)
+        offset += count
+        if pace is not None:
+            pace(count)
+    if hasher.hexdigest() != row.checksum:
+        return f"its bytes have the checksum {hasher.hexdigest()} instead of {row.checksum}"
+    footer = layout.row_footer(row)
+    if filesystem.pread(fd, len(footer) + 1, row.size) != footer:
+        return "its footer is not the one that was written"
+    return None

@@ -1,0 +1,248 @@
+"""One upload: a blob under its new version name, hashed and indexed as it arrives, and the commit that makes it the object.
+
+Until `commit` returns, the old object is the object. Whatever fails, `abort` leaves no file and no descriptor; it runs by
+itself when a method raises.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Final
+
+from dfc.checksum import BodyHasher, Buffer, ExpectedChecksums
+from dfc.errors import LengthMismatch, TooLarge
+from dfc.storage import layout
+from dfc.storage.commit import OutcomeUnknown
+from dfc.storage.filesystem import write_all
+from dfc.storage.indexes import IndexWriter
+from dfc.storage.operations import Put
+from dfc.storage.parts import DiskParts
+from dfc.storage.rows import ALWAYS, GOOD, UNSYNCED, Durability, ObjectRow, Precondition, PutResult
+from dfc.tar.index import TarError, index_kind
+
+_CREATE_TRIES: Final = 8  # a version can be taken only after the clock went back, a directory vanish only with its bucket
+
+
+class BlobWriter:
+    """Made by `Disk.begin_put`. For one thread at a time: `write`* → `finish` → `commit`, or `abort` at any point."""
+
+    def __init__(
+        self,
+        parts: DiskParts,
+        bucket_id: str,
+        name: str,
+        *,
+        size: int | None,
+        expected: ExpectedChecksums,
+        durability: Durability,
+    ) -> None:
+        """Claim the space and create the blob. Raises NoSpace, TooLarge, StorageFailed."""
+        if size is not None and size > parts.options.object_bytes_max:
+            raise TooLarge(f"an object has at most {parts.options.object_bytes_max} bytes")
+        self._parts = parts
+        self._bucket_id = bucket_id
+        self._name = name
+        self._size = size
+        self._durable = durability == "fsync"
+        self._hasher = BodyHasher(expected)
+        self._received = 0
+        self._flushed = 0
+        self._waited = 0
+        self._fd = -1
+        self._path = ""
+        self._index: IndexWriter | None = None
+        self._row: ObjectRow | None = None
+        self._ended = False
+        self._claimed = 0 if size is None else size
+        parts.space.claim(self._claimed)
+        try:
+            self._create()
+            kind = index_kind(name)
+            if kind is not None:
+                path, temporary = self._path + layout.INDEX_SUFFIX, f"{parts.root}/{layout.TEMPORARY}"
+                self._index = IndexWriter(parts.filesystem, path, kind, temporary)
+        except OSError as error:
+            self.abort()
+            raise parts.health.translate(error, "creating a blob") from error
+        except BaseException:
+            self.abort()
+            raise
+
+    @property
+    def version(self) -> str:
+        """The version that the object will have."""
+        return self._version
+
+    @property
+    def received(self) -> int:
+        """Bytes of the body so far."""
+        return self._received
+
+    def write(self, data: Buffer) -> None:
+        """Take the next bytes of the body. Raises LengthMismatch, TooLarge, NoSpace or StorageFailed."""
+        received = self._received + len(data)
+        if received > self._limit():
+            self._refuse_length(received)
+        try:
+            self._hasher.update(data)
+            if self._index is not None:
+                self._index.feed(data)
+            write_all(self._parts.filesystem, self._fd, data)
+            self._received = received
+            if received - self._flushed >= self._parts.options.writeback_bytes:
+                self._flush()
+        except OSError as error:
+            self.abort()
+            raise self._parts.health.translate(error, "writing a blob") from error
+        except BaseException:
+            self.abort()
+            raise
+
+    def finish(self) -> ObjectRow:
+        """The body is complete: check it, close the blob with its footer and make it durable.
+
+        The row that `commit` will store. Raises LengthMismatch, ChecksumMismatch, NoSpace or StorageFailed.
+        """
+        try:
+            if self._size is not None and self._received != self._size:
+                self._refuse_length(self._received)
+            checksum = self._hasher.finish()
+            row = self._describe(checksum)
+            self._close_blob(row)
+        except OSError as error:
+            self.abort()
+            raise self._parts.health.translate(error, "finishing a blob") from error
+        except BaseException:
+            self.abort()
+            raise
+        self._row = row
+        return row
+
+    def commit(self, precondition: Precondition = ALWAYS) -> PutResult:
+        """Make the blob the object, in the catalog; blocks until that is durable (or, relaxed, known to every reader).
+
+        Raises PreconditionFailed, what the guard raises, NoSpace or StorageFailed; then nothing has changed.
+        """
+        row = self._row
+        if row is None or self._ended:
+            raise RuntimeError("commit comes once, after finish")
+        parts = self._parts
+        try:
+            outcome = parts.committer.submit(Put(row, precondition))
+        except OutcomeUnknown:
+            self._end()  # the next opening of the disk decides, so both blobs stay
+            raise
+        except Exception:
+            self.abort()
+            raise
+        self._end()
+        parts.stats.puts += 1
+        parts.stats.put_bytes += row.size
+        parts.discard(outcome.garbage if outcome.stored else (row,))
+        return PutResult(row, outcome.replaced, row.warnings)
+
+    def abort(self) -> None:
+        """Leave nothing behind. Idempotent; does nothing after a commit."""
+        if self._ended:
+            return
+        self._end()
+        parts = self._parts
+        if self._fd >= 0:
+            with suppress(OSError):
+                parts.filesystem.close(self._fd)
+            self._fd = -1
+        try:
+            if self._path:
+                parts.filesystem.unlink(self._path)
+        except OSError as error:
+            parts.health.count(error, "removing an unfinished blob")
+        try:
+            if self._index is not None:
+                self._index.abort()
+        except OSError as error:
+            parts.health.count(error, "removing an unfinished index")
+
+    # --- inside
+
+    def _create(self) -> None:
+        parts = self._parts
+        for attempt in range(_CREATE_TRIES):
+            self._version = parts.clock.next_version()
+            self._directory = parts.directories.make(self._bucket_id, self._name)
+            path = f"{self._directory}/{layout.blob_stem(self._name)}@{self._version}"
+            try:
+                self._fd = parts.filesystem.create(path)
+            except FileExistsError:
+                if attempt == _CREATE_TRIES - 1:
+                    raise
+            except FileNotFoundError:
+                parts.directories.forget(self._bucket_id)
+                if attempt == _CREATE_TRIES - 1:
+                    raise
+            else:
+                self._path = path
+                return
+
+    def _limit(self) -> int:
+        return self._parts.options.object_bytes_max if self._size is None else self._size
+
+    def _refuse_length(self, received: int) -> None:
+        self.abort()
+        if self._size is None:
+            raise TooLarge(f"an object has at most {self._parts.options.object_bytes_max} bytes")
+        what = "at least " if received > self._size else ""
+        raise LengthMismatch(f"{self._size} bytes were announced, {what}{received} came")
+
+    def _flush(self) -> None:
+        """Start writing out what has come since the last time, and (durable) wait for the piece before that.
+
+        So at most two pieces are unwritten at any time and the fdatasync at the end is short, while one piece is always
+        on its way to the medium.
+        """
+        filesystem, start = self._parts.filesystem, self._flushed
+        filesystem.start_writeback(self._fd, start, self._received - start)
+        if self._durable and start > self._waited:
+            filesystem.start_writeback(self._fd, self._waited, start - self._waited, wait=True)
+            self._waited = start
+        self._flushed = self._received
+        if self._size is None:
+            self._parts.space.require_room()
+        else:
+            self._release(self._received - start)
+
+    def _release(self, size: int) -> None:
+        size = min(size, self._claimed)
+        self._claimed -= size
+        self._parts.space.release(size)
+
+    def _describe(self, checksum: str) -> ObjectRow:
+        samples = members = None
+        warnings: tuple[str, ...] = ()
+        if self._index is not None:
+            found = self._index.finish(self._version, self._received, checksum)
+            if isinstance(found, TarError):
+                warnings = (str(found),)
+            else:
+                samples, members, warnings = found.samples, found.members, found.warnings
+        state = GOOD if self._durable else UNSYNCED
+        return ObjectRow(
+            self._bucket_id, self._name, self._version, self._received, checksum, samples, members, warnings, state
+        )
+
+    def _close_blob(self, row: ObjectRow) -> None:
+        parts = self._parts
+        write_all(parts.filesystem, self._fd, layout.row_footer(row))
+        if self._durable:
+            started = time.perf_counter()
+            parts.filesystem.fdatasync(self._fd)
+        fd, self._fd = self._fd, -1
+        parts.filesystem.close(fd)
+        if self._durable:
+            parts.directories.sync_chain(self._directory)
+            parts.stats.fsyncs += 1
+            parts.stats.fsync_seconds += time.perf_counter() - started
+
+    def _end(self) -> None:
+        self._ended = True
+        self._release(self._claimed)
