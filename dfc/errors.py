@@ -15,6 +15,7 @@ DfcError
  │   ├─ ObjectCorrupt 500 · StorageFailed 500
  │   ├─ Unavailable 503          a holder is down, the map changes, too busy; carries Retry-After
  │   └─ NoSpace 507
+ ├─ Unreachable                  met in our client only: no node answered, or every answer broke off, after all retries
  └─ OperatorError                met at start or in a command: ConfigError, DiskRefused, DiskLocked
 """
 
@@ -215,6 +216,13 @@ class NoSpace(ServerTrouble):
 
     status = 507
     code = "no_space"
+
+
+class Unreachable(DfcError):
+    """Met in our client only: no connection, or one that broke, after all retries that the request allows."""
+
+    status = 503
+    code = "unreachable"
 
 
 class OperatorError(DfcError):

@@ -2,7 +2,7 @@
 
 | spec | means |
 | --- | --- |
-| a list | exactly these names, unchanged |
+| a list | exactly these names, unchanged; as text it is a JSON list, `["a.tar", "b.tar"]` |
 | `train-@000147.tar` | a count: `train-000000.tar` to `train-000146.tar`, as wide as the digits; the last `@digits` counts |
 | `train-{000000..000146}.tar`, `{train,val}.tar` | brace patterns as bash has them: ranges with a step, choices, nesting |
 | `train-*.tar`, `**/x-[0-9]?.tar` | a glob: `*` and `?` stay within one path segment, `**` stands for any number of segments |
@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, pairwise, product
 from typing import Final
+
+import msgspec
 
 from dfc.errors import BadShardSpec
 from dfc.limits import (
@@ -81,6 +83,8 @@ def expand(spec: str | Sequence[str]) -> Selection:
     """
     if not isinstance(spec, str):
         return _check_list(spec)
+    if spec.startswith('["'):
+        return _check_list(_parse_list(spec))
     names = _expand_text(spec)
     if len(names) == 1 and names[0].endswith("/") and not _WILDCARD.search(names[0]):
         return Prefix(names[0])
@@ -108,6 +112,13 @@ def expand_url(url: str) -> list[str]:
 def is_plain(spec: str) -> bool:
     """Whether the text is one name and nothing to expand."""
     return not (_COUNT.fullmatch(spec) or _WILDCARD.search(spec) or "{" in spec or "}" in spec or spec.endswith("/"))
+
+
+def _parse_list(text: str) -> Sequence[str]:
+    try:
+        return msgspec.json.decode(text, type=list[str])
+    except msgspec.MsgspecError as problem:
+        raise BadShardSpec(f"a shard spec that begins like a JSON list and is none: {problem}") from None
 
 
 def _check_list(names: Sequence[str]) -> list[str]:

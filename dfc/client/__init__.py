@@ -1,1 +1,44 @@
-"""The Python client, sync and async."""
+"""The Python client: `Client` blocks, `AsyncClient` is for asyncio; both speak to any node of a cluster.
+
+    from dfc.client import Client
+
+    with Client("http://127.0.0.1:8080") as client:
+        client.put("imagenet", "train-000000.tar", "train-000000.tar")
+        for sample in client.samples("imagenet", "train-000000.tar"):
+            image = client.read_sample_member("imagenet", "train-000000.tar", sample.key, "jpg")
+
+Errors are the classes of `dfc.errors`; `Unreachable` when no node answers.
+"""
+
+from dfc.client.aio import AsyncClient, AsyncReader
+from dfc.client.client import Client
+from dfc.client.models import (
+    BucketInfo,
+    Extent,
+    KeyInfo,
+    ListPage,
+    MemberInfo,
+    ObjectInfo,
+    SampleInfo,
+    StoredObject,
+)
+from dfc.client.reader import ObjectReader
+from dfc.client.retry import Cancellation, Cancelled, RetryPolicy
+
+__all__ = [
+    "AsyncClient",
+    "AsyncReader",
+    "BucketInfo",
+    "Cancellation",
+    "Cancelled",
+    "Client",
+    "Extent",
+    "KeyInfo",
+    "ListPage",
+    "MemberInfo",
+    "ObjectInfo",
+    "ObjectReader",
+    "RetryPolicy",
+    "SampleInfo",
+    "StoredObject",
+]

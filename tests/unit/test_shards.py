@@ -19,6 +19,13 @@ def test_a_list_passes_through_unchanged() -> None:
     assert expand(names) == names
 
 
+def test_a_list_as_text_is_json() -> None:
+    assert expand('["b-@3.tar", "a{1,2}"]') == ["b-@3.tar", "a{1,2}"]
+    for text in ('["a"', '["a", 1]', '["a"]x', '["a", ""]'):
+        with pytest.raises(BadShardSpec):
+            expand(text)
+
+
 def test_count_is_a_count_and_keeps_its_width() -> None:
     names = expand("imagenet-@001000.tgz")
     assert isinstance(names, list)

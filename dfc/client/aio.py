@@ -1,0 +1,294 @@
+"""The client for asyncio: the same calls as `Client`, each in a thread, since only blocking reads reach the speed of the disks.
+
+Cancelling a task shuts down the sockets of its call, so that the thread ends too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Final, ParamSpec, TypeVar
+
+from dfc.checksum import Buffer
+from dfc.client.client import DEFAULT_URL, Client
+from dfc.client.models import BucketInfo, KeyInfo, ListPage, MemberInfo, ObjectInfo, SampleInfo, StoredObject
+from dfc.client.reader import ObjectReader
+from dfc.client.retry import Cancellation, Cancelled, cancelled_by, current_cancellation
+from dfc.client.source import Body
+from dfc.limits import LIST_PAGE_MAX
+from dfc.placement.map import ClusterMap
+
+THREADS: Final = 32  # calls that run at once; more wait
+CANCEL_WAIT_S: Final = 1.0
+_BATCH: Final = 256  # items that one trip to a thread takes from an iterator
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _Threads:
+    """Runs blocking calls, each under a cancellation of its own."""
+
+    def __init__(self, threads: int) -> None:
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="dfc-client")
+
+    async def run(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        cancellation = Cancellation()
+
+        def work() -> T:
+            with cancelled_by(cancellation):
+                return call(*args, **kwargs)
+
+        future = asyncio.get_running_loop().run_in_executor(self._executor, work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            cancellation.cancel()
+            # A transfer ends at once, and only then may the caller use its buffers again. What does not end soon (a call that
+            # waits for a connection, or for the answer to a control call) touches none.
+            await asyncio.wait([future], timeout=CANCEL_WAIT_S)
+            future.add_done_callback(_take_exception)
+            raise
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False)
+
+
+def _take_exception(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
+
+
+class AsyncReader:
+    """A reader of one object; `readinto` a large buffer for speed. See `ObjectReader`."""
+
+    def __init__(self, threads: _Threads, reader: ObjectReader) -> None:
+        self._threads = threads
+        self._reader = reader
+
+    @property
+    def info(self) -> ObjectInfo:
+        return self._reader.info
+
+    async def readinto(self, buffer: bytearray | memoryview) -> int:
+        """Fill the buffer, except at the end; 0 there. ChecksumMismatch with the last bytes."""
+        return await self._threads.run(self._reader.readinto, buffer)
+
+    async def read(self, size: int = -1) -> bytes:
+        data = await self._threads.run(self._reader.read, size)
+        return data or b""
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._reader.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._reader.tell()
+
+    async def close(self) -> None:
+        await self._threads.run(self._reader.close)
+
+    async def __aenter__(self) -> AsyncReader:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class AsyncClient:
+    """`Client` for asyncio; its methods take and give the same, iterators become asynchronous."""
+
+    def __init__(
+        self, url: str = DEFAULT_URL, token: str | None = None, *, retries: int | None = None, threads: int = THREADS
+    ) -> None:
+        self._client = Client(url, token, retries=retries)
+        self._threads = _Threads(threads)
+
+    @property
+    def url(self) -> str:
+        return self._client.url
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._threads.run(self._client.close)
+        self._threads.close()
+
+    async def put(
+        self,
+        bucket: str,
+        name: str,
+        body: Body | AsyncIterable[bytes],
+        *,
+        checksum: str | None = None,
+        if_match: str | None = None,
+        if_none_match: str | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> StoredObject:
+        """Like `Client.put`; an asynchronous iterable is a body too. `progress` is called in a thread."""
+        given: Any = body
+        if isinstance(body, AsyncIterable):
+            given = _from_loop(body, asyncio.get_running_loop())
+        return await self._threads.run(
+            self._client.put,
+            bucket,
+            name,
+            given,
+            checksum=checksum,
+            if_match=if_match,
+            if_none_match=if_none_match,
+            progress=progress,
+        )
+
+    async def get(self, bucket: str, name: str, *, start: int = 0, length: int | None = None) -> bytes:
+        return await self._threads.run(self._client.get, bucket, name, start=start, length=length)
+
+    async def open(self, bucket: str, name: str, *, start: int = 0, length: int | None = None) -> AsyncReader:
+        reader = await self._threads.run(self._client.open, bucket, name, start=start, length=length)
+        return AsyncReader(self._threads, reader)
+
+    async def get_to_file(
+        self,
+        bucket: str,
+        name: str,
+        path: str | os.PathLike[str],
+        *,
+        resume: bool = True,
+        progress: Callable[[int], None] | None = None,
+    ) -> ObjectInfo:
+        return await self._threads.run(self._client.get_to_file, bucket, name, path, resume=resume, progress=progress)
+
+    async def stat(self, bucket: str, name: str) -> ObjectInfo:
+        return await self._threads.run(self._client.stat, bucket, name)
+
+    head = stat
+
+    async def delete(self, bucket: str, name: str, *, if_match: str | None = None) -> None:
+        await self._threads.run(self._client.delete, bucket, name, if_match=if_match)
+
+    async def list_page(
+        self,
+        bucket: str,
+        *,
+        prefix: str = "",
+        start_after: str = "",
+        delimiter: str = "",
+        limit: int = LIST_PAGE_MAX,
+        token: str | None = None,
+    ) -> ListPage:
+        return await self._threads.run(
+            self._client.list_page,
+            bucket,
+            prefix=prefix,
+            start_after=start_after,
+            delimiter=delimiter,
+            limit=limit,
+            token=token,
+        )
+
+    def list(self, bucket: str, *, prefix: str = "", start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        return self._iterate(lambda: self._client.list(bucket, prefix=prefix, start_after=start_after))
+
+    def members(self, bucket: str, shard: str) -> AsyncIterator[MemberInfo]:
+        return self._iterate(lambda: self._client.members(bucket, shard))
+
+    def samples(self, bucket: str, shard: str) -> AsyncIterator[SampleInfo]:
+        return self._iterate(lambda: self._client.samples(bucket, shard))
+
+    def keys(self, bucket: str, shards: str | Sequence[str], *, fields: str = "all") -> AsyncIterator[KeyInfo]:
+        return self._iterate(lambda: self._client.keys(bucket, shards, fields=fields))
+
+    async def read_member(self, bucket: str, shard: str, member: str, *, start: int = 0, length: int | None = None) -> bytes:
+        return await self._threads.run(self._client.read_member, bucket, shard, member, start=start, length=length)
+
+    async def open_member(self, bucket: str, shard: str, member: str) -> AsyncReader:
+        return AsyncReader(self._threads, await self._threads.run(self._client.open_member, bucket, shard, member))
+
+    async def read_sample(self, bucket: str, shard: str, key: str) -> dict[str, bytes]:
+        return await self._threads.run(self._client.read_sample, bucket, shard, key)
+
+    async def read_sample_tar(self, bucket: str, shard: str, key: str) -> bytes:
+        return await self._threads.run(self._client.read_sample_tar, bucket, shard, key)
+
+    async def read_sample_member(self, bucket: str, shard: str, key: str, ext: str) -> bytes:
+        return await self._threads.run(self._client.read_sample_member, bucket, shard, key, ext)
+
+    async def list_buckets(self) -> tuple[BucketInfo, ...]:
+        return await self._threads.run(self._client.list_buckets)
+
+    async def bucket(self, name: str) -> BucketInfo:
+        return await self._threads.run(self._client.bucket, name)
+
+    async def create_bucket(self, name: str, *, durability: str = "fsync", copies: int = 1) -> None:
+        await self._threads.run(self._client.create_bucket, name, durability=durability, copies=copies)
+
+    async def change_bucket(self, name: str, *, durability: str | None = None, copies: int | None = None) -> BucketInfo:
+        return await self._threads.run(self._client.change_bucket, name, durability=durability, copies=copies)
+
+    async def delete_bucket(self, name: str, *, force: bool = False) -> None:
+        await self._threads.run(self._client.delete_bucket, name, force=force)
+
+    async def cluster_map(self) -> ClusterMap:
+        return await self._threads.run(self._client.cluster_map)
+
+    async def health(self) -> dict[str, Any]:
+        return await self._threads.run(self._client.health)
+
+    async def start_scrub(self) -> None:
+        await self._threads.run(self._client.start_scrub)
+
+    async def scrub_status(self) -> dict[str, Any]:
+        return await self._threads.run(self._client.scrub_status)
+
+    async def _iterate(self, begin: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
+        iterator = await self._threads.run(begin)
+        try:
+            while batch := await self._threads.run(_take, iterator):
+                for item in batch:
+                    yield item
+        finally:
+            # A generator that is left early frees its connection.
+            close = getattr(iterator, "close", None)
+            if close is not None:
+                await self._threads.run(close)
+
+
+def _take(iterator: Iterator[T]) -> Sequence[T]:
+    batch = []
+    for item in iterator:
+        batch.append(item)
+        if len(batch) == _BATCH:
+            break
+    return batch
+
+
+def _from_loop(pieces: AsyncIterable[bytes], loop: asyncio.AbstractEventLoop) -> Iterator[Buffer]:
+    """What an asynchronous iterable gives, for a thread: each piece is awaited on the loop."""
+    iterator = aiter(pieces)
+
+    async def following() -> bytes | None:
+        return await anext(iterator, None)
+
+    while (piece := _await_on(loop, following())) is not None:
+        yield piece
+
+
+def _await_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, bytes | None]) -> bytes | None:
+    cancellation = current_cancellation(Cancellation())
+    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    while True:
+        try:
+            return future.result(timeout=CANCEL_WAIT_S / 4)
+        except TimeoutError:
+            if future.done():
+                raise  # it is the iterable's own
+            if cancellation.is_set:
+                future.cancel()
+                raise Cancelled from None

@@ -1,0 +1,356 @@
+"""The blocking client: objects, listings, shards and buckets of one cluster. Thread-safe.
+
+Bytes travel between the caller's buffers and the target that owns the object; the node whose URL was given is asked for the
+map, for buckets and listings, and relays where a target cannot be reached. Every call that is idempotent, and all are, is
+retried for some seconds. Errors are classes of `dfc.errors`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+
+from dfc.checksum import CHECKSUM_NAME
+from dfc.client.control import MSGPACK, Control
+from dfc.client.download import download
+from dfc.client.exchange import ObjectCalls, Tries
+from dfc.client.lines import read_values
+from dfc.client.models import (
+    BucketInfo,
+    BucketList,
+    KeyInfo,
+    ListPage,
+    MemberInfo,
+    ObjectInfo,
+    SampleInfo,
+    StoredObject,
+    object_info,
+)
+from dfc.client.reader import ObjectReader, ObjectRequest
+from dfc.client.retry import Cancellation, RetryPolicy
+from dfc.client.routing import Router
+from dfc.client.source import HASH_FIRST_BYTES, Body, Source, make_source
+from dfc.client.transport import Transport
+from dfc.errors import BadRequest, ChecksumMismatch, ObjectCorrupt, ObjectNotFound, PreconditionFailed
+from dfc.limits import KIB, LIST_PAGE_MAX
+from dfc.names import check_bucket_name, check_object_name
+from dfc.placement.map import ClusterMap
+from dfc.tar.header import FILE, TarError
+from dfc.tar.samples import split_key
+from dfc.tar.scanner import Scanner
+
+DEFAULT_URL: Final = "http://127.0.0.1:8080"
+_ANSWER_BYTES_MAX: Final = 256 * KIB  # of a PUT: warnings are short
+_QUERY_CHARS_MAX: Final = 8 * KIB  # half of a request line, for lists of shards
+
+
+class Client:
+    """A connection to a cluster through any of its nodes. Close it, or use it as a context manager."""
+
+    def __init__(self, url: str = DEFAULT_URL, token: str | None = None, *, retries: int | None = None) -> None:
+        self.url = _base_url(url)
+        self.cancellation = Cancellation()
+        policy = RetryPolicy() if retries is None else RetryPolicy(retries=retries)
+        self._control = Control(self.url, token, policy, self.cancellation)
+        self._transport = Transport(self.cancellation)
+        self._router = Router(self.url, lambda: self._control.call("GET", "/v1/cluster"))
+        self._calls = ObjectCalls(self._router, self._transport, token, policy, self.cancellation)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections; readers that are open may be read to their end."""
+        self._transport.close()
+        self._control.close()
+
+    def abort(self) -> None:
+        """End everything that runs in other threads: it raises `Cancelled` there. The client is of no use afterwards."""
+        self.cancellation.cancel()
+
+    # Objects.
+
+    def put(
+        self,
+        bucket: str,
+        name: str,
+        body: Body,
+        *,
+        checksum: str | None = None,
+        if_match: str | None = None,
+        if_none_match: str | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> StoredObject:
+        """Store an object: `body` is a path, bytes, an open binary file or an iterable of bytes (the last two go out once).
+
+        What was stored is compared with what was sent; a body that changed on the way raises ChecksumMismatch, and is refused
+        before anything is replaced when its checksum (`checksum`, xxh3-128 in hex) was known. PreconditionFailed for `if_match`
+        (an etag) or `if_none_match` ("*"). `progress` gets the bytes sent, and a negative number when a try begins anew.
+        """
+        source = make_source(body, checksum)
+        source.progress = progress
+        if source.replayable and source.size is not None and source.size <= HASH_FIRST_BYTES:
+            source.hash_first()
+        headers = _conditions(if_match, if_none_match)
+        if source.checksum is not None:
+            headers["X-DFC-Checksum"] = f"{CHECKSUM_NAME}={source.checksum}"
+        path = _checked(bucket, name)
+        try:
+            return self._put(*path, source, headers)
+        except ChecksumMismatch:
+            # Changed on the way, or between hashing and sending; a file that really changed will fail again.
+            if not source.replayable or checksum is not None:
+                raise
+            return self._put(*path, source, headers)
+
+    def get(self, bucket: str, name: str, *, start: int = 0, length: int | None = None) -> bytes:
+        """The bytes of an object, or of a range of it; the whole is verified. RangeNotSatisfiable beyond its end."""
+        return self._read_whole(ObjectRequest(self._calls, *_checked(bucket, name)), start, length)
+
+    def open(self, bucket: str, name: str, *, start: int = 0, length: int | None = None) -> ObjectReader:
+        """A raw, seekable reader; wrap it in `io.BufferedReader` for small reads."""
+        return ObjectReader(ObjectRequest(self._calls, *_checked(bucket, name)), start, length)
+
+    def get_to_file(
+        self,
+        bucket: str,
+        name: str,
+        path: str | os.PathLike[str],
+        *,
+        resume: bool = True,
+        progress: Callable[[int], None] | None = None,
+    ) -> ObjectInfo:
+        """Store an object as a file, continuing an earlier try that broke off. See `dfc.client.download.download`."""
+        return download(ObjectRequest(self._calls, *_checked(bucket, name)), os.fspath(path), resume=resume, progress=progress)
+
+    def stat(self, bucket: str, name: str) -> ObjectInfo:
+        """Size, etag (the xxh3-128) and time of an object. ObjectNotFound."""
+        bucket, name = _checked(bucket, name)
+        with self._calls.call("HEAD", bucket, name) as answer:
+            return object_info(bucket, name, answer.headers, int(answer.headers.get("Content-Length") or 0))
+
+    head = stat
+
+    def delete(self, bucket: str, name: str, *, if_match: str | None = None) -> None:
+        """Delete an object. ObjectNotFound, PreconditionFailed."""
+        tries = Tries()
+        try:
+            self._calls.call("DELETE", *_checked(bucket, name), headers=_conditions(if_match, None), tries=tries).close()
+        except ObjectNotFound:
+            # An earlier try broke off after it had done its work.
+            if not tries.broken:
+                raise
+
+    # Listings.
+
+    def list_page(
+        self,
+        bucket: str,
+        *,
+        prefix: str = "",
+        start_after: str = "",
+        delimiter: str = "",
+        limit: int = LIST_PAGE_MAX,
+        token: str | None = None,
+    ) -> ListPage:
+        """One page of a bucket's objects in byte order, and the common prefixes up to the delimiter. BucketNotFound."""
+        params: dict[str, str | int] = {"limit": limit}
+        for key, value in (("prefix", prefix), ("start_after", start_after), ("delimiter", delimiter), ("token", token)):
+            if value:
+                params[key] = value
+        path = f"/v1/buckets/{check_bucket_name(bucket)}/objects"
+        return msgspec.msgpack.decode(self._control.call("GET", path, params=params, accept=MSGPACK), type=ListPage)
+
+    def list_pages(self, bucket: str, *, prefix: str = "", start_after: str = "", delimiter: str = "") -> Iterator[ListPage]:
+        """All pages; each is complete, or the call fails."""
+        page = self.list_page(bucket, prefix=prefix, start_after=start_after, delimiter=delimiter)
+        while True:
+            yield page
+            if page.next_token is None:
+                return
+            page = self.list_page(bucket, prefix=prefix, delimiter=delimiter, token=page.next_token)
+
+    def list(self, bucket: str, *, prefix: str = "", start_after: str = "") -> Iterator[ObjectInfo]:
+        """All objects whose name starts with the prefix, in byte order, page by page."""
+        for page in self.list_pages(bucket, prefix=prefix, start_after=start_after):
+            yield from page.objects
+
+    # Shards.
+
+    def members(self, bucket: str, shard: str) -> Iterator[MemberInfo]:
+        """The members of a shard in the order of the archive. NotAShard."""
+        return read_values(self._calls.call("GET", *_checked(bucket, shard), query=(("list", "members"),)), MemberInfo)
+
+    def samples(self, bucket: str, shard: str) -> Iterator[SampleInfo]:
+        """The samples of a shard in the order of the archive. NotAShard."""
+        return read_values(self._calls.call("GET", *_checked(bucket, shard), query=(("list", "samples"),)), SampleInfo)
+
+    def read_member(self, bucket: str, shard: str, member: str, *, start: int = 0, length: int | None = None) -> bytes:
+        """The bytes of one member. MemberNotFound; NotSeekable for a range in a compressed shard."""
+        request = ObjectRequest(self._calls, *_checked(bucket, shard), (("member", member),))
+        return self._read_whole(request, start, length)
+
+    def open_member(self, bucket: str, shard: str, member: str) -> ObjectReader:
+        """A reader of one member; its positions count from the member's first byte."""
+        return ObjectReader(ObjectRequest(self._calls, *_checked(bucket, shard), (("member", member),)))
+
+    def read_sample(self, bucket: str, shard: str, key: str) -> dict[str, bytes]:
+        """The members of the first sample with that key, by extension. SampleNotFound."""
+        return _split_sample(self.read_sample_tar(bucket, shard, key))
+
+    def read_sample_tar(self, bucket: str, shard: str, key: str) -> bytes:
+        """The first sample with that key as a tar of its own."""
+        return self._read_whole(ObjectRequest(self._calls, *_checked(bucket, shard), (("sample", key),)), 0, None)
+
+    def read_sample_member(self, bucket: str, shard: str, key: str, ext: str) -> bytes:
+        """The member with that extension of the first sample with that key. SampleNotFound, MemberNotFound."""
+        query = (("sample", key), ("ext", ext))
+        return self._read_whole(ObjectRequest(self._calls, *_checked(bucket, shard), query), 0, None)
+
+    def keys(self, bucket: str, shards: str | Sequence[str], *, fields: str = "all") -> Iterator[KeyInfo]:
+        """The samples of many shards (a shard spec, or a list), in no order between shards; `fields="key"`: only their keys."""
+        for spec in _shard_specs(shards):
+            query = [("shards", spec)] if fields == "all" else [("shards", spec), ("fields", fields)]
+            path = f"/v1/buckets/{check_bucket_name(bucket)}/samples?{urlencode(query, quote_via=quote)}"
+            yield from read_values(self._calls.stream(self.url + path), KeyInfo)
+
+    # Buckets.
+
+    def list_buckets(self) -> tuple[BucketInfo, ...]:
+        """All buckets with their counts."""
+        listed: BucketList = _decode(self._control.call("GET", "/v1/buckets"), BucketList)
+        return listed.buckets
+
+    def bucket(self, name: str) -> BucketInfo:
+        """Settings and counts. BucketNotFound."""
+        found: BucketInfo = _decode(self._control.call("GET", f"/v1/buckets/{check_bucket_name(name)}"), BucketInfo)
+        return found
+
+    def create_bucket(self, name: str, *, durability: str = "fsync", copies: int = 1) -> None:
+        """Make a bucket, or find it with the same settings; BucketConflict when they differ."""
+        body = {"copies": copies, "durability": durability}
+        self._control.call("PUT", f"/v1/buckets/{check_bucket_name(name)}", body=body)
+
+    def change_bucket(self, name: str, *, durability: str | None = None, copies: int | None = None) -> BucketInfo:
+        """Change the settings that are given. BucketNotFound."""
+        body = {key: value for key, value in (("durability", durability), ("copies", copies)) if value is not None}
+        self._control.call("PATCH", f"/v1/buckets/{check_bucket_name(name)}", body=body)
+        return self.bucket(name)
+
+    def delete_bucket(self, name: str, *, force: bool = False) -> None:
+        """Delete a bucket; with `force` and all that is in it, BucketNotEmpty otherwise."""
+        self._control.call("DELETE", f"/v1/buckets/{check_bucket_name(name)}", params={"force": 1} if force else None)
+
+    # Cluster.
+
+    def cluster_map(self) -> ClusterMap:
+        """Nodes, disks and buckets, fetched now."""
+        return ClusterMap.decode(self._control.call("GET", "/v1/cluster"))
+
+    def health(self) -> dict[str, Any]:
+        """Role, id and map version of the node that was given. Unavailable while it is not ready."""
+        facts: dict[str, Any] = _decode(self._control.call("GET", "/v1/health"), dict[str, Any])
+        return facts
+
+    def start_scrub(self) -> None:
+        """Ask every target to read and verify all that it holds."""
+        self._control.call("POST", "/v1/cluster/scrub")
+
+    def scrub_status(self) -> dict[str, Any]:
+        """`disks`: for each its state, bytes done and in all, errors, and what is quarantined."""
+        status: dict[str, Any] = _decode(self._control.call("GET", "/v1/cluster/scrub"), dict[str, Any])
+        return status
+
+    # What the methods above share.
+
+    def _put(self, bucket: str, name: str, source: Source, headers: Mapping[str, str]) -> StoredObject:
+        tries = Tries()
+        try:
+            with self._calls.call("PUT", bucket, name, headers=headers, source=source, tries=tries) as answer:
+                stored: StoredObject = _decode(answer.read_all(_ANSWER_BYTES_MAX), StoredObject)
+        except PreconditionFailed:
+            # The precondition may fail because an earlier try, which broke off, has stored the object.
+            found = self.stat(bucket, name) if tries.broken and source.checksum else None
+            if found is None or found.etag != source.checksum:
+                raise
+            return StoredObject(bucket=bucket, object=name, size=found.size, checksum=found.etag)
+        sent = source.sent_checksum or source.checksum
+        if sent is not None and stored.checksum != sent:
+            self.delete(bucket, name, if_match=stored.checksum)
+            raise ChecksumMismatch(f"{bucket}/{name} arrived as {stored.checksum}, not {sent}, and was deleted")
+        return stored
+
+    def _read_whole(self, request: ObjectRequest, start: int, length: int | None) -> bytes:
+        try:
+            with ObjectReader(request, start, length) as reader:
+                return reader.readall()
+        except ChecksumMismatch:
+            with ObjectReader(request, start, length) as reader:
+                return reader.readall()
+
+
+def _base_url(url: str) -> str:
+    parts = urlsplit(url)
+    bare = parts.path in ("", "/") and not parts.query and not parts.fragment
+    if parts.scheme not in ("http", "https") or not parts.hostname or not bare:
+        raise BadRequest(f"the URL of a cluster is http://host:port, not {url!r}")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _checked(bucket: str, name: str) -> tuple[str, str]:
+    return check_bucket_name(bucket), check_object_name(name)
+
+
+def _conditions(if_match: str | None, if_none_match: str | None) -> dict[str, str]:
+    headers = {}
+    for header, value in (("If-Match", if_match), ("If-None-Match", if_none_match)):
+        if value is not None:
+            headers[header] = value if value == "*" else f'"{value}"'
+    return headers
+
+
+def _decode(body: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.MsgspecError as problem:
+        raise BadRequest(f"an answer that is not DFC's: {problem}") from None
+
+
+def _split_sample(archive: bytes) -> dict[str, bytes]:
+    scanner = Scanner()
+    try:
+        entries = scanner.feed(archive)
+        scanner.finish()
+    except TarError as problem:
+        raise ObjectCorrupt(f"a sample arrived as a broken tar: {problem}") from None
+    members = {}
+    for name, kind, _, offset, size in entries:
+        key = split_key(name.decode("utf-8", "surrogateescape")) if kind == FILE else None
+        if key is not None:
+            members[key[1]] = archive[offset : offset + size]
+    return members
+
+
+def _shard_specs(shards: str | Sequence[str]) -> Iterator[str]:
+    """The specs to ask for one after the other: a long list becomes several, each within a request line."""
+    if isinstance(shards, str):
+        yield shards
+        return
+    group: list[str] = []
+    chars = 0
+    for shard in shards:
+        cost = len(quote(shard)) + len("%22%2C%22")
+        if group and chars + cost > _QUERY_CHARS_MAX:
+            yield msgspec.json.encode(group).decode()
+            group, chars = [], 0
+        group.append(shard)
+        chars += cost
+    if group:
+        yield msgspec.json.encode(group).decode()

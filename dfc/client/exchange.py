@@ -1,0 +1,130 @@
+"""One object request, tried until it is answered: owner first, relay when the owner cannot be reached, then backoff.
+
+States of a try: direct → (cannot connect) relay → (503, broken) wait, new map → direct … A 307 is followed. Uploads are tried
+again only from sources that can begin anew; every method used here is idempotent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Final
+from urllib.parse import urljoin
+
+from dfc.client.problems import error_from_answer, is_worth_retrying, retry_after_s
+from dfc.client.retry import Cancellation, RetryPolicy, current_cancellation
+from dfc.client.routing import Query, Route, Router
+from dfc.client.source import Source
+from dfc.client.transport import ERROR_BODY_BYTES_MAX, Answer, NotConnected, Transport
+from dfc.errors import DfcError, Unavailable, Unreachable
+
+_REDIRECTS: Final = frozenset((307, 308))
+_HOPS_MAX: Final = 5
+_NOT_MODIFIED: Final = 304
+_MISDIRECTED: Final = 421
+_FOR_CALLERS: Final = _REDIRECTS | {_NOT_MODIFIED, _MISDIRECTED}
+
+
+@dataclass(slots=True)
+class Tries:
+    """`broken`: an earlier try broke off, so that the node may have done the work without an answer."""
+
+    broken: bool = False
+
+
+class ObjectCalls:
+    """Object requests of one client. Thread-safe."""
+
+    def __init__(
+        self, router: Router, transport: Transport, token: str | None, policy: RetryPolicy, cancellation: Cancellation
+    ) -> None:
+        self.policy = policy
+        self._router = router
+        self._transport = transport
+        self._token = token
+        self._cancellation = cancellation
+
+    def call(
+        self,
+        method: str,
+        bucket: str,
+        name: str,
+        *,
+        query: Query = (),
+        headers: Mapping[str, str] | None = None,
+        source: Source | None = None,
+        tries: Tries | None = None,
+    ) -> Answer:
+        """A successful answer, its body unread, or the error of the last try. `tries` is told what happened on the way."""
+        return self._retrying(lambda: self._try(method, bucket, name, query, headers or {}, source), source, tries)
+
+    def stream(self, url: str) -> Answer:
+        """A successful answer of the node that the client was given, its body unread, to a GET of any URL of it."""
+        answer = self._retrying(lambda: self._ask("GET", Route(url, direct=False), {}, None), None, None)
+        if answer.status < 300:
+            return answer
+        answer.close()
+        raise error_from_answer(answer.status, answer.headers, b"", f"GET {url}")
+
+    def _retrying(self, attempt: Callable[[], Answer], source: Source | None, tries: Tries | None) -> Answer:
+        cancellation = current_cancellation(self._cancellation)
+        for number in count():
+            cancellation.check()
+            try:
+                return attempt()
+            except DfcError as error:
+                cancellation.check()
+                spent = source is not None and source.begun and not source.replayable
+                if not is_worth_retrying(error) or spent or number >= self.policy.retries:
+                    raise
+                if tries is not None and isinstance(error, Unreachable):
+                    tries.broken = True
+                delay_s = self.policy.delay_s(number, retry_after_s(error))
+            self.wait(delay_s)
+        raise AssertionError("counting does not end")
+
+    def wait(self, seconds: float) -> None:
+        """Wait before another try, unless cancelled, and expect a new map."""
+        current_cancellation(self._cancellation).wait(seconds)
+        self._router.refresh()
+
+    def _try(
+        self, method: str, bucket: str, name: str, query: Query, headers: Mapping[str, str], source: Source | None
+    ) -> Answer:
+        route = self._router.route(bucket, name, query)
+        for _ in range(_HOPS_MAX):
+            try:
+                answer = self._ask(method, route, headers, source)
+            except NotConnected:
+                if not route.direct:
+                    raise
+                self._router.mark_unreachable(route.url)
+                self._router.refresh()
+                route = self._router.relay(bucket, name, query)
+                continue
+            location = answer.headers.get("Location")
+            if answer.status in _REDIRECTS and location:
+                route = self._router.redirected(urljoin(route.url, location))
+                if not self._router.is_reachable(route.url):
+                    route = self._router.relay(bucket, name, query)
+            elif answer.status == _MISDIRECTED:
+                self._router.refresh()
+                route = self._router.relay(bucket, name, query)
+            else:
+                return answer
+            answer.close()
+        raise Unavailable(f"{method} {bucket}/{name}: redirected more than {_HOPS_MAX} times")
+
+    def _ask(self, method: str, route: Route, headers: Mapping[str, str], source: Source | None) -> Answer:
+        """One request; answers that a caller cannot use are raised as errors."""
+        answer = self._transport.request(method, route.url, self._with_token(headers, route), source)
+        if answer.status < 300 or answer.status in _FOR_CALLERS:
+            return answer
+        body = answer.read_all(ERROR_BODY_BYTES_MAX)
+        raise error_from_answer(answer.status, answer.headers, body, f"{method} {route.url}")
+
+    def _with_token(self, headers: Mapping[str, str], route: Route) -> Mapping[str, str]:
+        if not self._token or not route.trusted:
+            return headers
+        return {**headers, "Authorization": f"Bearer {self._token}"}

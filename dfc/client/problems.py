@@ -1,0 +1,103 @@
+"""From an answer of a node back to the error class that made it, by the `code` of its JSON body."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final, Protocol
+
+import msgspec
+
+from dfc.errors import (
+    BadRequest,
+    BodyTimeout,
+    ChecksumMismatch,
+    Conflict,
+    DfcError,
+    Forbidden,
+    MethodNotAllowed,
+    NoSpace,
+    NotFound,
+    ObjectNotFound,
+    PreconditionFailed,
+    RangeNotSatisfiable,
+    ServerTrouble,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+    Unreachable,
+)
+
+# Answers to try again: the node or a gateway before it cannot serve now. A 500 is final: it is about the object or its disk.
+RETRY_STATUSES: Final = frozenset((408, 429, 502, 503, 504))
+# For answers without a body (HEAD) or from something that is not DFC.
+_BY_STATUS: Final[Mapping[int, type[DfcError]]] = {
+    400: BadRequest,
+    401: Unauthorized,
+    403: Forbidden,
+    404: ObjectNotFound,
+    405: MethodNotAllowed,
+    408: BodyTimeout,
+    409: Conflict,
+    410: NotFound,
+    412: PreconditionFailed,
+    413: TooLarge,
+    416: RangeNotSatisfiable,
+    422: ChecksumMismatch,
+    507: NoSpace,
+}
+
+
+class Headers(Protocol):
+    """Headers of an answer, names in any case; those of http.client and of httpx both are."""
+
+    def get(self, name: str, /) -> str | None: ...
+
+
+class _Problem(msgspec.Struct):
+    code: str = ""
+    message: str = ""
+    request_id: str = ""
+
+
+class _Body(msgspec.Struct):
+    error: _Problem
+
+
+def _subclasses(root: type[DfcError]) -> Iterator[type[DfcError]]:
+    for child in root.__subclasses__():
+        yield child
+        yield from _subclasses(child)
+
+
+_BY_CODE: Final = {kind.__dict__["code"]: kind for kind in _subclasses(DfcError) if "code" in kind.__dict__}
+
+
+def error_from_answer(status: int, headers: Headers, body: bytes, what: str) -> DfcError:
+    """The error that a status of 300 or more stands for; `what`, method and URL, is for answers that say nothing themselves."""
+    try:
+        problem = msgspec.json.decode(body, type=_Body).error
+    except msgspec.MsgspecError:
+        problem = _Problem()
+    kind = _BY_CODE.get(problem.code) or _BY_STATUS.get(status)
+    if kind is None:
+        kind = Unavailable if status in RETRY_STATUSES else ServerTrouble if status >= 500 else BadRequest
+    # Some classes make their own message from other arguments; here the message is what the node said.
+    error = kind.__new__(kind)
+    DfcError.__init__(error, problem.message or f"{what} was answered with status {status}", headers=_kept(headers))
+    return error
+
+
+def _kept(headers: Headers) -> dict[str, str]:
+    names = ("Retry-After", "Content-Range", "Allow", "WWW-Authenticate", "X-Request-Id")
+    return {name: value for name in names if (value := headers.get(name))}
+
+
+def is_worth_retrying(error: DfcError) -> bool:
+    """Whether the same request may succeed a little later."""
+    return isinstance(error, Unavailable | Unreachable | BodyTimeout)
+
+
+def retry_after_s(error: DfcError) -> float | None:
+    """What the node asked for, in seconds; dates are not used by DFC and ignored."""
+    value = error.headers.get("Retry-After", "")
+    return float(value) if value.isascii() and value.isdigit() else None

@@ -1,0 +1,107 @@
+"""How long to wait between tries, and how a caller ends work that other threads do for it."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Final
+
+from dfc.errors import DfcError
+
+
+class Cancelled(DfcError):
+    """The caller ended the operation; what a download has stored so far is kept for resuming."""
+
+    status = 499
+    code = "cancelled"
+
+    def __init__(self, message: str = "cancelled") -> None:
+        super().__init__(message)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Exponential backoff: half of each delay is random, so that many clients do not come back in step.
+
+    The default waits about 12 s in all, longer than a cluster needs to serve again after it lost a process.
+    """
+
+    retries: int = 7
+    first_delay_s: float = 0.25
+    delay_max_s: float = 4.0
+    retry_after_max_s: float = 30.0
+    random: random.Random = field(default_factory=random.Random, compare=False)
+
+    def delay_s(self, attempt: int, retry_after_s: float | None) -> float:
+        """Seconds before try `attempt` + 2; never less than the node asked for, within the bound."""
+        delay: float = min(self.first_delay_s * 2**attempt, self.delay_max_s) * (0.5 + 0.5 * self.random.random())
+        return max(delay, min(retry_after_s or 0.0, self.retry_after_max_s))
+
+
+class Cancellation:
+    """Ends every transfer that runs under it, from any thread, by shutting their sockets down."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._lock = threading.Lock()
+        self._sockets: set[socket.socket] = set()
+
+    @property
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def cancel(self) -> None:
+        """What runs raises `Cancelled` soon; so does what would start later."""
+        self._event.set()
+        with self._lock:
+            for sock in self._sockets:
+                _shut_down(sock)
+
+    def check(self) -> None:
+        if self._event.is_set():
+            raise Cancelled
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, unless cancelled."""
+        if self._event.wait(seconds):
+            raise Cancelled
+
+    def track(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._sockets.add(sock)
+        if self._event.is_set():
+            _shut_down(sock)
+
+    def untrack(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._sockets.discard(sock)
+
+
+def _shut_down(sock: socket.socket) -> None:
+    try:
+        # The method of the base class: that of a TLS socket would pull its state away under the reading thread.
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+    except OSError:
+        pass  # it was not connected any more
+
+
+_CURRENT: Final[ContextVar[Cancellation | None]] = ContextVar("dfc_cancellation", default=None)
+
+
+@contextmanager
+def cancelled_by(cancellation: Cancellation) -> Iterator[None]:
+    """Transfers that begin inside, in this thread, end with this cancellation instead of the client's own."""
+    token = _CURRENT.set(cancellation)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def current_cancellation(default: Cancellation) -> Cancellation:
+    return _CURRENT.get() or default

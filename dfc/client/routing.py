@@ -1,0 +1,101 @@
+"""Which URL to ask for an object: its owner's, computed here, or the relay of the node that the client was given."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+
+from dfc.errors import NotFound, Unreachable
+from dfc.names import object_path
+from dfc.placement.map import ClusterMap
+
+UNREACHABLE_S: Final = 30.0  # a target that did not accept a connection is not tried again for so long
+REFRESH_INTERVAL_S: Final = 0.5  # many threads that fail at once ask for one new map
+Query = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A URL for one try. `direct` means the owner itself; `trusted` that the node may see the token."""
+
+    url: str
+    direct: bool
+    trusted: bool = True
+
+
+def path_of(bucket: str, name: str, query: Query) -> str:
+    """The path and query of an object under `/v1/objects`."""
+    return f"/v1/objects{object_path(bucket, name)}" + (f"?{urlencode(query, quote_via=quote)}" if query else "")
+
+
+class Router:
+    """Keeps the cluster map and what is known about nodes that cannot be reached. Thread-safe."""
+
+    def __init__(self, url: str, fetch_map: Callable[[], bytes], now_s: Callable[[], float] = time.monotonic) -> None:
+        self._url = url
+        self._fetch_map = fetch_map
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._map: ClusterMap | None = None
+        self._fetched_s = 0.0
+        self._wanted = True
+        self._unreachable: dict[str, float] = {}
+
+    def map(self) -> ClusterMap:
+        """The map, fetched when there is none yet or a node contradicted it. Unreachable when that fails the first time."""
+        with self._lock:
+            if self._map is not None and not (self._wanted and self._now_s() - self._fetched_s >= REFRESH_INTERVAL_S):
+                return self._map
+            try:
+                self._map = ClusterMap.decode(self._fetch_map())
+            except msgspec.MsgspecError:
+                raise NotFound(f"{self._url} does not answer like a DFC node") from None
+            except Unreachable:
+                if self._map is None:
+                    raise
+            # A refresh that fails is no news: the old map serves until the node that was given answers again.
+            self._wanted = False
+            self._fetched_s = self._now_s()
+            return self._map
+
+    def refresh(self) -> None:
+        """Fetch the map before the next route: a node said that it moved on, or did not answer."""
+        self._wanted = True
+
+    def mark_unreachable(self, url: str) -> None:
+        """Leave a target alone for a while; its objects go through the relay."""
+        with self._lock:
+            self._unreachable[_origin(url)] = self._now_s() + UNREACHABLE_S
+
+    def route(self, bucket: str, name: str, query: Query) -> Route:
+        """Where to send the next try for an object."""
+        owner = self.map().owner(bucket, name)
+        if owner is not None and owner.node.state == "up" and self.is_reachable(owner.node.advertise_url):
+            return Route(owner.node.advertise_url.rstrip("/") + path_of(bucket, name, query), direct=True)
+        return self.relay(bucket, name, query)
+
+    def relay(self, bucket: str, name: str, query: Query) -> Route:
+        """Through the node that the client was given."""
+        return Route(self._url + path_of(bucket, name, (*query, ("relay", "1"))), direct=False)
+
+    def redirected(self, location: str) -> Route:
+        """The route that a 307 names. The token goes to nodes of the map and to nobody else."""
+        self.refresh()
+        origin = _origin(location)
+        known = {_origin(self._url), *(_origin(url) for node in self.map().nodes for url in (node.url, node.advertise_url))}
+        return Route(location, direct=True, trusted=origin in known)
+
+    def is_reachable(self, url: str) -> bool:
+        """Whether the node of a URL has not refused a connection lately."""
+        return self._unreachable.get(_origin(url), 0.0) <= self._now_s()
+
+
+def _origin(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}".lower()

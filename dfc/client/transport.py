@@ -1,0 +1,399 @@
+"""The bulk channel: one request and one answer over `http.client`, bytes read straight into the caller's buffer.
+
+Connections are kept and used again. Every failure of the wire becomes `NotConnected` (nothing was sent) or `Broken`; an
+answer that ends before its announced length is `Broken`, never a short read. There are no retries and no redirects here.
+"""
+
+from __future__ import annotations
+
+import http.client
+import select
+import socket
+import ssl
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+from urllib.parse import urlsplit
+
+from dfc import __version__
+from dfc.checksum import Buffer
+from dfc.client.problems import Headers
+from dfc.client.retry import Cancellation, current_cancellation
+from dfc.client.source import Source
+from dfc.errors import BadRequest, Unreachable
+from dfc.limits import KIB, MIB
+
+CONNECT_TIMEOUT_S: Final = 5.0
+READ_TIMEOUT_S: Final = 60.0  # without a single byte; nodes send or fail long before
+EXPECT_TIMEOUT_S: Final = 2.0  # a server that does not know `Expect` gets the body after so long
+EXPECT_BYTES: Final = 1 * MIB  # larger bodies ask first: a refusal then costs one round trip instead of a broken connection
+IDLE_CONNECTIONS_MAX: Final = 16
+ERROR_BODY_BYTES_MAX: Final = 64 * KIB
+_DRAIN_BYTES: Final = 64 * KIB  # reading so much is cheaper than a new connection
+_JOIN_BYTES: Final = 64 * KIB  # smaller chunks go out in one piece with their frame
+_HEAD_BYTES_MAX: Final = 16 * KIB
+Origin = tuple[str, str, int]
+
+
+class NotConnected(Unreachable):
+    """No connection could be made; the request was not sent."""
+
+
+class Broken(Unreachable):
+    """The connection broke, timed out or spoke no HTTP after the request had begun."""
+
+
+@contextmanager
+def _own_errors(what: str) -> Iterator[None]:
+    """Foreign errors of a connection become `Broken`, here and nowhere else."""
+    try:
+        yield
+    except TimeoutError:
+        raise Broken(f"{what}: timed out") from None
+    except (OSError, http.client.HTTPException, ValueError) as problem:
+        # ValueError: http.client lets one out for a chunk size that is no number, and for a file closed under it.
+        raise Broken(f"{what}: {problem or type(problem).__name__}") from None
+
+
+class Answer:
+    """Status, headers and unread body of an answer; close it, or read it to its end, to free the connection."""
+
+    def __init__(self, transport: Transport, link: _Link, response: http.client.HTTPResponse, what: str) -> None:
+        self._transport = transport
+        self._link: _Link | None = link
+        self._response = response
+        self._what = what
+        self.status = response.status
+        self.headers: Headers = response.headers
+        # http.client does not say when a body ends early, so the bytes are counted here.
+        self._left = response.length
+        self._chunked = bool(response.chunked)
+        if self._left == 0 or response.isclosed():
+            self._finish()
+
+    @property
+    def length(self) -> int | None:
+        """Bytes of the body that are not read yet; None when the node did not say."""
+        return self._left
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:
+        """Fill the buffer as far as the body goes, which may take many packets; 0 at its end. Broken when it ends early."""
+        link = self._link
+        if link is None:
+            return 0
+        link.move_to(self._transport.cancellation)
+        view = memoryview(buffer)
+        if self._left is not None:
+            view = view[: self._left]
+        if not view:
+            return 0
+        try:
+            with _own_errors(self._what):
+                count = self._response.readinto(view)
+            self._check_whole(count, len(view))
+        except Broken:
+            self._abandon()
+            link.cancellation.check()
+            raise
+        if count == 0 or self._left == 0:
+            self._finish()
+        return count
+
+    def _check_whole(self, count: int, wanted: int) -> None:
+        if self._left is not None:
+            self._left -= count
+            if count < wanted:
+                raise Broken(f"{self._what}: the connection ended {self._left} bytes early")
+        elif count == 0 and not self._chunked:
+            raise Broken(f"{self._what}: an answer without a length cannot be known to be whole")
+
+    def read_all(self, limit: int) -> bytes:
+        """The rest of the body, closing the answer; Broken when it has more than `limit` bytes."""
+        buffer = bytearray(min(limit, self._left if self._left is not None else 64 * KIB) + 1)
+        data = b""
+        try:
+            while (count := self.readinto(buffer)) > 0:
+                data += buffer[:count]
+                if len(data) > limit:
+                    raise Broken(f"{self._what}: the answer has more than {limit} bytes")
+        finally:
+            self.close()
+        return data
+
+    def close(self) -> None:
+        """Idempotent. A short rest is read so that the connection can be used again; otherwise it is closed."""
+        link = self._link
+        if link is None:
+            return
+        if self._left is not None and 0 < self._left <= _DRAIN_BYTES and not link.cancellation.is_set:
+            try:
+                if len(self._response.read()) == self._left:
+                    self._finish()
+                    return
+            except (OSError, http.client.HTTPException):
+                pass
+        self._abandon()
+
+    def _abandon(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            self._response.close()
+            link.close()
+
+    def _finish(self) -> None:
+        link, self._link = self._link, None
+        if link is None:
+            return
+        reusable = not self._response.will_close and not link.spoiled
+        self._response.close()
+        if reusable:
+            self._transport.give_back(link)
+        else:
+            link.close()
+
+    def __enter__(self) -> Answer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Link:
+    """A connection and what must be known to use it again."""
+
+    def __init__(self, origin: Origin, connection: http.client.HTTPConnection, cancellation: Cancellation) -> None:
+        self.origin = origin
+        self.connection = connection
+        self.cancellation = cancellation
+        self.spoiled = False  # part of a body was not sent: what follows on it would be read as that body
+        assert connection.sock is not None
+        self.sock: socket.socket = connection.sock
+        cancellation.track(self.sock)
+
+    def move_to(self, cancellation: Cancellation) -> None:
+        """Let another caller end what it waits for: answers may be read by later calls than those that opened them."""
+        if cancellation is not self.cancellation:
+            self.cancellation.untrack(self.sock)
+            self.cancellation = cancellation
+            cancellation.track(self.sock)
+
+    def is_usable(self) -> bool:
+        """An idle connection with something to read was closed by the node, or has an answer to nothing."""
+        return not _is_readable(self.sock, 0)
+
+    def close(self) -> None:
+        self.cancellation.untrack(self.sock)
+        self.connection.close()
+
+
+class Transport:
+    """Connections to the nodes. Thread-safe; an answer belongs to one thread at a time."""
+
+    def __init__(self, cancellation: Cancellation, read_timeout_s: float = READ_TIMEOUT_S) -> None:
+        self._cancellation = cancellation
+        self._read_timeout_s = read_timeout_s
+        self._lock = threading.Lock()
+        self._idle: list[_Link] = []
+        self._tls: ssl.SSLContext | None = None
+        self._closed = False
+
+    def request(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        source: Source | None = None,
+    ) -> Answer:
+        """Send one request with the source as its body, and read the head of the answer, whatever its status.
+
+        An answer that comes before the body is through ends the sending. A kept connection that turns out to be dead is
+        replaced once; a source that cannot begin anew gets a fresh one at once.
+        """
+        what = f"{method} {url}"
+        once = source is not None and not source.replayable
+        link = None if once else self._take(_origin(url))
+        if link is not None:
+            try:
+                return self._exchange(link, method, url, headers, source, what)
+            except Broken:
+                link.cancellation.check()
+        link = self._connect(_origin(url), what)
+        try:
+            return self._exchange(link, method, url, headers, source, what)
+        except Broken:
+            link.cancellation.check()
+            raise
+
+    @property
+    def cancellation(self) -> Cancellation:
+        """What ends the transfers of this thread: its own, or that of the whole client."""
+        return current_cancellation(self._cancellation)
+
+    def close(self) -> None:
+        """Close the idle connections, and those in use when they come back."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for link in idle:
+            link.close()
+
+    def give_back(self, link: _Link) -> None:
+        link.cancellation.untrack(link.sock)
+        with self._lock:
+            if not self._closed and len(self._idle) < IDLE_CONNECTIONS_MAX:
+                self._idle.append(link)
+                return
+        link.connection.close()
+
+    def _take(self, origin: Origin) -> _Link | None:
+        cancellation = self.cancellation
+        cancellation.check()
+        while True:
+            with self._lock:
+                at = next((at for at in reversed(range(len(self._idle))) if self._idle[at].origin == origin), None)
+                if at is None:
+                    return None
+                link = self._idle.pop(at)
+            if link.is_usable():
+                link.move_to(cancellation)
+                cancellation.track(link.sock)
+                return link
+            link.close()
+
+    def _connect(self, origin: Origin, what: str) -> _Link:
+        cancellation = self.cancellation
+        cancellation.check()
+        scheme, host, port = origin
+        connection: http.client.HTTPConnection
+        if scheme == "https":
+            connection = http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT_S, context=self._tls_context())
+        else:
+            connection = http.client.HTTPConnection(host, port, timeout=CONNECT_TIMEOUT_S)
+        try:
+            connection.connect()
+        except OSError as problem:
+            raise NotConnected(f"{what}: cannot connect to {host}:{port}: {problem.strerror or problem}") from None
+        assert connection.sock is not None
+        connection.sock.settimeout(self._read_timeout_s)
+        return _Link(origin, connection, cancellation)
+
+    def _tls_context(self) -> ssl.SSLContext:
+        with self._lock:
+            if self._tls is None:
+                self._tls = ssl.create_default_context()
+            return self._tls
+
+    def _exchange(
+        self,
+        link: _Link,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        source: Source | None,
+        what: str,
+    ) -> Answer:
+        try:
+            with _own_errors(what):
+                _send_head(link.connection, method, url, headers, source)
+            if source is not None:
+                link.spoiled = not _send_body(link.sock, source, what)
+            with _own_errors(what):
+                return Answer(self, link, link.connection.getresponse(), what)
+        except BaseException:
+            link.close()
+            raise
+
+
+def _origin(url: str) -> Origin:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise BadRequest(f"not an http URL: {url}")
+    return parts.scheme, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def _send_head(
+    connection: http.client.HTTPConnection, method: str, url: str, headers: Mapping[str, str], source: Source | None
+) -> None:
+    parts = urlsplit(url)
+    connection.putrequest(method, (parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
+    connection.putheader("User-Agent", f"dfc/{__version__}")
+    for name, value in headers.items():
+        connection.putheader(name, value)
+    if source is not None:
+        if source.size is None:
+            connection.putheader("Transfer-Encoding", "chunked")
+        else:
+            connection.putheader("Content-Length", str(source.size))
+        if _asks_first(source):
+            connection.putheader("Expect", "100-continue")
+    connection.endheaders()
+
+
+def _asks_first(source: Source) -> bool:
+    return source.size is None or source.size >= EXPECT_BYTES
+
+
+def _send_body(sock: socket.socket, source: Source, what: str) -> bool:
+    """Send the body; False when an answer came first and the rest was not sent. Errors of the source pass as they are."""
+    if _asks_first(source):
+        with _own_errors(what):
+            if not _may_continue(sock):
+                return False
+    chunked = source.size is None
+    for data in source.chunks():
+        with _own_errors(what):
+            if not _send_piece(sock, data, chunked):
+                return False
+    if chunked:
+        with _own_errors(what):
+            return _send(sock, b"0\r\n\r\n")
+    return True
+
+
+def _send_piece(sock: socket.socket, data: Buffer, chunked: bool) -> bool:
+    # A TLS socket may be readable for its own reasons.
+    if not isinstance(sock, ssl.SSLSocket) and _is_readable(sock, 0):
+        return False
+    if not chunked:
+        return _send(sock, data)
+    head = b"%x\r\n" % len(data)
+    if len(data) <= _JOIN_BYTES:
+        return _send(sock, b"".join((head, data, b"\r\n")))
+    return _send(sock, head) and _send(sock, data) and _send(sock, b"\r\n")
+
+
+def _send(sock: socket.socket, data: Buffer) -> bool:
+    try:
+        sock.sendall(data)
+    except (BrokenPipeError, ConnectionResetError):
+        # The node may have answered, and why, before it closed: then that is still to be read.
+        if not _is_readable(sock, EXPECT_TIMEOUT_S):
+            raise
+        return False
+    return True
+
+
+def _may_continue(sock: socket.socket) -> bool:
+    """Wait for `100 Continue` and consume it; False when there is a final answer, which is left to be read."""
+    if isinstance(sock, ssl.SSLSocket):
+        return True  # TLS cannot be peeked into; an early answer is noticed while sending
+    while _is_readable(sock, EXPECT_TIMEOUT_S):
+        head = sock.recv(_HEAD_BYTES_MAX, socket.MSG_PEEK)
+        end = head.find(b"\r\n\r\n")
+        if not head or not b"HTTP/1.1 100".startswith(head[:12]):
+            return False
+        if end >= 0:
+            sock.recv(end + 4)
+            return True
+        if len(head) == _HEAD_BYTES_MAX:
+            return False
+        # Part of a head: what is missing comes at once. Waiting for more than was peeked needs another look.
+        select.select([], [], [], 0.001)
+    return True
+
+
+def _is_readable(sock: socket.socket, timeout_s: float) -> bool:
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
