@@ -19,6 +19,7 @@ HEADER_FIELD_BYTES_MAX: Final = 16 * KIB
 HEADER_COUNT_MAX: Final = 128
 JSON_BODY_BYTES_MAX: Final = 1 * MIB  # settings and shard lists; objects are never parsed as JSON
 LIST_PAGE_MAX: Final = 10_000
+CLUSTER_MAP_BYTES_MAX: Final = 64 * MIB  # 10,000 disks and 100,000 buckets
 SMALL_BODY_BYTES: Final = 64 * KIB  # up to here a body is read by the event loop, above by a thread from the socket
 SMALL_READ_BYTES: Final = 64 * KIB  # up to here an answer is one write of the event loop, above it is sendfile
 TRANSFER_BUFFER_BYTES: Final = 256 * KIB  # measured: 1 MiB falls out of the L2 cache and is slower

@@ -26,7 +26,7 @@ from dfc.limits import LINGER_BYTES, LINGER_S
 if TYPE_CHECKING:
     from dfc.http.exchange import Exchange
 
-Headers = Sequence[tuple[str, str]]
+Headers = Sequence[tuple[str, str]] | str
 JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
 TAR: Final = "application/x-tar"
@@ -34,6 +34,11 @@ BODILESS_STATUSES: Final = frozenset((204, 304))
 WRITE_BUFFER_BYTES: Final = 64 * 1024  # above it an answer waits for the client before the next request is read
 _REASONS: Final = {status.value: status.phrase for status in http.HTTPStatus}
 _ENCODER: Final = msgspec.json.Encoder()
+
+
+def header_lines(headers: Sequence[tuple[str, str]]) -> str:
+    """Header pairs as the lines of a head."""
+    return "".join([f"{name}: {value}\r\n" for name, value in headers])
 
 
 class _DateHeader:
@@ -52,14 +57,17 @@ class _DateHeader:
 
 
 class Answer:
-    """A status, headers and a body at hand. `content_length` is set apart for HEAD, where the body is not sent."""
+    """A status, headers and a body at hand. `content_length` is set apart for HEAD, where the body is not sent.
+
+    `headers` are pairs, or a text of whole header lines that was made before.
+    """
 
     __slots__ = ("_closing", "body", "content_length", "headers", "sent_bytes", "status")
 
     def __init__(self, status: int, body: bytes = b"", headers: Headers = (), *, content_length: int | None = None) -> None:
         self.status = status
         self.body = body
-        self.headers = headers
+        self.headers = headers if isinstance(headers, str) else header_lines(headers)
         self.content_length = len(body) if content_length is None else content_length
         self.sent_bytes = 0
         self._closing = False
@@ -70,14 +78,13 @@ class Answer:
         return not self._closing
 
     def _head(self, exchange: Exchange, framing: str) -> bytes:
-        lines = "".join([f"{name}: {value}\r\n" for name, value in self.headers])
         if self._closing:
             framing += "Connection: close\r\n"
         elif exchange.is_http10:
             framing += "Connection: keep-alive\r\n"
         return (
             f"HTTP/1.1 {self.status} {_REASONS.get(self.status, 'Unknown')}\r\n{_DateHeader.get()}"
-            f"X-Request-Id: {exchange.request_id}\r\n{lines}{framing}\r\n"
+            f"X-Request-Id: {exchange.request_id}\r\n{self.headers}{framing}\r\n"
         ).encode("latin-1", "replace")
 
     def _length_line(self) -> str:
@@ -216,7 +223,7 @@ async def _discard(connection: socket.socket) -> None:
         budget -= size
 
 
-def json_answer(value: Any, status: int = 200, headers: Headers = ()) -> Answer:
+def json_answer(value: Any, status: int = 200, headers: Sequence[tuple[str, str]] = ()) -> Answer:
     """Any msgspec-encodable value."""
     return Answer(status, _ENCODER.encode(value) + b"\n", [("Content-Type", JSON), *headers])
 
@@ -227,5 +234,5 @@ def error_answer(error: DfcError, request_id: str) -> Answer:
     return json_answer(body, error.status, list(error.headers.items()))
 
 
-def text_answer(text: str, content_type: str = "text/plain; charset=utf-8", status: int = 200, headers: Headers = ()) -> Answer:
-    return Answer(status, text.encode(), [("Content-Type", content_type), *headers])
+def text_answer(text: str, content_type: str = "text/plain; charset=utf-8") -> Answer:
+    return Answer(200, text.encode(), [("Content-Type", content_type)])

@@ -11,6 +11,7 @@ import itertools
 import os
 import re
 import socket as socket_module
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -54,10 +55,10 @@ class Exchange(BaseRequest):
         super().__init__(message, payload, protocol, writer, task, loop)
         self.bulk = bulk
         self.raw_target: str = message.path
-        self.raw_path, _, self.raw_query = self.raw_target.partition("?")
+        self.target_path, _, self.raw_query = self.raw_target.partition("?")
         self.is_http10 = message.version == HttpVersion10
         self.route = "unknown"
-        self.started_s = loop.time()
+        self.started_s = time.perf_counter()
         given = message.headers.get("X-Request-Id")
         # Accepted only in a form that can stand in a header and in a log line.
         self.request_id = given if given and _REQUEST_ID.fullmatch(given) else f"{_ID_PREFIX}-{next(_ID_COUNTER):x}"
@@ -166,7 +167,7 @@ class Exchange(BaseRequest):
         """The body piece by piece through the parser, never slower than the minimum rate."""
         pace = self.bulk.pace()
         content = self.content
-        while not content.is_eof():
+        while not content.at_eof():
             try:
                 async with asyncio.timeout(pace.remaining_s(self.received_bytes)):
                     piece = await content.readany()

@@ -10,6 +10,7 @@ import asyncio
 import hmac
 import logging
 import socket
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -124,6 +125,11 @@ class Connection(RequestHandler):
         return error_answer(BadRequest(text), request.request_id)  # type: ignore[return-value]
 
 
+def _with_port(url: str, port: int) -> str:
+    url = url.rstrip("/")
+    return f"{url[:-1]}{port}" if url.endswith(":0") else url
+
+
 class NodeServer(web.Server):
     """Connections, threads and steps of one node."""
 
@@ -149,6 +155,7 @@ class NodeServer(web.Server):
         self._token = f"Bearer {settings.token}".encode() if settings.token else b""
         self._access = AccessLog() if settings.access_log else None
         self._own_hosts: frozenset[str] = frozenset()
+        self._bound: socket.socket | None = None
         self._listener: asyncio.Server | None = None
         self._sweep_handle: asyncio.TimerHandle | None = None
         self.bulk = Bulk(
@@ -163,21 +170,34 @@ class NodeServer(web.Server):
     def __call__(self) -> RequestHandler:
         return Connection(self, loop=self._loop, **self._kwargs)
 
-    async def listen(self) -> int:
-        """Bind and accept; the port. OSError when the address is taken."""
+    def bind(self) -> int:
+        """Take the address; the port. Connections wait until `serve`. OSError when the address is taken."""
         settings = self.settings
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         listener = socket.create_server((settings.host, settings.port), family=family, backlog=LISTEN_BACKLOG)
         self.port = listener.getsockname()[1]
         listener.setblocking(False)
-        self._listener = await self._loop.create_server(self, sock=listener, backlog=LISTEN_BACKLOG)
-        self._sweep_handle = self._loop.call_later(SWEEP_S, self._sweep)
+        self._bound = listener
         return self.port
 
-    def set_own_urls(self, urls: Sequence[str]) -> None:
-        """The names under which a request in absolute form may reach this node, besides its own address."""
-        hosts = {urlsplit(url).hostname or "" for url in urls}
-        self._own_hosts = frozenset(hosts | {"localhost", "127.0.0.1", "::1", self.settings.host})
+    async def serve(self) -> None:
+        """Accept connections on the bound address."""
+        assert self._bound is not None
+        self._own_hosts = self._own_names()
+        self._listener = await self._loop.create_server(self, sock=self._bound, backlog=LISTEN_BACKLOG)
+        self._sweep_handle = self._loop.call_later(SWEEP_S, self._sweep)
+
+    def own_urls(self) -> tuple[str, str]:
+        """The URLs of the bound address for other nodes and for clients. Port 0 in a setting stands for the bound port."""
+        settings = self.settings
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        own = _with_port(settings.url or f"http://{host}:0", self.port)
+        return own, _with_port(settings.advertise_url or own, self.port)
+
+    def _own_names(self) -> frozenset[str]:
+        """The hosts under which a request in absolute form may reach this node."""
+        hosts = {urlsplit(url).hostname or "" for url in self.own_urls()}
+        return frozenset(hosts | {"localhost", "127.0.0.1", "::1", self.settings.host})
 
     def _sweep(self) -> None:
         now, timeout_s = self._loop.time(), self.settings.header_timeout_s
@@ -190,6 +210,8 @@ class NodeServer(web.Server):
         """Accept no more, let running requests finish within the drain timeout, then end what is left."""
         if self._listener is not None:
             self._listener.close()
+        elif self._bound is not None:
+            self._bound.close()
         if self._sweep_handle is not None:
             self._sweep_handle.cancel()
         self.pre_shutdown()
@@ -206,7 +228,7 @@ class NodeServer(web.Server):
     async def _answer(self, exchange: Exchange) -> Answer:
         try:
             self._check_host(exchange)
-            route, parameters = self._find(exchange.raw_path)
+            route, parameters = self._find(exchange.target_path)
             exchange.route = route.pattern
             handler = route.handler(exchange.method)
             self._check_caller(exchange, route)
@@ -215,12 +237,12 @@ class NodeServer(web.Server):
             return await handler(exchange, parameters)
         except DfcError as error:
             if isinstance(error, ServerTrouble):
-                _log.warning("%s %s: %s", exchange.method, exchange.raw_path, error.message)
+                _log.warning("%s %s: %s", exchange.method, exchange.target_path, error.message)
             return error_answer(error, exchange.request_id)
         except (asyncio.CancelledError, ConnectionError):
             raise
         except Exception:
-            _log.exception("%s %s failed (request %s)", exchange.method, exchange.raw_path, exchange.request_id)
+            _log.exception("%s %s failed (request %s)", exchange.method, exchange.target_path, exchange.request_id)
             return error_answer(DfcError("an internal error; the log has it under this request id"), exchange.request_id)
 
     def _find(self, path: str) -> tuple[Route, tuple[str, ...]]:
@@ -233,13 +255,13 @@ class NodeServer(web.Server):
 
     def _check_host(self, exchange: Exchange) -> None:
         """A target in absolute form is for proxies; it is taken only when it names this node."""
-        if exchange.raw_path.startswith("/"):
+        if exchange.target_path.startswith("/"):
             return
         parts = urlsplit(exchange.raw_target)
         if parts.scheme != "http" or (parts.hostname or "") not in self._own_hosts or exchange.method == "CONNECT":
             exchange.close_after()
             raise BadRequest("this is no proxy for other hosts")
-        exchange.raw_path = parts.path or "/"
+        exchange.target_path = parts.path or "/"
 
     def _check_caller(self, exchange: Exchange, route: Route) -> None:
         safe = exchange.method in SAFE_METHODS
@@ -256,13 +278,13 @@ class NodeServer(web.Server):
 
     def record(self, exchange: Exchange, answer: Answer) -> None:
         """Count a finished request and write its line of the access log."""
-        seconds = self._loop.time() - exchange.started_s
+        seconds = time.perf_counter() - exchange.started_s
         self.stats.record(exchange.method, exchange.route, answer.status, seconds, exchange.received_bytes, answer.sent_bytes)
         if self._access is not None:
             self._access.line(
                 exchange.remote or "",
                 exchange.method,
-                exchange.raw_path,
+                exchange.target_path,
                 answer.status,
                 answer.sent_bytes,
                 exchange.received_bytes,

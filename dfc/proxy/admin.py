@@ -10,7 +10,6 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from dfc.errors import Unavailable
 from dfc.http.answers import Answer, json_answer
 from dfc.http.common import health_answer, metrics_answer
 from dfc.http.exchange import Exchange
@@ -23,26 +22,19 @@ from dfc.proxy.web import wants
 class AdminRoutes:
     """Handlers of `/v1/cluster…`, `/v1/nodes`, `/v1/health` and `/metrics`."""
 
-    def __init__(self, cluster: Cluster, node_id: str, expected_targets: int) -> None:
+    def __init__(self, cluster: Cluster, node_id: str) -> None:
         self._cluster = cluster
         self._node_id = node_id
-        self._expected_targets = expected_targets
         self.metrics: CollectorRegistry | None = None
-
-    def is_ready(self) -> bool:
-        """Whether as many targets have joined as are expected; once they have, a down one makes only its objects fail."""
-        return len(self._cluster.map.targets()) >= self._expected_targets
-
-    def check_ready(self) -> None:
-        """Before the first targets have joined, writes would be placed on too few: Unavailable."""
-        if not self.is_ready():
-            joined = len(self._cluster.map.targets())
-            raise Unavailable(f"{joined} of {self._expected_targets} targets have joined")
 
     async def health(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         states = Counter(node.state for node in self._cluster.map.nodes if node.role == "target")
         return health_answer(
-            self.is_ready(), role="proxy", id=self._node_id, map_version=self._cluster.map.version, targets=dict(states)
+            self._cluster.is_ready(),
+            role="proxy",
+            id=self._node_id,
+            map_version=self._cluster.map.version,
+            targets=dict(states),
         )
 
     async def cluster_map(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:

@@ -73,6 +73,7 @@ class BucketRoutes:
         name = check_bucket_name(parameters[0])
         settings: BucketSettings = await exchange.json(BucketSettings)
         _check_copies(settings.copies)
+        self._cluster.check_ready()
         bucket, created = await self._cluster.change(
             self._cluster.registry.create_bucket, name, settings.copies, settings.durability
         )

@@ -19,16 +19,26 @@ RETRY_DOWN_S: Final = 2
 class Cluster:
     """The registry behind a thread, and the targets behind the control client."""
 
-    def __init__(self, registry: EmbeddedRegistry, control: ControlClient, *, auto_create: bool) -> None:
+    def __init__(self, registry: EmbeddedRegistry, control: ControlClient, auto_create: bool, expected_targets: int) -> None:
         self.registry = registry
         self.control = control
         self._auto_create = auto_create
+        self._expected_targets = expected_targets
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="registry")
         self._pushes: set[asyncio.Task[None]] = set()
 
     @property
     def map(self) -> ClusterMap:
         return self.registry.map
+
+    def is_ready(self) -> bool:
+        """Whether as many targets have joined as are expected; once they have, a down one makes only its objects fail."""
+        return len(self.map.targets()) >= self._expected_targets
+
+    def check_ready(self) -> None:
+        """Before the first targets have joined, objects would be placed on too few: Unavailable."""
+        if not self.is_ready():
+            raise Unavailable(f"{len(self.map.targets())} of {self._expected_targets} targets have joined")
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)
@@ -63,6 +73,7 @@ class Cluster:
 
     async def bucket_for_write(self, name: str) -> BucketEntry:
         """The bucket, made on the first write where the settings allow it."""
+        self.check_ready()
         found = self.map.bucket(name)
         if found is None:
             if not self._auto_create:

@@ -39,8 +39,8 @@ class ProxyNode:
         self.registry = EmbeddedRegistry(directory)
         self._pool = PeerPool(settings.peer_timeout_s)
         self._control = ControlClient(settings.token, settings.peer_timeout_s)
-        self.cluster = Cluster(self.registry, self._control, auto_create=settings.auto_create)
-        self._admin = AdminRoutes(self.cluster, self.id, settings.expected_targets)
+        self.cluster = Cluster(self.registry, self._control, settings.auto_create, settings.expected_targets)
+        self._admin = AdminRoutes(self.cluster, self.id)
         web = WebRoutes(self.cluster, Relay(self._pool, settings.peer_timeout_s))
         self.server = NodeServer(settings, self._routes(web), Route("/", self._when_ready(web.web), query=None))
         self._admin.metrics = metrics.make_registry(self.server.stats, self._admin.families)
@@ -48,7 +48,7 @@ class ProxyNode:
 
     def _when_ready(self, handler: Handler) -> dict[str, Handler]:
         async def checked(exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-            self._admin.check_ready()
+            self.cluster.check_ready()
             return await handler(exchange, parameters)
 
         return dict.fromkeys(OBJECT_METHODS, checked)
@@ -72,13 +72,10 @@ class ProxyNode:
 
     async def start(self) -> str:
         """Listen; the URL under which clients reach this proxy."""
-        port = await self.server.listen()
-        host = f"[{self.settings.host}]" if ":" in self.settings.host else self.settings.host
-        own = self.settings.url or f"http://{host}:{port}"
-        advertised = self.settings.advertise_url or own
-        self.server.set_own_urls((own, advertised))
+        self.server.bind()
+        await self.server.serve()
         self._watch = asyncio.create_task(self._watch_nodes())
-        return advertised
+        return self.server.own_urls()[1]
 
     async def _watch_nodes(self) -> None:
         """Mark targets down whose heartbeats are missing."""

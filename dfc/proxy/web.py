@@ -44,7 +44,7 @@ class WebRoutes:
 
     async def web(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """`/{bucket}/{object…}`, `/{object}`, `/{bucket}/` and `/`: never a redirect unless `?redirect=1`."""
-        path = parse_object_path(exchange.raw_path)
+        path = parse_object_path(exchange.target_path)
         if not path.name:
             return await self._directory(exchange, path)
         if exchange.raw_query and flag(exchange.query_parameters(None), "redirect"):

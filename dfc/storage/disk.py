@@ -24,7 +24,7 @@ from dfc.storage.filesystem import FileSystem, remove_if_there
 from dfc.storage.health import DiskHealth, DiskState
 from dfc.storage.indexes import OpenIndexes
 from dfc.storage.maintenance import Maintenance
-from dfc.storage.operations import Delete, RemoveSome
+from dfc.storage.operations import Delete, RemoveSome, Settle
 from dfc.storage.parts import DiskParts
 from dfc.storage.reader import BlobReader
 from dfc.storage.relaxed import RelaxedRows
@@ -183,6 +183,10 @@ class Disk:
         """
         return self._reader.open_index(row)
 
+    def cached_index(self, row: ObjectRow) -> ShardIndex | None:
+        """The tar index when it is open already; None says nothing. No I/O."""
+        return self.parts.indexes.get(self.parts.path(row))
+
     def rebuild_index(self, row: ObjectRow) -> ShardIndex:
         """Build the index of a shard anew, after reading it raised IndexCorrupt. Raises like `open_index`."""
         return self._reader.rebuild_index(row)
@@ -226,6 +230,10 @@ class Disk:
         parts.stats.deletes += 1
         parts.discard(outcome.garbage)
         return outcome.row
+
+    def settle(self) -> None:
+        """Wait until no write is under way that was decided before this call."""
+        self.parts.committer.submit(Settle())
 
     def remove_bucket(self, bucket_id: str) -> int:
         """Delete every object of a bucket whose id will never be used again; how many. In many short transactions."""

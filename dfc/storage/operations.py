@@ -6,11 +6,13 @@ An operation looks first and writes last: when it raises, it has changed nothing
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, TypeVar
 
 from dfc.clock import HybridClock, version_us
 from dfc.errors import ObjectNotFound, PreconditionFailed
+from dfc.storage.cache import Key
 from dfc.storage.rows import QUARANTINED, UNSYNCED, ObjectRow, Precondition
 from dfc.storage.transaction import Transaction
 
@@ -19,12 +21,22 @@ REMOVED_ROWS: Final = 1000  # rows that one transaction takes out: a few millise
 
 
 class Operation(Generic[T]):
-    """`durable` False: the batch needs no fsync for this operation's sake."""
+    """`durable` False: the batch needs no fsync for this operation's sake. `keys`: the objects that it will ask about."""
 
     durable = True
+    keys: Sequence[Key] = ()
 
     def apply(self, transaction: Transaction) -> T:
         raise AssertionError(f"{type(self).__name__} has no apply")
+
+
+class Settle(Operation[None]):
+    """Changes nothing; once it is through, so is everything that was submitted before it."""
+
+    durable = False
+
+    def apply(self, transaction: Transaction) -> None:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +55,7 @@ class Put(Operation[PutOutcome]):
         self._row = row
         self._precondition = precondition
         self.durable = row.state != UNSYNCED
+        self.keys = ((row.bucket_id, row.name),)
 
     def apply(self, transaction: Transaction) -> PutOutcome:
         row = self._row
@@ -95,6 +108,7 @@ class Delete(Operation[DeleteOutcome]):
         self._name = name
         self._precondition = precondition
         self._clock = clock
+        self.keys = ((bucket_id, name),)
 
     def apply(self, transaction: Transaction) -> DeleteOutcome:
         current = transaction.current(self._bucket_id, self._name)
@@ -125,6 +139,7 @@ class Quarantine(Operation[tuple[QuarantineOutcome, tuple[ObjectRow, ...]]]):
         self._reason = reason
         self._clock = clock
         self._restore = restore
+        self.keys = ((row.bucket_id, row.name),)
 
     def apply(self, transaction: Transaction) -> tuple[QuarantineOutcome, tuple[ObjectRow, ...]]:
         current = transaction.current(self._row.bucket_id, self._row.name)
@@ -144,6 +159,7 @@ class LiftQuarantine(Operation[bool]):
 
     def __init__(self, row: ObjectRow) -> None:
         self._row = row
+        self.keys = ((row.bucket_id, row.name),)
 
     def apply(self, transaction: Transaction) -> bool:
         current = transaction.current(self._row.bucket_id, self._row.name)
@@ -158,14 +174,35 @@ class MarkSynced(Operation[tuple[ObjectRow, ...]]):
 
     def __init__(self, rows: list[ObjectRow]) -> None:
         self._rows = rows
+        self.keys = [(row.bucket_id, row.name) for row in rows]
 
     def apply(self, transaction: Transaction) -> tuple[ObjectRow, ...]:
         garbage = []
         for row in self._rows:
-            previous = transaction.previous(row)
-            if transaction.mark_synced(row) and previous is not None:
+            current = transaction.current(row.bucket_id, row.name)
+            if current is None or current.version != row.version or current.state != UNSYNCED:
+                continue  # replaced, deleted or quarantined meanwhile
+            previous = transaction.previous(current)
+            transaction.mark_synced(current)
+            if previous is not None:
                 garbage.append(previous)
         return tuple(garbage)
+
+
+class MarkSyncedUpTo(Operation[list[ObjectRow]]):
+    """The same for all unsynced rows that were committed up to a sequence number, but those whose sync `failed`."""
+
+    def __init__(self, sequence: int, failed: list[ObjectRow]) -> None:
+        self._sequence = sequence
+        self._failed = failed
+        self.keys = [(row.bucket_id, row.name) for row in failed]
+
+    def apply(self, transaction: Transaction) -> list[ObjectRow]:
+        for row in self._failed:
+            current = transaction.current(row.bucket_id, row.name)
+            if current is not None and current.version == row.version and current.state == UNSYNCED:
+                transaction.give_up_syncing(current)
+        return transaction.mark_synced_up_to(self._sequence)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,102 @@
+"""`dfc serve`, `dfc proxy`, `dfc target` and `dfc config`: running nodes and seeing their settings."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Literal, NoReturn
+
+import typer
+
+NODE_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    app.command("serve")(serve)
+    for role in ("proxy", "target"):
+        app.command(role, context_settings=NODE_SETTINGS, add_help_option=False, help=f"Run one {role} node (try --help).")(
+            {"proxy": proxy, "target": target}[role]
+        )
+    config = typer.Typer(help="Settings of nodes: each value with its origin, and a commented sample.", no_args_is_help=True)
+    config.command("show", context_settings=NODE_SETTINGS)(config_show)
+    config.command("sample")(config_sample)
+    app.add_typer(config, name="config")
+
+
+def serve(
+    directory: Annotated[str, typer.Option("--dir", help="Directory for all state; it survives a restart.")] = "dfc-data",
+    host: Annotated[str, typer.Option(help="Address to listen on. Anything but loopback wants a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the proxy; 0 takes a free one.", min=0, max=65535)] = 8080,
+    targets: Annotated[int | None, typer.Option(help="Storage targets (new directory: 2).", min=1, max=64)] = None,
+    disks: Annotated[int | None, typer.Option(help="Disks a target (new directory: 1).", min=1, max=64)] = None,
+    advertise_host: Annotated[str, typer.Option(help="Host name that redirects give to clients.")] = "",
+) -> None:
+    """Start a cluster on this machine: one proxy and its targets. Ctrl-C ends it.
+
+    Settings of the nodes come from DFC_… variables (`dfc config show`); DFC_TOKEN asks clients for a token.
+    """
+    from dfc.errors import OperatorError
+    from dfc.supervisor import ServeOptions
+    from dfc.supervisor import serve as run
+
+    if host not in ("127.0.0.1", "::1", "localhost") and not os.environ.get("DFC_TOKEN"):
+        print(f"WARNING: listening on {host} WITHOUT A TOKEN (DFC_TOKEN): anybody who reaches it can write.", file=sys.stderr)
+    drain = os.environ.get("DFC_DRAIN_TIMEOUT_S", "30")
+    options = ServeOptions(directory, host, port, targets, disks, advertise_host, float(drain))
+    try:
+        status = run(options, lambda text: print(text, flush=True))
+    except OperatorError as error:
+        print(f"dfc serve: {error.message}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    raise typer.Exit(status)
+
+
+def proxy(context: typer.Context) -> None:
+    """Run one proxy node (try --help)."""
+    _become("dfc.proxy", context.args)
+
+
+def target(context: typer.Context) -> None:
+    """Run one target node (try --help)."""
+    _become("dfc.target", context.args)
+
+
+def _become(module: str, arguments: list[str]) -> NoReturn:
+    """Replace this process: signals and exit status are the node's own."""
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
+
+
+def config_show(
+    context: typer.Context,
+    role: Annotated[Literal["proxy", "target"], typer.Option(help="Whose settings.")] = "proxy",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print each setting with its value and origin; takes the node's own flags, --config FILE among them."""
+    import json
+
+    from dfc.errors import OperatorError
+    from dfc.http.run import load_for, show_settings
+
+    flags = list(context.args)
+    if role == "target" and "--disks" not in flags and not os.environ.get("DFC_DISKS") and not flags:
+        flags = ["--disks", "(none)"]
+    try:
+        loaded, _ = load_for(role, flags)
+    except OperatorError as error:
+        print(f"dfc config: {error.message}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    rows = show_settings(loaded)
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    width = max(len(row["name"]) for row in rows)
+    for row in rows:
+        print(f"{row['name']:<{width}}  {json.dumps(row['value']):<28}  {row['origin']}")
+
+
+def config_sample() -> None:
+    """Print a commented TOML file with every setting and its default."""
+    from dfc.config import sample_toml
+
+    print(sample_toml())

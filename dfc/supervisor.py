@@ -1,0 +1,310 @@
+"""`dfc serve`: a proxy and its targets as child processes of one supervisor, with all state under one directory.
+
+    DIR/cluster.json        how many targets and disks; other numbers are refused later
+    DIR/proxy/              the registry
+    DIR/target-K/disk-M/    the disks
+    DIR/logs/NAME.log       what each child says (NAME.log.1: what it said before)
+
+A child that dies is started again, on the same port. Children hold the read end of a pipe as standard input: when the
+supervisor is gone, however it went, the pipe closes and they end too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+
+from dfc.errors import ConfigError, OperatorError
+from dfc.limits import MIB
+
+READY_TIMEOUT_S: Final = 60.0
+RESTART_FIRST_S: Final = 0.1
+RESTART_MAX_S: Final = 5.0
+STEADY_S: Final = 10.0  # a child that lived so long starts again at once
+LOG_BYTES_MAX: Final = 64 * MIB
+LOG_CHECK_S: Final = 10.0
+KILL_AFTER_S: Final = 5.0  # beyond the drain timeout
+EXIT_INTERRUPTED: Final = 130
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What `dfc serve` was asked for; None: as the directory has it, or the default."""
+
+    directory: str
+    host: str = "127.0.0.1"
+    port: int = 8080
+    targets: int | None = None
+    disks: int | None = None
+    advertise_host: str = ""
+    drain_timeout_s: float = 30.0
+
+
+@dataclass
+class Child:
+    """One node process and what it needs to be started again."""
+
+    name: str
+    module: str
+    arguments: list[str]
+    host: str
+    port: int
+    process: asyncio.subprocess.Process | None = None
+    url: str = ""
+    failures: int = 0
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Supervisor:
+    """Runs until a signal; then ends its children, long reads drained."""
+
+    def __init__(self, options: ServeOptions, say: Callable[[str], None] = print) -> None:
+        self._options = options
+        self._say = say
+        self._root = Path(options.directory).absolute()
+        self._stopping = asyncio.Event()
+        self._children: list[Child] = []
+        self._keepers: list[asyncio.Task[None]] = []
+        self._fatal: str | None = None
+        self._signals = 0
+
+    async def run(self) -> int:
+        """The exit status."""
+        lock = self._lock()
+        try:
+            targets, disks = self._shape()
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._signal)
+            await self._start(targets, disks)
+            if not self._stopping.is_set():
+                url = self._children[0].url
+                self._say(
+                    f"DFC is ready at {url}  ({targets} targets with {disks} disks each, data in {self._root})\n"
+                    f"  upload:  curl -T dataset.tar {url}/dataset.tar\n"
+                    f"  read:    curl -O {url}/dataset.tar\n"
+                    "Stop with Ctrl-C."
+                )
+            watch = asyncio.create_task(self._watch_logs())
+            await self._stopping.wait()
+            watch.cancel()
+            await self._end()
+            if self._fatal:
+                raise OperatorError(self._fatal)
+            return 0
+        finally:
+            for child in self._children:
+                _kill(child)
+            os.close(lock)
+
+    def _signal(self) -> None:
+        self._signals += 1
+        self._stopping.set()
+        if self._signals > 1:
+            for child in self._children:
+                _kill(child)
+
+    # --- the directory
+
+    def _lock(self) -> int:
+        self._root.mkdir(parents=True, exist_ok=True)
+        (self._root / "logs").mkdir(exist_ok=True)
+        descriptor = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise OperatorError(f"another `dfc serve` runs on {self._root}") from None
+        return descriptor
+
+    def _shape(self) -> tuple[int, int]:
+        """Targets and disks: those of the directory, or new ones."""
+        path = self._root / "cluster.json"
+        asked = (self._options.targets, self._options.disks)
+        if path.exists():
+            try:
+                kept = json.loads(path.read_text())
+                have = (int(kept["targets"]), int(kept["disks"]))
+            except (ValueError, KeyError, TypeError):
+                raise OperatorError(f"{path} is damaged; it should read like {{'targets': 2, 'disks': 1}}") from None
+            for want, has, what in zip(asked, have, ("targets", "disks"), strict=True):
+                if want not in (None, has):
+                    raise ConfigError(
+                        f"{self._root} was made with --targets {have[0]} --disks {have[1]}, not --{what} {want}: objects are "
+                        f"placed by these numbers. Start it without the flag, or give another --dir and copy the data over "
+                        f"(`dfc get -r`, then `dfc put -r`)."
+                    )
+            return have
+        targets, disks = asked[0] or 2, asked[1] or 1
+        draft = path.with_suffix(".new")
+        draft.write_text(json.dumps({"targets": targets, "disks": disks}) + "\n")
+        draft.replace(path)
+        return targets, disks
+
+    def _kept_ports(self) -> dict[str, int]:
+        with suppress(OSError, ValueError, TypeError, AttributeError):
+            return {str(name): int(port) for name, port in json.loads((self._root / "ports.json").read_text()).items()}
+        return {}
+
+    def _keep_ports(self) -> None:
+        ports = {child.name: child.port for child in self._children if child.port}
+        (self._root / "ports.json").write_text(json.dumps(ports) + "\n")
+
+    # --- children
+
+    async def _start(self, targets: int, disks: int) -> None:
+        options = self._options
+        arguments = ["--dir", str(self._root / "proxy"), "--expected-targets", str(targets)]
+        proxy = Child("proxy", "dfc.proxy", arguments, options.host, options.port)
+        self._children.append(proxy)
+        self._keepers.append(asyncio.create_task(self._keep(proxy)))
+        if not await self._wait_ready(proxy):
+            return
+        ports = self._kept_ports()
+        for number in range(targets):
+            directory = self._root / f"target-{number}"
+            paths = [str(directory / f"disk-{index}") for index in range(disks)]
+            arguments = ["--dir", str(directory), "--disks", ",".join(paths), "--proxy-url", _local_url(proxy.url)]
+            child = Child(f"target-{number}", "dfc.target", arguments, options.host, ports.get(f"target-{number}", 0))
+            self._children.append(child)
+            self._keepers.append(asyncio.create_task(self._keep(child)))
+        for child in self._children:
+            if not await self._wait_ready(child):
+                return
+        self._keep_ports()
+        await self._wait_healthy(proxy)
+
+    async def _wait_ready(self, child: Child) -> bool:
+        """False when stopped meanwhile."""
+        ready = asyncio.create_task(child.ready.wait())
+        stopped = asyncio.create_task(self._stopping.wait())
+        done, pending = await asyncio.wait((ready, stopped), timeout=READY_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        if not done:
+            self._fail(f"{child.name} did not become ready; see {self._log_path(child)}")
+        return ready in done and not self._stopping.is_set()
+
+    async def _wait_healthy(self, proxy: Child) -> None:
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        async with httpx.AsyncClient(base_url=_local_url(proxy.url), timeout=5, trust_env=False) as client:
+            while not self._stopping.is_set() and time.monotonic() < deadline:
+                with suppress(httpx.HTTPError):
+                    if (await client.get("/v1/health")).status_code == 200:
+                        return
+                await asyncio.sleep(0.05)
+        if not self._stopping.is_set():
+            self._fail("the cluster did not become healthy; see the logs")
+
+    def _fail(self, message: str) -> None:
+        self._fatal = self._fatal or message
+        self._stopping.set()
+
+    def _log_path(self, child: Child) -> Path:
+        return self._root / "logs" / f"{child.name}.log"
+
+    async def _keep(self, child: Child) -> None:
+        """Start a child, and start it again whenever it ends, until the supervisor stops."""
+        wait_s = RESTART_FIRST_S
+        while not self._stopping.is_set():
+            begun = time.monotonic()
+            status = await self._run_once(child)
+            if self._stopping.is_set():
+                return
+            if not child.ready.is_set():
+                child.failures += 1
+                if child.name == "proxy" or child.failures > 2:
+                    self._fail(f"{child.name} cannot start: {self._last_words(child)}")
+                    return
+                child.port = 0  # the port of the last time may be taken by now
+            elif time.monotonic() - begun > STEADY_S:
+                wait_s = RESTART_FIRST_S
+            self._say(f"{child.name} ended with status {status}; starting it again")
+            await asyncio.sleep(wait_s)
+            wait_s = min(RESTART_MAX_S, wait_s * 2)
+
+    async def _run_once(self, child: Child) -> int:
+        command = [sys.executable, "-m", child.module, "--supervised", "--host", child.host, "--port", str(child.port)]
+        command += [*child.arguments, "--drain-timeout-s", str(self._options.drain_timeout_s)]
+        if self._options.advertise_host:
+            command += ["--advertise-url", f"http://{self._options.advertise_host}:0"]
+        with self._log_path(child).open("ab") as log:
+            child.process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,  # a Ctrl-C is for the supervisor, which ends them in order
+            )
+        assert child.process.stdout is not None
+        if self._stopping.is_set():
+            child.process.terminate()
+        async for line in child.process.stdout:
+            with suppress(ValueError, KeyError):
+                said: dict[str, Any] = json.loads(line)
+                child.url = said["url"]
+                child.port = urlsplit(child.url).port or child.port
+                child.ready.set()
+        return await child.process.wait()
+
+    def _last_words(self, child: Child) -> str:
+        lines = self._log_path(child).read_text(errors="replace").splitlines()[-3:]
+        return " | ".join(lines) or "it said nothing"
+
+    # --- the end
+
+    async def _end(self) -> None:
+        """SIGTERM to all: they stop accepting, finish what runs, and close their disks. SIGKILL to who does not end."""
+        for child in self._children:
+            if child.process is not None and child.process.returncode is None:
+                with suppress(ProcessLookupError):
+                    child.process.terminate()
+        await asyncio.wait(self._keepers, timeout=self._options.drain_timeout_s + KILL_AFTER_S)
+        for child in self._children:
+            _kill(child)
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+
+    async def _watch_logs(self) -> None:
+        """Keep each log and its predecessor below LOG_BYTES_MAX; the children go on writing to the same open file."""
+        while True:
+            await asyncio.sleep(LOG_CHECK_S)
+            for child in self._children:
+                path = self._log_path(child)
+                with suppress(OSError):
+                    if path.stat().st_size > LOG_BYTES_MAX:
+                        await asyncio.to_thread(shutil.copyfile, path, f"{path}.1")
+                        os.truncate(path, 0)
+
+
+def _local_url(url: str) -> str:
+    """A URL under which this machine reaches a node that may listen on all addresses."""
+    parts = urlsplit(url)
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(parts.hostname or "", parts.netloc.rpartition(":")[0])
+    return f"http://{host}:{parts.port}"
+
+
+def _kill(child: Child) -> None:
+    if child.process is not None and child.process.returncode is None:
+        with suppress(ProcessLookupError):
+            child.process.kill()
+
+
+def serve(options: ServeOptions, say: Callable[[str], None] = print) -> int:
+    """Run a cluster until a signal; the exit status. OperatorError when it cannot start."""
+    return asyncio.run(Supervisor(options, say).run())

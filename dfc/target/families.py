@@ -1,0 +1,74 @@
+"""The metrics of a target's disks, as Prometheus families. Names and meanings: docs/metrics.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from dfc.errors import StorageFailed
+from dfc.storage.disk import Disk
+
+# family, attribute of DiskStats, help
+_COUNTERS: Final = (
+    ("dfc_catalog_commits", "commits", "Transactions committed"),
+    ("dfc_catalog_operations", "committed_operations", "Puts and deletes in them; over commits: the size of a group"),
+    ("dfc_catalog_commit_seconds", "commit_seconds", "Time spent in commits"),
+    ("dfc_catalog_cache_hits", "cache_hits", "Rows found in memory"),
+    ("dfc_catalog_cache_misses", "cache_misses", "Rows read from the catalog"),
+    ("dfc_disk_puts", "puts", "Objects stored"),
+    ("dfc_disk_put_bytes", "put_bytes", "Bytes of them"),
+    ("dfc_disk_deletes", "deletes", "Objects deleted"),
+    ("dfc_disk_fsyncs", "fsyncs", "Calls of fsync and fdatasync"),
+    ("dfc_disk_fsync_seconds", "fsync_seconds", "Time spent in them"),
+    ("dfc_disk_io_errors", "io_errors", "I/O errors that count against the disk's budget"),
+    ("dfc_index_rebuilds", "indexes_rebuilt", "Tar indexes built again because they were missing or damaged"),
+    ("dfc_orphans_found", "orphans_found", "Unreferenced files moved to orphans/"),
+    ("dfc_orphans_deleted", "orphans_deleted", "Orphans deleted after their time"),
+    ("dfc_scrub_bytes", "scrubbed_bytes", "Bytes read and checked by the scrubber"),
+    ("dfc_scrub_objects", "scrubbed_objects", "Objects read and checked by the scrubber"),
+    ("dfc_scrub_errors", "scrub_errors", "Objects that the scrubber found damaged"),
+)
+_GAUGES: Final = (
+    ("dfc_orphan_alarm", "orphan_alarm", "1: too many orphans were found and none moved; see docs/operations.md"),
+    ("dfc_catalog_unsynced_rows", "unsynced_rows", "Objects of relaxed durability not on the medium yet"),
+    ("dfc_catalog_quarantined_rows", "quarantined_rows", "Objects whose stored bytes are gone or wrong"),
+    ("dfc_scrub_finished_timestamp_seconds", "scrub_finished_s", "When the last whole pass ended; 0: none yet"),
+)
+
+
+def disk_families(map_version: int, disks: Sequence[Disk]) -> Iterable[Metric]:
+    """Reads catalogs and file systems; called in a thread."""
+    yield GaugeMetricFamily("dfc_map_version", "Version of the cluster map", map_version)
+    stats = {disk.id: disk.stats for disk in disks}
+    for name, attribute, about in _COUNTERS:
+        counter = CounterMetricFamily(name, about, labels=("disk",))
+        for disk_id, values in stats.items():
+            counter.add_metric((disk_id,), getattr(values, attribute))
+        yield counter
+    for name, attribute, about in _GAUGES:
+        gauge = GaugeMetricFamily(name, about, labels=("disk",))
+        for disk_id, values in stats.items():
+            gauge.add_metric((disk_id,), getattr(values, attribute))
+        yield gauge
+    yield from _space(disks)
+
+
+def _space(disks: Sequence[Disk]) -> Iterable[Metric]:
+    up = GaugeMetricFamily("dfc_disk_up", "1: the disk takes writes", labels=("disk",))
+    capacity = GaugeMetricFamily("dfc_disk_capacity_bytes", "Size of the disk's file system", labels=("disk",))
+    used = GaugeMetricFamily("dfc_disk_used_bytes", "Bytes used on it", labels=("disk",))
+    free = GaugeMetricFamily("dfc_disk_free_bytes", "Bytes that uploads may still use", labels=("disk",))
+    objects = GaugeMetricFamily("dfc_catalog_objects", "Objects in the catalog", labels=("disk",))
+    for disk in disks:
+        up.add_metric((disk.id,), 1 if disk.state == "up" else 0)
+        objects.add_metric((disk.id,), disk.totals()[0])
+        try:
+            space = disk.space()
+        except StorageFailed:
+            continue
+        capacity.add_metric((disk.id,), space.capacity)
+        used.add_metric((disk.id,), space.used)
+        free.add_metric((disk.id,), space.free)
+    return (up, capacity, used, free, objects)

@@ -1,0 +1,159 @@
+"""What other nodes ask of a target, under `/v1/node/`: pages, counts, keys, maps, removal of buckets, scrubbing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from dfc.errors import BadRequest, Conflict, NotAShard
+from dfc.http.answers import NDJSON, Answer, StreamAnswer, json_answer
+from dfc.http.common import page_limit
+from dfc.http.exchange import Exchange
+from dfc.limits import CLUSTER_MAP_BYTES_MAX, LIST_PAGE_MAX
+from dfc.placement.map import ClusterMap
+from dfc.shards import Glob, Prefix, expand
+from dfc.storage.disk import Disk
+from dfc.storage.rows import ObjectRow
+from dfc.storage.scrub import Scrubber
+from dfc.tar.index import index_kind
+from dfc.tar.listing import list_keys
+from dfc.target.listing import list_page
+from dfc.target.local import Local
+
+_log: Final = logging.getLogger("dfc.target")
+MSGPACK: Final = "application/msgpack"
+
+
+class InternalRoutes:
+    """Handlers of the node-to-node routes."""
+
+    def __init__(self, local: Local, scrubbers: dict[str, Scrubber]) -> None:
+        self._local = local
+        self._scrubbers = scrubbers
+
+    def _disks(self) -> list[Disk]:
+        return [self._local.disks[disk_id] for disk_id in sorted(self._local.disks)]
+
+    async def objects(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        query = exchange.query_parameters(None)
+        page = await self._local.call(
+            list_page,
+            self._disks(),
+            query.get("bucket_id", ""),
+            query.get("prefix", ""),
+            query.get("start_after", ""),
+            query.get("delimiter", ""),
+            page_limit(query),
+        )
+        return Answer(200, msgspec.msgpack.encode(page), [("Content-Type", MSGPACK)])
+
+    async def buckets(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        return json_answer(await self._local.call(self._count))
+
+    def _count(self) -> dict[str, tuple[int, int]]:
+        total: dict[str, tuple[int, int]] = {}
+        for disk in self._disks():
+            for bucket_id in disk.bucket_ids():
+                before, more = total.get(bucket_id, (0, 0)), disk.counts(bucket_id)
+                total[bucket_id] = (before[0] + more[0], before[1] + more[1])
+        return total
+
+    async def remove_bucket(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """Delete what is left of a bucket that the map calls `deleting`."""
+        bucket = next((b for b in self._local.map.buckets if b.id == parameters[0]), None)
+        if bucket is not None and bucket.state != "deleting":
+            raise Conflict(f"the bucket {bucket.name!r} is not being deleted")
+        removed = 0
+        for disk in self._disks():
+            removed += await self._local.call(disk.remove_bucket, parameters[0])
+        return json_answer({"removed": removed})
+
+    async def take_map(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Decide by this map from now on. Answered when no commit that was decided by an older one is under way."""
+        body = await exchange.read_small(CLUSTER_MAP_BYTES_MAX)
+        try:
+            new = ClusterMap.decode(body)
+        except msgspec.DecodeError as error:
+            raise BadRequest(f"not a cluster map: {error}") from None
+        if self._local.take_map(new):
+            for disk in self._disks():
+                await self._local.call(disk.settle)
+        return json_answer({"version": self._local.map.version})
+
+    # --- keys
+
+    async def samples(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """The samples of this target's shards that a spec names, a line each. Named shards must be there and have an index."""
+        query = exchange.query_parameters(None)
+        bucket = await self._local.bucket(query.get("bucket", ""))
+        fields = query.get("fields", "")
+        selection = expand(query.get("shards", ""))
+        if isinstance(selection, list):
+            rows = await self._local.call(self._named, bucket.id, bucket.name, selection)
+            return StreamAnswer(200, self._keys(iter(rows), fields), [("Content-Type", NDJSON)])
+        found = self._matching(bucket.id, selection)
+        return StreamAnswer(200, self._keys(found, fields), [("Content-Type", NDJSON)])
+
+    def _named(self, bucket_id: str, bucket: str, names: list[str]) -> list[tuple[Disk, ObjectRow]]:
+        rows = []
+        for name in names:
+            disk = self._local.owned_disk(bucket, name)
+            if disk is None:
+                continue
+            row = disk.lookup(bucket_id, name)
+            if row.samples is None:
+                raise NotAShard(f"{name!r} has no tar index{': ' + row.warnings[0] if row.warnings else ''}")
+            rows.append((disk, row))
+        return rows
+
+    def _matching(self, bucket_id: str, selection: Glob | Prefix) -> Iterator[tuple[Disk, ObjectRow]]:
+        for disk in self._disks():
+            position = ""
+            while page := disk.list(bucket_id, prefix=selection.prefix, start_after=position, limit=LIST_PAGE_MAX):
+                position = page[-1].name
+                for row in page:
+                    if row.samples is not None and index_kind(row.name) is not None and selection.matches(row.name):
+                        yield disk, row
+
+    async def _keys(self, rows: Iterator[tuple[Disk, ObjectRow]], fields: str) -> AsyncIterator[bytes]:
+        call = self._local.call
+        while (entry := await call(next, rows, None)) is not None:
+            disk, row = entry
+            index = await call(disk.open_index, row)
+            async for piece in self._local.iterate(list_keys(index, row.name, "key" if fields == "key" else "all")):
+                yield piece
+
+    # --- scrubbing
+
+    async def start_scrub(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        for scrubber in self._scrubbers.values():
+            scrubber.request_pass()
+        return json_answer({"started": True}, 202)
+
+    async def scrub_status(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        return json_answer({"disks": await self._local.call(self._scrub_status)})
+
+    def _scrub_status(self) -> list[dict[str, Any]]:
+        names = {bucket.id: bucket.name for bucket in self._local.map.buckets}
+        status = []
+        for disk_id, scrubber in sorted(self._scrubbers.items()):
+            progress = scrubber.progress
+            quarantined = [
+                {"bucket": names.get(q.bucket_id, q.bucket_id), "object": q.name, "version": q.version, "reason": q.reason}
+                for q in self._local.disks[disk_id].quarantined()
+            ]
+            status.append(
+                {
+                    "disk": disk_id,
+                    "node": self._local.node_id,
+                    "state": progress.state,
+                    "bytes_done": progress.bytes_done,
+                    "bytes_total": progress.bytes_total,
+                    "errors": progress.errors,
+                    "quarantined": quarantined,
+                }
+            )
+        return status

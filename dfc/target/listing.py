@@ -1,0 +1,62 @@
+"""Listings of one target: pages of its disks, with common prefixes rolled up by seeks instead of scans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from dfc.pages import Page, Row, merge_pages
+from dfc.storage.disk import Disk
+
+PROBE_ROWS: Final = 200  # rows read at a time while prefixes are rolled up
+
+
+def list_page(disks: Sequence[Disk], bucket_id: str, prefix: str, start_after: str, delimiter: str, limit: int) -> Page:
+    """At most `limit` names and prefixes after `start_after`, from all disks. Blocking."""
+    one = _rolled_up if delimiter else _plain
+    return merge_pages([one(disk, bucket_id, prefix, start_after, delimiter, limit) for disk in disks], limit)
+
+
+def _plain(disk: Disk, bucket_id: str, prefix: str, start_after: str, _delimiter: str, limit: int) -> Page:
+    rows: list[Row] = disk.list_tuples(bucket_id, prefix=prefix, start_after=start_after, limit=limit)
+    return Page(rows, [], len(rows) == limit)
+
+
+def _rolled_up(disk: Disk, bucket_id: str, prefix: str, start_after: str, delimiter: str, limit: int) -> Page:
+    """Names without the delimiter after the prefix, and for the others their part up to it, each once.
+
+    An entry is shown only if it comes after `start_after`; so the names below a prefix that is not greater are skipped.
+    """
+    rows: list[Row] = []
+    prefixes: list[str] = []
+    position = start_after
+    rolled = _common_prefix(start_after, prefix, delimiter)
+    if rolled is not None:
+        position = rolled
+    after_prefix = rolled is not None
+    while len(rows) + len(prefixes) < limit:
+        page = disk.list_tuples(
+            bucket_id, prefix=prefix, start_after=position, after_prefix=after_prefix, limit=min(PROBE_ROWS, limit)
+        )
+        if not page:
+            return Page(rows, prefixes, False)
+        after_prefix = False
+        for row in page:
+            common = _common_prefix(row[0], prefix, delimiter)
+            if common is not None:
+                prefixes.append(common)
+                position, after_prefix = common, True
+                break
+            rows.append(row)
+            position = row[0]
+            if len(rows) + len(prefixes) >= limit:
+                break
+    return Page(rows, prefixes, True)
+
+
+def _common_prefix(name: str, prefix: str, delimiter: str) -> str | None:
+    """The part of a name up to the first delimiter after the listing's prefix; None when there is none."""
+    if not name.startswith(prefix):
+        return None
+    at = name.find(delimiter, len(prefix))
+    return None if at < 0 else name[: at + len(delimiter)]

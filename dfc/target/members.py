@@ -1,0 +1,177 @@
+"""Members and samples of a shard: by its index where it is a plain tar, by streaming decompression where it is compressed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import BinaryIO, Final, cast
+
+from dfc.errors import BadRequest, MemberNotFound, NotAShard, SampleNotFound
+from dfc.http.answers import NDJSON, TAR, Answer, FileAnswer, StreamAnswer, header_lines
+from dfc.http.common import SAFETY_HEADERS, content_type
+from dfc.http.conditions import http_date, is_not_modified, requested_range
+from dfc.http.exchange import Exchange
+from dfc.limits import SMALL_READ_BYTES, TRANSFER_BUFFER_BYTES
+from dfc.storage.disk import Disk
+from dfc.storage.nowait import read_range
+from dfc.storage.rows import ObjectRow
+from dfc.tar.index import Member, Sample, ShardIndex
+from dfc.tar.listing import list_members, list_samples
+from dfc.tar.reader import read_member_range
+from dfc.tar.writer import END_OF_ARCHIVE, member_header, padding
+from dfc.target.local import Local
+
+_QUERIES: Final = ("member", "archpath", "sample", "list")
+
+
+class MemberRoutes:
+    """Answers `?member=`, `?archpath=`, `?sample=` (with `&ext=`) and `?list=` on one object."""
+
+    def __init__(self, local: Local) -> None:
+        self._local = local
+
+    async def answer(self, exchange: Exchange, disk: Disk, row: ObjectRow, query: Mapping[str, str]) -> Answer:
+        given = [name for name in _QUERIES if name in query]
+        if len(given) != 1 or ("ext" in query and given != ["sample"]):
+            raise BadRequest("one of member, sample and list is asked for at a time; ext goes with sample")
+        if row.samples is None:
+            raise NotAShard(f"{row.name!r} has no tar index{': ' + row.warnings[0] if row.warnings else ''}")
+        index = disk.cached_index(row)
+        if index is None:
+            index = await self._local.call(disk.open_index, row)
+        kind, value = given[0], query[given[0]]
+        if kind == "list":
+            return self._list(index, value)
+        if kind == "sample":
+            return await self._sample(exchange, disk, row, index, value, query.get("ext"))
+        member = index.find_member(value)
+        if member is None:
+            raise MemberNotFound(f"{row.name!r} has no member {value[:200]!r}")
+        return await self._member(exchange, disk, row, index, member)
+
+    def _list(self, index: ShardIndex, what: str) -> Answer:
+        if what not in ("members", "samples"):
+            raise BadRequest("list is 'members' or 'samples'")
+        lines = list_members(index) if what == "members" else list_samples(index)
+        return StreamAnswer(200, self._local.iterate(lines), [("Content-Type", NDJSON), *SAFETY_HEADERS])
+
+    async def _sample(
+        self, exchange: Exchange, disk: Disk, row: ObjectRow, index: ShardIndex, key: str, extension: str | None
+    ) -> Answer:
+        sample = await self._local.call(index.find_sample, key)
+        if sample is None:
+            raise SampleNotFound(f"{row.name!r} has no sample {key[:200]!r}")
+        if extension is not None:
+            for member in sample.members:
+                if member.ext == extension.lower():
+                    return await self._member(exchange, disk, row, index, member)
+            raise MemberNotFound(f"sample {key[:200]!r} has no {extension[:80]!r}")
+        length = sum(len(member_header(m.name, m.size)) + m.size + len(padding(m.size)) for m in sample.members)
+        file = await self._local.call(disk.open_blob, row)
+        pieces = self._local.iterate(_sample_tar(file, row.size, index.kind, sample))
+        headers = [("Content-Type", TAR), *SAFETY_HEADERS]
+        total = length + len(END_OF_ARCHIVE)
+        return StreamAnswer(200, pieces, headers, content_length=total, on_close=lambda: os.close(file))
+
+    async def _member(self, exchange: Exchange, disk: Disk, row: ObjectRow, index: ShardIndex, member: Member) -> Answer:
+        if member.type != "file":
+            raise MemberNotFound(f"{member.name[:200]!r} is a {member.type}, not a file with bytes in the archive")
+        etag = f"{row.checksum}-{member.offset:x}-{member.size:x}"
+        lines = header_lines(
+            (
+                ("Content-Type", content_type(member.name)),
+                ("ETag", f'"{etag}"'),
+                ("Last-Modified", http_date(row.modified_us)),
+                *SAFETY_HEADERS,
+            )
+        )
+        if is_not_modified(exchange.headers, etag, row.modified_us):
+            return Answer(304, b"", lines)
+        if index.compressed:
+            return await self._decompressed(exchange, disk, row, index, member, lines)
+        lines += "Accept-Ranges: bytes\r\n"
+        start, stop, status = 0, member.size, 200
+        part = requested_range(exchange.headers, member.size, etag, row.modified_us)
+        if part is not None:
+            start, stop, status = part.start, part.stop, 206
+            lines += f"Content-Range: bytes {start}-{stop - 1}/{member.size}\r\n"
+        if exchange.method == "HEAD":
+            return Answer(status, b"", lines, content_length=stop - start)
+        offset, count = member.offset + start, stop - start
+        if count <= SMALL_READ_BYTES:
+            body = read_range(disk.blob_path(row), offset, count)
+            if body is None or len(body) != count:
+                body = await self._local.call(_read_range, disk, row, offset, count)
+            return Answer(status, body, lines)
+        return FileAnswer(status, await self._local.call(disk.open_blob, row), offset, count, lines)
+
+    async def _decompressed(
+        self, exchange: Exchange, disk: Disk, row: ObjectRow, index: ShardIndex, member: Member, lines: str
+    ) -> Answer:
+        if exchange.method == "HEAD":
+            return Answer(200, b"", lines, content_length=member.size)
+        file = await self._local.call(disk.open_blob, row)
+        pieces: AsyncIterator[bytes] = self._local.iterate(_decompress(file, row.size, index.kind, member.offset, member.size))
+        return StreamAnswer(200, pieces, lines, content_length=member.size, on_close=lambda: os.close(file))
+
+
+def _read_range(disk: Disk, row: ObjectRow, offset: int, count: int) -> bytes:
+    file = disk.open_blob(row)
+    try:
+        return os.pread(file, count, offset)
+    finally:
+        os.close(file)
+
+
+class _Body:
+    """The object's bytes of a blob, without its footer, as the readers of archives want them."""
+
+    def __init__(self, file: int, size: int) -> None:
+        self._file, self._size, self._position = file, size, 0
+
+    def read(self, count: int = -1) -> bytes:
+        left = self._size - self._position
+        data = os.pread(self._file, left if count < 0 else min(count, left), self._position)
+        self._position += len(data)
+        return data
+
+
+def _decompress(file: int, size: int, kind: str, offset: int, count: int) -> Iterator[bytes]:
+    return read_member_range(cast(BinaryIO, _Body(file, size)), kind, offset, count)
+
+
+def _sample_tar(file: int, size: int, kind: str, sample: Sample) -> Iterator[bytes]:
+    """A tar of the members of a sample, with headers of our own; the shard is read once, from the first to the last."""
+    first, last = sample.members[0], sample.members[-1]
+    count = last.offset + last.size - first.offset
+    if kind == "tar":
+        pieces = _ranges(file, first.offset, count)
+    else:
+        pieces = _decompress(file, size, kind, first.offset, count)
+    position, piece = first.offset, b""  # `piece` begins at `position` of the archive
+    for member in sample.members:
+        yield member_header(member.name, member.size)
+        left = member.size
+        while left:
+            skipped = min(len(piece), member.offset - position) if position < member.offset else 0
+            position, piece = position + skipped, piece[skipped:]
+            if not piece:
+                piece = next(pieces)
+                continue
+            taken = piece[:left]
+            position, piece, left = position + len(taken), piece[len(taken) :], left - len(taken)
+            yield taken
+        pad = padding(member.size)
+        if pad:
+            yield pad
+    yield END_OF_ARCHIVE
+
+
+def _ranges(file: int, offset: int, size: int) -> Iterator[bytes]:
+    end = offset + size
+    while offset < end:
+        piece = os.pread(file, min(TRANSFER_BUFFER_BYTES, end - offset), offset)
+        if not piece:
+            raise ConnectionAbortedError("the blob is shorter than its index says")
+        offset += len(piece)
+        yield piece

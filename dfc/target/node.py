@@ -1,0 +1,265 @@
+"""A target, assembled: disks, registration and heartbeats, routes, scrubbers, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import secrets
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from prometheus_client.core import Metric
+
+from dfc import metrics
+from dfc.clock import HybridClock
+from dfc.config import Settings
+from dfc.errors import DiskRefused, OperatorError, StorageFailed, Unavailable
+from dfc.http.answers import Answer, json_answer
+from dfc.http.common import LISTING_QUERY, OBJECT_QUERY, health_answer, metrics_answer
+from dfc.http.exchange import Exchange
+from dfc.http.peer import ControlClient, PeerPool, RemoteError
+from dfc.http.relay import Relay
+from dfc.http.router import Route
+from dfc.http.server import NodeServer
+from dfc.limits import GIB
+from dfc.membership.embedded import Registered, Registration
+from dfc.placement.map import ClusterMap, DiskEntry
+from dfc.storage.disk import Disk
+from dfc.storage.identity import read_identity
+from dfc.storage.rows import DiskOptions
+from dfc.storage.scrub import Scrubber
+from dfc.target.families import disk_families
+from dfc.target.internal import InternalRoutes
+from dfc.target.local import Local
+from dfc.target.members import MemberRoutes
+from dfc.target.objects import ObjectRoutes
+
+_log: Final = logging.getLogger("dfc.target")
+RESERVE_FRACTION: Final = 0.05  # the reserve is at most so much of a disk
+RETRY_S: Final = 0.25  # while the registry cannot be reached at the start
+RETRY_MAX_S: Final = 2.0
+
+
+class TargetNode:
+    """Start with `start`, end with `stop`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.id = ""
+        self._pool = PeerPool(settings.peer_timeout_s)
+        self._control = ControlClient(settings.token, settings.peer_timeout_s)
+        self.local = Local(self._control, settings.proxy_url)
+        self._scrubbers: dict[str, Scrubber] = {}
+        self._members = MemberRoutes(self.local)
+        relay = Relay(self._pool, settings.peer_timeout_s)
+        self._objects = ObjectRoutes(self.local, relay, self._members, settings.object_size_max_bytes)
+        web = dict.fromkeys(("GET", "PUT", "DELETE"), self._objects.web)
+        self.server = NodeServer(settings, self._routes(), Route("/", web, query=None))
+        self._registry = metrics.make_registry(self.server.stats, self._families)
+        self._heart: asyncio.Task[None] | None = None
+        self._url = self._advertised = ""
+
+    def _routes(self) -> list[Route]:
+        objects, internal = self._objects, InternalRoutes(self.local, self._scrubbers)
+        here = dict.fromkeys(("GET", "PUT", "DELETE"), objects.object)
+        away = objects.elsewhere
+        named = dict.fromkeys(("GET", "PUT", "PATCH", "DELETE"), away)
+        listing = frozenset(("bucket_id", "prefix", "start_after", "delimiter", "limit"))
+        return [
+            Route("/v1/objects/{bucket}/{object…}", here, query=OBJECT_QUERY),
+            Route("/v1/node/objects", {"GET": internal.objects}, query=listing, internal=True),
+            Route("/v1/node/buckets", {"GET": internal.buckets}, internal=True),
+            Route("/v1/node/buckets/{id}", {"DELETE": internal.remove_bucket}, internal=True),
+            Route(
+                "/v1/node/samples", {"GET": internal.samples}, query=frozenset(("bucket", "shards", "fields")), internal=True
+            ),
+            Route("/v1/node/map", {"POST": internal.take_map}, internal=True),
+            Route("/v1/node/scrub", {"GET": internal.scrub_status, "POST": internal.start_scrub}, internal=True),
+            Route("/v1/health", {"GET": self._health}),
+            Route("/metrics", {"GET": self._metrics}),
+            Route("/v1/cluster", {"GET": self._cluster}),
+            Route("/v1/cluster/scrub", {"GET": away, "POST": away}),
+            Route("/v1/buckets", {"GET": away}),
+            Route("/v1/buckets/{bucket}/objects", {"GET": away}, query=LISTING_QUERY),
+            Route("/v1/buckets/{bucket}/samples", {"GET": away}, query=frozenset(("shards", "fields"))),
+            Route("/v1/buckets/{bucket}", named, query=frozenset(("force",))),
+        ]
+
+    # --- life
+
+    async def start(self) -> str:
+        """Register, open the disks, serve; the URL under which clients reach this target."""
+        self.id = self.local.node_id = await self.local.call(_node_id, self.settings)
+        self.server.bind()
+        self._url, self._advertised = self.server.own_urls()
+        cluster_id = await self._cluster_id()
+        entries = await self.local.call(_describe_unopened, self.settings.disks, cluster_id)
+        number = await self._first_registration(cluster_id, entries)
+        await self.local.call(self._open_disks, cluster_id, HybridClock(number))
+        await self.server.serve()
+        self._heart = asyncio.create_task(self._beat())
+        return self._advertised
+
+    async def _cluster_id(self) -> str:
+        """The registry's, asked until it answers; disks of another cluster are refused at once."""
+        wait_s = RETRY_S
+        while True:
+            try:
+                found = await self._control.call("GET", f"{self.local.proxy_url}/v1/cluster", ClusterMap)
+                return found.cluster_id
+            except Unavailable:
+                _log.info("waiting for the registry at %s", self.local.proxy_url)
+            except RemoteError as error:
+                raise OperatorError(f"the registry at {self.local.proxy_url} refuses: {error.message}") from error
+            await asyncio.sleep(wait_s)
+            wait_s = min(RETRY_MAX_S, wait_s * 2)
+
+    async def _first_registration(self, cluster_id: str, entries: tuple[DiskEntry, ...]) -> int:
+        while True:
+            try:
+                return (await self._register(cluster_id, entries)).node_number
+            except Unavailable:
+                await asyncio.sleep(RETRY_S)
+            except RemoteError as error:
+                raise OperatorError(f"the registry refuses this target: {error.message}") from error
+
+    async def _register(self, cluster_id: str, entries: tuple[DiskEntry, ...]) -> Registered:
+        said = Registration(
+            node_id=self.id,
+            role="target",
+            url=self._url,
+            advertise_url=self._advertised,
+            cluster_id=cluster_id,
+            map_version=self.local.map.version,
+            disks=entries,
+        )
+        answer = await self._control.call("POST", f"{self.local.proxy_url}/v1/nodes", Registered, body=said)
+        if answer.map is not None:
+            self.local.take_map(answer.map)
+        return answer
+
+    def _open_disks(self, cluster_id: str, clock: HybridClock) -> None:
+        settings = self.settings
+        for path in settings.disks:
+            disk = Disk.open(path, cluster_id, clock, _disk_options(settings, path))
+            self.local.disks[disk.id] = disk
+            scrubber = Scrubber(
+                disk, bytes_per_s=settings.scrub_rate_bytes_per_s, interval_s=settings.scrub_interval_s or math.inf
+            )
+            scrubber.start()
+            self._scrubbers[disk.id] = scrubber
+
+    async def _beat(self) -> None:
+        """Heartbeats for ever; a registry that is away is tried again, serving goes on meanwhile."""
+        failing = False
+        while True:
+            await asyncio.sleep(self.settings.heartbeat_s)
+            try:
+                entries = await self.local.call(self._describe_disks)
+                await self._register(self.local.map.cluster_id, entries)
+                failing = False
+            except (Unavailable, RemoteError) as error:
+                if not failing:
+                    _log.warning("no heartbeat: %s", error.message)
+                failing = True
+            except Exception:
+                _log.exception("a heartbeat failed; they go on")
+
+    def _describe_disks(self) -> tuple[DiskEntry, ...]:
+        entries = []
+        known = {d.id: d for node in self.local.map.nodes if node.id == self.id for d in node.disks}
+        for disk in self.local.disks.values():
+            was = known.get(disk.id)
+            weight = was.weight if was else 1.0
+            try:
+                space, objects = disk.space(), disk.totals()[0]
+                entry = DiskEntry(
+                    id=disk.id, weight=weight, state=disk.state, capacity=space.capacity, used=space.used, objects=objects
+                )
+            except StorageFailed:
+                entry = DiskEntry(id=disk.id, weight=weight, state="failed")
+            entries.append(entry)
+        return tuple(entries)
+
+    async def stop(self) -> None:
+        """Drain and close; safe to call when `start` failed half-way."""
+        if self._heart is not None:
+            self._heart.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._heart
+        await self.server.stop()
+        for scrubber in self._scrubbers.values():
+            await asyncio.to_thread(scrubber.stop)
+        self._pool.close()
+        await self._control.close()
+        await asyncio.to_thread(self.local.close)
+
+    # --- what every node answers
+
+    async def _health(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        node = self.local.map.node(self.id)
+        state = node.state if node else "joining"
+        return health_answer(bool(self.local.disks), role="target", id=self.id, map_version=self.local.map.version, state=state)
+
+    async def _cluster(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        return json_answer(self.local.map)
+
+    async def _metrics(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        return await self.local.call(metrics_answer, self._registry)
+
+    def _families(self) -> Iterable[Metric]:
+        return disk_families(self.local.map.version, list(self.local.disks.values()))
+
+
+def _disk_options(settings: Settings, path: str) -> DiskOptions:
+    capacity = _capacity(path)
+    return DiskOptions(
+        reserve_bytes=min(settings.disk_reserve_bytes, int(capacity * RESERVE_FRACTION)),
+        ballast_bytes=settings.disk_ballast_bytes,
+        error_budget=settings.disk_error_budget,
+        sync_relaxed_s=settings.sync_relaxed_s,
+        orphan_keep_s=settings.orphan_keep_s,
+        object_bytes_max=settings.object_size_max_bytes,
+        row_cache_rows=settings.row_cache_rows,
+    )
+
+
+def _capacity(path: str) -> int:
+    found = os.statvfs(path)
+    return found.f_blocks * found.f_frsize
+
+
+def weight_of(capacity_bytes: int) -> float:
+    """A disk's weight when it joins: its capacity in GiB with two significant digits, so that equal disks weigh the same."""
+    gib = max(capacity_bytes / GIB, 0.01)
+    return float(f"{gib:.2g}")
+
+
+def _describe_unopened(paths: tuple[str, ...], cluster_id: str) -> tuple[DiskEntry, ...]:
+    """Format new disks and describe all. DiskRefused when one belongs to another cluster."""
+    entries = []
+    for path in paths:
+        Path(path).mkdir(parents=True, exist_ok=True)
+        identity = read_identity(path)
+        if identity is None:
+            Disk.format(path, cluster_id)
+            identity = read_identity(path)
+        if identity is None or identity.cluster_id != cluster_id:
+            found = identity.cluster_id if identity else "none"
+            raise DiskRefused(f"{path} belongs to cluster {found}, the registry is of cluster {cluster_id}")
+        capacity = _capacity(path)
+        entries.append(DiskEntry(id=identity.disk_id, weight=weight_of(capacity), capacity=capacity))
+    return tuple(entries)
+
+
+def _node_id(settings: Settings) -> str:
+    """The identity of this target, kept in its directory."""
+    path = Path(settings.dir or settings.disks[0]) / "dfc-node-id"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        path.write_text(f"target-{secrets.token_hex(4)}\n")
+    return path.read_text().strip()
