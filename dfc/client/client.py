@@ -57,7 +57,7 @@ class Client:
         policy = RetryPolicy() if retries is None else RetryPolicy(retries=retries)
         self._control = Control(self.url, token, policy, self.cancellation)
         self._transport = Transport(self.cancellation)
-        self._router = Router(self.url, lambda: self._control.call("GET", "/v1/cluster"))
+        self._router = Router(self.url, self._fetch_map)
         self._calls = ObjectCalls(self._router, self._transport, token, policy, self.cancellation)
 
     def __enter__(self) -> Client:
@@ -252,7 +252,7 @@ class Client:
 
     def cluster_map(self) -> ClusterMap:
         """Nodes, disks and buckets, fetched now."""
-        return ClusterMap.decode(self._control.call("GET", "/v1/cluster"))
+        return ClusterMap.decode(self._fetch_map(True))
 
     def health(self) -> dict[str, Any]:
         """Role, id and map version of the node that was given. Unavailable while it is not ready."""
@@ -269,6 +269,9 @@ class Client:
         return status
 
     # What the methods above share.
+
+    def _fetch_map(self, patient: bool) -> bytes:
+        return self._control.call("GET", "/v1/cluster", patient=patient)
 
     def _put(self, bucket: str, name: str, source: Source, headers: Mapping[str, str]) -> StoredObject:
         tries = Tries()

@@ -55,8 +55,9 @@ class Control:
         params: Mapping[str, str | int] | None = None,
         body: Any = None,
         accept: str = "application/json",
+        patient: bool = True,
     ) -> bytes:
-        """The body of a successful answer; `body` is sent as JSON. Retries what is worth it: every call here is idempotent.
+        """The body of a successful answer; `body` is sent as JSON. Every call here is idempotent: if `patient`, it is retried.
 
         Raises what the node said, or Unreachable.
         """
@@ -67,7 +68,7 @@ class Control:
             try:
                 return self._once(method, path, params, body, accept)
             except DfcError as error:
-                retries = self._policy.retries
+                retries = self._policy.retries if patient else 0
                 if isinstance(error, Unreachable) and not self._was_reached:
                     retries = min(retries, FIRST_CONTACT_RETRIES)
                 if not is_worth_retrying(error) or attempt >= retries:

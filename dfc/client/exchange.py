@@ -57,6 +57,7 @@ class ObjectCalls:
         tries: Tries | None = None,
     ) -> Answer:
         """A successful answer, its body unread, or the error of the last try. `tries` is told what happened on the way."""
+        self._router.map()  # its own tries, before those of the object: without it, nothing is known to be there at all
         return self._retrying(lambda: self._try(method, bucket, name, query, headers or {}, source), source, tries)
 
     def stream(self, url: str) -> Answer:

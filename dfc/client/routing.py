@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from dfc.errors import NotFound, Unreachable
+from dfc.errors import DfcError, NotFound
 from dfc.names import object_path
 from dfc.placement.map import ClusterMap
 
@@ -35,9 +35,12 @@ def path_of(bucket: str, name: str, query: Query) -> str:
 
 
 class Router:
-    """Keeps the cluster map and what is known about nodes that cannot be reached. Thread-safe."""
+    """Keeps the cluster map and what is known about nodes that cannot be reached. Thread-safe.
 
-    def __init__(self, url: str, fetch_map: Callable[[], bytes], now_s: Callable[[], float] = time.monotonic) -> None:
+    `fetch_map` gives the JSON of the map; its argument says whether it should try for long.
+    """
+
+    def __init__(self, url: str, fetch_map: Callable[[bool], bytes], now_s: Callable[[], float] = time.monotonic) -> None:
         self._url = url
         self._fetch_map = fetch_map
         self._now_s = now_s
@@ -47,20 +50,22 @@ class Router:
         self._wanted = True
         self._unreachable: dict[str, float] = {}
 
-    def map(self) -> ClusterMap:
+    def map(self, *, at_once: bool = False) -> ClusterMap:
         """The map, fetched when there is none yet or a node contradicted it. Unreachable when that fails the first time."""
         with self._lock:
-            if self._map is not None and not (self._wanted and self._now_s() - self._fetched_s >= REFRESH_INTERVAL_S):
+            due = at_once or (self._wanted and self._now_s() - self._fetched_s >= REFRESH_INTERVAL_S)
+            if self._map is not None and not due:
                 return self._map
             try:
-                self._map = ClusterMap.decode(self._fetch_map())
+                # Only the first map is worth waiting for: a refresh that fails leaves the old one, and whoever asked for it has
+                # tries of its own.
+                self._map = ClusterMap.decode(self._fetch_map(self._map is None))
+                self._wanted = False
             except msgspec.MsgspecError:
                 raise NotFound(f"{self._url} does not answer like a DFC node") from None
-            except Unreachable:
+            except DfcError:
                 if self._map is None:
                     raise
-            # A refresh that fails is no news: the old map serves until the node that was given answers again.
-            self._wanted = False
             self._fetched_s = self._now_s()
             return self._map
 
@@ -86,10 +91,13 @@ class Router:
 
     def redirected(self, location: str) -> Route:
         """The route that a 307 names. The token goes to nodes of the map and to nobody else."""
+        trusted = self._knows(location, self.map()) or self._knows(location, self.map(at_once=True))
         self.refresh()
-        origin = _origin(location)
-        known = {_origin(self._url), *(_origin(url) for node in self.map().nodes for url in (node.url, node.advertise_url))}
-        return Route(location, direct=True, trusted=origin in known)
+        return Route(location, direct=True, trusted=trusted)
+
+    def _knows(self, url: str, cluster_map: ClusterMap) -> bool:
+        urls = (self._url, *(url for node in cluster_map.nodes for url in (node.url, node.advertise_url)))
+        return _origin(url) in map(_origin, urls)
 
     def is_reachable(self, url: str) -> bool:
         """Whether the node of a URL has not refused a connection lately."""
