@@ -34,10 +34,8 @@ else:
 COMPRESSED_KINDS: Final = ("gz", "zst", "lz4", "bz2", "xz")
 MAGIC_BYTES: Final = 10
 _WINDOW_LOG_MAX: Final = DECOMPRESS_MEMORY_MAX.bit_length() - 1
-# isal's stubs call its error an instance.
-_LIBRARY_ERRORS: Final = (OSError, EOFError, RuntimeError, ValueError, MemoryError, lzma.LZMAError, zstd.ZstdError) + (
-    cast(type[Exception], igzip_lib.IsalError),
-)
+_IsalError: Final = cast(type[Exception], igzip_lib.IsalError)  # its stub calls it an instance
+_LIBRARY_ERRORS: Final = (OSError, EOFError, RuntimeError, ValueError, MemoryError, lzma.LZMAError, zstd.ZstdError, _IsalError)
 
 
 class CompressionError(Exception):

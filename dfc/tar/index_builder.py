@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from itertools import accumulate, chain
+from operator import sub
 from typing import BinaryIO, Final, Protocol
 
 import xxhash
 
 from dfc.checksum import Buffer
 from dfc.limits import INDEX_BLOCK_BYTES, INDEX_FLUSH_BYTES, INDEX_MEMBERS_MAX, MIB
-from dfc.tar.header import DIRECTORY, FILE, TarError
-from dfc.tar.index_format import HEADER_BYTES, NO_KEY, RECORD, SAMPLE, IndexHeader, encode_header
-from dfc.tar.samples import SampleGrouper, split_key
+from dfc.tar.header import DIRECTORY, TarError
+from dfc.tar.index_format import HEADER_BYTES, RECORD, SAMPLE, IndexHeader, encode_header
+from dfc.tar.samples import NO_KEY, SampleGrouper
 from dfc.tar.scanner import Entry, Scanner
 from dfc.tar.spill import HashTable, Spill, write_all
 
@@ -62,8 +64,6 @@ class IndexBuilder:
         self._members = HashTable(temporary_directory)
         self._keys = HashTable(temporary_directory)
         self._samples = Spill(temporary_directory)
-        self._sample_head = self._sample_position = self._sample_number = 0
-        self._sample_members = self._sample_last = 0
         self._member_count = self._sample_count = self._dropped = self._not_utf8 = 0
 
     @property
@@ -113,7 +113,6 @@ class IndexBuilder:
             if self.problem is not None:
                 raise self.problem
             self._scanner.finish()
-            self._close_sample()
             self._records.finish()
             tables = xxhash.xxh3_64()
 
@@ -146,60 +145,38 @@ class IndexBuilder:
             self.close()
 
     def _add(self, entries: list[Entry]) -> None:
-        """The hot loop over members."""
+        """Records and table rows of some members. A column at a time: it costs half of what a loop over them would."""
         if not entries:
             return
         self._member_count += len(entries)
         if self._member_count > INDEX_MEMBERS_MAX:
             raise TarError(f"the archive has more than {INDEX_MEMBERS_MAX} members", entries[-1][2])
-        number = self._member_count - len(entries)
-        position = self._records.end
-        add_hash, add_value = self._members.hashes.append, self._members.values.append
-        add_record, pack, name_hash = self._records.buffer.extend, RECORD.pack, xxhash.xxh3_64_intdigest
-        starts_sample, skip = self._grouper.add, self._grouper.skip
-        for name, member_type, head, offset, size in entries:
-            try:
-                text = name.decode()
-            except UnicodeDecodeError:
-                text = name.decode(errors="replace")
-                name = text.encode()
-                self._not_utf8 += 1
-            parts = split_key(text) if member_type == FILE else None
-            if parts is None:
-                key_chars = NO_KEY
-                skip()
-                if member_type != DIRECTORY:
-                    self._dropped += 1
-            else:
-                key = parts[0]
-                key_chars = len(key)
-                if starts_sample(key, parts[1]):
-                    self._close_sample()
-                    self._open_sample(key, head, position, number)
-                self._sample_members += 1
-                self._sample_last = number
-            add_hash(name_hash(name))
-            add_value(position)
-            add_record(pack(offset, size, offset - head, len(name), key_chars, member_type) + name)
-            position += RECORD.size + len(name)
-            number += 1
-        self._records.flush_if_full()
-        self._members.spill_if_full()
-        self._keys.spill_if_full()
+        names, types, heads, offsets, sizes = zip(*entries, strict=True)
+        try:
+            texts = b"\0".join(names).decode().split("\0")  # no name has a NUL
+        except UnicodeDecodeError:
+            names, texts = self._replace_undecodable(names)
+        key_chars, starts = self._grouper.cut(texts, types)
+        if NO_KEY in key_chars:
+            self._dropped += sum(chars == NO_KEY and kind != DIRECTORY for chars, kind in zip(key_chars, types, strict=True))
+        lengths = list(map(len, names))
+        positions = list(accumulate([RECORD.size + length for length in lengths], initial=self._records.end))
+        positions.pop()
+        self._members.append(map(xxhash.xxh3_64_intdigest, names), positions)
+        packed = map(RECORD.pack, offsets, sizes, map(sub, offsets, heads), lengths, key_chars, types)
+        self._records.append(b"".join(chain.from_iterable(zip(packed, names, strict=True))))
+        if starts:
+            keys = [texts[i][: key_chars[i]].encode() for i in starts]
+            numbers = range(self._sample_count, self._sample_count + len(starts))
+            self._keys.append(map(xxhash.xxh3_64_intdigest, keys), numbers)
+            self._samples.append(b"".join([SAMPLE.pack(heads[i], positions[i]) for i in starts]))
+            self._sample_count += len(starts)
 
-    def _open_sample(self, key: str, head: int, position: int, number: int) -> None:
-        self._keys.hashes.append(xxhash.xxh3_64_intdigest(key.encode()))
-        self._keys.values.append(self._sample_count)
-        self._sample_count += 1
-        self._sample_head = head
-        self._sample_position = position
-        self._sample_number = number
-
-    def _close_sample(self) -> None:
-        if self._sample_members:
-            records = self._sample_last - self._sample_number + 1
-            self._samples.append(SAMPLE.pack(self._sample_head, self._sample_position, self._sample_members, records))
-            self._sample_members = 0
+    def _replace_undecodable(self, names: tuple[bytes, ...]) -> tuple[tuple[bytes, ...], list[str]]:
+        texts = [name.decode(errors="replace") for name in names]
+        encoded = tuple(text.encode() for text in texts)
+        self._not_utf8 += sum(before != after for before, after in zip(names, encoded, strict=True))
+        return encoded, texts
 
     def _warnings(self) -> tuple[str, ...]:
         warnings = []
@@ -217,7 +194,7 @@ class IndexBuilder:
         file = self._records.file
         end = file.seek(0, 2)
         file.seek(end - SAMPLE.size * (self._sample_count - number))
-        _, position, _, _ = SAMPLE.unpack(file.read(SAMPLE.size))
+        _, position = SAMPLE.unpack(file.read(SAMPLE.size))
         file.seek(position)
         _, _, _, name_bytes, key_chars, _ = RECORD.unpack(file.read(RECORD.size))
         return file.read(name_bytes).decode()[:key_chars]
@@ -237,7 +214,8 @@ class _Records:
     def end(self) -> int:
         return self._flushed + len(self.buffer)
 
-    def flush_if_full(self) -> None:
+    def append(self, records: bytes) -> None:
+        self.buffer += records
         if len(self.buffer) >= INDEX_FLUSH_BYTES:
             self._flush(len(self.buffer) // INDEX_BLOCK_BYTES * INDEX_BLOCK_BYTES)
 

@@ -25,13 +25,12 @@ MAGIC: Final = 0x0158444954434644  # "DFCTIDX" and a 1: also tells a foreign byt
 FORMAT: Final = 1
 HEADER_BYTES: Final = 512
 TEXT_BYTES_MAX: Final = 64  # version and checksum of the blob
-NO_KEY: Final = 0xFFFF  # for a member of no sample; names are shorter
 KINDS: Final = ("tar", "gz", "zst", "lz4", "bz2", "xz")
 
 # offset and size of the data, bytes of headers before the data, bytes of the name, characters of the key, type
 RECORD: Final = Struct("=QQIHHB")
-# offset of the first header, position of the first record, members, records from the first to the last of them
-SAMPLE: Final = Struct("=QQII")
+# offset of the first header, position of the first record
+SAMPLE: Final = Struct("=QQ")
 _HEADER: Final = Struct("=QIIQQQQQQQQ64p64p")
 _CHECKED: Final = Struct("=Q")
 

@@ -20,13 +20,13 @@ from dfc.limits import INDEX_BLOCK_BYTES, MIB, SAMPLE_RECORDS_MAX
 from dfc.tar.header import TYPES
 from dfc.tar.index_format import (
     HEADER_BYTES,
-    NO_KEY,
     RECORD,
     SAMPLE,
     IndexCorrupt,
     IndexHeader,
     decode_header,
 )
+from dfc.tar.samples import NO_KEY
 
 _CHECK_BYTES: Final = MIB  # tables are checked by reading, in pieces: mapped pages would count as our memory
 
@@ -151,18 +151,22 @@ class ShardIndex:
         """The sample with this ordinal, from 0. IndexError when there is none."""
         if not 0 <= number < self.sample_count:
             raise IndexError(f"there are {self.sample_count} samples, and none with number {number}")
-        start, position, count, records = SAMPLE.unpack_from(self._map, self._samples_start + number * SAMPLE.size)
-        if not 1 <= count <= records <= SAMPLE_RECORDS_MAX:
-            raise IndexCorrupt("a sample in an index cannot be read", position)
+        start, position = SAMPLE.unpack_from(self._map, self._samples_start + number * SAMPLE.size)
+        if number + 1 < self.sample_count:
+            _, end = SAMPLE.unpack_from(self._map, self._samples_start + (number + 1) * SAMPLE.size)
+        else:
+            end = self._records_end
         members = []
-        for _ in range(records):
+        for _ in range(SAMPLE_RECORDS_MAX):  # what lies beyond up to `end` belongs to no sample
             offset, size, _, name, key_chars, member_type = self._record(position)
             if key_chars != NO_KEY:
                 members.append(_member(name, key_chars, offset, size, member_type, position))
             position += RECORD.size + len(name)
+            if position >= end:
+                break
         key = members[0].key if members else None
-        if key is None or len(members) != count:
-            raise IndexCorrupt("a sample in an index has other members than counted", position)
+        if key is None:
+            raise IndexCorrupt("a sample in an index has no members", position)
         last = members[-1]
         return Sample(key, number, start, last.offset + (last.size + 511 & -512), tuple(members))
 

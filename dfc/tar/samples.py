@@ -7,10 +7,13 @@ the form `__meta__` and names without an extension belong to no sample; they do 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from dfc.limits import SAMPLE_RECORDS_MAX
+from dfc.tar.header import FILE
 
+NO_KEY: Final = 0xFFFF  # for a member of no sample; names are shorter
 _META_NAME: Final = re.compile(r"__[^/]*__(?:$|/)")
 
 
@@ -21,7 +24,7 @@ def split_key(name: str) -> tuple[str, str] | None:
     """
     base = name.rfind("/") + 1
     dot = name.find(".", base)
-    if dot <= base or (name.startswith("__") and _META_NAME.match(name)):
+    if dot <= base or (name[:2] == "__" and _META_NAME.match(name)):
         return None
     return name[:dot], name[dot + 1 :].lower()
 
@@ -38,19 +41,38 @@ class SampleGrouper:
     def __init__(self) -> None:
         self._key: str | None = None
         self._extensions: set[str] = set()
-        self._records = 0
+        self._records = 0  # members since the first of the present sample, itself included
 
-    def add(self, key: str, extension: str) -> bool:
-        """Take the next member of a sample; True when it is the first of a new one."""
-        self._records += 1
-        if key == self._key and extension not in self._extensions and self._records <= SAMPLE_RECORDS_MAX:
-            self._extensions.add(extension)
-            return False
-        self._key = key
-        self._extensions = {extension}
-        self._records = 1
-        return True
+    def starts_sample(self, name: str) -> bool:
+        """Take the next file of an archive; True when it is the first of a new sample."""
+        return bool(self.cut((name,), (FILE,))[1])
 
-    def skip(self) -> None:
-        """Pass a member that belongs to no sample; it counts towards what one sample may span."""
-        self._records += 1
+    def cut(self, names: Sequence[str], types: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Take the next members: how many characters of each name are its key (or NO_KEY), and which of them, from 0,
+        are the first of a new sample."""
+        chars: list[int] = []
+        starts: list[int] = []
+        key, extensions = self._key, self._extensions
+        first = -self._records
+        index = -1
+        for index, name in enumerate(names):
+            start, _, extension = name.partition(".")
+            if "/" in extension or start[-1:] in ("", "/") or len(start) == len(name) or name[:2] == "__" or types[index]:
+                # Not a file, or not so plain a name that its first dot is the one: the full rule, at twice the time.
+                parts = None if types[index] else split_key(name)
+                if parts is None:
+                    chars.append(NO_KEY)
+                    continue
+                start, extension = parts
+            chars.append(len(start))
+            extension = extension.lower()
+            if start == key and extension not in extensions and index - first < SAMPLE_RECORDS_MAX:
+                extensions.add(extension)
+            else:
+                key = start
+                extensions = {extension}
+                first = index
+                starts.append(index)
+        self._key, self._extensions = key, extensions
+        self._records = index + 1 - first
+        return chars, starts

@@ -104,12 +104,12 @@ class Scanner:
         return self._collect()
 
     def take(self, chunk: bytes) -> list[Entry]:
-        """Like `feed`, for a reader that skips: exactly the `want` bytes at `next`."""
+        """Like `feed`, for a reader that skips: the `want` bytes at `next`, fewer only where the archive ends."""
         self.fed = self.next + len(chunk)
         if self.ended:
             self._check_zeros(memoryview(chunk))
             self.next = self.fed
-        else:
+        elif len(chunk) == self.want:
             self._take(chunk)
         return self._collect()
 
@@ -198,6 +198,7 @@ class Scanner:
         self._plain = False
         self.ended = True
         self.next = offset + TAR_HEADER_BYTES
+        self.want = len(_ZEROS)
 
     def _start_meta(self, flag: int, size: int) -> None:
         offset = self.next

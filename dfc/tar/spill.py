@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import BinaryIO, Final
 
 import numpy as np
@@ -81,13 +81,12 @@ class Spill:
 class HashTable:
     """Rows (hash, value), both 64 bits, sorted by hash; rows with equal hashes stay in the order they came.
 
-    Append to `hashes` and `values` directly, and call `spill_if_full` at least every few thousand rows. Runs of
-    INDEX_RUN_ROWS are sorted in memory and spilled; `write` merges them in blocks of INDEX_SORT_ROWS rows together.
+    Runs of INDEX_RUN_ROWS are sorted in memory and spilled; `write` merges them in blocks of INDEX_SORT_ROWS rows together.
     """
 
     def __init__(self, directory: str) -> None:
-        self.hashes = array("Q")
-        self.values = array("Q")
+        self._hashes = array("Q")
+        self._values = array("Q")
         self.repeated = 0  # rows whose hash an earlier row has, known after `write`
         self.first_repeated: int | None = None  # the smallest value among them
         self._directory = directory
@@ -95,9 +94,14 @@ class HashTable:
         self._runs: list[int] = []  # rows in each; a run lies in the file as its hashes, then its values
         self._last_hash: int | None = None
 
-    def spill_if_full(self) -> None:
-        if len(self.hashes) < INDEX_RUN_ROWS:
-            return
+    def append(self, hashes: Iterable[int], values: Iterable[int]) -> None:
+        """As many of the one as of the other; a few thousand at most."""
+        self._hashes.extend(hashes)
+        self._values.extend(values)
+        if len(self._hashes) >= INDEX_RUN_ROWS:
+            self._spill_run()
+
+    def _spill_run(self) -> None:
         if self._file is None:
             self._file = tempfile.TemporaryFile(dir=self._directory, buffering=0)
         hashes, values = self._sorted_rest()
@@ -125,14 +129,14 @@ class HashTable:
         if self._file is not None:
             self._file.close()
             self._file = None
-        self.hashes, self.values, self._runs = array("Q"), array("Q"), []
+        self._hashes, self._values, self._runs = array("Q"), array("Q"), []
 
     def _sorted_rest(self) -> tuple[Column, Column]:
-        hashes = np.frombuffer(self.hashes, dtype=np.uint64)
-        values = np.frombuffer(self.values, dtype=np.uint64)
+        hashes = np.frombuffer(self._hashes, dtype=np.uint64)
+        values = np.frombuffer(self._values, dtype=np.uint64)
         order = np.argsort(hashes, kind="stable")
         result = hashes[order], values[order]
-        self.hashes, self.values = array("Q"), array("Q")
+        self._hashes, self._values = array("Q"), array("Q")
         return result
 
     def _merge(self, sink: Sink, values_out: Spill) -> int:
@@ -144,8 +148,8 @@ class HashTable:
         for rows in self._runs:
             cursors.append(_Cursor(fd, offset, rows, rows_read))
             offset += 2 * rows * _ROW_BYTES
-        cursors.append(_Cursor.of(*self._sorted_rest()))
-        total = sum(cursor.rows_left for cursor in cursors)
+        rest = self._sorted_rest()
+        cursors.append(_Cursor.of(*rest))
         while cursors := [cursor for cursor in cursors if cursor.fill()]:
             # No run can still bring a hash below the smallest of the last hashes in memory: all below may go.
             threshold = min(cursor.hashes[-1] for cursor in cursors)
@@ -162,7 +166,7 @@ class HashTable:
                     if not len(hashes):
                         break
                     self._emit(hashes, values, sink, values_out)
-        return total
+        return sum(self._runs) + len(rest[0])
 
     def _emit(self, hashes: Column, values: Column, sink: Sink, values_out: Spill) -> None:
         """Pass sorted rows on, counting those that repeat the hash of the row before."""
@@ -183,14 +187,14 @@ class HashTable:
 class _Cursor:
     """What is left of one sorted run, of which a few rows are in memory."""
 
-    __slots__ = ("_fd", "_hashes_at", "_rows_read", "_values_at", "hashes", "rows_left", "values")
+    __slots__ = ("_fd", "_hashes_at", "_rows_read", "_unread", "_values_at", "hashes", "values")
 
     def __init__(self, fd: int, offset: int, rows: int, rows_read: int) -> None:
         self._fd = fd
         self._hashes_at = offset
         self._values_at = offset + rows * _ROW_BYTES
         self._rows_read = rows_read
-        self.rows_left = rows
+        self._unread = rows
         self.hashes: Column = np.empty(0, dtype=np.uint64)
         self.values: Column = self.hashes
 
@@ -198,17 +202,18 @@ class _Cursor:
     def of(cls, hashes: Column, values: Column) -> _Cursor:
         """A run that is all in memory."""
         cursor = cls(-1, 0, 0, 0)
-        cursor.hashes, cursor.values, cursor.rows_left = hashes, values, len(hashes)
+        cursor.hashes, cursor.values = hashes, values
         return cursor
 
     def fill(self) -> bool:
-        """Have at least one row in memory; False when the run is used up."""
-        if len(self.hashes) == 0 and self.rows_left:
-            rows = min(self._rows_read, self.rows_left)
-            self.hashes = self._read(self._hashes_at, rows)
-            self.values = self._read(self._values_at, rows)
+        """Have at least one row in memory, and half of what may be; False when the run is used up."""
+        if self._unread and 2 * len(self.hashes) <= self._rows_read:
+            rows = min(self._rows_read - len(self.hashes), self._unread)
+            self.hashes = np.concatenate((self.hashes, self._read(self._hashes_at, rows)))
+            self.values = np.concatenate((self.values, self._read(self._values_at, rows)))
             self._hashes_at += rows * _ROW_BYTES
             self._values_at += rows * _ROW_BYTES
+            self._unread -= rows
         return len(self.hashes) > 0
 
     def _read(self, offset: int, rows: int) -> Column:
@@ -223,5 +228,4 @@ class _Cursor:
     def _take(self, count: int) -> tuple[Column, Column]:
         taken = self.hashes[:count], self.values[:count]
         self.hashes, self.values = self.hashes[count:], self.values[count:]
-        self.rows_left -= count
         return taken

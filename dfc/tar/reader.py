@@ -1,0 +1,114 @@
+"""Pull readers: members of a stream one after the other, and one member of a stored shard. Bounded memory."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import BinaryIO, cast
+
+from dfc.checksum import Buffer
+from dfc.limits import DECOMPRESS_CHUNK_BYTES
+from dfc.tar.compression import CompressionError, open_decompressed
+from dfc.tar.header import FILE, TYPES, TarError
+from dfc.tar.index_reader import Member
+from dfc.tar.samples import split_key
+from dfc.tar.scanner import Entry, Scanner
+
+
+class MemberData(io.RawIOBase):
+    """The data of one member, readable until the next member is asked for."""
+
+    def __init__(self, source: BinaryIO, member: Member) -> None:
+        self._source = source
+        self._member = member
+        self.left = member.size
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:  # type: ignore[override]
+        """As of any raw file. TarError when the archive ends inside of the member."""
+        view = memoryview(buffer).cast("B")
+        data = _read(self._source, min(len(view), self.left, DECOMPRESS_CHUNK_BYTES), self._at)
+        if not data and len(view) and self.left:
+            raise TarError(f"the archive ends inside of member {self._member.name[:80]!r}", self._at)
+        view[: len(data)] = data
+        self.left -= len(data)
+        return len(data)
+
+    @property
+    def _at(self) -> int:
+        return self._member.offset + self._member.size - self.left
+
+
+def iterate_members(source: BinaryIO, kind: str = "tar") -> Iterator[tuple[Member, MemberData]]:
+    """Each member with its data, which is read over when nobody takes it. Reads `source` to its end.
+
+    Raises TarError where the archive is broken, also when its end is missing or something follows.
+    """
+    stream = source if kind == "tar" else cast(BinaryIO, open_decompressed(source, kind))
+    scanner = Scanner()
+    while chunk := _read_up_to(stream, scanner.want, scanner.next):
+        for entry in scanner.take(chunk):
+            member = member_of(entry)
+            data = MemberData(stream, member)
+            yield member, data
+            left = scanner.next - (member.offset + member.size - data.left)
+            _skip(stream, left, scanner, member)
+    scanner.finish()
+
+
+def member_of(entry: Entry) -> Member:
+    """What a scanner found, in the form that an index gives."""
+    name, member_type, _, offset, size = entry
+    text = name.decode(errors="replace")
+    key, extension = (split_key(text) if member_type == FILE else None) or (None, None)
+    return Member(text, key, extension, offset, size, TYPES[member_type])
+
+
+def read_member_range(source: BinaryIO, kind: str, offset: int, size: int) -> Iterator[bytes]:
+    """`size` bytes of the (uncompressed) archive from `offset` on, in chunks; a compressed one is decompressed up to there.
+
+    TarError when the archive ends before.
+    """
+    if kind == "tar":
+        stream = source
+        source.seek(offset)
+    else:
+        stream = cast(BinaryIO, open_decompressed(source, kind))
+        at = 0
+        while at < offset:
+            data = _read(stream, min(offset - at, DECOMPRESS_CHUNK_BYTES), at)
+            if not data:
+                raise TarError("the archive ends before the member", at)
+            at += len(data)
+    end = offset + size
+    while offset < end:
+        data = _read(stream, min(end - offset, DECOMPRESS_CHUNK_BYTES), offset)
+        if not data:
+            raise TarError("the archive ends inside of the member", offset)
+        yield data
+        offset += len(data)
+
+
+def _skip(stream: BinaryIO, size: int, scanner: Scanner, member: Member) -> None:
+    while size:
+        data = _read(stream, min(size, DECOMPRESS_CHUNK_BYTES), scanner.next - size)
+        if not data:
+            raise TarError(f"the archive ends inside of member {member.name[:80]!r}", scanner.next - size)
+        size -= len(data)
+
+
+def _read_up_to(stream: BinaryIO, size: int, at: int) -> bytes:
+    """`size` bytes, or what is left; pipes give less than asked for."""
+    data = _read(stream, size, at)
+    while len(data) < size and (more := _read(stream, size - len(data), at)):
+        data += more
+    return data
+
+
+def _read(stream: BinaryIO, size: int, at: int) -> bytes:
+    try:
+        return stream.read(size) or b""
+    except CompressionError as error:
+        raise TarError(str(error), at) from None

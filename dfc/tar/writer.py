@@ -1,0 +1,111 @@
+"""Writes archives whose bytes depend on names and contents alone: USTAR, GNU where a name or a size does not fit.
+
+Every header has mode 0644, owner 0, mtime 0 and no owner names, so that equal samples give equal bytes.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import BinaryIO, Final
+
+from dfc.checksum import Buffer
+from dfc.limits import DECOMPRESS_CHUNK_BYTES, TAR_HEADER_BYTES, TAR_MEMBER_NAME_BYTES_MAX
+from dfc.tar.header import ARCHIVE_BYTES_MAX, byte_sum
+
+END_OF_ARCHIVE: Final = bytes(2 * TAR_HEADER_BYTES)
+_OCTAL_SIZE_MAX: Final = 8**11 - 1
+_MODE_AND_OWNER: Final = b"0000644\x000000000\x000000000\x00"
+_MTIME: Final = b"00000000000\x00"
+_BLANK_CHECKSUM: Final = b" " * 8
+_USTAR: Final = b"ustar\x0000"
+_GNU: Final = b"ustar  \0"
+_PADDING: Final = bytes(TAR_HEADER_BYTES)
+
+
+def padding(size: int) -> bytes:
+    """The zeros between `size` bytes of data and the next header."""
+    return _PADDING[: -size % TAR_HEADER_BYTES]
+
+
+def member_header(name: str, size: int) -> bytes:
+    """Everything that goes before the data of a file: one block, or three and more for a name that does not fit.
+
+    ValueError for a name that is empty, has a NUL, is longer than the reader takes or is no UTF-8, and for a size below 0.
+    """
+    encoded = name.encode()
+    if not encoded or b"\0" in encoded or len(encoded) > TAR_MEMBER_NAME_BYTES_MAX:
+        raise ValueError(f"not a name for a tar member: {name[:80]!r}")
+    if not 0 <= size <= ARCHIVE_BYTES_MAX // 2:
+        raise ValueError(f"not a size for a tar member: {size}")
+    magic = _USTAR if size <= _OCTAL_SIZE_MAX else _GNU
+    if len(encoded) <= 100:
+        return _header(encoded, size, b"0", magic)
+    # GNU readers take no prefix from a header with GNU's magic, which the base-256 size needs.
+    parts = _split(encoded) if magic == _USTAR else None
+    if parts is not None:
+        return _header(parts[1], size, b"0", magic, parts[0])
+    body = encoded + b"\0"
+    long_name = _header(b"././@LongLink", len(body), b"L", _GNU) + body + padding(len(body))
+    return long_name + _header(encoded[:100], size, b"0", _GNU)
+
+
+def _split(name: bytes) -> tuple[bytes, bytes] | None:
+    """A prefix of at most 155 bytes and a name of at most 100, cut at a slash; None when there is no such slash."""
+    slash = name.find(b"/", max(1, len(name) - 101), 156)
+    if slash < 0 or slash == len(name) - 1:
+        return None
+    return name[:slash], name[slash + 1 :]
+
+
+def _header(name: bytes, size: int, flag: bytes, magic: bytes, prefix: bytes = b"") -> bytes:
+    digits = b"%011o\0" % size if size <= _OCTAL_SIZE_MAX else b"\x80" + size.to_bytes(11, "big")
+    before = name.ljust(100, b"\0") + _MODE_AND_OWNER + digits + _MTIME
+    after = (flag + bytes(100) + magic + bytes(80) + prefix).ljust(TAR_HEADER_BYTES - 156, b"\0")
+    return b"%b%06o\0 %b" % (before, byte_sum(before + _BLANK_CHECKSUM + after), after)
+
+
+class TarWriter:
+    """Writes members to a file object one after the other; `close` ends the archive and leaves the file open."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._closed = False
+        self.size = 0  # bytes written so far
+
+    def add(self, name: str, data: Buffer) -> None:
+        """A member whose bytes are at hand."""
+        size = len(data)
+        self._write(member_header(name, size))
+        self._write(data)
+        self._write(padding(size))
+
+    def add_from(self, name: str, size: int, source: BinaryIO) -> None:
+        """A member of which `source` gives the next `size` bytes. EOFError when it has fewer: the archive is then broken."""
+        self._write(member_header(name, size))
+        left = size
+        while left:
+            data = source.read(min(left, DECOMPRESS_CHUNK_BYTES))
+            if not data:
+                raise EOFError(f"{name!r} ends {left} bytes before its size")
+            self._write(data)
+            left -= len(data)
+        self._write(padding(size))
+
+    def close(self) -> None:
+        """Write the two zero blocks. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._write(END_OF_ARCHIVE)
+
+    def __enter__(self) -> TarWriter:
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:  # an archive that was given up must not look complete
+            self.close()
+
+    def _write(self, data: Buffer) -> None:
+        self._file.write(data)
+        self.size += len(data)
