@@ -41,7 +41,7 @@ CREATE TABLE tombstones (
 CREATE INDEX tombstones_by_age ON tombstones (us);
 CREATE TABLE unsynced (
     bucket INTEGER NOT NULL, name BLOB NOT NULL, us INTEGER NOT NULL, node INTEGER NOT NULL, boot TEXT NOT NULL,
-    previous BLOB, PRIMARY KEY (bucket, name)) WITHOUT ROWID;
+    sequence INTEGER NOT NULL, previous BLOB, PRIMARY KEY (bucket, name)) WITHOUT ROWID;
 CREATE TABLE quarantine (
     bucket INTEGER NOT NULL, name BLOB NOT NULL, us INTEGER NOT NULL, node INTEGER NOT NULL, size INTEGER NOT NULL,
     reason TEXT NOT NULL, found_us INTEGER NOT NULL, PRIMARY KEY (bucket, name)) WITHOUT ROWID;
@@ -89,6 +89,7 @@ class Catalog:
             self._check()
             _tune(self.writer, _WRITER_CACHE_KIB)
             self._numbers.update(self.writer.execute("SELECT id, number FROM buckets"))
+            self._sequence: int = self.writer.execute("SELECT coalesce(max(sequence), 0) FROM unsynced").fetchone()[0]
         except sqlite3.Error as error:
             self.writer.close()
             raise DiskRefused(_refusal(path, str(error))) from error
@@ -282,14 +283,20 @@ class Catalog:
             count: int = connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
         return count
 
-    def unsynced(self, boot: str, *, limit: int) -> list[ObjectRow]:
-        """Rows of this run of the machine whose blobs are not known to be synced."""
+    def unsynced_up_to(self, boot: str) -> tuple[int, int]:
+        """How many unsynced rows of this run of the machine there are, and the highest sequence number of them."""
+        with self.reader() as connection:
+            found = connection.execute("SELECT count(*), max(sequence) FROM unsynced WHERE boot = ?", (boot,)).fetchone()
+        return found[0], found[1] or 0
+
+    def unsynced(self, boot: str, up_to: int) -> list[ObjectRow]:
+        """The unsynced rows of this run of the machine with sequence numbers up to one."""
         with self.reader() as connection:
             found = connection.execute(
                 f"SELECT id, CAST(name AS TEXT), {', '.join('o.' + c for c in _COLUMNS.split(', '))}"
                 " FROM unsynced AS u JOIN buckets ON number = u.bucket JOIN objects AS o USING (bucket, name)"
-                " WHERE u.boot = ? LIMIT ?",
-                (boot, limit),
+                " WHERE u.boot = ? AND u.sequence <= ?",
+                (boot, up_to),
             ).fetchall()
         return [make_row(bucket_id, name, columns) for bucket_id, name, *columns in found]
 
@@ -307,6 +314,11 @@ class Catalog:
         yield from connection.execute("SELECT us, node FROM objects WHERE bucket = ?", key)
         for (previous,) in connection.execute("SELECT previous FROM unsynced WHERE bucket = ? AND previous NOT NULL", key):
             yield version_parts(decode_previous(previous).version)
+
+    def next_sequence(self) -> int:
+        """Numbers the unsynced rows in the order of their commits; for the committer."""
+        self._sequence += 1
+        return self._sequence
 
     def set_epoch(self, epoch: int) -> None:
         """Count an opening, durably; before the committer has the writer."""

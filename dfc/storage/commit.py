@@ -154,6 +154,7 @@ class GroupCommitter:
         transaction = Transaction(self._catalog, self._boot)
         connection.execute("BEGIN IMMEDIATE")
         try:
+            transaction.load(key for ticket in batch for key in ticket.operation.keys)
             for ticket in batch:
                 ticket.error = None
                 try:

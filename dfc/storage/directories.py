@@ -18,8 +18,13 @@ class _Sync:
     __slots__ = ("done", "error")
 
     def __init__(self) -> None:
-        self.done = threading.Event()
+        self.done = threading.Lock()  # held until the fsync is over; much cheaper than an Event
+        self.done.acquire()
         self.error: OSError | None = None
+
+    def wait(self) -> None:
+        with self.done:
+            pass
 
 
 class Directories:
@@ -80,11 +85,11 @@ class Directories:
                 mine = _Sync()
                 (self._running if running is None else self._next)[path] = mine
         if running is not None and leader:
-            running.done.wait()
+            running.wait()
         if leader:
             self._lead(path, mine)
         else:
-            mine.done.wait()
+            mine.wait()
         if mine.error is not None:
             raise mine.error
 
@@ -102,4 +107,4 @@ class Directories:
             with self._lock:
                 if self._running.get(path) is sync:
                     del self._running[path]
-            sync.done.set()
+            sync.done.release()

@@ -20,6 +20,7 @@ from dfc.storage.cache import RowCache
 from dfc.storage.catalog import Catalog, ListedTuple
 from dfc.storage.commit import GroupCommitter
 from dfc.storage.directories import Directories
+from dfc.storage.discard import Discarder
 from dfc.storage.filesystem import FileSystem, remove_if_there
 from dfc.storage.health import DiskHealth, DiskState
 from dfc.storage.indexes import OpenIndexes
@@ -40,10 +41,11 @@ from dfc.storage.rows import (
     PutResult,
     QuarantinedObject,
 )
+from dfc.storage.small import put_whole
 from dfc.storage.space import SpaceKeeper
 from dfc.storage.stats import DiskStats
 from dfc.storage.writer import BlobWriter
-from dfc.tar.index import ShardIndex
+from dfc.tar.index import ShardIndex, index_kind
 
 NO_CHECKSUMS: Final = ExpectedChecksums()
 # `Disk.list` hides the built-in inside the class.
@@ -114,6 +116,7 @@ class Disk:
             with suppress(StorageFailed):
                 self._relaxed.sync()
         parts.committer.close()
+        parts.discarder.close()
         parts.indexes.close()
         parts.catalog.close()
         parts.cache.clear()
@@ -218,6 +221,10 @@ class Disk:
         precondition: Precondition = ALWAYS,
     ) -> PutResult:
         """A whole upload at once. Threads that do this at the same time share the catalog's commits."""
+        if index_kind(name) is None:
+            self.parts.health.require_writable()
+            layout.check_bucket_id(bucket_id)
+            return put_whole(self.parts, bucket_id, name, body, expected, durability, precondition)
         writer = self.begin_put(bucket_id, name, size=len(body), expected=expected, durability=durability)
         writer.write(body)
         writer.finish()
@@ -358,6 +365,7 @@ def _open_parts(root: str, disk_id: str, clock: HybridClock, options: DiskOption
         raise
     cache = RowCache(options.row_cache_rows)
     boot = options.boot_id or _boot_id()
+    indexes = OpenIndexes(options.open_indexes)
     committer = GroupCommitter(catalog, filesystem, cache, health, stats, boot=boot, on_full=space.give_up_ballast)
     return DiskParts(
         disk_id=disk_id,
@@ -373,7 +381,8 @@ def _open_parts(root: str, disk_id: str, clock: HybridClock, options: DiskOption
         catalog=catalog,
         committer=committer,
         directories=Directories(root, filesystem),
-        indexes=OpenIndexes(options.open_indexes),
+        indexes=indexes,
+        discarder=Discarder(root, filesystem, health, indexes),
     )
 
 

@@ -14,14 +14,14 @@ from typing import Final
 
 from dfc.errors import DfcError, ObjectCorrupt, ObjectNotFound
 from dfc.storage.layout import blob_directory
-from dfc.storage.operations import MarkSynced
+from dfc.storage.operations import MarkSynced, MarkSyncedUpTo
 from dfc.storage.parts import DiskParts
 from dfc.storage.reader import quarantine
 from dfc.storage.rows import UNSYNCED, ObjectRow
 from dfc.storage.verify import find_damage
 
 _log = logging.getLogger(__name__)
-_ROWS_A_PASS: Final = 2000
+_ROWS_A_COMMIT: Final = 10_000  # 20 ms, in which other commits wait
 # From so many blobs on one sync of the whole file system is cheaper than one fdatasync for each.
 _SYNC_ALL_FROM: Final = 64
 _LOCKS: Final = 16
@@ -34,7 +34,6 @@ class RelaxedRows:
         self._parts = parts
         self._suspects = parts.catalog.suspects(parts.boot)
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
-        self._given_up: set[str] = set()  # versions whose sync failed: never tried again
 
     @property
     def suspects(self) -> int:
@@ -91,39 +90,41 @@ class RelaxedRows:
                 _log.warning("disk %s: %s", self._parts.disk_id, error)
 
     def sync(self) -> int:
-        """Bring every object of relaxed durability of this run to the medium; how many rows are synced now."""
-        parts, synced = self._parts, 0
-        while True:
-            rows = parts.catalog.unsynced(parts.boot, limit=_ROWS_A_PASS + len(self._given_up))
-            rows = [row for row in rows if row.version not in self._given_up]
-            done = self._sync_rows(rows) if rows else []
-            if done:
-                garbage = parts.committer.submit(MarkSynced(done))
-                parts.discard(garbage)
-                synced += len(done)
-            if len(rows) < _ROWS_A_PASS:
-                return synced
-
-    def _sync_rows(self, rows: list[ObjectRow]) -> list[ObjectRow]:
+        """Bring every object of relaxed durability of this run to the medium; how many rows that were."""
         parts = self._parts
-        if len(rows) >= _SYNC_ALL_FROM:
+        count, up_to = parts.catalog.unsynced_up_to(parts.boot)
+        if not count:
+            return 0
+        failed = self._sync_blobs(count, up_to)
+        for first in range(up_to - count + 1, up_to + 1, _ROWS_A_COMMIT):
+            last = min(first + _ROWS_A_COMMIT - 1, up_to)
+            garbage = parts.committer.submit(MarkSyncedUpTo(last, failed))
+            parts.discard(garbage)
+        return count - len(failed)
+
+    def _sync_blobs(self, count: int, up_to: int) -> list[ObjectRow]:
+        """Sync the blobs of all rows up to a sequence number; those that are not known to be on the medium."""
+        parts = self._parts
+        if count >= _SYNC_ALL_FROM:
             try:
                 parts.filesystem.sync_all(parts.root)
             except OSError as error:
                 # It does not say which file it was; each file's own fdatasync, its first, still does.
                 parts.health.count(error, "syncing the file system")
             else:
-                return rows
-        done = [row for row in rows if self._sync_blob(row)]
-        for directory in sorted({blob_directory(parts.root, row.bucket_id, row.name) for row in done}):
+                return []
+        rows = parts.catalog.unsynced(parts.boot, up_to)
+        failed = [row for row in rows if not self._sync_blob(row)]
+        of_directory: dict[str, list[ObjectRow]] = {}
+        for row in rows:
+            of_directory.setdefault(blob_directory(parts.root, row.bucket_id, row.name), []).append(row)
+        for directory, there in sorted(of_directory.items()):
             try:
                 parts.directories.sync_chain(directory)
             except OSError as error:
                 parts.health.count(error, "syncing a directory")
-                lost = {r.version for r in done if blob_directory(parts.root, r.bucket_id, r.name) == directory}
-                self._given_up |= lost
-                done = [row for row in done if row.version not in lost]
-        return done
+                failed += there
+        return failed
 
     def _sync_blob(self, row: ObjectRow) -> bool:
         """Whether the blob is on the medium. After a failed sync it is read back, and quarantined if it is not."""
@@ -142,7 +143,6 @@ class RelaxedRows:
             parts.health.count(error, "syncing a blob")
         finally:
             parts.filesystem.close(fd)
-        self._given_up.add(row.version)
         try:
             damage = find_damage(parts.filesystem, path, row, from_medium=True)
         except OSError as error:

@@ -40,6 +40,12 @@ class SpaceKeeper:
                 raise NoSpace(f"{size} bytes do not fit: {max(left, 0)} bytes are free")
             self._claimed += size
 
+    def require(self, size: int) -> None:
+        """NoSpace when `size` bytes, for an upload that is over in an instant, are not there."""
+        left = self._filesystem.space(self._root).free - self._reserve_bytes - self._claimed
+        if size > left:
+            raise NoSpace(f"{size} bytes do not fit: {max(left, 0)} bytes are free")
+
     def release(self, size: int) -> None:
         """Give back what was claimed: it has been written, or the upload has ended."""
         with self._lock:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import Final
 
 from dfc.checksum import BodyHasher, Buffer, ExpectedChecksums
-from dfc.errors import LengthMismatch, TooLarge
+from dfc.errors import LengthMismatch, NoSpace, TooLarge
 from dfc.storage import layout
 from dfc.storage.commit import OutcomeUnknown
 from dfc.storage.filesystem import write_all
@@ -19,9 +18,8 @@ from dfc.storage.indexes import IndexWriter
 from dfc.storage.operations import Put
 from dfc.storage.parts import DiskParts
 from dfc.storage.rows import ALWAYS, GOOD, UNSYNCED, Durability, ObjectRow, Precondition, PutResult
+from dfc.storage.small import create_blob
 from dfc.tar.index import TarError, index_kind
-
-_CREATE_TRIES: Final = 8  # a version can be taken only after the clock went back, a directory vanish only with its bucket
 
 
 class BlobWriter:
@@ -50,14 +48,14 @@ class BlobWriter:
         self._flushed = 0
         self._waited = 0
         self._fd = -1
-        self._path = ""
+        self._path = self._version = ""
         self._index: IndexWriter | None = None
         self._row: ObjectRow | None = None
         self._ended = False
         self._claimed = 0 if size is None else size
-        parts.space.claim(self._claimed)
+        _claim(parts, self._claimed)
         try:
-            self._create()
+            self._fd, self._path, self._version = create_blob(parts, bucket_id, name)
             kind = index_kind(name)
             if kind is not None:
                 path, temporary = self._path + layout.INDEX_SUFFIX, f"{parts.root}/{layout.TEMPORARY}"
@@ -165,25 +163,6 @@ class BlobWriter:
 
     # --- inside
 
-    def _create(self) -> None:
-        parts = self._parts
-        for attempt in range(_CREATE_TRIES):
-            self._version = parts.clock.next_version()
-            self._directory = parts.directories.make(self._bucket_id, self._name)
-            path = f"{self._directory}/{layout.blob_stem(self._name)}@{self._version}"
-            try:
-                self._fd = parts.filesystem.create(path)
-            except FileExistsError:
-                if attempt == _CREATE_TRIES - 1:
-                    raise
-            except FileNotFoundError:
-                parts.directories.forget(self._bucket_id)
-                if attempt == _CREATE_TRIES - 1:
-                    raise
-            else:
-                self._path = path
-                return
-
     def _limit(self) -> int:
         return self._parts.options.object_bytes_max if self._size is None else self._size
 
@@ -239,10 +218,19 @@ class BlobWriter:
         fd, self._fd = self._fd, -1
         parts.filesystem.close(fd)
         if self._durable:
-            parts.directories.sync_chain(self._directory)
+            parts.directories.sync_chain(self._path.rpartition("/")[0])
             parts.stats.fsyncs += 1
             parts.stats.fsync_seconds += time.perf_counter() - started
 
     def _end(self) -> None:
         self._ended = True
         self._release(self._claimed)
+
+
+def _claim(parts: DiskParts, size: int) -> None:
+    try:
+        parts.space.claim(size)
+    except NoSpace:
+        # Perhaps the space of large blobs that were just replaced or deleted is not free yet.
+        parts.discarder.wait()
+        parts.space.claim(size)
