@@ -1,0 +1,124 @@
+"""What all commands share: where the cluster is, clients to it, and how results and errors are printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import typer
+
+from dfc.cli.exits import describe
+
+if TYPE_CHECKING:
+    from dfc.client import Client
+
+DEFAULT_URL: Final = "http://127.0.0.1:8080"
+_UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+@dataclass
+class Session:
+    """One run of a command. `url` and `token` are those of DFC_URL and DFC_TOKEN."""
+
+    url: str | None = None
+    token: str | None = None
+    as_json: bool = False
+    retries: int | None = None
+    clients: dict[str, Client] = field(default_factory=dict)
+
+    @classmethod
+    def from_environment(cls) -> Session:
+        return cls(os.environ.get("DFC_URL") or None, os.environ.get("DFC_TOKEN") or None)
+
+    def client(self, base: str | None = None) -> Client:
+        """A client of the cluster of DFC_URL, or of the node of a URL on the command line.
+
+        The token goes to the cluster of DFC_URL; only when that is not set, to the node that was typed.
+        """
+        from dfc.client import Client
+
+        url = base or self.url or DEFAULT_URL
+        if url not in self.clients:
+            own = self.url is None or urlsplit(url)[:2] == urlsplit(self.url)[:2]
+            self.clients[url] = Client(url, self.token if own else None, retries=self.retries)
+        return self.clients[url]
+
+    def abort(self) -> None:
+        """End what other threads do."""
+        for client in self.clients.values():
+            client.abort()
+
+    def close(self) -> None:
+        for client in self.clients.values():
+            client.close()
+
+    def print_json(self, value: Any) -> None:
+        """One line of JSON on standard output."""
+        sys.stdout.write(json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n")
+        sys.stdout.flush()
+
+    def print_error(self, error: BaseException, subject: str = "") -> None:
+        """One line on standard error: `dfc: subject: message`, or JSON."""
+        code, message = describe(error)
+        if self.as_json:
+            print(json.dumps({"error": {"code": code, "message": message, "subject": subject or None}}), file=sys.stderr)
+        else:
+            print(f"dfc: {subject}: {message}" if subject else f"dfc: {message}", file=sys.stderr)
+
+    def note(self, text: str) -> None:
+        """One line on standard error for people; not with --json."""
+        if not self.as_json:
+            print(text, file=sys.stderr)
+
+
+def session_of(context: typer.Context, *, as_json: bool = False, retries: int | None = None) -> Session:
+    """The session of this run, told the options of the command."""
+    session = context.find_root().obj
+    assert isinstance(session, Session)
+    session.as_json = as_json
+    session.retries = retries
+    return session
+
+
+def format_size(size: float) -> str:
+    """`1.2 GB`, in powers of ten as disks are sold."""
+    unit = 0
+    while size >= 999.5 and unit < len(_UNITS) - 1:
+        size /= 1000
+        unit += 1
+    return f"{size:.0f} {_UNITS[unit]}" if unit == 0 else f"{size:.3g} {_UNITS[unit]}"
+
+
+def parse_size(text: str) -> int:
+    """Bytes from `1000000`, `1e9`, `100M` (k, M, G, T: powers of 1000) or `64MiB`, `1Gi` (powers of 1024). ValueError."""
+    scale = 1
+    stripped = text.strip().removesuffix("B").removesuffix("b")
+    for base, suffix in ((1024, "i"), (1000, "")):
+        for power, letter in enumerate("kMGT", 1):
+            if stripped.lower().endswith((letter + suffix).lower()):
+                stripped = stripped[: -len(letter + suffix)]
+                return _positive(stripped, base**power)
+    return _positive(stripped, scale)
+
+
+def _positive(text: str, scale: int) -> int:
+    size = int(float(text) * scale)
+    if size <= 0:
+        raise ValueError(f"not a size: {text}")
+    return size
+
+
+def size_option(text: str) -> int:
+    """For options: like `parse_size`, with the error that the command line wants."""
+    try:
+        return parse_size(text)
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(f"{text!r} is not a size: 500M, 1G, 64MiB, 1e9") from None
+
+
+Writer = Callable[[Any], None]
