@@ -18,6 +18,7 @@ from urllib.parse import quote
 import msgspec
 
 from dfc.errors import DiskRefused, StorageFailed
+from dfc.storage.layout import CATALOG_FILE
 from dfc.storage.rows import ObjectRow, QuarantinedObject
 
 SCHEMA_VERSION: Final = 1
@@ -98,6 +99,14 @@ class Catalog:
             raise
 
     # --- making and opening
+
+    @classmethod
+    def open(cls, root: str, disk_id: str) -> Catalog:
+        """The catalog of the disk at `root`; DiskRefused when it is missing, foreign or fails its check."""
+        path = f"{root}/{CATALOG_FILE}"
+        if not os.path.exists(path):
+            raise DiskRefused(_refusal(path, "it is missing"))
+        return cls(path, disk_id)
 
     @staticmethod
     def create(path: str, disk_id: str) -> None:
@@ -300,13 +309,25 @@ class Catalog:
             ).fetchall()
         return [make_row(bucket_id, name, columns) for bucket_id, name, *columns in found]
 
-    def suspects(self, boot: str) -> dict[tuple[str, str], str]:
-        """Versions of the rows that were not known to be synced when another run of the machine ended."""
+    def unsynced_boot(self, row: ObjectRow) -> str | None:
+        """The run of the machine in which an unsynced row was written; None when it is not unsynced any more."""
+        us, node = version_parts(row.version)
+        key = (self._numbers.get(row.bucket_id), row.name.encode(), us, node)
         with self.reader() as connection:
             found = connection.execute(
-                "SELECT id, CAST(name AS TEXT), us, node FROM unsynced JOIN buckets ON number = bucket WHERE boot <> ?", (boot,)
+                "SELECT boot FROM unsynced WHERE bucket = ? AND name = ? AND us = ? AND node = ?", key
+            ).fetchone()
+        return found[0] if found else None
+
+    def suspects(self, boot: str, after: tuple[int, bytes], limit: int) -> list[tuple[tuple[int, bytes], str, str]]:
+        """Unsynced rows of other runs of the machine: a position to go on `after`, bucket id and name."""
+        with self.reader() as connection:
+            found = connection.execute(
+                "SELECT bucket, name, id, CAST(name AS TEXT) FROM unsynced JOIN buckets ON number = bucket"
+                " WHERE boot <> ? AND (bucket, name) > (?, ?) ORDER BY bucket, name LIMIT ?",
+                (boot, *after, limit),
             ).fetchall()
-        return {(bucket_id, name): version_text(us, node) for bucket_id, name, us, node in found}
+        return [((number, key), bucket_id, name) for number, key, bucket_id, name in found]
 
     def versions(self, connection: sqlite3.Connection, bucket_id: str) -> Iterator[tuple[int, int]]:
         """Both parts of every version that a bucket still needs."""

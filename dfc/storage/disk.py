@@ -387,18 +387,12 @@ def _open_parts(root: str, disk_id: str, clock: HybridClock, options: DiskOption
 
 
 def _open_catalog(root: str, disk_id: str, filesystem: FileSystem, space: SpaceKeeper) -> Catalog:
-    path = f"{root}/{layout.CATALOG_FILE}"
-    if not os.path.exists(path):
-        raise DiskRefused(
-            f"{path} is missing. The disk is not used, so that nothing on it is lost. Restore the newest copy of the"
-            f" catalog, or make it anew from the blobs: dfc disk rebuild {root}"
-        )
-    catalog = Catalog(path, disk_id)
+    catalog = Catalog.open(root, disk_id)
     try:
         _advance_epoch(root, catalog, filesystem, space)
     except sqlite3.Error as error:
         catalog.close()
-        raise DiskRefused(f"{path} cannot be written: {error}") from error
+        raise DiskRefused(f"{catalog.path} cannot be written: {error}") from error
     except BaseException:
         catalog.close()
         raise

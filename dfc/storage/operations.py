@@ -14,7 +14,7 @@ from dfc.clock import HybridClock, version_us
 from dfc.errors import ObjectNotFound, PreconditionFailed
 from dfc.storage.cache import Key
 from dfc.storage.rows import QUARANTINED, UNSYNCED, ObjectRow, Precondition
-from dfc.storage.transaction import Transaction
+from dfc.storage.transaction import UNVERIFIED, Transaction
 
 T = TypeVar("T")
 REMOVED_ROWS: Final = 1000  # rows that one transaction takes out: a few milliseconds of everybody's commits
@@ -148,6 +148,8 @@ class Quarantine(Operation[tuple[QuarantineOutcome, tuple[ObjectRow, ...]]]):
         previous = transaction.previous(current)
         if self._restore and previous is not None:
             transaction.put(previous, current)
+            if previous.state == UNSYNCED:
+                transaction.note_unsynced(previous, None, UNVERIFIED)
             return "restored", (current,)
         found_us = version_us(self._clock.next_version())
         transaction.quarantine(current, self._reason, found_us)

@@ -17,7 +17,7 @@ from dfc.storage.layout import blob_directory
 from dfc.storage.operations import MarkSynced, MarkSyncedUpTo
 from dfc.storage.parts import DiskParts
 from dfc.storage.reader import quarantine
-from dfc.storage.rows import UNSYNCED, ObjectRow
+from dfc.storage.rows import GOOD, ObjectRow
 from dfc.storage.verify import find_damage
 
 _log = logging.getLogger(__name__)
@@ -25,6 +25,7 @@ _ROWS_A_COMMIT: Final = 10_000  # 20 ms, in which other commits wait
 # From so many blobs on one sync of the whole file system is cheaper than one fdatasync for each.
 _SYNC_ALL_FROM: Final = 64
 _LOCKS: Final = 16
+_SUSPECTS_A_PAGE: Final = 500
 
 
 class RelaxedRows:
@@ -32,62 +33,66 @@ class RelaxedRows:
 
     def __init__(self, parts: DiskParts) -> None:
         self._parts = parts
-        self._suspects = parts.catalog.suspects(parts.boot)
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
-
-    @property
-    def suspects(self) -> int:
-        """Rows of an earlier run of the machine that are still to be verified."""
-        return len(self._suspects)
 
     def examine(self, row: ObjectRow) -> ObjectRow:
         """A row that may be served instead of an unsynced one: itself, or the one that it replaced.
 
         Reads the whole blob when the machine was restarted since. Raises ObjectCorrupt or ObjectNotFound.
         """
-        key = (row.bucket_id, row.name)
-        if self._suspects.get(key) != row.version:
+        if not self._suspect(row):
             return row
+        key = (row.bucket_id, row.name)
         with self._locks[hash(key) % _LOCKS]:
-            if self._suspects.get(key) == row.version:
-                self._verify(row)
+            if self._suspect(row) and self._verify(row):
+                return row
         current = self._parts.catalog.find(*key)
         if current is None:
             raise ObjectNotFound(f"there is no object {row.name!r}")
-        if current.quarantined or self._suspects.get(key) == current.version:
+        if current.version == row.version and current.state == GOOD:
+            return current  # another thread has verified it
+        if current.quarantined or current.version == row.version:
             raise ObjectCorrupt(f"the stored bytes of {row.name!r} did not survive a restart of the machine")
-        return current
+        return self.examine(current) if current.unsynced else current
 
-    def _verify(self, row: ObjectRow) -> None:
-        parts, key = self._parts, (row.bucket_id, row.name)
+    def _suspect(self, row: ObjectRow) -> bool:
+        return self._parts.catalog.unsynced_boot(row) not in (None, self._parts.boot)
+
+    def _verify(self, row: ObjectRow) -> bool:
+        """Whether the blob is sound; the row has left its state then, or been replaced by what it may go back to."""
+        parts = self._parts
         try:
             damage = find_damage(parts.filesystem, parts.path(row), row)
         except OSError as error:
             raise parts.health.translate(error, "verifying a blob") from error
-        if damage is None:
-            # What was read after the restart came from the medium: it is synced.
-            try:
-                garbage = parts.committer.submit(MarkSynced([row]))
-                parts.discard(garbage)
-            except DfcError as error:
-                _log.warning("disk %s: a verified row stays marked: %s", parts.disk_id, error)
-        elif quarantine(parts, row, damage, restore=True) == "failed":
-            return
-        self._suspects.pop(key, None)
+        if damage is not None:
+            quarantine(parts, row, damage, restore=True)
+            return False
+        # What was read after the restart came from the medium: it is synced.
+        try:
+            garbage = parts.committer.submit(MarkSynced([row]))
+            parts.discard(garbage)
+        except DfcError as error:
+            _log.warning("disk %s: a verified row stays marked: %s", parts.disk_id, error)
+        return True
 
-    def verify_suspects(self, stopped: Callable[[], bool]) -> None:
-        """Verify every row of an earlier run, before anybody asks for it."""
-        for key, version in list(self._suspects.items()):
-            if stopped():
-                return
-            row = self._parts.catalog.find(*key)
-            if row is None or row.version != version or row.state != UNSYNCED:
-                self._suspects.pop(key, None)
-                continue
-            try:
-                self.examine(row)
-            except DfcError as error:
-                _log.warning("disk %s: %s", self._parts.disk_id, error)
+    def verify_suspects(self, stopped: Callable[[], bool]) -> int:
+        """Verify every row of an earlier run, before anybody asks for it; how many."""
+        after, count = (0, b""), 0
+        while page := self._parts.catalog.suspects(self._parts.boot, after, _SUSPECTS_A_PAGE):
+            after = page[-1][0]
+            for _, bucket_id, name in page:
+                if stopped():
+                    return count
+                row = self._parts.catalog.find(bucket_id, name)
+                if row is None or not row.unsynced:
+                    continue
+                count += 1
+                try:
+                    self.examine(row)
+                except DfcError as error:
+                    _log.warning("disk %s: %s", self._parts.disk_id, error)
+        return count
 
     def sync(self) -> int:
         """Bring every object of relaxed durability of this run to the medium; how many rows that were."""

@@ -6,11 +6,12 @@ a file system with nothing left; it is made again once there is room.
 
 from __future__ import annotations
 
+import errno
 import threading
 from typing import Final
 
 from dfc.errors import NoSpace
-from dfc.storage.filesystem import FileSystem
+from dfc.storage.filesystem import FileSystem, remove_if_there
 from dfc.storage.layout import BALLAST_FILE
 from dfc.storage.rows import DiskSpace
 
@@ -84,12 +85,21 @@ class SpaceKeeper:
             if self._filesystem.space(self._root).free < self._reserve_bytes + 2 * self._ballast_bytes:
                 return False
             try:
-                fd = self._filesystem.create(self._ballast)
-            except FileExistsError:
-                fd = self._filesystem.open(self._ballast, write=True)
-            try:
-                self._filesystem.allocate(fd, self._ballast_bytes)
-            finally:
-                self._filesystem.close(fd)
+                self._allocate_ballast()
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                remove_if_there(self._filesystem, (self._ballast,))
+                return False
             self._ballast_there = True
             return True
+
+    def _allocate_ballast(self) -> None:
+        try:
+            fd = self._filesystem.create(self._ballast)
+        except FileExistsError:
+            fd = self._filesystem.open(self._ballast, write=True)
+        try:
+            self._filesystem.allocate(fd, self._ballast_bytes)
+        finally:
+            self._filesystem.close(fd)

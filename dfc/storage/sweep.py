@@ -129,15 +129,18 @@ def _orphans_in(
         if file.is_index:
             indexes.append(path)
             continue
-        footer = _footer_or_none(filesystem, path)
-        name = file.name if file.name is not None else (footer.name if footer else None)
+        # Most files are where they belong; a footer is read only for the others and for hashed names.
+        footer = None if file.name is not None else _footer_or_none(filesystem, path)
+        name = file.name or (footer.name if footer else None)
         if name is None:
             unnamed.append((path, file.version))
             continue
         needed, newest = catalog.referenced_versions(connection, bucket_id, name)
         if file.version in needed:
             kept.add(path)
-        elif footer is None:
+            continue
+        footer = footer or _footer_or_none(filesystem, path)
+        if footer is None:
             yield Orphan(path, "torn")
         else:
             yield Orphan(path, "superseded" if newest is not None and newest > file.version else "complete")

@@ -18,7 +18,9 @@ from dfc.storage.rows import GOOD, QUARANTINED, UNSYNCED, ObjectRow
 _Execute = Callable[[str, Sequence[object]], sqlite3.Cursor]
 _RowKey = tuple[int, bytes]  # bucket number, name
 _Values = tuple[Any, ...]
-SYNC_FAILED: Final = "sync failed"  # stands where the id of a run of the machine stands
+# Stand where the id of a run of the machine stands, for rows that are to be verified like those of another run.
+SYNC_FAILED: Final = "sync failed"
+UNVERIFIED: Final = "unverified"
 _UNKNOWN_BUCKET: Final = -1
 _CHUNK: Final = 64  # rows a statement; smaller powers of two for the rest, so that few statements are ever prepared
 
@@ -94,9 +96,10 @@ class Transaction:
             self._forget_state(key, replaced)
         self.rows[row.bucket_id, row.name] = row
 
-    def note_unsynced(self, row: ObjectRow, previous: ObjectRow | None) -> None:
+    def note_unsynced(self, row: ObjectRow, previous: ObjectRow | None, boot: str | None = None) -> None:
+        """Mark the current row; `boot` other than this run of the machine: it is verified before it is served."""
         data = None if previous is None else encode_previous(previous)
-        values = (*version_parts(row.version), self._boot, self._catalog.next_sequence(), data)
+        values = (*version_parts(row.version), boot or self._boot, self._catalog.next_sequence(), data)
         self._unsynced.set(self._key(row.bucket_id, row.name), values)
 
     def remove(self, row: ObjectRow) -> None:

@@ -1,0 +1,83 @@
+"""`python -m dfc.storage check|rebuild DIR`: looks at, or repairs, a disk that no target is using. Behind `dfc disk`.
+
+Exit codes: 0 sound, 1 damage was found, 2 the disk cannot be looked at (wrong directory, in use, bad arguments).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import msgspec
+
+from dfc.errors import DfcError
+from dfc.storage.check import CheckReport, check
+from dfc.storage.rebuild import RebuildReport, rebuild
+
+SOUND, DAMAGED, REFUSED = 0, 1, 2
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    parser = argparse.ArgumentParser(prog="dfc disk", description="Check or repair a disk that no target is using.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, about in (
+        ("check", "report everything that does not fit together; changes nothing"),
+        ("rebuild", "make the catalog anew from the blobs; keeps the old one under another name"),
+    ):
+        command = commands.add_parser(name, help=about, description=about)
+        command.add_argument("directory", help="the disk's directory, the one with dfc-disk.json")
+        command.add_argument("--full", action="store_true", help="also read every object and verify its checksum")
+        command.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    try:
+        if options.command == "check":
+            return _check(options.directory, full=options.full, as_json=options.json)
+        return _rebuild(options.directory, full=options.full, as_json=options.json)
+    except DfcError as error:
+        print(error.message, file=sys.stderr)
+        return REFUSED
+    except OSError as error:
+        print(f"{options.directory}: {error}", file=sys.stderr)
+        return REFUSED
+
+
+def _check(directory: str, *, full: bool, as_json: bool) -> int:
+    report = check(directory, full=full)
+    if as_json:
+        print(msgspec.json.encode(report).decode())
+    else:
+        _print_check(report)
+    return DAMAGED if report.damaged else SOUND
+
+
+def _print_check(report: CheckReport) -> None:
+    for problem in report.problems:
+        where = problem.path or f"{problem.bucket_id}/{problem.name}"
+        print(f"{problem.kind}: {where}: {problem.detail}")
+    how = "every byte read" if report.full else "footers read; --full reads every byte"
+    print(f"disk {report.disk_id}: {report.objects} objects, {report.bytes} bytes ({how})")
+    found = ", ".join(f"{count} {kind}" for kind, count in sorted(report.counts.items()))
+    print(f"{found or 'no problems'}; {report.orphans} files in orphans/, {report.damaged_files} in damaged/")
+
+
+def _rebuild(directory: str, *, full: bool, as_json: bool) -> int:
+    report = rebuild(directory, full=full, say=lambda text: print(text, file=sys.stderr))
+    if as_json:
+        print(msgspec.json.encode(report).decode())
+    else:
+        _print_rebuild(report)
+    return DAMAGED if report.damaged else SOUND
+
+
+def _print_rebuild(report: RebuildReport) -> None:
+    print(f"disk {report.disk_id}: a new catalog with {report.objects} objects, {report.bytes} bytes")
+    print(f"{report.older_versions} older versions and {report.deleted} deleted blobs left to the sweep")
+    for path in report.damaged:
+        print(f"damaged: {path}")
+    if report.old_catalog:
+        print(f"the old catalog is kept as {report.old_catalog}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

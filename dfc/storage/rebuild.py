@@ -1,0 +1,259 @@
+"""Makes a disk's catalog anew from the footers of its blobs, when the catalog is lost or no longer to be trusted.
+
+Of each name the newest version counts. What an old catalog knows of deletes and of synced blobs is used if it can be read;
+other blobs are verified before they are served, since a footer says nothing of the bytes before it. Blobs without a valid
+footer are set aside in `damaged/`, where nothing deletes them. The old catalog is kept beside the new one.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+
+from dfc.storage import identity, layout
+from dfc.storage.catalog import Catalog
+from dfc.storage.filesystem import FileSystem, remove_if_there
+from dfc.storage.indexes import IndexWriter
+from dfc.storage.old_catalog import OldCatalog
+from dfc.storage.rows import UNSYNCED, ObjectRow
+from dfc.storage.sweep import blob_directories, blob_files, read_footer
+from dfc.storage.transaction import UNVERIFIED, Transaction
+from dfc.storage.verify import find_damage
+from dfc.tar.index import ShardIndex, TarError, index_kind
+
+_ROWS_A_COMMIT: Final = 2000
+_NEW: Final = layout.CATALOG_FILE + ".new"
+_BUFFER_BYTES: Final = 1 << 18
+
+
+class RebuildReport(msgspec.Struct):
+    """What became of the blobs. `damaged`: paths, relative to the disk, of those set aside or quarantined."""
+
+    disk: str
+    disk_id: str
+    full: bool
+    objects: int = 0
+    bytes: int = 0
+    older_versions: int = 0
+    deleted: int = 0
+    tombstones: int = 0
+    damaged: list[str] = []
+    old_catalog: str = ""
+
+
+def rebuild(
+    path: str,
+    *,
+    full: bool = False,
+    filesystem: FileSystem | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> RebuildReport:
+    """Make the catalog anew; `full` also verifies every body and quarantines those that fail.
+
+    Raises DiskLocked; DiskRefused when the directory has no identity. An interrupted rebuild is simply run again.
+    """
+    root, filesystem = os.path.abspath(path), filesystem or FileSystem()
+    lock = identity.lock_disk(root)
+    try:
+        who = identity.require_identity(root, None)
+        report = RebuildReport(root, who.disk_id, full)
+        new = f"{root}/{_NEW}"
+        remove_if_there(filesystem, (new, f"{new}-wal", f"{new}-shm"))
+        Catalog.create(new, who.disk_id)
+        catalog = Catalog(new, who.disk_id)
+        try:
+            work = _Rebuild(root, catalog, filesystem, report, say)
+            try:
+                work.run()
+            finally:
+                work.close()
+            catalog.set_epoch(identity.read_epoch(root))
+        finally:
+            catalog.close()
+        _exchange(root, new, filesystem, report)
+        return report
+    finally:
+        os.close(lock)
+
+
+class _Rebuild:
+    def __init__(
+        self, root: str, catalog: Catalog, filesystem: FileSystem, report: RebuildReport, say: Callable[[str], None]
+    ) -> None:
+        self._root = root
+        self._catalog = catalog
+        self._filesystem = filesystem
+        self._report = report
+        self._say = say
+        self._old = OldCatalog(f"{root}/{layout.CATALOG_FILE}")
+
+    def close(self) -> None:
+        self._old.close()
+
+    def run(self) -> None:
+        batch: list[ObjectRow] = []
+        for row in self._rows():
+            batch.append(row)
+            if len(batch) >= _ROWS_A_COMMIT:
+                self._commit(batch)
+                batch = []
+        self._commit(batch)
+        self._keep_tombstones()
+        for bucket_id in self._catalog.bucket_ids():
+            objects, size = self._catalog.counts(bucket_id)
+            self._report.objects += objects
+            self._report.bytes += size
+
+    def _rows(self) -> Iterator[ObjectRow]:
+        for bucket_id, directory in blob_directories(self._root):
+            for path, file in blob_files(directory):
+                if not file.is_index:
+                    row = self._row(bucket_id, path, file)
+                    if row is not None:
+                        yield row
+
+    def _row(self, bucket_id: str, path: str, file: layout.BlobFile) -> ObjectRow | None:
+        try:
+            footer = read_footer(self._filesystem, path)
+        except (layout.FooterDamaged, ValueError) as error:
+            self._set_aside(bucket_id, path, str(error))
+            return None
+        if path != layout.blob_path(self._root, footer.bucket_id, footer.name, footer.version):
+            self._set_aside(bucket_id, path, "its footer is that of another object")
+            return None
+        row = ObjectRow(bucket_id, footer.name, footer.version, footer.size, footer.checksum)
+        if self._old.tombstone(bucket_id, row.name) > row.version:
+            self._report.deleted += 1
+            return None
+        trusted = self._report.full or self._old.knows_as_good(row)
+        return self._with_index(path, row if trusted else msgspec.structs.replace(row, state=UNSYNCED))
+
+    def _with_index(self, path: str, row: ObjectRow) -> ObjectRow:
+        """The row with the counts of its index, which is built if it is not there."""
+        kind = index_kind(row.name)
+        if kind is None:
+            return row
+        found = _index_counts(path + layout.INDEX_SUFFIX, row)
+        if found is not None:
+            return msgspec.structs.replace(row, samples=found[0], members=found[1])
+        self._say(f"indexing {os.path.relpath(path, self._root)}")
+        remove_if_there(self._filesystem, (path + layout.INDEX_SUFFIX,))
+        index = IndexWriter(self._filesystem, path + layout.INDEX_SUFFIX, kind, f"{self._root}/{layout.TEMPORARY}")
+        summary = None
+        try:
+            self._feed(path, row, index)
+            summary = index.finish(row.version, row.size, row.checksum)
+        finally:
+            if summary is None:
+                index.abort()
+        if isinstance(summary, TarError):
+            return msgspec.structs.replace(row, warnings=(str(summary),))
+        return msgspec.structs.replace(row, samples=summary.samples, members=summary.members, warnings=summary.warnings)
+
+    def _feed(self, path: str, row: ObjectRow, index: IndexWriter) -> None:
+        fd = self._filesystem.open(path)
+        try:
+            buffer = memoryview(bytearray(_BUFFER_BYTES))
+            offset = 0
+            while offset < row.size:
+                count = self._filesystem.read_into(fd, buffer[: row.size - offset], offset)
+                if count == 0:
+                    raise OSError(f"{path} became shorter while it was read")
+                index.feed(buffer[:count])
+                offset += count
+        finally:
+            self._filesystem.close(fd)
+
+    def _commit(self, rows: list[ObjectRow]) -> None:
+        """Take over those that are the newest of their name so far."""
+        connection = self._catalog.writer
+        transaction = Transaction(self._catalog, "")
+        connection.execute("BEGIN IMMEDIATE")
+        transaction.load((row.bucket_id, row.name) for row in rows)
+        for row in rows:
+            current = transaction.current(row.bucket_id, row.name)
+            self._report.older_versions += current is not None
+            if current is not None and current.version > row.version:
+                if current.unsynced and transaction.previous(current) is None:
+                    transaction.note_unsynced(current, row, UNVERIFIED)
+                continue
+            self._take(transaction, row, current)
+        transaction.finish()
+        self._filesystem.commit(connection)
+        self._catalog.learn_buckets(transaction.buckets)
+        self._say(f"{len(rows)} blobs read")
+
+    def _take(self, transaction: Transaction, row: ObjectRow, current: ObjectRow | None) -> None:
+        damage = self._damage(row)
+        if damage is not None and current is not None:
+            return  # an older version that is sound is better than none
+        transaction.put(row, current)
+        if damage is not None:
+            transaction.quarantine(row, damage, int(time.time() * 1e6))
+        elif row.unsynced:
+            transaction.note_unsynced(row, current, UNVERIFIED)
+
+    def _damage(self, row: ObjectRow) -> str | None:
+        if not self._report.full:
+            return None
+        path = layout.row_path(self._root, row)
+        damage = find_damage(self._filesystem, path, row)
+        if damage is not None:
+            self._report.damaged.append(os.path.relpath(path, self._root))
+        return damage
+
+    def _keep_tombstones(self) -> None:
+        """Remember deletes further on, so that an older upload still under way elsewhere cannot undo them."""
+        connection = self._catalog.writer
+        transaction = Transaction(self._catalog, "")
+        connection.execute("BEGIN IMMEDIATE")
+        for bucket_id, name, version in self._old.tombstones():
+            if transaction.current(bucket_id, name) is None:
+                transaction.write_tombstone(bucket_id, name, version)
+                self._report.tombstones += 1
+        transaction.finish()
+        self._filesystem.commit(connection)
+        self._catalog.learn_buckets(transaction.buckets)
+
+    def _set_aside(self, bucket_id: str, path: str, why: str) -> None:
+        directory = f"{self._root}/{layout.DAMAGED}"
+        for part in (directory, f"{directory}/{bucket_id}"):
+            try:
+                self._filesystem.make_directory(part)
+            except FileExistsError:
+                pass
+        self._filesystem.rename(path, f"{directory}/{bucket_id}/{os.path.basename(path)}")
+        self._report.damaged.append(os.path.relpath(path, self._root))
+        self._say(f"set aside {os.path.relpath(path, self._root)}: {why}")
+
+
+def _index_counts(path: str, row: ObjectRow) -> tuple[int, int] | None:
+    """Samples and members of the index beside a blob, if it is sound and the blob's."""
+    try:
+        index = ShardIndex.open(path)
+    except (OSError, TarError):
+        return None
+    try:
+        if (index.version, index.size, index.checksum) != (row.version, row.size, row.checksum):
+            return None
+        return index.sample_count, index.member_count
+    finally:
+        index.close()
+
+
+def _exchange(root: str, new: str, filesystem: FileSystem, report: RebuildReport) -> None:
+    """Put the new catalog in the place of the old one, which is kept under another name with its log."""
+    catalog = f"{root}/{layout.CATALOG_FILE}"
+    if os.path.exists(catalog):
+        kept = f"{catalog}.before-{int(time.time())}"
+        report.old_catalog = os.path.basename(kept)
+        # The log first: a catalog is never left beside a log that is not its own.
+        for ending in ("-wal", "-shm", ""):
+            if os.path.exists(catalog + ending):
+                filesystem.rename(catalog + ending, kept + ending)
+    filesystem.rename(new, catalog)
+    filesystem.sync_directory(root)
