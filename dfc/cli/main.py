@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from dfc.cli import nodes
+from dfc.cli import buckets, cluster, download, listing, nodes, objects, upload
 from dfc.cli.exits import Exit, exit_for
 from dfc.cli.session import Session
 from dfc.errors import DfcError
@@ -70,12 +70,15 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def program(
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """DFC: a distributed dataset web server for deep learning."""
 
 
-nodes.register(app)
+for commands in (upload, download, objects, listing, buckets, cluster, nodes):
+    commands.register(app)
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -96,14 +95,13 @@ def format_size(size: float) -> str:
 
 def parse_size(text: str) -> int:
     """Bytes from `1000000`, `1e9`, `100M` (k, M, G, T: powers of 1000) or `64MiB`, `1Gi` (powers of 1024). ValueError."""
-    scale = 1
     stripped = text.strip().removesuffix("B").removesuffix("b")
     for base, suffix in ((1024, "i"), (1000, "")):
         for power, letter in enumerate("kMGT", 1):
             if stripped.lower().endswith((letter + suffix).lower()):
                 stripped = stripped[: -len(letter + suffix)]
                 return _positive(stripped, base**power)
-    return _positive(stripped, scale)
+    return _positive(stripped, 1)
 
 
 def _positive(text: str, scale: int) -> int:
@@ -119,6 +117,3 @@ def size_option(text: str) -> int:
         return parse_size(text)
     except (ValueError, OverflowError):
         raise typer.BadParameter(f"{text!r} is not a size: 500M, 1G, 64MiB, 1e9") from None
-
-
-Writer = Callable[[Any], None]

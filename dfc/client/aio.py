@@ -208,8 +208,11 @@ class AsyncClient:
     async def read_member(self, bucket: str, shard: str, member: str, *, start: int = 0, length: int | None = None) -> bytes:
         return await self._threads.run(self._client.read_member, bucket, shard, member, start=start, length=length)
 
-    async def open_member(self, bucket: str, shard: str, member: str) -> AsyncReader:
-        return AsyncReader(self._threads, await self._threads.run(self._client.open_member, bucket, shard, member))
+    async def open_member(
+        self, bucket: str, shard: str, member: str, *, start: int = 0, length: int | None = None
+    ) -> AsyncReader:
+        reader = await self._threads.run(self._client.open_member, bucket, shard, member, start=start, length=length)
+        return AsyncReader(self._threads, reader)
 
     async def read_sample(self, bucket: str, shard: str, key: str) -> dict[str, bytes]:
         return await self._threads.run(self._client.read_sample, bucket, shard, key)
@@ -219,6 +222,9 @@ class AsyncClient:
 
     async def read_sample_member(self, bucket: str, shard: str, key: str, ext: str) -> bytes:
         return await self._threads.run(self._client.read_sample_member, bucket, shard, key, ext)
+
+    async def open_sample(self, bucket: str, shard: str, key: str, ext: str | None = None) -> AsyncReader:
+        return AsyncReader(self._threads, await self._threads.run(self._client.open_sample, bucket, shard, key, ext))
 
     async def list_buckets(self) -> tuple[BucketInfo, ...]:
         return await self._threads.run(self._client.list_buckets)

@@ -197,9 +197,9 @@ class Client:
         request = ObjectRequest(self._calls, *_checked(bucket, shard), (("member", member),))
         return self._read_whole(request, start, length)
 
-    def open_member(self, bucket: str, shard: str, member: str) -> ObjectReader:
+    def open_member(self, bucket: str, shard: str, member: str, *, start: int = 0, length: int | None = None) -> ObjectReader:
         """A reader of one member; its positions count from the member's first byte."""
-        return ObjectReader(ObjectRequest(self._calls, *_checked(bucket, shard), (("member", member),)))
+        return ObjectReader(ObjectRequest(self._calls, *_checked(bucket, shard), (("member", member),)), start, length)
 
     def read_sample(self, bucket: str, shard: str, key: str) -> dict[str, bytes]:
         """The members of the first sample with that key, by extension. SampleNotFound."""
@@ -207,12 +207,15 @@ class Client:
 
     def read_sample_tar(self, bucket: str, shard: str, key: str) -> bytes:
         """The first sample with that key as a tar of its own."""
-        return self._read_whole(ObjectRequest(self._calls, *_checked(bucket, shard), (("sample", key),)), 0, None)
+        return self._read_whole(self._sample(bucket, shard, key, None), 0, None)
 
     def read_sample_member(self, bucket: str, shard: str, key: str, ext: str) -> bytes:
         """The member with that extension of the first sample with that key. SampleNotFound, MemberNotFound."""
-        query = (("sample", key), ("ext", ext))
-        return self._read_whole(ObjectRequest(self._calls, *_checked(bucket, shard), query), 0, None)
+        return self._read_whole(self._sample(bucket, shard, key, ext), 0, None)
+
+    def open_sample(self, bucket: str, shard: str, key: str, ext: str | None = None) -> ObjectReader:
+        """A reader of the sample as a tar of its own, or with `ext` of one member of it."""
+        return ObjectReader(self._sample(bucket, shard, key, ext))
 
     def keys(self, bucket: str, shards: str | Sequence[str], *, fields: str = "all") -> Iterator[KeyInfo]:
         """The samples of many shards (a shard spec, or a list), in no order between shards; `fields="key"`: only their keys."""
@@ -272,6 +275,10 @@ class Client:
 
     def _fetch_map(self, patient: bool) -> bytes:
         return self._control.call("GET", "/v1/cluster", patient=patient)
+
+    def _sample(self, bucket: str, shard: str, key: str, ext: str | None) -> ObjectRequest:
+        query = (("sample", key),) if ext is None else (("sample", key), ("ext", ext))
+        return ObjectRequest(self._calls, *_checked(bucket, shard), query)
 
     def _put(self, bucket: str, name: str, source: Source, headers: Mapping[str, str]) -> StoredObject:
         tries = Tries()

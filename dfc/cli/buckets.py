@@ -1,0 +1,102 @@
+"""`dfc bucket`: make, show, change and delete buckets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from dfc.cli.exits import UsageMistake
+from dfc.cli.options import Json
+from dfc.cli.session import Session, format_size, session_of
+
+if TYPE_CHECKING:
+    from dfc.client import BucketInfo
+
+Name = Annotated[str, typer.Argument(metavar="BUCKET")]
+Durability = Literal["fsync", "relaxed"]
+
+
+def register(app: typer.Typer) -> None:
+    bucket = typer.Typer(help="Buckets and their settings.", no_args_is_help=True)
+    bucket.command("ls")(list_buckets)
+    bucket.command("create")(create)
+    bucket.command("show")(show)
+    bucket.command("set")(change)
+    bucket.command("rm")(remove)
+    app.add_typer(bucket, name="bucket")
+
+
+def _facts(bucket: BucketInfo) -> dict[str, Any]:
+    return {key: getattr(bucket, key) for key in bucket.__struct_fields__}
+
+
+def _print(session: Session, bucket: BucketInfo) -> None:
+    if session.as_json:
+        session.print_json(_facts(bucket))
+        return
+    print(bucket.name)
+    size = "-" if bucket.bytes is None else f"{format_size(bucket.bytes)} ({bucket.bytes} bytes)"
+    objects = "-" if bucket.objects is None else bucket.objects
+    for label, value in (("objects", objects), ("size", size), ("durability", bucket.durability), ("copies", bucket.copies)):
+        print(f"  {label:<10} {value}")
+    print(f"  {'created':<10} {bucket.created}")
+
+
+def list_buckets(context: typer.Context, as_json: Json = False) -> None:
+    """List all buckets with their objects, bytes and settings."""
+    session = session_of(context, as_json=as_json)
+    for bucket in session.client().list_buckets():
+        if as_json:
+            session.print_json(_facts(bucket))
+        else:
+            print(f"{bucket.objects or 0:>10}  {format_size(bucket.bytes or 0):>8}  {bucket.durability:<8}  {bucket.name}")
+
+
+def create(
+    context: typer.Context,
+    name: Name,
+    durability: Annotated[
+        Durability, typer.Option(help="fsync: on the disk before the answer. relaxed: within 30 s, recent uploads may be lost.")
+    ] = "fsync",
+    copies: Annotated[int, typer.Option(min=1, help="On how many targets each object is.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Make a bucket; one with the same settings may be there already."""
+    session = session_of(context, as_json=as_json)
+    session.client().create_bucket(name, durability=durability, copies=copies)
+    if as_json:
+        _print(session, session.client().bucket(name))
+
+
+def show(context: typer.Context, name: Name, as_json: Json = False) -> None:
+    """Show the settings and counts of a bucket."""
+    session = session_of(context, as_json=as_json)
+    _print(session, session.client().bucket(name))
+
+
+def change(
+    context: typer.Context,
+    name: Name,
+    durability: Annotated[Durability | None, typer.Option(help="For uploads from now on.")] = None,
+    copies: Annotated[int | None, typer.Option(min=1, help="On how many targets each object is.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Change settings of a bucket."""
+    session = session_of(context, as_json=as_json)
+    if durability is None and copies is None:
+        raise UsageMistake("nothing to change: give --durability or --copies")
+    _print(session, session.client().change_bucket(name, durability=durability, copies=copies))
+
+
+def remove(
+    context: typer.Context,
+    name: Name,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Delete the objects in it too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete a bucket."""
+    session = session_of(context, as_json=as_json)
+    session.client().delete_bucket(name, force=force)
+    if as_json:
+        session.print_json({"status": "deleted", "bucket": name})

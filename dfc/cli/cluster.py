@@ -1,0 +1,140 @@
+"""`dfc cluster`, `dfc scrub` and `dfc disk`: the state of nodes and disks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from dfc.cli.exits import Exit
+from dfc.cli.options import Json
+from dfc.cli.session import Session, format_size, session_of
+
+Directory = Annotated[str, typer.Argument(metavar="DIR", help="The directory of one disk; its target must not run.")]
+
+
+def register(app: typer.Typer) -> None:
+    cluster = typer.Typer(help="Nodes and disks of the cluster.", no_args_is_help=True)
+    cluster.command("status")(status)
+    cluster.command("map")(show_map)
+    app.add_typer(cluster, name="cluster")
+    scrub = typer.Typer(help="Read and verify everything that is stored.", no_args_is_help=True)
+    scrub.command("start")(scrub_start)
+    scrub.command("status")(scrub_status)
+    app.add_typer(scrub, name="scrub")
+    disk = typer.Typer(help="Check or rebuild the catalog of one disk, on the machine that has it.", no_args_is_help=True)
+    disk.command("check")(disk_check)
+    disk.command("rebuild")(disk_rebuild)
+    app.add_typer(disk, name="disk")
+
+
+def status(context: typer.Context, as_json: Json = False) -> None:
+    """Show whether the cluster serves: every node with its state, every disk with its fill.
+
+    Exit code 4 while a node is down or a disk has failed.
+    """
+    session = session_of(context, as_json=as_json)
+    nodes = _map(session)["nodes"]
+    troubled = [node for node in nodes if node["state"] == "down" or any(disk["state"] != "up" for disk in node["disks"])]
+    if as_json:
+        session.print_json({"healthy": not troubled, "url": session.client().url, "nodes": nodes})
+    else:
+        _print_nodes(session, nodes, healthy=not troubled)
+    raise typer.Exit(Exit.UNREACHABLE if troubled else Exit.OK)
+
+
+def _map(session: Session) -> dict[str, Any]:
+    import msgspec
+
+    found: dict[str, Any] = msgspec.to_builtins(session.client().cluster_map())
+    return found
+
+
+def _print_nodes(session: Session, nodes: list[dict[str, Any]], *, healthy: bool) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("node", "role", "state", "url", "disk", "fill", "objects"):
+        table.add_column(column, justify="right" if column in ("fill", "objects") else "left", overflow="fold")
+    for node in nodes:
+        head = [escape(node["id"]), node["role"], _colour(node["state"]), escape(node["advertise_url"])]
+        disks = node["disks"] or [None]
+        for disk in disks:
+            table.add_row(*head, *_disk_cells(disk))
+            head = [""] * 4
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    console.print(table)
+    console.print(f"{session.client().url}: " + ("[green]healthy[/]" if healthy else "[red]degraded[/]"), highlight=False)
+
+
+def _disk_cells(disk: dict[str, Any] | None) -> list[str]:
+    if disk is None:
+        return ["", "", ""]
+    capacity = disk["capacity"] or 1
+    fill = f"{format_size(disk['used'])} of {format_size(disk['capacity'])} ({100 * disk['used'] // capacity} %)"
+    name = disk["id"] if disk["state"] == "up" else f"{disk['id']} {_colour(disk['state'])}"
+    return [name, fill, str(disk["objects"])]
+
+
+def _colour(state: str) -> str:
+    return f"[{ {'up': 'green', 'joining': 'yellow'}.get(state, 'red') }]{state}[/]"
+
+
+def show_map(context: typer.Context, as_json: Json = False) -> None:
+    """Print the cluster map, by which every client knows where an object lives, as JSON."""
+    import json
+
+    session = session_of(context, as_json=as_json)
+    found = _map(session)
+    if as_json:
+        session.print_json(found)
+    else:
+        print(json.dumps(found, indent=2))
+
+
+def scrub_start(context: typer.Context, as_json: Json = False) -> None:
+    """Have every disk read and verified from the start."""
+    session = session_of(context, as_json=as_json)
+    session.client().start_scrub()
+    if as_json:
+        session.print_json({"started": True})
+    else:
+        print("started; `dfc scrub status` shows how far it is")
+
+
+def scrub_status(context: typer.Context, as_json: Json = False) -> None:
+    """Show how far scrubbing is, and what it has found. Exit code 5 when something is quarantined."""
+    session = session_of(context, as_json=as_json)
+    disks = session.client().scrub_status()["disks"]
+    damaged = [disk for disk in disks if disk.get("quarantined")]
+    for disk in disks:
+        if as_json:
+            session.print_json(disk)
+            continue
+        done, total = disk.get("bytes_done") or 0, disk.get("bytes_total") or 0
+        share = f"{100 * done // total} %" if total else "-"
+        progress = f"{format_size(done)} of {format_size(total)} ({share})"
+        print(f"{disk['disk']}  {disk['state']:<8}  {progress}  errors {disk['errors']}")
+        for found in disk.get("quarantined") or ():
+            print(f"  quarantined: {found}")
+    raise typer.Exit(Exit.MISMATCH if damaged else Exit.OK)
+
+
+def disk_check(context: typer.Context, directory: Directory, as_json: Json = False) -> None:
+    """Compare the catalog of a disk with what lies on it; changes nothing."""
+    _run_storage("check", directory, as_json)
+
+
+def disk_rebuild(context: typer.Context, directory: Directory, as_json: Json = False) -> None:
+    """Make the catalog of a disk anew from the footers of its blobs."""
+    _run_storage("rebuild", directory, as_json)
+
+
+def _run_storage(command: str, directory: str, as_json: bool) -> None:
+    """The storage engine's own program, so that this one never imports it; its exit code is ours."""
+    arguments = [sys.executable, "-m", "dfc.storage", command, directory, *(["--json"] if as_json else [])]
+    raise typer.Exit(subprocess.run(arguments, check=False).returncode)

@@ -1,0 +1,151 @@
+"""`dfc ls`, `dfc stat` and `dfc keys`: what is there."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dfc.cli.address import Remote, parse_listing, parse_remote
+from dfc.cli.exits import UsageMistake
+from dfc.cli.options import Json
+from dfc.cli.selection import Selected, select
+from dfc.cli.session import Session, format_size, session_of
+from dfc.cli.transfer import Outcome, Tally
+from dfc.errors import DfcError, ObjectNotFound
+
+if TYPE_CHECKING:
+    from dfc.client import ListPage, ObjectInfo
+
+
+def register(app: typer.Typer) -> None:
+    app.command("ls")(ls)
+    app.command("stat")(stat)
+    app.command("keys")(keys)
+
+
+def ls(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="[BUCKET[/PREFIX]]", help="Nothing: the buckets.")] = "",
+    long: Annotated[bool, typer.Option("--long", "-l", help="Size, samples, time and checksum too.")] = False,
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="All names, not a line a folder.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List buckets, or the objects of a bucket in byte order, complete or not at all."""
+    session = session_of(context, as_json=as_json)
+    remote = parse_listing(name)
+    client = session.client(remote.base)
+    if not remote.bucket:
+        for bucket in client.list_buckets():
+            _print_bucket(session, bucket, long)
+        return
+    found = False
+    for page in client.list_pages(remote.bucket, prefix=remote.name, delimiter="" if recursive else "/"):
+        found = found or bool(page.objects or page.prefixes)
+        _print_page(session, remote, page, long)
+    if remote.name and not found:
+        raise ObjectNotFound(f"nothing begins with {remote}")
+
+
+def _print_bucket(session: Session, bucket: Any, long: bool) -> None:
+    if session.as_json:
+        session.print_json({key: getattr(bucket, key) for key in bucket.__struct_fields__})
+    elif long:
+        size = format_size(bucket.bytes or 0)
+        print(f"{bucket.objects or 0:>10}  {size:>8}  {bucket.durability:<8}  {bucket.created:<24}  {bucket.name}/")
+    else:
+        print(f"{bucket.name}/")
+
+
+def _print_page(session: Session, remote: Remote, page: ListPage, long: bool) -> None:
+    """Objects and folders in one byte order, as the names lie."""
+    rows: list[tuple[str, ObjectInfo | None]] = [(info.name, info) for info in page.objects]
+    if page.prefixes:
+        rows = sorted(rows + [(prefix, None) for prefix in page.prefixes], key=lambda row: row[0].encode())
+    lines = []
+    for name, info in rows:
+        if session.as_json:
+            session.print_json({"prefix": name} if info is None else _facts(remote.bucket, info))
+        elif not long:
+            lines.append(name)
+        elif info is None:
+            lines.append(f"{'':>8}  {'':>9}  {'':<20}  {'':<32}  {name}")
+        else:
+            lines.append(_long_line(info))
+    if lines:
+        sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _long_line(info: ObjectInfo) -> str:
+    samples = "-" if info.samples is None else str(info.samples)
+    return f"{format_size(info.size):>8}  {samples:>9}  {info.modified[:19] + 'Z':<20}  {info.etag:<32}  {info.name}"
+
+
+def _facts(bucket: str, info: ObjectInfo) -> dict[str, Any]:
+    return {
+        "bucket": bucket,
+        "name": info.name,
+        "size": info.size,
+        "checksum": info.etag,
+        "modified": info.modified,
+        "samples": info.samples,
+        "members": info.members,
+    }
+
+
+def stat(
+    context: typer.Context,
+    names: Annotated[list[str], typer.Argument(metavar="REMOTE...", help="Objects, specs or globs.")],
+    as_json: Json = False,
+) -> None:
+    """Show size, checksum, time and number of samples of objects."""
+    session = session_of(context, as_json=as_json)
+    errors = Tally(session, "found")
+    for one in select(session, names, missing=errors.add_missing):
+        try:
+            facts = _describe(session, one)
+        except DfcError as error:
+            errors.add(Outcome("failed", str(one.remote), error=error))
+            continue
+        if as_json:
+            session.print_json(facts)
+        else:
+            print(f"{facts['bucket']}/{facts['name']}")
+            for label in ("size", "checksum", "modified", "samples", "members"):
+                print(f"  {label:<9} {'-' if facts[label] is None else facts[label]}")
+    raise typer.Exit(errors.exit())
+
+
+def _describe(session: Session, one: Selected) -> dict[str, Any]:
+    remote = one.remote
+    client = session.client(remote.base)
+    info = client.stat(remote.bucket, remote.name)
+    # A HEAD does not tell the samples; the listing does, and a name comes first among those it is a prefix of.
+    page = client.list_page(remote.bucket, prefix=remote.name, limit=1)
+    listed = page.objects[0] if page.objects and page.objects[0].name == remote.name else info
+    return _facts(remote.bucket, listed if listed.etag == info.etag else info)
+
+
+def keys(
+    context: typer.Context,
+    shards: Annotated[list[str], typer.Argument(metavar="BUCKET/SPEC...", help="Shards by spec, glob, folder or name.")],
+    members: Annotated[bool, typer.Option("--members", "-m", help="The extensions and sizes of each sample too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List the samples of shards, `SHARD<TAB>KEY` a line, from the indexes of all targets at once; shards in no order."""
+    session = session_of(context, as_json=as_json)
+    if any(parse_listing(shard).bucket == "" for shard in shards):
+        raise UsageMistake("name the bucket: bucket/train-*.tar, or bucket/ for all")
+    for shard in shards:
+        remote = parse_remote(shard)
+        found = session.client(remote.base).keys(remote.bucket, remote.name or "**", fields="all" if members else "key")
+        for sample in found:
+            if as_json:
+                line: dict[str, Any] = {"shard": sample.shard, "key": sample.key}
+                session.print_json({**line, "members": sample.members} if members else line)
+            elif members:
+                parts = " ".join(f"{ext}={size}" for ext, size in (sample.members or {}).items())
+                sys.stdout.write(f"{sample.shard}\t{sample.key}\t{parts}\n")
+            else:
+                sys.stdout.write(f"{sample.shard}\t{sample.key}\n")

@@ -1,0 +1,171 @@
+"""Many files at once: a bounded number of threads, a progress display on terminals, a result a file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar
+
+from dfc.cli.exits import Exit, describe, exit_for_all
+from dfc.cli.session import Session, format_size
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+T = TypeVar("T")
+_WAITING_PER_JOB: Final = 4  # items that wait for a thread; a folder may have millions of files
+_END_S: Final = 3.0  # threads that do not end by then after Ctrl-C are left behind
+Status = Literal["stored", "fetched", "skipped", "deleted", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one item. `size` in bytes; `facts` go into the JSON line."""
+
+    status: Status
+    subject: str
+    size: int = 0
+    facts: dict[str, Any] | None = None
+    error: BaseException | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        line: dict[str, Any] = {"status": self.status, "name": self.subject, "size": self.size, **(self.facts or {})}
+        if self.error is not None:
+            code, message = describe(self.error)
+            line["error"] = {"code": code, "message": message}
+        return line
+
+
+class Meter(Protocol):
+    """Shows progress; `advance` may be called from any thread."""
+
+    def begin(self, name: str, size: int | None) -> Callable[[int], None]: ...
+    def end(self, name: str) -> None: ...
+
+
+class SilentMeter:
+    """For standard error that is no terminal."""
+
+    def begin(self, name: str, size: int | None) -> Callable[[int], None]:
+        return _ignore
+
+    def end(self, name: str) -> None:
+        pass
+
+
+class BarMeter:
+    """A bar a running file."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {}
+
+    def begin(self, name: str, size: int | None) -> Callable[[int], None]:
+        task = self._tasks[name] = self._progress.add_task(name, total=size)
+        return lambda count: self._progress.advance(task, count)
+
+    def end(self, name: str) -> None:
+        self._progress.remove_task(self._tasks.pop(name))
+
+
+def _ignore(count: int) -> None:
+    pass
+
+
+@contextmanager
+def open_meter(session: Session) -> Iterator[Meter]:
+    """Bars when a person looks on, silence otherwise."""
+    if session.as_json or not sys.stderr.isatty():
+        yield SilentMeter()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
+        yield BarMeter(progress)
+
+
+class Tally:
+    """Prints results as they come and remembers what the exit code and the closing line need."""
+
+    def __init__(self, session: Session, verb: str) -> None:
+        self._session = session
+        self._verb = verb
+        self.errors: list[BaseException] = []
+        self.done = self.skipped = self.size = 0
+
+    def add(self, outcome: Outcome) -> None:
+        if outcome.error is not None:
+            self.errors.append(outcome.error)
+            if not self._session.as_json:
+                self._session.print_error(outcome.error, outcome.subject)
+        elif outcome.status == "skipped":
+            self.skipped += 1
+        else:
+            self.done += 1
+            self.size += outcome.size
+        if self._session.as_json:
+            self._session.print_json(outcome.as_json())
+
+    def add_missing(self, name: str, error: BaseException) -> None:
+        """A glob or a folder that stands for nothing."""
+        self.add(Outcome("failed", name, error=error))
+
+    def close(self) -> Exit:
+        """The closing line, and the exit code."""
+        parts = [f"{self._verb} {self.done} ({format_size(self.size)})"]
+        if self.skipped:
+            parts.append(f"{self.skipped} the same already")
+        if self.errors:
+            parts.append(f"{len(self.errors)} FAILED")
+        if self.done + self.skipped + len(self.errors) > 1 or not self.errors:
+            self._session.note(", ".join(parts))
+        return self.exit()
+
+    def exit(self) -> Exit:
+        return exit_for_all(self.errors)
+
+
+class Workers(Generic[T]):
+    """Runs `work` on items in `jobs` threads; on Ctrl-C all transfers are ended before it goes on."""
+
+    def __init__(self, session: Session, jobs: int) -> None:
+        self._session = session
+        self._limit = jobs * _WAITING_PER_JOB
+        self._executor = ThreadPoolExecutor(jobs, thread_name_prefix="dfc")
+        self._running: set[Future[T]] = set()
+
+    def run(self, work: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T]:
+        """Results in the order in which they come."""
+        for item in items:
+            while len(self._running) >= self._limit:
+                yield from self._finished()
+            self._running.add(self._executor.submit(work, item))
+        while self._running:
+            yield from self._finished()
+
+    def _finished(self) -> Iterator[T]:
+        done, self._running = wait(self._running, return_when=FIRST_COMPLETED)
+        for future in done:
+            yield future.result()
+
+    def __enter__(self) -> Workers[T]:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if kind is None:
+            self._executor.shutdown()
+            return
+        self._session.abort()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        late = wait(self._running, timeout=_END_S).not_done
+        if late and kind is KeyboardInterrupt:
+            # A thread that hashes a large file, or waits for a connection, would hold the program up at its end.
+            self._session.note("dfc: interrupted")
+            os._exit(Exit.INTERRUPTED)
