@@ -1,0 +1,137 @@
+"""`dfc serve` as a process: restarts, refusals, a clean end, children that die and a supervisor that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from harness import Cluster, wait_for
+
+
+def put(url: str, body: bytes) -> None:
+    with urllib.request.urlopen(urllib.request.Request(url, data=body, method="PUT"), timeout=30) as answer:
+        assert answer.status in (200, 201)
+
+
+def get(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        found: bytes = answer.read()
+        return found
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_data_survives_a_restart_and_other_numbers_are_refused(start_cluster) -> None:
+    cluster: Cluster = start_cluster(targets=2, disks=2)
+    put(f"{cluster.url}/keep/a.bin", b"kept" * 1000)
+    assert cluster.stop() == 0
+    for flags in (["--targets", "3"], ["--disks", "1"]):
+        command = [sys.executable, "-m", "dfc", "serve", "--dir", str(cluster.directory), "--port", "0", *flags]
+        refused = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        assert refused.returncode == 2
+        assert "--targets 2 --disks 2" in refused.stderr
+    cluster.start()
+    assert get(f"{cluster.url}/keep/a.bin") == b"kept" * 1000
+    second = subprocess.run(
+        [sys.executable, "-m", "dfc", "serve", "--dir", str(cluster.directory), "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert second.returncode == 2
+    assert "another `dfc serve` runs" in second.stderr
+    assert cluster.stop(signal.SIGINT) == 0
+
+
+def test_a_long_read_is_drained_at_the_end(start_cluster) -> None:
+    cluster: Cluster = start_cluster(targets=2)
+    body = os.urandom(1 << 20) * 64
+    put(f"{cluster.url}/drain/big.bin", body)
+    host, port = cluster.url.removeprefix("http://").split(":")
+    for url in (cluster.url, *cluster.target_urls()):
+        assert get(f"{url}/drain/big.bin") == body
+    with socket.create_connection((host, int(port))) as reader:
+        reader.sendall(b"GET /drain/big.bin HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        received = bytearray(reader.recv(1 << 16))
+        stopping = threading.Thread(target=cluster.stop)
+        stopping.start()
+        wait_for(lambda: not accepts(host, int(port)), "the proxy to stop accepting")
+        while piece := reader.recv(1 << 20):
+            received += piece
+        stopping.join()
+    assert received.partition(b"\r\n\r\n")[2] == body
+    assert cluster.process is not None
+    assert cluster.process.returncode == 0
+
+
+def accepts(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_children_end_when_the_supervisor_is_killed(start_cluster) -> None:
+    cluster: Cluster = start_cluster(targets=2)
+    children = cluster.children()
+    assert set(children) == {"proxy", "target-0", "target-1"}
+    assert cluster.process is not None
+    cluster.process.kill()
+    cluster.process.wait()
+    wait_for(lambda: not any(map(is_running, children.values())), "the children to end")
+    cluster.process.stdout.close()
+    cluster.start()  # nothing of the old run holds the disks or ports
+    assert cluster.is_healthy()
+
+
+@pytest.mark.parametrize("name", ["proxy", "target-0"])
+def test_a_child_that_is_killed_comes_back_where_it_was(start_cluster, name: str) -> None:
+    cluster: Cluster = start_cluster(targets=2)
+    before = sorted(cluster.target_urls())
+    put(f"{cluster.url}/back/a.bin", b"x" * 100_000)
+    os.kill(cluster.children()[name], signal.SIGKILL)
+    wait_for(lambda: name in cluster.children() and cluster.is_healthy(), f"{name} to come back", 10)
+    assert sorted(cluster.target_urls()) == before
+    assert wait_for(lambda: _try_get(f"{cluster.url}/back/a.bin"), "the object") == b"x" * 100_000
+
+
+def _try_get(url: str) -> bytes | None:
+    try:
+        return get(url)
+    except (urllib.error.URLError, OSError):
+        return None
+
+
+def test_a_port_that_is_taken_is_said_so(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "dfc", "serve", "--dir", str(tmp_path), "--port", str(port)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "ddress already in use" in done.stderr
+
+
+def test_an_open_host_without_a_token_is_said_loudly(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dfc", "proxy", "--host", "0.0.0.0", "--port", "0", "--dir", str(tmp_path)]
+    node = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert node.stdout is not None
+    assert node.stderr is not None
+    assert '"ready": true' in node.stdout.readline()
+    node.terminate()
+    _, errors = node.communicate(timeout=30)
+    assert "WITHOUT A TOKEN" in errors
+    assert node.returncode == 0

@@ -1,0 +1,94 @@
+"""Nodes that come, stay away and come late."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from harness import Cluster, wait_for
+
+
+def status_of(url: str, method: str = "GET", body: bytes | None = None) -> tuple[int, dict[str, str]]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data=body, method=method), timeout=30) as answer:
+            return answer.status, dict(answer.headers)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, dict(error.headers)
+
+
+@pytest.fixture
+def own_cluster(start_cluster) -> Cluster:
+    found: Cluster = start_cluster(targets=2)
+    return found
+
+
+def states(cluster: Cluster) -> list[str]:
+    return sorted(node["state"] for node in cluster.map()["nodes"])
+
+
+def test_a_target_that_is_away_makes_its_objects_503_never_404(own_cluster: Cluster) -> None:
+    names = [f"away/{number}.bin" for number in range(20)]
+    for name in names:
+        assert status_of(f"{own_cluster.url}/{name}", "PUT", b"x")[0] == 201
+    pid = own_cluster.children()["target-0"]
+    os.kill(pid, signal.SIGSTOP)  # alive for the supervisor, silent for the registry
+    try:
+        wait_for(lambda: "down" in states(own_cluster), "the silent target to be marked down")
+        answers = [status_of(f"{own_cluster.url}/{name}") for name in names]
+        assert {status for status, _ in answers} == {200, 503}
+        assert all("Retry-After" in headers for status, headers in answers if status == 503)
+        assert status_of(f"{own_cluster.url}/away/")[0] == 503
+        assert status_of(f"{own_cluster.url}/v1/buckets/away")[0] == 503
+        missing = {status_of(f"{own_cluster.url}/away/missing-{number}")[0] for number in range(20)}
+        assert missing == {404, 503}
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: states(own_cluster) == ["up", "up"], "the target to be up again")
+    assert {status_of(f"{own_cluster.url}/{name}")[0] for name in names} == {200}
+
+
+def test_joining_is_shown_and_takes_no_objects(own_cluster: Cluster, tmp_path: Path) -> None:
+    names = [f"join/{number}.bin" for number in range(30)]
+    for name in names:
+        assert status_of(f"{own_cluster.url}/{name}", "PUT", b"x")[0] == 201
+    command = [sys.executable, "-m", "dfc", "target", "--port", "0", "--dir", str(tmp_path), "--disks", str(tmp_path / "disk")]
+    node = subprocess.Popen([*command, "--proxy-url", own_cluster.url], stdout=subprocess.PIPE, text=True)
+    try:
+        assert node.stdout is not None
+        said = json.loads(node.stdout.readline())
+        assert states(own_cluster) == ["joining", "up", "up"]
+        assert {status_of(f"{own_cluster.url}/{name}")[0] for name in names} == {200}
+        for number in range(30):
+            assert status_of(f"{own_cluster.url}/join/new-{number}.bin", "PUT", b"y")[0] == 201
+        assert not list((tmp_path / "disk" / "objects").rglob("*.bin*"))
+        # It answers every path all the same: what it does not hold it hands to the proxy.
+        assert status_of(f"{said['url']}/{names[0]}")[0] == 200
+    finally:
+        node.terminate()
+        node.communicate(timeout=30)
+
+
+def test_disks_of_another_cluster_are_refused(own_cluster: Cluster, start_cluster, tmp_path: Path) -> None:
+    other: Cluster = start_cluster(targets=1)
+    assert other.stop() == 0
+    disk = other.directory / "target-0" / "disk-0"
+    command = [sys.executable, "-m", "dfc", "target", "--port", "0", "--dir", str(tmp_path), "--disks", str(disk)]
+    done = subprocess.run([*command, "--proxy-url", own_cluster.url], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2
+    assert "belongs to cluster" in done.stderr
+
+
+def test_two_processes_never_share_a_disk(own_cluster: Cluster, tmp_path: Path) -> None:
+    disk = own_cluster.directory / "target-0" / "disk-0"
+    command = [sys.executable, "-m", "dfc", "target", "--port", "0", "--dir", str(tmp_path), "--disks", str(disk)]
+    done = subprocess.run([*command, "--proxy-url", own_cluster.url], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2
+    assert "lock" in done.stderr or "another process" in done.stderr

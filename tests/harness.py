@@ -1,0 +1,104 @@
+"""What tests stand on: real clusters in real processes on free ports, and waiting for what can be asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+START_TIMEOUT_S = 60.0
+DATA = Path(__file__).parent / "data"
+
+
+def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 20.0) -> Any:
+    """Ask until the answer is true; fail the test naming `what` after the timeout."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.02)  # between two questions; nothing is assumed to have happened by then
+    raise AssertionError(f"waited {timeout_s} s in vain for {what}")
+
+
+class Cluster:
+    """A `dfc serve` process and what tests ask of it."""
+
+    def __init__(self, directory: Path, targets: int, disks: int, environment: dict[str, str] | None = None) -> None:
+        self.directory = directory
+        self.targets = targets
+        self.disks = disks
+        self.environment = environment or {}
+        self.process: subprocess.Popen[str] | None = None
+        self.url = ""
+
+    def start(self, port: int = 0) -> Cluster:
+        """Start and wait for the ready line."""
+        command = [sys.executable, "-m", "dfc", "serve", "--dir", str(self.directory), "--port", str(port)]
+        command += ["--targets", str(self.targets), "--disks", str(self.disks)]
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "DFC_DRAIN_TIMEOUT_S": "5", **self.environment},
+        )
+        assert self.process.stdout is not None
+        said = []
+        for line in self.process.stdout:
+            said.append(line)
+            if line.startswith("DFC is ready at "):
+                self.url = line.split()[4]
+                return self
+        raise AssertionError(f"the cluster did not start: {''.join(said)}")
+
+    def stop(self, number: int = signal.SIGTERM, timeout_s: float = 40.0) -> int:
+        """End it; the exit status."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+        finally:
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+
+    def map(self) -> dict[str, Any]:
+        """The cluster map."""
+        with urllib.request.urlopen(f"{self.url}/v1/cluster", timeout=10) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+
+    def children(self) -> dict[str, int]:
+        """Process ids of the nodes by name: `proxy`, `target-0`, …"""
+        assert self.process is not None
+        found = {}
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        for child in children:
+            arguments = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
+            if "--dir" in arguments:
+                found[Path(arguments[arguments.index("--dir") + 1]).name] = int(child)
+        return found
+
+    def target_urls(self) -> list[str]:
+        """The URLs of the targets, ordered by node id."""
+        return [node["advertise_url"] for node in self.map()["nodes"] if node["role"] == "target"]
+
+    def is_healthy(self) -> bool:
+        """Whether the proxy answers and sees all targets up."""
+        try:
+            nodes = self.map()["nodes"]
+        except OSError:
+            return False
+        return len(nodes) == self.targets and all(node["state"] == "up" for node in nodes)
