@@ -115,9 +115,10 @@ class _SniffingBuilder:
         if self._builder is not None:
             self._builder.feed(data)
             return
-        self._start += data
-        if len(self._start) >= MAGIC_BYTES:
-            self._choose()
+        missing = MAGIC_BYTES - len(self._start)
+        self._start += data[:missing]
+        if len(self._start) == MAGIC_BYTES:
+            self._choose().feed(data[missing:])
 
     def finish(self, version: str, size: int, checksum: str) -> IndexSummary:
         return self._choose().finish(version, size, checksum)

@@ -119,7 +119,10 @@ class ShardIndex:
             self._view,
         ):
             view.release()
-        self._map.close()
+        try:
+            self._map.close()
+        except BufferError:
+            pass  # another thread is checking a block just now; the last reference unmaps it
 
     def find_member(self, name: str) -> Member | None:
         """The member with this name. Of several the last one, as if the archive had been extracted."""
@@ -141,7 +144,10 @@ class ShardIndex:
         hashes = self._key_hashes
         row = bisect_left(hashes, wanted)
         while row < len(hashes) and hashes[row] == wanted:
-            sample = self.sample_at(self._key_samples[row])
+            number = self._key_samples[row]
+            if number >= self.sample_count:
+                raise IndexCorrupt("an index points to a sample that is not there", number)
+            sample = self.sample_at(number)
             if sample.key == key:
                 return sample
             row += 1
@@ -209,8 +215,9 @@ class ShardIndex:
         for block in range((start - HEADER_BYTES) // INDEX_BLOCK_BYTES, (end - HEADER_BYTES - 1) // INDEX_BLOCK_BYTES + 1):
             if not self._checked[block]:
                 block_start = HEADER_BYTES + block * INDEX_BLOCK_BYTES
-                data = self._view[block_start : min(block_start + INDEX_BLOCK_BYTES, self._records_end)]
-                if xxhash.xxh3_64_intdigest(data) != self._block_sums[block]:
+                with self._view[block_start : min(block_start + INDEX_BLOCK_BYTES, self._records_end)] as data:
+                    checksum = xxhash.xxh3_64_intdigest(data)
+                if checksum != self._block_sums[block]:
                     raise IndexCorrupt("the records of an index fail their checksum", block_start)
                 self._checked[block] = 1
 
