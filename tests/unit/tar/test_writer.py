@@ -42,7 +42,7 @@ def test_read_back(name, size):
     with tarfile.open(fileobj=io.BytesIO(header + bytes(1024)), encoding="utf-8") as tar:
         info = tar.next()
         assert info is not None
-        assert (info.name, info.size) == (name.rstrip("/"), size)
+        assert (info.name.rstrip("/"), info.size) == (name.rstrip("/"), size)
         assert (info.mode, info.uid, info.gid, info.mtime, info.uname, info.gname) == (0o644, 0, 0, 0, "", "")
 
 
