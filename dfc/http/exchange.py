@@ -23,6 +23,7 @@ from aiohttp import HttpVersion10
 from aiohttp.web import BaseRequest
 
 from dfc.errors import BadRequest, LengthMismatch, TooLarge
+from dfc.http.pipeline import HelperPool
 from dfc.http.transfer import BufferPool, Pace, Receive, drive, duplicate
 from dfc.limits import JSON_BODY_BYTES_MAX, SMALL_BODY_BYTES, TRANSFER_BUFFER_BYTES
 
@@ -41,6 +42,7 @@ class Bulk:
     body_grace_s: float
     read_stall_timeout_s: float
     buffers: BufferPool = field(default_factory=BufferPool)
+    helpers: HelperPool = field(default_factory=HelperPool)
 
     def pace(self) -> Pace:
         return Pace(self.body_min_rate_bytes_per_s, self.body_grace_s)
@@ -207,7 +209,7 @@ class Exchange(BaseRequest):
         if len(begun) == length:
             return
         with duplicate(self.socket()) as source:
-            transfer = Receive(source, length - len(begun), sink, self.bulk.buffers)
+            transfer = Receive(source, length - len(begun), sink, self.bulk.buffers, self.bulk.helpers)
             try:
                 await drive(transfer, self.bulk.threads, pace=self.bulk.pace())
             finally:

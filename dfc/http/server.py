@@ -217,6 +217,7 @@ class NodeServer(web.Server):
         self.pre_shutdown()
         await self.shutdown(self.settings.drain_timeout_s)
         self.bulk.threads.shutdown(wait=True, cancel_futures=True)
+        self.bulk.helpers.close()
         if self._access is not None:
             self._access.close()
 

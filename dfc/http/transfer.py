@@ -19,10 +19,12 @@ from contextlib import suppress
 from typing import Final, NamedTuple, Protocol
 
 from dfc.errors import BodyTimeout, LengthMismatch
+from dfc.http.pipeline import HelperPool, SinkHelper
 from dfc.limits import MIB, PIPE_BYTES, TRANSFER_BUFFER_BYTES, TRANSFER_POLL_S
 
 SENDFILE_BYTES: Final = 8 * MIB  # one call; the socket's buffer ends it earlier
 TURN_BYTES: Final = 64 * MIB  # after so many bytes a step lets another transfer have the thread
+PIPELINE_AFTER_BYTES: Final = 4 * MIB
 SLOW_STEP_S: Final = 0.1
 SLOW_STEP_BYTES: Final = 128 * 1024  # a peer that gives less in SLOW_STEP_S is waited for by the event loop
 BUFFERS_KEPT: Final = 16
@@ -191,43 +193,91 @@ class BufferPool:
 
 
 class Receive:
-    """Exactly `count` bytes from a socket into `sink`, called in the thread with pieces of up to 256 KiB."""
+    """Exactly `count` bytes from a socket into `sink`, called in a thread with pieces of up to 256 KiB."""
 
-    def __init__(self, source: socket.socket, count: int, sink: Callable[[memoryview], object], buffers: BufferPool) -> None:
-        self._source, self._remaining, self._sink, self._buffers = source, count, sink, buffers
+    def __init__(
+        self,
+        source: socket.socket,
+        count: int,
+        sink: Callable[[memoryview], object],
+        buffers: BufferPool,
+        helpers: HelperPool | None = None,
+    ) -> None:
+        self._source, self._remaining, self._sink = source, count, sink
+        self._buffers, self._helpers = buffers, helpers
         self._poll = select.poll()
         self._poll.register(source, select.POLLIN)
         self._wait = Wait(((source.fileno(), select.POLLIN),), for_source=True)
         self.moved = 0
 
     def step(self) -> Wait | None:
+        # A helper pays for itself only while bytes keep coming: after the first megabytes, and with many to come.
+        fast = self._helpers is not None and self.moved >= PIPELINE_AFTER_BYTES <= self._remaining
+        helper = self._helpers.take() if fast and self._helpers is not None else None
+        if helper is None:
+            limit = PIPELINE_AFTER_BYTES if self._helpers is not None and not self.moved else TURN_BYTES
+            return self._inline(limit)
+        try:
+            return self._pipelined(helper)
+        finally:
+            assert self._helpers is not None
+            self._helpers.give(helper)
+
+    def _inline(self, limit: int) -> Wait | None:
         buffer = self._buffers.take()
         try:
             with memoryview(buffer) as view:
-                return self._fill(view)
+                end, started, turn_start = self.moved + limit, time.monotonic(), self.moved
+                while self._remaining:
+                    if self.moved >= end:
+                        return Wait(())
+                    size = self._receive(view)
+                    if size:
+                        self._sink(view[:size])
+                        self._count(size)
+                    elif self._is_slow(started, turn_start):
+                        return self._wait
+            return None
         finally:
             self._buffers.give(buffer)
 
-    def _fill(self, view: memoryview) -> Wait | None:
-        started, turn_start = time.monotonic(), self.moved
-        while self._remaining:
-            if self.moved - turn_start >= TURN_BYTES:
-                return Wait(())
-            try:
-                size = self._source.recv_into(view, min(self._remaining, len(view)))
-            except BlockingIOError:
-                slow = time.monotonic() - started > SLOW_STEP_S and self.moved - turn_start < SLOW_STEP_BYTES
-                if slow or not self._poll.poll(TRANSFER_POLL_S * 1000):
+    def _pipelined(self, helper: SinkHelper) -> Wait | None:
+        helper.begin(self._sink)
+        try:
+            end, started, turn_start = self.moved + TURN_BYTES, time.monotonic(), self.moved
+            while self._remaining and self.moved < end:
+                buffer, size = helper.buffer(), 0
+                try:
+                    size = self._receive(buffer)
+                finally:
+                    helper.hand_over(buffer, size)
+                self._count(size)
+                if not size and self._is_slow(started, turn_start):
                     return self._wait
-                continue
-            except ConnectionError:
-                size = 0
-            if not size:
-                raise LengthMismatch(f"the body ended {self._remaining} bytes early")
-            self._sink(view[:size])
-            self._remaining -= size
-            self.moved += size
-        return None
+        finally:
+            helper.settle()
+        return Wait(()) if self._remaining else None
+
+    def _receive(self, buffer: bytearray | memoryview) -> int:
+        """Bytes received; 0 when there are none at the moment."""
+        try:
+            size = self._source.recv_into(buffer, min(self._remaining, TRANSFER_BUFFER_BYTES))
+        except BlockingIOError:
+            return 0
+        except ConnectionError:
+            size = 0
+        if not size:
+            raise LengthMismatch(f"the body ended {self._remaining} bytes early")
+        return size
+
+    def _count(self, size: int) -> None:
+        self._remaining -= size
+        self.moved += size
+
+    def _is_slow(self, started: float, turn_start: int) -> bool:
+        """Nothing is there: whether the event loop should wait for more, after a moment of waiting here."""
+        slow = time.monotonic() - started > SLOW_STEP_S and self.moved - turn_start < SLOW_STEP_BYTES
+        return slow or not self._poll.poll(TRANSFER_POLL_S * 1000)
 
 
 class Splice:

@@ -9,7 +9,7 @@ from typing import BinaryIO, Final, cast
 from dfc.errors import BadRequest, MemberNotFound, NotAShard, SampleNotFound
 from dfc.http.answers import NDJSON, TAR, Answer, FileAnswer, StreamAnswer, header_lines
 from dfc.http.common import SAFETY_HEADERS, content_type
-from dfc.http.conditions import http_date, is_not_modified, requested_range
+from dfc.http.conditions import http_date, is_not_modified, is_plain, requested_range
 from dfc.http.exchange import Exchange
 from dfc.limits import SMALL_READ_BYTES, TRANSFER_BUFFER_BYTES
 from dfc.storage.disk import Disk
@@ -21,6 +21,7 @@ from dfc.tar.reader import read_member_range
 from dfc.tar.writer import END_OF_ARCHIVE, member_header, padding
 from dfc.target.local import Local
 
+_SAFETY_LINES: Final = header_lines(SAFETY_HEADERS)
 _QUERIES: Final = ("member", "archpath", "sample", "list")
 
 
@@ -77,21 +78,18 @@ class MemberRoutes:
         if member.type != "file":
             raise MemberNotFound(f"{member.name[:200]!r} is a {member.type}, not a file with bytes in the archive")
         etag = f"{row.checksum}-{member.offset:x}-{member.size:x}"
-        lines = header_lines(
-            (
-                ("Content-Type", content_type(member.name)),
-                ("ETag", f'"{etag}"'),
-                ("Last-Modified", http_date(row.modified_us)),
-                *SAFETY_HEADERS,
-            )
+        lines = (
+            f'Content-Type: {content_type(member.name)}\r\nETag: "{etag}"\r\n'
+            f"Last-Modified: {http_date(row.modified_us)}\r\n{_SAFETY_LINES}"
         )
-        if is_not_modified(exchange.headers, etag, row.modified_us):
+        plain = is_plain(exchange.headers)
+        if not plain and is_not_modified(exchange.headers, etag, row.modified_us):
             return Answer(304, b"", lines)
         if index.compressed:
             return await self._decompressed(exchange, disk, row, index, member, lines)
         lines += "Accept-Ranges: bytes\r\n"
         start, stop, status = 0, member.size, 200
-        part = requested_range(exchange.headers, member.size, etag, row.modified_us)
+        part = None if plain else requested_range(exchange.headers, member.size, etag, row.modified_us)
         if part is not None:
             start, stop, status = part.start, part.stop, 206
             lines += f"Content-Range: bytes {start}-{stop - 1}/{member.size}\r\n"

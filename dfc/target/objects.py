@@ -12,7 +12,7 @@ from dfc.checksum import CHECKSUM_NAME, ExpectedChecksums
 from dfc.errors import BadRequest, PreconditionFailed, TooLarge, Unavailable
 from dfc.http.answers import Answer, FileAnswer, header_lines, json_answer
 from dfc.http.common import OBJECT_QUERY, SAFETY_HEADERS, content_type
-from dfc.http.conditions import entity_tags, http_date, is_not_modified, requested_range
+from dfc.http.conditions import entity_tags, http_date, is_not_modified, is_plain, requested_range
 from dfc.http.exchange import Exchange
 from dfc.http.relay import HOP_HEADER, Relay
 from dfc.limits import SMALL_BODY_BYTES, SMALL_READ_BYTES
@@ -25,9 +25,6 @@ from dfc.target.local import Local, Place
 from dfc.target.members import MemberRoutes
 
 REREADS_MAX: Final = 8  # a row that changes under the reader so often is a storm of uploads
-CONDITIONAL_HEADERS: Final = (
-    "Range", "If-None-Match", "If-Match", "If-Modified-Since", "If-Unmodified-Since",
-)  # fmt: skip
 
 
 @lru_cache(maxsize=16_384)
@@ -107,7 +104,7 @@ class ObjectRoutes:
         headers = exchange.headers
         lines = object_headers(row)
         start, stop, status = 0, row.size, 200
-        if any(name in headers for name in CONDITIONAL_HEADERS):
+        if not is_plain(headers):
             if is_not_modified(headers, row.checksum, row.modified_us):
                 return Answer(304, b"", lines)
             part = requested_range(headers, row.size, row.checksum, row.modified_us)

@@ -1,0 +1,101 @@
+"""A second thread for a fast upload: one receives while the other hashes, indexes and writes.
+
+There are half as many helpers as processors: with more uploads than that, all processors are busy anyway, and an upload
+does everything in its own thread.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Final
+
+from dfc.limits import TRANSFER_BUFFER_BYTES
+
+HELPERS_MAX: Final = (os.cpu_count() or 1) // 2
+BUFFERS: Final = 4  # one being filled, one being written, two to even out the difference
+
+
+class SinkHelper:
+    """A thread that feeds buffers to a sink in the order they are handed over."""
+
+    def __init__(self) -> None:
+        self._sink: Callable[[memoryview], object] | None = None
+        self._error: BaseException | None = None
+        self._filled: SimpleQueue[tuple[bytearray, int] | None] = SimpleQueue()
+        self._free: SimpleQueue[bytearray] = SimpleQueue()
+        for _ in range(BUFFERS):
+            self._free.put(bytearray(TRANSFER_BUFFER_BYTES))
+        self._thread = threading.Thread(target=self._run, name="transfer-sink", daemon=True)
+        self._thread.start()
+
+    def begin(self, sink: Callable[[memoryview], object]) -> None:
+        self._sink, self._error = sink, None
+
+    def buffer(self) -> bytearray:
+        """A free buffer; waits for one. Raises what the sink has raised."""
+        buffer = self._free.get()
+        if self._error is not None:
+            self._free.put(buffer)
+            raise self._error
+        return buffer
+
+    def hand_over(self, buffer: bytearray, size: int) -> None:
+        """Feed the first `size` bytes to the sink; 0 only gives the buffer back."""
+        self._filled.put((buffer, size))
+
+    def settle(self) -> None:
+        """Wait until the sink has had everything. Raises what it has raised."""
+        buffers = [self._free.get() for _ in range(BUFFERS)]
+        for buffer in buffers:
+            self._free.put(buffer)
+        error, self._sink, self._error = self._error, None, None
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        self._filled.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (item := self._filled.get()) is not None:
+            buffer, size = item
+            try:
+                if size and self._error is None and self._sink is not None:
+                    with memoryview(buffer) as view:
+                        self._sink(view[:size])
+            except BaseException as error:
+                self._error = error
+            self._free.put(buffer)
+
+
+class HelperPool:
+    """Helpers that are lent for a step of a transfer."""
+
+    def __init__(self, count_max: int = HELPERS_MAX) -> None:
+        self._count_max = count_max
+        self._lock = threading.Lock()
+        self._free: list[SinkHelper] = []
+        self._made = 0
+
+    def take(self) -> SinkHelper | None:
+        """A helper, or None when all are lent."""
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+            if self._made >= self._count_max:
+                return None
+            self._made += 1
+        return SinkHelper()
+
+    def give(self, helper: SinkHelper) -> None:
+        with self._lock:
+            self._free.append(helper)
+
+    def close(self) -> None:
+        """End the threads; all helpers have been given back by now."""
+        for helper in self._free:
+            helper.close()
+        self._free.clear()
