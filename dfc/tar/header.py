@@ -36,7 +36,8 @@ TYPE_OF_FLAG: Final = {
 TYPES_WITHOUT_DATA: Final = frozenset((HARDLINK, SYMLINK, CHARACTER, BLOCK, DIRECTORY, FIFO))
 
 _HIGH_BYTES: Final = bytes(range(128))
-_PAX_WANTED: Final = re.compile(rb"path=|size=|GNU\.sparse\.")
+# A pax header without any of these changes nothing that an index holds.
+PAX_WANTED: Final = re.compile(rb"path=|size=|GNU\.sparse\.")
 _PAX_LENGTH_DIGITS: Final = 12
 
 
@@ -156,7 +157,7 @@ def parse_long_name(body: bytes, offset: int) -> bytes:
 
 def parse_pax(body: bytes, offset: int) -> PaxFields:
     """The records `LENGTH KEY=VALUE\\n` of a pax header, of which the last of each key counts. Raises TarError."""
-    if not _PAX_WANTED.search(body):
+    if not PAX_WANTED.search(body):
         return NO_PAX_FIELDS  # the common case: times, comments, attributes
     path = sparse_path = size = None
     sparse = False

@@ -18,6 +18,7 @@ from dfc.tar.header import (
     FILE,
     NO_PAX_FIELDS,
     OTHER,
+    PAX_WANTED,
     SPARSE,
     TYPE_OF_FLAG,
     TYPES_WITHOUT_DATA,
@@ -42,7 +43,9 @@ _PAX: Final = frozenset(b"xX")  # Solaris writes X
 _META: Final = frozenset(b"xXgLK")
 _SPARSE_FLAG: Final = ord("S")
 _FILE_FLAG: Final = ord("0")
-_WINDOW_BYTES: Final = 8 * 1024  # copied out of a mutable buffer at once: many small members, or one header and a bit
+_PAX_FLAG: Final = ord("x")
+_WINDOW_BYTES: Final = 8 * 1024  # copied out of a mutable buffer at once: many small members
+_WINDOW_BYTES_LARGE: Final = 1024  # or, while members are large, one header and a bit
 _SUMS_MAX: Final = 8192  # remembered checksum fields; sums of plain headers lie within a few thousand
 _ZEROS: Final = bytes(64 * 1024)
 
@@ -50,6 +53,13 @@ _ZEROS: Final = bytes(64 * 1024)
 def padded(size: int) -> int:
     """The size rounded up to whole blocks."""
     return (size + TAR_HEADER_BYTES - 1) & -TAR_HEADER_BYTES
+
+
+def _octal(digits: bytes) -> int:
+    try:
+        return int(digits, 8)
+    except ValueError:
+        return -1
 
 
 class Scanner:
@@ -65,6 +75,7 @@ class Scanner:
         self._partial = bytearray()
         self._take: Callable[[bytes], None] = self._header
         self._plain = True  # the next header stands alone: nothing overrides its fields
+        self._window = _WINDOW_BYTES
         self._sums: dict[bytes, int] = {}
         self._end = 0  # offset of the first zero block, once `ended`
         self._meta_flag = self._meta_size = self._meta_offset = 0
@@ -98,7 +109,8 @@ class Scanner:
             elif type(data) is bytes:
                 self._scan(data, start)
             else:
-                self._scan(bytes(view[at : at + _WINDOW_BYTES]), start + at)
+                self._scan(bytes(view[at : at + self._window]), start + at)
+                self._window = _WINDOW_BYTES if self.next - start - at < 2 * _WINDOW_BYTES else _WINDOW_BYTES_LARGE
         if self.ended and self.fed > self.next:
             self._check_zeros(view[max(0, self.next - start) :])
         return self._collect()
@@ -134,9 +146,14 @@ class Scanner:
         return entries
 
     def _scan(self, window: bytes, base: int) -> None:
-        """The hot loop: plain headers of files in `window`, which begins at archive offset `base`."""
+        """The hot loop over `window`, which begins at archive offset `base`.
+
+        It takes headers of files by itself, and pax headers of nothing but times, as Python's tarfile writes before every
+        member; everything else goes to `_header`.
+        """
         position = self.next - base
         last = len(window) - TAR_HEADER_BYTES
+        head: int | None = None  # offset of a pax header just passed
         sums = self._sums
         append = self._entries.append
         while position <= last:
@@ -148,28 +165,43 @@ class Scanner:
             digits = block[124:135]
             if (
                 (adler32(block[:256]) & 0xFFFF) + (adler32(block[256:]) & 0xFFFF) - 2 == total
-                and block[156] == _FILE_FLAG
-                and not block[345]  # no prefix
                 and digits.isdigit()
                 and block[135] in b" \0"
+                and (size := _octal(digits)) >= 0
             ):
-                name = block[:100].rstrip(b"\0")
-                if 0 not in name:
-                    try:
-                        size = int(digits, 8)
-                    except ValueError:
-                        pass
-                    else:
-                        offset = base + position
-                        append((name, FILE, offset, offset + TAR_HEADER_BYTES, size))
-                        position += TAR_HEADER_BYTES + ((size + 511) & -512)
+                flag = block[156]
+                offset = base + position
+                after = position + TAR_HEADER_BYTES + ((size + 511) & -512)
+                if (flag == _FILE_FLAG or flag == 0) and not block[345]:  # without a prefix
+                    name = block[:100].rstrip(b"\0")
+                    if 0 not in name and (flag or name[-1:] != b"/"):
+                        append((name, FILE, offset if head is None else head, offset + TAR_HEADER_BYTES, size))
+                        head = None
+                        position = after
                         continue
-            self.next = base + position
+                elif (
+                    flag == _PAX_FLAG
+                    and head is None
+                    and size <= TAR_META_BYTES_MAX
+                    and after <= len(window)
+                    and not PAX_WANTED.search(window, position + TAR_HEADER_BYTES, position + TAR_HEADER_BYTES + size)
+                ):
+                    head = offset
+                    position = after
+                    continue
+            self._leave(base + position, head)
+            head = None
             self._header(block)
             if not self._plain:
                 return
             position = self.next - base
-        self.next = base + position
+        self._leave(base + position, head)
+
+    def _leave(self, offset: int, head: int | None) -> None:
+        """Go on at `offset`; a pax header at `head` belongs to what comes there."""
+        self.next = offset
+        if head is not None:
+            self._head, self._chain, self._plain = head, 1, False
 
     def _remember_sum(self, field: bytes) -> int:
         total = stored_sum(field)
