@@ -1,21 +1,13 @@
-"""The program `dfc`: its commands, and the one place where errors become lines on standard error and exit codes.
-
-Modules that take long to import are imported by the commands that need them.
-"""
+"""The program `dfc`: its commands. Modules that take long to import are imported by the commands that need them."""
 
 from __future__ import annotations
 
-import os
-import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from dfc.cli import buckets, cluster, download, listing, nodes, objects, upload
-from dfc.cli.exits import Exit, exit_for
-from dfc.cli.session import Session
-from dfc.errors import DfcError
+from dfc.cli.program import ProgramGroup
 
 EPILOG = (
     "Remote names are bucket/object, object (in the bucket 'default') or a full URL; shard specs work wherever objects are "
@@ -23,29 +15,6 @@ EPILOG = (
     "(http://127.0.0.1:8080), DFC_TOKEN its token. Exit codes: 0 done, 1 some failed, 2 usage, 3 not found, 4 cannot be "
     "reached, 5 checksum mismatch, 6 not allowed, 130 interrupted."
 )
-
-
-class ProgramGroup(TyperGroup):
-    """Runs commands and ends the program as docs/cli.md says, without a traceback for what can be expected."""
-
-    def invoke(self, ctx: Any) -> Any:
-        session: Session = ctx.obj if isinstance(ctx.obj, Session) else Session.from_environment()
-        ctx.obj = session
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError:
-            # Nobody reads standard output any more; the interpreter must not try to flush it at the end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(Exit.OUTPUT_CLOSED) from None
-        except KeyboardInterrupt:
-            session.abort()
-            session.note("dfc: interrupted")
-            raise typer.Exit(Exit.INTERRUPTED) from None
-        except (DfcError, OSError) as error:
-            session.print_error(error)
-            raise typer.Exit(exit_for(error)) from None
-        finally:
-            session.close()
 
 
 app = typer.Typer(

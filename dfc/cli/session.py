@@ -28,6 +28,7 @@ class Session:
     token: str | None = None
     as_json: bool = False
     retries: int | None = None
+    program: str = "dfc"
     clients: dict[str, Client] = field(default_factory=dict)
 
     @classmethod
@@ -67,7 +68,7 @@ class Session:
         if self.as_json:
             print(json.dumps({"error": {"code": code, "message": message, "subject": subject or None}}), file=sys.stderr)
         else:
-            print(f"dfc: {subject}: {message}" if subject else f"dfc: {message}", file=sys.stderr)
+            print(f"{self.program}: {subject}: {message}" if subject else f"{self.program}: {message}", file=sys.stderr)
 
     def note(self, text: str) -> None:
         """One line on standard error for people; not with --json."""

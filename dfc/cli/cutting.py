@@ -1,0 +1,178 @@
+"""Cuts a sequence of tar members into shards, never within a sample. Shards are spooled to unnamed temporary files.
+
+A *unit* is what stays together: a sample with the members without a key that follow it, or a file without a key that stands
+alone. Members are kept byte for byte and in order.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import BinaryIO, Final
+
+from dfc.limits import MIB, SAMPLE_RECORDS_MAX
+from dfc.tar.header import FILE
+from dfc.tar.samples import SampleGrouper, split_key
+from dfc.tar.writer import END_OF_ARCHIVE
+
+_FLUSH_BYTES: Final = 1 * MIB
+_FLUSH_PIECES: Final = 1000  # below IOV_MAX
+_COPY_BYTES: Final = 8 * MIB
+
+
+@dataclass(slots=True)
+class Shard:
+    """A shard in a file without a name, complete when it is handed out. `size` counts its bytes."""
+
+    number: int
+    file: BinaryIO
+    size: int = 0
+    samples: int = 0
+    members: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """A shard is closed before the unit that would make it larger than `size` bytes, or give it more than `samples`."""
+
+    size: int | None = None
+    samples: int | None = None
+
+
+@dataclass(slots=True)
+class _Unit:
+    """What is not cut. `start` is where it begins in the shard; `filled` once it has more than directories and links."""
+
+    start: int
+    size: int = 0
+    samples: int = 0
+    members: int = 0
+    filled: bool = False
+
+
+class ShardCutter:
+    """Give it members with `begin` and their bytes with `write`, then `finish`; `emit` gets each complete shard."""
+
+    def __init__(self, limits: Limits, directory: str | None, emit: Callable[[Shard], None]) -> None:
+        self._limits = limits
+        self._directory = directory
+        self._emit = emit
+        self._grouper = SampleGrouper()
+        self._key: str | None = None
+        self._keyless = 0  # members without a key since the last with one
+        self._pieces: list[bytes | memoryview] = []
+        self._pending = 0  # bytes of the pieces
+        self._shard = self._open(0)
+        self._unit = _Unit(0)
+
+    def begin(self, name: str, kind: int, size: int) -> None:
+        """A member of a type of `dfc.tar.header.TYPES` whose headers, data and padding are the next `size` bytes."""
+        new_sample = bool(self._grouper.cut((name,), (kind,))[1])
+        key = split_key(name) if kind == FILE else None
+        if key is None:
+            new_unit = fills = self._stands_alone(kind)
+        else:
+            # A repeated extension begins a new sample with the same key: the two stay together.
+            new_unit = new_sample and key[0] != self._key
+            fills = True
+            self._key = key[0]
+            self._keyless = 0
+        if new_unit and self._unit.filled:
+            self._settle()
+            if self._limits.samples is not None and self._shard.samples >= self._limits.samples:
+                self._cut()
+        unit = self._unit
+        unit.filled = unit.filled or fills
+        unit.size += size
+        unit.samples += new_sample
+        unit.members += 1
+        end = unit.start + unit.size + len(END_OF_ARCHIVE)
+        if unit.start and self._limits.size is not None and end > self._limits.size:
+            self._cut()
+
+    def write(self, data: bytes | memoryview) -> None:
+        """The next bytes of the member that was begun. The buffer must not change before `flush`."""
+        self._pieces.append(data)
+        self._pending += len(data)
+        if self._pending >= _FLUSH_BYTES or len(self._pieces) >= _FLUSH_PIECES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write out what is pending."""
+        pieces, self._pieces = self._pieces, []
+        left, self._pending = self._pending, 0
+        self._shard.size += left
+        while left:
+            count = os.writev(self._shard.file.fileno(), pieces)
+            left -= count
+            if left:
+                pieces = _after(pieces, count)
+
+    def finish(self) -> None:
+        """Hand out the last shard, unless it is empty."""
+        self._settle()
+        self.flush()
+        if self._shard.members:
+            self._close(self._shard)
+        else:
+            self._shard.file.close()
+
+    def abandon(self) -> None:
+        """Throw the unfinished shard away."""
+        self._shard.file.close()
+
+    def _stands_alone(self, kind: int) -> bool:
+        """Whether a member without a key is a unit: a file is, when no sample before it can go on after it."""
+        self._keyless += 1
+        if kind != FILE or (self._key is not None and self._keyless <= SAMPLE_RECORDS_MAX):
+            return False
+        self._key = None
+        return True
+
+    def _settle(self) -> None:
+        """The unit belongs to the shard for good; the next one begins."""
+        self._shard.samples += self._unit.samples
+        self._shard.members += self._unit.members
+        self._unit = _Unit(self._shard.size + self._pending)
+
+    def _cut(self) -> None:
+        """Close the shard where the unit begins, and begin another with what there is of the unit."""
+        self.flush()
+        shard, start = self._shard, self._unit.start
+        following = self._open(shard.number + 1)
+        following.size = shard.size - start
+        _copy(shard.file.fileno(), start, following.file.fileno(), following.size)
+        os.ftruncate(shard.file.fileno(), start)
+        shard.size = start
+        self._shard = following
+        self._unit.start = 0
+        self._close(shard)
+
+    def _open(self, number: int) -> Shard:
+        return Shard(number, tempfile.TemporaryFile(dir=self._directory, buffering=0, prefix="tarshards-"))
+
+    def _close(self, shard: Shard) -> None:
+        shard.size += os.pwrite(shard.file.fileno(), END_OF_ARCHIVE, shard.size)
+        shard.file.seek(0)
+        self._emit(shard)
+
+
+def _after(pieces: list[bytes | memoryview], count: int) -> list[bytes | memoryview]:
+    """What is left of the pieces after `count` bytes."""
+    for at, piece in enumerate(pieces):
+        if count < len(piece):
+            return [memoryview(piece)[count:], *pieces[at + 1 :]]
+        count -= len(piece)
+    return []
+
+
+def _copy(source: int, start: int, target: int, size: int) -> None:
+    while size:
+        data = os.pread(source, min(size, _COPY_BYTES), start)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(target, view) :]
+        start += len(data)
+        size -= len(data)

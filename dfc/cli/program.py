@@ -1,0 +1,50 @@
+"""How a program of ours ends: errors that can be expected become one line and an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from dfc.cli.exits import Exit, exit_for
+from dfc.cli.session import Session
+from dfc.errors import DfcError
+
+
+def _guarded(context: Any, invoke: Callable[[Any], Any]) -> Any:
+    session: Session = context.obj if isinstance(context.obj, Session) else Session.from_environment()
+    session.program = context.info_name if context.info_name in ("dfc", "tarshards") else "dfc"
+    context.obj = session
+    try:
+        return invoke(context)
+    except BrokenPipeError:
+        # Nobody reads standard output any more; the interpreter must not try to flush it at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(Exit.OUTPUT_CLOSED) from None
+    except KeyboardInterrupt:
+        session.abort()
+        session.note(f"{session.program}: interrupted")
+        raise typer.Exit(Exit.INTERRUPTED) from None
+    except (DfcError, OSError) as error:
+        session.print_error(error)
+        raise typer.Exit(exit_for(error)) from None
+    finally:
+        session.close()
+
+
+class ProgramGroup(TyperGroup):
+    """For a program with commands."""
+
+    def invoke(self, ctx: Any) -> Any:
+        return _guarded(ctx, super().invoke)
+
+
+class ProgramCommand(TyperCommand):
+    """For a program that is one command."""
+
+    def invoke(self, ctx: Any) -> Any:
+        return _guarded(ctx, super().invoke)

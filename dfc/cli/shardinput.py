@@ -1,0 +1,149 @@
+"""What `tarshards` cuts: an archive on standard input, copied member by member as it is, or files named in a list."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import BinaryIO, Final
+
+from dfc.cli.cutting import ShardCutter
+from dfc.cli.exits import UsageMistake
+from dfc.errors import ClientMistake
+from dfc.limits import MIB, PIPE_BYTES
+from dfc.tar.compression import MAGIC_BYTES, CompressionError, kind_of_bytes, open_decompressed
+from dfc.tar.header import FILE, TarError
+from dfc.tar.scanner import Scanner, padded
+from dfc.tar.writer import member_header, padding
+
+_READ_BYTES: Final = 1 * MIB
+_LIST_NAME_BYTES_MAX: Final = 64 * 1024
+
+
+class BrokenInput(ClientMistake):
+    """The archive or the list cannot be read to its end; the unfinished shard is not stored."""
+
+    code = "broken_input"
+
+
+def cut_archive(descriptor: int, cutter: ShardCutter) -> int:
+    """Cut the archive that a descriptor gives, compressed or not; the number of its members. BrokenInput."""
+    with suppress(OSError):
+        # Only a pipe has this, and a larger one saves most of the switches between tar and us.
+        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    with io.BufferedReader(io.FileIO(descriptor, closefd=False), _READ_BYTES) as source:
+        kind = kind_of_bytes(source.peek(MAGIC_BYTES)[:MAGIC_BYTES])
+        stream = source if kind is None else open_decompressed(source, kind)
+        feeder = _Feeder(cutter)
+        try:
+            while block := stream.read1(_READ_BYTES):
+                feeder.feed(block)
+            return feeder.finish()
+        except TarError as problem:
+            raise BrokenInput(f"standard input, at byte {problem.offset}: {problem.message}") from None
+        except CompressionError as problem:
+            raise BrokenInput(f"standard input: {problem}") from None
+
+
+class _Feeder:
+    """Routes the bytes of an archive, which come in blocks, to the members that they belong to."""
+
+    def __init__(self, cutter: ShardCutter) -> None:
+        self._cutter = cutter
+        self._scanner = Scanner()
+        self._rest = b""  # bytes after the last member, whose own member is not known yet
+        self._at = 0  # offset in the archive of the first byte that is not routed
+        self._end = 0  # offset of the end of the member that was begun last, padding included
+        self._members = 0
+
+    def feed(self, block: bytes) -> None:
+        entries = self._scanner.feed(block)
+        data = self._rest + block if self._rest else block
+        base = self._at
+        view = memoryview(data)
+        for name, kind, head, offset, size in entries:
+            self._route(view, base, self._end)
+            self._at = head  # a global pax header in front of it belongs to no member
+            self._end = offset + padded(size)
+            self._cutter.begin(name.decode("utf-8", "replace"), kind, self._end - head)
+        self._members += len(entries)
+        self._route(view, base, min(self._end, base + len(data)))
+        self._cutter.flush()
+        if self._at >= self._end:
+            # After the end there are zeros, which the scanner has looked at.
+            self._rest = b"" if self._scanner.ended else data[self._at - base :]
+            self._at = base + len(data) - len(self._rest)
+        else:
+            self._rest = b""
+
+    def finish(self) -> int:
+        self._scanner.finish()
+        return self._members
+
+    def _route(self, view: memoryview, base: int, end: int) -> None:
+        if end > self._at:
+            self._cutter.write(view[self._at - base : end - base])
+            self._at = end
+
+
+def cut_files(names: Iterator[str], directory: str, cutter: ShardCutter) -> int:
+    """Cut the files of a list, in its order; how many there were. BrokenInput for one that cannot be stored.
+
+    Member names are those of the list without a leading `/` or `./`. Folders in the list are passed over.
+    """
+    members = 0
+    for name in names:
+        path = os.path.join(directory, name)
+        try:
+            with open(path, "rb", buffering=0) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise BrokenInput(f"{path} is not a regular file")
+                _cut_file(file, path, _member_name(name), cutter)
+        except IsADirectoryError:
+            continue
+        except OSError as problem:
+            raise BrokenInput(f"{path}: {problem.strerror}") from None
+        members += 1
+    return members
+
+
+def _cut_file(file: BinaryIO, path: str, name: str, cutter: ShardCutter) -> None:
+    size = os.fstat(file.fileno()).st_size
+    try:
+        header = member_header(name, size)
+    except ValueError as problem:
+        raise BrokenInput(f"{path}: {problem}") from None
+    cutter.begin(name, FILE, len(header) + padded(size))
+    cutter.write(header)
+    left = size
+    while left:
+        data = os.read(file.fileno(), min(left, _READ_BYTES))
+        if not data:
+            raise BrokenInput(f"{path} became shorter while it was read")
+        cutter.write(data)
+        left -= len(data)
+    cutter.write(padding(size))
+
+
+def _member_name(name: str) -> str:
+    while name.startswith(("/", "./")):
+        name = name.lstrip("/") if name.startswith("/") else name[2:]
+    if ".." in name.split("/"):
+        raise BrokenInput(f"a name with '..' cannot be that of a member: {name}")
+    return name
+
+
+def read_names(source: BinaryIO, *, null: bool) -> Iterator[str]:
+    """The names of a list, a line each, or ended by NUL as `find -print0` does it. Empty lines are passed over."""
+    separator = b"\0" if null else b"\n"
+    rest = b""
+    while block := source.read1(_READ_BYTES) if hasattr(source, "read1") else source.read(_READ_BYTES):
+        *names, rest = (rest + block).split(separator)
+        yield from (os.fsdecode(name) for name in names if name)
+        if len(rest) > _LIST_NAME_BYTES_MAX:
+            raise UsageMistake("a line of the list is too long for a file name; -0 is for names ended by NUL")
+    if rest:
+        yield os.fsdecode(rest)

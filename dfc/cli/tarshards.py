@@ -1,0 +1,212 @@
+"""`tarshards`: cuts a tar, or a list of files, into shards and uploads them while it reads.
+
+    tar -cf - dataset | tarshards http://host/dataset-%06d.tar
+    find dataset -type f | sort | tarshards -T - -s 500M http://host/dataset
+
+A shard is uploaded when it is complete, from a temporary file: a failed upload can be tried again, and when the input breaks
+off no half shard is stored.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from dfc.cli.address import Remote, parse_remote
+from dfc.cli.exits import UsageMistake
+from dfc.cli.options import RETRIES, Json, Retries
+from dfc.cli.program import ProgramCommand
+from dfc.cli.session import Session, format_size, session_of, size_option
+from dfc.errors import DfcError
+
+if TYPE_CHECKING:
+    from dfc.cli.cutting import Shard, ShardCutter
+    from dfc.client import StoredObject
+
+SIZE_DEFAULT: Final = 1_000_000_000
+UPLOADS: Final = 2  # one shard goes out while the next but one is filled; more would only take more space
+_NUMBER: Final = re.compile(r"%(?:0(\d{1,2}))?d")  # not %20d: in a URL that is a space and a d
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Where shards go: text around the number."""
+
+    head: str
+    width: int
+    tail: str
+
+    def text(self, number: int) -> str:
+        return f"{self.head}{number:0{self.width}d}{self.tail}"
+
+    def remote(self, number: int) -> Remote:
+        """The name of one shard; BadName, UsageMistake."""
+        return parse_remote(self.text(number))
+
+
+def parse_pattern(text: str) -> Pattern:
+    """From `URL-%06d.tar`, or a prefix to which `-%06d.tar` is added. UsageMistake for what `tarshards` cannot make."""
+    from dfc.tar.index import index_kind
+
+    if not _NUMBER.search(text):
+        if text.lower().endswith(".tar"):
+            raise UsageMistake(f"{text} has no number: {text[:-4]}-%06d.tar")
+        text += "%06d.tar" if text.endswith("/") else "-%06d.tar"
+    head, width, tail, *more = _NUMBER.split(text)
+    if more:
+        raise UsageMistake(f"{text} has more than one number")
+    pattern = Pattern(head, int(width or 1), tail)
+    kind = index_kind(pattern.remote(0).name)
+    if kind != "tar":
+        what = f"compressed shards ({kind})" if kind else "other names"
+        raise UsageMistake(f"shards are plain tar files, their names end in .tar; {what} cannot be made: {text}")
+    return pattern
+
+
+class Uploader:
+    """Uploads complete shards in threads; waits when too many are under way, so that the space they take is bounded."""
+
+    def __init__(self, session: Session, pattern: Pattern, jobs: int) -> None:
+        self._session = session
+        self._pattern = pattern
+        self._jobs = jobs
+        self._executor = ThreadPoolExecutor(jobs, thread_name_prefix="tarshards")
+        self._running: set[Future[None]] = set()
+        self._lock = threading.Lock()
+        self.shards = self.samples = self.members = self.size = 0
+
+    def add(self, shard: Shard) -> None:
+        """Take a shard and its file; raises what an earlier upload failed with."""
+        self._running.add(self._executor.submit(self._upload, shard))
+        while len(self._running) >= self._jobs:
+            self._collect()
+
+    def finish(self) -> None:
+        """Wait for the last ones; raises what they failed with."""
+        while self._running:
+            self._collect()
+        self._executor.shutdown()
+
+    def stop(self) -> None:
+        """Wait for those that are under way, whatever becomes of them."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def _collect(self) -> None:
+        done, self._running = wait(self._running, return_when=FIRST_COMPLETED)
+        for future in done:
+            future.result()
+
+    def _upload(self, shard: Shard) -> None:
+        remote = self._pattern.remote(shard.number)
+        start = time.monotonic()
+        with shard.file as file:
+            stored = self._session.client(remote.base).put(remote.bucket, remote.name, file)
+        with self._lock:
+            self._report(shard, remote, stored, time.monotonic() - start)
+
+    def _report(self, shard: Shard, remote: Remote, stored: StoredObject, seconds: float) -> None:
+        self.shards += 1
+        self.samples += shard.samples
+        self.members += shard.members
+        self.size += shard.size
+        name = self._pattern.text(shard.number)
+        if not self._session.as_json:
+            rate = format_size(shard.size / max(seconds, 1e-6))
+            print(f"{name}  {shard.samples} samples  {format_size(shard.size)}  {rate}/s", flush=True)
+            return
+        counts = {"size": stored.size, "samples": shard.samples, "members": shard.members, "checksum": stored.checksum}
+        self._session.print_json({"name": name, "bucket": remote.bucket, "object": remote.name, **counts})
+
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command(cls=ProgramCommand, context_settings={"help_option_names": ["-h", "--help"]})
+def tarshards(
+    context: typer.Context,
+    pattern: Annotated[str, typer.Argument(metavar="URL-%06d.tar", help="Where the shards go; a bare prefix gets -%06d.tar.")],
+    size: Annotated[
+        int | None,
+        typer.Option("-s", "--size", metavar="BYTES", parser=size_option, help="Size limit: 500M, 64MiB (1G if no -n)."),
+    ] = None,
+    samples: Annotated[int | None, typer.Option("-n", "--samples", min=1, help="Samples a shard.")] = None,
+    files: Annotated[
+        str, typer.Option("-T", "--files-from", metavar="FILE", help="Pack the files of a list; - is standard input.")
+    ] = "",
+    null: Annotated[bool, typer.Option("-0", "--null", help="Names in the list end with NUL.")] = False,
+    directory: Annotated[str, typer.Option("-C", "--directory", help="Names in the list are relative to it.")] = ".",
+    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, max=16, help="Uploads at once.")] = UPLOADS,
+    temporary: Annotated[
+        str | None, typer.Option("--tmp", metavar="DIR", help="Where shards are kept until they are uploaded (TMPDIR).")
+    ] = None,
+    retries: Retries = RETRIES,
+    as_json: Json = False,
+) -> None:
+    """Cut a tar on standard input, or the files of a list, into shards and upload them; samples are never cut.
+
+    tar -cf - dataset | tarshards http://host/dataset-%06d.tar
+    """
+    from dfc.cli.cutting import Limits, ShardCutter
+    from dfc.cli.shardinput import BrokenInput
+
+    session = session_of(context, as_json=as_json, retries=retries)
+    target = parse_pattern(pattern)
+    if files in ("", "-") and sys.stdin.isatty():
+        raise UsageMistake("standard input is a terminal: tar -cf - dataset | tarshards …")
+    limits = Limits(size or (SIZE_DEFAULT if samples is None else None), samples)
+    uploader = Uploader(session, target, jobs)
+    cutter = ShardCutter(limits, temporary, uploader.add)
+    try:
+        members = _cut(cutter, files, null=null, directory=directory)
+        cutter.finish()
+        uploader.finish()
+    except BaseException as problem:
+        cutter.abandon()
+        if not isinstance(problem, BrokenInput):
+            session.abort()
+        uploader.stop()
+        session.note(f"tarshards: {uploader.shards} shards were stored, the unfinished one was not")
+        raise
+    _close(session, target, uploader, members)
+
+
+def _cut(cutter: ShardCutter, files: str, *, null: bool, directory: str) -> int:
+    from dfc.cli.shardinput import cut_archive, cut_files, read_names
+
+    if not files:
+        return cut_archive(sys.stdin.fileno(), cutter)
+    if files == "-":
+        return cut_files(read_names(sys.stdin.buffer, null=null), directory, cutter)
+    with open(files, "rb") as source:
+        return cut_files(read_names(source, null=null), directory, cutter)
+
+
+def _close(session: Session, pattern: Pattern, uploader: Uploader, members: int) -> None:
+    """The closing line, and a word about shards of an earlier, longer run, which readers of the pattern would take along."""
+    remote = pattern.remote(uploader.shards)
+    try:
+        session.client(remote.base).stat(remote.bucket, remote.name)
+        session.note(f"tarshards: WARNING: {pattern.text(uploader.shards)} and maybe more are there from before")
+    except DfcError:
+        pass  # there is none; or it could not be looked up, which is no failure: the shards are stored
+    totals = {"shards": uploader.shards, "samples": uploader.samples, "members": members, "size": uploader.size}
+    if session.as_json:
+        session.print_json({"total": totals})
+    else:
+        session.note(f"tarshards: {uploader.shards} shards, {uploader.samples} samples, {format_size(uploader.size)}")
+
+
+def main() -> None:
+    """The console script `tarshards`."""
+    app()
+
+
+if __name__ == "__main__":
+    main()
