@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace, console: Console) -> list[ScenarioResult]
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
-    console = Console(stderr=arguments.json == "-")
+    console = Console(stderr=arguments.json == "-", width=None if sys.stdout.isatty() else 120)
     started = datetime.now(UTC).isoformat(timespec="seconds")
     try:
         results = run(arguments, console)
