@@ -49,9 +49,9 @@ def draw(number: int) -> Pixels:
     """A picture of a coloured disk on a gradient with some noise: (192, 192, 3) bytes."""
     chance = random.Random(number)
     noise = np.random.default_rng(number)
-    place = np.arange(SIDE_PIXELS, dtype=np.int16)
+    place = np.arange(SIDE_PIXELS, dtype=np.int32)
     rows, columns = place[:, None], place[None, :]
-    picture = noise.integers(-8, 8, (SIDE_PIXELS, SIDE_PIXELS, 3), dtype=np.int16)
+    picture = noise.integers(-8, 8, (SIDE_PIXELS, SIDE_PIXELS, 3), dtype=np.int32)
     x, y, radius = (chance.randrange(20, SIDE_PIXELS - 20) for _ in range(3))
     inside = (rows - y) ** 2 + (columns - x) ** 2 < (radius // 2) ** 2
     for channel, slope in enumerate((rows, columns, (rows + columns) // 2)):
