@@ -17,6 +17,7 @@ from dfc.tar.header import FILE
 from dfc.tar.samples import SampleGrouper, split_key
 from dfc.tar.writer import END_OF_ARCHIVE
 
+RECENT_KEYS: Final = 65_536  # 8 MiB; a folder in the order of its directory brings most keys back within so many
 _FLUSH_BYTES: Final = 1 * MIB
 _FLUSH_PIECES: Final = 1000  # below IOV_MAX
 _COPY_BYTES: Final = 8 * MIB
@@ -62,8 +63,11 @@ class ShardCutter:
         self._grouper = SampleGrouper()
         self._key: str | None = None
         self._keyless = 0  # members without a key since the last with one
+        self._recent: dict[int, None] = {}  # hashes of the last keys, oldest first
+        self.came_back = 0  # samples whose key another one had not long before: the input is not sorted
         self._pieces: list[bytes | memoryview] = []
         self._pending = 0  # bytes of the pieces
+        self._finished = False
         self._shard = self._open(0)
         self._unit = _Unit(0)
 
@@ -77,6 +81,8 @@ class ShardCutter:
             # A repeated extension begins a new sample with the same key: the two stay together.
             new_unit = new_sample and key[0] != self._key
             fills = True
+            if new_unit:
+                self._remember(key[0])
             self._key = key[0]
             self._keyless = 0
         if new_unit and self._unit.filled:
@@ -114,14 +120,16 @@ class ShardCutter:
         """Hand out the last shard, unless it is empty."""
         self._settle()
         self.flush()
+        self._finished = True
         if self._shard.members:
             self._close(self._shard)
         else:
             self._shard.file.close()
 
     def abandon(self) -> None:
-        """Throw the unfinished shard away."""
-        self._shard.file.close()
+        """Throw the unfinished shard away; those that were handed out belong to others."""
+        if not self._finished:
+            self._shard.file.close()
 
     def _stands_alone(self, kind: int) -> bool:
         """Whether a member without a key is a unit: a file is, when no sample before it can go on after it."""
@@ -130,6 +138,14 @@ class ShardCutter:
             return False
         self._key = None
         return True
+
+    def _remember(self, key: str) -> None:
+        mark = hash(key)
+        if self._recent.pop(mark, self) is None:
+            self.came_back += 1
+        self._recent[mark] = None
+        if len(self._recent) > RECENT_KEYS:
+            del self._recent[next(iter(self._recent))]
 
     def _settle(self) -> None:
         """The unit belongs to the shard for good; the next one begins."""

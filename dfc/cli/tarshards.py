@@ -174,7 +174,7 @@ def tarshards(
         uploader.stop()
         session.note(f"tarshards: {uploader.shards} shards were stored, the unfinished one was not")
         raise
-    _close(session, target, uploader, members)
+    _close(session, target, uploader, members, cutter.came_back)
 
 
 def _cut(cutter: ShardCutter, files: str, *, null: bool, directory: str) -> int:
@@ -188,19 +188,29 @@ def _cut(cutter: ShardCutter, files: str, *, null: bool, directory: str) -> int:
         return cut_files(read_names(source, null=null), directory, cutter)
 
 
-def _close(session: Session, pattern: Pattern, uploader: Uploader, members: int) -> None:
-    """The closing line, and a word about shards of an earlier, longer run, which readers of the pattern would take along."""
-    remote = pattern.remote(uploader.shards)
-    try:
-        session.client(remote.base).stat(remote.bucket, remote.name)
-        session.note(f"tarshards: WARNING: {pattern.text(uploader.shards)} and maybe more are there from before")
-    except DfcError:
-        pass  # there is none; or it could not be looked up, which is no failure: the shards are stored
+def _close(session: Session, pattern: Pattern, uploader: Uploader, members: int, came_back: int) -> None:
+    """The closing line, after what the person should know."""
+    if came_back:
+        session.note(
+            f"tarshards: WARNING: the keys of {came_back} samples came back after others, so the files of a sample are not all"
+            " next to each other and it is split: give them in order (tar --sort=name, or find | sort)"
+        )
+    remains = uploader.shards > 0 and _exists(session, pattern.remote(uploader.shards))
+    if remains:
+        session.note(f"tarshards: WARNING: {pattern.text(uploader.shards)} and maybe more are there from an earlier run")
     totals = {"shards": uploader.shards, "samples": uploader.samples, "members": members, "size": uploader.size}
     if session.as_json:
-        session.print_json({"total": totals})
+        session.print_json({"total": {**totals, "came_back": came_back, "earlier_shards_remain": remains}})
     else:
         session.note(f"tarshards: {uploader.shards} shards, {uploader.samples} samples, {format_size(uploader.size)}")
+
+
+def _exists(session: Session, remote: Remote) -> bool:
+    try:
+        session.client(remote.base).stat(remote.bucket, remote.name)
+    except DfcError:
+        return False  # or it could not be looked up, which is no failure: all shards are stored
+    return True
 
 
 def main() -> None:

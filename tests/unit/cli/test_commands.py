@@ -1,0 +1,440 @@
+"""The commands of `dfc` against fake nodes: what they do, print and end with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dfc.checksum import checksum_of
+
+DFC = [sys.executable, "-m", "dfc"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three files, one of them deeper."""
+    root = tmp_path / "folder"
+    for name in ("a.tar", "b.tar", "deep/er/c.tar"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(name.encode() * 100)
+    return root
+
+
+class TestPut:
+    def test_one_file(self, fake: Any, dfc: Any, folder: Path) -> None:
+        assert dfc("put", folder / "a.tar").code == 0
+        assert dfc("put", folder / "a.tar", "b/").code == 0
+        assert dfc("put", folder / "a.tar", "b/d/").code == 0
+        assert dfc("put", folder / "a.tar", "b/other name").code == 0
+        assert dfc("put", folder / "a.tar", f"{fake.url}/b/by%20url").code == 0
+        assert set(fake.target.objects) == {
+            ("default", "a.tar"),
+            ("b", "a.tar"),
+            ("b", "d/a.tar"),
+            ("b", "other name"),
+            ("b", "by url"),
+        }
+
+    def test_folders_and_globs(self, fake: Any, dfc: Any, folder: Path) -> None:
+        assert dfc("put", "-r", folder, "b/set/").code == 0
+        assert sorted(name for _, name in fake.target.objects) == ["set/a.tar", "set/b.tar", "set/deep/er/c.tar"]
+        assert dfc("put", f"{folder}/**/*.tar", "g/").code == 0
+        assert sorted(name for bucket, name in fake.target.objects if bucket == "g") == ["a.tar", "b.tar", "c.tar"]
+
+    def test_skips_what_is_there_with_the_same_checksum(self, fake: Any, dfc: Any, folder: Path) -> None:
+        dfc("put", "-r", folder, "b/")
+        fake.target.objects["b", "a.tar"] = b"x" * len(fake.target.objects["b", "a.tar"])
+        fake.target.log.clear()
+        ran = dfc("put", "-r", folder, "b/", "--json")
+        assert sorted((line["name"], line["status"]) for line in ran.json) == [
+            ("b/a.tar", "stored"),
+            ("b/b.tar", "skipped"),
+            ("b/deep/er/c.tar", "skipped"),
+        ]
+        assert len(fake.target.requests("PUT")) == 1
+        dfc("put", "-r", folder, "b/", "--force")
+        assert len(fake.target.requests("PUT")) == 4
+
+    def test_json_tells_all(self, fake: Any, dfc: Any, folder: Path) -> None:
+        (line,) = dfc("put", folder / "a.tar", "b/x", "--json").json
+        body = (folder / "a.tar").read_bytes()
+        assert line == {
+            "status": "stored",
+            "name": "b/x",
+            "size": len(body),
+            "path": str(folder / "a.tar"),
+            "bucket": "b",
+            "object": "x",
+            "checksum": checksum_of(body),
+            "samples": None,
+            "warnings": ["w"],
+        }
+
+    @pytest.mark.parametrize("arguments", [["FOLDER", "b/"], ["FOLDER/a.tar", "FOLDER/b.tar", "b/x"], ["-r", "FOLDER", "b/x"]])
+    def test_usage(self, fake: Any, dfc: Any, folder: Path, arguments: list[str]) -> None:
+        ran = dfc("put", *(argument.replace("FOLDER", str(folder)) for argument in arguments))
+        assert (ran.code, ran.out) == (2, "")
+        assert ran.err.startswith("dfc: ")
+        assert fake.target.objects == {}
+
+    def test_missing_files(self, fake: Any, dfc: Any, folder: Path) -> None:
+        ran = dfc("put", folder / "none", "b/")
+        assert (ran.code, ran.err) == (3, f"dfc: {folder}/none: no such file or folder\n")
+        assert dfc("put", f"{folder}/*.none", "b/").code == 3
+
+    def test_one_bad_name_fails_alone(self, fake: Any, dfc: Any, folder: Path) -> None:
+        (folder / "bad\nname").write_bytes(b"1")
+        ran = dfc("put", "-r", folder, "b/")
+        assert ran.code == 2
+        assert "control characters" in ran.err
+        assert len(fake.target.objects) == 3
+
+    def test_failures_are_counted(self, fake: Any, dfc: Any, folder: Path) -> None:
+        for code, status in (("no_space", 507), ("checksum_mismatch", 422), ("checksum_mismatch", 422)):
+            fake.target.fail("PUT", status=status, code=code)
+        ran = dfc("put", "-r", "-j", "1", folder, "b/")
+        assert ran.code == 1
+        assert "said no_space" in ran.err
+        assert "stored 1 (1.3 kB), 2 FAILED" in ran.err
+
+    def test_tries_again(self, fake: Any, dfc: Any, folder: Path) -> None:
+        for _ in range(3):
+            fake.target.fail("PUT", status=503)
+        assert dfc("put", folder / "a.tar", "b/").code == 0
+        for _ in range(3):
+            fake.target.fail("PUT", status=503)
+        ran = dfc("put", folder / "b.tar", "b/", "--retries", "1")
+        assert ran.code == 4
+        assert ran.err == f"dfc: {folder}/b.tar: said unavailable\n"
+
+    def test_standard_input(self, fake: Any) -> None:
+        done = subprocess.run([*DFC, "put", "-", "b/x"], input=b"from a pipe", check=False, timeout=30)
+        assert done.returncode == 0
+        assert fake.target.objects == {("b", "x"): b"from a pipe"}
+        assert subprocess.run([*DFC, "put", "-", "b/"], input=b"", check=False, capture_output=True).returncode == 2
+
+
+class TestGet:
+    @pytest.fixture(autouse=True)
+    def objects(self, fake: Any) -> None:
+        for name in ("a.tar", "b.tar", "d/c.tar", "d/e/f.tar", "n@2.tar"):
+            fake.target.objects["b", name] = name.encode() * 100
+
+    def files(self, root: Path) -> list[str]:
+        return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+    def test_one_object(self, dfc: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert dfc("get", "b/a.tar").code == 0
+        assert dfc("get", "b/a.tar", "new name").code == 0
+        assert dfc("get", "b/d/c.tar", "made/").code == 0
+        assert dfc("get", "b/a.tar", "b/b.tar", "made").code == 0
+        assert self.files(tmp_path) == ["a.tar", "made/a.tar", "made/b.tar", "made/c.tar", "new name"]
+
+    def test_folders_globs_and_specs(self, dfc: Any, tmp_path: Path) -> None:
+        for address, found in (
+            ("b/", ["a.tar", "b.tar", "d/c.tar", "d/e/f.tar", "n@2.tar"]),
+            ("b/d/", ["c.tar", "e/f.tar"]),
+            ("b/*.tar", ["a.tar", "b.tar", "n@2.tar"]),
+            ("b/d/**/*.tar", ["c.tar", "e/f.tar"]),
+            ("b/{a,b}.tar", ["a.tar", "b.tar"]),
+            ("b/n@2.tar", ["n@2.tar"]),  # the name of an object is no count
+        ):
+            target = tmp_path / str(abs(hash(address)))
+            ran = dfc("get", "-r", address, target)
+            assert (ran.code, self.files(target)) == (0, found)
+
+    def test_a_spec_with_gaps(self, fake: Any, dfc: Any, tmp_path: Path) -> None:
+        ran = dfc("get", "b/{a,missing,b}.tar", f"{tmp_path}/")
+        assert ran.code == 3
+        assert "b/missing.tar: said object_not_found" in ran.err
+        assert self.files(tmp_path) == ["a.tar", "b.tar"]
+
+    def test_nothing_matches(self, dfc: Any, tmp_path: Path) -> None:
+        ran = dfc("get", "b/*.zip", "b/a.tar", f"{tmp_path}/")
+        assert (ran.code, self.files(tmp_path)) == (3, ["a.tar"])
+        assert "nothing matches" in ran.err
+
+    def test_usage(self, dfc: Any, tmp_path: Path) -> None:
+        assert dfc("get", "b/d/", f"{tmp_path}/").code == 2
+        ran = dfc("get", "b/*.tar", tmp_path / "new")
+        assert (ran.code, self.files(tmp_path)) == (2, [])
+        assert "end it with '/'" in ran.err
+
+    def test_skips_what_is_there(self, fake: Any, dfc: Any, tmp_path: Path) -> None:
+        dfc("get", "-r", "b/", tmp_path)
+        (tmp_path / "a.tar").write_bytes(b"other")
+        (tmp_path / "b.tar").write_bytes(b"x" * 500)
+        fake.target.log.clear()
+        ran = dfc("get", "-r", "b/", tmp_path, "--json")
+        assert {line["name"]: line["status"] for line in ran.json} == {
+            "b/a.tar": "fetched",
+            "b/b.tar": "fetched",
+            "b/d/c.tar": "skipped",
+            "b/d/e/f.tar": "skipped",
+            "b/n@2.tar": "skipped",
+        }
+        assert (tmp_path / "a.tar").read_bytes() == b"a.tar" * 100
+        fake.target.log.clear()
+        dfc("get", "b/a.tar", tmp_path / "a.tar")
+        assert fake.target.requests("GET") == []
+
+    def test_a_lasting_mismatch(self, fake: Any, dfc: Any, tmp_path: Path) -> None:
+        for _ in range(2):
+            fake.target.fail("GET", corrupt=True)
+        ran = dfc("get", "b/a.tar", f"{tmp_path}/")
+        assert (ran.code, self.files(tmp_path)) == (5, [])
+
+    def test_an_object_in_the_way_of_a_folder(self, fake: Any, dfc: Any, tmp_path: Path) -> None:
+        fake.target.objects["b", "a.tar/x"] = b"1"
+        ran = dfc("get", "-r", "-j", "1", "b/", tmp_path)
+        assert ran.code == 1
+        assert "a.tar/x" in ran.err
+
+    def test_names_from_a_listing_cannot_leave_the_folder(
+        self, fake: Any, dfc: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fake.proxy.objects["b", "../outside"] = b"1"
+        ran = dfc("get", "-r", "b/", tmp_path / "in")
+        assert ran.code == 2
+        assert not (tmp_path / "outside").exists()
+
+    def test_ctrl_c_keeps_the_part_for_the_next_run(self, fake: Any, dfc: Any, tmp_path: Path) -> None:
+        body = os.urandom(3_000_000)
+        fake.target.objects["b", "big"] = body
+        hang = threading.Event()
+        fake.target.fail("GET", cut_after=2_500_000)
+        fake.target.fail("GET", hang=hang)
+        running = subprocess.Popen([*DFC, "get", "b/big", f"{tmp_path}/big"], stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 20
+        while len(fake.target.requests("GET", "big")) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        running.send_signal(signal.SIGINT)
+        _, err = running.communicate(timeout=10)
+        hang.set()
+        assert (running.returncode, err) == (130, "dfc: interrupted\n")
+        (part,) = tmp_path.iterdir()
+        assert part.name == f"big.{checksum_of(body)}.part"
+        assert 0 < part.stat().st_size <= 2_500_000
+        assert dfc("get", "b/big", tmp_path / "big").code == 0
+        assert (tmp_path / "big").read_bytes() == body
+        assert fake.target.requests("GET", "big")[-1][1]["range"].startswith("bytes=")
+
+
+class TestCat:
+    @pytest.fixture(autouse=True)
+    def objects(self, fake: Any) -> None:
+        for name in ("a", "b"):
+            fake.target.objects["b", name] = name.encode() * 5
+
+    def test_objects(self, dfc: Any) -> None:
+        assert dfc("cat", "b/a", "b/b").out == "aaaaabbbbb"
+        assert dfc("cat", "-r", "b/").out == "aaaaabbbbb"
+        assert dfc("cat", "b/{b,a}").out == "bbbbbaaaaa"
+
+    @pytest.mark.parametrize(
+        ("span", "out"), [("1-2", "12"), ("7-", "789"), ("-3", "789"), ("0-99", "0123456789"), ("-99", "0123456789")]
+    )
+    def test_ranges(self, fake: Any, dfc: Any, span: str, out: str) -> None:
+        fake.target.objects["b", "digits"] = b"0123456789"
+        assert dfc("cat", "b/digits", f"--range={span}").out == out
+
+    @pytest.mark.parametrize(
+        "flags", [["--range=x"], ["--range=-"], ["--range=5-1"], ["--ext=jpg"], ["--member=x", "--sample=y"]]
+    )
+    def test_usage(self, dfc: Any, flags: list[str]) -> None:
+        assert dfc("cat", "b/a", *flags).code == 2
+
+    def test_parts_of_shards(self, fake: Any, dfc: Any) -> None:
+        fake.target.replies["/v1/objects/b/a?member=x.jpg"] = b"member"
+        fake.target.replies["/v1/objects/b/a?sample=k"] = b"tar"
+        fake.target.replies["/v1/objects/b/a?sample=k&ext=jpg"] = b"jpg"
+        assert dfc("cat", "b/a", "--member", "x.jpg").out == "member"
+        assert dfc("cat", "b/a", "--sample", "k").out == "tar"
+        assert dfc("cat", "b/a", "--sample", "k", "--ext", "jpg").out == "jpg"
+
+    def test_missing(self, dfc: Any) -> None:
+        ran = dfc("cat", "b/none")
+        assert (ran.code, ran.out, ran.err) == (3, "", "dfc: said object_not_found\n")
+        ran = dfc("cat", "b/none", "--json")
+        said = json.loads(ran.err)["error"]
+        assert said == {"code": "object_not_found", "message": "said object_not_found", "subject": None}
+
+    def test_nobody_reads_on(self, fake: Any) -> None:
+        fake.target.objects["b", "big"] = bytes(5_000_000)
+        running = subprocess.Popen([*DFC, "cat", "b/big"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert running.stdout.read(10) == bytes(10)
+        running.stdout.close()
+        assert (running.wait(20), running.stderr.read()) == (141, b"")
+        running.stderr.close()
+
+
+class TestShow:
+    @pytest.fixture(autouse=True)
+    def objects(self, fake: Any) -> None:
+        for name in ("a.tar", "d/b.tar", "d/c.tar", "e.tar"):
+            fake.target.objects["b", name] = name.encode()
+
+    def test_ls(self, fake: Any, dfc: Any) -> None:
+        assert dfc("ls", "b").out == "a.tar\nd/\ne.tar\n"
+        assert dfc("ls", "-r", "b/").out == "a.tar\nd/b.tar\nd/c.tar\ne.tar\n"
+        assert dfc("ls", "b/d/").out == "d/b.tar\nd/c.tar\n"
+        assert dfc("ls", f"{fake.url}/b/d/").out == "d/b.tar\nd/c.tar\n"
+        assert dfc("ls", "b/none").code == 3
+        assert checksum_of(b"a.tar") in dfc("ls", "-l", "b").out
+        rows = dfc("ls", "--json", "b").json
+        assert rows[1] == {"prefix": "d/"}
+        assert rows[0] == {
+            "bucket": "b",
+            "name": "a.tar",
+            "size": 5,
+            "checksum": checksum_of(b"a.tar"),
+            "modified": "2026-11-01T00:00:00Z",
+            "samples": None,
+            "members": None,
+        }
+
+    def test_ls_of_buckets(self, fake: Any, dfc: Any) -> None:
+        fake.proxy.replies["/v1/buckets"] = json.dumps({"buckets": [{"name": "b", "objects": 4, "bytes": 10}]}).encode()
+        assert dfc("ls").out == "b/\n"
+        assert "b/" in dfc("ls", "-l").out
+        assert dfc("ls", "--json").json[0]["objects"] == 4
+        assert dfc("bucket", "ls").out.split() == ["4", "10", "B", "fsync", "b"]
+
+    def test_stat(self, dfc: Any) -> None:
+        ran = dfc("stat", "b/a.tar", "b/none", "--json")
+        assert ran.code == 3
+        assert ran.json[0]["checksum"] == checksum_of(b"a.tar")
+        assert ran.json[1]["error"]["code"] == "object_not_found"
+        assert "size      5" in dfc("stat", "b/a.tar").out
+
+    def test_keys(self, fake: Any, dfc: Any) -> None:
+        fake.proxy.replies["/v1/buckets/b/samples"] = b'{"shard":"a.tar","key":"k","members":{"jpg":3,"cls":1}}\n'
+        assert dfc("keys", "b/").out == "a.tar\tk\n"
+        assert dfc("keys", "-m", "b/a-@3.tar").out == "a.tar\tk\tjpg=3 cls=1\n"
+        assert dfc("keys", "-m", "--json", "b/x").json == [{"shard": "a.tar", "key": "k", "members": {"jpg": 3, "cls": 1}}]
+
+    def test_rm(self, fake: Any, dfc: Any) -> None:
+        assert dfc("rm", "b/d/").code == 2
+        assert dfc("rm", "b/none").code == 3
+        assert dfc("rm", "b/a.tar", "b/*.tar").code == 0
+        assert dfc("rm", "-r", "b/d/", "--json").json[0]["status"] == "deleted"
+        assert fake.target.objects == {}
+
+
+class TestCluster:
+    def test_buckets(self, fake: Any, dfc: Any) -> None:
+        shown = {"name": "b", "created": "2026-11-01T00:00:00Z", "objects": 1, "bytes": 2, "copies": 1, "durability": "relaxed"}
+        fake.proxy.replies["/v1/buckets/b"] = json.dumps(shown).encode()
+        assert dfc("bucket", "create", "b", "--durability", "relaxed").code == 0
+        assert dfc("bucket", "show", "b", "--json").json == [shown]
+        assert "durability relaxed" in dfc("bucket", "show", "b").out
+        assert dfc("bucket", "set", "b", "--durability", "fsync").code == 0
+        assert dfc("bucket", "set", "b").code == 2
+        assert dfc("bucket", "rm", "-f", "b").code == 0
+        fake.proxy.fail("DELETE", status=409, code="bucket_not_empty")
+        ran = dfc("bucket", "rm", "b")
+        assert (ran.code, ran.err) == (1, "dfc: said bucket_not_empty\n")
+
+    def test_status_and_map(self, fake: Any, dfc: Any) -> None:
+        ran = dfc("cluster", "status")
+        assert ran.code == 0
+        assert "healthy" in ran.out
+        assert dfc("cluster", "map", "--json").json[0]["cluster_id"] == "c"
+        assert json.loads(dfc("cluster", "map").out)["version"] == 1
+        fake.target.state = "down"
+        ran = dfc("cluster", "status", "--json")
+        assert (ran.code, ran.json[0]["healthy"]) == (4, False)
+        assert "degraded" in dfc("cluster", "status").out
+
+    def test_scrub(self, fake: Any, dfc: Any) -> None:
+        disk = {"disk": "d1", "state": "running", "bytes_done": 5, "bytes_total": 10, "errors": 0, "quarantined": []}
+        fake.proxy.replies["/v1/cluster/scrub"] = json.dumps({"disks": [disk]}).encode()
+        assert dfc("scrub", "start").code == 0
+        assert dfc("scrub", "start", "--json").json == [{"started": True}]
+        ran = dfc("scrub", "status")
+        assert (ran.code, "50 %" in ran.out) == (0, True)
+        fake.proxy.replies["/v1/cluster/scrub"] = json.dumps({"disks": [{**disk, "quarantined": ["x"]}]}).encode()
+        assert dfc("scrub", "status", "--json").code == 5
+
+    def test_disk_runs_the_program_of_the_storage_engine(self, dfc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen: list[list[str]] = []
+
+        def run(arguments: list[str], **_: Any) -> Any:
+            seen.append(arguments)
+            return subprocess.CompletedProcess(arguments, 7)
+
+        monkeypatch.setattr(subprocess, "run", run)
+        assert dfc("disk", "check", "/d").code == 7
+        assert dfc("disk", "rebuild", "/d", "--json").code == 7
+        assert [arguments[1:] for arguments in seen] == [
+            ["-m", "dfc.storage", "check", "/d"],
+            ["-m", "dfc.storage", "rebuild", "/d", "--json"],
+        ]
+
+
+class TestProgram:
+    def test_nobody_there(self, dfc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            monkeypatch.setenv("DFC_URL", f"http://127.0.0.1:{unused.getsockname()[1]}")
+            for command in (["ls"], ["get", "b/x"], ["cluster", "status"], ["cat", "b/x"]):
+                ran = dfc(*command)
+                assert ran.code == 4
+                assert ran.err.startswith("dfc: ")
+                assert len(ran.err.splitlines()) == 1
+
+    def test_a_bad_url(self, dfc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("DFC_URL", "localhost:8080")
+        ran = dfc("ls")
+        assert ran.code != 0
+        assert "http://host:port" in ran.err
+
+    def test_the_token(self, fake: Any, dfc: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("DFC_TOKEN", "secret")
+        (tmp_path / "x").write_bytes(b"1")
+        dfc("put", tmp_path / "x", "b/x")
+        assert fake.target.requests("PUT")[0][1]["authorization"] == "Bearer secret"
+        assert fake.proxy.requests("GET", "/v1/cluster")[0][1]["authorization"] == "Bearer secret"
+        fake.target.fail("PUT", status=401, code="unauthorized")
+        ran = dfc("put", tmp_path / "x", "b/y")
+        assert (ran.code, "unauthorized" in ran.err) == (6, True)
+
+    def test_help_is_there_for_every_command(self, dfc: Any) -> None:
+        names = ["put", "get", "cat", "ls", "stat", "rm", "keys", "serve", "proxy", "target"]
+        groups = ["bucket", "cluster", "disk", "scrub", "config"]
+        shown = dfc("--help")
+        assert shown.code == 0
+        assert all(name in shown.out for name in names + groups)
+        for name in (*names[:8], "bucket", "bucket create", "cluster status", "disk rebuild", "scrub start"):
+            assert dfc(*name.split(), "--help").code == 0
+
+    def test_help_imports_nothing_slow(self) -> None:
+        """`dfc --help` takes 0.3 s; what would make it slow is seen from what it imports, whatever else the machine does."""
+        program = """if True:
+            import sys, dfc.cli.main
+            try:
+                dfc.cli.main.app(args=["--help"])
+            except SystemExit:
+                print(*sys.modules, file=sys.stderr)"""
+        done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+        assert not {"httpx", "aiohttp", "numpy", "msgspec", "asyncio"} & set(done.stderr.split())
+
+    def test_version(self, dfc: Any) -> None:
+        assert dfc("--version").out.startswith("dfc 0.")
+
+    def test_unknown_commands_and_options(self, dfc: Any) -> None:
+        assert dfc("nonsense").code == 2
+        assert dfc("ls", "--nonsense").code == 2
