@@ -110,12 +110,13 @@ def run(argv: Sequence[str], *, timeout_s: float = 300.0, cwd: Path | None = Non
 
 
 def interruptible() -> None:
-    """Let SIGTERM end this program like Ctrl-C does, through every `finally`."""
+    """Let SIGTERM end this program like Ctrl-C does, through every `finally`; and Ctrl-C too, where a shell had it ignored."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def find_program(name: str) -> str | None:
