@@ -16,6 +16,7 @@ from rich.console import Console
 
 from loadtest.addresses import Address, AddressError, parse_base_url
 from loadtest.connection import Connection, HttpFailure
+from loadtest.processes import interruptible
 from loadtest.report import ScenarioResult, print_results, write_json
 from loadtest.runner import Limits, run_scenario
 from loadtest.scenarios import SCENARIOS, Sizes, create_bucket, remove_bucket
@@ -92,11 +93,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
     console = Console(stderr=arguments.json == "-", width=None if sys.stdout.isatty() else 120)
     started = datetime.now(UTC).isoformat(timespec="seconds")
+    interruptible()
     try:
         results = run(arguments, console)
     except (OSError, HttpFailure) as error:
         print(f"loadtest: {arguments.address.url}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("loadtest: interrupted; the bucket of the run is removed", file=sys.stderr)
+        return 130
     print_results(results, arguments.address.url, console)
     if arguments.json:
         document = {

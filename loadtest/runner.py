@@ -15,6 +15,7 @@ from loadtest.report import Recorder, ScenarioResult, summarize
 
 ERRORS_IN_A_ROW_MAX = 20  # a worker that meets only errors stops: a dead server must not be hammered
 ERROR_PAUSE_S = 0.05
+STOP_S = 10.0  # after an interruption, running operations get so long to end
 
 
 @dataclass(slots=True)
@@ -91,6 +92,8 @@ def _run_workers(
             thread.join()
     except BaseException:
         stop.set()
+        for thread in threads:  # an upload that is still on its way would make the removed bucket anew
+            thread.join(STOP_S)
         raise
     return recorders, time.monotonic() - begin
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from loadtest.__main__ import main
+from loadtest.__main__ import DEFAULTS, main
 from loadtest.addresses import AddressError, parse_base_url
 from loadtest.scenarios import SCENARIOS
 
+ROOT = Path(__file__).parents[3]
 SMALL = ["--seconds", "5", "--count", "20", "--connections", "2", "--size", "200000", "--objects", "2", "--small-objects", "20"]
 
 
@@ -109,9 +112,24 @@ def test_an_unreachable_server_is_exit_code_2(capsys):
     assert "127.0.0.1:1" in capsys.readouterr().err
 
 
+def test_an_interrupted_run_removes_its_bucket(stand_in):
+    argv = [sys.executable, "-m", "loadtest", "--url", stand_in.url, "--scenario", "small", "--seconds", "60"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as client:
+        deadline = time.monotonic() + 30
+        while len(stand_in.objects) < DEFAULTS.small_objects:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        client.send_signal(signal.SIGINT)
+        _, errors = client.communicate(timeout=30)
+    assert client.returncode == 130
+    assert "interrupted" in errors
+    assert stand_in.buckets == set()
+    assert stand_in.objects == {}
+
+
 def test_it_runs_as_a_module(stand_in):
     argv = [sys.executable, "-m", "loadtest", "--url", stand_in.url, "--scenario", "small", "--json", "-", *SMALL]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[3])
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["scenarios"][0]["operations"] == 20
     assert "req/s" in done.stderr
