@@ -170,11 +170,14 @@ class Exchange(BaseRequest):
         pace = self.bulk.pace()
         content = self.content
         while not content.at_eof():
+            left_s = pace.remaining_s(self.received_bytes)
             try:
-                async with asyncio.timeout(pace.remaining_s(self.received_bytes)):
+                async with asyncio.timeout(left_s):
                     piece = await content.readany()
             except TimeoutError:
                 continue  # the next round tells whether the window was too slow
+            except BadRequest:
+                raise
             except Exception as error:
                 raise LengthMismatch("the body ended early") from error
             if not piece:

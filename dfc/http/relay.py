@@ -20,7 +20,8 @@ from dfc.limits import SMALL_BODY_BYTES, SMALL_READ_BYTES
 HOP_HEADER: Final = "X-DFC-Hop"
 _HOP_BY_HOP: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer", b"transfer-encoding",
-     b"upgrade", b"host", b"content-length", b"expect", b"x-request-id", b"x-dfc-hop")
+     b"upgrade", b"host", b"content-length", b"expect", b"x-request-id", b"x-dfc-hop",
+     b"origin")  # compared with Host by the node that the page spoke to; the next one has another Host
 )  # fmt: skip
 _NOT_PASSED_BACK: Final = frozenset(
     (b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"date", b"server", b"x-request-id")
@@ -153,7 +154,7 @@ class Relay:
         ]
         length_text = response.header(b"content-length")
         reusable = response.header(b"connection") != b"close"
-        if exchange.method == "HEAD" or response.status in (204, 304):
+        if response.status in (204, 304) or (exchange.method == "HEAD" and length_text is not None):
             self.finish(connection, reusable)
             return Answer(response.status, b"", headers, content_length=int(length_text or 0))
         if length_text is None:

@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from dfc.config import Settings
 from dfc.errors import BadRequest, DfcError, Forbidden, NotFound, ServerTrouble, Unauthorized
@@ -96,11 +96,19 @@ class Connection(RequestHandler):
         if self.refused:
             return
         super().data_received(data)
+        if self._messages:
+            self._end_broken_body()
         waiter = self._waiter
         if waiter is None or waiter.done():
             self.head_begun_s = 0.0
         elif not self.head_begun_s:
             self.head_begun_s = self._loop.time()
+
+    def _end_broken_body(self) -> None:
+        """A chunk that cannot be parsed ends the body it is of: aiohttp only queues the error behind that request."""
+        found, request = self._messages[-1][0], self._current_request
+        if isinstance(found, _ErrInfo) and request is not None and not request.content.is_eof():
+            request.content.set_exception(BadRequest(found.message.partition("\n")[0][:200]))
 
     def check_head_deadline(self, now: float, timeout_s: float) -> None:
         """Answer 408 and close when a head has been coming for too long."""
@@ -263,6 +271,7 @@ class NodeServer(web.Server):
             exchange.close_after()
             raise BadRequest("this is no proxy for other hosts")
         exchange.target_path = parts.path or "/"
+        exchange.raw_target = f"{exchange.target_path}?{exchange.raw_query}" if exchange.raw_query else exchange.target_path
 
     def _check_caller(self, exchange: Exchange, route: Route) -> None:
         safe = exchange.method in SAFE_METHODS

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from prometheus_client.core import Metric
 
 from dfc import metrics
@@ -206,6 +207,8 @@ class TargetNode:
         return health_answer(bool(self.local.disks), role="target", id=self.id, map_version=self.local.map.version, state=state)
 
     async def _cluster(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        if "application/msgpack" in exchange.headers.get("Accept", ""):
+            return Answer(200, msgspec.msgpack.encode(self.local.map), [("Content-Type", "application/msgpack")])
         return json_answer(self.local.map)
 
     async def _metrics(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:

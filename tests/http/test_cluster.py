@@ -1,0 +1,159 @@
+"""Health, the map, metrics and scrubbing, as operators and their tools ask for them."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from dfc.placement.map import ClusterMap
+from tests.conftest import wait_for
+
+
+@pytest.fixture(params=["proxy", "target"])
+def url(request, nodes):
+    return nodes.proxy if request.param == "proxy" else nodes.map.targets()[0].url
+
+
+def test_health(http, nodes):
+    proxy = http.get("/v1/health")
+    assert proxy.status_code == 200
+    assert proxy.json().keys() == {"ready", "role", "id", "map_version", "targets"}
+    assert (proxy.json()["ready"], proxy.json()["role"], proxy.json()["targets"]) == (True, "proxy", {"up": 4})
+    for node in nodes.map.targets():
+        target = http.get(f"{node.url}/v1/health").json()
+        assert target.keys() == {"ready", "role", "id", "map_version", "state"}
+        assert (target["ready"], target["role"], target["id"], target["state"]) == (True, "target", node.id, "up")
+
+
+def test_the_map(http, url, bucket):
+    http.put(f"/v1/buckets/{bucket}", json={"durability": "relaxed"})
+
+    def described():
+        found = http.get(f"{url}/v1/cluster").json()
+        return found if any(entry["name"] == bucket for entry in found["buckets"]) else None
+
+    found = wait_for(described, "the bucket in the map")  # a target learns of it a moment later
+    assert found.keys() == {"cluster_id", "version", "nodes", "buckets"}
+    assert len(found["nodes"]) == 4
+    for node in found["nodes"]:
+        assert node.keys() == {"id", "number", "role", "url", "advertise_url", "state", "last_heartbeat", "disks"}
+        assert (node["role"], node["state"]) == ("target", "up")
+        assert len(node["disks"]) == 2
+        for disk in node["disks"]:
+            assert disk.keys() == {"id", "weight", "state", "capacity", "used", "objects"}
+            assert disk["state"] == "up"
+            assert disk["weight"] > 0
+            assert disk["capacity"] > disk["used"] > 0
+    (mine,) = [entry for entry in found["buckets"] if entry["name"] == bucket]
+    assert mine.keys() == {"id", "name", "copies", "durability", "state", "created"}
+    assert (mine["copies"], mine["durability"], mine["state"]) == (1, "relaxed", "active")
+    assert ClusterMap.decode(http.get(f"{url}/v1/cluster").content).owner(bucket, "x") is not None
+
+
+def test_the_map_as_msgpack(http, url):
+    packed = http.get(f"{url}/v1/cluster", headers={"Accept": "application/msgpack"})
+    assert packed.headers["Content-Type"] == "application/msgpack"
+    assert msgspec.msgpack.decode(packed.content, type=ClusterMap).cluster_id == http.get("/v1/cluster").json()["cluster_id"]
+
+
+def test_heartbeats_bring_the_use_of_disks(http, bucket):
+    before = sum(disk["objects"] for node in http.get("/v1/cluster").json()["nodes"] for disk in node["disks"])
+    for number in range(8):
+        http.put(f"/{bucket}/{number}", content=b"abc")
+
+    def grown():
+        nodes = http.get("/v1/cluster").json()["nodes"]
+        assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", node["last_heartbeat"]) for node in nodes)
+        return sum(disk["objects"] for node in nodes for disk in node["disks"]) >= before + 8
+
+    wait_for(grown, "heartbeats")
+
+
+def metrics(http, url):
+    """(name, labels) → value of every sample."""
+    answer = http.get(f"{url}/metrics")
+    assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+
+def test_metrics_count_requests_and_bytes(http, nodes, bucket):
+    body = os.urandom(300_000)
+    http.put(f"/{bucket}/x", content=body)
+    for url in (nodes.proxy, nodes.owner(bucket, "x")):
+        before = metrics(http, url)
+        for _ in range(3):
+            assert http.get(f"{url}/{bucket}/x").content == body
+        assert http.get(f"{url}/{bucket}/missing").status_code == 404
+        assert http.put(f"{url}/{bucket}/x", content=body).status_code == 200
+        after = metrics(http, url)
+
+        def grown(name, before=before, after=after, **labels):
+            key = (name, frozenset(labels.items()))
+            return after[key] - before.get(key, 0)
+
+        assert grown("dfc_http_requests_total", method="GET", route="/", status="200") == 3
+        assert grown("dfc_http_requests_total", method="PUT", route="/", status="200") == 1
+        assert grown("dfc_http_requests_total", method="GET", route="/", status="404") >= (url == nodes.proxy)
+        assert grown("dfc_http_sent_bytes_total", route="/") >= 3 * len(body)
+        assert grown("dfc_http_received_bytes_total", route="/") == len(body)
+        assert grown("dfc_http_request_seconds_count", route="/") == 5
+        assert grown("dfc_http_request_seconds_bucket", route="/", le="+Inf") == 5
+        assert grown("dfc_http_request_seconds_sum", route="/") > 0
+        assert after["dfc_http_connections", frozenset()] >= 1
+
+
+def test_metrics_of_a_proxy(http, nodes):
+    found = metrics(http, nodes.proxy)
+    assert found["dfc_nodes", frozenset({("state", "up")})] == 4
+    assert found["dfc_nodes", frozenset({("state", "down")})] == 0
+    assert found["dfc_map_version", frozenset()] >= 1
+    assert found["process_resident_memory_bytes", frozenset()] > 0
+
+
+def test_metrics_of_a_target(http, nodes, bucket, make_tar):
+    http.put(f"/{bucket}/x.tar", content=make_tar([("a.txt", b"1")]))
+    owner = nodes.map.owner(bucket, "x.tar")
+    found = metrics(http, owner.node.url)
+    disk = frozenset({("disk", owner.disk.id)})
+    for name in ("dfc_disk_puts_total", "dfc_disk_put_bytes_total", "dfc_disk_fsyncs_total", "dfc_catalog_commits_total"):
+        assert found[name, disk] > 0
+    assert found["dfc_disk_up", disk] == 1
+    assert found["dfc_catalog_objects", disk] >= 1
+    assert found["dfc_disk_capacity_bytes", disk] > found["dfc_disk_free_bytes", disk] > 0
+    assert found["dfc_catalog_quarantined_rows", disk] == 0
+
+
+def test_scrubbing_finds_a_flipped_bit(start_cluster, http, error_of):
+    cluster = start_cluster(targets=1, disks=2, environment={"DFC_SCRUB_RATE_BYTES_PER_S": "0"})
+    body = os.urandom(200_000)
+    for name in ("good", "bad"):
+        assert http.put(f"{cluster.url}/b/{name}", content=body).status_code == 201
+    (blob,) = cluster.directory.glob("target-*/disk-*/objects/*/*/bad@*")
+    with blob.open("r+b") as file:
+        file.seek(1000)
+        file.write(bytes([body[1000] ^ 1]))
+    assert http.get(f"{cluster.url}/v1/cluster/scrub").json().keys() == {"disks"}
+    started = http.post(f"{cluster.url}/v1/cluster/scrub")
+    assert (started.status_code, started.json()) == (202, {"started": True})
+
+    def found():
+        disks = http.get(f"{cluster.url}/v1/cluster/scrub").json()["disks"]
+        assert all(
+            disk.keys() == {"disk", "node", "state", "bytes_done", "bytes_total", "errors", "quarantined"} for disk in disks
+        )
+        return [(entry["bucket"], entry["object"]) for disk in disks for entry in disk["quarantined"]]
+
+    assert wait_for(found, "the scrubber") == [("b", "bad")]
+    error_of(http.get(f"{cluster.url}/b/bad"), 500, "object_corrupt")
+    assert http.head(f"{cluster.url}/b/bad").status_code == 500
+    assert http.get(f"{cluster.url}/b/good").content == body
+    assert http.put(f"{cluster.url}/b/bad", content=body).status_code == 200  # an upload makes it good again
+    assert http.get(f"{cluster.url}/b/bad").content == body

@@ -1,0 +1,279 @@
+"""Inside shards: members, samples and their listings, in plain and in compressed archives."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import tarfile
+from urllib.parse import quote
+
+import pytest
+
+ENDINGS = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.lz4", ".tar.bz2", ".tar.xz")
+LONG = "long/" + "n" * 200 + ".txt"
+FILES = [
+    ("a/0001.jpg", os.urandom(3000)),
+    ("a/0001.cls", b"7"),
+    ("a/0001.seg.PNG", b"png"),
+    ("README", b"no sample"),
+    ("a/0002.jpg", os.urandom(200_000)),  # more than one answer of the event loop
+    ("a/0002.cls", b""),
+    ("größe ä+b&c.txt", b"unicode"),
+    (LONG, b"long"),
+    (".hidden.txt", b"hidden"),
+    ("__meta__/x.json", b"{}"),
+    ("last.txt", b"last"),
+]
+BODIES = dict(FILES)
+SAMPLES = {
+    "a/0001": {"jpg": "a/0001.jpg", "cls": "a/0001.cls", "seg.png": "a/0001.seg.PNG"},
+    "a/0002": {"jpg": "a/0002.jpg", "cls": "a/0002.cls"},
+    "größe ä+b&c": {"txt": "größe ä+b&c.txt"},
+    LONG[:-4]: {"txt": LONG},
+    "last": {"txt": "last.txt"},
+}
+
+
+@pytest.fixture(scope="module")
+def shards(http, make_tar, compress):
+    """Paths of the same archive in every kind of compression."""
+    tar = make_tar(FILES)
+    paths = {}
+    for ending in ENDINGS:
+        paths[ending] = f"/members/shard{ending}"
+        stored = http.put(paths[ending], content=compress(ending, tar))
+        assert stored.status_code in (200, 201)
+        assert stored.json()["warnings"] == ["3 members belong to no sample"]
+        assert (stored.json()["members"], stored.json()["samples"]) == (len(FILES), len(SAMPLES))
+    return paths
+
+
+@pytest.fixture(params=ENDINGS)
+def ending(request):
+    return request.param
+
+
+@pytest.fixture
+def shard(shards, ending):
+    return shards[ending]
+
+
+def lines(answer):
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["Content-Type"] == "application/x-ndjson"
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+# --- one member
+
+
+def test_every_member(http, shard, nodes):
+    for url in (nodes.proxy, nodes.owner("members", shard.rpartition("/")[2])):
+        for name, body in FILES:
+            for parameter in ("member", "archpath"):
+                answer = http.get(f"{url}{shard}?{parameter}={quote(name)}")
+                assert answer.status_code == 200
+                assert answer.content == body
+                assert answer.headers["Content-Length"] == str(len(body))
+            head = http.head(f"{url}{shard}?member={quote(name)}")
+            assert (head.status_code, head.headers["Content-Length"]) == (200, str(len(body)))
+
+
+def test_headers_of_a_member(http, shard, shards):
+    answer = http.get(f"{shard}?member=a/0001.jpg")
+    assert answer.headers["Content-Type"] == "image/jpeg"
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.headers["Content-Security-Policy"] == "sandbox"
+    assert "Last-Modified" in answer.headers
+    etag = answer.headers["ETag"]
+    assert etag != http.get(f"{shard}?member=a/0001.cls").headers["ETag"]
+    assert etag != http.get(shard).headers["ETag"]
+    for header in ({"If-None-Match": etag}, {"If-Modified-Since": answer.headers["Last-Modified"]}):
+        again = http.get(f"{shard}?member=a/0001.jpg", headers=header)
+        assert (again.status_code, again.content) == (304, b"")
+
+
+def test_ranges_of_a_member(http, shards, nodes, error_of):
+    for name in ("a/0001.jpg", "a/0002.jpg"):
+        body = BODIES[name]
+        for url in (nodes.proxy, nodes.owner("members", "shard.tar")):
+            url = f"{url}{shards['.tar']}?member={name}"
+            whole = http.get(url)
+            assert whole.headers["Accept-Ranges"] == "bytes"
+            for text, start, stop in (("0-9", 0, 10), ("100-", 100, len(body)), ("-7", len(body) - 7, len(body))):
+                part = http.get(url, headers={"Range": f"bytes={text}"})
+                assert part.status_code == 206
+                assert part.content == body[start:stop]
+                assert part.headers["Content-Range"] == f"bytes {start}-{stop - 1}/{len(body)}"
+            bad = http.get(url, headers={"Range": f"bytes={len(body)}-"})
+            error_of(bad, 416, "range_not_satisfiable")
+            assert bad.headers["Content-Range"] == f"bytes */{len(body)}"
+            held = http.get(url, headers={"Range": "bytes=0-0", "If-Range": whole.headers["ETag"]})
+            assert held.status_code == 206
+            lost = http.get(url, headers={"Range": "bytes=0-0", "If-Range": '"a"'})
+            assert (lost.status_code, lost.content) == (200, body)
+
+
+def test_ranges_are_ignored_in_compressed_shards(http, shards):
+    for ending in ENDINGS[1:]:
+        answer = http.get(f"{shards[ending]}?member=a/0001.jpg", headers={"Range": "bytes=0-9"})
+        assert (answer.status_code, answer.content) == (200, BODIES["a/0001.jpg"])
+        assert "Accept-Ranges" not in answer.headers
+
+
+def test_missing_members(http, shard, error_of):
+    for query in ("member=nothing", "member=A/0001.jpg", "member=a/0001", "member=", "member=./a/0001.jpg", "archpath=nothing"):
+        error_of(http.get(f"{shard}?{query}"), 404, "member_not_found")
+
+
+# --- samples
+
+
+def test_every_sample_is_a_tar(http, shard, nodes):
+    for url in (nodes.proxy, nodes.owner("members", shard.rpartition("/")[2])):
+        for key, members in SAMPLES.items():
+            answer = http.get(f"{url}{shard}?sample={quote(key)}")
+            assert answer.status_code == 200
+            assert answer.headers["Content-Type"] == "application/x-tar"
+            assert answer.headers["Content-Length"] == str(len(answer.content))
+            with tarfile.open(fileobj=io.BytesIO(answer.content)) as archive:
+                found = {member.name: archive.extractfile(member).read() for member in archive}
+            assert found == {name: BODIES[name] for name in members.values()}
+            head = http.head(f"{url}{shard}?sample={quote(key)}")
+            assert head.headers["Content-Length"] == str(len(answer.content))
+
+
+def test_one_member_of_a_sample(http, shard):
+    for key, members in SAMPLES.items():
+        for extension, name in members.items():
+            answer = http.get(f"{shard}?sample={quote(key)}&ext={extension}")
+            assert (answer.status_code, answer.content) == (200, BODIES[name])
+    assert http.get(f"{shard}?sample=a/0001&ext=SEG.PNG").content == b"png"
+
+
+def test_missing_samples(http, shard, error_of):
+    for query in ("sample=nothing", "sample=README", "sample=", "sample=a/0003", "sample=.hidden"):
+        error_of(http.get(f"{shard}?{query}"), 404, "sample_not_found")
+    for query in ("sample=a/0001&ext=gif", "sample=a/0001&ext=png", "sample=a/0001&ext="):
+        error_of(http.get(f"{shard}?{query}"), 404, "member_not_found")
+
+
+def test_the_first_of_equal_keys(http, make_tar):
+    http.put("/members/twice.tar", content=make_tar([("a.txt", b"1"), ("b.txt", b"2"), ("a.txt", b"3")]))
+    assert http.get("/members/twice.tar?sample=a&ext=txt").content == b"1"
+    assert [line["key"] for line in lines(http.get("/members/twice.tar?list=samples"))] == ["a", "b", "a"]
+
+
+# --- lists
+
+
+def test_list_members(http, shard, make_tar, nodes):
+    archive = make_tar(FILES)
+    for url in (nodes.proxy, nodes.owner("members", shard.rpartition("/")[2])):
+        found = lines(http.get(f"{url}{shard}?list=members"))
+        assert [line["name"] for line in found] == [name for name, _ in FILES]
+        for line in found:
+            assert line.keys() == {"name", "key", "ext", "offset", "size", "type"}
+            assert line["type"] == "file"
+            assert archive[line["offset"] : line["offset"] + line["size"]] == BODIES[line["name"]]
+        keys = {line["name"]: (line["key"], line["ext"]) for line in found}
+        assert keys["README"] == keys[".hidden.txt"] == keys["__meta__/x.json"] == (None, None)
+        assert keys["a/0001.seg.PNG"] == ("a/0001", "seg.png")
+
+
+def test_list_samples(http, shard, make_tar):
+    archive = make_tar(FILES)
+    found = lines(http.get(f"{shard}?list=samples"))
+    assert [line["key"] for line in found] == list(SAMPLES)
+    for line in found:
+        assert line.keys() == {"key", "members"}
+        assert line["members"].keys() == SAMPLES[line["key"]].keys()
+        for extension, place in line["members"].items():
+            body = BODIES[SAMPLES[line["key"]][extension]]
+            assert archive[place["offset"] : place["offset"] + place["size"]] == body
+
+
+def test_a_long_list_is_streamed_whole(http, make_tar):
+    files = [(f"{number:06d}.txt", b"") for number in range(20_000)]
+    stored = http.put("/members/long.tgz", content=gzip.compress(make_tar(files), 1))
+    assert stored.json()["samples"] == 20_000
+    found = lines(http.get("/members/long.tgz?list=members"))
+    assert [line["name"] for line in found] == [name for name, _ in files]
+
+
+def test_what_is_no_file_is_listed_and_not_served(http, error_of):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, kind in (("d", tarfile.DIRTYPE), ("s", tarfile.SYMTYPE), ("h", tarfile.LNKTYPE), ("f", tarfile.FIFOTYPE)):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "/etc/passwd" if kind == tarfile.SYMTYPE else "a.txt"
+            archive.addfile(info)
+        info = tarfile.TarInfo("a.txt")
+        info.size = 3
+        archive.addfile(info, io.BytesIO(b"abc"))
+    http.put("/members/kinds.tar", content=buffer.getvalue())
+    found = {line["name"].rstrip("/"): line["type"] for line in lines(http.get("/members/kinds.tar?list=members"))}
+    assert found == {"d": "directory", "s": "symlink", "h": "hardlink", "f": "fifo", "a.txt": "file"}
+    for line in lines(http.get("/members/kinds.tar?list=members"))[:-1]:
+        error_of(http.get(f"/members/kinds.tar?member={line['name']}"), 404, "member_not_found")
+    assert http.get("/members/kinds.tar?member=a.txt").content == b"abc"
+
+
+def test_shards_made_by_others(http, data):
+    for name, samples in (("sample.tgz", 90), ("tendata.tar", 100), ("mpdata.tar", 100)):
+        stored = http.put(f"/members/{name}", content=(data / name).read_bytes())
+        assert (stored.json()["samples"], stored.json()["warnings"]) == (samples, [])
+        assert len(lines(http.get(f"/members/{name}?list=samples"))) == samples
+        with tarfile.open(data / name) as archive:
+            for member in archive:
+                if member.isfile():
+                    assert http.get(f"/members/{name}?member={member.name}").content == archive.extractfile(member).read()
+
+
+# --- bad questions
+
+
+def test_bad_queries(http, shard, error_of):
+    for query in (
+        "list=",
+        "list=all",
+        "member=last.txt&sample=last",
+        "member=last.txt&list=members",
+        "member=last.txt&archpath=last.txt",
+        "member=last.txt&ext=txt",
+        "ext=txt",
+        "member=last.txt&member=last.txt",
+        "member=%ff",
+    ):
+        error_of(http.get(f"{shard}?{query}"), 400, "bad_request")
+
+
+def test_objects_without_an_index(http, nodes, make_tar, error_of):
+    http.put("/members/plain.txt", content=b"abc")
+    http.put("/members/cut.tar", content=make_tar(FILES)[:-5000])
+    for name in ("plain.txt", "cut.tar"):
+        for query in ("member=last.txt", "sample=last", "list=members", "list=samples"):
+            message = error_of(http.get(f"/members/{name}?{query}"), 409, "not_a_shard")
+            assert name in message
+    assert "offset" in error_of(http.get("/members/cut.tar?list=members"), 409, "not_a_shard")
+    error_of(http.get("/members/none.tar?list=members"), 404, "object_not_found")
+
+
+def test_queries_under_v1_objects(http, nodes, shards, error_of):
+    owner = nodes.owner("members", "shard.tar")
+    path = "/v1/objects/members/shard.tar"
+    assert http.get(f"{owner}{path}?member=last.txt").content == b"last"
+    assert http.get(f"{path}?member=last.txt&relay=1").content == b"last"
+    moved = http.get(f"{path}?sample=last&ext=txt")
+    assert moved.status_code == 307
+    assert http.get(moved.headers["Location"]).content == b"last"
+    error_of(http.get(f"{owner}{path}?unknown=1"), 400, "bad_request")
+    error_of(http.get(f"{path}?unknown=1"), 400, "bad_request")
+
+
+def test_a_replaced_shard_answers_from_the_new_one(http, make_tar, bucket):
+    for number in range(5):
+        http.put(f"/{bucket}/s.tar", content=make_tar([("x.txt", b"x" * number * 600), ("a.txt", b"%d" % number)]))
+        assert http.get(f"/{bucket}/s.tar?member=a.txt").content == b"%d" % number
