@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+
+from dfc.config import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -79,3 +82,54 @@ def test_lock_file_is_in_step_with_the_project() -> None:
             wanted[_normal(match[1])] = set(match[2].replace(" ", "").split(",")) - {""}
         found = {entry["name"]: set(entry.get("specifier", "").split(",")) - {""} for entry in locked}
         assert found == wanted, f"{kind}: run `make lock`"
+
+
+def _pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", _pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_documents_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+        assert "://" in target or (page.parent / target).exists(), target
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    missing = [page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md" and f"({page.name})" not in index]
+    assert not missing, f"add to docs/README.md: {missing}"
+
+
+def _services() -> dict[str, Any]:
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    assert isinstance(services, dict)
+    return services
+
+
+def test_compose_file_has_a_proxy_and_four_targets_of_two_volumes_each() -> None:
+    services = _services()
+    assert sorted(services) == ["proxy", *(f"target-{number}" for number in range(1, 5))]
+    volumes = [volume.split(":")[0] for service in services.values() for volume in service["volumes"]]
+    assert len(volumes) == len(set(volumes)) == 1 + 4 * 2
+    ports = [service["ports"][0] for service in services.values()]
+    assert len(set(ports)) == 5
+    for name, service in services.items():
+        assert service["command"][0] == name.split("-")[0]
+        assert service["command"][1:] == ["--url", f"http://{name}:8080"]
+
+
+def test_compose_file_sets_only_settings_that_exist() -> None:
+    for name, service in _services().items():
+        role = name.split("-")[0]
+        for variable in service["environment"]:
+            setting = SETTINGS[variable.removeprefix("DFC_").lower()]
+            assert role in setting.roles, f"{name}: {variable}"
+
+
+def test_image_is_built_without_privileges_and_secrets() -> None:
+    dockerfile = (ROOT / "deploy" / "Dockerfile").read_text()
+    assert re.search(r"^USER 10001:10001$", dockerfile, re.MULTILINE)
+    assert re.search(r"^HEALTHCHECK ", dockerfile, re.MULTILINE)
+    assert "TOKEN" not in dockerfile
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in ignored, "only what is named reaches the engine"
