@@ -54,8 +54,7 @@ class FakeNode:
             pass
 
         Handler.node = node
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
+        self.server = _Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
         self.advertise_url = self.url
         self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
@@ -95,6 +94,13 @@ class FakeNode:
                 }
             )
         return json.dumps({"cluster_id": "c", "version": 1, "nodes": nodes, "buckets": []}).encode()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients that go away are part of the tests."""
 
 
 class _Handler(BaseHTTPRequestHandler):

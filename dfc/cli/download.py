@@ -83,7 +83,10 @@ def _fetch(session: Session, download: Download, meter: Meter, force: bool) -> O
         folder = os.path.dirname(download.path)
         if folder:
             os.makedirs(folder, exist_ok=True)
-        report = meter.begin(name, download.source.size)
+        size = download.source.size
+        if size is None and meter.wants_sizes:
+            size = client.stat(remote.bucket, remote.name).size
+        report = meter.begin(name, size)
         try:
             info = client.get_to_file(remote.bucket, remote.name, download.path, progress=report)
         finally:

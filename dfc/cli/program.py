@@ -15,9 +15,9 @@ from dfc.cli.session import Session
 from dfc.errors import DfcError
 
 
-def _guarded(context: Any, invoke: Callable[[Any], Any]) -> Any:
+def _guarded(name: str, context: Any, invoke: Callable[[Any], Any]) -> Any:
     session: Session = context.obj if isinstance(context.obj, Session) else Session.from_environment()
-    session.program = context.info_name if context.info_name in ("dfc", "tarshards") else "dfc"
+    session.program = name
     context.obj = session
     try:
         return invoke(context)
@@ -37,14 +37,14 @@ def _guarded(context: Any, invoke: Callable[[Any], Any]) -> Any:
 
 
 class ProgramGroup(TyperGroup):
-    """For a program with commands."""
+    """For `dfc`, a program with commands."""
 
     def invoke(self, ctx: Any) -> Any:
-        return _guarded(ctx, super().invoke)
+        return _guarded("dfc", ctx, super().invoke)
 
 
 class ProgramCommand(TyperCommand):
-    """For a program that is one command."""
+    """For `tarshards`, a program that is one command."""
 
     def invoke(self, ctx: Any) -> Any:
-        return _guarded(ctx, super().invoke)
+        return _guarded("tarshards", ctx, super().invoke)

@@ -42,7 +42,9 @@ class Outcome:
 
 
 class Meter(Protocol):
-    """Shows progress; `advance` may be called from any thread."""
+    """Shows progress, from any thread. `wants_sizes`: a size that is not known is worth a question to the node."""
+
+    wants_sizes: bool
 
     def begin(self, name: str, size: int | None) -> Callable[[int], None]: ...
     def end(self, name: str) -> None: ...
@@ -50,6 +52,8 @@ class Meter(Protocol):
 
 class SilentMeter:
     """For standard error that is no terminal."""
+
+    wants_sizes = False
 
     def begin(self, name: str, size: int | None) -> Callable[[int], None]:
         return _ignore
@@ -60,6 +64,8 @@ class SilentMeter:
 
 class BarMeter:
     """A bar a running file."""
+
+    wants_sizes = True
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -167,5 +173,5 @@ class Workers(Generic[T]):
         late = wait(self._running, timeout=_END_S).not_done
         if late and kind is KeyboardInterrupt:
             # A thread that hashes a large file, or waits for a connection, would hold the program up at its end.
-            self._session.note("dfc: interrupted")
+            self._session.note(f"{self._session.program}: interrupted")
             os._exit(Exit.INTERRUPTED)

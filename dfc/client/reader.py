@@ -17,7 +17,7 @@ from dfc.client.models import ObjectInfo, object_info
 from dfc.client.problems import Headers, retry_after_s
 from dfc.client.routing import Query
 from dfc.client.transport import Answer, Broken
-from dfc.errors import ChecksumMismatch, PreconditionFailed
+from dfc.errors import ChecksumMismatch, NotSeekable, PreconditionFailed
 from dfc.limits import MIB
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ class ObjectReader(io.RawIOBase):
     """An unbuffered, seekable reader of one object or a range of it; positions count from the object's first byte.
 
     `info` tells its name, size and etag as they were when it was opened; when the object is replaced meanwhile and the
-    connection breaks, PreconditionFailed is raised. The size is -1 where the node cannot tell (member of a compressed shard).
+    connection breaks, PreconditionFailed is raised. What can only be read whole (a member of a compressed shard) has a size of
+    -1, and gives NotSeekable for a range.
     `checksum` is the xxh3-128 that the whole must have, None if the node does not tell.
     """
 
@@ -70,9 +71,9 @@ class ObjectReader(io.RawIOBase):
         self.info: ObjectInfo = object_info(request.bucket, request.name, answer.headers, size)
         self._position = self.start
         self._end = size if wanted_end is None or size < 0 else min(wanted_end, size)
-        if answer.status != 206 and start and etag is None:
+        if answer.status != 206 and (start or length is not None) and etag is None:
             answer.close()
-            raise PreconditionFailed(f"{request}: the node ignored the range")
+            raise NotSeekable(f"{request} can only be read whole")
         self._answer = answer
         self._attempt = 0
         self.checksum = _checksum_in(answer.headers, self.info.etag)
