@@ -18,6 +18,7 @@ from urllib.parse import quote
 import msgspec
 
 from dfc.errors import DiskRefused, StorageFailed
+from dfc.storage.filesystem import FileSystem
 from dfc.storage.layout import CATALOG_FILE
 from dfc.storage.rows import ObjectRow, QuarantinedObject
 
@@ -341,9 +342,16 @@ class Catalog:
         self._sequence += 1
         return self._sequence
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch: int, filesystem: FileSystem) -> None:
         """Count an opening, durably; before the committer has the writer."""
-        self.writer.execute("UPDATE meta SET value = ? WHERE key = 'epoch'", (epoch,))
+        self.writer.execute("BEGIN IMMEDIATE")
+        try:
+            self.writer.execute("UPDATE meta SET value = ? WHERE key = 'epoch'", (epoch,))
+            filesystem.commit(self.writer)
+        except BaseException:
+            if self.writer.in_transaction:
+                self.writer.execute("ROLLBACK")
+            raise
 
     def referenced_versions(self, connection: sqlite3.Connection, bucket_id: str, name: str) -> tuple[set[str], str | None]:
         """The versions of an object whose blobs are still needed, and the newest version that is known of it at all.

@@ -408,11 +408,11 @@ def _advance_epoch(root: str, catalog: Catalog, filesystem: FileSystem, space: S
             f" Restore the newest catalog, or make it anew from the blobs: dfc disk rebuild {root}"
         )
     try:
-        catalog.set_epoch(known + 1)
+        catalog.set_epoch(known + 1, filesystem)
     except sqlite3.OperationalError:
         if not space.give_up_ballast():
             raise
-        catalog.set_epoch(known + 1)
+        catalog.set_epoch(known + 1, filesystem)
     identity.write_epoch(root, known + 1, filesystem)
 
 

@@ -71,7 +71,7 @@ def rebuild(
                 work.run()
             finally:
                 work.close()
-            catalog.set_epoch(identity.read_epoch(root))
+            catalog.set_epoch(identity.read_epoch(root), filesystem)
         finally:
             catalog.close()
         _exchange(root, new, filesystem, report)

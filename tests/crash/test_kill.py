@@ -1,0 +1,136 @@
+"""kill -9 at every file-system call: before it is made, and after it (a write: when half of it has been made)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dfc.clock import HybridClock
+from dfc.errors import DiskRefused
+from dfc.storage import Disk
+from dfc.storage.testing import Fault, FaultyFileSystem, kill, kill_after
+
+SCENARIOS = (
+    "put small",
+    "put tar",
+    "put relaxed",
+    "replace small",
+    "replace tar",
+    "replace relaxed",
+    "delete small",
+    "delete tar",
+    "remove bucket",
+)
+FAULTS = pytest.mark.parametrize("fault", [kill, kill_after], ids=["before", "after"])
+
+
+def count_calls(lab: Any, scenario: str) -> list[str]:
+    """The names of the calls that it makes when nothing goes wrong."""
+    filesystem = FaultyFileSystem()
+    disk = lab.open(lab.fresh(), filesystem)
+    filesystem.arm()
+    lab.scenarios[scenario].act(disk)
+    names = list(filesystem.names)
+    disk.close()
+    return names
+
+
+@FAULTS
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_nothing_acknowledged_is_lost_torn_or_resurrected(lab: Any, scenario: str, fault: Fault) -> None:
+    calls = count_calls(lab, scenario)
+    assert "commit" in calls
+    for number in range(len(calls)):
+        path = lab.fresh()
+
+        def action(acknowledge: Any, path: Path = path, number: int = number) -> None:
+            filesystem = FaultyFileSystem(fault)
+            disk = lab.open(path, filesystem)
+            filesystem.arm(number)
+            lab.scenarios[scenario].act(disk)
+            acknowledge("done")
+
+        outcome = lab.run(action)
+        assert outcome.killed, f"call {number} ({calls[number]}) was never made"
+        lab.expect(path, lab.scenarios[scenario].allowed("done" in outcome.acknowledged))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_an_acknowledged_change_outlives_the_process(lab: Any, scenario: str) -> None:
+    path = lab.fresh()
+
+    def action(acknowledge: Any) -> None:
+        lab.scenarios[scenario].act(lab.open(path))
+        acknowledge("done")
+        kill("", lambda: None)
+
+    assert lab.run(action).acknowledged == ["done"]
+    lab.expect(path, lab.scenarios[scenario].allowed(True))
+
+
+@FAULTS
+def test_a_disk_can_be_opened_again_wherever_opening_and_closing_were_killed(lab: Any, fault: Fault) -> None:
+    filesystem = FaultyFileSystem()
+    filesystem.arm()
+    lab.open(lab.fresh(), filesystem, ballast_bytes=4096).close()
+    for number in range(len(filesystem.names)):
+        path = lab.fresh()
+
+        def action(acknowledge: Any, path: Path = path, number: int = number) -> None:
+            deadly = FaultyFileSystem(fault)
+            deadly.arm(number)
+            lab.open(path, deadly, ballast_bytes=4096).close()
+
+        assert lab.run(action).killed
+        lab.expect(path, {name: [content] for name, content in lab.before.items()})
+
+
+@FAULTS
+def test_formatting_can_be_done_again_wherever_it_was_killed(lab: Any, tmp_path: Path, fault: Fault) -> None:
+    filesystem = FaultyFileSystem()
+    filesystem.arm()
+    Disk.format(str(tmp_path / "whole"), lab.cluster, "d", filesystem)
+    for number in range(len(filesystem.names)):
+        path = str(tmp_path / f"half-{number}")
+
+        def action(acknowledge: Any, path: str = path, number: int = number) -> None:
+            deadly = FaultyFileSystem(fault)
+            deadly.arm(number)
+            Disk.format(path, lab.cluster, "d", deadly)
+
+        assert lab.run(action).killed
+        try:
+            Disk.open(path, lab.cluster, HybridClock(1), lab.options()).close()
+        except DiskRefused:
+            Disk.format(path, lab.cluster, "d")
+            Disk.open(path, lab.cluster, HybridClock(1), lab.options()).close()
+
+
+@FAULTS
+def test_syncing_relaxed_objects_can_be_killed_anywhere(lab: Any, fault: Fault) -> None:
+    def prepare(filesystem: FaultyFileSystem, path: Path) -> Disk:
+        disk: Disk = lab.open(path, filesystem)
+        lab.put(disk, "old.tar", lab.new_tar, "relaxed")
+        lab.put(disk, "new-small", lab.new_small, "relaxed")
+        filesystem.arm()
+        return disk
+
+    filesystem = FaultyFileSystem()
+    disk = prepare(filesystem, lab.fresh())
+    disk.sync_relaxed()
+    calls = list(filesystem.names)
+    disk.close()
+    allowed = {**{n: [c] for n, c in lab.before.items()}, "old.tar": [lab.new_tar], "new-small": [lab.new_small]}
+    for number in range(len(calls)):
+        path = lab.fresh()
+
+        def action(acknowledge: Any, path: Path = path, number: int = number) -> None:
+            deadly = FaultyFileSystem(fault)
+            disk = prepare(deadly, path)
+            deadly.arm(number)
+            disk.sync_relaxed()
+
+        assert lab.run(action).killed
+        lab.expect(path, allowed)
