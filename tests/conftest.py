@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 from harness import DATA, Cluster, wait_for
+from hypothesis import HealthCheck, settings
 
 __all__ = ["Cluster", "wait_for"]
+
+# A busy machine is no failure: how long an example takes says nothing about the code.
+settings.register_profile("dfc", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("dfc")
 
 
 @pytest.fixture(scope="session")

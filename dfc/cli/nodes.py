@@ -99,4 +99,4 @@ def config_sample() -> None:
     """Print a commented TOML file with every setting and its default."""
     from dfc.config import sample_toml
 
-    print(sample_toml())
+    print(sample_toml(), end="")

@@ -7,8 +7,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-
-from tests.conftest import wait_for
+from harness import wait_for
 
 LARGE = 300_000
 DESCRIPTION = {"name", "created", "objects", "bytes", "copies", "durability"}

@@ -7,10 +7,10 @@ import re
 
 import msgspec
 import pytest
+from harness import wait_for
 from prometheus_client.parser import text_string_to_metric_families
 
 from dfc.placement.map import ClusterMap
-from tests.conftest import wait_for
 
 
 @pytest.fixture(params=["proxy", "target"])

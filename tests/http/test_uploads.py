@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from harness import wait_for
 
 from dfc.checksum import checksum_of
-from tests.conftest import wait_for
 
 VIA = ("proxy", "owner", "other")
 SMALL, LARGE = 1000, 300_000
