@@ -32,7 +32,10 @@ def register(app: typer.Typer) -> None:
 
 def get(
     context: typer.Context,
-    names: Annotated[list[str], typer.Argument(metavar="REMOTE... [PATH]", help="Objects, specs, globs, folders (-r).")],
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="REMOTE", help="Objects, specs, globs, folders (-r); the last of several is the local PATH."),
+    ],
     recursive: Recursive = False,
     jobs: Jobs = JOBS,
     force: Force = False,
@@ -49,7 +52,7 @@ def get(
     tally = Tally(session, "fetched")
     selected = select(session, addresses, recursive=recursive, missing=tally.add_missing)
     downloads = plan_downloads(selected, path, into_folder=recursive or path.endswith("/") or os.path.isdir(path))
-    with open_meter(session) as meter, Workers[Outcome](session, jobs) as workers:
+    with open_meter(session, "fetching") as meter, Workers[Outcome](session, jobs) as workers:
         for outcome in workers.run(lambda download: _fetch(session, download, meter, force), downloads):
             tally.add(outcome)
     raise typer.Exit(tally.close())

@@ -96,7 +96,7 @@ def _facts(bucket: str, info: ObjectInfo) -> dict[str, Any]:
 
 def stat(
     context: typer.Context,
-    names: Annotated[list[str], typer.Argument(metavar="REMOTE...", help="Objects, specs or globs.")],
+    names: Annotated[list[str], typer.Argument(metavar="REMOTE", help="Objects, specs or globs.")],
     as_json: Json = False,
 ) -> None:
     """Show size, checksum, time and number of samples of objects."""
@@ -129,7 +129,7 @@ def _describe(session: Session, one: Selected) -> dict[str, Any]:
 
 def keys(
     context: typer.Context,
-    shards: Annotated[list[str], typer.Argument(metavar="BUCKET/SPEC...", help="Shards by spec, glob, folder or name.")],
+    shards: Annotated[list[str], typer.Argument(metavar="BUCKET/SPEC", help="Shards by spec, glob, folder or name.")],
     members: Annotated[bool, typer.Option("--members", "-m", help="The extensions and sizes of each sample too.")] = False,
     as_json: Json = False,
 ) -> None:

@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 def cat(
     context: typer.Context,
-    names: Annotated[list[str], typer.Argument(metavar="REMOTE...", help="Objects, specs, globs, folders (-r).")],
+    names: Annotated[list[str], typer.Argument(metavar="REMOTE", help="Objects, specs, globs, folders (-r).")],
     member: Annotated[str, typer.Option("--member", help="The bytes of this member of the shard.")] = "",
     sample: Annotated[str, typer.Option("--sample", help="A tar of the first sample with this key.")] = "",
     ext: Annotated[str, typer.Option("--ext", help="With --sample: the bytes of the member with this extension.")] = "",
@@ -85,7 +85,7 @@ def _write_all(data: memoryview) -> None:
 
 def rm(
     context: typer.Context,
-    names: Annotated[list[str], typer.Argument(metavar="REMOTE...", help="Objects, specs, globs, folders (-r).")],
+    names: Annotated[list[str], typer.Argument(metavar="REMOTE", help="Objects, specs, globs, folders (-r).")],
     recursive: Recursive = False,
     jobs: Jobs = JOBS,
     as_json: Json = False,

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVa
 
 from dfc.cli.exits import Exit, describe, exit_for_all
 from dfc.cli.session import Session, format_size
+from dfc.limits import MIB
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 T = TypeVar("T")
 _WAITING_PER_JOB: Final = 4  # items that wait for a thread; a folder may have millions of files
+_BAR_BYTES: Final = 16 * MIB
 _END_S: Final = 3.0  # threads that do not end by then after Ctrl-C are left behind
 Status = Literal["stored", "fetched", "skipped", "deleted", "failed"]
 
@@ -63,20 +65,30 @@ class SilentMeter:
 
 
 class BarMeter:
-    """A bar a running file."""
+    """A bar for all, and one for each large file that is under way: those of small files would only flicker."""
 
     wants_sizes = True
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, what: str) -> None:
         self._progress = progress
+        self._whole = progress.add_task(what, total=None)
         self._tasks: dict[str, TaskID] = {}
 
     def begin(self, name: str, size: int | None) -> Callable[[int], None]:
+        if size is not None and size < _BAR_BYTES:
+            return lambda count: self._progress.advance(self._whole, count)
         task = self._tasks[name] = self._progress.add_task(name, total=size)
-        return lambda count: self._progress.advance(task, count)
+
+        def advance(count: int) -> None:
+            self._progress.advance(task, count)
+            self._progress.advance(self._whole, count)
+
+        return advance
 
     def end(self, name: str) -> None:
-        self._progress.remove_task(self._tasks.pop(name))
+        task = self._tasks.pop(name, None)
+        if task is not None:
+            self._progress.remove_task(task)
 
 
 def _ignore(count: int) -> None:
@@ -84,7 +96,7 @@ def _ignore(count: int) -> None:
 
 
 @contextmanager
-def open_meter(session: Session) -> Iterator[Meter]:
+def open_meter(session: Session, what: str) -> Iterator[Meter]:
     """Bars when a person looks on, silence otherwise."""
     if session.as_json or not sys.stderr.isatty():
         yield SilentMeter()
@@ -94,7 +106,7 @@ def open_meter(session: Session) -> Iterator[Meter]:
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
-        yield BarMeter(progress)
+        yield BarMeter(progress, what)
 
 
 class Tally:

@@ -42,7 +42,10 @@ def register(app: typer.Typer) -> None:
 def put(
     context: typer.Context,
     paths: Annotated[
-        list[str], typer.Argument(metavar="FILE... [REMOTE]", help="Files, folders (-r), globs, or - for standard input.")
+        list[str],
+        typer.Argument(
+            metavar="FILE", help="Files, folders (-r), globs, - for standard input; the last of several is the REMOTE name."
+        ),
     ],
     recursive: Recursive = False,
     jobs: Jobs = JOBS,
@@ -60,7 +63,7 @@ def put(
     uploads = plan_uploads(sources, remote, recursive)
     client = session.client(remote.base)
     tally = Tally(session, "stored")
-    with open_meter(session) as meter, Workers[Outcome](session, jobs) as workers:
+    with open_meter(session, "storing") as meter, Workers[Outcome](session, jobs) as workers:
         for outcome in workers.run(lambda upload: _store(session, client, upload, meter, force), uploads):
             tally.add(outcome)
     raise typer.Exit(tally.close())
