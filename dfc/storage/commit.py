@@ -48,7 +48,7 @@ class _Ticket(Generic[T]):
 
 
 class GroupCommitter:
-    """Owns the catalog's writer connection. `on_full` frees space and says whether it could."""
+    """Owns the catalog's writer connection. `on_full` frees what space it can when even the catalog finds none."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class GroupCommitter:
         stats: DiskStats,
         *,
         boot: str,
-        on_full: Callable[[], bool],
+        on_full: Callable[[], object],
     ) -> None:
         self._catalog = catalog
         self._filesystem = filesystem
@@ -129,12 +129,7 @@ class GroupCommitter:
         started = time.perf_counter()
         try:
             self._health.require_writable()
-            try:
-                self._transact(batch)
-            except sqlite3.Error as error:
-                if not is_full(error) or not self._on_full():
-                    raise
-                self._transact(batch)
+            self._transact_with_room(batch)
         except sqlite3.Error as error:
             self._fail(batch, self._health.translate_catalog(error, "changing it"))
         except Exception as error:
@@ -142,6 +137,34 @@ class GroupCommitter:
         self._stats.commits += 1
         self._stats.committed_operations += len(batch)
         self._stats.commit_seconds += time.perf_counter() - started
+
+    def _transact_with_room(self, batch: list[_Ticket[Any]]) -> None:
+        """On a full disk make room and try again, in the end with only those operations that free space themselves."""
+        try:
+            self._transact(batch)
+            return
+        except sqlite3.Error as error:
+            if not is_full(error):
+                raise
+        self._make_room()
+        try:
+            self._transact(batch)
+            return
+        except sqlite3.Error as error:
+            freeing = [ticket for ticket in batch if ticket.operation.frees_space]
+            if not is_full(error) or not freeing or len(freeing) == len(batch):
+                raise
+            full = error
+        self._transact(freeing)
+        self._fail([ticket for ticket in batch if ticket not in freeing], self._health.translate_catalog(full, "changing it"))
+
+    def _make_room(self) -> None:
+        try:
+            self._on_full()
+        except OSError as error:
+            self._health.count(error, "giving up the ballast")
+        # A log that is merged is written from its beginning again, and needs no new blocks.
+        self._checkpoint()
 
     def _fail(self, batch: list[_Ticket[Any]], error: BaseException) -> None:
         for ticket in batch:

@@ -24,6 +24,7 @@ class Operation(Generic[T]):
     """`durable` False: the batch needs no fsync for this operation's sake. `keys`: the objects that it will ask about."""
 
     durable = True
+    frees_space = False  # a full disk must not refuse it for others that wait with it
     keys: Sequence[Key] = ()
 
     def apply(self, transaction: Transaction) -> T:
@@ -102,6 +103,8 @@ class DeleteOutcome:
 
 class Delete(Operation[DeleteOutcome]):
     """Take a name out and leave a tombstone, so that an older upload cannot bring it back."""
+
+    frees_space = True
 
     def __init__(self, bucket_id: str, name: str, precondition: Precondition, clock: HybridClock) -> None:
         self._bucket_id = bucket_id
@@ -215,6 +218,8 @@ class RemoveOutcome:
 
 class RemoveSome(Operation[RemoveOutcome]):
     """Take the first rows of a bucket out, without tombstones: its id is never used again. 0 removed: it is gone."""
+
+    frees_space = True
 
     def __init__(self, bucket_id: str) -> None:
         self._bucket_id = bucket_id

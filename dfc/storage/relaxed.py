@@ -62,13 +62,13 @@ class RelaxedRows:
         """Whether the blob is sound; the row has left its state then, or been replaced by what it may go back to."""
         parts = self._parts
         try:
-            damage = find_damage(parts.filesystem, parts.path(row), row)
+            damage = find_damage(parts.filesystem, parts.path(row), row, from_medium=True)
         except OSError as error:
             raise parts.health.translate(error, "verifying a blob") from error
         if damage is not None:
             quarantine(parts, row, damage, restore=True)
             return False
-        # What was read after the restart came from the medium: it is synced.
+        # It was read from the medium, so it is there.
         try:
             garbage = parts.committer.submit(MarkSynced([row]))
             parts.discard(garbage)

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dfc.errors import BadName
+from dfc.limits import BLOB_NAME_BYTES_MAX
+from dfc.storage import ObjectRow, layout
+
+VERSION = "0660cacf6391ae0001"
+names = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1, max_size=300)
+
+
+@given(names)
+def test_a_name_becomes_one_short_path_component_and_back(name: str) -> None:
+    stem = layout.blob_stem(name)
+    assert "/" not in stem
+    assert 1 <= len(stem.encode()) <= BLOB_NAME_BYTES_MAX
+    assert len(f"{stem}@{VERSION}.idx".encode()) <= 255
+    parsed = layout.parse_blob_file(f"{stem}@{VERSION}")
+    assert parsed == (None if stem.startswith("#") else name, stem, VERSION, False)
+    assert layout.parse_blob_file(f"{stem}@{VERSION}.idx") == (*parsed[:3], True)
+
+
+def test_only_names_that_are_too_long_are_hashed() -> None:
+    assert layout.blob_stem("a" * 180) == "a" * 180
+    assert layout.blob_stem("a" * 181) == "#90fb9e9ed1e34829d4aa11618d0b1550"
+    assert layout.blob_stem("ü" * 31).startswith("#")  # three bytes for each of 62: 186
+    assert layout.blob_stem("#") == "%23"
+    assert layout.blob_stem("a@b/c.tar.idx") == "a%40b%2Fc.tar.idx"
+
+
+@pytest.mark.parametrize(
+    "file_name",
+    [
+        "",
+        "a",
+        "@" + VERSION,
+        "a@" + VERSION[:-1],
+        "a@" + VERSION.upper(),
+        "a b@" + VERSION,
+        "a@" + VERSION + ".tmp",
+        "%41@" + VERSION,
+    ],
+)
+def test_other_file_names_are_none_of_ours(file_name: str) -> None:
+    assert layout.parse_blob_file(file_name) is None
+
+
+@pytest.mark.parametrize("bucket_id", ["", ".", "..", "a/b", "a.b", "-a", "_a", "a" * 64, "ä"])
+def test_a_bucket_id_that_is_no_plain_directory_name_is_refused(bucket_id: str) -> None:
+    with pytest.raises(BadName):
+        layout.check_bucket_id(bucket_id)
+
+
+@given(names, st.integers(0, 2**63), st.binary(max_size=100))
+def test_a_footer_says_whose_bytes_stand_before_it(name: str, size: int, body: bytes) -> None:
+    row = ObjectRow("b-1", name, VERSION, size, "0123456789abcdef" * 2)
+    footer = layout.row_footer(row)
+    assert len(footer) == layout.footer_bytes("b-1", name)
+    found = layout.decode_footer(body + footer)
+    assert (found.bucket_id, found.name, found.version, found.size, found.checksum, found.footer_bytes) == (
+        "b-1",
+        name,
+        VERSION,
+        size,
+        row.checksum,
+        len(footer),
+    )
+
+
+def test_every_flipped_bit_of_a_footer_is_noticed() -> None:
+    footer = layout.encode_footer("b", "name", VERSION, 5, "0" * 32)
+    for bit in range(len(footer) * 8):
+        broken = bytearray(footer)
+        broken[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(layout.FooterDamaged):
+            layout.decode_footer(b"12345" + broken)
+
+
+@pytest.mark.parametrize("tail", [b"", b"short", bytes(64), b"x" * 56 + b"DFC-BLOB"])
+def test_a_file_without_a_footer_is_said_to_have_none(tail: bytes) -> None:
+    with pytest.raises(layout.FooterDamaged):
+        layout.decode_footer(tail)
