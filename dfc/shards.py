@@ -15,11 +15,12 @@ it is built, so that a short spec cannot take much memory.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice, pairwise, product
-from typing import Final
+from itertools import chain, pairwise, product
+from math import prod
+from typing import Final, Protocol
 
 import msgspec
 
@@ -95,6 +96,14 @@ def expand(spec: str | Sequence[str]) -> Selection:
     return names
 
 
+def check(spec: str | Sequence[str]) -> None:
+    """Raise what `expand` would, without building the names: for event loops, where a million of them take too long."""
+    if isinstance(spec, str) and not spec.startswith('["'):
+        _parse(spec)
+    else:
+        expand(spec)
+
+
 def expand_url(url: str) -> list[str]:
     """The URLs that a URL with a count or braces in its path stands for; host, query and escapes stay as they are.
 
@@ -130,15 +139,17 @@ def _check_list(names: Sequence[str]) -> list[str]:
 
 
 def _expand_text(spec: str) -> list[str]:
+    return list(_parse(spec).texts())
+
+
+def _parse(spec: str) -> _Sequence:
     if not spec:
         raise BadShardSpec("an empty shard spec")
     if len(spec) > SHARD_SPEC_CHARS_MAX:
         raise BadShardSpec(f"a shard spec has at most {SHARD_SPEC_CHARS_MAX} characters, not {len(spec)}")
     match = _COUNT.fullmatch(spec)
     if match is None:
-        parts = _parse_level(spec, 0)
-        _check_size(spec, parts)
-        return list(_build(parts))
+        return _checked(spec, _Sequence(_parse_level(spec, 0)))
     head, digits, tail = match.groups()
     if head.count("{") != head.count("}"):
         raise BadShardSpec(f"a count stands outside of braces: {spec[:80]!r}")
@@ -146,60 +157,88 @@ def _expand_text(spec: str) -> list[str]:
     if count == 0:
         raise BadShardSpec(f"a count of zero shards: {spec[:80]!r}")
     before, after = _parse_level(head, 0), _parse_level(tail, 0)
-    parts = [*before, _Part(range(count), width=len(digits)), *after]
-    _check_size(spec, parts)
     # The count is expanded first, then the braces of each: the number is the slowest to change.
-    return list(_build(parts, slowest=len(before)))
+    return _checked(spec, _Sequence([*before, _Numbers(range(count), len(digits)), *after], slowest=len(before)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One place of a spec: the texts that can stand there, as a range of numbers until they are needed."""
+def _checked(spec: str, sequence: _Sequence) -> _Sequence:
+    if sequence.count > SHARD_SPEC_NAMES_MAX:
+        raise BadShardSpec(f"{spec[:80]!r} stands for more than {SHARD_SPEC_NAMES_MAX} shards")
+    if sequence.count * sequence.chars > SHARD_SPEC_EXPANDED_CHARS_MAX:
+        raise BadShardSpec(f"{spec[:80]!r} stands for more than {SHARD_SPEC_EXPANDED_CHARS_MAX} characters of names")
+    return sequence
 
-    choices: range | tuple[str, ...]
-    width: int = 0
-    letters: bool = False
 
-    def texts(self) -> Sequence[str]:
-        if not isinstance(self.choices, range):
-            return self.choices
-        if self.letters:
-            return [chr(code) for code in self.choices]
-        return [_padded(number, self.width) for number in self.choices]
+class _Part(Protocol):
+    """One place of a spec: how many texts can stand there, how long the longest is, and, only when asked, the texts."""
 
-    def chars(self) -> int:
-        """The length of the longest text, without building any."""
-        if isinstance(self.choices, range):
-            return max(self.width, len(str(self.choices[0])), len(str(self.choices[-1])))
-        return max(map(len, self.choices))
+    @property
+    def count(self) -> int: ...
+    @property
+    def chars(self) -> int: ...
+    def texts(self) -> Iterable[str]: ...
+
+
+class _Text:
+    """Itself."""
+
+    count = 1
+
+    def __init__(self, text: str) -> None:
+        self.chars = len(text)
+        self._text = text
+
+    def texts(self) -> Iterable[str]:
+        return (self._text,)
+
+
+class _Numbers:
+    """A range of numbers, padded to a width, or of letters by their code points."""
+
+    def __init__(self, numbers: range, width: int = 0, *, letters: bool = False) -> None:
+        self.count = len(numbers)
+        self.chars = 1 if letters else max(width, len(str(numbers[0])), len(str(numbers[-1])))
+        self._numbers, self._width, self._letters = numbers, width, letters
+
+    def texts(self) -> Iterable[str]:
+        return map(chr, self._numbers) if self._letters else (_padded(number, self._width) for number in self._numbers)
+
+
+class _Choice:
+    """The alternatives of a brace, each a sequence of its own."""
+
+    def __init__(self, alternatives: list[_Sequence]) -> None:
+        self.count = sum(each.count for each in alternatives)
+        self.chars = max(each.chars for each in alternatives)
+        self._alternatives = alternatives
+
+    def texts(self) -> Iterable[str]:
+        return chain.from_iterable(each.texts() for each in self._alternatives)
+
+
+class _Sequence:
+    """Parts one after the other; the part `slowest` changes last, the others from the right."""
+
+    def __init__(self, parts: list[_Part], slowest: int = 0) -> None:
+        self.count = prod(part.count for part in parts)
+        self.chars = sum(part.chars for part in parts)
+        self._parts, self._slowest = parts, slowest
+
+    def texts(self) -> Iterable[str]:
+        texts = [part.texts() for part in self._parts]
+        at = self._slowest
+        if not at:
+            return map("".join, product(*texts))
+        moved = product(texts[at], *texts[:at], *texts[at + 1 :])
+        return ("".join((*choice[1 : at + 1], choice[0], *choice[at + 1 :])) for choice in moved)
 
 
 def _padded(number: int, width: int) -> str:
     return f"-{-number:0{max(width - 1, 0)}d}" if number < 0 else f"{number:0{width}d}"
 
 
-def _check_size(spec: str, parts: list[_Part]) -> None:
-    count, chars = 1, 0
-    for part in parts:
-        count *= len(part.choices)
-        chars += part.chars()
-    if count > SHARD_SPEC_NAMES_MAX:
-        raise BadShardSpec(f"{spec[:80]!r} stands for more than {SHARD_SPEC_NAMES_MAX} shards")
-    if count * chars > SHARD_SPEC_EXPANDED_CHARS_MAX:
-        raise BadShardSpec(f"{spec[:80]!r} stands for more than {SHARD_SPEC_EXPANDED_CHARS_MAX} characters of names")
-
-
-def _build(parts: list[_Part], slowest: int = 0) -> Iterator[str]:
-    """Every combination of the parts' texts, joined in order; the part `slowest` changes last, the others from the right."""
-    texts = [part.texts() for part in parts]
-    if slowest:
-        moved = [texts[slowest], *texts[:slowest], *texts[slowest + 1 :]]
-        return ("".join((*choice[1 : slowest + 1], choice[0], *choice[slowest + 1 :])) for choice in product(*moved))
-    return map("".join, product(*texts))
-
-
 def _parse_level(text: str, depth: int) -> list[_Part]:
-    """The parts of a text at its outermost level; choices inside braces are expanded already, within the bounds."""
+    """The parts of a text at its outermost level."""
     if depth > SHARD_SPEC_DEPTH_MAX:
         raise BadShardSpec(f"braces nest deeper than {SHARD_SPEC_DEPTH_MAX} levels")
     parts: list[_Part] = []
@@ -210,7 +249,7 @@ def _parse_level(text: str, depth: int) -> list[_Part]:
         if "}" in plain:
             raise BadShardSpec(f"a '}}' without a '{{' in {text[:80]!r}")
         if plain:
-            parts.append(_Part((plain,)))
+            parts.append(_Text(plain))
         if start < 0:
             break
         commas, end = _scan_brace(text, start)
@@ -243,28 +282,21 @@ def _parse_brace(text: str, start: int, commas: list[int], end: int, depth: int)
         if numbers is not None:
             return [numbers]
         # As in bash, braces around a single thing are just characters.
-        return [_Part(("{",)), *_parse_level(inner, depth + 1), _Part(("}",))]
+        return [_Text("{"), *_parse_level(inner, depth + 1), _Text("}")]
     edges = [start, *commas, end]
-    choices: list[str] = []
-    for left, right in pairwise(edges):
-        parts = _parse_level(text[left + 1 : right], depth + 1)
-        _check_size(text, parts)
-        choices.extend(islice(_build(parts), SHARD_SPEC_NAMES_MAX + 1 - len(choices)))
-    choices_part = _Part(tuple(choices))
-    _check_size(text, [choices_part])
-    return [choices_part]
+    return [_Choice([_Sequence(_parse_level(text[left + 1 : right], depth + 1)) for left, right in pairwise(edges)])]
 
 
-def _parse_range(text: str) -> _Part | None:
+def _parse_range(text: str) -> _Numbers | None:
     match = _NUMBERS.fullmatch(text)
     if match is not None:
         first, last = match[1], match[2]
         padded = any(end.lstrip("-").startswith("0") and len(end.lstrip("-")) > 1 for end in (first, last))
         width = max(len(first), len(last)) if padded else 0
-        return _Part(_range(_number(first), _number(last), match[3]), width)
+        return _Numbers(_range(_number(first), _number(last), match[3]), width)
     match = _LETTERS.fullmatch(text)
     if match is not None:
-        return _Part(_range(ord(match[1]), ord(match[2]), match[3]), letters=True)
+        return _Numbers(_range(ord(match[1]), ord(match[2]), match[3]), letters=True)
     return None
 
 

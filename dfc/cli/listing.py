@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +11,7 @@ import typer
 from dfc.cli.address import Remote, parse_listing, parse_remote
 from dfc.cli.exits import UsageMistake
 from dfc.cli.options import Json
-from dfc.cli.selection import Selected, select
+from dfc.cli.selection import Selected, is_pattern, matcher, select
 from dfc.cli.session import Session, format_size, session_of
 from dfc.cli.transfer import Outcome, Tally
 from dfc.errors import DfcError, ObjectNotFound
@@ -27,7 +28,9 @@ def register(app: typer.Typer) -> None:
 
 def ls(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="[BUCKET[/PREFIX]]", help="Nothing: the buckets.")] = "",
+    name: Annotated[
+        str, typer.Argument(metavar="BUCKET[/PREFIX]", help="A bucket, a prefix or a glob in it; nothing: the buckets.")
+    ] = "",
     long: Annotated[bool, typer.Option("--long", "-l", help="Size, samples, time and checksum too.")] = False,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="All names, not a line a folder.")] = False,
     as_json: Json = False,
@@ -41,11 +44,23 @@ def ls(
             _print_bucket(session, bucket, long)
         return
     found = False
-    for page in client.list_pages(remote.bucket, prefix=remote.name, delimiter="" if recursive else "/"):
+    pages: Iterator[ListPage]
+    if is_pattern(remote.name):
+        prefix, matches = matcher(remote.name)
+        pages = (_filtered(page, matches) for page in client.list_pages(remote.bucket, prefix=prefix))
+    else:
+        pages = client.list_pages(remote.bucket, prefix=remote.name, delimiter="" if recursive else "/")
+    for page in pages:
         found = found or bool(page.objects or page.prefixes)
         _print_page(session, remote, page, long)
     if remote.name and not found:
-        raise ObjectNotFound(f"nothing begins with {remote}")
+        raise ObjectNotFound(f"nothing matches {remote}")
+
+
+def _filtered(page: ListPage, matches: Callable[[str], bool]) -> ListPage:
+    from dfc.client import ListPage
+
+    return ListPage(objects=tuple(info for info in page.objects if matches(info.name)))
 
 
 def _print_bucket(session: Session, bucket: Any, long: bool) -> None:

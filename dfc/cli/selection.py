@@ -14,7 +14,8 @@ from dfc.errors import NotFound, ObjectNotFound
 if TYPE_CHECKING:
     from dfc.client import Client
 
-_SPECIAL: Final = frozenset("*?[{@")
+_WILDCARDS: Final = frozenset("*?[{")
+_SPECIAL: Final = _WILDCARDS | {"@"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +76,28 @@ def _expand(client: Client, remote: Remote) -> Iterator[Selected]:
         yield from _listed(client, remote, chosen.prefix, chosen.matches, base)
 
 
-def _folder_length(name: str) -> int:
+def is_pattern(name: str) -> bool:
+    """Whether a name that may also be a prefix has wildcards or braces."""
+    return not _WILDCARDS.isdisjoint(name)
+
+
+def matcher(spec: str) -> tuple[str, Callable[[str], bool]]:
+    """For going through a listing: what all names begin with that a spec stands for, and whether one is among them."""
+    from dfc.shards import expand
+
+    chosen = expand(spec)
+    if isinstance(chosen, list):
+        return spec[: _plain_length(spec)], frozenset(chosen).__contains__
+    return chosen.prefix, chosen.matches
+
+
+def _plain_length(spec: str) -> int:
+    return next((at for at, char in enumerate(spec) if char in _SPECIAL), len(spec))
+
+
+def _folder_length(spec: str) -> int:
     """The length of the folder in which everything that a spec can stand for lies."""
-    special = next((at for at, char in enumerate(name) if char in _SPECIAL), len(name))
-    return name.rfind("/", 0, special) + 1
+    return spec.rfind("/", 0, _plain_length(spec)) + 1
 
 
 def _exists(client: Client, remote: Remote) -> bool:

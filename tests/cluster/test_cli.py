@@ -114,7 +114,7 @@ def test_buckets_and_cluster(dfc: Run, cluster: Cluster) -> None:
 
 def test_scrub(dfc: Run) -> None:
     dfc("scrub", "start")
-    wait_for(lambda: all(disk["state"] == "idle" for disk in lines(dfc("scrub", "status", "--json"))), "the scrub to end")
+    wait_for(lambda: all(disk["state"] == "idle" for disk in lines(dfc("scrub", "status", "--json"))), "the scrub to end", 60)
 
 
 def test_mistakes_have_their_exit_codes(dfc: Run, tmp_path: Path) -> None:
