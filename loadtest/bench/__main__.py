@@ -39,6 +39,7 @@ ROWS: dict[str, Callable[[Bench], list[Row]]] = {
     "index": indexing.index,
     "memory": memory.memory,
 }
+BUSY_SHARE = 0.3  # load a processor before a run; an idle machine with a desktop or monitoring stays below
 PROGRAMS = {"curl": "curl", "nginx": "nginx", "wrk": "wrk"}  # program: Debian package
 
 
@@ -74,6 +75,13 @@ def ensure_programs(console: Console) -> bool:
     if missing:
         console.print(f"missing: {', '.join(missing)}. As root: apt-get install {' '.join(PROGRAMS[name] for name in missing)}")
     return not missing
+
+
+def warn_when_busy(console: Console) -> None:
+    """Say so when others use the processors: ratios get noisy and absolute rates wrong."""
+    load, cpus = os.getloadavg()[0], os.cpu_count() or 1
+    if load > BUSY_SHARE * cpus:
+        console.print(f"this machine is busy: load {load:.1f} on {cpus} processors. The figures will be off.", style="yellow")
 
 
 def measure(bench: Bench, names: Sequence[str]) -> tuple[list[Row], dict[str, str]]:
@@ -122,6 +130,7 @@ def environment(bench: Bench) -> dict[str, object]:
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpus": os.cpu_count(),
+        "load_before": bench.load_before,
         "kernel": platform.release(),
         "python": platform.python_version(),
         "pairs": bench.pairs,
@@ -135,6 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(stderr=arguments.json == "-", width=None if sys.stdout.isatty() else 160)
     if not ensure_programs(console):
         return 2
+    warn_when_busy(console)
     interruptible()
     bench = Bench(console, pairs=arguments.pairs, parent=arguments.dir)
     try:

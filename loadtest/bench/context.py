@@ -33,6 +33,7 @@ class Bench:
     def __init__(self, console: Console, *, pairs: int, parent: Path | None) -> None:
         self.console = console
         self.pairs = pairs
+        self.load_before = os.getloadavg()[0]
         self._stack = contextlib.ExitStack()
         self.directory = self._temporary(parent or _disk_parent())
         memory_parent = _memory_parent()

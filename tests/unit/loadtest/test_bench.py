@@ -43,6 +43,15 @@ def test_rows_are_printed_and_written(rows, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
 
 
+def test_a_busy_machine_is_mentioned(rows, monkeypatch, capsys):
+    monkeypatch.setattr(bench_main.os, "getloadavg", lambda: (99.0, 0.0, 0.0))
+    bench_main.main(["--rows", "good"])
+    assert "load 99.0" in capsys.readouterr().out
+    monkeypatch.setattr(bench_main.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    bench_main.main(["--rows", "good"])
+    assert "busy" not in capsys.readouterr().out
+
+
 def test_a_miss_is_a_failure_when_strict(rows, tmp_path):
     assert bench_main.main(["--rows", "good", "--strict"]) == 0
     assert bench_main.main(["--rows", "bad", "--strict"]) == 1
