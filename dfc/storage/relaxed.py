@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from dfc.errors import DfcError, ObjectCorrupt, ObjectNotFound
 from dfc.storage.layout import blob_directory
 from dfc.storage.operations import MarkSynced, MarkSyncedUpTo
@@ -45,7 +47,7 @@ class RelaxedRows:
         key = (row.bucket_id, row.name)
         with self._locks[hash(key) % _LOCKS]:
             if self._suspect(row) and self._verify(row):
-                return row
+                return msgspec.structs.replace(row, state=GOOD)
         current = self._parts.catalog.find(*key)
         if current is None:
             raise ObjectNotFound(f"there is no object {row.name!r}")

@@ -124,6 +124,7 @@ class Scrubber:
             self._wake.wait(min(left_s, 3600.0))
             self._wake.clear()
         self._requested = False
+        self._wake.clear()  # or the rate would not be kept
         if self._stopping:
             raise _Stopped
 

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from dfc.clock import HybridClock
+from dfc.errors import DiskLocked, DiskRefused
+from dfc.storage import Disk, identity
+from dfc.storage.catalog import Catalog
+from dfc.storage.filesystem import FileSystem
+
+
+def test_a_disk_says_what_it_is(tmp_path: Path) -> None:
+    path = str(tmp_path / "d")
+    assert identity.read_identity(str(tmp_path)) is None
+    Disk.format(path, "cluster")
+    found = identity.read_identity(path)
+    assert found is not None
+    assert (found.cluster_id, found.format, len(found.disk_id)) == ("cluster", 1, 32)
+    Disk.format(path, "cluster")
+    Disk.format(path, "cluster", found.disk_id)
+    assert identity.read_identity(path) == found
+    for cluster, disk_id in (("other", None), ("cluster", "another")):
+        with pytest.raises(DiskRefused, match="already"):
+            Disk.format(path, cluster, disk_id)
+    assert sorted(os.listdir(path)) == ["catalog-epoch", "catalog.sqlite", "dfc-disk.json", "objects", "orphans", "temporary"]
+
+
+@pytest.mark.parametrize("change", [{"format": 2}, {"format": "1"}, {"more": 1}])
+def test_an_identity_of_another_form_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    Disk.format(str(tmp_path), "cluster")
+    file = tmp_path / "dfc-disk.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(DiskRefused):
+        Disk.open(str(tmp_path), "cluster", HybridClock(1))
+    with pytest.raises(DiskRefused):
+        Disk.format(str(tmp_path), "cluster")
+
+
+def test_formatting_throws_nothing_away(tmp_path: Path) -> None:
+    blob = tmp_path / "objects" / "b" / "00" / "a@000000000000000001"
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(b"x")
+    with pytest.raises(DiskRefused, match="holds objects"):
+        Disk.format(str(tmp_path), "cluster")
+    blob.unlink()
+    (tmp_path / "catalog.sqlite").write_bytes(b"not a database, but who knows what")
+    with pytest.raises(DiskRefused, match="holds objects"):
+        Disk.format(str(tmp_path), "cluster")
+    (tmp_path / "catalog.sqlite").unlink()
+    Catalog.create(str(tmp_path / "catalog.sqlite"), "half-formatted")
+    Disk.format(str(tmp_path), "cluster", "d")
+    Disk.open(str(tmp_path), "cluster", HybridClock(1)).close()
+
+
+def test_the_lock_is_exclusive(tmp_path: Path) -> None:
+    lock = identity.lock_disk(str(tmp_path))
+    with pytest.raises(DiskLocked):
+        identity.lock_disk(str(tmp_path))
+    os.close(lock)
+    os.close(identity.lock_disk(str(tmp_path)))
+
+
+def test_the_epoch_is_a_number_of_fixed_length_in_place(tmp_path: Path) -> None:
+    assert identity.read_epoch(str(tmp_path)) == 0
+    for epoch in (1, 10**15):
+        identity.write_epoch(str(tmp_path), epoch, FileSystem())
+        assert identity.read_epoch(str(tmp_path)) == epoch
+        assert (tmp_path / "catalog-epoch").stat().st_size == 17
+    (tmp_path / "catalog-epoch").write_bytes(b"rubbish")
+    assert identity.read_epoch(str(tmp_path)) == 0
+
+
+def test_each_opening_is_counted(tmp_path: Path) -> None:
+    Disk.format(str(tmp_path), "cluster")
+    for count in (1, 2, 3):
+        disk = Disk.open(str(tmp_path), "cluster", HybridClock(1))
+        assert disk.parts.catalog.meta("epoch") == count == identity.read_epoch(str(tmp_path))
+        disk.close()
