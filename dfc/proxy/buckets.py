@@ -19,7 +19,7 @@ from dfc.names import check_bucket_name
 from dfc.placement.map import BucketEntry, NodeEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.web import listing_answer, listing_query, wants
-from dfc.shards import expand
+from dfc.shards import check
 
 STREAM_QUEUE: Final = 8  # pieces of ~64 KiB that wait for a slow reader of the keys
 SHARDS_DEFAULT: Final = "**"
@@ -136,7 +136,7 @@ class BucketRoutes:
         bucket = self._cluster.bucket(check_bucket_name(parameters[0]))
         query = exchange.query_parameters(None)
         shards = query.get("shards", SHARDS_DEFAULT)
-        expand(shards)
+        check(shards)
         fields = query.get("fields", "")
         if fields not in ("", "key"):
             raise BadRequest("fields is 'key' or absent")
