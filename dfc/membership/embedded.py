@@ -21,7 +21,7 @@ import msgspec
 from dfc.clock import NODE_NUMBER_MAX
 from dfc.errors import BucketConflict, BucketDeleting, BucketNotFound, Conflict, DiskRefused
 from dfc.logs import timestamp
-from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, Durability, NodeEntry, NodeState, Role
+from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, Durability, NodeEntry, Role
 
 SCHEMA_VERSION: Final = 1
 _SCHEMA: Final = """
@@ -236,32 +236,29 @@ class _Draft:
 
     def join(self, said: Registration) -> NodeEntry:
         """Enter or update a node. What is new while buckets exist is `joining`: taking it in would move objects."""
-        may_enter = not self.buckets
         known = self.nodes.get(said.node_id)
-        state: NodeState = "up"
-        if said.role == "target" and not may_enter and (known is None or known.state == "joining"):
-            state = "joining"
+        placed = {d.id for node in self.nodes.values() if node.state != "joining" for d in node.disks if d.state != "joining"}
         old = {disk.id: disk for disk in known.disks} if known else {}
-        elsewhere = self._take_from_others(said)
-        disks = dict.fromkeys((*old, *(disk.id for disk in said.disks)))
+        before = old | self._take_from_others(said)
+        reported = {disk.id: disk for disk in said.disks}
+        may_enter = not self.buckets
+        inside = said.role != "target" or may_enter or not placed.isdisjoint(old.keys() | reported.keys())
         entries = []
-        for disk_id in disks:
-            now = next((disk for disk in said.disks if disk.id == disk_id), None)
-            was = old.get(disk_id) or elsewhere.get(disk_id)
+        for disk_id in dict.fromkeys((*old, *reported)):
+            now, was = reported.get(disk_id), before.get(disk_id)
             if now is None:
-                entries.append(msgspec.structs.replace(old[disk_id], state="failed"))
-            elif was is None:
-                entries.append(now if may_enter or state == "joining" else msgspec.structs.replace(now, state="joining"))
+                entry = msgspec.structs.replace(old[disk_id], state="failed")
             else:
-                entering = was.state == "joining" and not may_enter
-                entries.append(msgspec.structs.replace(now, weight=was.weight, state="joining" if entering else now.state))
+                entry = msgspec.structs.replace(now, weight=was.weight) if was else now
+            outside = inside and not may_enter and disk_id not in placed
+            entries.append(msgspec.structs.replace(entry, state="joining") if outside else entry)
         node = NodeEntry(
             id=said.node_id,
             number=known.number if known else self._free_number(),
             role=said.role,
             url=said.url,
             advertise_url=said.advertise_url,
-            state="up" if elsewhere and known is None else state,
+            state="up" if inside else "joining",
             disks=tuple(entries),
         )
         self.put_node(node)

@@ -103,8 +103,9 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return found
 
     def targets(self) -> list[NodeEntry]:
-        """The targets in placement, up and down, ordered by id."""
-        return sorted((n for n in self.nodes if n.role == "target" and n.state != "joining"), key=lambda n: n.id)
+        """The targets with disks in placement, up and down, ordered by id."""
+        holders = {owner.node.id for owner in self.__dict__["_owners"].values()}
+        return sorted((node for node in self.nodes if node.id in holders), key=lambda node: node.id)
 
     def proxies(self) -> list[NodeEntry]:
         return [node for node in self.nodes if node.role == "proxy"]

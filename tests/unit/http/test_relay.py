@@ -1,0 +1,394 @@
+"""The relay before a node that does what the test says: answers early, breaks off, closes, keeps silent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable
+
+import httpx
+import pytest
+
+from dfc.config import Settings
+from dfc.http.peer import PeerPool
+from dfc.http.relay import Relay
+from dfc.http.router import Route
+from dfc.http.server import NodeServer
+
+LARGE = 3_000_000
+Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Upstream:
+    """A node whose connections follow scripts, one after the other; the last script is used again and again."""
+
+    def __init__(self) -> None:
+        self.scripts: list[Script] = []
+        self.connections = 0
+        self.heads: list[str] = []
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
+        try:
+            await script(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    async def head(self, reader: asyncio.StreamReader) -> str:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        self.heads.append(head)
+        return head
+
+
+@pytest.fixture
+async def upstream():
+    node = Upstream()
+    await node.start()
+    yield node
+    node.server.close()
+
+
+@pytest.fixture
+async def relay(upstream):
+    """A server that relays everything to the upstream; its URL."""
+    pool = PeerPool(5.0)
+    relay = Relay(pool, 0.8)
+
+    async def forward(exchange, parameters):
+        return await relay.forward(exchange, upstream.url)
+
+    methods = dict.fromkeys(("GET", "PUT", "DELETE"), forward)
+    server = NodeServer(Settings(port=0, access_log=False, drain_timeout_s=2.0), [], Route("/", methods, query=None))
+    server.bind()
+    await server.serve()
+    yield f"http://127.0.0.1:{server.port}"
+    await server.stop()
+    pool.close()
+
+
+@pytest.fixture
+async def client(relay):
+    async with httpx.AsyncClient(base_url=relay, trust_env=False, timeout=20) as made:
+        yield made
+
+
+def answer(status: str = "200 OK", body: bytes = b"ok", headers: str = "") -> bytes:
+    return f"HTTP/1.1 {status}\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def always(upstream: Upstream, reply: bytes) -> Script:
+    """Answer every request of a connection, bodies of known length taken first."""
+
+    async def script(reader, writer):
+        while True:
+            head = await upstream.head(reader)
+            for line in head.lower().split("\r\n"):
+                if line.startswith("content-length: "):
+                    await reader.readexactly(int(line.partition(" ")[2]))
+            writer.write(reply)
+
+    return script
+
+
+def check(response: httpx.Response, status: int, code: str) -> None:
+    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+
+
+# --- what is passed on
+
+
+SENT = {
+    "Authorization": "Bearer x",
+    "X-Request-Id": "my-id",
+    "Range": "bytes=0-1",
+    "Origin": "http://a",
+    "Connection": "keep-alive, X-A",
+    "TE": "trailers",
+    "Upgrade": "websocket",
+    "X-DFC-Hop": "no",
+}
+
+
+async def test_heads_are_passed_on_without_what_is_between_two_nodes(upstream, relay, client):
+    own = "Server: x\r\nX-Request-Id: other\r\nDate: never\r\nConnection: keep-alive\r\n"
+    upstream.scripts = [always(upstream, answer(headers=f'ETag: "a"\r\n{own}'))]
+    headers = {name: value for name, value in SENT.items() if name != "Origin"}
+    response = await client.get("/b/gr%C3%B6%C3%9Fe?member=a%20b", headers={**headers, "Origin": relay})
+    assert (response.status_code, response.content, response.headers["ETag"]) == (200, b"ok", '"a"')
+    assert response.headers.get_list("Server") == ["dfc"]
+    assert response.headers.get_list("X-Request-Id") == ["my-id"]
+    (head,) = upstream.heads
+    lines = head.split("\r\n")
+    assert lines[0] == "GET /b/gr%C3%B6%C3%9Fe?member=a%20b HTTP/1.1"
+    names = [line.partition(":")[0].lower() for line in lines[1:] if line]
+    assert len(names) == len(set(names))
+    assert not {"origin", "te", "connection", "upgrade"} & set(names)
+    for line in (
+        "Authorization: Bearer x",
+        "X-Request-Id: my-id",
+        "Range: bytes=0-1",
+        "X-DFC-Hop: 1",
+        f"Host: {upstream.url[7:]}",
+    ):
+        assert line.lower() in [found.lower() for found in lines]
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_536, 65_537, LARGE])
+async def test_bodies_both_ways(upstream, client, size):
+    body = os.urandom(size)
+    received = []
+
+    async def script(reader, writer):
+        while True:
+            head = await upstream.head(reader)
+            assert f"Content-Length: {size}" in head
+            received.append(await reader.readexactly(size))
+            writer.write(answer(body=received[-1]))
+
+    upstream.scripts = [script]
+    response = await client.put("/x", content=body)
+    assert received == [body]
+    assert response.content == body
+
+
+async def test_connections_are_kept_and_used_again(upstream, client):
+    upstream.scripts = [always(upstream, answer(body=b"x" * 100_000))]
+    for _ in range(5):
+        assert len((await client.get("/x")).content) == 100_000
+        assert (await client.put("/x", content=b"y" * 10)).status_code == 200
+    assert upstream.connections == 1
+    upstream.scripts = [always(upstream, answer(headers="Connection: close\r\n"))]
+    upstream.connections = 0
+
+
+async def test_an_answer_that_closes_is_not_used_again(upstream, client):
+    upstream.scripts = [always(upstream, answer(headers="Connection: close\r\n"))]
+    for _ in range(3):
+        assert (await client.get("/x")).content == b"ok"
+    assert upstream.connections == 3
+
+
+@pytest.mark.parametrize("status", ["204 No Content", "304 Not Modified"])
+async def test_answers_without_a_body(upstream, client, status):
+    upstream.scripts = [always(upstream, f'HTTP/1.1 {status}\r\nETag: "a"\r\n\r\n'.encode())]
+    for _ in range(2):
+        response = await client.get("/x")
+        assert (str(response.status_code), response.content, response.headers["ETag"]) == (status[:3], b"", '"a"')
+    assert upstream.connections == 1
+
+
+async def test_a_head_request(upstream, client):
+    upstream.scripts = [always(upstream, b"HTTP/1.1 200 OK\r\nContent-Length: 12345\r\n\r\n")]
+    for _ in range(2):
+        response = await client.head("/x")
+        assert (response.headers["Content-Length"], response.content) == ("12345", b"")
+    assert upstream.connections == 1
+
+
+async def test_a_chunked_answer(upstream, client):
+    upstream.scripts = [
+        always(upstream, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n4;x=y\r\ndefg\r\n0\r\n\r\n")
+    ]
+    assert (await client.get("/x")).content == b"abcdefg"
+
+
+async def test_a_chunked_body(upstream, client):
+    received = []
+
+    async def script(reader, writer):
+        head = await upstream.head(reader)
+        assert "transfer-encoding: chunked" in head.lower()
+        body = b""
+        while size := int(await reader.readline(), 16):
+            body += await reader.readexactly(size)
+            await reader.readline()
+        await reader.readline()
+        received.append(body)
+        writer.write(answer())
+
+    upstream.scripts = [script]
+
+    async def pieces():
+        for _ in range(10):
+            yield b"x" * 50_000
+
+    assert (await client.put("/x", content=pieces())).content == b"ok"
+    assert received == [b"x" * 500_000]
+
+
+# --- Expect and early answers
+
+
+@pytest.mark.parametrize("size", [LARGE, None])
+async def test_100_continue_comes_from_the_other_node(upstream, relay, size):
+    async def script(reader, writer):
+        assert "100-continue" in await upstream.head(reader)
+        asked.set()
+        await go.wait()
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if size is None:
+            assert await reader.readuntil(b"0\r\n\r\n") == b"3\r\nabc\r\n0\r\n\r\n"
+        else:
+            await reader.readexactly(size)
+        writer.write(answer())
+
+    asked, go = asyncio.Event(), asyncio.Event()
+    upstream.scripts = [script]
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(relay.rpartition(":")[2]))
+    framing = "Transfer-Encoding: chunked" if size is None else f"Content-Length: {size}"
+    writer.write(f"PUT /x HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\n{framing}\r\n\r\n".encode())
+    await asked.wait()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(reader.readline(), 0.1)
+    go.set()
+    assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(b"3\r\nabc\r\n0\r\n\r\n" if size is None else b"x" * size)
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    writer.close()
+
+
+@pytest.mark.parametrize("expect", [True, False])
+async def test_an_early_answer_reaches_a_client_that_is_still_sending(upstream, relay, expect):
+    async def script(reader, writer):
+        await upstream.head(reader)
+        writer.write(answer("412 Precondition Failed", b"early", "Connection: close\r\n"))
+        await writer.drain()
+        writer.write_eof()
+        await reader.read()
+
+    upstream.scripts = [script]
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(relay.rpartition(":")[2]))
+    waits = "Expect: 100-continue\r\n" if expect else ""
+    writer.write(f"PUT /x HTTP/1.1\r\nHost: a\r\n{waits}Content-Length: {LARGE}\r\n\r\n".encode())
+    if not expect:
+        writer.write(b"x" * 100_000)
+    said = await asyncio.wait_for(reader.read(), 20)
+    assert said.startswith(b"HTTP/1.1 412")
+    assert b"100 Continue" not in said
+    assert said.endswith(b"early")
+    writer.close()
+
+
+# --- nodes that fail
+
+
+async def test_a_connection_that_was_closed_while_idle(upstream, client):
+    async def once(reader, writer):
+        await upstream.head(reader)
+        writer.write(answer())
+
+    async def closes_on_the_second(reader, writer):
+        await once(reader, writer)
+        await upstream.head(reader)  # and ends without an answer
+
+    upstream.scripts = [once, once, closes_on_the_second, once]
+    assert (await client.get("/x")).content == b"ok"
+    assert (await client.get("/x")).content == b"ok"  # seen to be closed
+    assert (await client.get("/x")).content == b"ok"
+    assert (await client.get("/x")).content == b"ok"  # closed as it was taken: asked again on a new one
+    assert upstream.connections == 4
+
+
+async def test_an_upload_is_never_sent_twice(upstream, client):
+    async def closes_on_the_second(reader, writer):
+        await upstream.head(reader)
+        writer.write(answer())
+        await upstream.head(reader)
+
+    upstream.scripts = [closes_on_the_second]
+    assert (await client.get("/x")).content == b"ok"
+    check(await client.put("/x", content=b"abc"), 503, "unavailable")
+    assert upstream.connections == 1
+
+
+async def test_a_node_that_does_not_listen(upstream, client):
+    upstream.server.close()
+    await upstream.server.wait_closed()
+    for response in (await client.get("/x"), await client.put("/x", content=b"x" * LARGE)):
+        check(response, 503, "unavailable")
+        assert "Retry-After" in response.headers
+
+
+@pytest.mark.parametrize(
+    "reply", [b"", b"HTTP/1.1 200", b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc"]
+)
+async def test_an_answer_that_is_none(upstream, client, reply):
+    async def script(reader, writer):
+        await upstream.head(reader)
+        writer.write(reply)
+
+    upstream.scripts = [script]
+    check(await client.get("/x"), 503, "unavailable")
+
+
+async def test_a_node_that_keeps_silent(upstream, client):
+    async def script(reader, writer):
+        await upstream.head(reader)
+        await reader.read()
+
+    upstream.scripts = [script]
+    check(await client.get("/x"), 503, "unavailable")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n" + b"x" * 300_000,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\nzz\r\n",
+    ],
+)
+async def test_an_answer_that_breaks_off_is_never_a_clean_short_one(upstream, client, reply):
+    async def script(reader, writer):
+        await upstream.head(reader)
+        writer.write(reply)
+
+    upstream.scripts = [script]
+    with pytest.raises(httpx.RemoteProtocolError):
+        await client.get("/x")
+    upstream.scripts = [always(upstream, answer())]
+    assert (await client.get("/x")).content == b"ok"
+
+
+async def test_a_node_that_dies_in_mid_upload(upstream, client):
+    async def script(reader, writer):
+        await upstream.head(reader)
+        await reader.readexactly(100_000)
+        writer.transport.abort()
+
+    upstream.scripts = [script]
+    check(await client.put("/x", content=b"x" * 900_000), 503, "unavailable")
+
+
+async def test_a_client_that_dies_in_mid_upload(upstream, relay):
+    ended = asyncio.Event()
+    sizes = []
+
+    async def script(reader, writer):
+        await upstream.head(reader)
+        sizes.append(len(await reader.read()))
+        ended.set()
+
+    upstream.scripts = [script]
+    _, writer = await asyncio.open_connection("127.0.0.1", int(relay.rpartition(":")[2]))
+    writer.write(f"PUT /x HTTP/1.1\r\nHost: a\r\nContent-Length: {LARGE}\r\n\r\n".encode() + b"x" * 1000)
+    await writer.drain()
+    writer.close()
+    await asyncio.wait_for(ended.wait(), 20)
+    assert sizes[0] <= 1000  # some of it, and then its end
+
+
+async def test_json_errors_pass_through(upstream, client):
+    body = json.dumps({"error": {"code": "object_not_found", "message": "m", "request_id": "r"}}).encode()
+    upstream.scripts = [always(upstream, answer("404 Not Found", body, "Content-Type: application/json\r\n"))]
+    check(await client.get("/x"), 404, "object_not_found")

@@ -1,0 +1,484 @@
+"""The server of every node, in process with routes of the tests' own: deadlines, caps, errors, bodies, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from dfc.config import Settings
+from dfc.errors import ObjectNotFound, Unavailable
+from dfc.http.answers import Answer, FileAnswer, StreamAnswer, json_answer, text_answer
+from dfc.http.common import content_type, flag, health_answer, page_limit
+from dfc.http.router import Route
+from dfc.http.server import NodeServer
+from dfc.limits import SMALL_BODY_BYTES
+
+LARGE = 3_000_000
+CALM = Settings(port=0, access_log=False, drain_timeout_s=5.0)
+# For tests of what takes too long; nothing else may depend on the machine being fast.
+IMPATIENT = replace(
+    CALM,
+    header_timeout_s=0.4,
+    keepalive_timeout_s=1.0,
+    body_grace_s=0.4,
+    body_min_rate_bytes_per_s=1000,
+    read_stall_timeout_s=0.6,
+)
+
+
+class Program:
+    """Handlers that show what a route can do."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.release = asyncio.Event()
+        self.entered = asyncio.Event()
+        self.received = bytearray()
+        self.problem: BaseException | None = None
+
+    async def hello(self, exchange, parameters):
+        return text_answer("hello")
+
+    async def hold(self, exchange, parameters):
+        self.entered.set()
+        await self.release.wait()
+        return text_answer("released")
+
+    async def crash(self, exchange, parameters):
+        raise ValueError("a secret detail")
+
+    async def known(self, exchange, parameters):
+        raise {"404": ObjectNotFound("there is none"), "503": Unavailable("later", retry_after_s=7)}[parameters[0]]
+
+    async def receive(self, exchange, parameters):
+        self.received.clear()
+        try:
+            await exchange.receive(self.received.__iadd__)
+        except BaseException as problem:
+            self.problem = problem
+            raise
+        return json_answer({"received": len(self.received), "counted": exchange.received_bytes})
+
+    async def small(self, exchange, parameters):
+        return json_answer({"received": len(await exchange.read_small(1000))})
+
+    async def ignore(self, exchange, parameters):
+        return text_answer("I do not want it")
+
+    async def file(self, exchange, parameters):
+        return FileAnswer(200, os.open(self.path, os.O_RDONLY), 0, LARGE, [])
+
+    async def short_file(self, exchange, parameters):
+        return FileAnswer(200, os.open(self.path, os.O_RDONLY), 10, LARGE, [])
+
+    async def stream(self, exchange, parameters):
+        async def pieces() -> AsyncIterator[bytes]:
+            for _ in range(5):
+                yield b"x" * 100_000
+                yield b""
+
+        return StreamAnswer(200, pieces(), [])
+
+    async def broken_stream(self, exchange, parameters):
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b"x" * 1000
+            raise ValueError("in mid-stream")
+
+        return StreamAnswer(200, pieces(), [])
+
+    async def short_stream(self, exchange, parameters):
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b"x" * 1000
+
+        return StreamAnswer(200, pieces(), [], content_length=2000)
+
+    async def endless(self, exchange, parameters):
+        async def pieces() -> AsyncIterator[bytes]:
+            while True:
+                yield b"x" * 100_000
+
+        return StreamAnswer(200, pieces(), [])
+
+    def routes(self) -> list[Route]:
+        get = {
+            "/v1/hello": self.hello, "/v1/hold": self.hold, "/v1/crash": self.crash, "/v1/known/{status}": self.known,
+            "/v1/file": self.file, "/v1/short-file": self.short_file, "/v1/stream": self.stream,
+            "/v1/broken-stream": self.broken_stream, "/v1/short-stream": self.short_stream, "/v1/endless": self.endless,
+        }  # fmt: skip
+        put = {"/v1/receive": self.receive, "/v1/small": self.small, "/v1/ignore": self.ignore}
+        return [
+            *(Route(pattern, {"GET": handler}) for pattern, handler in get.items()),
+            *(Route(pattern, {"PUT": handler}) for pattern, handler in put.items()),
+        ]
+
+
+@pytest.fixture
+async def start(tmp_path):
+    """Starts servers: `server, program = await start(settings)`."""
+    path = tmp_path / "body"
+    path.write_bytes(b"z" * LARGE)
+    servers = []
+
+    async def begin(settings: Settings = CALM) -> tuple[NodeServer, Program]:
+        program = Program(str(path))
+        server = NodeServer(settings, program.routes(), Route("/", {"GET": program.hello}, query=None))
+        server.bind()
+        await server.serve()
+        servers.append((server, program))
+        return server, program
+
+    yield begin
+    for server, program in servers:
+        program.release.set()
+        await server.stop()
+
+
+class Client:
+    """A connection that says exactly what it is told to."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def open(cls, server: NodeServer) -> Client:
+        return cls(*await asyncio.open_connection("127.0.0.1", server.port))
+
+    def send(self, text: str, body: bytes = b"") -> None:
+        self.writer.write(text.replace("\n", "\r\n").encode() + body)
+
+    async def head(self) -> tuple[int, dict[str, str]]:
+        lines = (await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 20)).decode().split("\r\n")
+        headers = dict(line.split(": ", 1) for line in lines[1:] if line)
+        return int(lines[0].split()[1]), {name.lower(): value for name, value in headers.items()}
+
+    async def answer(self) -> tuple[int, dict[str, str], bytes]:
+        status, headers = await self.head()
+        return status, headers, await self.reader.readexactly(int(headers.get("content-length", 0)))
+
+    async def error(self) -> tuple[int, str]:
+        """Status and code of an error answer after which the connection ends."""
+        status, headers, body = await self.answer()
+        assert headers["content-type"] == "application/json"
+        assert headers["connection"] == "close"
+        assert await self.rest() == b""
+        return status, json.loads(body)["error"]["code"]
+
+    async def rest(self) -> bytes:
+        try:
+            return await asyncio.wait_for(self.reader.read(), 20)
+        except ConnectionResetError:
+            return b""
+
+    async def close(self) -> None:
+        self.writer.transport.abort()
+
+
+# --- deadlines and caps
+
+
+@pytest.mark.parametrize("begun", ["", "GET /v1/hello HTTP/1.1\nHost: a", "GET /v1/hello HTTP/1.1\nHost: a\nX: 1\n"])
+async def test_a_head_that_does_not_come(start, begun):
+    server, _ = await start(IMPATIENT)
+    client = await Client.open(server)
+    client.send(begun)
+    assert await client.error() == (408, "header_timeout")
+
+
+async def test_a_head_that_drips(start):
+    server, _ = await start(IMPATIENT)
+    client = await Client.open(server)
+
+    async def drip() -> None:
+        for letter in "GET /v1/hello HTTP/1.1\r\nHost: " + "a" * 1000:
+            client.writer.write(letter.encode())
+            await asyncio.sleep(0.02)
+
+    dripping = asyncio.create_task(drip())
+    assert await client.error() == (408, "header_timeout")
+    dripping.cancel()
+
+
+async def test_a_second_head_has_its_own_deadline(start):
+    server, _ = await start(replace(CALM, header_timeout_s=0.5))
+    client = await Client.open(server)
+    client.send("GET /v1/hello HTTP/1.1\nHost: a\n\n")
+    assert (await client.answer())[0] == 200
+    await asyncio.sleep(0.6)  # idle for longer than a head may take
+    client.send("GET /v1/hello HTTP/1.1\nHost: a\n\n")
+    assert (await client.answer())[0] == 200
+    client.send("GET /v1/hel")
+    assert await client.error() == (408, "header_timeout")
+
+
+async def test_an_idle_connection_is_closed(start):
+    server, _ = await start(IMPATIENT)
+    client = await Client.open(server)
+    client.send("GET /v1/hello HTTP/1.1\nHost: a\n\n")
+    assert (await client.answer())[2] == b"hello"
+    assert await client.rest() == b""
+
+
+async def test_one_connection_too_many(start):
+    server, program = await start(replace(CALM, connections_max=3))
+    clients = [await Client.open(server) for _ in range(3)]
+    for client in clients:
+        client.send("GET /v1/hold HTTP/1.1\nHost: a\n\n")
+    await program.entered.wait()
+    refused = await Client.open(server)
+    refused.send("GET /v1/hello HTTP/1.1\nHost: a\n\n")
+    status, headers, body = await refused.answer()
+    assert (status, headers["retry-after"], json.loads(body)["error"]["code"]) == (503, "1", "unavailable")
+    assert await refused.rest() == b""
+    assert server.stats.connections_refused == 1
+    program.release.set()
+    for client in clients:
+        assert (await client.answer())[2] == b"released"
+        await client.close()
+    while server.stats.connections:  # noqa: ASYNC110  the server learns of it in its own time
+        await asyncio.sleep(0.01)
+    again = await Client.open(server)
+    again.send("GET /v1/hello HTTP/1.1\nHost: a\n\n")
+    assert (await again.answer())[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "framing", "sent"),
+    [
+        ("receive", f"Content-Length: {LARGE}", b""),
+        ("receive", f"Content-Length: {LARGE}", b"x" * 100_000),
+        ("receive", "Content-Length: 100", b"x"),
+        ("receive", "Transfer-Encoding: chunked", b""),
+        ("receive", "Transfer-Encoding: chunked", b"5\r\nabc"),
+        ("small", "Content-Length: 100", b"x"),
+        ("small", "Transfer-Encoding: chunked", b"5\r\nabc"),
+    ],
+)
+async def test_a_body_that_stalls(start, path, framing, sent):
+    server, _ = await start(IMPATIENT)
+    client = await Client.open(server)
+    client.send(f"PUT /v1/{path} HTTP/1.1\nHost: a\n{framing}\n\n", sent)
+    assert await client.error() == (408, "body_timeout")
+
+
+async def test_a_reader_that_stalls(start):
+    server, _ = await start(IMPATIENT)
+    for path in ("file", "endless"):
+        client = await Client.open(server)
+        client.reader._limit = 1  # type: ignore[attr-defined]  asyncio stops reading from the socket
+        client.send(f"GET /v1/{path} HTTP/1.1\nHost: a\n\n")
+        while server.stats.connections:  # noqa: ASYNC110  the server cuts it off in its own time
+            await asyncio.sleep(0.02)
+        await client.close()
+
+
+# --- bodies
+
+
+@pytest.mark.parametrize("size", [0, 1, SMALL_BODY_BYTES, SMALL_BODY_BYTES + 1, LARGE])
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_is_received(start, size, chunked):
+    server, program = await start()
+    client = await Client.open(server)
+    body = os.urandom(size)
+    framing = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {size}"
+    client.send(f"PUT /v1/receive HTTP/1.1\nHost: a\n{framing}\n\n")
+    if chunked:
+        for at in range(0, size, 70_000):
+            piece = body[at : at + 70_000]
+            client.writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        client.writer.write(b"0\r\n\r\n")
+    else:
+        client.writer.write(body)
+    status, headers, said = await client.answer()
+    assert status == 200
+    assert json.loads(said) == {"received": size, "counted": size}
+    assert program.received == body
+    if size == LARGE:  # taken from under the parser, which cannot go on
+        assert ("connection" in headers) == (not chunked)
+
+
+@pytest.mark.parametrize(
+    ("framing", "sent"), [(f"Content-Length: {LARGE}", b"x" * 100_000), ("Transfer-Encoding: chunked", b"5\r\nabc")]
+)
+async def test_a_client_that_goes_away_in_mid_body(start, framing, sent):
+    server, program = await start()
+    client = await Client.open(server)
+    client.send(f"PUT /v1/receive HTTP/1.1\nHost: a\n{framing}\n\n", sent)
+    while not program.received and "Length" in framing:  # noqa: ASYNC110  until the handler has it
+        await asyncio.sleep(0.01)
+    await client.close()
+    while program.problem is None:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert type(program.problem).__name__ == "LengthMismatch"
+
+
+async def test_a_broken_chunk_in_mid_body(start):
+    server, program = await start()
+    client = await Client.open(server)
+    client.send("PUT /v1/receive HTTP/1.1\nHost: a\nTransfer-Encoding: chunked\n\n", b"3\r\nabc\r\n")
+    await asyncio.sleep(0.1)  # so that the head and the first chunk have been parsed
+    client.writer.write(b"nonsense\r\n")
+    assert await client.error() == (400, "bad_request")
+    assert type(program.problem).__name__ == "BadRequest"
+
+
+async def test_a_body_over_the_limit(start):
+    server, _ = await start()
+    for framing, body in (("Content-Length: 1001", b"x" * 1001), ("Transfer-Encoding: chunked", b"3e9\r\n" + b"x" * 1001)):
+        client = await Client.open(server)
+        client.send(f"PUT /v1/small HTTP/1.1\nHost: a\n{framing}\n\n", body)
+        status, _, said = await client.answer()
+        assert (status, json.loads(said)["error"]["code"]) == (413, "too_large")
+
+
+async def test_a_body_that_nobody_reads(start):
+    server, _ = await start()
+    client = await Client.open(server)
+    client.send("PUT /v1/ignore HTTP/1.1\nHost: a\nContent-Length: 500000\n\n", b"x" * 500_000)
+    status, headers, body = await client.answer()
+    assert (status, body, headers["connection"]) == (200, b"I do not want it", "close")
+    assert await client.rest() == b""
+
+
+async def test_100_continue_is_sent_once_and_only_to_who_waits(start):
+    server, _ = await start()
+    for expect, continued in (("Expect: 100-continue\n", True), ("Expect: 100-Continue\n", True), ("", False)):
+        for size in (10, LARGE):
+            client = await Client.open(server)
+            client.send(f"PUT /v1/receive HTTP/1.1\nHost: a\n{expect}Content-Length: {size}\n\n")
+            if continued:
+                assert (await client.head())[0] == 100
+            client.writer.write(b"x" * size)
+            assert (await client.answer())[0] == 200
+            await client.close()
+
+
+# --- answers
+
+
+async def test_a_file_and_a_stream(start):
+    server, _ = await start()
+    client = await Client.open(server)
+    for _ in range(2):
+        client.send("GET /v1/file HTTP/1.1\nHost: a\n\n")
+        assert (await client.answer())[2] == b"z" * LARGE
+        client.send("GET /v1/stream HTTP/1.1\nHost: a\n\n")
+        assert (await client.head())[1]["transfer-encoding"] == "chunked"
+        body = b""
+        while size := int(await client.reader.readline(), 16):
+            body += (await client.reader.readexactly(size + 2))[:-2]
+        await client.reader.readline()
+        assert body == b"x" * 500_000
+        client.send("HEAD /v1/stream HTTP/1.1\nHost: a\n\nHEAD /v1/file HTTP/1.1\nHost: a\n\n")
+        assert (await client.head())[1]["transfer-encoding"] == "chunked"
+        assert (await client.head())[1]["content-length"] == str(LARGE)
+
+
+@pytest.mark.parametrize("path", ["short-file", "broken-stream", "short-stream"])
+async def test_a_body_that_cannot_be_finished_breaks_the_connection(start, path, caplog):
+    server, _ = await start()
+    client = await Client.open(server)
+    client.send(f"GET /v1/{path} HTTP/1.1\nHost: a\n\n")
+    status, headers = await client.head()
+    assert status == 200
+    body = await client.rest()
+    if "content-length" in headers:
+        assert len(body) < int(headers["content-length"])
+    else:
+        assert not body.endswith(b"0\r\n\r\n")
+
+
+async def test_errors(start, caplog):
+    server, _ = await start()
+    client = await Client.open(server)
+    for path, status, code in (("known/404", 404, "object_not_found"), ("known/503", 503, "unavailable")):
+        client.send(f"GET /v1/{path} HTTP/1.1\nHost: a\nX-Request-Id: abc\n\n")
+        found, headers, body = await client.answer()
+        assert found == status
+        assert json.loads(body)["error"]["code"] == code
+        assert json.loads(body)["error"]["request_id"] == headers["x-request-id"] == "abc"
+        assert headers.get("retry-after") == ("7" if status == 503 else None)
+    with caplog.at_level(logging.ERROR):
+        client.send("GET /v1/crash HTTP/1.1\nHost: a\nX-Request-Id: abc\n\n")
+        status, _, body = await client.answer()
+    assert (status, json.loads(body)["error"]["code"]) == (500, "internal_error")
+    assert b"secret" not in body
+    assert "abc" in caplog.text
+    assert "a secret detail" in caplog.text
+
+
+# --- the end
+
+
+async def test_running_requests_finish_and_new_ones_are_not_taken(start):
+    server, program = await start()
+    client = await Client.open(server)
+    client.send("GET /v1/hold HTTP/1.1\nHost: a\n\n")
+    await program.entered.wait()
+    idle = await Client.open(server)
+    stopping = asyncio.create_task(server.stop())
+    await asyncio.sleep(0.05)
+    assert not stopping.done()
+    with pytest.raises(ConnectionError):
+        await Client.open(server)
+    program.release.set()
+    assert (await client.answer())[2] == b"released"
+    await asyncio.wait_for(stopping, 10)
+    assert await idle.rest() == b""
+
+
+async def test_what_does_not_finish_is_ended_after_the_drain_timeout(start):
+    server, program = await start(replace(CALM, drain_timeout_s=0.2))
+    client = await Client.open(server)
+    client.send("GET /v1/hold HTTP/1.1\nHost: a\n\n")
+    await program.entered.wait()
+    await asyncio.wait_for(server.stop(), 10)
+    assert await client.rest() == b""
+
+
+# --- addresses
+
+
+@pytest.mark.parametrize(
+    ("settings", "urls"),
+    [
+        ({}, ("http://127.0.0.1:{p}", "http://127.0.0.1:{p}")),
+        ({"url": "http://node:0/"}, ("http://node:{p}", "http://node:{p}")),
+        ({"url": "http://node:80"}, ("http://node:80", "http://node:80")),
+        ({"advertise_url": "http://data.example:0"}, ("http://127.0.0.1:{p}", "http://data.example:{p}")),
+        ({"url": "http://node:1", "advertise_url": "https://data.example/"}, ("http://node:1", "https://data.example")),
+    ],
+)
+async def test_urls(start, settings, urls):
+    server, _ = await start(replace(CALM, **settings))
+    assert server.own_urls() == tuple(url.format(p=server.port) for url in urls)
+
+
+async def test_absolute_uris_by_every_name_of_the_node(start):
+    server, _ = await start(replace(CALM, url="http://node:1", advertise_url="http://data.example:0"))
+    client = await Client.open(server)
+    for host in ("node", "NODE:99", "data.example:80", "localhost", "127.0.0.1:1"):
+        client.send(f"GET http://{host}/v1/hello HTTP/1.1\nHost: a\n\n")
+        assert (await client.answer())[0] == 200
+    client.send("GET http://other.example/v1/hello HTTP/1.1\nHost: a\n\n")
+    assert await client.error() == (400, "bad_request")
+
+
+# --- small pieces
+
+
+def test_content_types_limits_flags_and_health():
+    assert content_type("a/b.TAR") == "application/x-tar"
+    assert content_type("a.tar/b") == content_type("") == content_type("a.") == "application/octet-stream"
+    assert page_limit({}) == page_limit({"limit": "10000"}) == 10_000
+    assert page_limit({}, 5) == 5
+    assert [flag({"x": value}, "x") for value in "01"] == [False, True]
+    assert not flag({}, "x")
+    assert (health_answer(True, a=1).status, health_answer(False).status) == (200, 503)
+    assert isinstance(health_answer(True), Answer)
