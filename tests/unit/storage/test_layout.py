@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dfc.checksum import checksum_of
 from dfc.errors import BadName
 from dfc.limits import BLOB_NAME_BYTES_MAX
 from dfc.storage import ObjectRow, layout
@@ -68,6 +69,16 @@ def test_a_footer_says_whose_bytes_stand_before_it(name: str, size: int, body: b
         row.checksum,
         len(footer),
     )
+
+
+def test_the_footer_of_the_documentation() -> None:
+    footer = layout.encode_footer("4f2c", "train/000000.tar", VERSION, 5, checksum_of(b"hello"))
+    assert footer.hex() == (
+        "34663263747261696e2f3030303030302e7461720500000000000000b5e9c1ad071b3e7fc779cfaa5e523818"
+        "303636306361636636333931616530303031040010000100b462dac75850baee4446432d424c4f42"
+    )
+    path = layout.blob_path("", "4f2c", "train/000000.tar", VERSION)
+    assert path == "/objects/4f2c/72/train%2F000000.tar@0660cacf6391ae0001"
 
 
 def test_every_flipped_bit_of_a_footer_is_noticed() -> None:
