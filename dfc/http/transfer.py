@@ -25,8 +25,8 @@ from dfc.limits import MIB, PIPE_BYTES, TRANSFER_BUFFER_BYTES, TRANSFER_POLL_S
 SENDFILE_BYTES: Final = 8 * MIB  # one call; the socket's buffer ends it earlier
 TURN_BYTES: Final = 64 * MIB  # after so many bytes a step lets another transfer have the thread
 PIPELINE_AFTER_BYTES: Final = 4 * MIB
-SLOW_STEP_S: Final = 0.1
-SLOW_STEP_BYTES: Final = 128 * 1024  # a peer that gives less in SLOW_STEP_S is waited for by the event loop
+SLOW_STEP_S: Final = TRANSFER_POLL_S
+SLOW_STEP_BYTES: Final = 128 * 1024  # a peer that moves less in SLOW_STEP_S is waited for by the event loop
 BUFFERS_KEPT: Final = 16
 _F_SETPIPE_SZ: Final = 1031  # fcntl.F_SETPIPE_SZ
 
@@ -135,6 +135,11 @@ async def _uninterrupted(step: asyncio.Future[Wait | None]) -> Wait | None:
         raise
 
 
+def is_trickle(started_s: float, moved: int) -> bool:
+    """Whether a step that has to wait has moved so little that its thread is for others: a few bytes now and then hold none."""
+    return moved < SLOW_STEP_BYTES and time.monotonic() - started_s > SLOW_STEP_S
+
+
 def duplicate(connection: socket.socket) -> socket.socket:
     """A second descriptor of the same open socket, to be closed by the caller."""
     return socket.socket(fileno=os.dup(connection.fileno()))
@@ -152,7 +157,7 @@ class SendFile:
         self.moved = 0
 
     def step(self) -> Wait | None:
-        turn_end = self.moved + TURN_BYTES
+        started_s, turn_start, turn_end = time.monotonic(), self.moved, self.moved + TURN_BYTES
         sink, file = self._sink.fileno(), self._file
         while self._head or self._remaining:
             if self.moved >= turn_end:
@@ -164,7 +169,7 @@ class SendFile:
                     continue
                 sent = os.sendfile(sink, file, self._offset, min(self._remaining, SENDFILE_BYTES))
             except BlockingIOError:
-                if not self._poll.poll(TRANSFER_POLL_S * 1000):
+                if is_trickle(started_s, self.moved - turn_start) or not self._poll.poll(TRANSFER_POLL_S * 1000):
                     return self._wait
                 continue
             if not sent:
@@ -276,8 +281,7 @@ class Receive:
 
     def _is_slow(self, started: float, turn_start: int) -> bool:
         """Nothing is there: whether the event loop should wait for more, after a moment of waiting here."""
-        slow = time.monotonic() - started > SLOW_STEP_S and self.moved - turn_start < SLOW_STEP_BYTES
-        return slow or not self._poll.poll(TRANSFER_POLL_S * 1000)
+        return is_trickle(started, self.moved - turn_start) or not self._poll.poll(TRANSFER_POLL_S * 1000)
 
 
 class Splice:
@@ -306,12 +310,15 @@ class Splice:
         os.close(self._write_end)
 
     def step(self) -> Wait | None:
-        turn_end = self.moved + TURN_BYTES
+        started_s, turn_start, turn_end = time.monotonic(), self.moved, self.moved + TURN_BYTES
         while self._head or self._remaining or self._in_pipe:
             if self.moved >= turn_end:
                 return Wait(())
             blocked = self._send_head() if self._head else self._move()
-            if blocked is not None and (wait := self._blocked(blocked)) is not None:
+            if blocked is None:
+                continue
+            timeout_s = 0.0 if is_trickle(started_s, self.moved - turn_start) else TRANSFER_POLL_S
+            if (wait := self._blocked(blocked, timeout_s)) is not None:
                 return None if self.answered_early else wait
         return None
 
@@ -354,14 +361,14 @@ class Splice:
             raise LengthMismatch(f"the body ended {self._remaining} bytes early")
         return taken
 
-    def _blocked(self, event: tuple[int, int]) -> Wait | None:
+    def _blocked(self, event: tuple[int, int], timeout_s: float) -> Wait | None:
         """Wait a moment in the thread; a Wait when the event loop has to, or when an early answer has come."""
         poll = select.poll()
         poll.register(*event)
         for descriptor, wanted in self._watch:
             poll.register(descriptor, wanted | (event[1] if descriptor == event[0] else 0))
-        ready = poll.poll(TRANSFER_POLL_S * 1000)
+        ready = poll.poll(timeout_s * 1000)
         if self._watch and any(fd == self._watch[0][0] and got & (select.POLLIN | select.POLLHUP) for fd, got in ready):
             self.answered_early = True
             return Wait(())
-        return None if ready else Wait((event, *self._watch), for_source=event[1] == select.POLLIN)
+        return None if ready and timeout_s else Wait((event, *self._watch), for_source=event[1] == select.POLLIN)
