@@ -17,6 +17,7 @@ BLOB_NAME_BYTES_MAX: Final = 180  # escaped name + "@version.idx" stays under th
 REQUEST_LINE_BYTES_MAX: Final = 16 * KIB  # 1,024 bytes of name escaped three for one, twice, and a query
 HEADER_FIELD_BYTES_MAX: Final = 16 * KIB
 HEADER_COUNT_MAX: Final = 128
+HEAD_BYTES_MAX: Final = 64 * KIB  # one that is still coming; 4,096 connections that hold one each take 256 MiB
 JSON_BODY_BYTES_MAX: Final = 1 * MIB  # settings and shard lists; objects are never parsed as JSON
 LIST_PAGE_MAX: Final = 10_000
 CLUSTER_MAP_BYTES_MAX: Final = 64 * MIB  # 10,000 disks and 100,000 buckets

@@ -164,9 +164,8 @@ class StreamAnswer(Answer):
         chunked = self.content_length < 0 and not exchange.is_http10
         self._closing = exchange.must_close or (self.content_length < 0 and not chunked)
         framing = "Transfer-Encoding: chunked\r\n" if chunked else "" if self.content_length < 0 else self._length_line()
-        transport = exchange.open_transport()
-        transport.write(self._head(exchange, framing))
         try:
+            exchange.open_transport().write(self._head(exchange, framing))
             if exchange.method != "HEAD":
                 await self._stream(exchange, chunked)
         except BaseException:
@@ -199,13 +198,22 @@ class StreamAnswer(Answer):
 
 async def finish_connection(exchange: Exchange) -> None:
     """End a connection so that the client gets the answer: half-close, discard up to 1 MiB or 2 s of what it still sends."""
-    with suppress(OSError):
+    with suppress(OSError, RuntimeError):  # RuntimeError: the transport was closed meanwhile
         await exchange.write_buffer_empty()
-        if not exchange.body_is_read:
-            with duplicate(exchange.socket()) as connection:
+        with duplicate(exchange.socket()) as connection:
+            if not exchange.body_is_read or _has_unread(connection):
+                exchange.open_transport().pause_reading()
                 connection.shutdown(socket.SHUT_WR)
                 await _discard(connection)
     exchange.protocol.force_close()
+
+
+def _has_unread(connection: socket.socket) -> bool:
+    """Whether the client has sent more than was asked for, a pipelined request for instance."""
+    try:
+        return bool(connection.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return False
 
 
 async def _discard(connection: socket.socket) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mimetypes
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
@@ -17,6 +18,7 @@ from dfc.metrics import CONTENT_TYPE, render
 # What browsers must not do with stored bytes: guess their type, or run them as a page of this origin.
 SAFETY_HEADERS: Final = (("X-Content-Type-Options", "nosniff"), ("Content-Security-Policy", "sandbox"))
 OBJECT_QUERY: Final = frozenset(("member", "archpath", "sample", "ext", "list", "redirect", "relay"))
+_LIMIT: Final = re.compile("[0-9]{1,9}")
 LISTING_QUERY: Final = frozenset(("prefix", "start_after", "delimiter", "limit", "token"))
 _TYPES: Final = {
     ".tar": "application/x-tar",
@@ -52,7 +54,7 @@ def page_limit(query: Mapping[str, str], default: int = LIST_PAGE_MAX) -> int:
     text = query.get("limit")
     if text is None:
         return default
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= LIST_PAGE_MAX:
+    if not _LIMIT.fullmatch(text) or not 1 <= int(text) <= LIST_PAGE_MAX:
         raise BadRequest(f"limit is 1 to {LIST_PAGE_MAX}")
     return int(text)
 

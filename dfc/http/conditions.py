@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from dfc.errors import BadRequest, PreconditionFailed, RangeNotSatisfiable
 
-_RANGE: Final = re.compile(r"(\d{0,19})-(\d{0,19})")
+_RANGE: Final = re.compile(r"([0-9]{0,19})-([0-9]{0,19})")
 _CONDITIONAL: Final = ("Range", "If-None-Match", "If-Match", "If-Modified-Since", "If-Unmodified-Since")
 _ENTITY_TAG: Final = re.compile(r'(?:W/)?"([^"]*)"')
 

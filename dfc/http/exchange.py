@@ -65,8 +65,10 @@ class Exchange(BaseRequest):
         # Accepted only in a form that can stand in a header and in a log line.
         self.request_id = given if given and _REQUEST_ID.fullmatch(given) else f"{_ID_PREFIX}-{next(_ID_COUNTER):x}"
         self.received_bytes = 0
+        self.is_broken = False
         self._taken = False
-        self._must_close = bool(message.should_close)
+        # What follows an offer to upgrade that is declined is read as bytes of the other protocol by the parser.
+        self._must_close = bool(message.should_close or message.upgrade)
 
     # --- the connection
 
@@ -106,7 +108,7 @@ class Exchange(BaseRequest):
     @property
     def body_is_read(self) -> bool:
         """Whether nothing more of this request can be on its way."""
-        return self._taken or self.content.is_eof()
+        return (self._taken or self.content.is_eof()) and not self.is_broken
 
     @property
     def must_close(self) -> bool:
@@ -185,12 +187,12 @@ class Exchange(BaseRequest):
             self.received_bytes += len(piece)
             yield piece
 
-    async def json(self, kind: type[Any]) -> Any:  # type: ignore[override]
-        """The body decoded as JSON into a msgspec type with unknown fields forbidden; BadRequest says where it differs."""
-        body = await self.read_small()
+    async def json(self, kind: type[Any], limit_bytes: int = JSON_BODY_BYTES_MAX) -> Any:  # type: ignore[override]
+        """The body decoded as JSON into a msgspec type; BadRequest says where it differs."""
+        body = await self.read_small(limit_bytes)
         try:
             return msgspec.json.decode(body or b"{}", type=kind)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadRequest(f"bad JSON: {error}") from None
 
     async def receive(self, sink: Callable[[memoryview], object]) -> None:

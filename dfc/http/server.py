@@ -21,11 +21,11 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from dfc.config import Settings
-from dfc.errors import BadRequest, DfcError, Forbidden, NotFound, ServerTrouble, Unauthorized
+from dfc.errors import BadRequest, DfcError, Forbidden, LengthMismatch, NotFound, ServerTrouble, Unauthorized
 from dfc.http.answers import Answer, error_answer
 from dfc.http.exchange import Bulk, Exchange
 from dfc.http.router import Route, Router
-from dfc.limits import HEADER_COUNT_MAX, HEADER_FIELD_BYTES_MAX, REQUEST_LINE_BYTES_MAX
+from dfc.limits import HEAD_BYTES_MAX, HEADER_COUNT_MAX, HEADER_FIELD_BYTES_MAX, REQUEST_LINE_BYTES_MAX
 from dfc.logs import AccessLog
 from dfc.metrics import RequestStats
 
@@ -47,6 +47,7 @@ def _plain_answer(status: str, code: str, message: str, extra: str = "") -> byte
 
 
 _REFUSAL: Final = _plain_answer("503 Service Unavailable", "unavailable", "too many connections", "Retry-After: 1\r\n")
+_LARGE_HEAD: Final = _plain_answer("400 Bad Request", "bad_request", f"a request head has at most {HEAD_BYTES_MAX} bytes")
 _SLOW_HEAD: Final = _plain_answer("408 Request Timeout", "header_timeout", "the request head did not arrive in time")
 
 
@@ -56,6 +57,9 @@ class Connection(RequestHandler):
     node: NodeServer
     refused = False
     head_begun_s = 0.0
+    head_bytes = 0
+    half_closed = False
+    _last_body: Any = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.node = cast(NodeServer, self._manager)
@@ -98,11 +102,26 @@ class Connection(RequestHandler):
         super().data_received(data)
         if self._messages:
             self._end_broken_body()
+            self._last_body = self._messages[-1][1]
         waiter = self._waiter
         if waiter is None or waiter.done():
-            self.head_begun_s = 0.0
-        elif not self.head_begun_s:
+            self.head_begun_s, self.head_bytes = 0.0, 0
+            return
+        if not self.head_begun_s:
             self.head_begun_s = self._loop.time()
+        self.head_bytes += len(data)
+        if self.head_bytes > HEAD_BYTES_MAX:
+            self._end_early(_LARGE_HEAD)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """A client that has said all may still want its answer: the connection stays open until that is out."""
+        waiter = self._waiter
+        if self._last_body is None or (waiter is not None and not waiter.done()):
+            return False  # no request is being answered
+        self.half_closed = True
+        if not self._last_body.is_eof():
+            self._last_body.set_exception(LengthMismatch("the body ended early"))
+        return True
 
     def _end_broken_body(self) -> None:
         """A chunk that cannot be parsed ends the body it is of: aiohttp only queues the error behind that request."""
@@ -114,14 +133,21 @@ class Connection(RequestHandler):
         """Answer 408 and close when a head has been coming for too long."""
         if self.head_begun_s and now - self.head_begun_s > timeout_s:
             waiter = self._waiter
-            if waiter is not None and not waiter.done() and self.transport is not None:
-                self.transport.write(_SLOW_HEAD)
-                self.force_close()
+            if waiter is not None and not waiter.done():
+                self._end_early(_SLOW_HEAD)
+
+    def _end_early(self, answer: bytes) -> None:
+        """Answer a head that is not complete, and close."""
+        if self.transport is not None:
+            self.transport.write(answer)
+            self.force_close()
 
     def log_access(self, request: Any, response: Any, time: float | None) -> None:
         """Called by aiohttp when the last byte is out."""
         if isinstance(request, Exchange):
             self.node.record(request, response)
+        if self.half_closed and not self._messages:
+            self.close()
 
     def handle_error(
         self, request: Any, status: int = 500, exc: BaseException | None = None, message: str | None = None
@@ -129,6 +155,7 @@ class Connection(RequestHandler):
         """What aiohttp calls for heads that it cannot parse (and nothing else: handlers here raise nothing)."""
         _log.debug("bad request from %s: %s", self.peername, message)
         request.close_after()
+        request.is_broken = True
         text = (message or "the request could not be read").partition("\n")[0][:200]
         return error_answer(BadRequest(text), request.request_id)  # type: ignore[return-value]
 
@@ -236,6 +263,7 @@ class NodeServer(web.Server):
 
     async def _answer(self, exchange: Exchange) -> Answer:
         try:
+            self._check_framing(exchange)
             self._check_host(exchange)
             route, parameters = self._find(exchange.target_path)
             exchange.route = route.pattern
@@ -262,6 +290,12 @@ class NodeServer(web.Server):
             raise NotFound("there is no such path; docs/http.md lists all")
         return self._fallback, ()
 
+    def _check_framing(self, exchange: Exchange) -> None:
+        """The parser takes `gzip, chunked` as well, and would leave the gzip in the body."""
+        if exchange.headers.get("Transfer-Encoding", "chunked").strip().lower() != "chunked":
+            exchange.close_after()
+            raise BadRequest("the only Transfer-Encoding here is chunked")
+
     def _check_host(self, exchange: Exchange) -> None:
         """A target in absolute form is for proxies; it is taken only when it names this node."""
         if exchange.target_path.startswith("/"):
@@ -277,9 +311,7 @@ class NodeServer(web.Server):
         safe = exchange.method in SAFE_METHODS
         if not safe:
             origin = exchange.headers.get("Origin")
-            if origin is not None and origin != "null" and urlsplit(origin).netloc == exchange.headers.get("Host"):
-                origin = None
-            if origin is not None:
+            if origin is not None and origin.partition("://")[2] != exchange.headers.get("Host"):
                 raise Forbidden("this method is not for pages of another origin")
         if self._token and (not safe or route.internal or self.settings.token_for_reads) and route.pattern != "/v1/health":
             given = exchange.headers.get("Authorization", "")
