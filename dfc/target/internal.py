@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final
 
 import msgspec
 
-from dfc.errors import BadRequest, Conflict, NotAShard
+from dfc.errors import Conflict, NotAShard
 from dfc.http.answers import NDJSON, Answer, StreamAnswer, json_answer
 from dfc.http.common import page_limit
 from dfc.http.exchange import Exchange
@@ -33,6 +34,7 @@ class InternalRoutes:
     def __init__(self, local: Local, scrubbers: dict[str, Scrubber]) -> None:
         self._local = local
         self._scrubbers = scrubbers
+        self._expanding = asyncio.Lock()  # a short spec may stand for a million names: one at a time in memory
 
     def _disks(self) -> list[Disk]:
         return [self._local.disks[disk_id] for disk_id in sorted(self._local.disks)]
@@ -73,11 +75,7 @@ class InternalRoutes:
 
     async def take_map(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Decide by this map from now on. Answered when no commit that was decided by an older one is under way."""
-        body = await exchange.read_small(CLUSTER_MAP_BYTES_MAX)
-        try:
-            new = ClusterMap.decode(body)
-        except msgspec.DecodeError as error:
-            raise BadRequest(f"not a cluster map: {error}") from None
+        new: ClusterMap = await exchange.json(ClusterMap, CLUSTER_MAP_BYTES_MAX)
         if self._local.take_map(new):
             for disk in self._disks():
                 await self._local.call(disk.settle)
@@ -90,10 +88,11 @@ class InternalRoutes:
         query = exchange.query_parameters(None)
         bucket = await self._local.bucket(query.get("bucket", ""))
         fields = query.get("fields", "")
-        selection = expand(query.get("shards", ""))
-        if isinstance(selection, list):
-            rows = await self._local.call(self._named, bucket.id, bucket.name, selection)
-            return StreamAnswer(200, self._keys(iter(rows), fields), [("Content-Type", NDJSON)])
+        async with self._expanding:
+            selection = await self._local.call(expand, query.get("shards", ""))
+            if isinstance(selection, list):
+                rows = await self._local.call(self._named, bucket.id, bucket.name, selection)
+                return StreamAnswer(200, self._keys(iter(rows), fields), [("Content-Type", NDJSON)])
         found = self._matching(bucket.id, selection)
         return StreamAnswer(200, self._keys(found, fields), [("Content-Type", NDJSON)])
 
