@@ -14,16 +14,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from dfc.clock import NODE_NUMBER_MAX
 from dfc.errors import BucketConflict, BucketDeleting, BucketNotFound, Conflict, DiskRefused
 from dfc.logs import timestamp
-from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, Durability, NodeEntry, Role
+from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, Durability, Id, NodeEntry, Role, Url
 
 SCHEMA_VERSION: Final = 1
+NODE_DISKS_MAX: Final = 1000  # placing hashes once a disk
 _SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE nodes (id TEXT PRIMARY KEY, number INTEGER NOT NULL UNIQUE, entry BLOB NOT NULL) STRICT;
@@ -35,13 +36,13 @@ _encode: Final = msgspec.json.encode
 class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a node says of itself, first and with every heartbeat. `map_version` is the map that it has."""
 
-    node_id: str
+    node_id: Id
     role: Role
-    url: str
-    advertise_url: str
+    url: Url
+    advertise_url: Url
     cluster_id: str
     map_version: int = 0
-    disks: tuple[DiskEntry, ...] = ()
+    disks: Annotated[tuple[DiskEntry, ...], msgspec.Meta(max_length=NODE_DISKS_MAX)] = ()
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ holds is unavailable, never rehashed elsewhere.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -18,18 +18,24 @@ Role = Literal["proxy", "target"]
 Durability = Literal["fsync", "relaxed"]
 BucketState = Literal["active", "deleting"]
 
+# What may stand in a map: a weight that could not be hashed by, or an address that is none, would spoil it for good.
+Id = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+Url = Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s/?#@\"'<>]+(/[^\s?#\"'<>]*)?$")]
+Weight = Annotated[float, msgspec.Meta(ge=1e-6, le=1e9)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
 _ENCODER: Final = msgspec.json.Encoder()
 
 
 class DiskEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A disk as the registry knows it; id and weight are fixed when it joins, the rest is of the last heartbeat."""
 
-    id: str
-    weight: float
+    id: Id
+    weight: Weight
     state: DiskState = "up"
-    capacity: int = 0
-    used: int = 0
-    objects: int = 0
+    capacity: Count = 0
+    used: Count = 0
+    objects: Count = 0
 
 
 class NodeEntry(msgspec.Struct, frozen=True, kw_only=True):
