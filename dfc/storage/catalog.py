@@ -110,9 +110,9 @@ class Catalog:
         return cls(path, disk_id)
 
     @staticmethod
-    def create(path: str, disk_id: str) -> None:
+    def create(path: str, disk_id: str, filesystem: FileSystem) -> None:
         """A new, empty, durable catalog; FileExistsError when the file is there."""
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o644))
+        filesystem.close(filesystem.create(path))
         connection = _connect(path)
         try:
             connection.execute("PRAGMA journal_mode = WAL")

@@ -17,14 +17,14 @@ from dfc.storage.catalog import Catalog
 from dfc.storage.filesystem import FileSystem
 from dfc.storage.rows import ObjectRow
 from dfc.storage.sweep import blob_directories, find_orphans, read_footer
-from dfc.storage.verify import find_damage
+from dfc.storage.verify import find_damage, find_index_damage
 
 _PROBLEMS_MAX: Final = 10_000  # listed; all are counted
 _PAGE_ROWS: Final = 1000
 _FOREVER: Final = "f" * 18  # later than every version
 
-# What a crash may leave behind; everything else is damage.
-HARMLESS: Final = frozenset(("torn_blob", "superseded_blob", "uncommitted_blob", "index_without_blob"))
+# What a crash may leave behind, or what is made again by itself; everything else is damage.
+HARMLESS: Final = frozenset(("torn_blob", "superseded_blob", "uncommitted_blob", "index_without_blob", "damaged_index"))
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -114,6 +114,11 @@ def _check_row(root: str, row: ObjectRow, filesystem: FileSystem, report: CheckR
     if damage is not None:
         kind = "row_without_blob" if damage == "its blob is gone" else "damaged_blob"
         report.add(Problem(kind, damage, os.path.relpath(path, root), row.bucket_id, row.name, row.version))
+    elif report.full and row.samples is not None:
+        damage = find_index_damage(path, row)
+        if damage is not None:
+            where = os.path.relpath(path + layout.INDEX_SUFFIX, root)
+            report.add(Problem("damaged_index", damage, where, row.bucket_id, row.name, row.version))
 
 
 def _footer_damage(filesystem: FileSystem, path: str, row: ObjectRow) -> str | None:

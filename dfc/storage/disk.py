@@ -337,9 +337,9 @@ class Disk:
         """Set orphans aside now, as the background thread does after opening."""
         return sweep.sweep(self.parts, self._opened_at)
 
-    def wait_until_swept(self, timeout_s: float) -> bool:
-        """Wait for the sweep that follows opening."""
-        return self._maintenance.swept.wait(timeout_s)
+    def wait_until_settled(self, timeout_s: float) -> bool:
+        """Wait for the sweep that follows opening, and until rows of other runs of the machine are verified."""
+        return self._maintenance.settled.wait(timeout_s)
 
 
 def _open_parts(root: str, disk_id: str, clock: HybridClock, options: DiskOptions, filesystem: FileSystem) -> DiskParts:
@@ -352,7 +352,7 @@ def _open_parts(root: str, disk_id: str, clock: HybridClock, options: DiskOption
         catalog = _open_catalog(root, disk_id, filesystem, space)
         clock.observe(f"{catalog.newest_us():014x}ffff")
         temporary = f"{root}/{layout.TEMPORARY}"
-        os.makedirs(temporary, exist_ok=True)
+        filesystem.make_directories(temporary)
         remove_if_there(filesystem, [f"{temporary}/{name}" for name in os.listdir(temporary)])
         space.keep_ballast()
     except OSError as error:

@@ -46,6 +46,7 @@ class FileSystem:
         "unlink",
         "rename",
         "make_directory",
+        "make_directories",
         "remove_directory",
         "truncate",
         "allocate",
@@ -122,6 +123,10 @@ class FileSystem:
 
     def make_directory(self, path: str) -> None:
         os.mkdir(path, 0o755)
+
+    def make_directories(self, path: str) -> None:
+        """A directory and those above it, where they are missing."""
+        os.makedirs(path, exist_ok=True)
 
     def remove_directory(self, path: str) -> None:
         os.rmdir(path)

@@ -12,7 +12,7 @@ import sqlite3
 import threading
 from typing import Final, Literal
 
-from dfc.errors import NoSpace, ServerTrouble, StorageFailed
+from dfc.errors import NoSpace, ServerTrouble, StorageFailed, Unavailable
 
 _log = logging.getLogger(__name__)
 _FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
@@ -62,6 +62,8 @@ class DiskHealth:
     def translate(self, error: OSError, doing: str) -> ServerTrouble:
         """Count it and give the error that the caller is to raise instead; `doing` like "writing a blob"."""
         self.count(error, doing)
+        if error.errno in _NOT_THE_DISK:
+            return Unavailable(f"{doing}: {error.strerror}")
         if error.errno in _FULL:
             return NoSpace(f"disk {self._disk_id} is full")
         # The path of the file stays in the log; clients learn the kind of the error alone.

@@ -78,7 +78,7 @@ def format_disk(path: str, cluster_id: str, disk_id: str | None, filesystem: Fil
     DiskRefused when the directory has another identity, blobs, or a catalog that knows of any. The identity is written
     last: a format that was interrupted is simply done again.
     """
-    os.makedirs(path, exist_ok=True)
+    filesystem.make_directories(path)
     lock = lock_disk(path)
     try:
         identity = read_identity(path)
@@ -110,7 +110,7 @@ def _write_empty_disk(path: str, identity: DiskIdentity, filesystem: FileSystem)
             pass
     catalog = f"{path}/{layout.CATALOG_FILE}"
     remove_if_there(filesystem, (catalog, f"{catalog}-wal", f"{catalog}-shm"))
-    Catalog.create(catalog, identity.disk_id)
+    Catalog.create(catalog, identity.disk_id, filesystem)
     write_epoch(path, 0, filesystem)
     filesystem.sync_directory(path)
     write_identity(path, identity, filesystem)

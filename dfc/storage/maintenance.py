@@ -1,4 +1,5 @@
-"""The background thread of a disk: the sweep after opening, then syncing of relaxed objects, ballast and old leftovers."""
+"""The background threads of a disk. One follows its opening: sweep, and verification of rows that were never synced. The other
+goes on until the disk is closed: syncing of relaxed objects, the ballast, old tombstones and orphans."""
 
 from __future__ import annotations
 
@@ -25,23 +26,29 @@ class Maintenance:
         self._relaxed = relaxed
         self._opened_at = opened_at
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self.swept = threading.Event()  # set when the sweep after opening is done
+        self._threads: list[threading.Thread] = []
+        self.settled = threading.Event()  # set when everything that follows opening is done
 
     def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name=f"dfc-maintain-{self._parts.disk_id[:8]}", daemon=True)
-        self._thread.start()
+        name = f"dfc-maintain-{self._parts.disk_id[:8]}"
+        self._threads = [threading.Thread(target=run, name=name, daemon=True) for run in (self._settle, self._go_on)]
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
-    def _run(self) -> None:
-        parts, stopped = self._parts, self._stop.is_set
+    def _settle(self) -> None:
+        stopped = self._stop.is_set
+        self._attempt("sweeping", lambda: sweep(self._parts, self._opened_at, stopped))
+        # After a rebuild that is every object, and takes as long as reading the disk.
         self._attempt("verifying rows", lambda: self._relaxed.verify_suspects(stopped))
-        self._attempt("sweeping", lambda: sweep(parts, self._opened_at, stopped))
-        self.swept.set()
+        self.settled.set()
+
+    def _go_on(self) -> None:
+        parts = self._parts
         next_housekeeping = 0.0
         # A third of the promised time, so that a pass that takes long still keeps the promise.
         while not self._stop.wait(parts.options.sync_relaxed_s / 3):

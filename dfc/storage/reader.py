@@ -10,6 +10,7 @@ from typing import Final
 import xxhash
 
 from dfc.errors import NotAShard, ObjectCorrupt, ObjectNotFound, StorageFailed
+from dfc.limits import MIB
 from dfc.storage import layout
 from dfc.storage.filesystem import remove_if_there
 from dfc.storage.indexes import IndexWriter
@@ -20,6 +21,7 @@ from dfc.tar.index import ShardIndex, TarError, index_kind
 
 _log = logging.getLogger(__name__)
 _BUFFER_BYTES: Final = 1 << 18
+_VERIFY_BYTES: Final = 32 * MIB  # verified whole when opened, 5 ms; larger ones piece by piece as they are read
 
 
 class BlobReader:
@@ -78,6 +80,8 @@ class BlobReader:
         """The index beside the blob; None when it is missing, damaged or of another blob."""
         try:
             index = ShardIndex.open(path + layout.INDEX_SUFFIX)
+            if os.path.getsize(path + layout.INDEX_SUFFIX) <= _VERIFY_BYTES:
+                index.verify()
         except FileNotFoundError:
             return None
         except TarError as error:

@@ -63,7 +63,7 @@ def rebuild(
         report = RebuildReport(root, who.disk_id, full)
         new = f"{root}/{_NEW}"
         remove_if_there(filesystem, (new, f"{new}-wal", f"{new}-shm"))
-        Catalog.create(new, who.disk_id)
+        Catalog.create(new, who.disk_id, filesystem)
         catalog = Catalog(new, who.disk_id)
         try:
             work = _Rebuild(root, catalog, filesystem, report, say)

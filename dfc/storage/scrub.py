@@ -19,8 +19,8 @@ from dfc.errors import DfcError
 from dfc.storage.disk import Disk
 from dfc.storage.operations import LiftQuarantine, SetMeta
 from dfc.storage.reader import quarantine
-from dfc.storage.rows import ObjectRow
-from dfc.storage.verify import find_damage
+from dfc.storage.rows import ObjectRow, RowChanged
+from dfc.storage.verify import find_damage, find_index_damage
 
 _log = logging.getLogger(__name__)
 _PAGE_ROWS: Final = 200
@@ -188,6 +188,7 @@ class Scrubber:
         if damage is None:
             if row.quarantined and parts.committer.submit(LiftQuarantine(row)):
                 _log.warning("disk %s: %s/%r is sound again and served", parts.disk_id, row.bucket_id, row.name)
+            self._scrub_index(row)
             return False
         current = parts.catalog.find(row.bucket_id, row.name)
         if current is None or current.version != row.version:
@@ -200,6 +201,18 @@ class Scrubber:
                 return False
             parts.stats.scrub_errors += 1
         return True
+
+    def _scrub_index(self, row: ObjectRow) -> None:
+        """Build the index of a shard again when it is not right; that is no damage to the object."""
+        if row.samples is None:
+            return
+        try:
+            damage = find_index_damage(self._parts.path(row), row)
+            if damage is not None:
+                _log.warning("disk %s: the index of %s/%r: %s", self._disk.id, row.bucket_id, row.name, damage)
+                self._disk.rebuild_index(row)
+        except (DfcError, RowChanged, OSError) as error:
+            _log.warning("disk %s: the index of %s/%r: %s", self._disk.id, row.bucket_id, row.name, error)
 
     def _damage(self, row: ObjectRow) -> str | None:
         try:

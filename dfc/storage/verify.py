@@ -12,6 +12,7 @@ from dfc.limits import MIB
 from dfc.storage import layout
 from dfc.storage.filesystem import FileSystem
 from dfc.storage.rows import ObjectRow
+from dfc.tar.index import ShardIndex, TarError
 
 _BUFFER_BYTES: Final = MIB
 
@@ -58,4 +59,23 @@ def _read(filesystem: FileSystem, fd: int, row: ObjectRow, pace: Callable[[int],
     footer = layout.row_footer(row)
     if filesystem.pread(fd, len(footer) + 1, row.size) != footer:
         return "its footer is not the one that was written"
+    return None
+
+
+def find_index_damage(path: str, row: ObjectRow) -> str | None:
+    """What is wrong with the index of the shard at `path`, None when it is sound. Raises OSError when it cannot be read."""
+    try:
+        index = ShardIndex.open(path + layout.INDEX_SUFFIX)
+    except FileNotFoundError:
+        return "it is missing"
+    except TarError as error:
+        return str(error)
+    try:
+        if (index.version, index.size, index.checksum) != (row.version, row.size, row.checksum):
+            return "it is that of another blob"
+        index.verify()
+    except TarError as error:
+        return str(error)
+    finally:
+        index.close()
     return None

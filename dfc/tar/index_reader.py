@@ -124,6 +124,10 @@ class ShardIndex:
         except BufferError:
             pass  # another thread is checking a block just now; the last reference unmaps it
 
+    def verify(self) -> None:
+        """Check every block of records now. Raises IndexCorrupt."""
+        self._check_blocks(HEADER_BYTES, self._records_end)
+
     def find_member(self, name: str) -> Member | None:
         """The member with this name. Of several the last one, as if the archive had been extracted."""
         encoded = name.encode(errors="replace")

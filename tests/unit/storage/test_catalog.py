@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from dfc.errors import DiskRefused, StorageFailed
 from dfc.storage import Disk, ListedObject, ObjectRow
 from dfc.storage.catalog import Catalog, prefix_successor, version_parts, version_text
+from dfc.storage.filesystem import FileSystem
 from dfc.storage.transaction import Transaction
 
 LETTERS = st.text(st.sampled_from("ab/ä\U0010ffff\ue000"), min_size=1, max_size=5)
@@ -45,7 +46,7 @@ def test_a_version_is_two_numbers_in_the_same_order(us: int, node: int) -> None:
 @given(names=st.lists(LETTERS, unique=True, max_size=12), prefix=LETTERS | st.just(""), start=LETTERS | st.just(""))
 def test_pages_are_those_of_a_sorted_list(tmp_path_factory: Any, names: list[str], prefix: str, start: str) -> None:
     path = str(tmp_path_factory.mktemp("catalog") / "catalog.sqlite")
-    Catalog.create(path, "d")
+    Catalog.create(path, "d", FileSystem())
     catalog = Catalog(path, "d")
     try:
         fill(catalog, names)

@@ -267,7 +267,7 @@ def test_closing_leaves_no_thread_and_no_descriptor(open_disk: Any, tar_of: Call
     large.finish()
     large.commit()
     disk.delete("b", "0.tar")
-    assert disk.wait_until_swept(10)
+    assert disk.wait_until_settled(10)
     disk.close()
     disk.close()
     assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == (threads, descriptors)

@@ -5,7 +5,7 @@ import sqlite3
 
 import pytest
 
-from dfc.errors import NoSpace, StorageFailed
+from dfc.errors import NoSpace, StorageFailed, Unavailable
 from dfc.storage.health import DiskHealth
 
 
@@ -16,7 +16,7 @@ from dfc.storage.health import DiskHealth
         (errno.EROFS, StorageFailed, 1),
         (errno.ENOSPC, NoSpace, 0),
         (errno.EDQUOT, NoSpace, 0),
-        (errno.EMFILE, StorageFailed, 0),
+        (errno.EMFILE, Unavailable, 0),
     ],
 )
 def test_errors_of_the_system_become_ours(number: int, kind: type[Exception], counted: int) -> None:

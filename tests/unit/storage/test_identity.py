@@ -51,7 +51,7 @@ def test_formatting_throws_nothing_away(tmp_path: Path) -> None:
     with pytest.raises(DiskRefused, match="holds objects"):
         Disk.format(str(tmp_path), "cluster")
     (tmp_path / "catalog.sqlite").unlink()
-    Catalog.create(str(tmp_path / "catalog.sqlite"), "half-formatted")
+    Catalog.create(str(tmp_path / "catalog.sqlite"), "half-formatted", FileSystem())
     Disk.format(str(tmp_path), "cluster", "d")
     Disk.open(str(tmp_path), "cluster", HybridClock(1)).close()
 

@@ -156,3 +156,11 @@ def test_a_pass_goes_on_where_the_process_ended(open_disk: Any, monkeypatch: pyt
     scrub.stop()
     assert scrub.progress.objects_done == 10
     assert disk.stats.scrubbed_objects == 10 - done
+
+
+def test_an_index_that_is_not_right_is_built_again(disk: Any, tar_of: Any) -> None:
+    row = disk.put_small("b", "s.tar", tar_of(30)).row
+    flip(disk.index_path(row), 8 * 300)
+    progress = scrubber(disk).scrub_once()
+    assert (progress.errors, disk.stats.indexes_rebuilt, disk.quarantined()) == (0, 1, [])
+    assert disk.open_index(row).sample_count == 30

@@ -1,0 +1,45 @@
+"""Only `dfc.storage.filesystem` makes calls that change or sync something; the crash tests rely on it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import dfc.storage
+from dfc.storage.check import HARMLESS
+from dfc.storage.filesystem import FileSystem
+
+PACKAGE = Path(dfc.storage.__file__).parent
+FORBIDDEN = (
+    "unlink remove rename replace mkdir makedirs rmdir removedirs write pwrite pwritev writev fsync fdatasync sync truncate"
+    " ftruncate posix_fallocate link symlink sendfile copy_file_range"
+).split()
+
+
+def test_no_other_module_makes_such_calls() -> None:
+    for path in sorted(PACKAGE.glob("*.py")):
+        if path.name in ("filesystem.py", "testing.py"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("os", "shutil"):
+                assert node.value.id == "os", f"{path.name}:{node.lineno}: shutil"
+                assert node.attr not in FORBIDDEN, f"{path.name}:{node.lineno}: os.{node.attr}"
+                if node.attr == "open":
+                    assert path.name in ("identity.py", "nowait.py"), f"{path.name}:{node.lineno}: os.open"
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open":
+                modes = [a.value for a in node.args[1:2] if isinstance(a, ast.Constant)]
+                assert modes in ([], ["rb"]), f"{path.name}:{node.lineno}: open(…, {modes})"
+
+
+def test_every_method_of_the_seam_is_a_change_or_a_read() -> None:
+    methods = {name for name in vars(FileSystem) if not name.startswith("_") and callable(getattr(FileSystem, name))}
+    assert methods == {*FileSystem.CHANGES, *FileSystem.READS, "space"}
+
+
+def test_every_kind_of_problem_is_documented() -> None:
+    text = (PACKAGE.parent.parent / "docs" / "on-disk-format.md").read_text()
+    source = (PACKAGE / "check.py").read_text()
+    kinds = HARMLESS | {"catalog", "counters", "row_without_blob", "damaged_blob", "quarantined", "foreign_file"}
+    for kind in kinds:
+        assert f"| `{kind}` |" in text
+        assert f'"{kind}"' in source
