@@ -1,0 +1,112 @@
+"""A module imports only from its own layer and from those above it. Imports for type checkers count like all others."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# From the top: what stands on nothing first. `pages` and `shards` are pure, shared by nodes and those outside.
+LAYERS = (
+    ("base", {"__init__", "errors", "limits", "names", "checksum", "clock", "config", "metrics", "logs", "shards", "pages"}),
+    ("domain", {"placement", "tar", "formats", "storage", "jobs"}),
+    ("plumbing", {"http", "membership", "engine"}),
+    ("nodes", {"proxy", "target"}),
+    ("outside", {"client", "inputs", "cli", "ui", "supervisor", "__main__"}),
+)
+RANK = {name: rank for rank, (_, names) in enumerate(LAYERS) for name in names}
+NODES_AND_STORAGE = {"proxy", "target", "storage"}
+FORBIDDEN = {
+    "proxy": {"target", "storage"},
+    "target": {"proxy"},
+    "client": NODES_AND_STORAGE,
+    "cli": NODES_AND_STORAGE,
+    "ui": NODES_AND_STORAGE,
+    "inputs": NODES_AND_STORAGE,
+    "supervisor": NODES_AND_STORAGE,
+}
+# The product itself works on values and disks; wires are the plumbing's.
+NETWORK = {"socket", "ssl", "asyncio", "http", "httpx", "aiohttp", "h11", "uvloop", "urllib.request", "socketserver"}
+MODULES = sorted((ROOT / "dfc").rglob("*.py"))
+
+
+def imports_of(source: str, package: str) -> Iterator[str]:
+    """Full names of what a module imports, wherever in it; `package` is the one that relative imports start from."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            # `from dfc import errors` names a module, `from dfc import __version__` something in the package itself.
+            yield from (f"{origin}.{alias.name}" for alias in node.names)
+
+
+def part_of(name: str) -> str:
+    """`dfc.http.server.X` → `http`; what `dfc/__init__.py` itself defines → `__init__`."""
+    first = name.split(".")[1] if "." in name else "__init__"
+    return first if (ROOT / "dfc" / first).is_dir() or (ROOT / "dfc" / f"{first}.py").is_file() else "__init__"
+
+
+def violations(own: str, source: str, package: str) -> list[str]:
+    """What a module of the part `own` must not import."""
+    found = []
+    for name in imports_of(source, package):
+        if name == "dfc" or name.startswith("dfc."):
+            part = part_of(name)
+            if RANK[part] > RANK[own]:
+                found.append(f"{name}: {part} is below {own}")
+            elif part in FORBIDDEN.get(own, ()):
+                found.append(f"{name}: {own} never imports {part}")
+        elif RANK[own] <= 1 and any(name == module or name.startswith(f"{module}.") for module in NETWORK):
+            found.append(f"{name}: {own} never touches the network")
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_up(path):
+    parts = path.relative_to(ROOT / "dfc").with_suffix("").parts
+    assert parts[0] in RANK, f"{parts[0]} has no place in a layer; give it one here and in the architecture"
+    package = ".".join(("dfc", *parts[:-1]))
+    assert violations(parts[0], path.read_text(encoding="utf-8"), package) == []
+
+
+@pytest.mark.parametrize(
+    ("own", "source"),
+    [
+        ("errors", "import dfc.http.server"),
+        ("names", "from dfc import storage"),
+        ("tar", "from dfc.http.router import Route"),
+        ("storage", "def f():\n    from dfc.membership import embedded"),
+        ("storage", "import asyncio"),
+        ("placement", "from urllib.request import urlopen"),
+        ("http", "if TYPE_CHECKING:\n    from dfc.target.node import TargetNode"),
+        ("target", "from dfc.proxy.cluster import Cluster"),
+        ("proxy", "import dfc.target"),
+        ("proxy", "from dfc.storage.disk import Disk"),
+        ("client", "from dfc.storage import Disk"),
+        ("cli", "from dfc.target import node"),
+        ("http", "from ..proxy import web"),
+        ("http", "from .. import proxy"),
+    ],
+)
+def test_what_would_be_found(own, source):
+    assert violations(own, source, f"dfc.{own}")
+
+
+@pytest.mark.parametrize(
+    ("own", "source"),
+    [
+        ("errors", "import re"),
+        ("client", "from dfc import __version__, errors"),
+        ("target", "from dfc.membership.embedded import Registered\nfrom dfc.storage.disk import Disk"),
+        ("storage", "from dfc.tar.index import ShardIndex\nfrom urllib.parse import quote"),
+        ("http", "from .answers import Answer\nfrom . import router\nimport asyncio"),
+        ("cli", "from dfc.client import Client\nfrom dfc.http.run import load_for"),
+    ],
+)
+def test_what_is_fine(own, source):
+    assert violations(own, source, f"dfc.{own}") == []
