@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import BinaryIO, Final, cast
 
 from dfc.errors import BadRequest, MemberNotFound, NotAShard, SampleNotFound
@@ -11,7 +11,7 @@ from dfc.http.answers import NDJSON, TAR, Answer, FileAnswer, StreamAnswer, head
 from dfc.http.common import SAFETY_HEADERS, content_type
 from dfc.http.conditions import http_date, is_not_modified, is_plain, requested_range
 from dfc.http.exchange import Exchange
-from dfc.limits import SMALL_READ_BYTES, TRANSFER_BUFFER_BYTES
+from dfc.limits import DECOMPRESSED_READ_WAIT_S, SMALL_READ_BYTES, TRANSFER_BUFFER_BYTES
 from dfc.storage.disk import Disk
 from dfc.storage.nowait import read_range
 from dfc.storage.rows import ObjectRow
@@ -20,6 +20,7 @@ from dfc.tar.listing import list_members, list_samples
 from dfc.tar.reader import read_member_range
 from dfc.tar.writer import END_OF_ARCHIVE, member_header, padding
 from dfc.target.local import Local
+from dfc.target.slots import Slots
 
 _SAFETY_LINES: Final = header_lines(SAFETY_HEADERS)
 _QUERIES: Final = ("member", "archpath", "sample", "list")
@@ -30,6 +31,7 @@ class MemberRoutes:
 
     def __init__(self, local: Local) -> None:
         self._local = local
+        self._slots = Slots(DECOMPRESSED_READ_WAIT_S)
 
     async def answer(self, exchange: Exchange, disk: Disk, row: ObjectRow, query: Mapping[str, str]) -> Answer:
         given = [name for name in _QUERIES if name in query]
@@ -68,11 +70,11 @@ class MemberRoutes:
                     return await self._member(exchange, disk, row, index, member)
             raise MemberNotFound(f"sample {key[:200]!r} has no {extension[:80]!r}")
         length = sum(len(member_header(m.name, m.size)) + m.size + len(padding(m.size)) for m in sample.members)
-        file = await self._local.call(disk.open_blob, row)
+        file, close = await self._open(disk, row, index.kind)
         pieces = self._local.iterate(_sample_tar(file, row.size, index.kind, sample))
         headers = [("Content-Type", TAR), *SAFETY_HEADERS]
         total = length + len(END_OF_ARCHIVE)
-        return StreamAnswer(200, pieces, headers, content_length=total, on_close=lambda: os.close(file))
+        return StreamAnswer(200, pieces, headers, content_length=total, on_close=close)
 
     async def _member(self, exchange: Exchange, disk: Disk, row: ObjectRow, index: ShardIndex, member: Member) -> Answer:
         if member.type != "file":
@@ -108,9 +110,26 @@ class MemberRoutes:
     ) -> Answer:
         if exchange.method == "HEAD":
             return Answer(200, b"", lines, content_length=member.size)
-        file = await self._local.call(disk.open_blob, row)
+        file, close = await self._open(disk, row, index.kind)
         pieces: AsyncIterator[bytes] = self._local.iterate(_decompress(file, row.size, index.kind, member.offset, member.size))
-        return StreamAnswer(200, pieces, lines, content_length=member.size, on_close=lambda: os.close(file))
+        return StreamAnswer(200, pieces, lines, content_length=member.size, on_close=close)
+
+    async def _open(self, disk: Disk, row: ObjectRow, kind: str) -> tuple[int, Callable[[], None]]:
+        """The blob to read a shard from and what ends that. Unavailable while too many shards of large windows are read."""
+        has_slot = await self._slots.take(kind)
+        try:
+            file = await self._local.call(disk.open_blob, row)
+        except BaseException:
+            if has_slot:
+                self._slots.give()
+            raise
+
+        def close() -> None:
+            os.close(file)
+            if has_slot:
+                self._slots.give()
+
+        return file, close
 
 
 def _read_range(disk: Disk, row: ObjectRow, offset: int, count: int) -> bytes:

@@ -15,14 +15,16 @@ from dfc.http.common import OBJECT_QUERY, SAFETY_HEADERS, content_type
 from dfc.http.conditions import entity_tags, http_date, is_not_modified, is_plain, requested_range
 from dfc.http.exchange import Exchange
 from dfc.http.relay import HOP_HEADER, Relay
-from dfc.limits import SMALL_BODY_BYTES, SMALL_READ_BYTES
+from dfc.limits import DECOMPRESSED_PUT_WAIT_S, SMALL_BODY_BYTES, SMALL_READ_BYTES
 from dfc.names import ObjectPath, parse_object_path
 from dfc.placement.map import BucketEntry
 from dfc.storage.disk import Disk
 from dfc.storage.nowait import read_object
 from dfc.storage.rows import ObjectRow, Precondition, PutResult, RowChanged
+from dfc.tar.index import index_kind
 from dfc.target.local import Local, Place
 from dfc.target.members import MemberRoutes
+from dfc.target.slots import Slots
 
 REREADS_MAX: Final = 8  # a row that changes under the reader so often is a storm of uploads
 
@@ -54,6 +56,7 @@ class ObjectRoutes:
         self._relay = relay
         self._members = members
         self._size_max = object_size_max_bytes
+        self._slots = Slots(DECOMPRESSED_PUT_WAIT_S)
 
     async def web(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         path = parse_object_path(exchange.target_path)
@@ -133,10 +136,13 @@ class ObjectRoutes:
         if precondition.names_an_object:
             # Asked before the body is read; decided inside the transaction.
             await self._local.call(_check_early, precondition, place, name)
-        if length is not None and length <= SMALL_BODY_BYTES:
-            result = await self._put_small(exchange, place, name, expected, precondition)
-        else:
-            result = await self._put_large(exchange, place, name, expected, precondition)
+        put = self._put_small if length is not None and length <= SMALL_BODY_BYTES else self._put_large
+        has_slot = await self._slots.take(index_kind(name))
+        try:
+            result = await put(exchange, place, name, expected, precondition)
+        finally:
+            if has_slot:
+                self._slots.give()
         return _put_answer(place.bucket, result)
 
     def _precondition(self, exchange: Exchange, place: Place, name: str) -> Precondition:
