@@ -207,6 +207,9 @@ class TargetNode:
         return health_answer(bool(self.local.disks), role="target", id=self.id, map_version=self.local.map.version, state=state)
 
     async def _cluster(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """The registry's map, with the use of all disks; while it is away, the map that this target works by."""
+        with suppress(Unavailable):
+            return await self._objects.elsewhere(exchange)
         if "application/msgpack" in exchange.headers.get("Accept", ""):
             return Answer(200, msgspec.msgpack.encode(self.local.map), [("Content-Type", "application/msgpack")])
         return json_answer(self.local.map)

@@ -34,9 +34,10 @@ def test_the_map(http, url, bucket):
 
     def described():
         found = http.get(f"{url}/v1/cluster").json()
-        return found if any(entry["name"] == bucket for entry in found["buckets"]) else None
+        used = all(disk["used"] for node in found["nodes"] for disk in node["disks"])
+        return found if used and any(entry["name"] == bucket for entry in found["buckets"]) else None
 
-    found = wait_for(described, "the bucket in the map")  # a target learns of it a moment later
+    found = wait_for(described, "the bucket and the use of all disks in the map")  # heartbeats bring it
     assert found.keys() == {"cluster_id", "version", "nodes", "buckets"}
     assert len(found["nodes"]) == 4
     for node in found["nodes"]:
@@ -61,16 +62,16 @@ def test_the_map_as_msgpack(http, url):
 
 
 def test_heartbeats_bring_the_use_of_disks(http, bucket):
-    before = sum(disk["objects"] for node in http.get("/v1/cluster").json()["nodes"] for disk in node["disks"])
     for number in range(8):
         http.put(f"/{bucket}/{number}", content=b"abc")
 
-    def grown():
+    def told():
         nodes = http.get("/v1/cluster").json()["nodes"]
         assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", node["last_heartbeat"]) for node in nodes)
-        return sum(disk["objects"] for node in nodes for disk in node["disks"]) >= before + 8
+        counted = sum(entry["objects"] for entry in http.get("/v1/buckets").json()["buckets"])
+        return sum(disk["objects"] for node in nodes for disk in node["disks"]) == counted >= 8
 
-    wait_for(grown, "heartbeats")
+    wait_for(told, "heartbeats")
 
 
 def metrics(http, url):

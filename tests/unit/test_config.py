@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from dfc.cli.main import app
 from dfc.config import SETTINGS, Settings, load_settings, sample_toml
 from dfc.errors import ConfigError
 from dfc.http.run import load_for, show_settings
@@ -144,6 +147,22 @@ def test_loopback():
 
 def test_the_committed_sample_is_up_to_date():
     assert (ROOT / "deploy" / "dfc.toml").read_text() == sample_toml(), "run: dfc config sample > deploy/dfc.toml"
+
+
+def test_the_command_prints_the_sample():
+    assert CliRunner().invoke(app, ["config", "sample"]).stdout == sample_toml()
+
+
+@pytest.mark.parametrize("role", ["proxy", "target"])
+def test_the_command_shows_the_settings_of_a_role(role, monkeypatch):
+    monkeypatch.setenv("DFC_TOKEN", "s3cret")
+    more = ["--disks", "/d"] if role == "target" else []
+    done = CliRunner().invoke(app, ["config", "show", "--role", role, "--json", "--port", "7", *more])
+    assert done.exit_code == 0
+    shown = {row["name"]: row for row in json.loads(done.stdout)}
+    assert shown.keys() == {name for name, setting in SETTINGS.items() if role in setting.roles}
+    assert (shown["port"]["value"], shown["port"]["origin"]) == (7, "flag --port")
+    assert (shown["token"]["value"], shown["token"]["origin"]) == ("(set)", "variable DFC_TOKEN")
 
 
 @pytest.mark.parametrize("role", ["proxy", "target"])

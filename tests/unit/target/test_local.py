@@ -1,0 +1,159 @@
+"""What a target decides by: its map, who owns what, buckets it does not know yet, and the guard of a commit."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from dfc.errors import BucketDeleting, BucketNotFound, Unavailable
+from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
+from dfc.target.local import Local
+from dfc.target.node import weight_of
+
+GIB = 1 << 30
+
+
+def node(name, *disks, state="up"):
+    entries = tuple(DiskEntry(id=disk, weight=1.0) for disk in disks)
+    return NodeEntry(id=name, number=1, role="target", url=f"http://{name}", advertise_url="", state=state, disks=entries)
+
+
+MAP = ClusterMap(
+    cluster_id="c",
+    version=5,
+    nodes=(node("t1", "d1", "d2"), node("t2", "d3")),
+    buckets=(BucketEntry(id="b1", name="b"), BucketEntry(id="b2", name="leaving", state="deleting")),
+)
+
+
+def changed(version, **fields):
+    return msgspec.structs.replace(MAP, version=version, **fields)
+
+
+class Registry:
+    """The control client, answering with a map; `calls` has what was asked."""
+
+    def __init__(self) -> None:
+        self.map = MAP
+        self.calls: list[tuple[str, str]] = []
+
+    async def call(self, method, url, kind, **more):
+        assert kind is ClusterMap
+        self.calls.append((method, url))
+        return self.map
+
+
+@pytest.fixture
+def registry():
+    return Registry()
+
+
+@pytest.fixture
+def local(registry):
+    made = Local(registry, "http://proxy:1/")
+    made.node_id = "t1"
+    made.disks = {name: SimpleNamespace(id=name, close=lambda: None) for name in ("d1", "d2")}
+    made.take_map(MAP)
+    yield made
+    made.close()
+
+
+def name_on(disk):
+    """A name whose owner is this disk."""
+    return next(str(number) for number in range(1000) if MAP.owner("b", str(number)).disk.id == disk)
+
+
+# --- the map
+
+
+def test_only_newer_maps_of_the_same_cluster_are_taken(local):
+    assert not local.take_map(MAP)
+    assert not local.take_map(changed(4))
+    assert not local.take_map(changed(9, cluster_id="other"))
+    assert local.take_map(changed(6))
+    assert local.map.version == 6
+
+
+def test_owners(local):
+    assert local.owned_disk("b", name_on("d1")) is local.disks["d1"]
+    assert local.owned_disk("b", name_on("d2")) is local.disks["d2"]
+    assert local.owned_disk("b", name_on("d3")) is None
+    del local.disks["d2"]
+    with pytest.raises(Unavailable):  # it is this target's, and not there: 503, never 404
+        local.owned_disk("b", name_on("d2"))
+    local.map = ClusterMap(cluster_id="c", version=1)
+    with pytest.raises(Unavailable):
+        local.owned_disk("b", "x")
+
+
+# --- buckets
+
+
+async def test_a_known_bucket_asks_nobody(local, registry):
+    assert (await local.bucket("b")).id == "b1"
+    assert (await local.bucket("b", create=True)).id == "b1"
+    assert registry.calls == []
+
+
+async def test_a_bucket_that_only_the_registry_knows(local, registry):
+    registry.map = changed(6, buckets=(*MAP.buckets, BucketEntry(id="b3", name="new")))
+    assert (await local.bucket("new")).id == "b3"
+    assert registry.calls == [("GET", "http://proxy:1/v1/cluster")]
+
+
+async def test_a_bucket_that_nobody_knows_is_asked_for_now_and_then(local, registry):
+    for _ in range(5):
+        with pytest.raises(BucketNotFound):
+            await local.bucket("none")
+    assert len(registry.calls) == 1
+
+
+async def test_a_write_has_the_bucket_made(local, registry):
+    registry.map = changed(6, buckets=(*MAP.buckets, BucketEntry(id="b3", name="new")))
+    assert (await local.bucket("new", create=True)).id == "b3"
+    assert registry.calls == [("POST", "http://proxy:1/v1/buckets/new/ensure")]
+
+
+async def test_a_bucket_that_is_being_deleted_takes_no_writes(local):
+    assert (await local.bucket("leaving")).id == "b2"  # reads may go on until it is gone
+    with pytest.raises(BucketDeleting):
+        await local.bucket("leaving", create=True)
+
+
+def test_the_guard_decides_by_the_map_of_the_commit(local):
+    name = name_on("d1")
+    guard = local.commit_guard(MAP.bucket("b"), name, local.disks["d1"])
+    guard()
+    for number, buckets in enumerate(
+        (
+            (),
+            (BucketEntry(id="other", name="b"),),
+            (BucketEntry(id="b1", name="b", state="deleting"),),
+        )
+    ):
+        local.take_map(changed(10 + number, buckets=buckets))
+        with pytest.raises(BucketDeleting):
+            guard()
+    local.take_map(changed(20))
+    guard()
+    local.take_map(changed(21, nodes=(node("t2", "d3"),)))
+    with pytest.raises(Unavailable):
+        guard()
+
+
+# --- threads
+
+
+async def test_a_blocking_iterator_is_followed_to_its_end(local):
+    assert [piece async for piece in local.iterate(iter([b"a", b"b"]))] == [b"a", b"b"]
+    assert await local.call(lambda left, right: left + right, 1, right=2) == 3
+
+
+@pytest.mark.parametrize(
+    ("capacity", "weight"),
+    [(0, 0.01), (1 << 20, 0.01), (GIB, 1.0), (123 * GIB, 120.0), (126 * GIB, 130.0), (8123 * GIB, 8100.0)],
+)
+def test_weights_have_two_digits_so_that_equal_disks_weigh_the_same(capacity, weight):
+    assert weight_of(capacity) == weight
