@@ -19,6 +19,7 @@ import msgspec
 
 from dfc.errors import DiskRefused, StorageFailed
 from dfc.storage.filesystem import FileSystem
+from dfc.storage.health import DiskHealth
 from dfc.storage.layout import CATALOG_FILE
 from dfc.storage.rows import ObjectRow, QuarantinedObject
 
@@ -79,7 +80,9 @@ def prefix_successor(prefix: bytes) -> bytes | None:
 class Catalog:
     """Reads are thread-safe; the writer connection belongs to one thread at a time."""
 
-    def __init__(self, path: str, disk_id: str) -> None:
+    def __init__(self, path: str, disk_id: str, health: DiskHealth | None = None) -> None:
+        """Open and check it. `health` turns errors of reading into ours; without it they are SQLite's."""
+        self._health = health
         self.path = path
         self.disk_id = disk_id
         self._idle: deque[sqlite3.Connection] = deque()
@@ -102,12 +105,12 @@ class Catalog:
     # --- making and opening
 
     @classmethod
-    def open(cls, root: str, disk_id: str) -> Catalog:
+    def open(cls, root: str, disk_id: str, health: DiskHealth | None = None) -> Catalog:
         """The catalog of the disk at `root`; DiskRefused when it is missing, foreign or fails its check."""
         path = f"{root}/{CATALOG_FILE}"
         if not os.path.exists(path):
             raise DiskRefused(_refusal(path, "it is missing"))
-        return cls(path, disk_id)
+        return cls(path, disk_id, health)
 
     @staticmethod
     def create(path: str, disk_id: str, filesystem: FileSystem) -> None:
@@ -177,8 +180,13 @@ class Catalog:
         connection = self._take()
         try:
             yield connection
+        except sqlite3.Error as error:
+            raise self._translate(error) from error
         finally:
             self._give_back(connection)
+
+    def _translate(self, error: sqlite3.Error) -> Exception:
+        return error if self._health is None else self._health.translate_catalog(error, "reading it")
 
     def _take(self) -> sqlite3.Connection:
         try:
@@ -187,9 +195,12 @@ class Catalog:
             pass
         if self._closed:
             raise StorageFailed("the disk is closed")
-        connection = _connect(self.path)
-        _tune(connection, _READER_CACHE_KIB)
-        connection.execute("PRAGMA query_only = 1")
+        try:
+            connection = _connect(self.path)
+            _tune(connection, _READER_CACHE_KIB)
+            connection.execute("PRAGMA query_only = 1")
+        except sqlite3.Error as error:
+            raise self._translate(error) from error
         return connection
 
     def _give_back(self, connection: sqlite3.Connection) -> None:
@@ -221,6 +232,8 @@ class Catalog:
         connection = self._take()
         try:
             columns = connection.execute(_FIND, (number, name.encode())).fetchone()
+        except sqlite3.Error as error:
+            raise self._translate(error) from error
         finally:
             self._give_back(connection)
         return None if columns is None else make_row(bucket_id, name, columns)

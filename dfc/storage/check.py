@@ -6,6 +6,7 @@ Rows without blobs, blobs without rows, footers and (with `full`) every byte of 
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Iterator
 from typing import Final
 
@@ -81,6 +82,8 @@ def check(path: str, *, full: bool = False, filesystem: FileSystem | None = None
         try:
             _check_rows(root, catalog, filesystem, report)
             _check_files(root, catalog, filesystem, report)
+        except sqlite3.Error as error:
+            report.add(Problem("catalog", f"it cannot be read: {error}", layout.CATALOG_FILE))
         finally:
             catalog.close()
     finally:

@@ -7,9 +7,12 @@ while one runs share the next.
 from __future__ import annotations
 
 import threading
+from typing import Final
 
 from dfc.storage.filesystem import FileSystem
 from dfc.storage.layout import OBJECTS, bucket_directory, fan_directory
+
+_KNOWN_MAX: Final = 65_536  # directories, 256 a bucket: 20 MiB; forgotten ones are made and synced once more
 
 
 class _Sync:
@@ -47,6 +50,9 @@ class Directories:
             self._make(bucket)
             self._make(path)
             with self._lock:
+                if len(self._made) >= _KNOWN_MAX:
+                    self._made.clear()
+                    self._durable.clear()
                 self._made.add(path)
         return path
 

@@ -139,7 +139,7 @@ class Disk:
         if row is not None:
             return row
         ticket = parts.cache.ticket(key)
-        row = self._find(bucket_id, name)
+        row = parts.catalog.find(bucket_id, name)
         if row is None:
             raise ObjectNotFound(f"there is no object {name!r}")
         if row.state != GOOD:
@@ -151,13 +151,7 @@ class Disk:
 
     def find(self, bucket_id: str, name: str) -> ObjectRow | None:
         """The row whatever its state, also one that must not be served; None when there is none."""
-        return self._find(bucket_id, name)
-
-    def _find(self, bucket_id: str, name: str) -> ObjectRow | None:
-        try:
-            return self.parts.catalog.find(bucket_id, name)
-        except sqlite3.Error as error:
-            raise self.parts.health.translate_catalog(error, "reading it") from error
+        return self.parts.catalog.find(bucket_id, name)
 
     def open_blob(self, row: ObjectRow) -> int:
         """A descriptor for reading; the object's bytes are the first `row.size` of the file. The caller closes it.
@@ -349,7 +343,7 @@ def _open_parts(root: str, disk_id: str, clock: HybridClock, options: DiskOption
     catalog: Catalog | None = None
     try:
         space.prepare_opening()
-        catalog = _open_catalog(root, disk_id, filesystem, space)
+        catalog = _open_catalog(root, disk_id, filesystem, space, health)
         clock.observe(f"{catalog.newest_us():014x}ffff")
         temporary = f"{root}/{layout.TEMPORARY}"
         filesystem.make_directories(temporary)
@@ -386,8 +380,8 @@ def _open_parts(root: str, disk_id: str, clock: HybridClock, options: DiskOption
     )
 
 
-def _open_catalog(root: str, disk_id: str, filesystem: FileSystem, space: SpaceKeeper) -> Catalog:
-    catalog = Catalog.open(root, disk_id)
+def _open_catalog(root: str, disk_id: str, filesystem: FileSystem, space: SpaceKeeper, health: DiskHealth) -> Catalog:
+    catalog = Catalog.open(root, disk_id, health)
     try:
         _advance_epoch(root, catalog, filesystem, space)
     except sqlite3.Error as error:

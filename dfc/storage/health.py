@@ -18,6 +18,8 @@ _log = logging.getLogger(__name__)
 _FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 # Shortages of this process or machine, not faults of the medium.
 _NOT_THE_DISK: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN))
+# SQLite's primary codes for the same: no descriptor or memory to be had, or a lock that was held too long.
+_PASSING: Final = frozenset((sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM))
 
 DiskState = Literal["up", "failed"]
 
@@ -73,6 +75,9 @@ class DiskHealth:
         """The same for an error of the catalog. Damage or I/O errors there end writing at once."""
         if is_full(error):
             return NoSpace(f"disk {self._disk_id} is full")
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _PASSING:
+            _log.warning("disk %s: its catalog, while %s: %s", self._disk_id, doing, error)
+            return Unavailable(f"disk {self._disk_id}: its catalog cannot be used right now")
         self.count(error, doing)
         self.fail(f"its catalog failed while {doing}: {error}")
         return StorageFailed(f"disk {self._disk_id}: its catalog failed while {doing}")

@@ -27,6 +27,7 @@ from dfc.tar.index import ShardIndex, TarError, index_kind
 
 _ROWS_A_COMMIT: Final = 2000
 _NEW: Final = layout.CATALOG_FILE + ".new"
+_KEPT: Final = ".before-"
 _BUFFER_BYTES: Final = 1 << 18
 
 
@@ -89,7 +90,7 @@ class _Rebuild:
         self._filesystem = filesystem
         self._report = report
         self._say = say
-        self._old = OldCatalog(f"{root}/{layout.CATALOG_FILE}")
+        self._old = OldCatalog(_old_catalog(root))
 
     def close(self) -> None:
         self._old.close()
@@ -246,14 +247,26 @@ def _index_counts(path: str, row: ObjectRow) -> tuple[int, int] | None:
 
 
 def _exchange(root: str, new: str, filesystem: FileSystem, report: RebuildReport) -> None:
-    """Put the new catalog in the place of the old one, which is kept under another name with its log."""
+    """Put the new catalog in the place of the old one, which is kept under another name with its log.
+
+    The old catalog goes first: without it the disk is refused, while without its log it would be a catalog that is too old.
+    A log is never left for the new one to find.
+    """
     catalog = f"{root}/{layout.CATALOG_FILE}"
-    if os.path.exists(catalog):
-        kept = f"{catalog}.before-{int(time.time())}"
-        report.old_catalog = os.path.basename(kept)
-        # The log first: a catalog is never left beside a log that is not its own.
-        for ending in ("-wal", "-shm", ""):
-            if os.path.exists(catalog + ending):
-                filesystem.rename(catalog + ending, kept + ending)
+    kept = f"{catalog}{_KEPT}{time.time_ns()}"
+    for ending in ("", "-wal", "-shm"):
+        if os.path.exists(catalog + ending):
+            filesystem.rename(catalog + ending, kept + ending)
+            report.old_catalog = os.path.basename(kept)
+    filesystem.sync_directory(root)
     filesystem.rename(new, catalog)
     filesystem.sync_directory(root)
+
+
+def _old_catalog(root: str) -> str:
+    """The catalog that is there or, after a rebuild that was interrupted, the one that it had put away."""
+    path = f"{root}/{layout.CATALOG_FILE}"
+    if os.path.exists(path):
+        return path
+    kept = [n for n in os.listdir(root) if n.startswith(layout.CATALOG_FILE + _KEPT) and not n.endswith(("-wal", "-shm"))]
+    return f"{root}/{max(kept)}" if kept else path

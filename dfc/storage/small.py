@@ -42,6 +42,9 @@ def put_whole(
     except OSError as error:
         _remove(parts, path)
         raise parts.health.translate(error, "writing a blob") from error
+    except BaseException:
+        _remove(parts, path)
+        raise
     try:
         outcome = parts.committer.submit(Put(row, precondition))
     except OutcomeUnknown:

@@ -10,6 +10,7 @@ import pytest
 from dfc.clock import HybridClock
 from dfc.errors import DiskRefused
 from dfc.storage import Disk
+from dfc.storage.rebuild import rebuild
 from dfc.storage.testing import Fault, FaultyFileSystem, kill, kill_after
 
 SCENARIOS = (
@@ -133,4 +134,42 @@ def test_syncing_relaxed_objects_can_be_killed_anywhere(lab: Any, fault: Fault) 
             disk.sync_relaxed()
 
         assert lab.run(action).killed
+        lab.expect(path, allowed)
+
+
+@FAULTS
+@pytest.mark.parametrize("catalog", ["sound", "missing", "with a log"])
+def test_a_rebuild_can_be_killed_anywhere_and_run_again(lab: Any, fault: Fault, catalog: str) -> None:
+    def prepare() -> Path:
+        path: Path = lab.fresh()
+        if catalog == "missing":
+            (path / "catalog.sqlite").unlink()
+        elif catalog == "with a log":
+
+            def action(acknowledge: Any) -> None:
+                lab.scenarios["delete small"].act(lab.open(path))
+                kill("", lambda: None)
+
+            lab.run(action)
+        return path
+
+    filesystem = FaultyFileSystem()
+    filesystem.arm()
+    rebuild(str(prepare()), filesystem=filesystem)
+    allowed = {name: [content] for name, content in lab.before.items()}
+    if catalog == "with a log":
+        allowed["old-small"] = [None]
+    for number in range(len(filesystem.names)):
+        path = prepare()
+
+        def action(acknowledge: Any, path: Path = path, number: int = number) -> None:
+            deadly = FaultyFileSystem(fault)
+            deadly.arm(number)
+            rebuild(str(path), filesystem=deadly)
+
+        assert lab.run(action).killed
+        try:
+            lab.open(path).close()
+        except DiskRefused:
+            rebuild(str(path))
         lab.expect(path, allowed)

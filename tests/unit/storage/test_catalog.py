@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
@@ -133,3 +134,23 @@ def test_a_catalog_is_never_made_by_opening(tmp_path: Any) -> None:
     with pytest.raises(DiskRefused, match="missing"):
         Catalog.open(str(tmp_path), "d")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_catalog_that_breaks_while_it_is_read_ends_writing_and_nothing_else(open_disk: Any) -> None:
+    disk = open_disk()
+    for number in range(2000):
+        disk.put_small("b", f"n{number:05d}", b"x", durability="relaxed")
+    disk.close()
+    path = disk.parts.catalog.path
+    disk = open_disk()
+    with open(path, "r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (os.path.getsize(path) - 8192))
+    errors = 0
+    for read in (lambda: disk.list("b", limit=5000), lambda: disk.lookup("b", "n01999"), lambda: disk.counts("b"), disk.totals):
+        try:
+            read()
+        except StorageFailed:
+            errors += 1
+    assert errors > 0
+    assert disk.state == "failed"

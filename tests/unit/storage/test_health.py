@@ -39,11 +39,14 @@ def test_the_budget_is_used_up_by_so_many_errors() -> None:
     assert "2 I/O errors" in str(health.reason)
 
 
-def test_a_catalog_that_fails_ends_writing_unless_it_is_only_full() -> None:
+def test_a_catalog_that_fails_ends_writing_unless_it_is_full_or_busy() -> None:
     health = DiskHealth("d", 100)
     full = sqlite3.OperationalError("full")
     full.sqlite_errorcode = sqlite3.SQLITE_FULL
     assert type(health.translate_catalog(full, "changing it")) is NoSpace
+    busy = sqlite3.OperationalError("unable to open database file")
+    busy.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+    assert type(health.translate_catalog(busy, "reading it")) is Unavailable
     assert health.state == "up"
     assert type(health.translate_catalog(sqlite3.DatabaseError("malformed"), "reading it")) is StorageFailed
     assert health.state == "failed"
