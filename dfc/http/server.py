@@ -56,6 +56,7 @@ class Connection(RequestHandler):
 
     node: NodeServer
     refused = False
+    ended = False
     head_begun_s = 0.0
     head_bytes = 0
     half_closed = False
@@ -97,7 +98,7 @@ class Connection(RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.refused:
+        if self.refused or self.ended:
             return
         super().data_received(data)
         if self._messages:
@@ -137,10 +138,15 @@ class Connection(RequestHandler):
                 self._end_early(_SLOW_HEAD)
 
     def _end_early(self, answer: bytes) -> None:
-        """Answer a head that is not complete, and close."""
-        if self.transport is not None:
-            self.transport.write(answer)
-            self.force_close()
+        """Answer a head that is not complete, and close a little later, like `_refuse`."""
+        transport = self.transport
+        if transport is None or self.ended:
+            return
+        self.ended = True
+        transport.write(answer)
+        with suppress(OSError, RuntimeError):
+            transport.write_eof()
+        self._loop.call_later(REFUSAL_S, transport.close)
 
     def log_access(self, request: Any, response: Any, time: float | None) -> None:
         """Called by aiohttp when the last byte is out."""
