@@ -60,6 +60,7 @@ class Connection(RequestHandler):
     head_begun_s = 0.0
     head_bytes = 0
     half_closed = False
+    _answered = 0  # of aiohttp's _request_count
     _last_body: Any = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -116,11 +117,10 @@ class Connection(RequestHandler):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """A client that has said all may still want its answer: the connection stays open until that is out."""
-        waiter = self._waiter
-        if self._last_body is None or (waiter is not None and not waiter.done()):
-            return False  # no request is being answered
+        if self._answered >= self._request_count:
+            return False
         self.half_closed = True
-        if not self._last_body.is_eof():
+        if self._last_body is not None and not self._last_body.is_eof():
             self._last_body.set_exception(LengthMismatch("the body ended early"))
         return True
 
@@ -152,7 +152,8 @@ class Connection(RequestHandler):
         """Called by aiohttp when the last byte is out."""
         if isinstance(request, Exchange):
             self.node.record(request, response)
-        if self.half_closed and not self._messages:
+        self._answered += 1
+        if self.half_closed and self._answered >= self._request_count:
             self.close()
 
     def handle_error(
