@@ -132,29 +132,45 @@ def test_metrics_of_a_target(http, nodes, bucket, make_tar):
     assert found["dfc_catalog_quarantined_rows", disk] == 0
 
 
-def test_scrubbing_finds_a_flipped_bit(start_cluster, http, error_of):
-    cluster = start_cluster(targets=1, disks=2, environment={"DFC_SCRUB_RATE_BYTES_PER_S": "0"})
+@pytest.fixture(scope="module")
+def small(start_cluster):
+    """One target that is advertised under another name than nodes use, and scrubs at full speed."""
+    environment = {"DFC_SCRUB_RATE_BYTES_PER_S": "0", "DFC_ADVERTISE_URL": "http://localhost:0"}
+    return start_cluster(targets=1, disks=2, environment=environment)
+
+
+def test_redirects_name_the_advertised_url_and_nodes_go_by_the_other(small, http):
+    (target,) = small.map()["nodes"]
+    assert target["url"].startswith("http://127.0.0.1:")
+    assert target["advertise_url"] == target["url"].replace("127.0.0.1", "localhost")
+    answer = http.put(f"{small.url}/v1/objects/r/x", content=b"abc")
+    assert (answer.status_code, answer.headers["Location"]) == (307, f"{target['advertise_url']}/v1/objects/r/x")
+    assert http.put(f"{small.url}/r/x", content=b"abc").status_code == 201
+    assert http.get(f"{small.url}/v1/objects/r/x", follow_redirects=True).content == b"abc"
+
+
+def test_scrubbing_finds_a_flipped_bit(small, http, error_of):
     body = os.urandom(200_000)
     for name in ("good", "bad"):
-        assert http.put(f"{cluster.url}/b/{name}", content=body).status_code == 201
-    (blob,) = cluster.directory.glob("target-*/disk-*/objects/*/*/bad@*")
+        assert http.put(f"{small.url}/b/{name}", content=body).status_code == 201
+    (blob,) = small.directory.glob("target-*/disk-*/objects/*/*/bad@*")
     with blob.open("r+b") as file:
         file.seek(1000)
         file.write(bytes([body[1000] ^ 1]))
-    assert http.get(f"{cluster.url}/v1/cluster/scrub").json().keys() == {"disks"}
-    started = http.post(f"{cluster.url}/v1/cluster/scrub")
+    assert http.get(f"{small.url}/v1/cluster/scrub").json().keys() == {"disks"}
+    started = http.post(f"{small.url}/v1/cluster/scrub")
     assert (started.status_code, started.json()) == (202, {"started": True})
 
     def found():
-        disks = http.get(f"{cluster.url}/v1/cluster/scrub").json()["disks"]
+        disks = http.get(f"{small.url}/v1/cluster/scrub").json()["disks"]
         assert all(
             disk.keys() == {"disk", "node", "state", "bytes_done", "bytes_total", "errors", "quarantined"} for disk in disks
         )
         return [(entry["bucket"], entry["object"]) for disk in disks for entry in disk["quarantined"]]
 
     assert wait_for(found, "the scrubber") == [("b", "bad")]
-    error_of(http.get(f"{cluster.url}/b/bad"), 500, "object_corrupt")
-    assert http.head(f"{cluster.url}/b/bad").status_code == 500
-    assert http.get(f"{cluster.url}/b/good").content == body
-    assert http.put(f"{cluster.url}/b/bad", content=body).status_code == 200  # an upload makes it good again
-    assert http.get(f"{cluster.url}/b/bad").content == body
+    error_of(http.get(f"{small.url}/b/bad"), 500, "object_corrupt")
+    assert http.head(f"{small.url}/b/bad").status_code == 500
+    assert http.get(f"{small.url}/b/good").content == body
+    assert http.put(f"{small.url}/b/bad", content=body).status_code == 200  # an upload makes it good again
+    assert http.get(f"{small.url}/b/bad").content == body

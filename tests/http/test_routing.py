@@ -21,16 +21,6 @@ def test_v1_objects_redirects_to_the_owner(http, nodes, bucket):
     assert http.get(path, follow_redirects=True).content == b"abc"
 
 
-def test_a_redirect_names_the_advertised_url(http, bucket, start_cluster):
-    other = start_cluster(targets=1, environment={"DFC_ADVERTISE_URL": "http://localhost:0"})
-    answer = http.put(f"{other.url}/v1/objects/{bucket}/x", content=b"abc")
-    (target,) = other.map()["nodes"]
-    assert target["advertise_url"] == f"http://localhost:{target['url'].rpartition(':')[2]}"
-    assert target["url"].startswith("http://127.0.0.1:")
-    assert answer.headers["Location"] == f"{target['advertise_url']}/v1/objects/{bucket}/x"
-    assert http.put(f"{other.url}/{bucket}/x", content=b"abc").status_code == 201  # nodes go by `url`
-
-
 def test_a_redirected_put_has_created_the_bucket(http, bucket):
     assert http.put(f"/v1/objects/{bucket}/x", content=b"abc").status_code == 307
     assert http.get(f"/v1/buckets/{bucket}").status_code == 200

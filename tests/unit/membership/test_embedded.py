@@ -409,4 +409,4 @@ class Events(RuleBasedStateMachine):
 
 
 TestAnyOrderOfEvents = Events.TestCase
-TestAnyOrderOfEvents.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestAnyOrderOfEvents.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
