@@ -17,7 +17,8 @@ from dfc.metrics import CONTENT_TYPE, render
 
 # What browsers must not do with stored bytes: guess their type, or run them as a page of this origin.
 SAFETY_HEADERS: Final = (("X-Content-Type-Options", "nosniff"), ("Content-Security-Policy", "sandbox"))
-OBJECT_QUERY: Final = frozenset(("member", "archpath", "sample", "ext", "list", "redirect", "relay"))
+INSIDE_QUERY: Final = frozenset(("member", "archpath", "sample", "ext", "list"))
+OBJECT_QUERY: Final = INSIDE_QUERY | {"redirect", "relay"}
 _LIMIT: Final = re.compile("[0-9]{1,9}")
 LISTING_QUERY: Final = frozenset(("prefix", "start_after", "delimiter", "limit", "token"))
 _TYPES: Final = {

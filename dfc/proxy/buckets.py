@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 import aiohttp
 import msgspec
 
-from dfc.errors import BadRequest, BucketNotEmpty
+from dfc.errors import BadRequest, BucketDeleting, BucketNotEmpty
 from dfc.http.answers import NDJSON, Answer, StreamAnswer, json_answer
 from dfc.http.common import flag, page_limit
 from dfc.http.exchange import Exchange
@@ -23,6 +23,7 @@ from dfc.shards import check
 
 STREAM_QUEUE: Final = 8  # pieces of ~64 KiB that wait for a slow reader of the keys
 SHARDS_DEFAULT: Final = "**"
+NO_QUERY: Final[frozenset[str]] = frozenset()  # `force` goes with DELETE only
 
 
 class BucketSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,6 +50,7 @@ class BucketRoutes:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._deletions: set[str] = set()
 
     def _describe(self, bucket: BucketEntry, counts: dict[str, tuple[int, int]]) -> dict[str, Any]:
         objects, size = counts.get(bucket.id, (0, 0))
@@ -66,10 +68,12 @@ class BucketRoutes:
         return json_answer({"buckets": [self._describe(bucket, counts) for bucket in self._cluster.map.buckets]})
 
     async def get(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        exchange.query_parameters(NO_QUERY)
         bucket = self._cluster.bucket(check_bucket_name(parameters[0]))
         return json_answer(self._describe(bucket, await self._cluster.counts()))
 
     async def put(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        exchange.query_parameters(NO_QUERY)
         name = check_bucket_name(parameters[0])
         settings: BucketSettings = await exchange.json(BucketSettings)
         _check_copies(settings.copies)
@@ -83,6 +87,7 @@ class BucketRoutes:
         return self._describe(bucket, await self._cluster.counts())
 
     async def patch(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        exchange.query_parameters(NO_QUERY)
         name = check_bucket_name(parameters[0])
         changes: BucketChanges = await exchange.json(BucketChanges)
         _check_copies(changes.copies)
@@ -104,9 +109,20 @@ class BucketRoutes:
     # --- deletion
 
     async def delete(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-        """Mark it `deleting` everywhere, count, then remove: no commit can slip in between."""
+        """One deletion of a bucket at a time: a second one that ends first would take back the mark of the first."""
         name = check_bucket_name(parameters[0])
         force = flag(exchange.query_parameters(None), "force")
+        if name in self._deletions:
+            raise BucketDeleting(f"the bucket {name!r} is being deleted")
+        self._deletions.add(name)
+        try:
+            await self._delete(name, force)
+        finally:
+            self._deletions.discard(name)
+        return Answer(204)
+
+    async def _delete(self, name: str, force: bool) -> None:
+        """Mark it `deleting` everywhere, count, then remove: no commit can slip in between."""
         bucket = self._cluster.bucket(name)
         targets = self._cluster.live_targets() if self._cluster.map.targets() else []
         change = self._cluster.change
@@ -122,9 +138,9 @@ class BucketRoutes:
             await change(self._cluster.registry.remove_bucket, name, bucket.id)
             removed = True
         finally:
-            if not removed and self._cluster.map.bucket(name) is not None and not force:
+            # What an earlier, broken off deletion by force has left stays `deleting`.
+            if not removed and not force and bucket.state == "active" and self._cluster.map.bucket(name) is not None:
                 await asyncio.shield(change(self._cluster.registry.change_bucket, name, state="active"))
-        return Answer(204)
 
     async def _remove_from(self, node: NodeEntry, bucket_id: str) -> None:
         await self._cluster.control.call("DELETE", f"{node.url}/v1/node/buckets/{bucket_id}", dict)

@@ -11,7 +11,7 @@ from typing import Final
 from dfc.checksum import CHECKSUM_NAME, ExpectedChecksums
 from dfc.errors import BadRequest, PreconditionFailed, TooLarge, Unavailable
 from dfc.http.answers import Answer, FileAnswer, header_lines, json_answer
-from dfc.http.common import OBJECT_QUERY, SAFETY_HEADERS, content_type
+from dfc.http.common import INSIDE_QUERY, OBJECT_QUERY, SAFETY_HEADERS, content_type
 from dfc.http.conditions import entity_tags, http_date, is_not_modified, is_plain, requested_range
 from dfc.http.exchange import Exchange
 from dfc.http.relay import HOP_HEADER, Relay
@@ -75,6 +75,8 @@ class ObjectRoutes:
         disk = self._local.owned_disk(path.bucket, path.name)
         if disk is None:
             return await self.elsewhere(exchange)
+        if exchange.method not in ("GET", "HEAD") and not query.keys().isdisjoint(INSIDE_QUERY):
+            raise BadRequest("what is inside a shard is read, not written; leave the query away to write the whole object")
         if exchange.method == "PUT":
             return await self._put(exchange, Place(bucket, disk), path.name)
         if exchange.method == "DELETE":
@@ -96,7 +98,7 @@ class ObjectRoutes:
             row = await self._local.call(disk.lookup, bucket.id, name)
         for _ in range(REREADS_MAX):
             try:
-                if query and (query.keys() & {"member", "archpath", "sample", "list", "ext"}):
+                if query and not query.keys().isdisjoint(INSIDE_QUERY):
                     return await self._members.answer(exchange, disk, row, query)
                 return await self._body(exchange, disk, row)
             except RowChanged as change:

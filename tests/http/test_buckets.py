@@ -173,6 +173,27 @@ def test_force_is_0_or_1(http, bucket, error_of):
     assert http.delete(f"/v1/buckets/{bucket}?force=0").status_code == 204
 
 
+def test_force_goes_with_delete_only(http, url, bucket, error_of):
+    http.put(f"/v1/buckets/{bucket}")
+    for method in ("GET", "PUT", "PATCH"):
+        error_of(http.request(method, f"{url}/v1/buckets/{bucket}?force=1"), 400, "bad_request")
+
+
+def test_deletions_at_once_leave_no_bucket_half_deleted(http, bucket):
+    """One by force and some without: the bucket goes, or all of them are refused and it works on."""
+    for _ in range(5):
+        for number in range(20):
+            http.put(f"/{bucket}/{number}", content=b"abc")
+        queries = ["?force=1", "", "?force=0", "?force=1", ""]
+        with ThreadPoolExecutor(5) as threads:
+            answers = list(threads.map(lambda query: http.delete(f"/v1/buckets/{bucket}{query}"), queries))
+        assert {answer.status_code for answer in answers} <= {204, 404, 409}
+        if 204 in [answer.status_code for answer in answers]:
+            assert http.get(f"/v1/buckets/{bucket}").status_code == 404
+        assert http.put(f"/{bucket}/x", content=b"abc").status_code in (200, 201)
+        assert http.delete(f"/v1/buckets/{bucket}?force=1").status_code == 204
+
+
 def bucket_id(http, bucket):
     return next(entry["id"] for entry in http.get("/v1/cluster").json()["buckets"] if entry["name"] == bucket)
 

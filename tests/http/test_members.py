@@ -277,3 +277,17 @@ def test_a_replaced_shard_answers_from_the_new_one(http, make_tar, bucket):
     for number in range(5):
         http.put(f"/{bucket}/s.tar", content=make_tar([("x.txt", b"x" * number * 600), ("a.txt", b"%d" % number)]))
         assert http.get(f"/{bucket}/s.tar?member=a.txt").content == b"%d" % number
+
+
+def test_what_is_inside_is_not_written(http, nodes, make_tar, bucket, error_of):
+    """A member in the query of a write is a mistake that must not cost the whole shard."""
+    tar = make_tar([("a.txt", b"1")])
+    http.put(f"/{bucket}/s.tar", content=tar)
+    for via in ("proxy", "owner", "other"):
+        url = nodes.url(via, bucket, "s.tar")
+        for query in ("member=a.txt", "archpath=a.txt", "sample=a", "sample=a&ext=txt", "list=members"):
+            for size in (10, 300_000):
+                error_of(http.put(f"{url}/{bucket}/s.tar?{query}", content=b"x" * size), 400, "bad_request")
+            error_of(http.delete(f"{url}/{bucket}/s.tar?{query}"), 400, "bad_request")
+            error_of(http.delete(f"{url}/v1/objects/{bucket}/s.tar?relay=1&{query}"), 400, "bad_request")
+    assert http.get(f"/{bucket}/s.tar").content == tar
