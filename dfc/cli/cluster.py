@@ -13,6 +13,7 @@ from dfc.cli.options import Json
 from dfc.cli.session import Session, format_size, session_of
 
 Directory = Annotated[str, typer.Argument(metavar="DIR", help="The directory of one disk; its target must not run.")]
+Full = Annotated[bool, typer.Option("--full", help="Read every blob and verify its checksum.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -124,17 +125,18 @@ def scrub_status(context: typer.Context, as_json: Json = False) -> None:
     raise typer.Exit(Exit.MISMATCH if damaged else Exit.OK)
 
 
-def disk_check(context: typer.Context, directory: Directory, as_json: Json = False) -> None:
+def disk_check(context: typer.Context, directory: Directory, full: Full = False, as_json: Json = False) -> None:
     """Compare the catalog of a disk with what lies on it; changes nothing."""
-    _run_storage("check", directory, as_json)
+    _run_storage("check", directory, full, as_json)
 
 
-def disk_rebuild(context: typer.Context, directory: Directory, as_json: Json = False) -> None:
+def disk_rebuild(context: typer.Context, directory: Directory, full: Full = False, as_json: Json = False) -> None:
     """Make the catalog of a disk anew from the footers of its blobs."""
-    _run_storage("rebuild", directory, as_json)
+    _run_storage("rebuild", directory, full, as_json)
 
 
-def _run_storage(command: str, directory: str, as_json: bool) -> None:
+def _run_storage(command: str, directory: str, full: bool, as_json: bool) -> None:
     """The storage engine's own program, so that this one never imports it; its exit code is ours."""
-    arguments = [sys.executable, "-m", "dfc.storage", command, directory, *(["--json"] if as_json else [])]
+    flags = [*(["--full"] if full else []), *(["--json"] if as_json else [])]
+    arguments = [sys.executable, "-m", "dfc.storage", command, directory, *flags]
     raise typer.Exit(subprocess.run(arguments, check=False).returncode)

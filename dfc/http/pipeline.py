@@ -15,7 +15,8 @@ from typing import Final
 from dfc.limits import TRANSFER_BUFFER_BYTES
 
 HELPERS_MAX: Final = (os.cpu_count() or 1) // 2
-BUFFERS: Final = 4  # one being filled, one being written, two to even out the difference
+BUFFERS: Final = 3  # one being filled, one being written, one to even out the difference
+BUFFER_BYTES: Final = 4 * TRANSFER_BUFFER_BYTES  # each hand-over switches threads twice, so it carries some milliseconds' worth
 
 
 class SinkHelper:
@@ -27,7 +28,7 @@ class SinkHelper:
         self._filled: SimpleQueue[tuple[bytearray, int] | None] = SimpleQueue()
         self._free: SimpleQueue[bytearray] = SimpleQueue()
         for _ in range(BUFFERS):
-            self._free.put(bytearray(TRANSFER_BUFFER_BYTES))
+            self._free.put(bytearray(BUFFER_BYTES))
         self._thread = threading.Thread(target=self._run, name="transfer-sink", daemon=True)
         self._thread.start()
 
@@ -43,7 +44,7 @@ class SinkHelper:
         return buffer
 
     def hand_over(self, buffer: bytearray, size: int) -> None:
-        """Feed the first `size` bytes to the sink; 0 only gives the buffer back."""
+        """Feed the first `size` bytes to the sink, in pieces of up to 256 KiB; 0 only gives the buffer back."""
         self._filled.put((buffer, size))
 
     def settle(self) -> None:
@@ -65,7 +66,9 @@ class SinkHelper:
             try:
                 if size and self._error is None and self._sink is not None:
                     with memoryview(buffer) as view:
-                        self._sink(view[:size])
+                        # In pieces that stay in the processor's cache between hashing and writing.
+                        for start in range(0, size, TRANSFER_BUFFER_BYTES):
+                            self._sink(view[start : min(size, start + TRANSFER_BUFFER_BYTES)])
             except BaseException as error:
                 self._error = error
             self._free.put(buffer)

@@ -251,22 +251,33 @@ class Receive:
         try:
             end, started, turn_start = self.moved + TURN_BYTES, time.monotonic(), self.moved
             while self._remaining and self.moved < end:
-                buffer, size = helper.buffer(), 0
+                buffer, before = helper.buffer(), self.moved
                 try:
-                    size = self._receive(buffer)
+                    idle = self._fill(buffer)
                 finally:
-                    helper.hand_over(buffer, size)
-                self._count(size)
-                if not size and self._is_slow(started, turn_start):
+                    helper.hand_over(buffer, self.moved - before)
+                if idle and self._is_slow(started, turn_start):
                     return self._wait
         finally:
             helper.settle()
         return Wait(()) if self._remaining else None
 
-    def _receive(self, buffer: bytearray | memoryview) -> int:
+    def _fill(self, buffer: bytearray) -> bool:
+        """Receive until the buffer is full or nothing is there (True). Each hand-over costs two thread switches."""
+        with memoryview(buffer) as view:
+            filled = 0
+            while self._remaining and filled < len(view):
+                size = self._receive(view[filled : filled + TRANSFER_BUFFER_BYTES])
+                if not size and (not filled or not self._poll.poll(TRANSFER_POLL_S * 1000)):
+                    return True
+                filled += size
+                self._count(size)
+        return False
+
+    def _receive(self, view: memoryview) -> int:
         """Bytes received; 0 when there are none at the moment."""
         try:
-            size = self._source.recv_into(buffer, min(self._remaining, TRANSFER_BUFFER_BYTES))
+            size = self._source.recv_into(view, min(self._remaining, len(view)))
         except BlockingIOError:
             return 0
         except ConnectionError:

@@ -15,7 +15,7 @@ from dfc.limits import DECOMPRESSED_READ_WAIT_S, SMALL_READ_BYTES, TRANSFER_BUFF
 from dfc.storage.disk import Disk
 from dfc.storage.nowait import read_range
 from dfc.storage.rows import ObjectRow
-from dfc.tar.index import Member, Sample, ShardIndex
+from dfc.tar.index import IndexCorrupt, Member, Sample, ShardIndex
 from dfc.tar.listing import list_members, list_samples
 from dfc.tar.reader import read_member_range
 from dfc.tar.writer import END_OF_ARCHIVE, member_header, padding
@@ -42,9 +42,19 @@ class MemberRoutes:
         index = disk.cached_index(row)
         if index is None:
             index = await self._local.call(disk.open_index, row)
-        kind, value = given[0], query[given[0]]
+        try:
+            return await self._by_index(exchange, disk, row, index, given[0], query)
+        except IndexCorrupt:
+            # Large indexes are checked as they are read. A new one is made from the shard; then it is asked once more.
+            index = await self._local.call(disk.rebuild_index, row)
+            return await self._by_index(exchange, disk, row, index, given[0], query)
+
+    async def _by_index(
+        self, exchange: Exchange, disk: Disk, row: ObjectRow, index: ShardIndex, kind: str, query: Mapping[str, str]
+    ) -> Answer:
+        value = query[kind]
         if kind == "list":
-            return self._list(index, value)
+            return self._list(disk, row, index, value)
         if kind == "sample":
             return await self._sample(exchange, disk, row, index, value, query.get("ext"))
         member = index.find_member(value)
@@ -52,10 +62,10 @@ class MemberRoutes:
             raise MemberNotFound(f"{row.name!r} has no member {value[:200]!r}")
         return await self._member(exchange, disk, row, index, member)
 
-    def _list(self, index: ShardIndex, what: str) -> Answer:
+    def _list(self, disk: Disk, row: ObjectRow, index: ShardIndex, what: str) -> Answer:
         if what not in ("members", "samples"):
             raise BadRequest("list is 'members' or 'samples'")
-        lines = list_members(index) if what == "members" else list_samples(index)
+        lines = _or_rebuild(disk, row, list_members(index) if what == "members" else list_samples(index))
         return StreamAnswer(200, self._local.iterate(lines), [("Content-Type", NDJSON), *SAFETY_HEADERS])
 
     async def _sample(
@@ -130,6 +140,15 @@ class MemberRoutes:
                 self._slots.give()
 
         return file, close
+
+
+def _or_rebuild(disk: Disk, row: ObjectRow, lines: Iterator[bytes]) -> Iterator[bytes]:
+    """The lines; when the index turns out damaged half-way this answer breaks off, and the next one has a new index."""
+    try:
+        yield from lines
+    except IndexCorrupt:
+        disk.rebuild_index(row)
+        raise
 
 
 def _read_range(disk: Disk, row: ObjectRow, offset: int, count: int) -> bytes:
