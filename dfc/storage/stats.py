@@ -20,6 +20,9 @@ class DiskStats:
     io_errors: int = 0
     cache_hits: int = 0
     cache_misses: int = 0
+    indexes_built: int = 0
+    indexes_broken: int = 0
+    indexed_members: int = 0
     indexes_rebuilt: int = 0
     orphans_found: int = 0
     orphans_deleted: int = 0

@@ -202,8 +202,11 @@ class BlobWriter:
             found = self._index.finish(self._version, self._received, checksum)
             if isinstance(found, TarError):
                 warnings = (str(found),)
+                self._parts.stats.indexes_broken += 1
             else:
                 samples, members, warnings = found.samples, found.members, found.warnings
+                self._parts.stats.indexes_built += 1
+                self._parts.stats.indexed_members += members
         state = GOOD if self._durable else UNSYNCED
         return ObjectRow(
             self._bucket_id, self._name, self._version, self._received, checksum, samples, members, warnings, state
