@@ -24,7 +24,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import httpx
 
@@ -178,7 +177,7 @@ class Supervisor:
         for number in range(targets):
             directory = self._root / f"target-{number}"
             paths = [str(directory / f"disk-{index}") for index in range(disks)]
-            arguments = ["--dir", str(directory), "--disks", ",".join(paths), "--proxy-url", _local_url(proxy.url)]
+            arguments = ["--dir", str(directory), "--disks", ",".join(paths), "--proxy-url", _local_url(proxy)]
             child = Child(f"target-{number}", "dfc.target", arguments, options.host, ports.get(f"target-{number}", 0))
             self._children.append(child)
             self._keepers.append(asyncio.create_task(self._keep(child)))
@@ -201,7 +200,7 @@ class Supervisor:
 
     async def _wait_healthy(self, proxy: Child) -> None:
         deadline = time.monotonic() + READY_TIMEOUT_S
-        async with httpx.AsyncClient(base_url=_local_url(proxy.url), timeout=5, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=_local_url(proxy), timeout=5, trust_env=False) as client:
             while not self._stopping.is_set() and time.monotonic() < deadline:
                 with suppress(httpx.HTTPError):
                     if (await client.get("/v1/health")).status_code == 200:
@@ -257,7 +256,7 @@ class Supervisor:
             with suppress(ValueError, KeyError):
                 said: dict[str, Any] = json.loads(line)
                 child.url = said["url"]
-                child.port = urlsplit(child.url).port or child.port
+                child.port = int(said["port"])
                 child.ready.set()
         return await child.process.wait()
 
@@ -292,11 +291,10 @@ class Supervisor:
                         os.truncate(path, 0)
 
 
-def _local_url(url: str) -> str:
-    """A URL under which this machine reaches a node that may listen on all addresses."""
-    parts = urlsplit(url)
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(parts.hostname or "", parts.netloc.rpartition(":")[0])
-    return f"http://{host}:{parts.port}"
+def _local_url(child: Child) -> str:
+    """The URL under which this machine reaches a node, whatever it advertises and on whatever addresses it listens."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(child.host, child.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{child.port}"
 
 
 def _kill(child: Child) -> None:

@@ -23,6 +23,7 @@ import uvloop
 
 from dfc.config import SETTINGS, Loaded, Role, Settings, load_settings
 from dfc.errors import DfcError
+from dfc.http.server import NodeServer
 from dfc.logs import configure_logging
 
 _log: Final = logging.getLogger("dfc.node")
@@ -33,6 +34,7 @@ class Node(Protocol):
     """What a node offers to be run."""
 
     id: str
+    server: NodeServer
 
     async def start(self) -> str: ...
     async def stop(self) -> None: ...
@@ -94,7 +96,8 @@ async def _run(role: Role, make: Callable[[Settings], Node], settings: Settings,
                 await starting
             return 0
         url = starting.result()
-        print(json.dumps({"ready": True, "role": role, "id": node.id, "url": url}), flush=True)
+        said = {"ready": True, "role": role, "id": node.id, "url": url, "port": node.server.port}
+        print(json.dumps(said), flush=True)
         await stopped
         _log.info("stopping: running requests get %s s to finish", settings.drain_timeout_s)
     finally:

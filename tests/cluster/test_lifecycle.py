@@ -135,3 +135,11 @@ def test_an_open_host_without_a_token_is_said_loudly(tmp_path: Path) -> None:
     _, errors = node.communicate(timeout=30)
     assert "WITHOUT A TOKEN" in errors
     assert node.returncode == 0
+
+
+def test_an_advertised_name_need_not_be_known_here(start_cluster) -> None:
+    """Nodes of one machine reach each other by its own addresses; the advertised ones are for clients elsewhere."""
+    cluster: Cluster = start_cluster(targets=1, environment={"DFC_ADVERTISE_URL": "http://dfc.example.invalid:80"})
+    assert cluster.url == "http://dfc.example.invalid:80"
+    assert set(cluster.children()) == {"proxy", "target-0"}
+    assert cluster.stop() == 0
