@@ -35,6 +35,7 @@ SWEEP_S: Final = 0.5  # how often head deadlines are looked at
 REFUSED_PENDING_MAX: Final = 64  # refused connections that are still being told so
 REFUSAL_S: Final = 1.0
 LISTEN_BACKLOG: Final = 1024
+LENGTH_MAX: Final = (1 << 63) - 1
 
 
 def _plain_answer(status: str, code: str, message: str, extra: str = "") -> bytes:
@@ -298,10 +299,15 @@ class NodeServer(web.Server):
         return self._fallback, ()
 
     def _check_framing(self, exchange: Exchange) -> None:
-        """The parser takes `gzip, chunked` as well, and would leave the gzip in the body."""
-        if exchange.headers.get("Transfer-Encoding", "chunked").strip().lower() != "chunked":
+        """What the parser takes and must not: `gzip, chunked` (the gzip would be stored), and the length 2^64 - 1, which it
+        confuses with none, so that a pooled connection behind a relay would swallow the next client's request."""
+        headers = exchange.headers
+        if headers.get("Transfer-Encoding", "chunked").strip().lower() != "chunked":
             exchange.close_after()
             raise BadRequest("the only Transfer-Encoding here is chunked")
+        if (exchange.declared_length or 0) > LENGTH_MAX:
+            exchange.close_after()
+            raise BadRequest(f"a Content-Length is at most {LENGTH_MAX}")
 
     def _check_host(self, exchange: Exchange) -> None:
         """A target in absolute form is for proxies; it is taken only when it names this node."""
