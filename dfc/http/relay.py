@@ -7,14 +7,15 @@ refused is not sent. A node that breaks off in mid-answer breaks the client's co
 from __future__ import annotations
 
 import asyncio
+import select
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import Any, Final
 
 from dfc.errors import BodyTimeout, LengthMismatch, Unavailable
 from dfc.http.answers import Answer, StreamAnswer, finish_connection
 from dfc.http.exchange import Exchange
 from dfc.http.peer import PeerConnection, PeerGone, PeerPool, PeerResponse
-from dfc.http.transfer import Splice, drive, duplicate
+from dfc.http.transfer import Splice, drive, duplicate, wait_ready
 from dfc.limits import SMALL_BODY_BYTES, SMALL_READ_BYTES
 
 HOP_HEADER: Final = "X-DFC-Hop"
@@ -106,12 +107,25 @@ class Relay:
             raise
 
     async def _send_chunks(self, exchange: Exchange, connection: PeerConnection) -> None:
-        async for piece in exchange.chunks():
-            try:
+        """Until the body ends, or the node answers early; that answer is read next."""
+        chunks = exchange.chunks()
+        answered = asyncio.ensure_future(wait_ready(((connection.socket.fileno(), select.POLLIN),), None))
+        following: asyncio.Future[bytes] | None = None
+        try:
+            while True:
+                following = asyncio.ensure_future(anext(chunks, b""))
+                await asyncio.wait((following, answered), return_when=asyncio.FIRST_COMPLETED)
+                if answered.done():
+                    return
+                piece = following.result()
                 await connection.send(b"%x\r\n%b\r\n" % (len(piece), piece))
-            except PeerGone:
-                return  # it may have answered early; that answer is read next
-        await connection.send(b"0\r\n\r\n")
+                if not piece:
+                    return
+        except PeerGone:
+            return
+        finally:
+            await _cancel(answered)
+            await _cancel(following)
 
     async def _splice_body(self, exchange: Exchange, connection: PeerConnection, length: int) -> None:
         begun = exchange.take_over()
@@ -190,6 +204,15 @@ class Relay:
             self._pool.give_back(connection)
         else:
             connection.close()
+
+
+async def _cancel(future: asyncio.Future[Any] | None) -> None:
+    if future is None:
+        return
+    future.cancel()
+    await asyncio.wait((future,))
+    if not future.cancelled():
+        future.exception()  # looked at, so that nobody logs that it never was
 
 
 class SpliceAnswer(Answer):

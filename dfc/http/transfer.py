@@ -77,7 +77,7 @@ class Pace:
         return self._window_end - now
 
 
-async def wait_ready(events: tuple[tuple[int, int], ...], timeout_s: float) -> bool:
+async def wait_ready(events: tuple[tuple[int, int], ...], timeout_s: float | None) -> bool:
     """Wait in the event loop until one descriptor is ready; False after the timeout."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
