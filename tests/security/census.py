@@ -1,0 +1,169 @@
+"""What a running cluster holds open and what lies on its disks: for tests that nothing is left behind.
+
+A node's descriptors are told apart by what they are. Connections of clients, blobs, temporary files and pipes must be gone
+after a test; connections between nodes are pooled, so there may be as many as were ever needed at the same time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from harness import Cluster, wait_for
+
+_LISTEN = "0A"
+
+
+def _tcp_sockets() -> dict[str, tuple[int, int]]:
+    """inode → (local port, remote port) of all TCP sockets that are not listening."""
+    found = {}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] != _LISTEN:
+                found[fields[9]] = (int(fields[1].rpartition(":")[2], 16), int(fields[2].rpartition(":")[2], 16))
+    return found
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What one node holds. `clients`: connections of others than nodes; `files`: blobs and temporary files."""
+
+    clients: int
+    files: tuple[str, ...]
+    pipes: int
+    nodes: int
+    rest: Counter[str]
+    threads: int
+
+    def excess(self, base: Holding, threads_max: int) -> str:
+        """What is over the baseline; empty when nothing is."""
+        over = []
+        if self.clients:
+            over.append(f"{self.clients} connections of clients")
+        if self.files:
+            over.append(f"files {self.files}")
+        if self.pipes > base.pipes:
+            over.append(f"{self.pipes} pipe ends instead of {base.pipes}")
+        if self.nodes > base.nodes:
+            over.append(f"{self.nodes} connections to nodes instead of {base.nodes}")
+        if more := self.rest - base.rest:
+            over.append(f"descriptors {dict(more)}")
+        if self.threads > threads_max:
+            over.append(f"{self.threads} threads instead of at most {threads_max}")
+        return ", ".join(over)
+
+
+@dataclass
+class Census:
+    """Of the nodes of a cluster. `pool_threads` may be made beyond those at the start, `spare` connections between nodes too."""
+
+    cluster: Cluster
+    pool_threads: int
+    spare: int = 2  # control calls open a second connection when they meet a heartbeat
+    base: dict[str, Holding] = field(default_factory=dict)
+    base_threads: dict[str, int] = field(default_factory=dict)
+    ports: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        urls = [self.cluster.url, *(node["url"] for node in self.cluster.map()["nodes"])]
+        self.ports = frozenset(urlsplit(url).port or 0 for url in urls)
+        self.base_threads = {name: self._holding(pid).threads for name, pid in self.cluster.children().items()}
+
+    def _holding(self, pid: int) -> Holding:
+        inodes = {inode for other in self.cluster.children().values() for inode in _socket_inodes(other)}
+        tcp = _tcp_sockets()
+        node_local_ports = {tcp[inode][0] for inode in inodes if inode in tcp}
+        clients = nodes = pipes = 0
+        files, rest = [], Counter[str]()
+        for target in _descriptors(pid):
+            kind, _, inode = target.partition(":[")
+            place = tcp.get(inode.rstrip("]")) if kind == "socket" else None
+            if place is not None:
+                if place[0] in self.ports and place[1] not in node_local_ports:
+                    clients += 1
+                else:
+                    nodes += 1
+            elif kind == "pipe":
+                pipes += 1
+            elif ("/objects/" in target and not target.endswith(".idx")) or "/temporary/" in target or "(deleted)" in target:
+                files.append(target)
+            elif not target.endswith(".idx"):  # open indexes are a cache with a bound of its own
+                rest[target if target.startswith("/") else kind] += 1
+        return Holding(clients, tuple(files), pipes, nodes, rest, len(os.listdir(f"/proc/{pid}/task")))
+
+    def take(self) -> dict[str, Holding]:
+        return {name: self._holding(pid) for name, pid in self.cluster.children().items()}
+
+    def set_base(self) -> None:
+        """Remember what is held now, once no client is there."""
+        try:
+            self.base = wait_for(self._quiet, "a cluster without clients")
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self.take()}") from None
+
+    def _quiet(self) -> dict[str, Holding]:
+        now = self.take()
+        return {} if any(holding.clients or holding.files for holding in now.values()) else now
+
+    def excess(self) -> list[str]:
+        now = self.take()
+        found = []
+        for name, holding in now.items():
+            limit = self.base_threads[name] + self.pool_threads
+            base = self.base[name]
+            allowed = Holding(0, (), base.pipes, base.nodes + self.spare, base.rest, base.threads)
+            if over := holding.excess(allowed, limit):
+                found.append(f"{name}: {over}")
+        return found
+
+    def assert_settled(self) -> None:
+        """Everything that a test took is given back, now or a moment later."""
+        over: list[str] = []
+
+        def settled() -> bool:
+            over[:] = self.excess()
+            return not over
+
+        try:
+            wait_for(settled, "descriptors, connections and threads to be given back", timeout_s=15)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {over}") from None
+
+    def stored(self) -> set[str]:
+        """Every file below objects/, temporary/, orphans/ and damaged/ of all disks."""
+        return stored_files(self.cluster.directory)
+
+
+def stored_files(directory: Path) -> set[str]:
+    found = set()
+    for disk in directory.glob("target-*/disk-*"):
+        for folder in ("objects", "temporary", "orphans", "damaged"):
+            for parent, _, names in os.walk(disk / folder):
+                found.update(os.path.join(parent, name) for name in names)
+    return found
+
+
+def _descriptors(pid: int) -> list[str]:
+    targets = []
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            targets.append(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
+        except FileNotFoundError:
+            continue  # closed meanwhile
+    return targets
+
+
+def _socket_inodes(pid: int) -> list[str]:
+    return [target[8:-1] for target in _descriptors(pid) if target.startswith("socket:[")]
+
+
+def resident_mib(pid: int) -> float:
+    """Resident memory of a process."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    raise AssertionError(f"no VmRSS for {pid}")
