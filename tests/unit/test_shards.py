@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import time
+import tracemalloc
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -39,6 +41,16 @@ def test_the_last_count_wins() -> None:
 
 def test_count_is_expanded_before_braces() -> None:
     assert expand("{x,y}-@02.{a,b}") == ["x-00.a", "x-00.b", "y-00.a", "y-00.b", "x-01.a", "x-01.b", "y-01.a", "y-01.b"]
+
+
+def _peak_bytes(call: Callable[[], object]) -> int:
+    """What a call allocates at its worst moment."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
@@ -85,18 +97,13 @@ def test_what_cannot_be_read_is_refused(spec: str) -> None:
     ],
 )
 def test_too_many_names_are_refused_at_once(spec: str) -> None:
-    start = time.process_time()
     for refuse in (expand, check):
-        with pytest.raises(BadShardSpec):
-            refuse(spec)
-    assert time.process_time() - start < 0.2
+        assert _peak_bytes(lambda refuse=refuse: pytest.raises(BadShardSpec, refuse, spec)) < 16 << 20
 
 
 def test_checking_builds_nothing() -> None:
-    start = time.process_time()
     for spec in ("@1000000", "{1..1000}{1..1000}", "{{1..500000},{1..500000}}", ["a"], '["a"]', "x/", "*"):
-        check(spec)
-    assert time.process_time() - start < 0.05
+        assert _peak_bytes(lambda spec=spec: check(spec)) < 1 << 20
 
 
 def test_prefix() -> None:
@@ -162,10 +169,10 @@ def test_globs_of_one_segment_agree_with_fnmatch(pattern: str, name: str) -> Non
 
 def test_a_hostile_glob_is_no_slower() -> None:
     glob = Glob(("a*" * 60 + "b", "**/a/" * 30 + "b"))
-    start = time.process_time()
+    start = time.thread_time()
     assert not glob.matches("a" * 1000)
     assert not glob.matches("a/" * 500 + "c")
-    assert time.process_time() - start < 1
+    assert time.thread_time() - start < 20  # a backtracking matcher would not end in this universe's time
 
 
 def test_only_the_path_of_a_url_is_expanded() -> None:
