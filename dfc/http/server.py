@@ -102,23 +102,33 @@ class Connection(RequestHandler):
     def data_received(self, data: bytes) -> None:
         if self.refused or self.ended:
             return
+        heads, in_body = self._request_count, self._last_body is not None and not self._last_body.is_eof()
         super().data_received(data)
         if self._messages:
             self._end_broken_body()
             self._last_body = self._messages[-1][1]
-        waiter = self._waiter
-        if waiter is None or waiter.done():
+        if self._request_count != heads:
             self.head_begun_s, self.head_bytes = 0.0, 0
-            return
+        elif not in_body:
+            self._note_head(len(data))
+
+    def _note_head(self, size: int) -> None:
+        """Some more bytes of a head have come, not its last ones; perhaps while the request before it is being answered."""
         if not self.head_begun_s:
             self.head_begun_s = self._loop.time()
-        self.head_bytes += len(data)
+        self.head_bytes += size
         if self.head_bytes > HEAD_BYTES_MAX:
-            self._end_early(_LARGE_HEAD)
+            if self._is_idle():
+                self._end_early(_LARGE_HEAD)
+            else:
+                self.close()
+
+    def _is_idle(self) -> bool:
+        return self._answered >= self._request_count
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """A client that has said all may still want its answer: the connection stays open until that is out."""
-        if self._answered >= self._request_count:
+        if self._is_idle():
             return False
         self.half_closed = True
         if self._last_body is not None and not self._last_body.is_eof():
@@ -133,10 +143,8 @@ class Connection(RequestHandler):
 
     def check_head_deadline(self, now: float, timeout_s: float) -> None:
         """Answer 408 and close when a head has been coming for too long."""
-        if self.head_begun_s and now - self.head_begun_s > timeout_s:
-            waiter = self._waiter
-            if waiter is not None and not waiter.done():
-                self._end_early(_SLOW_HEAD)
+        if self.head_begun_s and now - self.head_begun_s > timeout_s and self._is_idle():
+            self._end_early(_SLOW_HEAD)
 
     def _end_early(self, answer: bytes) -> None:
         """Answer a head that is not complete, and close a little later, like `_refuse`."""
@@ -154,7 +162,7 @@ class Connection(RequestHandler):
         if isinstance(request, Exchange):
             self.node.record(request, response)
         self._answered += 1
-        if self.half_closed and self._answered >= self._request_count:
+        if self.half_closed and self._is_idle():
             self.close()
 
     def handle_error(
