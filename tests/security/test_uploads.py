@@ -20,7 +20,7 @@ VIAS = ["owner", "proxy", "other"]
 OLD = b"the old object"
 # How much of how much is sent: read by the event loop; by a thread from its first byte; with most of it under way.
 SIZES = {"small": (40_000, 1000), "large": (300_000, 100), "larger": (3 * MIB, 2 * MIB)}
-ATTACKS = 6  # times each, so that a descriptor that is left each time shows
+ATTACKS = 10  # times each, so that a connection between nodes that is left each time shows
 
 
 def begin(nodes: Nodes, via: str, name: str, announced: int, sent: bytes, *, is_chunked: bool) -> Wire:
@@ -69,7 +69,7 @@ def test_a_client_that_ends_too_early_is_told_so(nodes: Nodes, replaced: str, vi
 def test_a_client_that_vanishes_leaves_nothing(nodes: Nodes, replaced: str, via: str, size: str, is_chunked: bool) -> None:
     before = nodes.census.stored()
     announced, sent = SIZES[size]
-    for number in range(ATTACKS * 2):
+    for number in range(ATTACKS):
         wire = begin(nodes, via, replaced, announced, b"z" * sent, is_chunked=is_chunked)
         if number % 2:
             wire.reset()

@@ -32,7 +32,8 @@ class Reply:
             return ""
         assert self.headers["content-type"] == "application/json", self
         value = json.loads(self.body)
-        assert value.keys() == {"error"} and value["error"].keys() == {"code", "message", "request_id"}, self
+        assert value.keys() == {"error"}, self
+        assert value["error"].keys() == {"code", "message", "request_id"}, self
         code: str = value["error"]["code"]
         return code
 

@@ -1,0 +1,221 @@
+"""Clients that are slow on purpose: heads that never end, readers that stop reading, more connections than are allowed."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import tarfile
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from harness import Cluster, wait_for
+from security.conftest import BIG, HASTY, HEADER_TIMEOUT_S, MIB, READ_STALL_S, Nodes, prepare
+from security.wire import Wire, ask
+
+READERS = 3  # of each kind, through each node: 9 a target of what transfer threads send
+
+
+@pytest.mark.parametrize("via", ["owner", "proxy"])
+def test_heads_that_do_not_end_are_408(unchanged: Nodes, via: str) -> None:
+    url = unchanged.url(via, "warm")
+    begun = {
+        "nothing": b"",
+        "a line": b"GET /b/x HTTP/1.1\r\n",
+        "half a line": b"GET /b/x",
+        "fields": b"GET /b/x HTTP/1.1\r\nHost: a\r\nX-A: b\r\n",
+        "half a field": b"PUT /b/x HTTP/1.1\r\nHost: a\r\nContent-Le",
+    }
+    wires = {what: Wire(url) for what in begun}
+    stopping = threading.Event()
+
+    def drip() -> None:
+        """One that goes on sending a byte now and then: the deadline is that of the whole head."""
+        while not stopping.wait(0.2):
+            wires["fields"].send_while_open(b"x")
+
+    started = time.monotonic()
+    for what, wire in wires.items():
+        wire.send(begun[what])
+    dripper = threading.Thread(target=drip)
+    dripper.start()
+    try:
+        for what, wire in wires.items():
+            reply = wire.answer()
+            assert (reply.status, reply.code, reply.headers["connection"]) == (408, "header_timeout", "close"), what
+            wire.assert_ended()
+        assert time.monotonic() - started >= HEADER_TIMEOUT_S
+    finally:
+        stopping.set()
+        dripper.join()
+        for wire in wires.values():
+            wire.close()
+
+
+def test_a_second_head_that_does_not_end_is_408(nodes: Nodes, name: str) -> None:
+    nodes.put(name, b"abc")
+    for via in ("owner", "proxy"):
+        with Wire(nodes.url(via, name)) as wire:
+            wire.head("GET", f"/b/{name}")
+            assert wire.answer().body == b"abc"
+            wire.send(b"GET /b/x HT")
+            assert wire.answer().status == 408
+            wire.assert_ended()
+
+
+def make_shard(sample_bytes: int) -> bytes:
+    """Two samples, the first of zeros."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, body in (("first.bin", bytes(1000)), ("second.bin", os.urandom(sample_bytes))):
+            info = tarfile.TarInfo(name)
+            info.size = len(body)
+            archive.addfile(info, io.BytesIO(body))
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def stored(hasty: Nodes) -> dict[str, str]:
+    """Paths of large answers of each kind: a file, a range of one, a stream that a thread makes."""
+    hasty.put("big", os.urandom(BIG))
+    shard = make_shard(BIG - 8192)
+    hasty.put("big.tar", shard)
+    hasty.put("big.tar.gz", gzip.compress(shard, 1))
+    return {
+        "object": "big",
+        "member": "big.tar?member=second.bin",
+        "sample": "big.tar?sample=second",
+        "compressed member": "big.tar.gz?member=second.bin",
+        "compressed sample": "big.tar.gz?sample=second",
+    }
+
+
+def test_readers_that_stall_are_cut_off_and_hold_no_thread(nodes: Nodes, stored: dict[str, str], name: str) -> None:
+    """Far more than there are threads stop reading; what others want is served meanwhile as ever."""
+    nodes.put(name, os.urandom(2 * MIB))
+    readers = []
+    for via in ("owner", "proxy", "other"):
+        for target in stored.values():
+            url = nodes.url(via, target.partition("?")[0])
+            readers += [(f"{via} {target}", Wire(url, receive_buffer_bytes=8192)) for _ in range(READERS)]
+            for _, reader in readers[-READERS:]:
+                reader.head("GET", f"/b/{target}")
+    nodes.census.spare += len(readers)  # the relays open as many connections to the next node, and keep some of them
+    try:
+        for what, reader in readers:
+            assert reader.socket.recv(12) == b"HTTP/1.1 200", what
+        started = time.monotonic()
+        for via in ("owner", "proxy"):
+            url = nodes.url(via, name)
+            assert len(ask(url, "GET", f"/b/{name}").body) == len(nodes.get(name).body)
+            assert ask(url, "PUT", f"/b/{name}", body=bytes(MIB)).status == 200
+            assert len(ask(nodes.url(via, "big"), "GET", "/b/big", {"Range": "bytes=0-999999"}).body) == 1_000_000
+        assert time.monotonic() - started < READ_STALL_S * 2
+        nodes.census.assert_settled(with_clients=False)
+        wait_for(nodes.census.has_no_clients, "the readers to be cut off", timeout_s=READ_STALL_S * 6)
+        for what, reader in readers:
+            received = 12
+            try:
+                while piece := reader.socket.recv(1 << 20):
+                    received += len(piece)
+            except ConnectionResetError:
+                pass
+            assert received < BIG, what  # nobody could take it for the whole
+    finally:
+        for _, reader in readers:
+            reader.close()
+    nodes.census.assert_settled()
+
+
+def test_readers_that_are_slow_but_steady_get_everything(nodes: Nodes, stored: dict[str, str]) -> None:
+    """Slower than the stall timeout as a whole, never idle for that long."""
+    wires = [Wire(nodes.url(via, "big"), receive_buffer_bytes=1 << 16) for via in ("owner", "proxy", "other")]
+    received = dict.fromkeys(wires, 0)
+    steps, pause = 10, threading.Event()
+    for wire in wires:
+        wire.head("GET", "/b/big")
+    for step in range(steps):
+        pause.wait(READ_STALL_S * 1.4 / steps)  # the pace of these readers
+        for wire in wires:
+            while received[wire] < BIG * (step + 1) // steps:
+                piece = wire.socket.recv(1 << 16)
+                assert piece, "cut off"
+                received[wire] += len(piece)
+    for wire in wires:
+        with wire:
+            while received[wire] <= BIG and (piece := wire.socket.recv(1 << 16)):
+                received[wire] += len(piece)
+            assert received[wire] > BIG
+
+
+@pytest.mark.parametrize("via", ["owner", "proxy"])
+def test_readers_that_vanish_leave_nothing_open(nodes: Nodes, stored: dict[str, str], via: str) -> None:
+    """Before the first byte, and in the middle; what is left open each time shows after so many."""
+    targets = [*(f"/b/{target}" for target in stored.values()), "/b/big.tar?list=members", "/b/big.tar?list=samples"]
+    if via == "proxy":
+        targets += ["/b/", "/v1/buckets/b/samples", "/v1/buckets/b/objects"]
+    for target in targets:
+        url = nodes.url(via, target.removeprefix("/b/").partition("?")[0])
+        for number in range(10):
+            wire = Wire(url, receive_buffer_bytes=8192)
+            wire.head("GET", target)
+            if number % 2:
+                assert (start := wire.socket.recv(400))[:12] == b"HTTP/1.1 200", start
+            if number % 3:
+                wire.reset()
+            else:
+                wire.close()
+            if via == "proxy":  # one after the other, or the pools between the nodes would have to grow
+                wait_for(nodes.census.has_no_clients, f"the end of a reader of {target}")
+        nodes.census.assert_settled()
+
+
+# --- the number of connections
+
+
+@pytest.fixture(scope="module")
+def capped(start_cluster: Callable[..., Cluster]) -> Nodes:
+    """Few connections are allowed to each node."""
+    environment = {**HASTY, "DFC_CONNECTIONS_MAX": "40", "DFC_HEADER_TIMEOUT_S": "60"}
+    return prepare(start_cluster(targets=2, disks=1, environment=environment), pool_threads=80)
+
+
+@pytest.mark.parametrize("via", ["owner", "proxy"])
+def test_connections_over_the_cap_are_503_and_others_go_on(capped: Nodes, name: str, via: str) -> None:
+    url = capped.url(via, name)
+    capped.put(name, b"abc")
+    capped.census.assert_settled()
+    idle = [Wire(url) for _ in range(60)]
+    wait_for(lambda: sum(not wire.is_silent() for wire in idle) >= 20, "refusals")
+    refused = [wire for wire in idle if not wire.is_silent()]
+    assert len(refused) <= 40  # the other nodes have a few connections as well
+    for wire in refused:
+        assert wire.answer().status == 503
+        wire.assert_ended()
+    for body in (None, b"z" * 10, b"z" * 3_000_000):
+        with Wire(url) as wire:
+            length = {} if body is None else {"Content-Length": str(len(body))}
+            wire.head("GET" if body is None else "PUT", f"/b/{name}", length)
+            wire.send_while_open(body or b"")
+            reply = wire.answer()
+            assert (reply.status, reply.code, reply.headers["retry-after"]) == (503, "unavailable", "1")
+            wire.assert_ended()
+    served = next(wire for wire in idle if wire not in refused)
+    served.head("GET", f"/b/{name}")
+    assert served.answer().body == b"abc"  # one that was let in is served
+    for wire in idle:
+        wire.close()
+    wait_for(lambda: ask(url, "GET", f"/b/{name}").status == 200, "connections to be free again")
+    capped.census.assert_settled()
+
+
+def test_a_storm_of_connections_over_the_cap_leaves_nothing(capped: Nodes) -> None:
+    wires = [Wire(capped.proxy) for _ in range(300)]
+    for wire in wires[::2]:
+        wire.reset()
+    for wire in wires[1::2]:
+        wire.close()
+    wait_for(lambda: ask(capped.proxy, "GET", "/v1/health").status == 200, "connections to be free again")
+    capped.census.assert_settled()
