@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -94,10 +95,20 @@ def rm(
     session = session_of(context, as_json=as_json)
     tally = Tally(session, "deleted")
     with Workers[Outcome](session, jobs) as workers:
-        chosen = select(session, names, recursive=recursive, missing=tally.add_missing)
+        chosen = _once(select(session, names, recursive=recursive, missing=tally.add_missing))
         for outcome in workers.run(lambda one: _delete(session, one), chosen):
             tally.add(outcome)
     raise typer.Exit(tally.close())
+
+
+def _once(chosen: Iterable[Selected]) -> Iterator[Selected]:
+    """Each object once, also when several arguments name it: the second deletion would find nothing."""
+    seen: set[tuple[str | None, str, str]] = set()
+    for one in chosen:
+        key = (one.remote.base, one.remote.bucket, one.remote.name)
+        if key not in seen:
+            seen.add(key)
+            yield one
 
 
 def _delete(session: Session, one: Selected) -> Outcome:

@@ -8,14 +8,14 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from dfc.errors import BadRequest
+from dfc.errors import BadRequest, DfcError
 from dfc.http.answers import Answer, StreamAnswer, json_answer, text_answer
 from dfc.http.common import OBJECT_QUERY, SAFETY_HEADERS, flag, page_limit
 from dfc.http.exchange import Exchange
 from dfc.http.relay import Relay
 from dfc.limits import LIST_PAGE_MAX
 from dfc.names import ObjectPath, check_bucket_name, parse_object_path
-from dfc.pages import listed
+from dfc.pages import Page, listed
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.html import bucket_list, object_list
 from dfc.proxy.listing import Query, merged_pages, one_page
@@ -91,8 +91,9 @@ class WebRoutes:
         limit = page_limit(parameters) if "limit" in parameters else None
         if limit is not None:
             return await self._text_page(query, limit)
-        self._cluster.live_targets()  # before the head is sent: a 503 is still possible
-        return StreamAnswer(200, self._names(query), [("Content-Type", "text/plain; charset=utf-8"), *SAFETY_HEADERS])
+        pages = merged_pages(self._cluster, query, LIST_PAGE_MAX)
+        first = await anext(pages)  # before the head is sent: a 503 is still possible
+        return StreamAnswer(200, _names(first, pages), [("Content-Type", "text/plain; charset=utf-8"), *SAFETY_HEADERS])
 
     async def _buckets(self, exchange: Exchange) -> Answer:
         counts = await self._cluster.counts()
@@ -103,10 +104,6 @@ class WebRoutes:
         if kind == "json":
             return json_answer({"buckets": [{"name": n, "objects": o, "bytes": b} for n, o, b in rows]})
         return text_answer("".join(f"{name}/\n" for name, _, _ in rows))
-
-    async def _names(self, query: Query) -> AsyncIterator[bytes]:
-        async for page in merged_pages(self._cluster, query, LIST_PAGE_MAX):
-            yield _name_lines([row[0] for row in page.rows], page.prefixes)
 
     async def _text_page(self, query: Query, limit: int) -> Answer:
         page = await one_page(self._cluster, query, limit)
@@ -120,6 +117,16 @@ class WebRoutes:
         following = {**parameters, "token": page.last}
         next_url = f"/{quote(bucket)}/?{urlencode(following)}" if page.more else None
         return text_answer(object_list(bucket, page.prefixes, listed(page.rows), next_url), HTML)
+
+
+async def _names(first: Page, rest: AsyncIterator[Page]) -> AsyncIterator[bytes]:
+    """The text of pages; an error after the first one breaks the connection."""
+    yield _name_lines([row[0] for row in first.rows], first.prefixes)
+    try:
+        async for page in rest:
+            yield _name_lines([row[0] for row in page.rows], page.prefixes)
+    except DfcError as error:
+        raise ConnectionAbortedError(error.message) from error
 
 
 def _name_lines(names: list[str], prefixes: list[str]) -> bytes:

@@ -139,11 +139,11 @@ def test_shards(client: Client, data: Path) -> None:
 def test_keys(client: Client, data: Path) -> None:
     names = [f"keys/{at} {{x}},[y].tar" for at in range(6)]
     for name in names:
-        client.put("keys", name, data / "mpdata.tar")
-    expected = sorted((name, sample.key) for name in names for sample in client.samples("keys", name))
+        client.put("client-keys", name, data / "mpdata.tar")
+    expected = sorted((name, sample.key) for name in names for sample in client.samples("client-keys", name))
     for spec in ("keys/", "keys/*.tar", names):
-        assert sorted((found.shard, found.key) for found in client.keys("keys", spec, fields="key")) == expected
-    full = next(iter(client.keys("keys", [names[3]])))
+        assert sorted((found.shard, found.key) for found in client.keys("client-keys", spec, fields="key")) == expected
+    full = next(iter(client.keys("client-keys", [names[3]])))
     assert full.shard == names[3]
     assert full.members
     with pytest.raises(BucketNotFound):
