@@ -31,6 +31,7 @@ HASTY = {
     "DFC_READ_STALL_TIMEOUT_S": str(READ_STALL_S),
     "DFC_TRANSFER_THREADS": str(TRANSFER_THREADS),
     "DFC_OBJECT_SIZE_MAX_BYTES": str(OBJECT_SIZE_MAX),
+    "DFC_DISK_ERROR_BUDGET": "1000",  # some tests damage files
 }
 
 

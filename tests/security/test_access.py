@@ -1,0 +1,257 @@
+"""Who may do what: tokens on every unsafe and internal route, pages of other origins, registrations, the hop header."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from harness import Cluster
+from security.conftest import HASTY, Nodes, prepare
+from security.wire import Wire, ask
+
+from dfc.proxy.node import ProxyNode
+from dfc.target.node import TargetNode
+
+TOKEN = "sesame-0123456789"
+RIGHT: dict[str, str | bytes] = {"Authorization": f"Bearer {TOKEN}"}
+SAFE = ("GET", "HEAD", "OPTIONS")
+WRONG: tuple[dict[str, str | bytes], ...] = (
+    {},
+    {"Authorization": "Bearer wrong"},
+    {"Authorization": "Bearer "},
+    {"Authorization": f"Bearer {TOKEN[:-1]}"},
+    {"Authorization": f"Bearer {TOKEN}x"},
+    {"Authorization": f"bearer  {TOKEN}"},
+    {"Authorization": TOKEN},
+    {"Authorization": f"Basic {TOKEN}"},
+    {"Authorization": b"Bearer \xff\xfe"},
+    {"Authorization": b"Bearer " + "ſesame".encode()},
+    {"X-Authorization": f"Bearer {TOKEN}"},
+    {"Cookie": f"token={TOKEN}"},
+)
+
+
+@pytest.fixture(scope="module")
+def guarded_cluster(start_cluster: Callable[..., Cluster]) -> Nodes:
+    environment = {**HASTY, "DFC_TOKEN": TOKEN}
+    nodes = prepare(start_cluster(targets=2, disks=1, environment=environment), RIGHT, pool_threads=80)
+    nodes.put("kept", b"kept")
+    return nodes
+
+
+@pytest.fixture
+def guarded(guarded_cluster: Nodes) -> Iterator[Nodes]:
+    """A cluster with a token; what is stored and the map must stay as they are."""
+    before, map_before = guarded_cluster.census.stored(), stable_map(guarded_cluster)
+    yield guarded_cluster
+    assert guarded_cluster.census.stored() == before
+    assert stable_map(guarded_cluster) == map_before
+    assert guarded_cluster.get("kept").body == b"kept"
+    guarded_cluster.census.assert_settled()
+
+
+def stable_map(nodes: Nodes) -> Any:
+    """The map without what heartbeats change."""
+    found = ask(nodes.proxy, "GET", "/v1/cluster").json()
+    for node in found["nodes"]:
+        del node["last_heartbeat"]
+        for disk in node["disks"]:
+            del disk["used"], disk["objects"], disk["capacity"]
+    return found
+
+
+def routes(kind: type) -> list[tuple[str, str, bool]]:
+    """(method, path, internal) of every route of a node, from its own table, and of the web namespace."""
+    found = []
+    node = kind.__new__(kind)
+    if kind is ProxyNode:
+        node.cluster = node._admin = _Anything()
+        table = node._routes(_Anything())
+    else:
+        node._objects = node.local = node._scrubbers = _Anything()
+        table = node._routes()
+    for route in table:
+        path = route.pattern.replace("{bucket}", "b").replace("{object…}", "kept").replace("{id}", "0123")
+        found += [(method, path, route.internal) for method in route.handlers]
+    return [*found, ("PUT", "/b/kept", False), ("DELETE", "/b/kept", False), ("PUT", "/new", False), ("GET", "/b/kept", False)]
+
+
+class _Anything:
+    """Stands in for what routes are bound to."""
+
+    def __getattr__(self, name: str) -> Any:
+        return _Anything()
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return _Anything()
+
+
+@pytest.mark.parametrize("kind", [ProxyNode, TargetNode])
+def test_every_unsafe_and_internal_route_wants_the_token(guarded: Nodes, kind: type) -> None:
+    url = guarded.proxy if kind is ProxyNode else guarded.owner("kept")
+    asked = 0
+    for method, path, internal in routes(kind):
+        if method in SAFE and not internal:
+            continue
+        for headers in WRONG:
+            for body in (None, b"{}", b"z" * 200_000) if method not in SAFE else (None,):
+                reply = ask(url, method, path, headers, body)
+                assert (reply.status, reply.code) == (401, "unauthorized"), (method, path, headers, reply)
+                assert reply.headers["www-authenticate"] == 'Bearer realm="dfc"'
+        asked += 1
+    assert asked >= 8
+
+
+def test_reads_need_no_token_unless_it_is_asked_for(guarded: Nodes) -> None:
+    for url in (guarded.proxy, guarded.owner("kept"), guarded.other("kept")):
+        assert ask(url, "GET", "/b/kept").body == b"kept"
+        assert ask(url, "GET", "/v1/health").status == 200
+    assert ask(guarded.proxy, "POST", "/v1/cluster/scrub", RIGHT, b"").status == 202
+
+
+BESIDE = (
+    "/v1/%6eodes", "/v1//nodes", "/v1/nodes/", "//v1/nodes", "/%76%31/nodes", "/v1/x/../nodes", "/V1/nodes", "/v1/nodes;x",
+    "/v1/nodes%20",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", BESIDE)
+def test_paths_beside_a_route_do_not_reach_it(guarded: Nodes, path: str) -> None:
+    for url in (guarded.proxy, guarded.owner("kept")):
+        reply = ask(url, "POST", path, body=b"{}")
+        assert reply.status in (400, 401, 404, 405), reply
+        reply = ask(url, "POST", f"http://localhost{path}", body=b"{}")
+        assert reply.status in (400, 401, 404, 405), reply
+
+
+def registration(nodes: Nodes, **changes: Any) -> bytes:
+    known = nodes.map.targets()[0]
+    said = {
+        "node_id": "intruder", "role": "target", "url": "http://127.0.0.1:9", "advertise_url": "http://127.0.0.1:9",
+        "cluster_id": nodes.map.cluster_id, "disks": [{"id": known.disks[0].id, "weight": 1.0}],
+    }  # fmt: skip
+    return json.dumps({**said, **changes}).encode()
+
+
+def test_registrations_without_the_token_change_nothing(guarded: Nodes) -> None:
+    for headers in WRONG:
+        reply = ask(guarded.proxy, "POST", "/v1/nodes", headers, registration(guarded))
+        assert (reply.status, reply.code) == (401, "unauthorized")
+    for target in guarded.map.targets():
+        body = json.dumps({"cluster_id": guarded.map.cluster_id, "version": 10**9}).encode()
+        assert ask(target.url, "POST", "/v1/node/map", body=body).status == 401
+
+
+GARBAGE: dict[str, dict[str, Any]] = {
+    "another cluster": {"cluster_id": "0" * 16},
+    "no such role": {"role": "king"},
+    "no id": {"node_id": ""},
+    "a path for an id": {"node_id": "../../x"},
+    "a long id": {"node_id": "x" * 1000},
+    "a script for a url": {"url": "javascript:alert(1)"},
+    "a file for a url": {"advertise_url": "file:///etc/passwd"},
+    "no url": {"url": ""},
+    "a url with a line end": {"advertise_url": "http://a\r\nX: y"},
+    "a url with markup": {"advertise_url": "http://a/<script>"},
+    "a url with a user": {"advertise_url": "http://good@evil"},
+    "a negative weight": {"disks": [{"id": "d", "weight": -1}]},
+    "no weight": {"disks": [{"id": "d", "weight": 0}]},
+    "a huge weight": {"disks": [{"id": "d", "weight": 1e300}]},
+    "weight that is text": {"disks": [{"id": "d", "weight": "1"}]},
+    "a negative capacity": {"disks": [{"id": "d", "weight": 1, "capacity": -5}]},
+    "a disk id with a NUL": {"disks": [{"id": "d\0", "weight": 1}]},
+    "a disk id that is long": {"disks": [{"id": "d" * 500, "weight": 1}]},
+    "many disks": {"disks": [{"id": f"d{n}", "weight": 1} for n in range(5000)]},
+    "a field too many": {"admin": True},
+    "a list": {"disks": {"id": "d"}},
+}
+
+
+@pytest.mark.parametrize("what", GARBAGE)
+def test_garbage_from_somebody_with_the_token_does_not_spoil_the_map(guarded: Nodes, what: str) -> None:
+    reply = ask(guarded.proxy, "POST", "/v1/nodes", RIGHT, registration(guarded, **GARBAGE[what]))
+    assert reply.status in (400, 409), reply
+
+
+# --- pages of other origins
+
+
+@pytest.mark.parametrize("via", ["owner", "proxy", "other"])
+def test_unsafe_methods_of_foreign_pages_are_403(unchanged: Nodes, name: str, via: str) -> None:
+    url = unchanged.url(via, name)
+    host = url.removeprefix("http://")
+    for origin in (
+        "http://evil.example", "null", "", f"http://{host}.evil.example", f"http://evil.example:{host}", f"http://{host}/",
+        f"//{host}",
+        "http://[evil", "file://", f"http://x@{host}", f"http://{host} http://evil.example", f"http://{host}0", "\xff",
+    ):  # fmt: skip
+        for method, path in (
+            ("PUT", f"/b/{name}"),
+            ("DELETE", f"/b/{name}"),
+            ("PUT", f"/v1/objects/b/{name}"),
+            ("POST", "/v1/nodes"),
+        ):
+            for body in (b"x", b"x" * 300_000):
+                reply = ask(url, method, path, {"Origin": origin.encode("latin-1")}, body)
+                if path == "/v1/nodes" and via != "proxy":
+                    assert reply.status == 404
+                else:
+                    assert (reply.status, reply.code) == (403, "forbidden"), (origin, method, path, reply)
+        assert ask(url, "GET", f"/b/{name}", {"Origin": origin.encode("latin-1")}).status == 404
+
+
+def test_pages_of_this_server_may_write(nodes: Nodes, name: str) -> None:
+    for via in ("owner", "proxy", "other"):
+        url = nodes.url(via, name)
+        assert ask(url, "PUT", f"/b/{name}", {"Origin": url}, b"x").status in (200, 201)
+        assert ask(url, "PUT", f"/b/{name}", {"Origin": url}, b"x" * 300_000).status == 200
+    assert ask(nodes.proxy, "DELETE", f"/b/{name}", {"Origin": nodes.proxy}).status == 204
+
+
+# --- relays
+
+
+def test_a_hop_header_from_outside_makes_no_loop(nodes: Nodes, name: str) -> None:
+    nodes.put(name, b"abc")
+    for value in ("1", "0", "", "x" * 1000):
+        assert ask(nodes.proxy, "GET", f"/b/{name}", {"X-DFC-Hop": value}).body == b"abc"
+        assert ask(nodes.owner(name), "GET", f"/b/{name}", {"X-DFC-Hop": value}).body == b"abc"
+        reply = ask(nodes.other(name), "GET", f"/b/{name}", {"X-DFC-Hop": value})
+        assert (reply.status, reply.code) == (503, "unavailable")
+        reply = ask(nodes.other(name), "PUT", f"/b/{name}", {"X-DFC-Hop": value}, b"x" * 200_000)
+        assert (reply.status, reply.code) == (503, "unavailable")
+    assert nodes.get(name).body == b"abc"
+
+
+def test_a_relay_passes_no_header_that_is_for_one_hop(nodes: Nodes, name: str) -> None:
+    """What a client says of its own connection must not end or reframe the one behind the relay, which others use next."""
+    nodes.put(name, b"abc")
+    for headers in (
+        {"Connection": "close"}, {"Connection": "close, X-DFC-Hop"}, {"Connection": "Host"}, {"Proxy-Connection": "close"},
+        {"Keep-Alive": "timeout=0"}, {"TE": "trailers"}, {"Trailer": "X"}, {"Expect": "100-continue"}, {"Expect": "nonsense"},
+        {"Upgrade": "h2c", "Connection": "upgrade"}, {"Max-Forwards": "0"}, {"Proxy-Authorization": "Basic x"},
+        {"Content-Encoding": "gzip"}, {"X-Forwarded-Host": "evil.example"}, {"Forwarded": "host=evil.example"},
+    ):  # fmt: skip
+        for via in ("proxy", "other"):
+            assert ask(nodes.url(via, name), "GET", f"/b/{name}", headers).body == b"abc", headers
+            with Wire(nodes.url(via, name)) as wire:
+                wire.head("PUT", f"/b/{name}", {**headers, "Content-Length": "3"})
+                wire.send(b"abc")
+                reply = wire.answer()
+                if reply.status == 100:
+                    reply = wire.answer()
+                assert reply.status == 200, (headers, reply)
+
+
+def test_redirects_lead_only_to_nodes(nodes: Nodes, name: str) -> None:
+    nodes.put(name, b"abc")
+    owner = nodes.owner(name)
+    for target in (f"/v1/objects/b/{name}", f"http://localhost/v1/objects/b/{name}", f"http://x@127.0.0.1/v1/objects/b/{name}"):
+        reply = ask(nodes.proxy, "GET", target, {"Host": "evil.example", "X-Forwarded-Host": "evil.example"})
+        assert (reply.status, reply.headers["location"]) == (307, f"{owner}/v1/objects/b/{name}")
+    for target in ("//evil.example/%2e%2e", "/v1/objects//evil.example", "/v1/objects/b/%0d%0aX:%20y", "/\\evil.example"):
+        reply = ask(nodes.proxy, "GET", f"{target}?redirect=1")
+        assert reply.status in (400, 404), reply
+        assert "location" not in reply.headers
