@@ -20,7 +20,9 @@ _SYS_OPENAT2: Final = 437  # the same number on every architecture
 _AT_FDCWD: Final = -100
 _RESOLVE_CACHED: Final = 0x20
 # struct open_how: flags, mode, resolve
-_OPEN_HOW: Final = ctypes.create_string_buffer(struct.pack("=QQQ", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0, _RESOLVE_CACHED), 24)
+_OPEN_HOW: Final = ctypes.create_string_buffer(
+    struct.pack("=QQQ", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0, _RESOLVE_CACHED), 24
+)
 _NOWAIT: Final = getattr(os, "RWF_NOWAIT", None)
 # PyDLL keeps the GIL: the call never blocks, and giving the GIL up would cost more than the call.
 _syscall = ctypes.PyDLL(None).syscall
