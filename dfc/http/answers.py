@@ -103,7 +103,7 @@ class Answer:
         transport.write(head if bodiless else head + self.body)
         self.sent_bytes = 0 if bodiless else len(self.body)
         if transport.get_write_buffer_size() > WRITE_BUFFER_BYTES:
-            await exchange.protocol._drain_helper()
+            await exchange.drain(exchange.bulk.read_stall_timeout_s)
         if self._closing:
             await finish_connection(exchange)
 
@@ -187,15 +187,14 @@ class StreamAnswer(Answer):
         async for chunk in self._chunks:
             if not chunk:
                 continue
-            transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunked else chunk)
-            self.sent_bytes += len(chunk)
             if transport.is_closing():
                 raise ConnectionResetError("the client went away")
+            transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunked else chunk)
+            self.sent_bytes += len(chunk)
             if transport.get_write_buffer_size() > WRITE_BUFFER_BYTES:
-                async with asyncio.timeout(exchange.bulk.read_stall_timeout_s):
-                    await exchange.protocol._drain_helper()
+                await exchange.drain(exchange.bulk.read_stall_timeout_s)
         if chunked:
-            transport.write(b"0\r\n\r\n")
+            exchange.open_transport().write(b"0\r\n\r\n")
         elif 0 <= self.content_length != self.sent_bytes:
             raise ConnectionAbortedError(f"{self.sent_bytes} bytes came instead of {self.content_length}")
 

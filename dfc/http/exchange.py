@@ -24,7 +24,7 @@ from aiohttp.web import BaseRequest
 
 from dfc.errors import BadRequest, LengthMismatch, TooLarge
 from dfc.http.pipeline import HelperPool
-from dfc.http.transfer import BufferPool, Pace, Receive, drive, duplicate
+from dfc.http.transfer import BufferPool, Pace, ReadStalled, Receive, drive, duplicate
 from dfc.limits import JSON_BODY_BYTES_MAX, SMALL_BODY_BYTES, TRANSFER_BUFFER_BYTES
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -75,7 +75,7 @@ class Exchange(BaseRequest):
     def open_transport(self) -> asyncio.Transport:
         """The transport; ConnectionResetError when the client has gone."""
         transport = self.transport
-        if transport is None:
+        if transport is None or transport.is_closing():
             raise ConnectionResetError("the client went away")
         return transport
 
@@ -95,9 +95,16 @@ class Exchange(BaseRequest):
         while transport.get_write_buffer_size() > 0:
             if transport.is_closing() or self._loop.time() > deadline:
                 raise ConnectionResetError("the client takes no more bytes")
-            async with asyncio.timeout_at(deadline):
-                await asyncio.sleep(0)  # the loop tries to write at the end of each turn
+            await asyncio.sleep(0)  # the loop tries to write at the end of each turn
+            await self.drain(deadline - self._loop.time())
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until the transport takes more. ReadStalled after the timeout."""
+        try:
+            async with asyncio.timeout(timeout_s):
                 await self.protocol._drain_helper()
+        except TimeoutError:
+            raise ReadStalled("the client has stalled") from None
 
     def abort(self) -> None:
         """Cut the connection, so that the client cannot take what it has for the whole."""
