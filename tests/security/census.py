@@ -71,32 +71,34 @@ class Census:
     def __post_init__(self) -> None:
         urls = [self.cluster.url, *(node["url"] for node in self.cluster.map()["nodes"])]
         self.ports = frozenset(urlsplit(url).port or 0 for url in urls)
-        self.base_threads = {name: self._holding(pid).threads for name, pid in self.cluster.children().items()}
+        self.base_threads = {name: holding.threads for name, holding in self.take().items()}
 
-    def _holding(self, pid: int) -> Holding:
-        inodes = {inode for other in self.cluster.children().values() for inode in _socket_inodes(other)}
+    def take(self) -> dict[str, Holding]:
+        """What every node holds now."""
         tcp = _tcp_sockets()
-        node_local_ports = {tcp[inode][0] for inode in inodes if inode in tcp}
+        descriptors = {name: _descriptors(pid) for name, pid in self.cluster.children().items()}
+        sockets = [_inode(target) for targets in descriptors.values() for target in targets if target.startswith("socket:")]
+        of_nodes = {tcp[inode][0] for inode in sockets if inode in tcp}
+        return {name: self._holding(name, targets, tcp, of_nodes) for name, targets in descriptors.items()}
+
+    def _holding(self, name: str, targets: list[str], tcp: dict[str, tuple[int, int]], of_nodes: set[int]) -> Holding:
         clients = nodes = pipes = 0
         files, rest = [], Counter[str]()
-        for target in _descriptors(pid):
-            kind, _, inode = target.partition(":[")
-            place = tcp.get(inode.rstrip("]")) if kind == "socket" else None
+        for target in targets:
+            place = tcp.get(_inode(target)) if target.startswith("socket:") else None
             if place is not None:
-                if place[0] in self.ports and place[1] not in node_local_ports:
+                if place[0] in self.ports and place[1] not in of_nodes:
                     clients += 1
                 else:
                     nodes += 1
-            elif kind == "pipe":
+            elif target.startswith("pipe:"):
                 pipes += 1
             elif ("/objects/" in target and not target.endswith(".idx")) or "/temporary/" in target or "(deleted)" in target:
                 files.append(target)
             elif not target.endswith((".idx", "/catalog.sqlite", "/catalog.sqlite-wal")):  # kept open, as many as were needed
-                rest[target if target.startswith("/") else kind] += 1
-        return Holding(clients, tuple(files), pipes, nodes, rest, len(os.listdir(f"/proc/{pid}/task")))
-
-    def take(self) -> dict[str, Holding]:
-        return {name: self._holding(pid) for name, pid in self.cluster.children().items()}
+                rest[target if target.startswith("/") else target.partition(":")[0]] += 1
+        threads = len(os.listdir(f"/proc/{self.cluster.children()[name]}/task"))
+        return Holding(clients, tuple(files), pipes, nodes, rest, threads)
 
     def set_base(self) -> None:
         """Remember what is held now, once no client is there."""
@@ -161,8 +163,9 @@ def _descriptors(pid: int) -> list[str]:
     return targets
 
 
-def _socket_inodes(pid: int) -> list[str]:
-    return [target[8:-1] for target in _descriptors(pid) if target.startswith("socket:[")]
+def _inode(target: str) -> str:
+    """Of `socket:[12345]`."""
+    return target[8:-1]
 
 
 def resident_mib(pid: int) -> float:

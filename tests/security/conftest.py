@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from collections.abc import Callable, Iterator
@@ -21,7 +22,10 @@ MIN_RATE_BYTES_PER_S = 10_000
 HEADER_TIMEOUT_S = 2.0
 READ_STALL_S = 3.0
 TRANSFER_THREADS = 4
-DISK_THREADS = 64
+POOL_THREADS = TRANSFER_THREADS + 64 + 4  # those of the disks, and single ones
+CONNECTIONS_MAX = 50
+TOKEN = "sesame-0123456789"
+RIGHT: dict[str, str | bytes] = {"Authorization": f"Bearer {TOKEN}"}
 OBJECT_SIZE_MAX = 20 * MIB
 BIG = 16 * MIB  # far more than the kernel's socket buffers hold
 HASTY = {
@@ -85,7 +89,7 @@ class Nodes:
         return ask(self.owner(name, bucket), "GET", f"/{bucket}/{name}")
 
 
-def prepare(cluster: Cluster, headers: dict[str, str | bytes] | None = None, pool_threads: int = 0) -> Nodes:
+def prepare(cluster: Cluster, headers: dict[str, str | bytes] | None = None, *, pool_threads: int) -> Nodes:
     """Warm a cluster up: a bucket, objects, connections between its nodes. What it holds then is the baseline."""
     headers = headers or {}
     census = Census(cluster, pool_threads)
@@ -106,10 +110,28 @@ def prepare(cluster: Cluster, headers: dict[str, str | bytes] | None = None, poo
     return nodes
 
 
+def assert_nothing_went_wrong(nodes: Nodes) -> None:
+    """No attack has met an error that nobody expected."""
+    for log in (nodes.cluster.directory / "logs").glob("*.log"):
+        for line in log.read_text().splitlines():
+            assert '"traceback"' not in line, f"{log.name}: {json.loads(line)}"
+
+
 @pytest.fixture(scope="session")
-def hasty(start_cluster: Callable[..., Cluster]) -> Nodes:
+def hasty(start_cluster: Callable[..., Cluster]) -> Iterator[Nodes]:
     """Two targets with one disk each, short deadlines, few threads, no token."""
-    return prepare(start_cluster(targets=2, disks=1, environment=HASTY), pool_threads=TRANSFER_THREADS + DISK_THREADS + 4)
+    nodes = prepare(start_cluster(targets=2, disks=1, environment=HASTY), pool_threads=POOL_THREADS)
+    yield nodes
+    assert_nothing_went_wrong(nodes)
+
+
+@pytest.fixture(scope="session")
+def strict(start_cluster: Callable[..., Cluster]) -> Iterator[Nodes]:
+    """The same with a token, few connections a node, and time for those that are idle."""
+    environment = {**HASTY, "DFC_TOKEN": TOKEN, "DFC_CONNECTIONS_MAX": str(CONNECTIONS_MAX), "DFC_HEADER_TIMEOUT_S": "60"}
+    nodes = prepare(start_cluster(targets=2, disks=1, environment=environment), RIGHT, pool_threads=POOL_THREADS)
+    yield nodes
+    assert_nothing_went_wrong(nodes)
 
 
 @pytest.fixture

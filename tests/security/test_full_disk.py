@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from harness import Cluster, wait_for
-from security.conftest import HASTY, MIB, Nodes, prepare
+from security.conftest import HASTY, MIB, POOL_THREADS, Nodes, prepare
 from security.wire import Wire, ask, chunked
 
 DISK_BYTES = 64 * MIB
@@ -38,7 +38,7 @@ def small(start_cluster: Callable[..., Cluster], tmp_path_factory: pytest.TempPa
         environment["CRAMPED_BYTES"] = str(DISK_BYTES)
     try:
         cluster = start_cluster(targets=1, disks=1, environment=environment, directory=directory)
-        yield prepare(cluster, pool_threads=80)
+        yield prepare(cluster, pool_threads=POOL_THREADS)
         cluster.stop()
     finally:
         if is_mounted:

@@ -8,61 +8,52 @@ import os
 import tarfile
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
-from harness import Cluster, wait_for
-from security.conftest import BIG, HASTY, HEADER_TIMEOUT_S, MIB, READ_STALL_S, Nodes, prepare
+from harness import wait_for
+from security.conftest import BIG, CONNECTIONS_MAX, HEADER_TIMEOUT_S, MIB, READ_STALL_S, Nodes
 from security.wire import Wire, ask
 
 READERS = 3  # of each kind, through each node: 9 a target of what transfer threads send
 
 
-@pytest.mark.parametrize("via", ["owner", "proxy"])
-def test_heads_that_do_not_end_are_408(unchanged: Nodes, via: str) -> None:
-    url = unchanged.url(via, "warm")
+def test_heads_that_do_not_end_are_408(unchanged: Nodes, name: str) -> None:
     begun = {
         "nothing": b"",
         "a line": b"GET /b/x HTTP/1.1\r\n",
         "half a line": b"GET /b/x",
         "fields": b"GET /b/x HTTP/1.1\r\nHost: a\r\nX-A: b\r\n",
         "half a field": b"PUT /b/x HTTP/1.1\r\nHost: a\r\nContent-Le",
+        "the second": b"GET /b/x HTTP/1.1\r\nHost: a\r\n\r\n",
     }
-    wires = {what: Wire(url) for what in begun}
-    stopping = threading.Event()
+    wires = {(via, what): Wire(unchanged.url(via, name)) for via in ("owner", "proxy") for what in begun}
+    dripping, stopping = [wire for (_, what), wire in wires.items() if what == "fields"], threading.Event()
 
     def drip() -> None:
-        """One that goes on sending a byte now and then: the deadline is that of the whole head."""
+        """These go on sending a byte now and then: the deadline is that of the whole head."""
         while not stopping.wait(0.2):
-            wires["fields"].send_while_open(b"x")
+            for wire in dripping:
+                wire.send_while_open(b"x")
 
     started = time.monotonic()
-    for what, wire in wires.items():
+    for (_, what), wire in wires.items():
         wire.send(begun[what])
+        if what == "the second":  # after one that was answered
+            assert wire.answer().status == 404
+            wire.send(b"GET /b/x HT")
     dripper = threading.Thread(target=drip)
     dripper.start()
     try:
-        for what, wire in wires.items():
+        for key, wire in wires.items():
             reply = wire.answer()
-            assert (reply.status, reply.code, reply.headers["connection"]) == (408, "header_timeout", "close"), what
+            assert (reply.status, reply.code, reply.headers["connection"]) == (408, "header_timeout", "close"), key
             wire.assert_ended()
-        assert time.monotonic() - started >= HEADER_TIMEOUT_S
+        assert HEADER_TIMEOUT_S <= time.monotonic() - started < HEADER_TIMEOUT_S * 4
     finally:
         stopping.set()
         dripper.join()
         for wire in wires.values():
             wire.close()
-
-
-def test_a_second_head_that_does_not_end_is_408(nodes: Nodes, name: str) -> None:
-    nodes.put(name, b"abc")
-    for via in ("owner", "proxy"):
-        with Wire(nodes.url(via, name)) as wire:
-            wire.head("GET", f"/b/{name}")
-            assert wire.answer().body == b"abc"
-            wire.send(b"GET /b/x HT")
-            assert wire.answer().status == 408
-            wire.assert_ended()
 
 
 def make_shard(sample_bytes: int) -> bytes:
@@ -153,9 +144,9 @@ def test_readers_that_are_slow_but_steady_get_everything(nodes: Nodes, stored: d
 @pytest.mark.parametrize("via", ["owner", "proxy"])
 def test_readers_that_vanish_leave_nothing_open(nodes: Nodes, stored: dict[str, str], via: str) -> None:
     """Before the first byte, and in the middle; what is left open each time shows after so many."""
-    targets = [*(f"/b/{target}" for target in stored.values()), "/b/big.tar?list=members", "/b/big.tar?list=samples"]
+    targets = [*(f"/b/{target}" for target in stored.values()), "/b/big.tar?list=members"]
     if via == "proxy":
-        targets += ["/b/", "/v1/buckets/b/samples", "/v1/buckets/b/objects"]
+        targets += ["/b/", "/v1/buckets/b/samples"]
     for target in targets:
         url = nodes.url(via, target.removeprefix("/b/").partition("?")[0])
         for number in range(10):
@@ -175,29 +166,22 @@ def test_readers_that_vanish_leave_nothing_open(nodes: Nodes, stored: dict[str, 
 # --- the number of connections
 
 
-@pytest.fixture(scope="module")
-def capped(start_cluster: Callable[..., Cluster]) -> Nodes:
-    """Few connections are allowed to each node."""
-    environment = {**HASTY, "DFC_CONNECTIONS_MAX": "40", "DFC_HEADER_TIMEOUT_S": "60"}
-    return prepare(start_cluster(targets=2, disks=1, environment=environment), pool_threads=80)
-
-
 @pytest.mark.parametrize("via", ["owner", "proxy"])
-def test_connections_over_the_cap_are_503_and_others_go_on(capped: Nodes, name: str, via: str) -> None:
-    url = capped.url(via, name)
-    capped.put(name, b"abc")
-    capped.census.assert_settled()
-    idle = [Wire(url) for _ in range(60)]
+def test_connections_over_the_cap_are_503_and_others_go_on(strict: Nodes, name: str, via: str) -> None:
+    url = strict.url(via, name)
+    strict.put(name, b"abc")
+    strict.census.assert_settled()
+    idle = [Wire(url) for _ in range(CONNECTIONS_MAX + 20)]
     wait_for(lambda: sum(not wire.is_silent() for wire in idle) >= 20, "refusals")
     refused = [wire for wire in idle if not wire.is_silent()]
-    assert len(refused) <= 40  # the other nodes have a few connections as well
+    assert len(refused) <= 35  # the other nodes have a few connections as well
     for wire in refused:
         assert wire.answer().status == 503
         wire.assert_ended()
     for body in (None, b"z" * 10, b"z" * 3_000_000):
         with Wire(url) as wire:
             length = {} if body is None else {"Content-Length": str(len(body))}
-            wire.head("GET" if body is None else "PUT", f"/b/{name}", length)
+            wire.head("GET" if body is None else "PUT", f"/b/{name}", {**strict.headers, **length})
             wire.send_while_open(body or b"")
             reply = wire.answer()
             assert (reply.status, reply.code, reply.headers["retry-after"]) == (503, "unavailable", "1")
@@ -208,14 +192,14 @@ def test_connections_over_the_cap_are_503_and_others_go_on(capped: Nodes, name: 
     for wire in idle:
         wire.close()
     wait_for(lambda: ask(url, "GET", f"/b/{name}").status == 200, "connections to be free again")
-    capped.census.assert_settled()
+    strict.census.assert_settled()
 
 
-def test_a_storm_of_connections_over_the_cap_leaves_nothing(capped: Nodes) -> None:
-    wires = [Wire(capped.proxy) for _ in range(300)]
+def test_a_storm_of_connections_over_the_cap_leaves_nothing(strict: Nodes) -> None:
+    wires = [Wire(strict.proxy) for _ in range(300)]
     for wire in wires[::2]:
         wire.reset()
     for wire in wires[1::2]:
         wire.close()
-    wait_for(lambda: ask(capped.proxy, "GET", "/v1/health").status == 200, "connections to be free again")
-    capped.census.assert_settled()
+    wait_for(lambda: ask(strict.proxy, "GET", "/v1/health").status == 200, "connections to be free again")
+    strict.census.assert_settled()

@@ -132,7 +132,7 @@ def put(nodes: Nodes, via: str, name: str, body: bytes, *, is_chunked: bool = Fa
         return wire.answer()
 
 
-def assert_stored_without_index(nodes: Nodes, name: str, body: bytes, reply: Reply, *, compressed: bool = False) -> str:
+def assert_stored_without_index(nodes: Nodes, name: str, body: bytes, reply: Reply) -> str:
     """The bytes are there, the index is not, and the warning tells an offset. The warning."""
     assert reply.status in (200, 201), reply
     answer = reply.json()
@@ -213,7 +213,25 @@ def test_bombs_end_in_bounded_time_and_memory(nodes: Nodes, name: str, ending: s
     assert ask(nodes.proxy, "DELETE", f"/b/{shard}").status == 204
 
 
-def test_a_gigabyte_of_tiny_frames_is_refused_an_index(nodes: Nodes, name: str) -> None:
+def test_one_gzip_stream_of_a_thousand_times_its_size(nodes: Nodes, name: str) -> None:
+    packed = io.BytesIO()
+    with gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=9, mtime=0) as stream:
+        stream.write(header(size=octal(300 * MIB)))
+        for _ in range(300):
+            stream.write(bytes(MIB))
+        stream.write(END)
+    body = packed.getvalue()
+    assert len(body) < 500_000
+    assert_stored_without_index(nodes, f"{name}.tgz", body, put(nodes, "proxy", f"{name}.tgz", body))
+
+
+@pytest.mark.parametrize("ending", [".tgz", ".tar.gz", ".tar.zst", ".tar.lz4", ".tar.bz2", ".tar.xz"])
+def test_what_is_not_compressed_as_its_name_says(nodes: Nodes, name: str, ending: str) -> None:
+    for body in (b"\0garbage" * 1000, os.urandom(5000), b"", b"\x1f\x8b\x08"):
+        assert_stored_without_index(nodes, name + ending, body, put(nodes, "proxy", name + ending, body))
+
+
+def test_many_tiny_frames_are_refused_an_index(nodes: Nodes, name: str) -> None:
     for ending, frame in ((".tar.gz", gzip.compress(b"")), (".tar.zst", zstd.compress(b"")), (".tar.bz2", bz2.compress(b""))):
         body = frame * (2 * MIB // len(frame))
         started = time.monotonic()
