@@ -1,0 +1,54 @@
+"""Options that operations share. An operation's own `Options` inherits from one of these, and with it the refusal of
+unknown fields."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from dfc.errors import BadRequest
+from dfc.jobs.samples import OnSplit
+
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]?)(i?)B?")
+
+
+class CommonOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`on_split`: what to do with a key that comes back later in its shard (`dfc.jobs.samples`)."""
+
+    on_split: OnSplit = "fail"
+
+
+class SizeOptions(CommonOptions, frozen=True, kw_only=True):
+    """How many samples go into an output shard: a number, or as many as fit into a size (bytes, or text like "1 GB")."""
+
+    samples_per_shard: Annotated[int, Meta(ge=1)] | None = None
+    shard_size: int | str | None = None
+
+    @property
+    def shard_bytes(self) -> int | None:
+        return None if self.shard_size is None else parse_size(self.shard_size)
+
+
+def check_sizes(options: SizeOptions) -> None:
+    """BadRequest when both sizes are given, or one cannot be read."""
+    if options.samples_per_shard is not None and options.shard_size is not None:
+        raise BadRequest("give samples_per_shard or shard_size, not both")
+    if options.shard_size is not None:
+        parse_size(options.shard_size)
+
+
+def parse_size(size: int | str) -> int:
+    """Bytes; `k M G T` are powers of 1000, `Ki Mi Gi Ti` of 1024. BadRequest for anything else and for less than 1."""
+    if isinstance(size, str):
+        match = _SIZE.fullmatch(size.strip())
+        if match is None:
+            raise BadRequest(f"a size is a number of bytes or a text like '1 GB' or '512 MiB', not {size[:40]!r}")
+        number, unit, binary = match.groups()
+        power = " kMGT".index(unit.replace("K", "k") or " ")
+        size = int(float(number) * (1024 if binary else 1000) ** power)
+    if size < 1:
+        raise BadRequest("a size is at least 1 byte")
+    return size

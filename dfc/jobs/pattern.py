@@ -1,0 +1,65 @@
+"""Names of outputs: `train-%06d.tar` numbers shards, `{part}` names the parts of a split. Pure; no I/O."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+from dfc.errors import BadRequest
+from dfc.names import check_object_name
+
+PART_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_NUMBER: Final = re.compile(r"%0([1-9])d")
+_SHARD_NUMBER_MAX: Final = 10**12
+
+
+@dataclass(frozen=True)
+class OutputPattern:
+    """`text` has at most one `%0Nd` (N from 1 to 9, wider numbers are written in full) and at most one `{part}`."""
+
+    text: str
+    _regex: re.Pattern[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if len(_NUMBER.findall(self.text)) > 1 or self.text.count("{part}") > 1:
+            raise BadRequest("an output pattern has at most one number and one {part}")
+        rest = _NUMBER.sub("", self.text).replace("{part}", "")
+        if "%" in rest or "{" in rest or "}" in rest:
+            raise BadRequest(f"an output pattern holds %0Nd and {{part}} and no other '%' or brace: {self.text[:80]!r}")
+        check_object_name((self.name(0, part="part")).rstrip("/"))
+        regex = re.escape(self.text).replace(re.escape("{part}"), f"(?P<part>{PART_NAME.pattern})")
+        object.__setattr__(self, "_regex", re.compile(_NUMBER.sub("[0-9]+", regex)))
+
+    @property
+    def is_numbered(self) -> bool:
+        return _NUMBER.search(self.text) is not None
+
+    @property
+    def has_part(self) -> bool:
+        return "{part}" in self.text
+
+    @property
+    def is_prefix(self) -> bool:
+        """Whether it names a tree: everything below it."""
+        return self.text.endswith("/")
+
+    def name(self, number: int = 0, *, part: str = "") -> str:
+        """The name of one output. ValueError for a number below 0 or absurdly large."""
+        if not 0 <= number < _SHARD_NUMBER_MAX:
+            raise ValueError(f"no number for a shard: {number}")
+        return _NUMBER.sub(lambda match: f"{number:0{int(match[1])}d}", self.text.replace("{part}", part))
+
+    def matches(self, name: str) -> bool:
+        """Whether an object of this name could be one of the outputs."""
+        return (
+            name.startswith(self.text)
+            if self.is_prefix and not self.has_part
+            else self._regex.match(name) is not None and (self.is_prefix or self._regex.fullmatch(name) is not None)
+        )
+
+    @property
+    def literal(self) -> str:
+        """What every output's name begins with: where a sorted scan for them starts."""
+        cut = min((at for at in (self.text.find("%"), self.text.find("{")) if at >= 0), default=len(self.text))
+        return self.text[:cut]

@@ -1,0 +1,107 @@
+"""Reading the samples of a shard in order, for operations that look into them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from dfc.errors import Conflict
+from dfc.jobs.store import Store
+from dfc.jobs.tasks import InputShard
+from dfc.limits import JOB_MEMBER_BYTES_MAX
+from dfc.tar.header import FILE, TYPES, TarError
+from dfc.tar.reader import iterate_members
+from dfc.tar.samples import SampleGrouper
+
+OnSplit = Literal["fail", "join", "keep"]
+"""What to do with a key that comes back later in its shard: fail naming it, join its samples into the first, or keep them."""
+
+
+class SplitSample(Conflict):
+    """A key comes back later in its shard, and the job does not say what to do then."""
+
+    code = "split_sample"
+
+
+@dataclass(slots=True)
+class DataMember:
+    """One member of a sample with its bytes. `name` is that in the archive, `ext` in lower case."""
+
+    ext: str
+    name: str
+    data: bytes
+
+
+@dataclass(slots=True)
+class SampleData:
+    """One sample, in memory. `number` is its ordinal in its shard."""
+
+    key: str
+    number: int
+    members: list[DataMember]
+
+    def get(self, ext: str) -> bytes | None:
+        """The bytes of a field; None when it is absent, which is not the same as empty."""
+        return next((member.data for member in self.members if member.ext == ext), None)
+
+
+def read_samples(store: Store, shard: InputShard, on_split: OnSplit = "fail") -> Iterator[SampleData]:
+    """Every sample of a shard in its order, from one sequential pass.
+
+    Raises SplitSample (with `join` the joined samples need the shard's memory), TarError naming member and offset,
+    InputChanged, JobCancelled.
+    """
+    if shard.repeated and on_split == "fail":
+        raise SplitSample(f"{shard.label}: the key {_first_repeated(store, shard)!r} comes back later in the shard")
+    samples = _in_order(store, shard)
+    if not shard.repeated or on_split == "keep":
+        yield from samples
+        return
+    joined: dict[str, SampleData] = {}
+    for sample in samples:
+        first = joined.setdefault(sample.key, sample)
+        if first is not sample:
+            known = {member.ext for member in first.members}
+            twice = next((member.ext for member in sample.members if member.ext in known), None)
+            if twice is not None:
+                raise SplitSample(f"{shard.label}: the sample {sample.key!r} has {twice!r} twice")
+            first.members += sample.members
+    for number, sample in enumerate(joined.values()):
+        sample.number = number
+        yield sample
+
+
+def _in_order(store: Store, shard: InputShard) -> Iterator[SampleData]:
+    source = store.open(shard)
+    try:
+        with source.open() as stream:
+            grouper, sample, number = SampleGrouper(), None, 0
+            for member, data in iterate_members(stream, shard.kind):
+                if member.type != TYPES[FILE] or member.key is None or member.ext is None:
+                    continue
+                if member.size > JOB_MEMBER_BYTES_MAX:
+                    raise TarError(f"member {member.name[:80]!r} is too large to be changed in memory", member.offset)
+                if grouper.starts_sample(member.name):
+                    if sample is not None:
+                        yield sample
+                        store.check()
+                    sample = SampleData(member.key, number, [])
+                    number += 1
+                assert sample is not None
+                sample.members.append(DataMember(member.ext, member.name, data.readall() or b""))
+            if sample is not None:
+                yield sample
+    except TarError as error:
+        raise TarError(f"{shard.label}: {error}", error.offset) from None
+    finally:
+        source.close()
+
+
+def _first_repeated(store: Store, shard: InputShard) -> str:
+    seen = set()
+    for sample in store.index(shard).samples():
+        if sample.key in seen:
+            return sample.key
+        seen.add(sample.key)
+    return "?"
