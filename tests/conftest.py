@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,10 @@ __all__ = ["Cluster", "wait_for"]
 # A busy machine is no failure: how long an example takes says nothing about the code.
 settings.register_profile("dfc", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("dfc")
+
+# Children inherit an ignored SIGINT, which is what a shell gives to commands that it runs in the background.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
