@@ -19,11 +19,12 @@ import msgspec
 import xxhash
 
 from dfc.jobs.digest import digest_of
-from dfc.jobs.operations import find_function, operation
+from dfc.jobs.operations import find_function, operation, other_inputs, takes_any_object
 from dfc.jobs.spec import check_spec, parse_spec
 from dfc.jobs.store import InputChanged
 from dfc.jobs.tasks import InputShard, JobInput, OutputRecord, Task, TaskResult
 from dfc.shards import expand
+from dfc.tar.header import TarError
 from dfc.tar.index import ShardIndex, index_kind, open_builder
 
 VERSION = "0001"
@@ -142,26 +143,34 @@ def build_index(path: Path) -> tuple[ShardIndex, Any]:
         return ShardIndex.open(file.fileno()), summary
 
 
-def describe(folder: Path, bucket: str, name: str) -> InputShard:
-    """An object of the folder as a job sees it. TarError when it is no archive."""
+def describe(folder: Path, bucket: str, name: str, *, any_object: bool = False) -> InputShard:
+    """An object of the folder as a job sees it. TarError when it is no archive, unless `any_object` will do."""
     path = folder / bucket / name
-    index, summary = build_index(path)
     content = path.read_bytes()
     checksum = xxhash.xxh3_128(content).hexdigest()
+    try:
+        if index_kind(name) is None and any_object:
+            raise TarError("not named like an archive", 0)
+        index, summary = build_index(path)
+    except TarError:
+        if not any_object:
+            raise
+        return InputShard.unread(bucket, name, VERSION, checksum, len(content), "t1")
     return InputShard(
         bucket, name, VERSION, checksum, len(content), index.archive_size, summary.samples, summary.members,
         summary.repeated_keys, summary.dropped, index.kind, "t1",
     )  # fmt: skip
 
 
-def select(folder: Path, bucket: str, shards: str | list[str]) -> list[InputShard]:
+def select(folder: Path, bucket: str, shards: str | list[str], *, any_object: bool = False) -> list[InputShard]:
     """The shards that a spec names, in its order."""
     found = expand(shards)
     if not isinstance(found, list):
         root = folder / bucket
         names = [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()]
-        found = sorted((name for name in names if index_kind(name) and found.matches(name)), key=str.encode)
-    return [describe(folder, bucket, name) for name in found]
+        names = [name for name in names if (any_object or index_kind(name)) and found.matches(name)]
+        found = sorted(names, key=str.encode)
+    return [describe(folder, bucket, name, any_object=any_object) for name in found]
 
 
 @dataclass
@@ -186,7 +195,10 @@ def run_job(folder: Path, spec: Mapping[str, Any], *, memory_bytes: int = 64 << 
     checked = parse_spec(msgspec.json.encode(spec))
     assert check_spec(checked.spec) == checked
     store = FolderStore(folder, memory_bytes)
-    inputs = tuple(select(folder, each.bucket, each.shards) for each in checked.spec.inputs)
+    anything = takes_any_object(checked.spec.operation)
+    inputs = tuple(select(folder, each.bucket, each.shards, any_object=anything) for each in checked.spec.inputs)
+    others = other_inputs(checked.spec.operation, checked.options)
+    inputs += tuple(select(folder, each.bucket, each.shards, any_object=True) for each in others)
     bucket = checked.spec.output.bucket
     job = JobInput(checked.options, inputs, bucket, checked.pattern, memory_bytes, lambda name: "t1")
     results: dict[str, list[TaskResult]] = {}

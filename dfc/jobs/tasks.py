@@ -25,6 +25,7 @@ class InputShard(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `kind` is "tar" or a kind of `dfc.tar.compression`; `content_size` is that of the uncompressed archive; `node` the id of
     the target that holds it. `repeated` counts samples whose key was there before in the shard, `dropped` members of no sample.
+    An object without an index, for operations that take any, has `samples`, `members` and `content_size` -1 (`is_indexed`).
     """
 
     bucket: str
@@ -39,6 +40,15 @@ class InputShard(msgspec.Struct, frozen=True, array_like=True, gc=False):
     dropped: int
     kind: str
     node: str
+
+    @classmethod
+    def unread(cls, bucket: str, name: str, version: str, checksum: str, size: int, node: str) -> InputShard:
+        """An object without an index: no archive, or a broken one."""
+        return cls(bucket, name, version, checksum, size, -1, -1, -1, 0, 0, "", node)
+
+    @property
+    def is_indexed(self) -> bool:
+        return self.samples >= 0
 
     @property
     def label(self) -> str:
@@ -112,7 +122,8 @@ class Stage:
 
 @dataclass(frozen=True)
 class JobInput:
-    """What an operation plans from, without I/O: its options and, for each input of the spec, its shards in order."""
+    """What an operation plans from, without I/O: its options and, for each input of the spec (and then for each that
+    its options name, `other_inputs`), its shards in order."""
 
     options: Any
     inputs: tuple[Sequence[InputShard], ...]

@@ -2,18 +2,28 @@
 
 A module has `Options` (a frozen msgspec struct that forbids unknown fields), `check(options, pattern)`, which raises BadRequest
 for what the types cannot say, `plan(job: JobInput) -> list[Stage]`, pure, and `FUNCTIONS`, a mapping from stage names to what
-runs on a worker. One that takes a list of inputs has `TAKES_MANY = True`.
+runs on a worker. It may have besides:
+
+| name | means |
+| --- | --- |
+| `TAKES_MANY = True` | its input may be a list of inputs |
+| `TAKES_ANY_OBJECT = True` | its inputs may name objects without an index: they come as `InputShard.unread`, others never do |
+| `other_inputs(options) -> tuple[InputSpec, ...]` | objects of any kind that options name; `JobInput.inputs` has them after those of the spec |
+| `needs(options) -> tuple[str, ...]` | settings of the operator, all off by default, without which the job is refused (403) |
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from dfc.errors import BadRequest
+from dfc.errors import BadRequest, Forbidden
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.tasks import Function, JobInput, Stage
+
+if TYPE_CHECKING:
+    from dfc.jobs.spec import InputSpec
 
 OPERATIONS: Final[tuple[str, ...]] = ()
 
@@ -32,6 +42,24 @@ def operation(name: str) -> Operation:
     if name not in OPERATIONS:
         raise BadRequest(f"unknown operation {name[:80]!r}; there are {', '.join(OPERATIONS)}")
     return cast(Operation, import_module(f"dfc.jobs.operations.{name}"))
+
+
+def takes_any_object(name: str) -> bool:
+    """Whether the inputs of a job of this operation may be objects without an index."""
+    return bool(getattr(operation(name), "TAKES_ANY_OBJECT", False))
+
+
+def other_inputs(name: str, options: Any) -> tuple[InputSpec, ...]:
+    """Further inputs that the (checked) options name; they may always be objects without an index."""
+    found: Callable[[Any], tuple[InputSpec, ...]] | None = getattr(operation(name), "other_inputs", None)
+    return () if found is None else found(options)
+
+
+def check_enabled(name: str, options: Any, settings: object) -> None:
+    """Forbidden when the operation wants a setting that is off; `settings` has those settings as attributes."""
+    for setting in getattr(operation(name), "needs", lambda _: ())(options):
+        if not getattr(settings, setting, False):
+            raise Forbidden(f"this job runs code of its own, which the operator has not allowed (setting {setting!r})")
 
 
 def find_function(name: str) -> Function:
