@@ -23,7 +23,7 @@ from dfc.client.models import (
     StoredObject,
 )
 from dfc.client.reader import ObjectReader
-from dfc.client.retry import Cancellation, Cancelled, RetryPolicy
+from dfc.http.retry import Cancellation, Cancelled, RetryPolicy
 
 __all__ = [
     "AsyncClient",

@@ -16,8 +16,8 @@ from dfc.checksum import Buffer
 from dfc.client.client import DEFAULT_URL, Client
 from dfc.client.models import BucketInfo, KeyInfo, ListPage, MemberInfo, ObjectInfo, SampleInfo, StoredObject
 from dfc.client.reader import ObjectReader
-from dfc.client.retry import Cancellation, Cancelled, cancelled_by, current_cancellation
 from dfc.client.source import Body
+from dfc.http.retry import Cancellation, Cancelled, cancelled_by, current_cancellation
 from dfc.limits import LIST_PAGE_MAX
 from dfc.placement.map import ClusterMap
 

@@ -31,11 +31,11 @@ from dfc.client.models import (
     object_info,
 )
 from dfc.client.reader import ObjectReader, ObjectRequest
-from dfc.client.retry import Cancellation, RetryPolicy
 from dfc.client.routing import Router
 from dfc.client.source import HASH_FIRST_BYTES, Body, Source, make_source
-from dfc.client.transport import Transport
 from dfc.errors import BadRequest, ChecksumMismatch, ObjectCorrupt, ObjectNotFound, PreconditionFailed
+from dfc.http.blocking import Transport
+from dfc.http.retry import Cancellation, RetryPolicy
 from dfc.limits import KIB, LIST_PAGE_MAX
 from dfc.names import check_bucket_name, check_object_name
 from dfc.placement.map import ClusterMap

@@ -13,9 +13,9 @@ import httpx
 import msgspec
 
 from dfc import __version__
-from dfc.client.problems import error_from_answer, is_worth_retrying, retry_after_s
-from dfc.client.retry import Cancellation, RetryPolicy, current_cancellation
 from dfc.errors import BadRequest, DfcError, Unreachable
+from dfc.http.problems import error_from_answer, is_worth_retrying, retry_after_s
+from dfc.http.retry import Cancellation, RetryPolicy, current_cancellation
 
 CONNECT_TIMEOUT_S: Final = 5.0
 ANSWER_TIMEOUT_S: Final = 60.0  # a listing waits for every target

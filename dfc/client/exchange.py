@@ -12,12 +12,12 @@ from itertools import count
 from typing import Final
 from urllib.parse import urljoin
 
-from dfc.client.problems import error_from_answer, is_worth_retrying, retry_after_s
-from dfc.client.retry import Cancellation, RetryPolicy, current_cancellation
 from dfc.client.routing import Query, Route, Router
 from dfc.client.source import Source
-from dfc.client.transport import ERROR_BODY_BYTES_MAX, Answer, NotConnected, Transport
 from dfc.errors import DfcError, Unavailable, Unreachable
+from dfc.http.blocking import ERROR_BODY_BYTES_MAX, Answer, NotConnected, Transport
+from dfc.http.problems import error_from_answer, is_worth_retrying, retry_after_s
+from dfc.http.retry import Cancellation, RetryPolicy, current_cancellation
 
 _REDIRECTS: Final = frozenset((307, 308))
 _HOPS_MAX: Final = 5

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from dfc.client.transport import Answer, Broken
+from dfc.http.blocking import Answer, Broken
 from dfc.limits import KIB, MIB
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from email.utils import parsedate_to_datetime
 
 import msgspec
 
-from dfc.client.problems import Headers
+from dfc.http.problems import Headers
 
 
 class StoredObject(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,10 +14,10 @@ import xxhash
 from dfc.checksum import CHECKSUM_NAME
 from dfc.client.exchange import ObjectCalls
 from dfc.client.models import ObjectInfo, object_info
-from dfc.client.problems import Headers, retry_after_s
 from dfc.client.routing import Query
-from dfc.client.transport import Answer, Broken
 from dfc.errors import ChecksumMismatch, NotSeekable, PreconditionFailed
+from dfc.http.blocking import Answer, Broken
+from dfc.http.problems import Headers, retry_after_s
 from dfc.limits import MIB
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import pytest
 import dfc.client
 from dfc.client import Client, Extent, KeyInfo, MemberInfo, SampleInfo
 from dfc.client.control import Control
-from dfc.client.retry import Cancellation, RetryPolicy
 from dfc.errors import BadName, BucketConflict, NotFound, ObjectCorrupt, Unavailable, Unreachable
+from dfc.http.retry import Cancellation, RetryPolicy
 
 
 def ndjson(*values: Any) -> bytes:

@@ -17,7 +17,6 @@ from dfc import errors
 from dfc.checksum import checksum_of
 from dfc.client import Cancelled, Client, RetryPolicy
 from dfc.client import client as client_module
-from dfc.client.problems import error_from_answer
 from dfc.client.source import make_source
 from dfc.errors import (
     BadName,
@@ -31,6 +30,7 @@ from dfc.errors import (
     Unavailable,
     Unreachable,
 )
+from dfc.http.problems import error_from_answer
 
 
 class TestRouting:

@@ -1,27 +1,28 @@
 """The bulk channel: one request and one answer over `http.client`, bytes read straight into the caller's buffer.
 
-Connections are kept and used again. Every failure of the wire becomes `NotConnected` (nothing was sent) or `Broken`; an
-answer that ends before its announced length is `Broken`, never a short read. There are no retries and no redirects here.
+For callers with threads of their own: the client library, and the workers of jobs. Connections are kept and used again.
+Every failure of the wire becomes `NotConnected` (nothing was sent) or `Broken`; an answer that ends before its announced
+length is `Broken`, never a short read. There are no retries and no redirects here.
 """
 
 from __future__ import annotations
 
 import http.client
+import os
 import select
 import socket
 import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 from dfc import __version__
 from dfc.checksum import Buffer
-from dfc.client.problems import Headers
-from dfc.client.retry import Cancellation, current_cancellation
-from dfc.client.source import Source
 from dfc.errors import BadRequest, Unreachable
+from dfc.http.problems import Headers
+from dfc.http.retry import Cancellation, current_cancellation
 from dfc.limits import KIB, MIB
 
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -33,7 +34,18 @@ ERROR_BODY_BYTES_MAX: Final = 64 * KIB
 _DRAIN_BYTES: Final = 64 * KIB  # reading so much is cheaper than a new connection
 _JOIN_BYTES: Final = 64 * KIB  # smaller chunks go out in one piece with their frame
 _HEAD_BYTES_MAX: Final = 16 * KIB
+_SENDFILE_BYTES_MAX: Final = 1 << 30  # the kernel moves at most 2 GiB at a time
 Origin = tuple[str, str, int]
+
+
+class Body(Protocol):
+    """What `Transport.request` sends: `chunks` gives the bytes, again from the first when it is `replayable`."""
+
+    @property
+    def size(self) -> int | None: ...
+    @property
+    def replayable(self) -> bool: ...
+    def chunks(self) -> Iterator[Buffer]: ...
 
 
 class NotConnected(Unreachable):
@@ -203,7 +215,7 @@ class Transport:
         method: str,
         url: str,
         headers: Mapping[str, str],
-        source: Source | None = None,
+        source: Body | None = None,
     ) -> Answer:
         """Send one request with the source as its body, and read the head of the answer, whatever its status.
 
@@ -284,24 +296,101 @@ class Transport:
                 self._tls = ssl.create_default_context()
             return self._tls
 
+    def begin(self, method: str, url: str, headers: Mapping[str, str], size: int | None) -> Upload:
+        """Send a head on a new connection; the body follows piece by piece. `size` None: it goes out chunked."""
+        what = f"{method} {url}"
+        link = self._connect(_origin(url), what)
+        try:
+            return Upload(self, link, method, url, headers, size, what)
+        except BaseException:
+            link.close()
+            link.cancellation.check()
+            raise
+
     def _exchange(
         self,
         link: _Link,
         method: str,
         url: str,
         headers: Mapping[str, str],
-        source: Source | None,
+        source: Body | None,
         what: str,
     ) -> Answer:
         try:
-            with _own_errors(what):
-                _send_head(link.connection, method, url, headers, source)
             if source is not None:
-                link.spoiled = not _send_body(link.sock, source, what)
+                upload = Upload(self, link, method, url, headers, source.size, what)
+                for data in source.chunks() if upload.wanted else ():
+                    if not upload.send(data):
+                        break
+                return upload.finish()
             with _own_errors(what):
+                _send_head(link.connection, method, url, headers)
                 return Answer(self, link, link.connection.getresponse(), what)
         except BaseException:
             link.close()
+            raise
+
+
+class Upload:
+    """A request whose body the caller sends piece by piece. `wanted` turns False when an answer came before the body was
+    through: sending more is of no use, `finish` reads that answer. Every error ends the connection, and so does `abort`."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        link: _Link,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        size: int | None,
+        what: str,
+    ) -> None:
+        self.wanted = True
+        self._transport = transport
+        self._link = link
+        self._what = what
+        self._chunked = size is None
+        link.spoiled = True  # until the last byte is sent
+        with _own_errors(what):
+            asks = _send_head(link.connection, method, url, headers, size, body=True)
+            if asks and not _may_continue(link.sock):
+                self.wanted = False
+
+    def send(self, data: Buffer) -> bool:
+        """The next bytes, all of them; whether more are wanted."""
+        if self.wanted and len(data) > 0:
+            with self._fatal():
+                self.wanted = _send_piece(self._link.sock, data, self._chunked)
+        return self.wanted
+
+    def send_file(self, file: int, offset: int, count: int) -> bool:
+        """The next bytes from an open file, moved by the kernel; whether more are wanted. Broken when the file has fewer."""
+        if self.wanted and count > 0:
+            with self._fatal():
+                self.wanted = _send_file(self._link.sock, file, offset, count, self._chunked)
+        return self.wanted
+
+    def finish(self) -> Answer:
+        """End the body and read the head of the answer."""
+        link = self._link
+        with self._fatal():
+            if self._chunked and self.wanted:
+                self.wanted = _send(link.sock, b"0\r\n\r\n")
+            link.spoiled = not self.wanted
+            return Answer(self._transport, link, link.connection.getresponse(), self._what)
+
+    def abort(self) -> None:
+        """End the connection, so that the node knows that the body is not whole. Idempotent."""
+        self._link.close()
+
+    @contextmanager
+    def _fatal(self) -> Iterator[None]:
+        try:
+            with _own_errors(self._what):
+                yield
+        except BaseException:
+            self._link.close()
+            self._link.cancellation.check()
             raise
 
 
@@ -313,42 +402,30 @@ def _origin(url: str) -> Origin:
 
 
 def _send_head(
-    connection: http.client.HTTPConnection, method: str, url: str, headers: Mapping[str, str], source: Source | None
-) -> None:
+    connection: http.client.HTTPConnection,
+    method: str,
+    url: str,
+    headers: Mapping[str, str],
+    size: int | None = None,
+    *,
+    body: bool = False,
+) -> bool:
+    """Whether the node is asked before the body is sent. `size` None with `body`: chunked."""
     parts = urlsplit(url)
     connection.putrequest(method, (parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
     connection.putheader("User-Agent", f"dfc/{__version__}")
     for name, value in headers.items():
         connection.putheader(name, value)
-    if source is not None:
-        if source.size is None:
+    asks = body and (size is None or size >= EXPECT_BYTES)
+    if body:
+        if size is None:
             connection.putheader("Transfer-Encoding", "chunked")
         else:
-            connection.putheader("Content-Length", str(source.size))
-        if _asks_first(source):
+            connection.putheader("Content-Length", str(size))
+        if asks:
             connection.putheader("Expect", "100-continue")
     connection.endheaders()
-
-
-def _asks_first(source: Source) -> bool:
-    return source.size is None or source.size >= EXPECT_BYTES
-
-
-def _send_body(sock: socket.socket, source: Source, what: str) -> bool:
-    """Send the body; False when an answer came first and the rest was not sent. Errors of the source pass as they are."""
-    if _asks_first(source):
-        with _own_errors(what):
-            if not _may_continue(sock):
-                return False
-    chunked = source.size is None
-    for data in source.chunks():
-        with _own_errors(what):
-            if not _send_piece(sock, data, chunked):
-                return False
-    if chunked:
-        with _own_errors(what):
-            return _send(sock, b"0\r\n\r\n")
-    return True
+    return asks
 
 
 def _send_piece(sock: socket.socket, data: Buffer, chunked: bool) -> bool:
@@ -372,6 +449,48 @@ def _send(sock: socket.socket, data: Buffer) -> bool:
             raise
         return False
     return True
+
+
+def _send_file(sock: socket.socket, file: int, offset: int, count: int, chunked: bool) -> bool:
+    if chunked and not _send(sock, b"%x\r\n" % count):
+        return False
+    plain = not isinstance(sock, ssl.SSLSocket)
+    end = offset + count
+    while offset < end:
+        if not plain:
+            data = os.pread(file, min(_DRAIN_BYTES, end - offset), offset)
+            if data and not _send(sock, data):
+                return False
+            moved = len(data)
+        elif (found := _send_some(sock, file, offset, end - offset)) is None:
+            return False
+        else:
+            moved = found
+        if moved == 0:
+            raise Broken(f"the file that is sent ends at byte {offset}")
+        offset += moved
+    return not chunked or _send(sock, b"\r\n")
+
+
+def _send_some(sock: socket.socket, file: int, offset: int, count: int) -> int | None:
+    """One step of the kernel's; None when an answer is there. The socket has a timeout, so the descriptor does not block."""
+    poll = select.poll()
+    poll.register(sock, select.POLLOUT | select.POLLIN)
+    timeout_s = sock.gettimeout()
+    while True:
+        events = poll.poll(None if timeout_s is None else timeout_s * 1000)
+        if not events:
+            raise TimeoutError
+        if events[0][1] & select.POLLIN:
+            return None
+        try:
+            return os.sendfile(sock.fileno(), file, offset, min(count, _SENDFILE_BYTES_MAX))
+        except BlockingIOError:
+            continue
+        except (BrokenPipeError, ConnectionResetError):
+            if not _is_readable(sock, EXPECT_TIMEOUT_S):
+                raise
+            return None
 
 
 def _may_continue(sock: socket.socket) -> bool:

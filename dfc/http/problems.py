@@ -69,7 +69,9 @@ def _subclasses(root: type[DfcError]) -> Iterator[type[DfcError]]:
         yield from _subclasses(child)
 
 
-_BY_CODE: Final = {kind.__dict__["code"]: kind for kind in _subclasses(DfcError) if "code" in kind.__dict__}
+def _by_code(code: str) -> type[DfcError] | None:
+    """Looked for anew each time: errors of other modules may have been loaded meanwhile."""
+    return next((kind for kind in _subclasses(DfcError) if kind.__dict__.get("code") == code), None) if code else None
 
 
 def error_from_answer(status: int, headers: Headers, body: bytes, what: str) -> DfcError:
@@ -78,7 +80,7 @@ def error_from_answer(status: int, headers: Headers, body: bytes, what: str) -> 
         problem = msgspec.json.decode(body, type=_Body).error
     except msgspec.MsgspecError:
         problem = _Problem()
-    kind = _BY_CODE.get(problem.code) or _BY_STATUS.get(status)
+    kind = _by_code(problem.code) or _BY_STATUS.get(status)
     if kind is None:
         kind = Unavailable if status in RETRY_STATUSES else ServerTrouble if status >= 500 else BadRequest
     # Some classes make their own message from other arguments; here the message is what the node said.
