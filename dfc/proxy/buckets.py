@@ -92,8 +92,10 @@ class BucketRoutes:
         changes: BucketChanges = await exchange.json(BucketChanges)
         _check_copies(changes.copies)
         given = {key: value for key, value in msgspec.structs.asdict(changes).items() if value is not None}
+        self._cluster.bucket(name)
+        counts = await self._cluster.counts()  # before the change: an error must not follow on one that was made
         bucket = await self._cluster.change(self._cluster.registry.change_bucket, name, **given)
-        return json_answer(await self._with_counts(bucket))
+        return json_answer(self._describe(bucket, counts))
 
     async def ensure(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """For targets: the map with this bucket in it, made when the settings allow."""

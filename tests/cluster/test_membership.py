@@ -47,12 +47,15 @@ def test_a_target_that_is_away_makes_its_objects_503_never_404(own_cluster: Clus
         assert all("Retry-After" in headers for status, headers in answers if status == 503)
         assert status_of(f"{own_cluster.url}/away/")[0] == 503
         assert status_of(f"{own_cluster.url}/v1/buckets/away")[0] == 503
+        assert status_of(f"{own_cluster.url}/v1/buckets/away", "PATCH", b'{"durability": "relaxed"}')[0] == 503
         missing = {status_of(f"{own_cluster.url}/away/missing-{number}")[0] for number in range(20)}
         assert missing == {404, 503}
     finally:
         os.kill(pid, signal.SIGCONT)
     wait_for(lambda: states(own_cluster) == ["up", "up"], "the target to be up again")
     assert {status_of(f"{own_cluster.url}/{name}")[0] for name in names} == {200}
+    with urllib.request.urlopen(f"{own_cluster.url}/v1/buckets/away", timeout=30) as answer:
+        assert json.load(answer)["durability"] == "fsync", "what was answered 503 was not done either"
 
 
 def test_joining_is_shown_and_takes_no_objects(own_cluster: Cluster, tmp_path: Path) -> None:
