@@ -6,6 +6,7 @@ Each field of `Settings` is a setting: its name is the TOML key, `DFC_` and its 
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,11 @@ ENVIRONMENT_PREFIX: Final = "DFC_"
 FOREIGN_VARIABLES: Final = frozenset(("DFC_URL", "DFC_CONFIG"))
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 _LOOPBACK: Final = frozenset(("127.0.0.1", "::1", "localhost"))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, or `localhost`, reaches this machine alone."""
+    return host in _LOOPBACK or host.startswith("127.")
 
 
 def _setting(default: Any, about: str, roles: tuple[Role, ...] = ("proxy", "target")) -> Any:
@@ -58,6 +64,11 @@ class Settings:
     auto_create: bool = _setting(True, "Create a bucket on the first PUT into it.", ("proxy",))
     expected_targets: int = _setting(1, "Not ready before so many targets have joined for the first time.", ("proxy",))
     down_after_s: float = _setting(4.0, "A target without a heartbeat for so long is marked down.", ("proxy",))
+    jobs_running_max: int = _setting(2, "Jobs that run at a time; more are queued.", ("proxy",))
+    jobs_queued_max: int = _setting(100, "Jobs that wait for their turn; one more is answered 503.", ("proxy",))
+    jobs_tasks_max: int = _setting(1024, "Tasks of one job that are out at a time, 4 a worker at most.", ("proxy",))
+    jobs_keep_s: float = _setting(604_800.0, "Jobs that have ended are listed for so long.", ("proxy",))
+    jobs_keep_max: int = _setting(10_000, "At most so many of them; the oldest go first.", ("proxy",))
 
     proxy_url: str = _setting("http://127.0.0.1:8080", "The proxy that keeps the registry.", ("target",))
     disks: tuple[str, ...] = _setting((), "Directories of the target's disks, each on a filesystem of its own.", ("target",))
@@ -76,8 +87,20 @@ class Settings:
     scrub_interval_s: float = _setting(604_800.0, "Each object is read and checked about this often; 0: never.", ("target",))
     scrub_rate_bytes_per_s: int = _setting(32 * MIB, "Speed limit of scrubbing, a disk.", ("target",))
 
+    jobs_scheduler: str = _setting("", "Dask scheduler for jobs, tls://HOST:PORT; empty: the proxy runs its own processes.")
+    jobs_tls_ca: str = _setting("", "PEM file of the authority that signs all certificates of the jobs' scheduler.")
+    jobs_tls_cert: str = _setting("", "PEM file with this node's certificate for the jobs' scheduler.")
+    jobs_tls_key: str = _setting("", "PEM file with the key of that certificate.")
+    jobs_workers: int = _setting(0, "Worker processes for jobs, here or beside this target; 0: one a processor.")
+    jobs_engine_idle_s: float = _setting(300.0, "The processes of the local engine end after so long without a task.", ("proxy",))
+    jobs_memory_bytes: int = _setting(256 * MIB, "What a task of a job may use for buffers.", ("proxy",))
+    jobs_io_bytes_per_s: int = _setting(0, "Speed limit of a worker's reads and writes, each; 0: none.", ("proxy",))
+    jobs_priority: Literal["low", "normal"] = _setting(
+        "low", "With 'low', jobs take processors and disks only as far as others leave them.", ("proxy",)
+    )
+
     def is_loopback(self) -> bool:
-        return self.host in _LOOPBACK or self.host.startswith("127.")
+        return is_loopback(self.host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +204,34 @@ def _check(settings: Settings, role: Role) -> None:
             raise ConfigError(f"{name} is not negative")
     if settings.transfer_threads < 1 or settings.connections_max < 1:
         raise ConfigError("transfer_threads and connections_max are at least 1")
+    if settings.jobs_running_max < 1 or settings.jobs_tasks_max < 1:
+        raise ConfigError("jobs_running_max and jobs_tasks_max are at least 1")
     if role == "target" and not settings.disks:
         raise ConfigError("a target needs at least one directory in 'disks'")
+    _check_scheduler(settings)
     if settings.token and not (settings.token.isascii() and settings.token.isprintable() and " " not in settings.token):
         raise ConfigError("a token is printable ASCII without spaces")
+
+
+def _check_scheduler(settings: Settings) -> None:
+    """Dask unpickles what its peers send: off this machine only peers with a certificate may be such."""
+    if not settings.jobs_scheduler:
+        return
+    parts = urlsplit(settings.jobs_scheduler)
+    try:
+        complete = parts.scheme in ("tcp", "tls") and bool(parts.hostname) and parts.port is not None
+    except ValueError:
+        complete = False
+    if not complete:
+        raise ConfigError(f"jobs_scheduler is of the form tls://HOST:PORT, not {settings.jobs_scheduler!r}")
+    if parts.scheme == "tcp" and not is_loopback(parts.hostname or ""):
+        raise ConfigError(f"jobs_scheduler is off this machine and so must be tls://, not {settings.jobs_scheduler!r}")
+    for name in ("jobs_tls_ca", "jobs_tls_cert", "jobs_tls_key"):
+        value = getattr(settings, name)
+        if parts.scheme == "tls" and not value:
+            raise ConfigError(f"a jobs_scheduler with tls:// wants {name}, too")
+        if value and not os.access(value, os.R_OK):
+            raise ConfigError(f"{name}: cannot read {value}")
 
 
 def sample_toml() -> str:

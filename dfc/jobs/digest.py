@@ -15,7 +15,12 @@ def digest_of(outputs: Iterable[OutputRecord]) -> str:
     Size in decimal digits and checksum (xxh3-128, in hex) are those of the uncompressed bytes. Nothing separates two outputs:
     a checksum has 32 characters always.
     """
+    return digest_in_order(sorted(outputs, key=lambda output: output.name.encode()))
+
+
+def digest_in_order(outputs: Iterable[OutputRecord]) -> str:
+    """The same of outputs that come in this order already, without holding them."""
     total = xxhash.xxh3_128()
-    for output in sorted(outputs, key=lambda output: output.name.encode()):
+    for output in outputs:
         total.update(f"{output.name}\0{output.content_size}\0{output.content_checksum}".encode())
     return total.hexdigest()

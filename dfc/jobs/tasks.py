@@ -113,11 +113,13 @@ Results = Mapping[str, Sequence[TaskResult]]
 
 @dataclass(frozen=True)
 class Stage:
-    """`tasks` gives the drafts, lazily, when the stages before have ended; `count` is how many, when it is known before."""
+    """`tasks` gives the drafts, lazily, when the stages before have ended; `count` is how many, when it is known before.
+    `outputs`: how many objects they write that stay, when it is known before; only for the plan of a dry run."""
 
     name: str
     tasks: Callable[[Results], Iterator[TaskDraft]]
     count: int | None = None
+    outputs: int | None = None
 
 
 @dataclass(frozen=True)
