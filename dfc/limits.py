@@ -61,3 +61,15 @@ SHARD_SPEC_GLOBS_MAX: Final = 64  # each pattern is tried on every name of a lis
 # Jobs.
 JOB_LABEL_CHARS_MAX: Final = 256
 JOB_MEMBER_BYTES_MAX: Final = 1 * GIB  # of a member that an operation takes into memory; larger ones can only be moved
+JOB_SPEC_BYTES_MAX: Final = 16 * MIB  # the body of a job, with a list of some 500,000 shards
+JOB_INPUT_SHARDS_MAX: Final = 1_000_000
+JOB_TASKS_MAX: Final = 10_000_000  # of one stage; the journal takes 100 bytes and more for each
+JOB_WARNINGS_MAX: Final = 100  # kept of a job; more are counted
+JOB_WARNING_CHARS_MAX: Final = 1000
+JOB_LIST_MAX: Final = 1000  # jobs on a page
+JOB_PARTITION_BUFFER_BYTES: Final = 16 * MIB  # records that are held until they are written, sorted by partition
+JOB_PARTITIONS_MAX: Final = 256  # a partition that is still too large is read in several passes
+JOB_CLASSES_MAX: Final = 100_000  # classes, or extensions, that `stats` counts; more are no classes
+JOB_CLASS_CHARS_MAX: Final = 256
+JOB_PROBLEMS_MAX: Final = 1000  # problems of each kind that a report names; all are counted
+JOB_IMAGE_PIXELS_MAX: Final = 1 << 26  # 8,192 x 8,192, 200 MB decoded

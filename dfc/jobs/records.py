@@ -1,0 +1,126 @@
+"""What the journal keeps of a job, as values: its state, progress, outcome. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, get_args
+
+import msgspec
+
+from dfc.pages import rfc3339
+
+JobState = Literal["queued", "running", "publishing", "succeeded", "failed", "cancelled"]
+STATES: Final[tuple[JobState, ...]] = get_args(JobState)
+ACTIVE: Final[frozenset[JobState]] = frozenset(("queued", "running", "publishing"))
+"""The others are final."""
+
+
+class JobError(msgspec.Struct, frozen=True):
+    """Why a job failed, in the form of all errors."""
+
+    code: str
+    message: str
+
+
+class OutputSummary(msgspec.Struct, frozen=True):
+    """What a job has written: objects, the samples in them, and the digest over all."""
+
+    shards: int
+    samples: int
+    digest: str
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a job is. `total` counts the tasks of all stages whose number is known by now, None before any is."""
+
+    done: int = 0
+    total: int | None = None
+    samples: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+class StageTotals(msgspec.Struct, frozen=True):
+    """The sum over the finished tasks of one stage."""
+
+    tasks: int = 0
+    samples: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+class NewJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a job when it is accepted. `spec` is the client's JSON; `memory_bytes` is planned with and therefore
+    kept, and so is `program`, the version of DFC, since another one may plan other tasks."""
+
+    id: str
+    operation: str
+    spec: bytes
+    label: str
+    bucket: str
+    bucket_id: str
+    memory_bytes: int
+    program: str
+    warnings: tuple[str, ...] = ()
+
+
+class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as the journal has it. Times in µs since 1970. `discard`: its staged objects may still be on targets."""
+
+    id: str
+    operation: str
+    state: JobState
+    spec: bytes
+    label: str
+    bucket: str
+    bucket_id: str
+    memory_bytes: int
+    program: str
+    created_us: int
+    started_us: int | None = None
+    finished_us: int | None = None
+    error: JobError | None = None
+    warnings: tuple[str, ...] = ()
+    output: OutputSummary | None = None
+    progress: Progress = Progress()
+    discard: bool = False
+
+    @property
+    def is_active(self) -> bool:
+        return self.state in ACTIVE
+
+
+def job_json(job: JobRecord, progress: Progress | None = None, eta_s: float | None = None) -> dict[str, Any]:
+    """A job as clients see it (docs/http.md); `progress` is newer than the journal's while the job runs."""
+    now = job.progress if progress is None else progress
+    return {
+        "id": job.id,
+        "operation": job.operation,
+        "label": job.label,
+        "state": job.state,
+        "created": rfc3339(job.created_us),
+        "started": None if job.started_us is None else rfc3339(job.started_us),
+        "finished": None if job.finished_us is None else rfc3339(job.finished_us),
+        "progress": {
+            "tasks": {"done": now.done, "total": now.total},
+            "samples": now.samples,
+            "bytes_in": now.bytes_in,
+            "bytes_out": now.bytes_out,
+            "eta_s": None if eta_s is None else round(eta_s, 1),
+        },
+        "warnings": list(job.warnings),
+        "error": None if job.error is None else {"code": job.error.code, "message": job.error.message},
+        "output": None if job.output is None or job.state != "succeeded" else msgspec.structs.asdict(job.output),
+    }
+
+
+def total_progress(stages: Mapping[int, StageTotals], total: int | None) -> Progress:
+    """The sum over stages. A sample that passes through two stages is one sample, but its bytes are read twice."""
+    each: Sequence[StageTotals] = list(stages.values())
+    return Progress(
+        done=sum(stage.tasks for stage in each),
+        total=total,
+        samples=max((stage.samples for stage in each), default=0),
+        bytes_in=sum(stage.bytes_in for stage in each),
+        bytes_out=sum(stage.bytes_out for stage in each),
+    )
