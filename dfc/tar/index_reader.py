@@ -11,7 +11,7 @@ import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from struct import error as StructError
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import xxhash
@@ -27,6 +27,9 @@ from dfc.tar.index_format import (
     decode_header,
 )
 from dfc.tar.samples import NO_KEY
+
+if TYPE_CHECKING:
+    from dfc.tar.index_arrays import Integers, SampleArrays
 
 _CHECK_BYTES: Final = MIB  # tables are checked by reading, in pieces: mapped pages would count as our memory
 
@@ -195,6 +198,13 @@ class ShardIndex:
         """All samples in archive order, from ordinal `start` on."""
         for number in range(start, self.sample_count):
             yield self.sample_at(number)
+
+    def arrays(self, numbers: Integers) -> SampleArrays:
+        """The samples with these ordinals as columns (`dfc.tar.index_arrays`). IndexError when there is one too large."""
+        from dfc.tar.index_arrays import read_arrays  # a node serves requests without numpy
+
+        self.verify()
+        return read_arrays(self._view, self._samples_start, self.sample_count, self._records_end, numbers)
 
     def _column(self, start: int, count: int) -> memoryview:
         return self._view[start : start + 8 * count].cast("Q")
