@@ -9,7 +9,7 @@ DfcError
  │   ├─ Unauthorized 401 · Forbidden 403
  │   ├─ NotFound 404             BucketNotFound, ObjectNotFound, MemberNotFound, SampleNotFound
  │   ├─ MethodNotAllowed 405 · BodyTimeout 408
- │   ├─ Conflict 409             BucketConflict, BucketNotEmpty, BucketDeleting, NotSeekable, NotAShard
+ │   ├─ Conflict 409             BucketConflict, BucketNotEmpty, BucketDeleting, NotSeekable, NotAShard, JobCancelled
  │   ├─ PreconditionFailed 412 · TooLarge 413 · RangeNotSatisfiable 416 · ChecksumMismatch 422
  ├─ ServerTrouble                the request was fine, this server cannot serve it now
  │   ├─ ObjectCorrupt 500 · StorageFailed 500
@@ -154,6 +154,12 @@ class NotAShard(Conflict):
     """A member or sample query on an object without a tar index."""
 
     code = "not_a_shard"
+
+
+class JobCancelled(Conflict):
+    """The job has been cancelled, has failed or is published; whatever a task still does for it is of no use."""
+
+    code = "job_cancelled"
 
 
 class PreconditionFailed(ClientMistake):

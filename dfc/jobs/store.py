@@ -11,22 +11,17 @@ from contextlib import AbstractContextManager
 from typing import BinaryIO, Protocol
 
 from dfc.checksum import Buffer
-from dfc.errors import Conflict, DfcError
+from dfc.errors import Conflict, JobCancelled
 from dfc.jobs.tasks import InputShard
 from dfc.tar.index_reader import ShardIndex
+
+__all__ = ("InputChanged", "JobCancelled", "Output", "Source", "Store", "WrittenObject")
 
 
 class InputChanged(Conflict):
     """A shard was replaced or deleted while the job ran; retrying cannot help."""
 
     code = "input_changed"
-
-
-class JobCancelled(DfcError):
-    """The job has been cancelled or has failed; whatever a task still does for it is of no use."""
-
-    status = 409
-    code = "job_cancelled"
 
 
 class Source(Protocol):

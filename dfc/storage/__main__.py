@@ -57,6 +57,8 @@ def _print_check(report: CheckReport) -> None:
         print(f"{problem.kind}: {where}: {problem.detail}")
     how = "every byte read" if report.full else "footers read; --full reads every byte"
     print(f"disk {report.disk_id}: {report.objects} objects, {report.bytes} bytes ({how})")
+    if report.staged:
+        print(f"{report.staged} blobs staged by jobs")
     found = ", ".join(f"{count} {kind}" for kind, count in sorted(report.counts.items()))
     print(f"{found or 'no problems'}; {report.orphans} files in orphans/, {report.damaged_files} in damaged/")
 
@@ -73,6 +75,8 @@ def _rebuild(directory: str, *, full: bool, as_json: bool) -> int:
 def _print_rebuild(report: RebuildReport) -> None:
     print(f"disk {report.disk_id}: a new catalog with {report.objects} objects, {report.bytes} bytes")
     print(f"{report.older_versions} older versions and {report.deleted} deleted blobs left to the sweep")
+    if report.staged:
+        print(f"{report.staged} blobs stay staged for their jobs")
     for path in report.damaged:
         print(f"damaged: {path}")
     if report.old_catalog:

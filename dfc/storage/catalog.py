@@ -23,7 +23,8 @@ from dfc.storage.health import DiskHealth
 from dfc.storage.layout import CATALOG_FILE
 from dfc.storage.rows import ObjectRow, QuarantinedObject
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
+STAGED_SINCE: Final = 2  # the schema that brought staged rows
 _APPLICATION_ID: Final = 0x44464331  # "DFC1": an SQLite file of somebody else is refused
 _IDLE_READERS_MAX: Final = 16  # more are closed when they come back
 _READER_CACHE_KIB: Final = 1024
@@ -48,6 +49,16 @@ CREATE TABLE unsynced (
 CREATE TABLE quarantine (
     bucket INTEGER NOT NULL, name BLOB NOT NULL, us INTEGER NOT NULL, node INTEGER NOT NULL, size INTEGER NOT NULL,
     reason TEXT NOT NULL, found_us INTEGER NOT NULL, PRIMARY KEY (bucket, name)) WITHOUT ROWID;
+"""
+# What schema 2 has more: outputs of jobs that no object refers to yet, and the jobs that may stage nothing any more. `boot` is
+# the run of the machine in which a blob was written that is not known to be on the medium.
+_STAGED_SCHEMA: Final = """
+CREATE TABLE staged (
+    job TEXT NOT NULL, bucket INTEGER NOT NULL, name BLOB NOT NULL, temporary INTEGER NOT NULL, us INTEGER NOT NULL,
+    node INTEGER NOT NULL, size INTEGER NOT NULL, checksum TEXT NOT NULL, samples INTEGER, members INTEGER, warnings TEXT,
+    boot TEXT, PRIMARY KEY (job, bucket, name, temporary)) WITHOUT ROWID;
+CREATE INDEX staged_by_name ON staged (bucket, name);
+CREATE TABLE ended_jobs (job TEXT PRIMARY KEY, us INTEGER NOT NULL) WITHOUT ROWID;
 """
 _COLUMNS: Final = "us, node, size, checksum, samples, members, warnings, state"
 _FIND: Final = f"SELECT {_COLUMNS} FROM objects WHERE bucket = ? AND name = ?"
@@ -80,8 +91,11 @@ def prefix_successor(prefix: bytes) -> bytes | None:
 class Catalog:
     """Reads are thread-safe; the writer connection belongs to one thread at a time."""
 
-    def __init__(self, path: str, disk_id: str, health: DiskHealth | None = None) -> None:
-        """Open and check it. `health` turns errors of reading into ours; without it they are SQLite's."""
+    def __init__(self, path: str, disk_id: str, health: DiskHealth | None = None, *, migrate: bool = True) -> None:
+        """Open and check it, and bring an older schema up to date unless `migrate` is False.
+
+        `health` turns errors of reading into ours; without it they are SQLite's.
+        """
         self._health = health
         self.path = path
         self.disk_id = disk_id
@@ -91,8 +105,10 @@ class Catalog:
         self._numbers: dict[str, int] = {}
         self.writer = _connect(path)
         try:
-            self._check()
+            self.schema = self._check()
             _tune(self.writer, _WRITER_CACHE_KIB)
+            if migrate and self.schema < SCHEMA_VERSION:
+                self._migrate()
             self._numbers.update(self.writer.execute("SELECT id, number FROM buckets"))
             self._sequence: int = self.writer.execute("SELECT coalesce(max(sequence), 0) FROM unsynced").fetchone()[0]
         except sqlite3.Error as error:
@@ -105,12 +121,12 @@ class Catalog:
     # --- making and opening
 
     @classmethod
-    def open(cls, root: str, disk_id: str, health: DiskHealth | None = None) -> Catalog:
+    def open(cls, root: str, disk_id: str, health: DiskHealth | None = None, *, migrate: bool = True) -> Catalog:
         """The catalog of the disk at `root`; DiskRefused when it is missing, foreign or fails its check."""
         path = f"{root}/{CATALOG_FILE}"
         if not os.path.exists(path):
             raise DiskRefused(_refusal(path, "it is missing"))
-        return cls(path, disk_id, health)
+        return cls(path, disk_id, health, migrate=migrate)
 
     @staticmethod
     def create(path: str, disk_id: str, filesystem: FileSystem) -> None:
@@ -120,9 +136,8 @@ class Catalog:
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             _tune(connection, _WRITER_CACHE_KIB)
-            connection.executescript(
-                f"BEGIN; {_SCHEMA} PRAGMA application_id = {_APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
-            )
+            marks = f"PRAGMA application_id = {_APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
+            connection.executescript(f"BEGIN; {_SCHEMA} {_STAGED_SCHEMA} {marks} COMMIT;")
             connection.execute("INSERT INTO meta VALUES ('disk_id', ?), ('epoch', 0)", (disk_id,))
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         finally:
@@ -143,20 +158,27 @@ class Catalog:
         except sqlite3.Error:
             return True
 
-    def _check(self) -> None:
+    def _migrate(self) -> None:
+        """From schema 1: the tables of staged rows. In one transaction, so that a crash leaves the one or the other."""
+        self.writer.executescript(f"BEGIN IMMEDIATE; {_STAGED_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        self.schema = SCHEMA_VERSION
+
+    def _check(self) -> int:
+        """The schema of a sound catalog of this disk."""
         size = os.path.getsize(self.path)
         if size == 0:
             raise DiskRefused(_refusal(self.path, "it is empty"))
         if self.writer.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
             raise DiskRefused(_refusal(self.path, "it is no catalog of DFC"))
-        schema = self.writer.execute("PRAGMA user_version").fetchone()[0]
-        if schema != SCHEMA_VERSION:
+        schema: int = self.writer.execute("PRAGMA user_version").fetchone()[0]
+        if not 1 <= schema <= SCHEMA_VERSION:
             raise DiskRefused(f"{self.path} has schema {schema}; this program knows {SCHEMA_VERSION}: use a newer DFC")
         if self.writer.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
             raise DiskRefused(_refusal(self.path, "it fails its check"))
         owner = self.writer.execute("SELECT value FROM meta WHERE key = 'disk_id'").fetchone()
         if owner is None or owner[0] != self.disk_id:
             raise DiskRefused(_refusal(self.path, f"it is the catalog of disk {owner and owner[0]}, not of {self.disk_id}"))
+        return schema
 
     def close(self) -> None:
         """Merge the log into the database and close every connection. Reads that still run fail."""
@@ -349,6 +371,8 @@ class Catalog:
         yield from connection.execute("SELECT us, node FROM objects WHERE bucket = ?", key)
         for (previous,) in connection.execute("SELECT previous FROM unsynced WHERE bucket = ? AND previous NOT NULL", key):
             yield version_parts(decode_previous(previous).version)
+        if self.schema >= STAGED_SINCE:
+            yield from connection.execute("SELECT us, node FROM staged WHERE bucket = ?", key)
 
     def next_sequence(self) -> int:
         """Numbers the unsynced rows in the order of their commits; for the committer."""
@@ -380,13 +404,19 @@ class Catalog:
                 needed.add(decode_previous(previous).version)
         for us, node in connection.execute("SELECT us, node FROM tombstones WHERE bucket = ? AND name = ?", key):
             known.add(version_text(us, node))
-        return needed, max(needed | known, default=None)
+        newest = max(needed | known, default=None)
+        if self.schema >= STAGED_SINCE:
+            # Needed, but nothing that an object of this name is older than.
+            for us, node in connection.execute("SELECT us, node FROM staged WHERE bucket = ? AND name = ?", key):
+                needed.add(version_text(us, node))
+        return needed, newest
 
     def newest_us(self) -> int:
-        """The newest version's microseconds among objects and tombstones; reads every row."""
+        """The newest version's microseconds among objects, tombstones and staged blobs; reads every row."""
+        tables = ("objects", "tombstones", "staged")
         with self.reader() as connection:
             found = connection.execute(
-                "SELECT max(coalesce((SELECT max(us) FROM objects), 0), coalesce((SELECT max(us) FROM tombstones), 0))"
+                f"SELECT max({', '.join(f'coalesce((SELECT max(us) FROM {table}), 0)' for table in tables)})"
             ).fetchone()
         return int(found[0])
 

@@ -17,6 +17,7 @@ from dfc.storage import identity, layout
 from dfc.storage.catalog import Catalog
 from dfc.storage.filesystem import FileSystem
 from dfc.storage.rows import ObjectRow
+from dfc.storage.staged import StagedRow, staged_rows
 from dfc.storage.sweep import blob_directories, find_orphans, read_footer
 from dfc.storage.verify import find_damage, find_index_damage
 
@@ -25,7 +26,9 @@ _PAGE_ROWS: Final = 1000
 _FOREVER: Final = "f" * 18  # later than every version
 
 # What a crash may leave behind, or what is made again by itself; everything else is damage.
-HARMLESS: Final = frozenset(("torn_blob", "superseded_blob", "uncommitted_blob", "index_without_blob", "damaged_index"))
+HARMLESS: Final = frozenset(
+    ("torn_blob", "superseded_blob", "uncommitted_blob", "unpublished_blob", "index_without_blob", "damaged_index")
+)
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -48,6 +51,7 @@ class CheckReport(msgspec.Struct):
     full: bool = False
     objects: int = 0
     bytes: int = 0
+    staged: int = 0
     orphans: int = 0
     damaged_files: int = 0
     counts: dict[str, int] = {}
@@ -75,12 +79,13 @@ def check(path: str, *, full: bool = False, filesystem: FileSystem | None = None
         report.orphans = _count_files(f"{root}/{layout.ORPHANS}")
         report.damaged_files = _count_files(f"{root}/{layout.DAMAGED}")
         try:
-            catalog = Catalog.open(root, who.disk_id)
+            catalog = Catalog.open(root, who.disk_id, migrate=False)
         except DfcError as error:
             report.add(Problem("catalog", error.message, layout.CATALOG_FILE))
             return report
         try:
             _check_rows(root, catalog, filesystem, report)
+            _check_staged(root, catalog, filesystem, report)
             _check_files(root, catalog, filesystem, report)
         except sqlite3.Error as error:
             report.add(Problem("catalog", f"it cannot be read: {error}", layout.CATALOG_FILE))
@@ -124,7 +129,29 @@ def _check_row(root: str, row: ObjectRow, filesystem: FileSystem, report: CheckR
             report.add(Problem("damaged_index", damage, where, row.bucket_id, row.name, row.version))
 
 
-def _footer_damage(filesystem: FileSystem, path: str, row: ObjectRow) -> str | None:
+def _check_staged(root: str, catalog: Catalog, filesystem: FileSystem, report: CheckReport) -> None:
+    for entry in staged_rows(catalog):
+        row, path = entry.row, layout.row_path(root, entry.row)
+        report.staged += 1
+        try:
+            damage = _staged_damage(filesystem, path, entry, report.full)
+        except OSError as error:
+            damage = f"it cannot be read: {error.strerror}"
+        if damage is not None:
+            kind = "row_without_blob" if damage == "its blob is gone" else "damaged_blob"
+            detail = f"staged by the job {entry.owner.job}: {damage}"
+            report.add(Problem(kind, detail, os.path.relpath(path, root), row.bucket_id, row.name, row.version))
+
+
+def _staged_damage(filesystem: FileSystem, path: str, entry: StagedRow, full: bool) -> str | None:
+    """The footer may be that of an object already, or half of it, when publishing was cut off: then the body counts."""
+    found = _footer_damage(filesystem, path, entry.row, staged=True)
+    if found == "its blob is gone" or (found is None and not full):
+        return found
+    return find_damage(filesystem, path, entry.row, footer=b"", longer=True)
+
+
+def _footer_damage(filesystem: FileSystem, path: str, row: ObjectRow, *, staged: bool = False) -> str | None:
     try:
         footer = read_footer(filesystem, path)
     except FileNotFoundError:
@@ -134,6 +161,8 @@ def _footer_damage(filesystem: FileSystem, path: str, row: ObjectRow) -> str | N
     said = (footer.bucket_id, footer.name, footer.version, footer.size, footer.checksum)
     if said != (row.bucket_id, row.name, row.version, row.size, row.checksum):
         return "its footer is that of another object"
+    if footer.job is not None and not staged:
+        return "its footer is that of a staged blob"
     return None
 
 
@@ -142,6 +171,7 @@ def _check_files(root: str, catalog: Catalog, filesystem: FileSystem, report: Ch
         "torn": "torn_blob",
         "superseded": "superseded_blob",
         "complete": "uncommitted_blob",
+        "unpublished": "unpublished_blob",
         "index": "index_without_blob",
     }
     for orphan in find_orphans(root, catalog, filesystem, _FOREVER):

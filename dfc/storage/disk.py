@@ -43,6 +43,8 @@ from dfc.storage.rows import (
 )
 from dfc.storage.small import put_whole
 from dfc.storage.space import SpaceKeeper
+from dfc.storage.staged import StagedName
+from dfc.storage.staging import Staging
 from dfc.storage.stats import DiskStats
 from dfc.storage.writer import BlobWriter
 from dfc.tar.index import ShardIndex, index_kind
@@ -66,6 +68,7 @@ class Disk:
         self._opened_at = parts.clock.next_version()
         self._reader = BlobReader(parts)
         self._relaxed = RelaxedRows(parts)
+        self.staging = Staging(parts)
         self._maintenance = Maintenance(parts, self._relaxed, self._opened_at)
         self._cached = parts.cache.get
 
@@ -198,11 +201,15 @@ class Disk:
         size: int | None,
         expected: ExpectedChecksums = NO_CHECKSUMS,
         durability: Durability = "fsync",
+        staged: StagedName | None = None,
     ) -> BlobWriter:
-        """Begin an upload of `size` bytes (None: not known). Raises NoSpace, TooLarge, StorageFailed."""
+        """Begin an upload of `size` bytes (None: not known). Raises NoSpace, TooLarge, StorageFailed.
+
+        `staged`: it becomes no object but something that a job may publish; see `staging`.
+        """
         self.parts.health.require_writable()
         layout.check_bucket_id(bucket_id)
-        return BlobWriter(self.parts, bucket_id, name, size=size, expected=expected, durability=durability)
+        return BlobWriter(self.parts, bucket_id, name, size=size, expected=expected, durability=durability, staged=staged)
 
     def put_small(
         self,
@@ -240,6 +247,7 @@ class Disk:
         """Delete every object of a bucket whose id will never be used again; how many. In many short transactions."""
         parts, removed = self.parts, 0
         layout.check_bucket_id(bucket_id)
+        self.staging.drop_bucket(bucket_id)  # first: the bucket's number goes with its last object
         while True:
             outcome = parts.committer.submit(RemoveSome(bucket_id))
             parts.discard(outcome.garbage)

@@ -21,6 +21,7 @@ from dfc.limits import BLOB_NAME_BYTES_MAX, OBJECT_NAME_BYTES_MAX
 from dfc.storage.rows import ObjectRow
 
 FORMAT_VERSION: Final = 1
+STAGED_FORMAT: Final = 2  # of the footer of a blob that no object refers to yet: an output of a job
 IDENTITY_FILE: Final = "dfc-disk.json"
 CATALOG_FILE: Final = "catalog.sqlite"
 EPOCH_FILE: Final = "catalog-epoch"
@@ -34,6 +35,8 @@ INDEX_SUFFIX: Final = ".idx"
 _BUCKET_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.~-]{1,180}")  # what quote() leaves alone
 _BLOB_FILE: Final = re.compile(rf"(.+)@([0-9a-f]{{{VERSION_CHARS}}})(\.idx)?", re.DOTALL)
+JOB_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_STAGED_OWNER: Final = re.compile(r"([^/]+)/([^/]+)/([01])")
 _FAN_DIRECTORY: Final = re.compile(r"[0-9a-f]{2}")
 
 # The fixed end of a footer, little-endian; in front of it stand the bucket id and the name, both UTF-8.
@@ -41,7 +44,7 @@ _TRAILER: Final = struct.Struct("<Q16s18sHHHQ8s")  # size, xxh3-128, version, le
 _MAGIC: Final = b"DFC-BLOB"
 _HASHED: Final = _TRAILER.size - 16  # the hash covers everything before itself
 TRAILER_BYTES: Final = _TRAILER.size
-FOOTER_BYTES_MAX: Final = TRAILER_BYTES + 63 + OBJECT_NAME_BYTES_MAX
+FOOTER_BYTES_MAX: Final = TRAILER_BYTES + 63 + 64 + 3 + OBJECT_NAME_BYTES_MAX  # with the job of a staged one
 
 
 class BlobFile(NamedTuple):
@@ -55,7 +58,7 @@ class BlobFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """Whose bytes stand before it; `footer_bytes` is its own length."""
+    """Whose bytes stand before it; `footer_bytes` is its own length. `job` is None unless the blob is staged."""
 
     bucket_id: str
     name: str
@@ -63,6 +66,8 @@ class Footer:
     size: int
     checksum: str
     footer_bytes: int
+    job: str | None = None
+    temporary: bool = False
 
 
 class FooterDamaged(Exception):
@@ -137,15 +142,28 @@ def blob_bytes(row: ObjectRow) -> int:
     return row.size + footer_bytes(row.bucket_id, row.name)
 
 
-def encode_footer(bucket_id: str, name: str, version: str, size: int, checksum: str) -> bytes:
+def encode_footer(bucket_id: str, name: str, version: str, size: int, checksum: str, form: int = FORMAT_VERSION) -> bytes:
     bucket, text = bucket_id.encode(), name.encode()
-    fields = (size, bytes.fromhex(checksum), version.encode(), len(bucket), len(text), FORMAT_VERSION)
+    fields = (size, bytes.fromhex(checksum), version.encode(), len(bucket), len(text), form)
     head = bucket + text + _TRAILER.pack(*fields, 0, _MAGIC)[:_HASHED]
     return head + xxhash.xxh3_64_intdigest(head).to_bytes(8, "little") + _MAGIC
 
 
 def row_footer(row: ObjectRow) -> bytes:
     return encode_footer(row.bucket_id, row.name, row.version, row.size, row.checksum)
+
+
+def staged_footer(row: ObjectRow, job: str, temporary: bool) -> bytes:
+    """The footer of a staged blob: of a format of its own, with the job behind the bucket id, which holds no slash."""
+    owner = f"{row.bucket_id}/{job}/{int(temporary)}"
+    return encode_footer(owner, row.name, row.version, row.size, row.checksum, STAGED_FORMAT)
+
+
+def check_job_id(job: str) -> str:
+    """The id itself; BadName when it could not stand in a footer."""
+    if not JOB_ID.fullmatch(job):
+        raise BadName(f"not the id of a job: {job[:80]!r}")
+    return job
 
 
 def decode_footer(tail: bytes) -> Footer:
@@ -156,8 +174,13 @@ def decode_footer(tail: bytes) -> Footer:
     length = TRAILER_BYTES + bucket_chars + name_chars
     if length > len(tail) or xxhash.xxh3_64_intdigest(tail[len(tail) - length : -16]) != digest:
         raise FooterDamaged("its footer fails its hash")
-    if form != FORMAT_VERSION:
+    if form not in (FORMAT_VERSION, STAGED_FORMAT):
         raise FooterDamaged(f"its footer has the unknown format {form}")
     names = tail[len(tail) - length : -TRAILER_BYTES]
     bucket_id, name = names[:bucket_chars].decode(), names[bucket_chars:].decode()
-    return Footer(bucket_id, name, version.decode(), size, checksum.hex(), length)
+    if form == FORMAT_VERSION:
+        return Footer(bucket_id, name, version.decode(), size, checksum.hex(), length)
+    owner = _STAGED_OWNER.fullmatch(bucket_id)
+    if owner is None:
+        raise FooterDamaged("its footer names no job")
+    return Footer(owner[1], name, version.decode(), size, checksum.hex(), length, owner[2], owner[3] == "1")

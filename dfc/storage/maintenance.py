@@ -12,6 +12,7 @@ from typing import Final
 from dfc.storage.operations import REMOVED_ROWS, PurgeTombstones
 from dfc.storage.parts import DiskParts
 from dfc.storage.relaxed import RelaxedRows
+from dfc.storage.staged import PurgeEndedJobs
 from dfc.storage.sweep import delete_old_orphans, sweep
 
 _log = logging.getLogger(__name__)
@@ -69,8 +70,10 @@ class Maintenance:
 
 
 def keep_house(parts: DiskParts) -> None:
-    """Forget tombstones and orphans that are old enough."""
+    """Forget tombstones, orphans and ends of jobs that are old enough."""
     delete_old_orphans(parts)
     before_us = int((time.time() - parts.options.tombstone_keep_s) * 1e6)
+    if parts.health.reason is None:
+        parts.committer.submit(PurgeEndedJobs(before_us))
     while parts.health.reason is None and parts.committer.submit(PurgeTombstones(before_us)) == REMOVED_ROWS:
         pass

@@ -20,6 +20,7 @@ from dfc.storage.filesystem import FileSystem, remove_if_there
 from dfc.storage.indexes import IndexWriter
 from dfc.storage.old_catalog import OldCatalog
 from dfc.storage.rows import UNSYNCED, ObjectRow
+from dfc.storage.staged import StagedName, StagedRow, insert_staged, staged_version
 from dfc.storage.sweep import blob_directories, blob_files, read_footer
 from dfc.storage.transaction import UNVERIFIED, Transaction
 from dfc.storage.verify import find_damage
@@ -42,6 +43,7 @@ class RebuildReport(msgspec.Struct):
     older_versions: int = 0
     deleted: int = 0
     tombstones: int = 0
+    staged: int = 0
     damaged: list[str] = []
     old_catalog: str = ""
 
@@ -96,7 +98,7 @@ class _Rebuild:
         self._old.close()
 
     def run(self) -> None:
-        batch: list[ObjectRow] = []
+        batch: list[ObjectRow | StagedRow] = []
         for row in self._rows():
             batch.append(row)
             if len(batch) >= _ROWS_A_COMMIT:
@@ -109,7 +111,7 @@ class _Rebuild:
             self._report.objects += objects
             self._report.bytes += size
 
-    def _rows(self) -> Iterator[ObjectRow]:
+    def _rows(self) -> Iterator[ObjectRow | StagedRow]:
         for bucket_id, directory in blob_directories(self._root):
             for path, file in blob_files(directory):
                 if not file.is_index:
@@ -117,7 +119,7 @@ class _Rebuild:
                     if row is not None:
                         yield row
 
-    def _row(self, bucket_id: str, path: str, file: layout.BlobFile) -> ObjectRow | None:
+    def _row(self, bucket_id: str, path: str, file: layout.BlobFile) -> ObjectRow | StagedRow | None:
         try:
             footer = read_footer(self._filesystem, path)
         except (layout.FooterDamaged, ValueError) as error:
@@ -127,11 +129,22 @@ class _Rebuild:
             self._set_aside(bucket_id, path, "its footer is that of another object")
             return None
         row = ObjectRow(bucket_id, footer.name, footer.version, footer.size, footer.checksum)
+        if footer.job is not None:
+            return self._staged_row(path, row, StagedName(footer.job, footer.temporary))
         if self._old.tombstone(bucket_id, row.name) > row.version:
             self._report.deleted += 1
             return None
         trusted = self._report.full or self._old.knows_as_good(row)
         return self._with_index(path, row if trusted else msgspec.structs.replace(row, state=UNSYNCED))
+
+    def _staged_row(self, path: str, row: ObjectRow, owner: StagedName) -> StagedRow | None:
+        """What a job has staged stays staged; it is verified before it is read or published."""
+        if self._report.full:
+            damage = find_damage(self._filesystem, path, row, footer=b"", longer=True)
+            if damage is not None:
+                self._set_aside(row.bucket_id, path, damage)
+                return None
+        return StagedRow(self._with_index(path, row), owner, None if self._report.full else UNVERIFIED)
 
     def _with_index(self, path: str, row: ObjectRow) -> ObjectRow:
         """The row with the counts of its index, which is built if it is not there."""
@@ -169,10 +182,11 @@ class _Rebuild:
         finally:
             self._filesystem.close(fd)
 
-    def _commit(self, rows: list[ObjectRow]) -> None:
+    def _commit(self, batch: list[ObjectRow | StagedRow]) -> None:
         """Take over those that are the newest of their name so far."""
         connection = self._catalog.writer
         transaction = Transaction(self._catalog, "")
+        rows = [entry for entry in batch if isinstance(entry, ObjectRow)]
         connection.execute("BEGIN IMMEDIATE")
         transaction.load((row.bucket_id, row.name) for row in rows)
         for row in rows:
@@ -183,10 +197,13 @@ class _Rebuild:
                     transaction.note_unsynced(current, row, UNVERIFIED)
                 continue
             self._take(transaction, row, current)
+        for entry in batch:
+            if isinstance(entry, StagedRow):
+                self._take_staged(transaction, entry)
         transaction.finish()
         self._filesystem.commit(connection)
         self._catalog.learn_buckets(transaction.buckets)
-        self._say(f"{len(rows)} blobs read")
+        self._say(f"{len(batch)} blobs read")
 
     def _take(self, transaction: Transaction, row: ObjectRow, current: ObjectRow | None) -> None:
         damage = self._damage(row)
@@ -197,6 +214,12 @@ class _Rebuild:
             transaction.quarantine(row, damage, int(time.time() * 1e6))
         elif row.unsynced:
             transaction.note_unsynced(row, current, UNVERIFIED)
+
+    def _take_staged(self, transaction: Transaction, entry: StagedRow) -> None:
+        current = staged_version(transaction, entry.row.bucket_id, entry.row.name, entry.owner)
+        if current is None or current.version < entry.row.version:
+            insert_staged(transaction, entry)
+        self._report.staged += current is None
 
     def _damage(self, row: ObjectRow) -> str | None:
         if not self._report.full:

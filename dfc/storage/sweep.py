@@ -23,11 +23,12 @@ from dfc.storage.parts import DiskParts
 _log = logging.getLogger(__name__)
 _ORPHANS_A_SWEEP: Final = 50_000  # the rest waits for the next opening; bounds memory
 
-OrphanKind = Literal["torn", "superseded", "complete", "index"]
+OrphanKind = Literal["torn", "superseded", "complete", "unpublished", "index"]
 
 
 class Orphan(NamedTuple):
-    """A file without a row. "complete": its footer is sound and nothing newer of that name is known."""
+    """A file without a row. "complete": its footer is sound and nothing newer of that name is known; "unpublished": a job had
+    staged it, or was about to."""
 
     path: str
     kind: OrphanKind
@@ -142,6 +143,8 @@ def _orphans_in(
         footer = footer or _footer_or_none(filesystem, path)
         if footer is None:
             yield Orphan(path, "torn")
+        elif footer.job is not None:
+            yield Orphan(path, "unpublished")
         else:
             yield Orphan(path, "superseded" if newest is not None and newest > file.version else "complete")
     if unnamed:

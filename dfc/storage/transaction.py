@@ -34,7 +34,7 @@ class Transaction:
     def __init__(self, catalog: Catalog, boot: str) -> None:
         self._catalog = catalog
         self._execute: _Execute = catalog.writer.execute
-        self._boot = boot
+        self.boot = boot
         self._objects = _Table(self._execute, "objects", "us, node, size, checksum, samples, members, warnings, state")
         self._tombstones = _Table(self._execute, "tombstones", "us, node")
         self._unsynced = _Table(self._execute, "unsynced", "us, node, boot, sequence, previous")
@@ -99,7 +99,7 @@ class Transaction:
     def note_unsynced(self, row: ObjectRow, previous: ObjectRow | None, boot: str | None = None) -> None:
         """Mark the current row; `boot` other than this run of the machine: it is verified before it is served."""
         data = None if previous is None else encode_previous(previous)
-        values = (*version_parts(row.version), boot or self._boot, self._catalog.next_sequence(), data)
+        values = (*version_parts(row.version), boot or self.boot, self._catalog.next_sequence(), data)
         self._unsynced.set(self._key(row.bucket_id, row.name), values)
 
     def remove(self, row: ObjectRow) -> None:
@@ -126,7 +126,7 @@ class Transaction:
         In three statements, however many they are. The cache may go on saying that they are unsynced.
         """
         self._flush()
-        chosen = (self._boot, sequence)
+        chosen = (self.boot, sequence)
         found = self._execute("SELECT previous FROM unsynced WHERE boot = ? AND sequence <= ? AND previous NOT NULL", chosen)
         garbage = [decode_previous(previous) for (previous,) in found.fetchall()]
         self.changes += self._execute(
@@ -171,6 +171,14 @@ class Transaction:
             "DELETE FROM tombstones WHERE (bucket, name) IN (SELECT bucket, name FROM tombstones WHERE us < ? LIMIT ?)",
             (before_us, limit),
         ).rowcount
+
+    def run(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
+        """A statement on tables that are not kept in memory here: those of staged rows."""
+        return self._execute(statement, values)
+
+    def bucket_number(self, bucket_id: str, *, make: bool = False) -> int | None:
+        """The number of a bucket; None when the catalog never had it, unless it is to be made."""
+        return self._key_or_new(bucket_id, "")[0] if make else self._number(bucket_id)
 
     def set_meta(self, key: str, value: Any) -> None:
         self._execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))

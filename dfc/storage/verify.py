@@ -18,29 +18,46 @@ _BUFFER_BYTES: Final = MIB
 
 
 def find_damage(
-    filesystem: FileSystem, path: str, row: ObjectRow, pace: Callable[[int], None] | None = None, *, from_medium: bool = False
+    filesystem: FileSystem,
+    path: str,
+    row: ObjectRow,
+    pace: Callable[[int], None] | None = None,
+    *,
+    from_medium: bool = False,
+    footer: bytes | None = None,
+    longer: bool = False,
 ) -> str | None:
     """What is wrong with the blob, None when it is sound.
 
     `pace` is called with the bytes read since its last call, and may wait or raise. `from_medium`: drop the pages that
-    the kernel holds first, so that the medium is read and not the memory. Raises OSError when reading itself fails.
+    the kernel holds first, so that the medium is read and not the memory. `footer`: other than that of an object;
+    `longer`: something else may follow. Raises OSError when reading itself fails.
     """
+    footer = layout.row_footer(row) if footer is None else footer
     try:
         fd = filesystem.open(path)
     except FileNotFoundError:
         return "its blob is gone"
     try:
         size = os.fstat(fd).st_size
-        if size != layout.blob_bytes(row):
-            return f"its blob has {size} bytes instead of {layout.blob_bytes(row)}"
+        if size < row.size + len(footer) or (size > row.size + len(footer) and not longer):
+            return f"its blob has {size} bytes instead of {row.size + len(footer)}"
         if from_medium:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        return _read(filesystem, fd, row, pace, from_medium)
+        return _read(filesystem, fd, row, footer, pace, from_medium, longer)
     finally:
         filesystem.close(fd)
 
 
-def _read(filesystem: FileSystem, fd: int, row: ObjectRow, pace: Callable[[int], None] | None, drop: bool) -> str | None:
+def _read(
+    filesystem: FileSystem,
+    fd: int,
+    row: ObjectRow,
+    footer: bytes,
+    pace: Callable[[int], None] | None,
+    drop: bool,
+    longer: bool,
+) -> str | None:
     hasher = xxhash.xxh3_128()
     buffer = memoryview(bytearray(min(_BUFFER_BYTES, max(row.size, 1))))
     offset = 0
@@ -56,8 +73,7 @@ def _read(filesystem: FileSystem, fd: int, row: ObjectRow, pace: Callable[[int],
             pace(count)
     if hasher.hexdigest() != row.checksum:
         return f"its bytes have the checksum {hasher.hexdigest()} instead of {row.checksum}"
-    footer = layout.row_footer(row)
-    if filesystem.pread(fd, len(footer) + 1, row.size) != footer:
+    if not longer and filesystem.pread(fd, len(footer) + 1, row.size) != footer:
         return "its footer is not the one that was written"
     return None
 

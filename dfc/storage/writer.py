@@ -19,6 +19,7 @@ from dfc.storage.operations import Put
 from dfc.storage.parts import DiskParts
 from dfc.storage.rows import ALWAYS, GOOD, UNSYNCED, Durability, ObjectRow, Precondition, PutResult
 from dfc.storage.small import create_blob
+from dfc.storage.staged import Stage, StagedName
 from dfc.tar.index import TarError, index_kind
 
 
@@ -34,6 +35,7 @@ class BlobWriter:
         size: int | None,
         expected: ExpectedChecksums,
         durability: Durability,
+        staged: StagedName | None = None,
     ) -> None:
         """Claim the space and create the blob. Raises NoSpace, TooLarge, StorageFailed."""
         if size is not None and size > parts.options.object_bytes_max:
@@ -43,6 +45,7 @@ class BlobWriter:
         self._name = name
         self._size = size
         self._durable = durability == "fsync"
+        self._staged = None if staged is None else staged._replace(job=layout.check_job_id(staged.job))
         self._hasher = BodyHasher(expected)
         self._received = 0
         self._flushed = 0
@@ -118,16 +121,19 @@ class BlobWriter:
         return row
 
     def commit(self, precondition: Precondition = ALWAYS) -> PutResult:
-        """Make the blob the object, in the catalog; blocks until that is durable (or, relaxed, known to every reader).
+        """Make the blob the object, or what its job has staged; blocks until that is durable (or, relaxed, known to every
+        reader).
 
-        Raises PreconditionFailed, what the guard raises, NoSpace or StorageFailed; then nothing has changed.
+        Raises PreconditionFailed, JobCancelled, what the guard raises, NoSpace or StorageFailed; then nothing has changed.
         """
         row = self._row
         if row is None or self._ended:
             raise RuntimeError("commit comes once, after finish")
         parts = self._parts
         try:
-            outcome = parts.committer.submit(Put(row, precondition))
+            staged = self._staged
+            operation = Put(row, precondition) if staged is None else Stage(row, staged, precondition)
+            outcome = parts.committer.submit(operation)
         except OutcomeUnknown:
             self._end()  # the next opening of the disk decides, so both blobs stay
             raise
@@ -214,7 +220,8 @@ class BlobWriter:
 
     def _close_blob(self, row: ObjectRow) -> None:
         parts = self._parts
-        write_all(parts.filesystem, self._fd, layout.row_footer(row))
+        footer = layout.row_footer(row) if self._staged is None else layout.staged_footer(row, *self._staged)
+        write_all(parts.filesystem, self._fd, footer)
         if self._durable:
             started = time.perf_counter()
             parts.filesystem.fdatasync(self._fd)

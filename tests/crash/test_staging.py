@@ -1,0 +1,214 @@
+"""kill -9 at every call of staging, publishing and discarding: nothing unpublished is visible, nothing published is lost."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dfc.errors import DfcError
+from dfc.storage import Disk, Durability
+from dfc.storage.check import check
+from dfc.storage.rebuild import rebuild
+from dfc.storage.staged import StagedName, staged_rows
+from dfc.storage.testing import Fault, FaultyFileSystem, fail_with, kill, kill_after
+
+JOB = "job-1"
+OUT, TEMPORARY = StagedName(JOB), StagedName(JOB, temporary=True)
+FAULTS = pytest.mark.parametrize("fault", [kill, kill_after], ids=["before", "after"])
+
+
+def stage(lab: Any, disk: Disk, name: str, data: bytes, owner: StagedName = OUT, durability: Durability = "fsync") -> None:
+    writer = disk.begin_put(lab.bucket, name, size=len(data), durability=durability, staged=owner)
+    for start in range(0, len(data), 5000):
+        writer.write(data[start : start + 5000])
+    writer.finish()
+    writer.commit()
+
+
+def prepare(lab: Any, disk: Disk) -> None:
+    """A job that replaces an object, makes another, and has a temporary blob."""
+    stage(lab, disk, "old.tar", lab.new_tar)
+    stage(lab, disk, "new-small", lab.new_small, durability="relaxed")
+    stage(lab, disk, "new-small", b"temporary" * 100, TEMPORARY, "relaxed")
+
+
+ACTS: dict[str, Any] = {
+    "stage": lambda lab, disk: stage(lab, disk, "new.tar", lab.new_tar),
+    "stage relaxed": lambda lab, disk: stage(lab, disk, "new.tar", lab.new_tar, durability="relaxed"),
+    "stage temporary": lambda lab, disk: stage(lab, disk, "part", lab.new_small, TEMPORARY, "relaxed"),
+    "stage again": lambda lab, disk: stage(lab, disk, "old.tar", lab.new_tar),
+    "prepare": lambda lab, disk: disk.staging.prepare(JOB),
+    "publish": lambda lab, disk: disk.staging.publish(JOB, lambda bucket_id: True),
+    "discard": lambda lab, disk: disk.staging.discard(JOB),
+}
+PUBLISHED = {"old.tar": "new_tar", "new-small": "new_small"}
+
+
+def published(lab: Any) -> dict[str, bytes | None]:
+    return {**lab.before, **{name: getattr(lab, content) for name, content in PUBLISHED.items()}}
+
+
+def begin(lab: Any, path: Path, fault: Fault | None = None) -> tuple[Disk, FaultyFileSystem]:
+    filesystem = FaultyFileSystem(fault)
+    disk = lab.open(path, filesystem)
+    prepare(lab, disk)
+    return disk, filesystem
+
+
+def calls_of(lab: Any, act: str) -> list[str]:
+    disk, filesystem = begin(lab, lab.fresh())
+    filesystem.arm()
+    ACTS[act](lab, disk)
+    names = list(filesystem.names)
+    disk.close()
+    return names
+
+
+def visible(lab: Any, disk: Disk) -> dict[str, bytes | None]:
+    return {name: lab.read(disk, name) for name in lab.before}
+
+
+def staged_names(disk: Disk) -> set[tuple[str, bool]]:
+    """What is staged; every row has its blob, which reads as it was written."""
+    found = set()
+    for entry in staged_rows(disk.parts.catalog):
+        row = disk.staging.find(entry.row.bucket_id, entry.row.name, entry.owner)
+        fd = disk.staging.open(row)
+        disk.parts.filesystem.close(fd)
+        found.add((entry.row.name, entry.owner.temporary))
+    return found
+
+
+@FAULTS
+@pytest.mark.parametrize("act", ACTS)
+def test_killed_anywhere(lab: Any, act: str, fault: Fault) -> None:
+    calls = calls_of(lab, act)
+    for number in range(len(calls)):
+        path = lab.fresh()
+
+        def action(acknowledge: Any, path: Path = path, number: int = number) -> None:
+            disk, filesystem = begin(lab, path, fault)
+            filesystem.arm(number)
+            ACTS[act](lab, disk)
+            acknowledge("done")
+
+        outcome = lab.run(action)
+        assert outcome.killed, f"call {number} ({calls[number]}) was never made"
+        look(lab, path, act, acknowledged="done" in outcome.acknowledged)
+
+
+def look(lab: Any, path: Path, act: str, *, acknowledged: bool) -> None:
+    """Everything or nothing is visible; whatever it is, it can be brought to its end."""
+    disk = lab.open(path)
+    disk.sweep()
+    seen, staged = visible(lab, disk), staged_names(disk)
+    assert seen in (dict(lab.before), published(lab))
+    if act == "publish":
+        assert not acknowledged or seen == published(lab)
+        assert bool(staged) == (seen == dict(lab.before)), "published and staged at once, or neither"
+        disk.staging.publish(JOB, lambda bucket_id: True)
+        assert visible(lab, disk) == published(lab)
+    else:
+        assert seen == dict(lab.before), "something unpublished is visible"
+        if act == "discard":
+            assert not (acknowledged and staged)
+        elif acknowledged:
+            assert ("part" if act == "stage temporary" else "old.tar", act == "stage temporary") in staged
+        if act == "prepare":
+            assert staged == {("old.tar", False), ("new-small", False), ("new-small", True)}
+        disk.staging.discard(JOB)
+    assert staged_names(disk) == set()
+    disk.close()
+    lab.expect(path, {name: [content] for name, content in (published(lab) if act == "publish" else lab.before).items()})
+
+
+@FAULTS
+@pytest.mark.parametrize("act", ["stage", "stage again", "discard"])
+def test_a_rebuild_brings_nothing_unpublished_to_life(lab: Any, act: str, fault: Fault) -> None:
+    for number in range(len(calls_of(lab, act))):
+        path = lab.fresh()
+
+        def action(acknowledge: Any, path: Path = path, number: int = number) -> None:
+            disk, filesystem = begin(lab, path, fault)
+            filesystem.arm(number)
+            ACTS[act](lab, disk)
+
+        assert lab.run(action).killed
+        for file in path.glob("catalog.sqlite*"):
+            file.unlink()
+        rebuild(str(path))
+        disk = lab.open(path)
+        assert visible(lab, disk) == dict(lab.before)
+        disk.close()
+        shutil.rmtree(path)
+
+
+def test_a_rebuild_keeps_what_was_published_and_what_is_staged(lab: Any) -> None:
+    path = lab.fresh()
+    disk, _ = begin(lab, path)
+    stage(lab, disk, "other", b"of another job", StagedName("job-2"))
+    disk.staging.publish(JOB, lambda bucket_id: True)
+    disk.close()
+    for file in path.glob("catalog.sqlite*"):
+        file.unlink()
+    assert rebuild(str(path)).staged == 1
+    disk = lab.open(path)
+    assert visible(lab, disk) == published(lab)
+    assert staged_names(disk) == {("other", False)}
+    disk.staging.publish("job-2", lambda bucket_id: True)
+    assert lab.read(disk, "other") == b"of another job"
+    disk.close()
+    lab.expect(path, {**{name: [content] for name, content in published(lab).items()}, "other": [b"of another job"]})
+
+
+@FAULTS
+def test_the_first_opening_of_an_older_catalog_can_be_killed_anywhere(lab: Any, fault: Fault) -> None:
+    def older() -> Path:
+        path: Path = lab.fresh()
+        disk = lab.open(path)
+        disk.parts.catalog.writer.executescript("DROP TABLE staged; DROP TABLE ended_jobs; PRAGMA user_version = 1;")
+        disk.close()
+        return path
+
+    filesystem = FaultyFileSystem()
+    filesystem.arm()
+    lab.open(older(), filesystem).close()
+    for number in range(len(filesystem.names)):
+        path = older()
+
+        def action(acknowledge: Any, path: Path = path, number: int = number) -> None:
+            deadly = FaultyFileSystem(fault)
+            deadly.arm(number)
+            lab.open(path, deadly).close()
+
+        assert lab.run(action).killed
+        lab.expect(path, {name: [content] for name, content in lab.before.items()})
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_a_failing_call_leaves_a_disk_that_can_go_on(lab: Any, act: str) -> None:
+    for number, name in enumerate(calls_of(lab, act)):
+        if name == "commit":
+            continue  # then the outcome is open until the disk is opened again
+        path = lab.fresh()
+        disk, filesystem = begin(lab, path, fail_with(errno.EIO))
+        filesystem.arm(number)
+        try:
+            ACTS[act](lab, disk)
+        except DfcError:
+            assert visible(lab, disk) == dict(lab.before)
+        if act == "publish":
+            disk.staging.publish(JOB, lambda bucket_id: True)
+        else:
+            disk.staging.discard(JOB)
+        disk.sweep()
+        disk.close()
+        found = lab.open(path)
+        assert visible(lab, found) == (published(lab) if act == "publish" else dict(lab.before))
+        found.close()
+        assert not check(str(path), full=True).damaged
+        shutil.rmtree(path)
