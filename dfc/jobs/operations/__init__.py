@@ -8,7 +8,7 @@ runs on a worker. It may have besides:
 | --- | --- |
 | `TAKES_MANY = True` | its input may be a list of inputs |
 | `TAKES_ANY_OBJECT = True` | its inputs may name objects without an index: they come as `InputShard.unread`, others never do |
-| `other_inputs(options) -> tuple[InputSpec, ...]` | objects of any kind that options name; `JobInput.inputs` has them after those of the spec |
+| `other_inputs(options) -> tuple[InputSpec, ...]` | objects of any kind that options name, at the end of `JobInput.inputs` |
 | `needs(options) -> tuple[str, ...]` | settings of the operator, all off by default, without which the job is refused (403) |
 """
 
@@ -25,7 +25,7 @@ from dfc.jobs.tasks import Function, JobInput, Stage
 if TYPE_CHECKING:
     from dfc.jobs.spec import InputSpec
 
-OPERATIONS: Final[tuple[str, ...]] = ()
+OPERATIONS: Final[tuple[str, ...]] = ("stats", "validate")
 
 
 class Operation(Protocol):

@@ -1,0 +1,77 @@
+"""Pictures and JSON inside of samples: whether they can be decoded, and pictures as Pillow has them (extra `images`).
+
+What is decoded comes from strangers: few formats, none that starts another program, and a bound on pixels before any is read.
+"""
+
+from __future__ import annotations
+
+import io
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from dfc.errors import Conflict
+from dfc.limits import JOB_IMAGE_PIXELS_MAX
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+IMAGE_EXTENSIONS: Final = frozenset(
+    ("png", "jpg", "jpeg", "img", "image", "pbm", "pgm", "ppm", "gif", "webp", "bmp", "tif", "tiff")
+)
+JSON_EXTENSIONS: Final = frozenset(("json", "jsn"))
+_FORMATS: Final = ("PNG", "JPEG", "PPM", "GIF", "WEBP", "BMP", "TIFF")
+
+
+class MissingLibrary(Conflict):
+    """A worker lacks an optional library that the job needs; the message says how to install it."""
+
+    code = "missing_library"
+
+
+class Undecodable(Exception):
+    """The bytes are not what their extension says. The message is for users."""
+
+
+@cache
+def pillow() -> Any:
+    """The module `PIL.Image`, set up; MissingLibrary without it."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise MissingLibrary("pictures need Pillow on every worker: pip install 'dfc[images]'") from None
+    Image.MAX_IMAGE_PIXELS = JOB_IMAGE_PIXELS_MAX
+    return Image
+
+
+def is_image(ext: str) -> bool:
+    """By the last part of the extension, so that `left.jpg` is one."""
+    return ext.rpartition(".")[2] in IMAGE_EXTENSIONS
+
+
+def open_image(data: bytes) -> Image:
+    """A picture, all of it decoded. Raises Undecodable, also for more than JOB_IMAGE_PIXELS_MAX pixels."""
+    library = pillow()
+    try:
+        image: Image = library.open(io.BytesIO(data), formats=_FORMATS)
+        if image.width * image.height > JOB_IMAGE_PIXELS_MAX:
+            raise Undecodable(f"a picture of {image.width} x {image.height} is too large")
+        image.load()
+    except Undecodable:
+        raise
+    except Exception as error:  # decoders of hostile bytes raise anything, struct.error and IndexError included
+        raise Undecodable(f"not a picture that can be decoded ({str(error)[:100] or type(error).__name__})") from None
+    return image
+
+
+def check_field(ext: str, data: bytes) -> None:
+    """Undecodable when a picture or JSON is none; every other extension is fine."""
+    kind = ext.rpartition(".")[2]
+    if kind in IMAGE_EXTENSIONS:
+        open_image(data)
+    elif kind in JSON_EXTENSIONS:
+        try:
+            msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Undecodable(f"not JSON ({str(error)[:100]})") from None

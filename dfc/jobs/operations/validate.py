@@ -1,0 +1,246 @@
+"""`validate`: a JSON report of what is wrong with a dataset; with `repair` also the same shards without it.
+
+Stages: `scan` looks through each shard and logs its keys; `duplicates` finds keys that come twice, a partition at a time;
+`repair` writes clean shards; `report` puts everything together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from dfc.errors import BadRequest
+from dfc.jobs.checking import PROBLEMS, Findings, Problem, is_archive, look_through, read_until_broken
+from dfc.jobs.output import PlainOutput, ShardOutput
+from dfc.jobs.partitions import PartitionWriter, partition_count, read_partition, read_value, write_value
+from dfc.jobs.pattern import OutputPattern
+from dfc.jobs.samples import DataMember
+from dfc.jobs.store import Store
+from dfc.jobs.tasks import InputShard, JobInput, Results, Stage, Task, TaskDraft, TaskResult
+from dfc.jobs.uniqueness import KEY_BYTES, Repeat, find_repeats, place_of, shard_and_ordinal
+from dfc.limits import JOB_PROBLEMS_MAX, TAR_HEADER_BYTES
+from dfc.names import check_object_name
+
+TAKES_ANY_OBJECT: Final = True  # a truncated shard has no index
+REPORT_NAME: Final = "report.json"
+
+
+class Options(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`require`: fields that every sample must have. `decode`: whether pictures and JSON are decoded. `repair`: write clean
+    shards below the prefix that the pattern then is."""
+
+    require: list[str] = []
+    decode: bool = True
+    repair: bool = False
+
+
+class _Scan(Struct, frozen=True):
+    shard: InputShard
+    number: int
+    partitions: int
+    require: list[str]
+    decode: bool
+
+
+class _Duplicates(Struct, frozen=True):
+    partition: int
+    partitions: int
+    shards: int
+
+
+class _Repair(Struct, frozen=True):
+    shard: InputShard
+    number: int
+    partitions: int
+    name: str
+
+
+class _Report(Struct, frozen=True):
+    name: str
+    shards: int
+    others: int
+    partitions: int
+
+
+class _Found(Struct):
+    """The temporary object of a scanned shard."""
+
+    shard: str
+    samples: int
+    counts: dict[str, int]
+    problems: dict[str, list[Problem]]
+    bad: list[int]
+    parts: list[tuple[int, int]]
+
+
+class _Repeats(Struct):
+    """The temporary object of a partition: how many samples have a key that came before, and the first of them with their
+    keys and places."""
+
+    count: int
+    first: list[Repeat]
+
+
+def check(options: Options, pattern: OutputPattern) -> None:
+    if options.repair and (not pattern.is_prefix or pattern.is_numbered or pattern.has_part):
+        raise BadRequest("with repair the pattern is a prefix such as 'clean/': shards keep their names below it")
+    if not options.repair and (pattern.is_prefix or pattern.is_numbered or pattern.has_part):
+        raise BadRequest("validate writes one object: its pattern is a plain name, such as 'report.json'")
+    if any(not ext or "/" in ext for ext in options.require):
+        raise BadRequest("'require' lists extensions, such as 'jpg'")
+
+
+def plan(job: JobInput) -> list[Stage]:
+    options: Options = job.options
+    shards = [shard for shard in job.shards if is_archive(shard)]
+    expected = sum(shard.samples if shard.is_indexed else shard.size // (2 * TAR_HEADER_BYTES) for shard in shards)
+    partitions = partition_count(expected * KEY_BYTES, job.memory_bytes)
+    report_name = job.pattern.text + REPORT_NAME if options.repair else job.pattern.name()
+    require = sorted({ext.lower() for ext in options.require})
+
+    def scan(_: Results) -> Iterator[TaskDraft]:
+        for number, shard in enumerate(shards):
+            payload = _Scan(shard, number, partitions, require, options.decode)
+            yield TaskDraft(msgspec.msgpack.encode(payload), shard.label, shard.node)
+
+    def duplicates(_: Results) -> Iterator[TaskDraft]:
+        for partition in range(partitions):
+            yield TaskDraft(msgspec.msgpack.encode(_Duplicates(partition, partitions, len(shards))), f"partition {partition}")
+
+    def repair(_: Results) -> Iterator[TaskDraft]:
+        for number, shard in enumerate(shards):
+            name = job.pattern.text + shard.name
+            payload = _Repair(shard, number, partitions, name)
+            yield TaskDraft(msgspec.msgpack.encode(payload), shard.label, job.node_of(name))
+
+    def report(_: Results) -> Iterator[TaskDraft]:
+        payload = _Report(report_name, len(shards), len(job.shards) - len(shards), partitions)
+        yield TaskDraft(msgspec.msgpack.encode(payload), report_name, job.node_of(report_name))
+
+    stages = [Stage("scan", scan, len(shards)), Stage("duplicates", duplicates, partitions)]
+    if options.repair:
+        names = [check_object_name(job.pattern.text + shard.name) for shard in shards]
+        if len(set(names)) < len(names) or report_name in names:
+            raise BadRequest("with repair every input shard has a name of its own, and none is called report.json")
+        stages.append(Stage("repair", repair, len(shards)))
+    return [*stages, Stage("report", report, 1)]
+
+
+def run_scan(task: Task, store: Store) -> TaskResult:
+    """Look through one shard."""
+    payload = task.decode(_Scan)
+    findings = Findings()
+    with PartitionWriter(store, _keys(payload.number), payload.partitions) as log:
+        for key, ordinal in look_through(store, payload.shard, findings, payload.require, decode=payload.decode):
+            log.add_key(key, place_of(payload.number, ordinal))
+        log.commit()
+    bad, parts = sorted(findings.bad), sorted(findings.parts.items())
+    found = _Found(payload.shard.label, findings.samples, findings.counts, findings.problems, bad, parts)
+    write_value(store, _found(payload.number), found)
+    return TaskResult(samples=findings.samples, bytes_in=payload.shard.size if payload.decode else 0)
+
+
+def run_duplicates(task: Task, store: Store) -> TaskResult:
+    """Find the keys of one partition that come twice."""
+    payload = task.decode(_Duplicates)
+    logs = [_keys(number) for number in range(payload.shards)]
+    repeats = _Repeats(0, [])
+    with PartitionWriter(store, _places(payload.partition), payload.shards) as places:
+        for repeat in find_repeats(store, logs, payload.partition, payload.partitions):
+            shard, ordinal = shard_and_ordinal(repeat.place)
+            places.add(shard, ordinal.to_bytes(8, "little"))
+            repeats.count += 1
+            repeats.first.append(repeat)
+            if len(repeats.first) >= 2 * JOB_PROBLEMS_MAX:
+                repeats.first = _first(repeats.first)
+        places.commit()
+    repeats.first = _first(repeats.first)
+    write_value(store, _repeats(payload.partition), repeats)
+    return TaskResult()
+
+
+def run_repair(task: Task, store: Store) -> TaskResult:
+    """Write a shard anew: without bad samples and those whose key came before, and with split samples in one piece."""
+    payload = task.decode(_Repair)
+    found = read_value(store, _found(payload.number), _Found)
+    left_out = set(found.bad)
+    for partition in range(payload.partitions):
+        for segment in read_partition(store, _places(partition), payload.number):
+            left_out.update(memoryview(segment).cast("Q"))
+    parts = dict(found.parts)
+    later: dict[int, list[DataMember]] = {}
+    if parts:
+        for sample in read_until_broken(store, payload.shard):
+            if sample.number in parts:
+                later.setdefault(parts[sample.number], []).extend(sample.members)
+    with ShardOutput(store, payload.name) as output:
+        for sample in read_until_broken(store, payload.shard):
+            if sample.number not in parts and sample.number not in left_out:
+                output.add(sample.members + later.pop(sample.number, []))
+        record = output.commit()
+    return TaskResult((record,), record.samples, payload.shard.size, record.size)
+
+
+def run_report(task: Task, store: Store) -> TaskResult:
+    """Write the report: all counts, and the first problems of each kind in global order."""
+    payload = task.decode(_Report)
+    counts = dict.fromkeys(PROBLEMS, 0)
+    problems: dict[str, list[Problem]] = {kind: [] for kind in PROBLEMS}
+    repeats: list[Repeat] = []
+    for partition in range(payload.partitions):
+        found_there = read_value(store, _repeats(partition), _Repeats)
+        counts["duplicate"] += found_there.count
+        repeats = _first(repeats + found_there.first)
+    named = {shard_and_ordinal(place)[0] for repeat in repeats for place in (repeat.first, repeat.place)}
+    labels: dict[int, str] = {}
+    samples = 0
+    for number in range(payload.shards):
+        store.check()
+        found = read_value(store, _found(number), _Found)
+        samples += found.samples
+        if number in named:
+            labels[number] = found.shard
+        for kind, count in found.counts.items():
+            counts[kind] += count
+            problems[kind] += found.problems[kind][: JOB_PROBLEMS_MAX - len(problems[kind])]
+    for repeat in repeats:
+        shard, first = (labels[shard_and_ordinal(place)[0]] for place in (repeat.place, repeat.first))
+        problems["duplicate"].append(Problem(shard, repeat.key, first=first))
+    report = {
+        "valid": not any(counts.values()),
+        "shards": payload.shards,
+        "other_objects": payload.others,
+        "samples": samples,
+        "counts": counts,
+        "problems": problems,
+    }
+    with PlainOutput(store, payload.name) as output:
+        output.write(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+        record = output.commit()
+    return TaskResult((record,), bytes_out=record.size)
+
+
+def _first(repeats: list[Repeat]) -> list[Repeat]:
+    return sorted(repeats, key=lambda repeat: repeat.place)[:JOB_PROBLEMS_MAX]
+
+
+def _keys(number: int) -> str:
+    return f"keys-{number:08d}"
+
+
+def _found(number: int) -> str:
+    return f"found-{number:08d}"
+
+
+def _places(partition: int) -> str:
+    return f"places-{partition:08d}"
+
+
+def _repeats(partition: int) -> str:
+    return f"repeats-{partition:08d}"
+
+
+FUNCTIONS: Final = {"scan": run_scan, "duplicates": run_duplicates, "repair": run_repair, "report": run_report}

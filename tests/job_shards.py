@@ -1,0 +1,62 @@
+"""Shards for tests of jobs: samples to tars and back, by the standard library."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+Members = Sequence[tuple[str, bytes]]
+
+
+def tar_of(members: Members) -> bytes:
+    """An archive of members, in this order."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def put(folder: Path, name: str, content: bytes | Members, bucket: str = "in") -> Path:
+    """An object in a folder of tests; members become an archive, compressed when its name ends in `gz`."""
+    if not isinstance(content, bytes):
+        content = tar_of(content)
+        if name.endswith("gz"):
+            content = gzip.compress(content, mtime=0)
+    path = folder / bucket / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def samples(keys: Sequence[str], **fields: str | bytes) -> list[tuple[str, bytes]]:
+    """A sample for every key; `{key}` and `{number}` in the texts are replaced."""
+    return [
+        (f"{key}.{ext}", text if isinstance(text, bytes) else text.format(key=key, number=number).encode())
+        for number, key in enumerate(keys)
+        for ext, text in fields.items()
+    ]
+
+
+def members_of(archive: bytes) -> list[tuple[str, bytes]]:
+    """Names and contents, as tarfile reads them."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        return [(info.name, tar.extractfile(info).read()) for info in tar]  # type: ignore[union-attr]
+
+
+def job(operation: str, pattern: str, shards: Any = "**", **options: Any) -> Mapping[str, Any]:
+    """A spec from bucket `in` to bucket `out`."""
+    source = {"bucket": "in", "shards": shards}
+    return {"operation": operation, "input": source, "output": {"bucket": "out", "pattern": pattern}, "options": options}
+
+
+def json_of(data: bytes) -> Any:
+    return msgspec.json.decode(data)
