@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TESTS ?= tests
 EXPORT := uv export --frozen --quiet --no-emit-project --no-annotate --no-header
 
-.PHONY: setup demo test lint format bench compose-test lock clean
+.PHONY: setup demo test lint format bench bench-jobs compose-test lock clean
 
 setup: $(VENV)/.ready
 
@@ -31,6 +31,9 @@ format: setup
 
 bench: setup
 	$(BIN)/python -m loadtest.bench
+
+bench-jobs: setup
+	$(BIN)/python -m loadtest.bench --jobs
 
 # Builds the image and runs the whole compose file against a Docker engine (see deploy/test-compose).
 compose-test:

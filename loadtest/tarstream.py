@@ -73,3 +73,35 @@ def member_tar_bytes(members: int, member_bytes: int) -> bytes:
         for number in range(members):
             add_member(archive, f"train/{number:08d}.jpg", Body(number, member_bytes).read())
     return buffer.getvalue()
+
+
+def sample_tar(samples: int, sample_bytes: int, *, first: int = 0, alphabet: int = 256) -> Iterator[bytes]:
+    """A USTAR archive of samples `s/00000000`, each a `.jpg` of `sample_bytes` pseudo-random bytes and a `.cls`.
+
+    Numbers go on from `first`. Bytes take `alphabet` values: 256 cannot be compressed, fewer can.
+    """
+    chance = np.random.default_rng(first)
+    block = (chance.integers(0, 256, sample_bytes + 4096, dtype=np.uint8) % alphabet).tobytes()
+    padding = bytes(-sample_bytes % HEADER_BYTES)
+    class_padding = bytes(HEADER_BYTES - 3)
+    image, label = tarfile.TarInfo(), tarfile.TarInfo()
+    image.size, label.size = sample_bytes, 3
+    for number in range(first, first + samples):
+        image.name, label.name = f"s/{number:08d}.jpg", f"s/{number:08d}.cls"
+        at = number * 61 % 4096
+        yield b"".join(
+            (
+                image.tobuf(tarfile.USTAR_FORMAT),
+                block[at : at + sample_bytes],
+                padding,
+                label.tobuf(tarfile.USTAR_FORMAT),
+                b"%03d" % (number % 1000),
+                class_padding,
+            )
+        )
+    yield END
+
+
+def sample_tar_size(samples: int, sample_bytes: int) -> int:
+    """Bytes of the archive that `sample_tar` gives."""
+    return samples * (3 * HEADER_BYTES + -(-sample_bytes // HEADER_BYTES) * HEADER_BYTES) + len(END)

@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.bench import bulk, indexing, listing, memory, small
+from loadtest.bench import bulk, indexing, jobs, listing, memory, small
 from loadtest.bench.context import NGINX_WORKERS, Bench
 from loadtest.bench.row import Row, format_figure
 from loadtest.processes import find_program, interruptible
@@ -38,20 +39,31 @@ ROWS: dict[str, Callable[[Bench], list[Row]]] = {
     "list": listing.listing,
     "index": indexing.index,
     "memory": memory.memory,
+    "start": jobs.start,
+    "reshuffle-large": jobs.reshuffle_large,
+    "reshuffle-disk": jobs.reshuffle_disk,
+    "reshuffle-small": jobs.reshuffle_small,
+    "batch": jobs.batch,
+    "keys": jobs.keys,
+    "convert": jobs.convert,
 }
+CORE: Final = tuple(ROWS)[:12]
+JOBS: Final = tuple(ROWS)[12:]
 BUSY_SHARE = 0.3  # load a processor before a run; an idle machine with a desktop or monitoring stays below
 PROGRAMS = {"curl": "curl", "nginx": "nginx", "wrk": "wrk"}  # program: Debian package
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench", description="Measure DFC beside nginx, row by row.")
-    parser.add_argument("--rows", default=",".join(ROWS), help=f"of {','.join(ROWS)} (all)")
+    rows = f"of {','.join(CORE)} (all of these), and {','.join(JOBS)}"
+    parser.add_argument("--rows", default=",".join(CORE), help=rows)
+    parser.add_argument("--jobs", action="store_true", help="the rows about jobs instead of those of the core")
     parser.add_argument("--pairs", type=int, default=7, help="alternated pairs, or runs, of each row (7)")
     parser.add_argument("--dir", type=Path, help="a directory on the disk to measure (the temporary directory)")
     parser.add_argument("--json", metavar="FILE", help="write all figures there ('-' is standard output)")
     parser.add_argument("--strict", action="store_true", help="exit code 1 when a row misses what is required")
     arguments = parser.parse_args(argv)
-    arguments.rows = [name for name in arguments.rows.split(",") if name]
+    arguments.rows = list(JOBS) if arguments.jobs else [name for name in arguments.rows.split(",") if name]
     unknown = [name for name in arguments.rows if name not in ROWS]
     if unknown or not arguments.rows:
         parser.error(f"no such row: {', '.join(unknown) or '(none)'}; there are {', '.join(ROWS)}")

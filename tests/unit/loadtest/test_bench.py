@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import tarfile
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from loadtest import tarstream
 from loadtest.bench import __main__ as bench_main
 from loadtest.bench.context import Bench
 from loadtest.bench.row import Row
@@ -79,7 +82,10 @@ def test_missing_programs_are_named(monkeypatch, capsys):
 
 def test_every_row_of_the_table_has_a_name():
     names = "get1 get8 relay put-relaxed put-fsync small-get redirect small-put member list index memory"
-    assert list(bench_main.ROWS) == names.split()
+    assert list(bench_main.CORE) == names.split()
+    jobs = "start reshuffle-large reshuffle-disk reshuffle-small batch keys convert"
+    assert list(bench_main.JOBS) == jobs.split()
+    assert {*bench_main.CORE, *bench_main.JOBS} == {*bench_main.ROWS}
 
 
 def test_a_bench_leaves_nothing(tmp_path):
@@ -90,3 +96,12 @@ def test_a_bench_leaves_nothing(tmp_path):
     bench.close()
     assert list(tmp_path.iterdir()) == []
     assert not memory.exists()
+
+
+def test_the_shards_of_the_job_rows_are_tars_of_samples(tmp_path: Path) -> None:
+    path = tmp_path / "x.tar"
+    path.write_bytes(b"".join(tarstream.sample_tar(5, 1000, first=7, alphabet=64)))
+    assert path.stat().st_size == tarstream.sample_tar_size(5, 1000)
+    with tarfile.open(path) as archive:
+        sizes = {member.name: member.size for member in archive}
+    assert sizes == {f"s/{n:08d}.{ext}": size for n in range(7, 12) for ext, size in (("jpg", 1000), ("cls", 3))}
