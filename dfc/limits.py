@@ -73,3 +73,13 @@ JOB_CLASSES_MAX: Final = 100_000  # classes, or extensions, that `stats` counts;
 JOB_CLASS_CHARS_MAX: Final = 256
 JOB_PROBLEMS_MAX: Final = 1000  # problems of each kind that a report names; all are counted
 JOB_IMAGE_PIXELS_MAX: Final = 1 << 26  # 8,192 x 8,192, 200 MB decoded
+
+# Formats of files that jobs read and write.
+ZIP_DIRECTORY_BYTES_MAX: Final = 32 * MIB  # some 400,000 members; the library keeps 0.5 KB for each in memory
+PARQUET_ROW_GROUP_BYTES: Final = 32 * MIB  # small ones, so that a reader of few samples reads little
+PARQUET_ROW_GROUP_ROWS: Final = 10_000
+FORMAT_FIELDS_MAX: Final = 1000  # different extensions in one dataset: columns of a table
+FORMAT_TREE_OBJECTS_MAX: Final = 100_000  # files of one directory tree, read or written by one task
+FORMAT_NUMBERS_MAX: Final = 1 << 20  # of one list of numbers in a tf.train.Example, which becomes text
+FORMAT_TEXT_BYTES_MAX: Final = 1 * MIB  # a key or a class name in the head of a SequenceFile
+FORMAT_PAIRS_MAX: Final = 4096  # of metadata in that head

@@ -200,7 +200,8 @@ def run_job(folder: Path, spec: Mapping[str, Any], *, memory_bytes: int = 64 << 
     others = other_inputs(checked.spec.operation, checked.options)
     inputs += tuple(select(folder, each.bucket, each.shards, any_object=True) for each in others)
     bucket = checked.spec.output.bucket
-    job = JobInput(checked.options, inputs, bucket, checked.pattern, memory_bytes, lambda name: "t1")
+    prefixes = tuple(each.prefix for each in (*checked.spec.inputs, *others))
+    job = JobInput(checked.options, inputs, bucket, checked.pattern, memory_bytes, lambda name: "t1", prefixes)
     results: dict[str, list[TaskResult]] = {}
     for stage in operation(checked.spec.operation).plan(job):
         name = f"{checked.spec.operation}.{stage.name}"

@@ -10,6 +10,7 @@ from dfc.checksum import Buffer
 from dfc.jobs.samples import DataMember
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import OutputRecord
+from dfc.limits import DECOMPRESS_CHUNK_BYTES
 from dfc.tar.compressor import open_compressor
 from dfc.tar.index import index_kind
 from dfc.tar.writer import TarWriter
@@ -26,6 +27,10 @@ class PlainOutput:
         """The next bytes; all are taken."""
         self._output.write(data)
         return len(data)
+
+    def send(self, file: int, offset: int, count: int) -> None:
+        """The next bytes, from a file."""
+        self._output.send(file, offset, count)
 
     def commit(self, samples: int = 0) -> OutputRecord:
         written = self._output.commit()
@@ -51,6 +56,7 @@ class ShardOutput:
         self._output = (store.create_temporary if temporary else store.create)(name)
         self._compressor = None if kind == "tar" else open_compressor(kind, level)
         self._hash = xxhash.xxh3_128()
+        self._waiting = bytearray()  # headers and small members, until a call for them pays
         self._tar = TarWriter(self)  # type: ignore[arg-type]  # `write` is all it asks for
 
     @property
@@ -60,11 +66,13 @@ class ShardOutput:
 
     def write(self, data: Buffer) -> int:
         """The next bytes of the archive, as the tar writer makes them."""
-        if self._compressor is None:
-            self._output.write(data)
+        if len(data) < DECOMPRESS_CHUNK_BYTES:
+            self._waiting += data
         else:
-            self._hash.update(data)
-            self._output.write(self._compressor.compress(data))
+            self._flush()
+            self._pass_on(data)
+        if len(self._waiting) >= DECOMPRESS_CHUNK_BYTES:
+            self._flush()
         return len(data)
 
     def add(self, members: Iterable[DataMember]) -> None:
@@ -75,16 +83,77 @@ class ShardOutput:
 
     def commit(self) -> OutputRecord:
         self._tar.close()
+        self._flush()
         if self._compressor is not None:
             self._output.write(self._compressor.flush())
         written = self._output.commit()
         content = written.checksum if self._compressor is None else self._hash.hexdigest()
         return OutputRecord(self.name, written.size, written.checksum, self._tar.size, content, self.samples)
 
+    def _flush(self) -> None:
+        if self._waiting:
+            self._pass_on(bytes(self._waiting))
+            self._waiting.clear()
+
+    def _pass_on(self, data: Buffer) -> None:
+        if self._compressor is None:
+            self._output.write(data)
+        else:
+            self._hash.update(data)
+            self._output.write(self._compressor.compress(data))
+
     def abort(self) -> None:
         self._output.abort()
 
     def __enter__(self) -> ShardOutput:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._output.abort()
+
+
+class ArchiveOutput:
+    """A shard of which the caller has the uncompressed archive's bytes, its end included; compressed when its name says so.
+
+    `content_size`: of the whole archive, where it is known; the output is then announced. Use as a context.
+    """
+
+    def __init__(self, store: Store, name: str, content_size: int | None = None, *, temporary: bool = False) -> None:
+        self.name = name
+        self.content_size = 0
+        kind = index_kind(name) or "tar"
+        self._compressor = None if kind == "tar" else open_compressor(kind)
+        self._output = (store.create_temporary if temporary else store.create)(name, content_size if kind == "tar" else None)
+        self._hash = xxhash.xxh3_128()
+
+    @property
+    def sends(self) -> bool:
+        """Whether `send` is any better than `write`."""
+        return self._compressor is None
+
+    def write(self, data: Buffer) -> int:
+        """The next bytes of the archive; all are taken."""
+        if self._compressor is None:
+            self._output.write(data)
+        else:
+            self._hash.update(data)
+            self._output.write(self._compressor.compress(data))
+        self.content_size += len(data)
+        return len(data)
+
+    def send(self, file: int, offset: int, count: int) -> None:
+        """The next bytes, from a file. Only where `sends`."""
+        self._output.send(file, offset, count)
+        self.content_size += count
+
+    def commit(self, samples: int) -> OutputRecord:
+        if self._compressor is not None:
+            self._output.write(self._compressor.flush())
+        written = self._output.commit()
+        content = written.checksum if self._compressor is None else self._hash.hexdigest()
+        return OutputRecord(self.name, written.size, written.checksum, self.content_size, content, samples)
+
+    def __enter__(self) -> ArchiveOutput:
         return self
 
     def __exit__(self, *_: object) -> None:

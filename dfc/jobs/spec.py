@@ -12,7 +12,7 @@ from dfc.jobs.operations import operation
 from dfc.jobs.pattern import OutputPattern
 from dfc.limits import JOB_LABEL_CHARS_MAX
 from dfc.names import check_bucket_name
-from dfc.shards import check
+from dfc.shards import check, is_plain
 
 
 class InputSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -20,6 +20,12 @@ class InputSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
     bucket: str
     shards: str | list[str] = "**"
+
+    @property
+    def prefix(self) -> str:
+        """The prefix that `shards` is, as `photos/`; an empty text when it is anything else."""
+        plain = isinstance(self.shards, str) and self.shards.endswith("/") and is_plain(self.shards[:-1])
+        return str(self.shards) if plain else ""
 
 
 class OutputSpec(Struct, frozen=True, forbid_unknown_fields=True):

@@ -133,6 +133,7 @@ class JobInput:
     pattern: OutputPattern
     memory_bytes: int  # that a worker may use
     node_of: Callable[[str], str | None]  # output name → id of the target that will hold it
+    prefixes: tuple[str, ...] = ()  # for each input the prefix that its spec is (`photos/`), or an empty text
 
     @property
     def shards(self) -> Sequence[InputShard]:

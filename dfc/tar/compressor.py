@@ -68,11 +68,17 @@ _KINDS: Final[dict[str, tuple[int, int, int, Callable[[int], Compressor]]]] = {
 }
 
 
+def level_range(kind: str) -> range:
+    """The levels that the library of a kind has."""
+    lowest, highest, _, _ = _KINDS[kind]
+    return range(lowest, highest + 1)
+
+
 def check_level(kind: str, level: int) -> None:
     """ValueError for a level that the library of a kind does not have."""
-    lowest, highest, _, _ = _KINDS[kind]
-    if not lowest <= level <= highest:
-        raise ValueError(f"{kind} has levels from {lowest} to {highest}, not {level}")
+    levels = level_range(kind)
+    if level not in levels:
+        raise ValueError(f"{kind} has levels from {levels[0]} to {levels[-1]}, not {level}")
 
 
 def open_compressor(kind: str, level: int | None = None) -> Compressor:

@@ -1,0 +1,209 @@
+"""What formats have in common: where they read from and write to, how samples are checked, and the error of broken files.
+
+Nothing that is read is trusted: every length is compared with what is left of the file, and with JOB_MEMBER_BYTES_MAX,
+before anything is allocated for it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
+from typing import Any, BinaryIO, Final, Protocol
+
+import msgspec
+
+from dfc.checksum import Buffer
+from dfc.errors import BadRequest, Conflict
+from dfc.jobs.samples import DataMember, SampleData
+from dfc.limits import JOB_MEMBER_BYTES_MAX, SAMPLE_RECORDS_MAX, TAR_MEMBER_NAME_BYTES_MAX
+from dfc.tar.samples import split_key
+
+KEY_FIELD: Final = "__key__"  # where a format has no place of its own for the key
+READ_BYTES: Final = 1 << 20  # of one read ahead
+_NAME_SHOWN: Final = 80
+
+
+class FormatError(Conflict):
+    """A file is broken, hostile or of a kind that is not read; the message names the file and, where known, the offset."""
+
+    code = "broken_input"
+
+    def __init__(self, file: str, problem: str, offset: int | None = None) -> None:
+        super().__init__(f"{file}: {problem}" + ("" if offset is None else f" at offset {offset}"))
+        self.offset = offset
+
+
+class ExtraMissing(BadRequest):
+    """A format needs a library that is not installed."""
+
+    code = "extra_missing"
+
+
+class Readable(Protocol):
+    """The stored bytes of an object; a `Source` of a job's store is one."""
+
+    size: int
+
+    def read_into(self, offset: int, buffer: memoryview) -> None: ...
+    def open(self) -> BinaryIO: ...
+
+
+class Sink(Protocol):
+    """Takes the next bytes, all of them."""
+
+    def write(self, data: Buffer) -> object: ...
+
+
+class SampleWriter(Protocol):
+    """Writes one file. `finish` ends it and leaves the sink open."""
+
+    def add(self, sample: SampleData) -> None: ...
+    def finish(self) -> None: ...
+
+
+def need(module: str, extra: str) -> None:
+    """ExtraMissing, naming what to install, when a library is not there."""
+    if find_spec(module) is None:
+        raise ExtraMissing(f"this format needs {module} on every node: pip install 'dfc[{extra}]'")
+
+
+class ByteReader:
+    """Reads a stream in order, exactly as much as is asked for. `at` is the offset of the next byte."""
+
+    def __init__(self, source: Readable, file: str) -> None:
+        self._stream = source.open()
+        self.size = source.size
+        self.file = file
+        self.at = 0
+
+    @property
+    def at_end(self) -> bool:
+        return self.at >= self.size
+
+    def take(self, count: int, what: str) -> bytes:
+        """The next `count` bytes. FormatError when the file ends before, or they are more than fit into memory."""
+        if count > self.size - self.at:
+            raise FormatError(self.file, f"the file ends inside of {what}, which has {count} bytes", self.at)
+        if count > JOB_MEMBER_BYTES_MAX:
+            raise FormatError(self.file, f"{what} of {count} bytes is too large to be changed in memory", self.at)
+        data = self._stream.read(count)
+        while len(data) < count:
+            more = self._stream.read(count - len(data))
+            if not more:
+                raise FormatError(self.file, f"the file ends inside of {what}", self.at + len(data))
+            data += more
+        self.at += count
+        return data
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class SeekableFile(io.RawIOBase):
+    """A `Readable` as a file with `seek`, for libraries that want one. `read_max` bounds what one read may ask for."""
+
+    def __init__(self, source: Readable, file: str, read_max: int = JOB_MEMBER_BYTES_MAX) -> None:
+        self._source, self._file, self._read_max = source, file, read_max
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        at = offset + (0, self._at, self._source.size)[whence]
+        if at < 0:
+            raise OSError("a place before the first byte")  # what libraries expect of a file
+        self._at = at
+        return at
+
+    def read(self, count: int | None = -1) -> bytes:
+        left = max(self._source.size - self._at, 0)
+        count = left if count is None or count < 0 else min(count, left)
+        if count > self._read_max:
+            raise FormatError(self._file, f"a piece of {count} bytes is more than is read at once", self._at)
+        buffer = bytearray(count)
+        self._source.read_into(self._at, memoryview(buffer))
+        self._at += count
+        return bytes(buffer)
+
+    def readinto(self, buffer: Buffer) -> int:  # type: ignore[override]
+        view = memoryview(buffer).cast("B")
+        data = self.read(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+
+def check_member_name(file: str, name: str, offset: int | None = None) -> None:
+    """FormatError for a name that cannot or must not be a tar member's: absolute, with `..` or NUL, too long."""
+    parts = name.split("/")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise FormatError(file, f"the name {name[:_NAME_SHOWN]!r} is no UTF-8", offset) from None
+    if not 0 < size <= TAR_MEMBER_NAME_BYTES_MAX or "\0" in name or name.startswith("/") or ".." in parts:
+        raise FormatError(file, f"{name[:_NAME_SHOWN]!r} cannot be the name of a member", offset)
+
+
+def sample_of(file: str, number: int, key: str, fields: Iterable[tuple[str, bytes]], offset: int | None = None) -> SampleData:
+    """A sample from what some other format holds: (extension as written, bytes) pairs in order.
+
+    FormatError when a tar of them would not give this sample back: a key with a dot in its last part, an extension with a
+    slash, an extension twice.
+    """
+    members: list[DataMember] = []
+    seen: set[str] = set()
+    for written, data in fields:
+        name, ext = f"{key}.{written}", written.lower()
+        check_member_name(file, name, offset)
+        if split_key(name) != (key, ext):
+            raise FormatError(file, f"{key[:_NAME_SHOWN]!r} with {written[:_NAME_SHOWN]!r} cannot be key and extension", offset)
+        if ext in seen or len(seen) >= SAMPLE_RECORDS_MAX:
+            problem = f"has {ext[:_NAME_SHOWN]!r} twice" if ext in seen else f"has more than {SAMPLE_RECORDS_MAX} fields"
+            raise FormatError(file, f"the sample {key[:_NAME_SHOWN]!r} {problem}", offset)
+        seen.add(ext)
+        members.append(DataMember(ext, name, data))
+    return SampleData(key, number, members)
+
+
+def key_without(file: str, number: int) -> str:
+    """A key for a sample of a file that has none: the file's name up to its first dot, and the ordinal."""
+    base = file.rpartition("/")[2].partition(".")[0] or "sample"
+    return f"{base}-{number:09d}"
+
+
+def pack_fields(sample: SampleData, **more: str) -> bytes:
+    """msgpack of {extension: bytes}, in the order of the members; `more` goes before. ValueError for a field of such a name."""
+    fields: dict[str, str | bytes] = dict(more)
+    for member in sample.members:
+        if member.ext in fields:
+            raise ValueError(f"the sample {sample.key!r} has a field {member.ext!r}")
+        fields[member.ext] = member.data
+    return msgspec.msgpack.encode(fields)
+
+
+_FIELDS: Final = msgspec.msgpack.Decoder(dict[str, Any])
+
+
+def unpack_fields(file: str, data: Buffer, offset: int) -> dict[str, bytes | str]:
+    """The inverse of `pack_fields`; FormatError for anything else than a map of texts to bytes or texts."""
+    try:
+        fields = _FIELDS.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(file, f"a record is no msgpack map of bytes ({str(error)[:100]})", offset) from None
+    if not all(isinstance(value, bytes | str) for value in fields.values()):
+        raise FormatError(file, "a record is a msgpack map of other things than bytes", offset)
+    return fields
+
+
+def fields_in_order(fields: Mapping[str, bytes | str]) -> Iterator[tuple[str, bytes]]:
+    """Pairs for `sample_of`; texts as UTF-8. The key, where it is among them, is left out."""
+    for name, value in fields.items():
+        if name != KEY_FIELD:
+            yield name, value.encode() if isinstance(value, str) else value
