@@ -12,11 +12,10 @@ from pathlib import Path
 
 from loadtest.bench.context import BUCKET, OBJECT_BYTES, RELAXED_BUCKET, Bench
 from loadtest.bench.curl import curl_get, curl_put
-from loadtest.bench.row import Row, alternated, median, median_ratio
+from loadtest.bench.row import Row, alternated, rate_ratio_row
 from loadtest.cluster import Cluster
 from loadtest.nginx import Nginx
 from loadtest.processes import ProcessFailed, run
-from loadtest.report import format_bytes
 from loadtest.scenarios import expect
 
 CURL_TRANSFERS = 4  # a sample of a single transfer is a tenth of a second: too short to be steady
@@ -32,7 +31,7 @@ def get_one(bench: Bench) -> list[Row]:
         lambda: curl_get([direct + path for path in paths], OBJECT_BYTES),
         lambda: curl_get([yardstick + path for path in paths], OBJECT_BYTES),
     )
-    return [_ratio_row("get1", "GET from a target, one curl", "nginx sendfile", ours, theirs, 0.95)]
+    return [rate_ratio_row("get1", "GET from a target, one curl", "nginx sendfile", ours, theirs, 0.95)]
 
 
 def get_eight(bench: Bench) -> list[Row]:
@@ -43,7 +42,9 @@ def get_eight(bench: Bench) -> list[Row]:
         lambda: _discard([direct + path for path in bench.objects]),
         lambda: _discard([yardstick + p for p in bench.objects]),
     )
-    return [_ratio_row("get8", "GET from a target, 8 streams discarded in the kernel", "nginx, 2 workers", ours, theirs, 1.2)]
+    return [
+        rate_ratio_row("get8", "GET from a target, 8 streams discarded in the kernel", "nginx, 2 workers", ours, theirs, 1.2)
+    ]
 
 
 def _discard(urls: list[str]) -> float:
@@ -64,7 +65,7 @@ def relay(bench: Bench) -> list[Row]:
         lambda: curl_get([proxy + path for path in paths], OBJECT_BYTES),
         lambda: curl_get([direct + path for path in paths], OBJECT_BYTES),
     )
-    return [_ratio_row("relay", "GET relayed by the proxy, one curl", "direct", ours, theirs, 0.5)]
+    return [rate_ratio_row("relay", "GET relayed by the proxy, one curl", "direct", ours, theirs, 0.5)]
 
 
 def put_relaxed(bench: Bench) -> list[Row]:
@@ -75,7 +76,7 @@ def put_relaxed(bench: Bench) -> list[Row]:
     def theirs() -> float:
         return _nginx_put(beside, bench.shard, f"relaxed-{next(names)}.tar", sync=False)
 
-    row = _ratio_row(
+    row = rate_ratio_row(
         "put-relaxed",
         "PUT relaxed, memory-backed, hash and tar index",
         "nginx DAV PUT",
@@ -92,7 +93,7 @@ def put_fsync(bench: Bench) -> list[Row]:
     names = itertools.count()
     beside = _settled(lambda: _nginx_put(bench.disk_nginx, bench.shard, f"fsync-{next(names)}.tar", sync=True))
     ours, theirs = _compare(bench, put, beside)
-    return [_ratio_row("put-fsync", "PUT fsync to the disk", "nginx DAV PUT + sync FILE", ours, theirs, 0.9)]
+    return [rate_ratio_row("put-fsync", "PUT fsync to the disk", "nginx DAV PUT + sync FILE", ours, theirs, 0.9)]
 
 
 def _compare(bench: Bench, ours: Callable[[], float], theirs: Callable[[], float]) -> tuple[list[float], list[float]]:
@@ -131,19 +132,3 @@ def _nginx_put(beside: Nginx, file: Path, name: str, *, sync: bool) -> float:
     rate = curl_put(file, f"{beside.url}/{name}", sync=stored if sync else None)
     stored.unlink()
     return rate
-
-
-def _ratio_row(
-    name: str, what: str, beside: str, ours: list[float], theirs: list[float], required: float, note: str = ""
-) -> Row:
-    return Row(
-        name=name,
-        what=what,
-        measured=f"{format_bytes(median(ours))}/s",
-        beside=f"{beside} {format_bytes(median(theirs))}/s",
-        reached=median_ratio(ours, theirs),
-        required=required,
-        unit="x",
-        note=note,
-        samples={"ours": ours, "theirs": theirs},
-    )

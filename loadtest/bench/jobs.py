@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from loadtest.bench.context import Bench
-from loadtest.bench.row import Row, alternated, median, median_ratio
+from loadtest.bench.row import Row, alternated, median, rate_ratio_row
 from loadtest.cluster import Cluster, cluster
 from loadtest.jobclient import run_job
 from loadtest.processes import ProcessFailed, descendants, find_program, memory_bytes, run
@@ -135,12 +135,12 @@ def reshuffle_large(bench: Bench) -> list[Row]:
         _reshuffle(dataset, 0)
         ours, theirs = alternated(pairs, lambda: _reshuffle(dataset, 1), lambda: _copy(dataset, where, sync=False))
         what = f"reshuffle {format_bytes(dataset.size)} of 100 kB samples, gather, relaxed, in memory"
-        rows = [_ratio("reshuffle-100k", what, "cp", ours, theirs, 0.5)]
+        rows = [rate_ratio_row("reshuffle-100k", what, "cp", ours, theirs, 0.5)]
         with _peak_of_workers(dataset.started) as peak:
             spill, gather = alternated(
                 max(2, pairs // 2), lambda: _reshuffle(dataset, 1, "spill"), lambda: _reshuffle(dataset, 1)
             )
-        rows.append(_ratio("reshuffle-spill", "the same by spill", "gather", spill, gather, 0.5))
+        rows.append(rate_ratio_row("reshuffle-spill", "the same by spill", "gather", spill, gather, 0.5))
         rows.append(_memory_row(peak[0]))
     return rows
 
@@ -154,7 +154,7 @@ def reshuffle_disk(bench: Bench) -> list[Row]:
             min(bench.pairs, PAIRS_MAX), lambda: _reshuffle(dataset, 1), lambda: _copy(dataset, where, sync=True)
         )
         what = f"reshuffle {format_bytes(dataset.size)} of 100 kB samples, gather, fsync, on disk"
-    return [_ratio("reshuffle-disk", what, "cp + sync", ours, theirs, 0.7)]
+    return [rate_ratio_row("reshuffle-disk", what, "cp + sync", ours, theirs, 0.7)]
 
 
 def reshuffle_small(bench: Bench) -> list[Row]:
@@ -164,9 +164,11 @@ def reshuffle_small(bench: Bench) -> list[Row]:
         _reshuffle(dataset, 0)
         ours, theirs = alternated(bench.pairs, lambda: _reshuffle(dataset, 1), lambda: _copy(dataset, where, sync=False))
         what = f"reshuffle {format_bytes(dataset.size)} of 10 kB samples, gather, relaxed, in memory"
-        rows = [_ratio("reshuffle-10k", what, "cp", ours, theirs, 0.25)]
+        rows = [rate_ratio_row("reshuffle-10k", what, "cp", ours, theirs, 0.25)]
         webdataset = [_webdataset(where) for _ in range(2)]
-        rows.append(_ratio("reshuffle-wds", "the same", "WebDataset read, shuffle, ShardWriter", ours[:2], webdataset, 10))
+        rows.append(
+            rate_ratio_row("reshuffle-wds", "the same", "WebDataset read, shuffle, ShardWriter", ours[:2], webdataset, 10)
+        )
     return rows
 
 
@@ -291,7 +293,7 @@ def convert(bench: Bench) -> list[Row]:
 
         ours()
         mine, other = alternated(bench.pairs, ours, theirs)
-    return [_ratio("convert-tgz", f"convert tar to tgz, a process (of {workers})", "gzip -6", mine, other, 3)]
+    return [rate_ratio_row("convert-tgz", f"convert tar to tgz, a process (of {workers})", "gzip -6", mine, other, 3)]
 
 
 def start(bench: Bench) -> list[Row]:
@@ -334,19 +336,6 @@ def _memory_row(peak: int) -> Row:
         raise ProcessFailed("no process of a worker was seen")
     measured = f"{peak / 1e6:.0f} MB"
     return Row("job-memory", "a worker's peak during these jobs", measured, "", peak / 1e6, 512, "MB", at_most=True)
-
-
-def _ratio(name: str, what: str, beside: str, ours: list[float], theirs: list[float], required: float) -> Row:
-    return Row(
-        name=name,
-        what=what,
-        measured=f"{format_bytes(median(ours))}/s",
-        beside=f"{beside} {format_bytes(median(theirs))}/s",
-        reached=median_ratio(ours, theirs),
-        required=required,
-        unit="x",
-        samples={"dfc_bytes_per_s": ours, "beside_bytes_per_s": theirs},
-    )
 
 
 def _seconds_row(name: str, what: str, seconds: list[float], limit: float) -> Row:

@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from loadtest.report import format_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -84,3 +86,20 @@ def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 median = statistics.median
+
+
+def rate_ratio_row(
+    name: str, what: str, beside: str, ours: list[float], theirs: list[float], required: float, note: str = ""
+) -> Row:
+    """A row of two rates in bytes a second, measured in pairs; `beside` says what the other one is."""
+    return Row(
+        name=name,
+        what=what,
+        measured=f"{format_bytes(median(ours))}/s",
+        beside=f"{beside} {format_bytes(median(theirs))}/s",
+        reached=median_ratio(ours, theirs),
+        required=required,
+        unit="x",
+        note=note,
+        samples={"ours": ours, "theirs": theirs},
+    )
