@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import msgspec
@@ -14,7 +15,8 @@ from dfc.http.answers import NDJSON, Answer, StreamAnswer, json_answer
 from dfc.http.common import page_limit
 from dfc.http.exchange import Exchange
 from dfc.limits import CLUSTER_MAP_BYTES_MAX, LIST_PAGE_MAX
-from dfc.placement.map import ClusterMap
+from dfc.names import is_hidden
+from dfc.placement.map import BucketEntry, ClusterMap
 from dfc.shards import Glob, Prefix, expand
 from dfc.storage.disk import Disk
 from dfc.storage.rows import ObjectRow
@@ -28,13 +30,62 @@ _log: Final = logging.getLogger("dfc.target")
 MSGPACK: Final = "application/msgpack"
 
 
+class ShardSelection:
+    """Finds the rows of this target that a shard spec stands for."""
+
+    def __init__(self, local: Local) -> None:
+        self._local = local
+        self._expanding = asyncio.Lock()  # a short spec may stand for a million names: one at a time in memory
+
+    @asynccontextmanager
+    async def rows(
+        self, bucket: BucketEntry, shards: str, *, anything: bool = False
+    ) -> AsyncIterator[Iterator[tuple[Disk, ObjectRow]]]:
+        """Named ones in their order, others by disk; with `anything` also objects without an index.
+
+        Raises BadShardSpec; for named ones ObjectNotFound, ObjectCorrupt and, unless `anything`, NotAShard.
+        """
+        async with self._expanding:
+            selection = await self._local.call(expand, shards)
+            if isinstance(selection, list):
+                named = await self._local.call(self._named, bucket, selection, anything)
+                del selection
+                yield iter(named)
+                return
+        yield self._matching(bucket.id, selection, anything)
+
+    def _named(self, bucket: BucketEntry, names: list[str], anything: bool) -> list[tuple[Disk, ObjectRow]]:
+        rows = []
+        for name in names:
+            disk = self._local.owned_disk(bucket.name, name)
+            if disk is None:
+                continue
+            row = disk.lookup(bucket.id, name)
+            if row.samples is None and not anything:
+                raise NotAShard(f"{name!r} has no tar index{': ' + row.warnings[0] if row.warnings else ''}")
+            rows.append((disk, row))
+        return rows
+
+    def _matching(self, bucket_id: str, selection: Glob | Prefix, anything: bool) -> Iterator[tuple[Disk, ObjectRow]]:
+        for disk in (self._local.disks[disk_id] for disk_id in sorted(self._local.disks)):
+            position = ""
+            while page := disk.list(bucket_id, prefix=selection.prefix, start_after=position, limit=LIST_PAGE_MAX):
+                position = page[-1].name
+                for row in page:
+                    indexed = row.samples is not None and index_kind(row.name) is not None
+                    if is_hidden(row.name, selection.prefix):
+                        continue
+                    if (indexed or anything) and selection.matches(row.name):
+                        yield disk, row
+
+
 class InternalRoutes:
     """Handlers of the node-to-node routes."""
 
-    def __init__(self, local: Local, scrubbers: dict[str, Scrubber]) -> None:
+    def __init__(self, local: Local, scrubbers: dict[str, Scrubber], selection: ShardSelection) -> None:
         self._local = local
         self._scrubbers = scrubbers
-        self._expanding = asyncio.Lock()  # a short spec may stand for a million names: one at a time in memory
+        self._selection = selection
 
     def _disks(self) -> list[Disk]:
         return [self._local.disks[disk_id] for disk_id in sorted(self._local.disks)]
@@ -88,34 +139,8 @@ class InternalRoutes:
         query = exchange.query_parameters(None)
         bucket = await self._local.bucket(query.get("bucket", ""))
         fields = query.get("fields", "")
-        async with self._expanding:
-            selection = await self._local.call(expand, query.get("shards", ""))
-            if isinstance(selection, list):
-                rows = await self._local.call(self._named, bucket.id, bucket.name, selection)
-                return StreamAnswer(200, self._keys(iter(rows), fields), [("Content-Type", NDJSON)])
-        found = self._matching(bucket.id, selection)
-        return StreamAnswer(200, self._keys(found, fields), [("Content-Type", NDJSON)])
-
-    def _named(self, bucket_id: str, bucket: str, names: list[str]) -> list[tuple[Disk, ObjectRow]]:
-        rows = []
-        for name in names:
-            disk = self._local.owned_disk(bucket, name)
-            if disk is None:
-                continue
-            row = disk.lookup(bucket_id, name)
-            if row.samples is None:
-                raise NotAShard(f"{name!r} has no tar index{': ' + row.warnings[0] if row.warnings else ''}")
-            rows.append((disk, row))
-        return rows
-
-    def _matching(self, bucket_id: str, selection: Glob | Prefix) -> Iterator[tuple[Disk, ObjectRow]]:
-        for disk in self._disks():
-            position = ""
-            while page := disk.list(bucket_id, prefix=selection.prefix, start_after=position, limit=LIST_PAGE_MAX):
-                position = page[-1].name
-                for row in page:
-                    if row.samples is not None and index_kind(row.name) is not None and selection.matches(row.name):
-                        yield disk, row
+        async with self._selection.rows(bucket, query.get("shards", "")) as rows:
+            return StreamAnswer(200, self._keys(rows, fields), [("Content-Type", NDJSON)])
 
     async def _keys(self, rows: Iterator[tuple[Disk, ObjectRow]], fields: str) -> AsyncIterator[bytes]:
         call = self._local.call

@@ -34,10 +34,12 @@ from dfc.storage.identity import read_identity
 from dfc.storage.rows import DiskOptions
 from dfc.storage.scrub import Scrubber
 from dfc.target.families import disk_families
-from dfc.target.internal import InternalRoutes
+from dfc.target.internal import InternalRoutes, ShardSelection
 from dfc.target.local import Local
 from dfc.target.members import MemberRoutes
 from dfc.target.objects import ObjectRoutes
+from dfc.target.sources import INDEX_QUERY, LOCATE_QUERY, SHARDS_QUERY, SourceRoutes
+from dfc.target.staging import STAGED_QUERY, StagingRoutes
 
 _log: Final = logging.getLogger("dfc.target")
 RESERVE_FRACTION: Final = 0.05  # the reserve is at most so much of a disk
@@ -65,7 +67,10 @@ class TargetNode:
         self._url = self._advertised = ""
 
     def _routes(self) -> list[Route]:
-        objects, internal = self._objects, InternalRoutes(self.local, self._scrubbers)
+        selection = ShardSelection(self.local)
+        objects, internal = self._objects, InternalRoutes(self.local, self._scrubbers, selection)
+        staging = StagingRoutes(self.local, objects.slots, self.settings.object_size_max_bytes)
+        sources = SourceRoutes(self.local, selection)
         here = dict.fromkeys(("GET", "PUT", "DELETE"), objects.object)
         away = objects.elsewhere
         named = dict.fromkeys(("GET", "PUT", "PATCH", "DELETE"), away)
@@ -78,12 +83,28 @@ class TargetNode:
             Route(
                 "/v1/node/samples", {"GET": internal.samples}, query=frozenset(("bucket", "shards", "fields")), internal=True
             ),
+            Route("/v1/node/staged", {"GET": staging.totals}, internal=True),
+            Route("/v1/node/staged/{job}", {"DELETE": staging.discard}, internal=True),
+            Route("/v1/node/staged/{job}/prepare", {"POST": staging.prepare}, internal=True),
+            Route("/v1/node/staged/{job}/publish", {"POST": staging.publish}, internal=True),
+            Route(
+                "/v1/node/staged/{job}/{bucket}/{object…}",
+                {"GET": staging.get, "PUT": staging.put},
+                query=STAGED_QUERY,
+                internal=True,
+            ),
+            Route("/v1/node/shards", {"GET": sources.shards}, query=SHARDS_QUERY, internal=True),
+            Route("/v1/node/locate", {"GET": sources.locate}, query=LOCATE_QUERY, internal=True),
+            Route("/v1/node/index", {"GET": sources.index}, query=INDEX_QUERY, internal=True),
             Route("/v1/node/map", {"POST": internal.take_map}, internal=True),
             Route("/v1/node/scrub", {"GET": internal.scrub_status, "POST": internal.start_scrub}, internal=True),
             Route("/v1/health", {"GET": self._health}),
             Route("/metrics", {"GET": self._metrics}),
             Route("/v1/cluster", {"GET": self._cluster}),
             Route("/v1/cluster/scrub", {"GET": away, "POST": away}),
+            Route("/v1/jobs", {"GET": away, "POST": away}, query=frozenset(("state", "limit", "token"))),
+            Route("/v1/jobs/{job}", {"GET": away, "DELETE": away}),
+            Route("/v1/jobs/{job}/events", {"GET": away}),
             Route("/v1/buckets", {"GET": away}),
             Route("/v1/buckets/{bucket}/objects", {"GET": away}, query=LISTING_QUERY),
             Route("/v1/buckets/{bucket}/samples", {"GET": away}, query=frozenset(("shards", "fields"))),

@@ -56,7 +56,7 @@ class ObjectRoutes:
         self._relay = relay
         self._members = members
         self._size_max = object_size_max_bytes
-        self._slots = Slots(DECOMPRESSED_PUT_WAIT_S)
+        self.slots = Slots(DECOMPRESSED_PUT_WAIT_S)
 
     async def web(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         path = parse_object_path(exchange.target_path)
@@ -139,13 +139,13 @@ class ObjectRoutes:
             # Asked before the body is read; decided inside the transaction.
             await self._local.call(_check_early, precondition, place, name)
         put = self._put_small if length is not None and length <= SMALL_BODY_BYTES else self._put_large
-        has_slot = await self._slots.take(index_kind(name))
+        has_slot = await self.slots.take(index_kind(name))
         try:
             result = await put(exchange, place, name, expected, precondition)
         finally:
             if has_slot:
-                self._slots.give()
-        return _put_answer(place.bucket, result)
+                self.slots.give()
+        return put_answer(place.bucket, result)
 
     def _precondition(self, exchange: Exchange, place: Place, name: str) -> Precondition:
         tags: list[str | None] = []
@@ -212,7 +212,8 @@ def _check_early(precondition: Precondition, place: Place, name: str) -> None:
         pass
 
 
-def _put_answer(bucket: BucketEntry, result: PutResult) -> Answer:
+def put_answer(bucket: BucketEntry, result: PutResult) -> Answer:
+    """What was stored: 201 when it is new, 200 when something was there."""
     row = result.row
     body = {
         "bucket": bucket.name,

@@ -1,0 +1,151 @@
+"""What jobs write: staged on the disk where the object would lie, read back by later tasks, published or discarded."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from typing import Any, Final
+
+from dfc.checksum import ExpectedChecksums
+from dfc.errors import JobCancelled, TooLarge, Unavailable
+from dfc.http.answers import Answer, FileAnswer, header_lines, json_answer
+from dfc.http.common import flag
+from dfc.http.conditions import is_not_modified, is_plain, requested_range
+from dfc.http.exchange import Exchange
+from dfc.names import ObjectPath, check_bucket_name, parse_object_path
+from dfc.storage.disk import Disk
+from dfc.storage.layout import check_job_id
+from dfc.storage.rows import Precondition, PutResult
+from dfc.storage.staged import StagedName
+from dfc.tar.index import index_kind
+from dfc.target.local import Local, Place
+from dfc.target.objects import put_answer
+from dfc.target.slots import Slots
+
+STAGED_QUERY: Final = frozenset(("temporary",))
+
+
+class StagingRoutes:
+    """Handlers of `/v1/node/staged…`. `slots` are those of uploads: an index of a compressed shard is made here too."""
+
+    def __init__(self, local: Local, slots: Slots, object_size_max_bytes: int) -> None:
+        self._local = local
+        self._slots = slots
+        self._size_max = object_size_max_bytes
+
+    async def put(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """Store a body as an output of a job. JobCancelled when the job has ended here."""
+        owner, path = _parse(exchange, parameters)
+        bucket = await self._local.bucket(path.bucket, create=True)
+        place = Place(bucket, self._own_disk(path))
+        length = exchange.declared_length
+        if length is not None and length > self._size_max:
+            raise TooLarge(f"an object has at most {self._size_max} bytes")
+        if await self._local.call(place.disk.staging.has_ended, owner.job):
+            raise JobCancelled(f"the job {owner.job} has ended here")
+        has_slot = await self._slots.take(index_kind(path.name))
+        try:
+            result = await self._store(exchange, place, path.name, owner)
+        finally:
+            if has_slot:
+                self._slots.give()
+        return put_answer(bucket, result)
+
+    async def _store(self, exchange: Exchange, place: Place, name: str, owner: StagedName) -> PutResult:
+        call = self._local.call
+        writer = await call(
+            place.disk.begin_put,
+            place.bucket.id,
+            name,
+            size=exchange.declared_length,
+            expected=ExpectedChecksums.from_headers(exchange.headers.get("X-DFC-Checksum"), None),
+            durability="relaxed" if owner.temporary else place.bucket.durability,
+            staged=owner,
+        )
+        try:
+            await exchange.receive(writer.write)
+            await call(writer.finish)
+            guard = self._local.commit_guard(place.bucket, name, place.disk)
+            return await asyncio.shield(call(writer.commit, Precondition(guard=guard)))
+        except BaseException:
+            with suppress(asyncio.CancelledError):
+                await asyncio.shield(call(writer.abort))
+            raise
+
+    async def get(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """The staged bytes, or a range of them."""
+        owner, path = _parse(exchange, parameters)
+        bucket = await self._local.bucket(path.bucket)
+        staging = self._own_disk(path).staging
+        entry = await self._local.call(staging.find, bucket.id, path.name, owner)
+        row = entry.row
+        lines = header_lines(
+            (("Content-Type", "application/octet-stream"), ("ETag", f'"{row.checksum}"'), ("Accept-Ranges", "bytes"))
+        )
+        start, stop, status = 0, row.size, 200
+        if not is_plain(exchange.headers):
+            if is_not_modified(exchange.headers, row.checksum, row.modified_us):
+                return Answer(304, b"", lines)
+            part = requested_range(exchange.headers, row.size, row.checksum, row.modified_us)
+            if part is not None:
+                start, stop, status = part.start, part.stop, 206
+                lines += f"Content-Range: bytes {start}-{stop - 1}/{row.size}\r\n"
+        return FileAnswer(status, await self._local.call(staging.open, entry), start, stop - start, lines)
+
+    # --- whole jobs, on every disk of this target
+
+    async def totals(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """What every job has staged here."""
+        found: dict[str, dict[str, Any]] = {}
+        now_us = time.time_ns() // 1000
+        for disk in self._disks():
+            for job, total in (await self._local.call(disk.staging.totals)).items():
+                entry = found.setdefault(job, {"objects": 0, "bytes": 0, "oldest_s": 0.0})
+                entry["objects"] += total.objects
+                entry["bytes"] += total.bytes
+                entry["oldest_s"] = max(entry["oldest_s"], (now_us - total.oldest_us) / 1e6)
+        return json_answer(found)
+
+    async def prepare(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """Everything that is to become an object: on the medium and sound, so that publishing cannot fail for its sake."""
+        job = check_job_id(parameters[0])
+        names = {bucket.id: bucket.name for bucket in self._local.map.buckets}
+        objects = []
+        for disk in self._disks():
+            for row in await self._local.call(disk.staging.prepare, job):
+                bucket = names.get(row.bucket_id, row.bucket_id)
+                objects.append({"bucket": bucket, "object": row.name, "size": row.size, "checksum": row.checksum})
+        return json_answer({"objects": objects})
+
+    async def publish(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """Make the outputs of a job visible: on each disk all at once."""
+        job = check_job_id(parameters[0])
+        done = await asyncio.gather(*(self._local.call(disk.staging.publish, job, self._is_open) for disk in self._disks()))
+        return json_answer({"objects": sum(each.objects for each in done), "bytes": sum(each.bytes for each in done)})
+
+    async def discard(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """Drop what a job has staged, and let it stage nothing more."""
+        job = check_job_id(parameters[0])
+        dropped = await asyncio.gather(*(self._local.call(disk.staging.discard, job) for disk in self._disks()))
+        return json_answer({"discarded": sum(dropped)})
+
+    def _is_open(self, bucket_id: str) -> bool:
+        return any(bucket.id == bucket_id and bucket.state == "active" for bucket in self._local.map.buckets)
+
+    def _disks(self) -> list[Disk]:
+        return [self._local.disks[disk_id] for disk_id in sorted(self._local.disks)]
+
+    def _own_disk(self, path: ObjectPath) -> Disk:
+        disk = self._local.owned_disk(path.bucket, path.name)
+        if disk is None:
+            raise Unavailable("this target does not hold the object by its map; the map may be changing")
+        return disk
+
+
+def _parse(exchange: Exchange, parameters: tuple[str, ...]) -> tuple[StagedName, ObjectPath]:
+    job, bucket, name = parameters
+    path = parse_object_path(f"/{bucket}/{name}")
+    check_bucket_name(path.bucket)
+    temporary = flag(exchange.query_parameters(STAGED_QUERY), "temporary") if exchange.raw_query else False
+    return StagedName(check_job_id(job), temporary), path
