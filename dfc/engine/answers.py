@@ -26,7 +26,7 @@ class _Failed(msgspec.Struct, frozen=True, tag="failed"):
     retryable: bool
 
 
-_DECODER: Final = msgspec.msgpack.Decoder(_Done | _Failed)
+_DECODER: Final[msgspec.msgpack.Decoder[_Done | _Failed]] = msgspec.msgpack.Decoder(_Done | _Failed)
 
 
 def encode_result(result: TaskResult) -> bytes:

@@ -1,0 +1,94 @@
+"""The surroundings of the processes that Dask runs in: its settings, a scratch directory, an end that leaves nothing behind."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NoReturn
+
+LOCK_NAME: Final = "lock"
+_PREFIX: Final = "DASK_"
+# Of the environment, since Dask's processes read it anew each. What a user has set for a Dask of their own is not for ours.
+_DASK: Final = {
+    "CONFIG": "/nonexistent",
+    "ROOT_CONFIG": "/nonexistent",
+    "LOGGING__DISTRIBUTED": "warning",
+    # A task whose worker dies is the service's to run again: only it knows how often that may be.
+    "DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0",
+    # Which worker runs what is decided by `dfc.engine.dispatch`.
+    "DISTRIBUTED__SCHEDULER__WORK_STEALING": "False",
+    "DISTRIBUTED__SCHEDULER__ACTIVE_MEMORY_MANAGER__START": "False",
+    # Its web servers cannot be left away; without routes they answer 404 on loopback.
+    "DISTRIBUTED__SCHEDULER__HTTP__ROUTES": "[]",
+    "DISTRIBUTED__WORKER__HTTP__ROUTES": "[]",
+    "DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
+    # Workers are forked from a process that has imported everything: the second one is up at once.
+    "DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "forkserver",
+}
+_THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # one task a process, one thread a task
+
+
+def dask_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a process that imports Dask, made from that of its parent."""
+    kept = {name: value for name, value in environment.items() if not name.startswith(_PREFIX)}
+    return kept | {_PREFIX + name: value for name, value in _DASK.items()} | dict.fromkeys(_THREADS, "1")
+
+
+def make_scratch(directory: str) -> str:
+    """A directory for this process and its children, also for `tempfile`; it goes with `end_group`, or, after a kill, when
+    the next process makes its own here."""
+    parent = Path(directory)
+    parent.mkdir(parents=True, exist_ok=True)
+    for old in parent.iterdir():
+        if old.is_dir() and _is_abandoned(old):
+            shutil.rmtree(old, ignore_errors=True)
+    scratch = tempfile.mkdtemp(prefix="run-", dir=parent)
+    descriptor = os.open(os.path.join(scratch, LOCK_NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # held, and the descriptor open, for the life of this process
+    os.environ["TMPDIR"] = tempfile.tempdir = scratch
+    return scratch
+
+
+def _is_abandoned(directory: Path) -> bool:
+    """Whether the process that made it is gone. One that is being made has no lock yet."""
+    try:
+        descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def take_pipes() -> tuple[int, int]:
+    """Standard input and output as descriptors of this process alone: its children, and `print`, get others."""
+    pipes = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return pipes
+
+
+def end_group(scratch: str) -> NoReturn:
+    """End this process and all that it has started, at once. There is nothing in them that must be kept: outputs that are not
+    complete are dropped by the targets."""
+    with suppress(OSError):
+        # From here no child may write: what they would leave behind could not be removed any more.
+        if os.getpgrp() == os.getpid():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            os.killpg(0, signal.SIGTERM)
+    shutil.rmtree(scratch, ignore_errors=True)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)

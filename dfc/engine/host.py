@@ -1,0 +1,237 @@
+"""`python -m dfc.engine.host`: the process in which a node's Dask lives, scheduler or client. Started by `dfc.engine.link`.
+
+It reads tasks from standard input, hands them to Dask, and writes answers to standard output (`dfc.engine.wire`). It ends,
+and all its children with it, when standard input does: when the node wants it, and when the node is dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from typing import Any, Final, NoReturn
+
+from dfc.engine.dispatch import Dispatcher, Waiting
+from dfc.engine.environment import end_group, make_scratch, take_pipes
+from dfc.engine.wire import TO_ENGINE, Begin, Cancel, Done, FromEngine, Lost, Run, Slots, frame, read_frame
+
+_log: Final = logging.getLogger("dfc.engine")
+CONNECT_S: Final = 60.0  # a scheduler that is being started again comes back within this time, and so do workers
+CONNECT_TRY_S: Final = 5.0
+LOOK_S: Final = 0.5  # workers that come and go are noticed this soon
+LOOKS_FAILED_MAX: Final = 3
+
+
+class Host:
+    """Everything happens in one event loop."""
+
+    def __init__(self, begin: Begin, scratch: str, output: int) -> None:
+        self._begin = begin
+        self._scratch = scratch
+        self._output = output
+        self._dispatcher = Dispatcher()
+        self._client: Any = None
+        self._futures: dict[int, Any] = {}
+        self._working: set[asyncio.Task[None]] = set()
+        self._slots = 0
+        self._workers_missed_s = 0.0
+
+    async def start(self) -> None:
+        """Have workers, or a connection to the scheduler; OSError when there is none after CONNECT_S."""
+        from distributed import Client
+
+        if self._begin.scheduler is None:
+            self._client = await Client(await self._local_cluster(), asynchronous=True)
+        else:
+            await self._connect()
+        await self._look()
+
+    async def _local_cluster(self) -> Any:
+        from distributed import LocalCluster
+        from distributed.utils import get_mp_context
+
+        # What the fork server imports, every worker has.
+        get_mp_context().set_forkserver_preload(["distributed", "distributed.nanny", "numpy", "dfc.engine.worker"])
+        return await LocalCluster(
+            n_workers=self._begin.workers,
+            threads_per_worker=1,
+            processes=True,
+            host="127.0.0.1",
+            dashboard_address=None,
+            scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
+            memory_limit=0,  # tasks keep to theirs; Dask holds nothing but small answers
+            local_directory=self._scratch,
+            silence_logs=logging.ERROR,
+            asynchronous=True,
+        )
+
+    async def _connect(self) -> None:
+        from distributed import Client
+
+        from dfc.engine.dask import security
+
+        assert self._begin.scheduler is not None
+        address = self._begin.scheduler.address
+        deadline = asyncio.get_running_loop().time() + CONNECT_S
+        while True:
+            try:
+                self._client = await Client(
+                    address,
+                    asynchronous=True,
+                    timeout=CONNECT_TRY_S,
+                    security=security(self._begin.scheduler),
+                    direct_to_workers=False,
+                )
+                return
+            except (OSError, TimeoutError) as error:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise OSError(f"the Dask scheduler at {address} cannot be reached: {error}") from None
+            await asyncio.sleep(LOOK_S)
+
+    async def run(self, reader: asyncio.StreamReader) -> None:
+        """Until the node closes the pipe. OSError when the scheduler is lost."""
+        done, _ = await asyncio.wait(
+            (asyncio.create_task(self._read(reader)), asyncio.create_task(self._live())), return_when=asyncio.FIRST_COMPLETED
+        )
+        for task in done:
+            task.result()
+
+    async def _live(self) -> None:
+        await self.start()
+        await self._keep_looking()
+
+    def lose_all(self, reason: str) -> None:
+        for number in self._dispatcher.drain():
+            self._say(Lost(number, reason))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        while (data := await read_frame(reader)) is not None:
+            message = TO_ENGINE.decode(data)
+            if isinstance(message, Run):
+                self._dispatcher.add(Waiting(message.number, message.task, message.near))
+                self._assign()
+            elif isinstance(message, Cancel):
+                self._cancel(message.number)
+
+    # --- tasks
+
+    def _assign(self) -> None:
+        for waiting in self._dispatcher.assign():
+            task = asyncio.create_task(self._work(waiting))
+            self._working.add(task)
+            task.add_done_callback(self._working.discard)
+
+    async def _work(self, waiting: Waiting) -> None:
+        """One task at one worker, from its submission to the answer."""
+        from distributed.scheduler import KilledWorker
+
+        from dfc.engine.worker import run_task
+
+        number = waiting.number
+        future = self._client.submit(
+            run_task,
+            waiting.task,
+            self._begin.settings,
+            key=f"task-{number}-{waiting.losses}",
+            workers=[waiting.worker],
+            allow_other_workers=True,
+            pure=False,
+        )
+        self._futures[number] = future
+        reason = None
+        try:
+            answer = await future
+        except KilledWorker:
+            if number in self._futures and not self._dispatcher.lost(number):
+                self._assign()
+                return
+            reason = "the worker process died under the task"
+        except Exception as error:  # Dask's own: a scheduler that went away, a worker that has another version of DFC
+            reason = f"{type(error).__name__}: {error}"
+        finally:
+            future.release()
+        if self._futures.get(number) is not future:
+            return  # cancelled meanwhile
+        del self._futures[number]
+        self._dispatcher.finished(number)
+        self._assign()
+        if reason is not None:
+            self._say(Lost(number, reason))
+        elif isinstance(answer, bytes):
+            self._say(Done(number, answer))
+        else:
+            self._say(Lost(number, f"a worker answered with {type(answer).__name__}"))
+
+    def _cancel(self, number: int) -> None:
+        self._dispatcher.finished(number)
+        future = self._futures.pop(number, None)
+        if future is not None:
+            cancelling = asyncio.ensure_future(future.cancel())
+            self._working.add(cancelling)
+            cancelling.add_done_callback(self._working.discard)
+        self._assign()
+
+    # --- workers
+
+    async def _keep_looking(self) -> None:
+        failed = 0
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await asyncio.wait_for(self._look(), CONNECT_TRY_S)
+                failed = 0
+            except (OSError, TimeoutError) as error:
+                failed += 1
+                if failed >= LOOKS_FAILED_MAX or self._client.status != "running":
+                    raise OSError(f"the Dask scheduler is gone: {error}") from None
+
+    async def _look(self) -> None:
+        """Learn which workers there are."""
+        found = (await self._client.scheduler.identity())["workers"]
+        names = {address: str(worker["name"]) for address, worker in found.items() if worker["status"] == "running"}
+        self._dispatcher.set_workers({address: name.rpartition("/")[0] for address, name in names.items()})
+        if len(names) != self._slots:
+            self._slots = len(names)
+            self._say(Slots(max(1, self._slots)))
+        if names or self._dispatcher.is_idle:
+            self._workers_missed_s = 0.0
+        else:
+            self._workers_missed_s += LOOK_S
+            if self._workers_missed_s > CONNECT_S:
+                raise OSError(f"no worker has come up for {CONNECT_S:.0f} s")
+        self._assign()
+
+    def _say(self, message: FromEngine) -> None:
+        data = frame(message)
+        try:
+            while data:  # a pipe that is full makes this wait; the node reads all the time
+                data = data[os.write(self._output, data) :]
+        except OSError:
+            end_group(self._scratch)
+
+
+async def main(input_pipe: int, output: int) -> NoReturn:
+    """Ends the process, too."""
+    reader = asyncio.StreamReader()
+    pipe = os.fdopen(input_pipe, "rb", 0)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    begun = await read_frame(reader)
+    if begun is None:
+        sys.exit(0)
+    begin = TO_ENGINE.decode(begun)
+    assert isinstance(begin, Begin)
+    scratch = make_scratch(begin.directory)
+    host = Host(begin, scratch, output)
+    try:
+        await host.run(reader)
+    except Exception as error:
+        _log.exception("the engine ends")
+        host.lose_all(f"the engine ended: {error or type(error).__name__}")
+    finally:
+        end_group(scratch)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    asyncio.run(main(*take_pipes()))

@@ -1,0 +1,140 @@
+"""The nodes as a worker sees them: the map, who owns what, and requests that are tried again while a node is away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from itertools import count
+from typing import Any, Final, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from dfc.engine.settings import WorkerSettings
+from dfc.errors import DfcError, Unavailable
+from dfc.http.blocking import ERROR_BODY_BYTES_MAX, Answer, Transport, Upload
+from dfc.http.problems import error_from_answer, is_worth_retrying, retry_after_s
+from dfc.http.retry import Cancellation, RetryPolicy
+from dfc.limits import CLUSTER_MAP_BYTES_MAX
+from dfc.placement.map import ClusterMap, NodeEntry
+
+T = TypeVar("T")
+STALL_S: Final = 120.0  # a node that hashes, syncs or decompresses sends nothing meanwhile
+
+
+class Nodes:
+    """For one thread. `check` is called between tries: it raises when there is no more use in trying."""
+
+    def __init__(self, settings: WorkerSettings, check: Callable[[], None] = lambda: None) -> None:
+        self._proxy_url = settings.proxy_url
+        self._headers = {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
+        self._transport = Transport(Cancellation(), STALL_S)
+        self._map: ClusterMap | None = None
+        self.policy = RetryPolicy()
+        self.check = check
+
+    def close(self) -> None:
+        self._transport.close()
+
+    # --- the map
+
+    def map(self) -> ClusterMap:
+        """The map, fetched when there is none or a request failed."""
+        if self._map is None:
+            with self._request("GET", f"{self._proxy_url}/v1/cluster", {}) as answer:
+                self._map = ClusterMap.decode(answer.read_all(CLUSTER_MAP_BYTES_MAX))
+        return self._map
+
+    def refresh(self) -> None:
+        """Fetch the map before it is used again."""
+        self._map = None
+
+    def owner(self, bucket: str, name: str) -> NodeEntry:
+        """The target that holds an object, or is to; Unavailable while it is down."""
+        owner = self.map().owner(bucket, name)
+        if owner is None or owner.node.state != "up":
+            raise Unavailable(f"the target that holds {bucket}/{name} is down")
+        return owner.node
+
+    # --- requests
+
+    def retrying(self, attempt: Callable[[], T]) -> T:
+        """What the attempt gives; while it fails as it would when a node restarts, again after a while, with a new map."""
+        for number in count():
+            try:
+                return attempt()
+            except DfcError as error:
+                if not is_worth_retrying(error) or number >= self.policy.retries:
+                    raise
+                delay_s = self.policy.delay_s(number, retry_after_s(error))
+            self.check()
+            time.sleep(delay_s)
+            self.refresh()
+        raise AssertionError("counting does not end")
+
+    def get(self, url: str, headers: Mapping[str, str] | None = None) -> Answer:
+        """One try of a GET of a node; its error as `dfc.errors`."""
+        return self._request("GET", url, headers or {})
+
+    def post(self, url: str, body: bytes) -> Answer:
+        """One try of a POST of JSON."""
+        return self._request("POST", url, {"Content-Type": "application/json"}, _Bytes(body))
+
+    def ask(self, find_url: Callable[[], str], limit: int = ERROR_BODY_BYTES_MAX) -> Any:
+        """The decoded answer to a small GET, with retries; the URL is found anew for each."""
+
+        def attempt() -> Any:
+            with self.get(find_url()) as answer:
+                packed = (answer.headers.get("Content-Type") or "").startswith("application/msgpack")
+                body = answer.read_all(limit)
+            return msgspec.msgpack.decode(body) if packed else msgspec.json.decode(body)
+
+        return self.retrying(attempt)
+
+    def ask_proxy(self, path: str) -> None:
+        """One try of a GET whose answer does not matter."""
+        self.get(f"{self._proxy_url}{path}").close()
+
+    def begin_put(self, url: str, size: int | None) -> Upload:
+        """Begin a PUT whose body comes piece by piece."""
+        return self._transport.begin("PUT", url, self._headers, size)
+
+    def put(self, url: str, body: bytes) -> bytes:
+        """A small PUT; the body of the answer."""
+        with self._request("PUT", url, {}, _Bytes(body)) as answer:
+            return answer.read_all(ERROR_BODY_BYTES_MAX)
+
+    def _request(self, method: str, url: str, headers: Mapping[str, str], body: _Bytes | None = None) -> Answer:
+        answer = self._transport.request(method, url, {**self._headers, **headers}, body)
+        if answer.status < 300:
+            return answer
+        raise error_of(answer, f"{method} {url}")
+
+
+class _Bytes:
+    """A body in memory."""
+
+    replayable = True
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.size: int | None = len(data)
+
+    def chunks(self) -> Any:
+        if self._data:
+            yield self._data
+
+
+def error_of(answer: Answer, what: str) -> DfcError:
+    """The error that an answer stands for."""
+    return error_from_answer(answer.status, answer.headers, answer.read_all(ERROR_BODY_BYTES_MAX), what)
+
+
+def staged_path(job: str, bucket: str, name: str, temporary: bool) -> str:
+    """Path and query of a staged object at its owner."""
+    return f"/v1/node/staged/{job}/{bucket}/{quote(name)}" + ("?temporary=1" if temporary else "")
+
+
+def query(**fields: str) -> str:
+    """A query string of the fields that are not empty."""
+    return urlencode([(name, value) for name, value in fields.items() if value], quote_via=quote)

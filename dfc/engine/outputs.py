@@ -1,0 +1,150 @@
+"""An output of a task: one PUT to the staging route of the target that will own the object, sent while it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from dfc.checksum import Buffer
+from dfc.engine.nodes import Nodes, error_of
+from dfc.engine.throttle import Throttle
+from dfc.errors import LengthMismatch, Unavailable
+from dfc.http.blocking import ERROR_BODY_BYTES_MAX, Upload
+from dfc.limits import KIB, MIB
+
+# Up to here an output is kept back: it can then be sent again when its target is away for a moment, its length is known, and a
+# task that makes its first bytes slowly holds no connection meanwhile.
+KEPT_BYTES: Final = 1 * MIB
+SEND_BYTES: Final = 256 * KIB  # smaller pieces cost more in system calls than in copying
+
+
+class Written(msgspec.Struct, frozen=True):
+    """What the owner has received; `checksum` is the xxh3-128, hashed there."""
+
+    size: int
+    checksum: str
+
+
+class StagedOutput:
+    """`find_url` gives the owner's route. After any error nothing of it is left but an entry that the job's end removes."""
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        label: str,
+        find_url: Callable[[], str],
+        size: int | None,
+        throttle: Throttle,
+        check: Callable[[], None],
+        forget: Callable[[StagedOutput], None],
+    ) -> None:
+        self._nodes = nodes
+        self._label = label
+        self._find_url = find_url
+        self._size = size
+        self._throttle = throttle
+        self._check = check
+        self._forget = forget
+        self._upload: Upload | None = None
+        self._kept = bytearray()
+        self._count = 0
+        self._ended = False
+
+    def write(self, data: Buffer) -> None:
+        view = memoryview(data).cast("B")
+        self._grow(len(view))
+        if len(view) >= SEND_BYTES:
+            self._flush()
+            self._send(view)
+            return
+        self._kept += view
+        if len(self._kept) >= (KEPT_BYTES if self._upload is None else SEND_BYTES):
+            self._flush()
+
+    def send(self, file: int, offset: int, count: int) -> None:
+        self._grow(count)
+        self._flush()
+        upload = self._begun()
+        self._throttle.take(count)
+        self._watched(upload, lambda: upload.send_file(file, offset, count))
+
+    def commit(self) -> Written:
+        if self._ended:
+            raise ValueError(f"{self._label} has been ended already")
+        if self._size not in (None, self._count):
+            self.abort()
+            raise LengthMismatch(f"{self._label}: {self._size} bytes were announced, {self._count} written")
+        try:
+            body = self._finish()
+            written = msgspec.json.decode(body, type=Written)
+        except msgspec.MsgspecError:
+            raise Unavailable(f"{self._label}: its target answered with something else than expected") from None
+        finally:
+            self.abort()
+        if written.size != self._count:
+            raise Unavailable(f"{self._label}: its target has {written.size} bytes instead of {self._count}")
+        return written
+
+    def abort(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._kept = bytearray()
+            self._forget(self)
+            if self._upload is not None:
+                self._upload.abort()
+
+    def _finish(self) -> bytes:
+        if self._upload is None:
+            body = bytes(self._kept)
+            self._throttle.take(len(body))
+            return self._nodes.retrying(lambda: self._nodes.put(self._find_url(), body))
+        self._flush()
+        upload, self._upload = self._upload, None
+        with upload.finish() as answer:
+            if answer.status >= 300:
+                raise error_of(answer, f"PUT {self._label}")
+            return answer.read_all(ERROR_BODY_BYTES_MAX)
+
+    def _grow(self, count: int) -> None:
+        if self._ended:
+            raise ValueError(f"{self._label} has been ended already")
+        self._check()
+        self._count += count
+        if self._size is not None and self._count > self._size:
+            self.abort()
+            raise LengthMismatch(f"{self._label}: {self._size} bytes were announced, and more are written")
+
+    def _flush(self) -> None:
+        if self._kept:
+            kept, self._kept = self._kept, bytearray()
+            self._send(memoryview(kept))
+
+    def _send(self, view: memoryview) -> None:
+        upload = self._begun()
+        self._throttle.take(len(view))
+        self._watched(upload, lambda: upload.send(view))
+
+    def _watched(self, upload: Upload, send: Callable[[], bool]) -> None:
+        """An answer that comes before the end says why the target wants no more."""
+        if send():
+            return
+        try:
+            with upload.finish() as answer:
+                raise error_of(answer, f"PUT {self._label}")
+        finally:
+            self.abort()
+
+    def _begun(self) -> Upload:
+        """The upload; begun with retries, since nothing of the body has gone out yet."""
+        if self._upload is None:
+            self._upload = self._nodes.retrying(self._begin)
+        return self._upload
+
+    def _begin(self) -> Upload:
+        upload = self._nodes.begin_put(self._find_url(), self._size)
+        if upload.wanted:
+            return upload
+        with upload.finish() as answer:
+            raise error_of(answer, f"PUT {self._label}")

@@ -1,0 +1,212 @@
+"""Open shards and indexes of one worker, kept from task to task: a job that gathers reads each of its shards many times."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from dfc.engine.nodes import Nodes, query
+from dfc.errors import NotFound, PreconditionFailed, Unavailable
+from dfc.jobs.store import InputChanged
+from dfc.jobs.tasks import InputShard
+from dfc.limits import GIB, MIB
+from dfc.storage.layout import FOOTER_BYTES_MAX, Footer, FooterDamaged, decode_footer
+from dfc.tar.header import TarError
+from dfc.tar.index_reader import ShardIndex
+
+T = TypeVar("T")
+OPEN_FILES_MAX: Final = 512  # below the 1,024 descriptors that a process has where nobody raised it
+OPEN_INDEXES_MAX: Final = 4096  # mapped files; their pages are the page cache's
+FETCHED_BYTES_MAX: Final = 1 * GIB  # of copies of indexes of other machines, in the scratch directory
+COPY_BYTES: Final = 1 * MIB
+
+
+class Located(msgspec.Struct, frozen=True):
+    """Where a target of this machine keeps an object."""
+
+    path: str
+    size: int
+    version: str
+    index_path: str | None = None
+
+
+class Kept(Generic[T]):
+    """The values used last, as many as weigh `limit` together."""
+
+    def __init__(self, limit: int, drop: Callable[[T], None] = lambda _: None) -> None:
+        self._limit = limit
+        self._drop = drop
+        self._values: OrderedDict[Any, tuple[T, int]] = OrderedDict()
+        self._weight = 0
+
+    def get(self, key: Any) -> T | None:
+        found = self._values.get(key)
+        if found is None:
+            return None
+        self._values.move_to_end(key)
+        return found[0]
+
+    def put(self, key: Any, value: T, weight: int = 1) -> T:
+        self._values[key] = (value, weight)
+        self._weight += weight
+        while self._weight > self._limit and len(self._values) > 1:
+            _, (old, its_weight) = self._values.popitem(last=False)
+            self._weight -= its_weight
+            self._drop(old)
+        return value
+
+    def clear(self) -> None:
+        for value, _ in self._values.values():
+            self._drop(value)
+        self._values.clear()
+        self._weight = 0
+
+
+@dataclass(slots=True)
+class OpenFile:
+    """A descriptor of a blob; closed when the cache has dropped it and no source uses it any more."""
+
+    descriptor: int
+    size: int
+
+    def __del__(self) -> None:
+        with suppress(OSError):
+            os.close(self.descriptor)
+
+
+class OpenShards:
+    """Values that a cache drops live on as long as a task uses them: descriptors and maps end with their last reference."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        self._located: Kept[Located] = Kept(OPEN_INDEXES_MAX)
+        self._files: Kept[OpenFile] = Kept(OPEN_FILES_MAX)
+        self._indexes: Kept[ShardIndex] = Kept(OPEN_INDEXES_MAX)
+        self._fetched: Kept[ShardIndex] = Kept(FETCHED_BYTES_MAX)
+        self._far: set[str] = set()  # ids of targets whose files cannot be opened here
+
+    def close(self) -> None:
+        for kept in (self._located, self._files, self._indexes, self._fetched):
+            kept.clear()
+
+    def file(self, shard: InputShard) -> OpenFile | None:
+        """The blob of a shard, when it lies on this machine. InputChanged."""
+        key = (shard.bucket, shard.name, shard.version)
+        found = self._files.get(key)
+        if found is not None:
+            return found
+        located = self._locate(shard)
+        if located is None:
+            return None
+        opened = open_blob(located.path)
+        if opened is None:
+            self._far.add(shard.node)
+            return None
+        descriptor, footer = opened
+        file = OpenFile(descriptor, footer.size)
+        if (footer.name, footer.version, footer.size, footer.checksum) != (
+            shard.name,
+            shard.version,
+            shard.size,
+            shard.checksum,
+        ):
+            return None  # not what the target told: its own answer to a GET decides
+        return self._files.put(key, file)
+
+    def temporary(self, job: str, bucket: str, name: str) -> OpenFile | None:
+        """A temporary object of the job, when it lies on this machine. Kept only by the caller: it is read once or twice."""
+        node = self._nodes.owner(bucket, name)
+        if node.id in self._far:
+            return None
+        path = "/v1/node/locate?" + query(bucket=bucket, object=name, job=job, temporary="1")
+        found = self._nodes.ask(lambda: self._nodes.owner(bucket, name).url + path)
+        located = msgspec.convert(found, Located)
+        opened = open_blob(located.path)
+        if opened is None:
+            self._far.add(node.id)
+            return None
+        file = OpenFile(opened[0], opened[1].size)
+        return file if (opened[1].version, file.size) == (located.version, located.size) else None
+
+    def index(self, shard: InputShard) -> ShardIndex:
+        """The index of a shard: that of the target itself, or a copy."""
+        key = (shard.bucket, shard.name, shard.version)
+        found = self._indexes.get(key) or self._fetched.get(key)
+        if found is not None:
+            return found
+        located = self._locate(shard)
+        if located is not None and located.index_path:
+            try:
+                index = ShardIndex.open(located.index_path)
+            except (OSError, TarError):
+                pass  # on another machine, or being built anew: the target sends it
+            else:
+                if (index.version, index.checksum) == (shard.version, shard.checksum):
+                    return self._indexes.put(key, index)
+        index, size = self._fetch_index(shard)
+        if (index.version, index.checksum) != (shard.version, shard.checksum):
+            raise InputChanged(f"{shard.label} was replaced while the job ran")
+        return self._fetched.put(key, index, size)
+
+    def _fetch_index(self, shard: InputShard) -> tuple[ShardIndex, int]:
+        path = "/v1/node/index?" + query(bucket=shard.bucket, object=shard.name, version=shard.version)
+
+        def attempt() -> tuple[ShardIndex, int]:
+            with tempfile.TemporaryFile() as file, self._get(shard, path) as answer:
+                buffer = memoryview(bytearray(COPY_BYTES))
+                while count := answer.readinto(buffer):
+                    file.write(buffer[:count])
+                file.flush()
+                try:
+                    return ShardIndex.open(file.fileno()), file.tell()
+                except TarError as error:
+                    raise Unavailable(f"the index of {shard.label} arrived damaged: {error}") from None
+
+        return self._nodes.retrying(attempt)
+
+    def _locate(self, shard: InputShard) -> Located | None:
+        """Where the owner keeps the shard; None when it is known to be on another machine."""
+        if shard.node in self._far:
+            return None
+        key = (shard.bucket, shard.name, shard.version)
+        found = self._located.get(key)
+        if found is None:
+            path = "/v1/node/locate?" + query(bucket=shard.bucket, object=shard.name, version=shard.version)
+
+            def attempt() -> Located:
+                with self._get(shard, path) as answer:
+                    return msgspec.json.decode(answer.read_all(COPY_BYTES), type=Located)
+
+            found = self._located.put(key, self._nodes.retrying(attempt))
+        return found
+
+    def _get(self, shard: InputShard, path: str) -> Any:
+        try:
+            return self._nodes.get(self._nodes.owner(shard.bucket, shard.name).url + path)
+        except (PreconditionFailed, NotFound) as error:
+            raise InputChanged(f"{shard.label} was replaced or deleted while the job ran: {error.message}") from None
+
+
+def open_blob(path: str) -> tuple[int, Footer] | None:
+    """A descriptor of a blob, the caller's, and what its footer says; None when this process cannot read it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        length = os.fstat(descriptor).st_size
+        start = max(0, length - FOOTER_BYTES_MAX)
+        footer = decode_footer(os.pread(descriptor, length - start, start))
+        if footer.size + footer.footer_bytes <= length:
+            return descriptor, footer
+    except (OSError, FooterDamaged, UnicodeDecodeError):
+        pass
+    os.close(descriptor)
+    return None

@@ -1,0 +1,154 @@
+"""The `Store` of a worker: what a task sees of the cluster (`dfc.jobs.store`), over local files first and HTTP else."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from dfc.engine.nodes import Nodes, staged_path
+from dfc.engine.outputs import StagedOutput
+from dfc.engine.settings import WorkerSettings
+from dfc.engine.shards import OpenFile, OpenShards
+from dfc.engine.sources import FileSource, Origin, RemoteSource
+from dfc.engine.throttle import Throttle
+from dfc.errors import Conflict, DfcError, JobCancelled, NotAShard, NotFound
+from dfc.jobs.store import Source
+from dfc.jobs.tasks import InputShard, Task
+from dfc.names import object_path
+from dfc.tar.index_reader import ShardIndex
+
+CHECK_S: Final = 2.0  # a cancelled job's tasks end this soon
+
+
+class Workshop:
+    """What a worker keeps between tasks: connections, the map, open shards and indexes."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self.settings = settings
+        self.nodes = Nodes(settings)
+        self.shards = OpenShards(self.nodes)
+        self.throttle = Throttle(settings.io_bytes_per_s)
+        self._job = ""
+
+    @contextmanager
+    def store(self, task: Task) -> Iterator[JobStore]:
+        """The store of one task; outputs that it leaves open are aborted."""
+        if task.job != self._job:
+            self.shards.close()
+            self._job = task.job
+        store = JobStore(self, task)
+        self.nodes.check = store.check
+        try:
+            yield store
+        finally:
+            store.close()
+
+    def close(self) -> None:
+        self.shards.close()
+        self.nodes.close()
+
+
+class JobStore:
+    """Implements `dfc.jobs.store.Store` for one task."""
+
+    def __init__(self, workshop: Workshop, task: Task) -> None:
+        self.memory_bytes = workshop.settings.memory_bytes
+        self._nodes = workshop.nodes
+        self._shards = workshop.shards
+        self._throttle = workshop.throttle
+        self._job = task.job
+        self._bucket = task.output_bucket
+        self._outputs: set[StagedOutput] = set()
+        self._checked_s = float("-inf")
+
+    # --- reading
+
+    def open(self, shard: InputShard) -> Source:
+        self.check()
+        file = self._shards.file(shard)
+        if file is not None:
+            return _Holding(file, shard.label, self._throttle)
+        path = f"/v1/objects{object_path(shard.bucket, shard.name)}"
+        origin = Origin(shard.label, lambda: self._nodes.owner(shard.bucket, shard.name).url + path, shard.checksum)
+        return RemoteSource(self._nodes, origin, shard.size, self._throttle)
+
+    def index(self, shard: InputShard) -> ShardIndex:
+        self.check()
+        if not shard.is_indexed:
+            raise NotAShard(f"{shard.label} has no tar index")
+        return self._shards.index(shard)
+
+    def open_temporary(self, name: str) -> Source:
+        self.check()
+        file = self._shards.temporary(self._job, self._bucket, name)
+        if file is not None:
+            return _Holding(file, name, self._throttle)
+        path = staged_path(self._job, self._bucket, name, True)
+        origin = Origin(name, lambda: self._nodes.owner(self._bucket, name).url + path, "")
+        return RemoteSource(self._nodes, origin, self._size_of(origin), self._throttle)
+
+    def _size_of(self, origin: Origin) -> int:
+        def attempt() -> int:
+            with self._nodes.get(origin.find_url(), {"Range": "bytes=0-0"}) as answer:
+                total = (answer.headers.get("Content-Range") or "").rpartition("/")[2]
+                return int(total) if total.isdigit() else answer.length or 0
+
+        return self._nodes.retrying(attempt)
+
+    # --- writing
+
+    def create(self, name: str, size: int | None = None) -> StagedOutput:
+        return self._create(name, size, temporary=False)
+
+    def create_temporary(self, name: str, size: int | None = None) -> StagedOutput:
+        return self._create(name, size, temporary=True)
+
+    def _create(self, name: str, size: int | None, *, temporary: bool) -> StagedOutput:
+        self.check()
+        path = staged_path(self._job, self._bucket, name, temporary)
+        output = StagedOutput(
+            self._nodes,
+            name,
+            lambda: self._nodes.owner(self._bucket, name).url + path,
+            size,
+            self._throttle,
+            self.check,
+            self._outputs.discard,
+        )
+        self._outputs.add(output)
+        return output
+
+    # --- around
+
+    @contextmanager
+    def scratch(self) -> Iterator[str]:
+        with tempfile.TemporaryDirectory(prefix="task-") as directory:
+            yield directory
+
+    def check(self) -> None:
+        now = time.monotonic()
+        if now - self._checked_s < CHECK_S:
+            return
+        self._checked_s = now
+        try:
+            self._nodes.ask_proxy(f"/v1/node/jobs/{self._job}")
+        except (NotFound, Conflict):
+            raise JobCancelled(f"the job {self._job} has ended") from None
+        except DfcError:
+            pass  # a proxy that is away for a moment has cancelled nothing
+
+    def close(self) -> None:
+        """Abort what was not committed."""
+        for output in list(self._outputs):
+            output.abort()
+
+
+class _Holding(FileSource):
+    """A source that keeps its file open even when the cache drops it meanwhile."""
+
+    def __init__(self, file: OpenFile, label: str, throttle: Throttle) -> None:
+        super().__init__(file.descriptor, file.size, label, throttle)
+        self._file = file

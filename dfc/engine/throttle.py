@@ -1,0 +1,34 @@
+"""A speed limit for the bulk bytes of one worker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+BURST_S: Final = 0.25  # what was not used is kept for so long
+
+
+class Throttle:
+    """Lets `bytes_per_s` pass; 0: all."""
+
+    def __init__(
+        self,
+        bytes_per_s: int,
+        now_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._rate = bytes_per_s
+        self._now_s = now_s
+        self._sleep = sleep
+        self._free_s = 0.0  # when what was taken so far has been paid for
+
+    def take(self, count: int) -> None:
+        """Wait until so many bytes may be moved."""
+        if self._rate == 0:
+            return
+        now = self._now_s()
+        begin = max(self._free_s, now - BURST_S)
+        self._free_s = begin + count / self._rate
+        if self._free_s > now:
+            self._sleep(self._free_s - now)

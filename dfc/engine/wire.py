@@ -1,0 +1,86 @@
+"""What a node and its engine process say to each other over a pair of pipes: msgpack in frames of a 4-byte length. Pure.
+
+node → engine: `Begin` once, then `Run` and `Cancel`; the end of the pipe means that the node is gone.
+engine → node: `Slots` whenever the number of workers changes, `Done` or `Lost` for each `Run` that was not cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import msgspec
+
+FRAME_BYTES_MAX: Final = 64 << 20  # payloads are kilobytes; what is larger goes through temporary objects
+_LENGTH_BYTES: Final = 4
+
+
+class SchedulerAddress(msgspec.Struct, frozen=True):
+    """A Dask scheduler, `tls://HOST:PORT` or `tcp://` on loopback; the files are PEM and empty for `tcp`."""
+
+    address: str
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin"):
+    """`scheduler` None: run one with `workers` processes. `settings` go to the worker with every task, as they are."""
+
+    directory: str
+    workers: int
+    settings: bytes = b""
+    scheduler: SchedulerAddress | None = None
+    name: str = ""  # of the node, for workers beside a target
+    host: str = ""  # that those listen on; empty: chosen by the route to the scheduler
+
+
+class Run(msgspec.Struct, frozen=True, tag="run"):
+    """One task; `number` is the node's own."""
+
+    number: int
+    task: bytes
+    near: str | None
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    number: int
+
+
+class Slots(msgspec.Struct, frozen=True, tag="slots"):
+    count: int
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """`answer` as `dfc.engine.answers` has made it on the worker."""
+
+    number: int
+    answer: bytes
+
+
+class Lost(msgspec.Struct, frozen=True, tag="lost"):
+    number: int
+    reason: str
+
+
+ToEngine = Begin | Run | Cancel
+FromEngine = Slots | Done | Lost
+TO_ENGINE: Final = msgspec.msgpack.Decoder(Begin | Run | Cancel)
+FROM_ENGINE: Final = msgspec.msgpack.Decoder(Slots | Done | Lost)
+
+
+def frame(message: ToEngine | FromEngine) -> bytes:
+    """The bytes of one message. ValueError when it is too large."""
+    data = msgspec.msgpack.encode(message)
+    if len(data) > FRAME_BYTES_MAX:
+        raise ValueError(f"a message of {len(data)} bytes to or from the engine")
+    return len(data).to_bytes(_LENGTH_BYTES, "big") + data
+
+
+async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
+    """The next message, encoded; None at the end of the pipe."""
+    try:
+        size = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
+        return await reader.readexactly(size)
+    except (asyncio.IncompleteReadError, OSError):
+        return None
