@@ -1,0 +1,35 @@
+"""The same samples in the same order, in shards of another size; also one huge archive into shards."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dfc.jobs.arrangement import Arrangement, Section
+from dfc.jobs.corpus import corpus
+from dfc.jobs.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
+from dfc.jobs.orders import Stride
+from dfc.jobs.pattern import OutputPattern
+from dfc.jobs.tasks import JobInput, Results, Stage
+
+
+class Options(OrderOptions, frozen=True, kw_only=True):
+    """Without a size, each input becomes one canonical output."""
+
+
+def check(options: Options, pattern: OutputPattern) -> None:
+    """BadRequest for sizes that contradict and for a pattern without a number."""
+    check_order(options, pattern)
+
+
+def plan(job: JobInput) -> list[Stage]:
+    """The stages; BadRequest for gathering from compressed shards that are cut anew."""
+
+    def arrange(results: Results) -> Arrangement:
+        parts = corpus(job, results)
+        counts = [part.shard.samples for part in parts]
+        return Arrangement(parts, Stride(0, 1, sum(counts)), [Section("", 0, counts)])
+
+    return Ordered(job, arrange, follows=True).stages()
+
+
+FUNCTIONS: Final = ORDER_FUNCTIONS

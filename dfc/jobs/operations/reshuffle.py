@@ -1,0 +1,44 @@
+"""All samples, globally permuted by a seed, into new shards."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dfc.jobs.arrangement import Arrangement, Section
+from dfc.jobs.corpus import corpus
+from dfc.jobs.options import Seed
+from dfc.jobs.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
+from dfc.jobs.orders import Shuffle
+from dfc.jobs.pattern import OutputPattern
+from dfc.jobs.tasks import JobInput, Results, Stage
+
+
+class Options(OrderOptions, frozen=True, kw_only=True):
+    """`shard_size` means the number of samples that fit on average: shards then have equal counts, not equal sizes."""
+
+    seed: Seed = 0
+
+
+def check(options: Options, pattern: OutputPattern) -> None:
+    """BadRequest for sizes that contradict and for a pattern without a number."""
+    check_order(options, pattern)
+
+
+def plan(job: JobInput) -> list[Stage]:
+    """The stages; BadRequest for gathering from compressed shards."""
+    options: Options = job.options
+
+    def arrange(results: Results) -> Arrangement:
+        parts = corpus(job, results)
+        counts = [part.shard.samples for part in parts]
+        return Arrangement(parts, Shuffle(options.seed, sum(counts)), [Section("", 0, counts)])
+
+    def per_shard(arrangement: Arrangement) -> int:
+        assert options.shard_bytes is not None
+        total = sum(part.shard.content_size for part in arrangement.parts)
+        return max(1, options.shard_bytes * arrangement.count // max(1, total))
+
+    return Ordered(job, arrange, per_shard=None if options.shard_bytes is None else per_shard).stages()
+
+
+FUNCTIONS: Final = ORDER_FUNCTIONS

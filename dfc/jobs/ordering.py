@@ -1,0 +1,255 @@
+"""Order → write: how a job that moves unchanged samples is cut into outputs, stages and tasks.
+
+An operation says in which order samples go (`Arrangement`, from the results of its own stages); the rest is here: sizes of
+outputs, the choice between gathering (one pass, reads by range) and spilling (`dfc.jobs.spilling`, sequential reads), the tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+
+from dfc.errors import BadRequest
+from dfc.jobs.arrangement import Arrangement, Cut
+from dfc.jobs.corpus import PREPARING_FUNCTIONS, Parts, Sources, preparing_stages
+from dfc.jobs.gathering import in_lookups, look_up, write_samples
+from dfc.jobs.headers import sample_sizes
+from dfc.jobs.options import SizeOptions, check_sizes
+from dfc.jobs.orders import Order, encode_entries, ordinals_at, read_entries, restricted
+from dfc.jobs.output import ArchiveOutput, PlainOutput
+from dfc.jobs.pattern import OutputPattern
+from dfc.jobs.spilling import SPILL_FUNCTIONS, Spilling
+from dfc.jobs.store import Store
+from dfc.jobs.tasks import Function, JobInput, Results, Stage, Task, TaskDraft, TaskResult
+from dfc.tar.index import index_kind
+from dfc.tar.index_arrays import Integers
+from dfc.tar.writer import END_OF_ARCHIVE
+
+Strategy = Literal["auto", "gather", "spill"]
+MEASURE_PLACES: Final = 1 << 20  # whose sizes one task looks up
+
+
+class OrderOptions(SizeOptions, frozen=True, kw_only=True):
+    """`gather` reads samples where they lie, once; `spill` reads and writes everything twice, in sequence; `auto` gathers
+    unless the input is compressed."""
+
+    strategy: Strategy = "auto"
+
+
+def check_order(options: OrderOptions, pattern: OutputPattern, *, part: bool = False) -> None:
+    """BadRequest for sizes that contradict, and for a pattern that does not name numbered shards (of parts, with `part`)."""
+    check_sizes(options)
+    if not pattern.is_numbered or pattern.is_prefix:
+        raise BadRequest("the output pattern numbers shards: it needs a number like %06d")
+    if pattern.has_part != part:
+        raise BadRequest("the output pattern needs {part} in it" if part else "the output pattern has no use for {part}")
+    if index_kind(pattern.name(0, part="part" if part else "")) is None:
+        raise BadRequest("the outputs are shards: .tar, .tgz, .tar.gz, .tar.zst, .tar.lz4, .tar.bz2 or .tar.xz")
+
+
+class WriteTask(msgspec.Struct, frozen=True):
+    cut: Cut
+    order: Order
+    parts: Parts
+
+
+class _MeasureTask(msgspec.Struct, frozen=True):
+    lo: int
+    hi: int
+    order: Order
+    parts: Parts
+
+
+class _CutTask(msgspec.Struct, frozen=True):
+    sections: tuple[tuple[int, int], ...]  # places
+    count: int
+    limit: int  # bytes of an output
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """The stages of a job that writes an order.
+
+    `arrange` may be called when the stages in `own` have ended. `follows`: each output takes its samples from one input in
+    the order they have there, as long as no size is given. `per_shard`: samples of an output, when the operation says so.
+    """
+
+    job: JobInput
+    arrange: Callable[[Results], Arrangement]
+    own: Sequence[Stage] = ()
+    follows: bool = False
+    per_shard: Callable[[Arrangement], int] | None = None
+    parts: int = 1
+
+    def stages(self) -> list[Stage]:
+        stages = [*preparing_stages(self.job, self._options.on_split), *self.own]
+        if self._measured:
+            stages += [Stage("measure", self._measure), Stage("cut", self._cut, 1)]
+        if self._spills():
+            spilling = Spilling(self.job, self.arrange, self.cuts, self._estimate())
+            return [*stages, *spilling.stages()]
+        return [*stages, Stage("write", self._write)]
+
+    @property
+    def _options(self) -> OrderOptions:
+        options: OrderOptions = self.job.options
+        return options
+
+    @property
+    def _measured(self) -> bool:
+        return self._options.shard_bytes is not None and self.per_shard is None
+
+    def _spills(self) -> bool:
+        options = self._options
+        compressed = next((shard for shard in self.job.shards if shard.kind != "tar"), None)
+        sized = options.samples_per_shard is not None or options.shard_bytes is not None
+        if compressed is None or (self.follows and not sized):
+            return options.strategy == "spill"
+        if options.strategy == "gather":
+            raise BadRequest(f"{compressed.label} is compressed: its samples cannot be gathered; take the strategy 'spill'")
+        return True
+
+    def _estimate(self) -> int:
+        """About how many outputs there will be."""
+        options, shards = self._options, self.job.shards
+        if options.samples_per_shard is not None:
+            return sum(shard.samples for shard in shards) // options.samples_per_shard + self.parts
+        if options.shard_bytes is not None:
+            return sum(shard.content_size for shard in shards) // options.shard_bytes + self.parts
+        return len(shards) * self.parts
+
+    def cuts(self, results: Results) -> Iterator[Cut]:
+        """The outputs."""
+        arrangement = self.arrange(results)
+        name = self.job.pattern.name
+        for number, section in enumerate(arrangement.sections):
+            bounds = self._bounds(arrangement, section, number, results)
+            for k in range(len(bounds) - 1):
+                yield Cut(name(k, part=section.part), int(bounds[k]), int(bounds[k + 1]))
+
+    def _bounds(self, arrangement: Arrangement, section: Section, number: int, results: Results) -> Sequence[int] | Integers:
+        if self._measured:
+            packed = results["cut"][0].decode(list[bytes])[number]
+            return np.frombuffer(packed, dtype="<i8")
+        per_shard = self.per_shard(arrangement) if self.per_shard is not None else self._options.samples_per_shard
+        if per_shard is None:
+            return np.cumsum([section.lo, *section.counts])
+        if section.lo == section.hi:
+            return [section.lo]
+        return [*range(section.lo, section.hi, per_shard), section.hi]
+
+    def _write(self, results: Results) -> Iterator[TaskDraft]:
+        arrangement = self.arrange(results)
+        for cut in self.cuts(results):
+            task = WriteTask(cut, *restricted(arrangement.order, arrangement.parts, cut.lo, cut.hi))
+            yield TaskDraft(msgspec.msgpack.encode(task), cut.name, self.job.node_of(cut.name))
+
+    def _measure(self, results: Results) -> Iterator[TaskDraft]:
+        arrangement = self.arrange(results)
+        for lo in range(0, arrangement.count, MEASURE_PLACES):
+            hi = min(arrangement.count, lo + MEASURE_PLACES)
+            task = _MeasureTask(lo, hi, *restricted(arrangement.order, arrangement.parts, lo, hi))
+            yield TaskDraft(msgspec.msgpack.encode(task), f"sizes of samples from {lo} on")
+
+    def _cut(self, results: Results) -> Iterator[TaskDraft]:
+        arrangement = self.arrange(results)
+        limit = self._options.shard_bytes
+        assert limit is not None
+        sections = tuple((section.lo, section.hi) for section in arrangement.sections)
+        yield TaskDraft(msgspec.msgpack.encode(_CutTask(sections, arrangement.count, limit)), "sizes of outputs")
+
+
+def write_gathered(task: Task, store: Store) -> TaskResult:
+    """One output, its samples read where they lie."""
+    wanted = task.decode(WriteTask)
+    cut, parts = wanted.cut, wanted.parts
+    count = cut.hi - cut.lo
+    lookups = list(in_lookups(count))
+    found = None
+    if len(lookups) <= 1:
+        found = look_up(store, parts, ordinals_at(wanted.order, store, cut.lo, cut.hi))
+        size = int(sample_sizes(found[1]).sum())
+    else:
+        size = sum(_measure(store, wanted, cut.lo + lo, cut.lo + hi) for lo, hi in lookups)
+    with (
+        ArchiveOutput(store, cut.name, size + len(END_OF_ARCHIVE)) as output,
+        Sources(store, [part.shard for part in parts]) as sources,
+    ):
+        for lo, hi in lookups:
+            if found is None:
+                rows, samples = look_up(store, parts, ordinals_at(wanted.order, store, cut.lo + lo, cut.lo + hi))
+            else:
+                rows, samples = found
+            write_samples(output, sources, rows, samples, store.memory_bytes)
+            store.check()
+        output.write(END_OF_ARCHIVE)
+        record = output.commit(count)
+    return TaskResult((record,), count, record.content_size, record.size)
+
+
+def _measure(store: Store, wanted: WriteTask, lo: int, hi: int) -> int:
+    _, samples = look_up(store, wanted.parts, ordinals_at(wanted.order, store, lo, hi))
+    return int(sample_sizes(samples).sum())
+
+
+def measure(task: Task, store: Store) -> TaskResult:
+    """The sizes of the samples of some places, as a table."""
+    wanted = task.decode(_MeasureTask)
+    with PlainOutput(store, f"sizes/{task.number:06d}", (wanted.hi - wanted.lo) * 8, temporary=True) as output:
+        for lo, hi in in_lookups(wanted.hi - wanted.lo):
+            ordinals = ordinals_at(wanted.order, store, wanted.lo + lo, wanted.lo + hi)
+            _, samples = look_up(store, wanted.parts, ordinals)
+            output.write(encode_entries(sample_sizes(samples)))
+            store.check()
+        output.commit()
+    return TaskResult()
+
+
+def cut_by_size(task: Task, store: Store) -> TaskResult:
+    """Where outputs end: each before the sample that would make it larger than it may be; a larger sample stands alone."""
+    wanted = task.decode(_CutTask)
+    room = wanted.limit - len(END_OF_ARCHIVE)
+    packed = []
+    for lo, hi in wanted.sections:
+        bounds, size = [lo], 0
+        for start, sizes in _sizes(store, lo, hi):
+            ends = np.cumsum(sizes)
+            done = 0  # of `ends`, what is in closed outputs
+            at = 0
+            while at < len(ends):
+                fit = int(np.searchsorted(ends, done + room - size, side="right"))
+                if fit <= at and start + at == bounds[-1]:
+                    fit = at + 1  # alone
+                fit = max(fit, at)
+                if fit == len(ends):
+                    size += int(ends[-1]) - done
+                    break
+                bounds.append(start + fit)
+                at, done, size = fit, int(ends[fit - 1]) if fit else 0, 0
+        if hi > lo:
+            bounds.append(hi)
+        packed.append(np.array(bounds, dtype="<i8").tobytes())
+        store.check()
+    return TaskResult(data=msgspec.msgpack.encode(packed))
+
+
+def _sizes(store: Store, lo: int, hi: int) -> Iterator[tuple[int, Integers]]:
+    while lo < hi:
+        number, first = divmod(lo, MEASURE_PLACES)
+        count = min(hi - lo, MEASURE_PLACES - first)
+        yield lo, read_entries(store, f"sizes/{number:06d}", first, count)
+        lo += count
+
+
+ORDER_FUNCTIONS: Final[Mapping[str, Function]] = {
+    **PREPARING_FUNCTIONS,
+    **SPILL_FUNCTIONS,
+    "measure": measure,
+    "cut": cut_by_size,
+    "write": write_gathered,
+}
+"""What runs in the stages of `Ordered`, for the FUNCTIONS of operations."""

@@ -1,0 +1,330 @@
+"""Two passes, or more for very many outputs, each of which reads and writes in sequence: for compressed inputs and rotating disks.
+
+The first pass reads shards from front to back and writes *runs*: as many samples as memory holds, canonical, sorted by their
+places. A last pass takes one range out of every run, each in one read, and writes an output. When a run would fall into more than
+FAN_OUT ranges, passes between merge the runs of a range of places into new ones. A temporary object of runs:
+
+    data of all runs · ENTRIES (place, size), one a sample · FENCES (place, offset of the data), one every FENCE_SAMPLES and run
+    RUNS (first entry, first fence, end of the data), one a run · their three numbers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from dfc.errors import StorageFailed
+from dfc.jobs.arrangement import Arrangement, Cut
+from dfc.jobs.corpus import Parts, Sources, parts_within
+from dfc.jobs.gathering import look_up, window_bytes, write_samples, write_spans
+from dfc.jobs.headers import sample_sizes
+from dfc.jobs.orders import Order, places_of, touching
+from dfc.jobs.output import ArchiveOutput, PlainOutput
+from dfc.jobs.store import Source, Store
+from dfc.jobs.tasks import Function, JobInput, Results, Stage, Task, TaskDraft, TaskResult
+from dfc.limits import GIB
+from dfc.tar.index_arrays import Integers
+from dfc.tar.writer import END_OF_ARCHIVE
+
+FAN_OUT: Final = 256  # ranges of a run: at 128 MiB of run they are read in half megabytes
+FENCE_SAMPLES: Final = 64
+_TASKS_MAX: Final = 1024  # of the first pass: each of the outputs opens what they write
+_TASK_BYTES: Final = GIB  # that a task of the first pass reads of one uncompressed shard
+_SPREAD_SAMPLES: Final = 1 << 15
+_PASSES: Final = 4  # 256^4 ranges are more than there can be
+
+
+class SpreadTask(msgspec.Struct, frozen=True):
+    """Samples with ordinals from `lo` up to `hi`."""
+
+    lo: int
+    hi: int
+    order: Order
+    parts: Parts
+
+
+class MergeTask(msgspec.Struct, frozen=True):
+    """Places from `lo` up to `hi`, out of objects of runs."""
+
+    name: str
+    lo: int
+    hi: int
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Spilling:
+    """The stages. `outputs` is about how many there will be."""
+
+    job: JobInput
+    arrange: Callable[[Results], Arrangement]
+    cuts: Callable[[Results], Iterator[Cut]]
+    outputs: int
+
+    def stages(self) -> list[Stage]:
+        merges = [Stage(f"merge{level}", self._merging(level)) for level in range(1, self._passes)]
+        return [Stage("spread", self._spread), *merges, Stage("collect", self._collect)]
+
+    @property
+    def _ranges(self) -> int:
+        """How many ranges of places are to be told apart: outputs, or pieces of them that memory holds."""
+        content = sum(shard.content_size for shard in self.job.shards)
+        return max(1, self.outputs, 2 * content // max(1, self.job.memory_bytes))
+
+    @property
+    def _passes(self) -> int:
+        return next(passes for passes in range(1, _PASSES + 1) if passes == _PASSES or FAN_OUT**passes >= self._ranges)
+
+    @property
+    def _factor(self) -> int:
+        """Into how many ranges each pass divides: as few as do."""
+        return next(n for n in range(2, FAN_OUT + 1) if n == FAN_OUT or n**self._passes >= self._ranges)
+
+    def _spread(self, results: Results) -> Iterator[TaskDraft]:
+        arrangement = self.arrange(results)
+        for lo, hi, node in _batches(arrangement.parts):
+            task = SpreadTask(lo, hi, touching(arrangement.order, lo, hi), parts_within(arrangement.parts, lo, hi))
+            yield TaskDraft(msgspec.msgpack.encode(task), task.parts[0].shard.label, node)
+
+    def _merging(self, level: int) -> Callable[[Results], Iterator[TaskDraft]]:
+        def tasks(results: Results) -> Iterator[TaskDraft]:
+            count = self.arrange(results).count
+            for number in range(self._factor**level):
+                lo, hi = self._range(count, level, number)
+                runs = self._runs(results, count, level - 1, lo, hi)
+                task = MergeTask(f"runs{level}/{number:06d}", lo, hi, runs)
+                yield TaskDraft(msgspec.msgpack.encode(task), f"places {lo} to {hi}")
+
+        return tasks
+
+    def _collect(self, results: Results) -> Iterator[TaskDraft]:
+        count = self.arrange(results).count
+        for cut in self.cuts(results):
+            runs = self._runs(results, count, self._passes - 1, cut.lo, cut.hi)
+            task = MergeTask(cut.name, cut.lo, cut.hi, runs)
+            yield TaskDraft(msgspec.msgpack.encode(task), cut.name, self.job.node_of(cut.name))
+
+    def _range(self, count: int, level: int, number: int) -> tuple[int, int]:
+        ranges = self._factor**level
+        return count * number // ranges, count * (number + 1) // ranges
+
+    def _runs(self, results: Results, count: int, level: int, lo: int, hi: int) -> tuple[str, ...]:
+        """The objects of a level that may have samples of these places."""
+        if level == 0:
+            bounds = [result.decode(tuple[int, int]) for result in results["spread"]]
+            return tuple(_run_name(number) for number, (low, high) in enumerate(bounds) if low < hi and high > lo)
+        names = []
+        for number in range(self._factor**level):
+            low, high = self._range(count, level, number)
+            if low < hi and high > lo:
+                names.append(f"runs{level}/{number:06d}")
+        return tuple(names)
+
+
+def _run_name(number: int) -> str:
+    return f"runs0/{number:06d}"
+
+
+def _batches(parts: Parts) -> Iterator[tuple[int, int, str]]:
+    """Ordinals of the tasks of the first pass: small shards together, large ones in pieces unless they are compressed."""
+    enough = sum(part.shard.content_size for part in parts) // _TASKS_MAX
+    lo, size = 0, 0
+    for part in parts:
+        shard = part.shard
+        pieces = min(shard.content_size // _TASK_BYTES, shard.samples) if shard.kind == "tar" else 0
+        if pieces > 1:
+            if lo < part.start:
+                yield lo, part.start, shard.node
+            for piece in range(pieces):
+                yield (
+                    part.start + shard.samples * piece // pieces,
+                    part.start + shard.samples * (piece + 1) // pieces,
+                    shard.node,
+                )
+            lo, size = part.end, 0
+            continue
+        size += shard.content_size
+        if size >= enough and part.end > lo:
+            yield lo, part.end, shard.node
+            lo, size = part.end, 0
+    if parts and lo < parts[-1].end:
+        yield lo, parts[-1].end, parts[-1].shard.node
+
+
+def spread(task: Task, store: Store) -> TaskResult:
+    """Shards, or a piece of one, into runs."""
+    wanted = task.decode(SpreadTask)
+    # The window itself, and once more what a remote source needs to put it together.
+    window = window_bytes(store.memory_bytes, local=False)
+    samples_written, bytes_in, low, high = 0, 0, 2**62, 0
+    with (
+        PlainOutput(store, _run_name(task.number), temporary=True) as output,
+        Sources(store, [part.shard for part in wanted.parts]) as sources,
+    ):
+        runs = _RunWriter(output)
+        for start in range(wanted.lo, wanted.hi, _SPREAD_SAMPLES):
+            end = min(wanted.hi, start + _SPREAD_SAMPLES)
+            places = places_of(wanted.order, store, start, end)
+            chosen = np.flatnonzero(places >= 0)
+            if not len(chosen):
+                continue
+            places = places[chosen]
+            rows, samples = look_up(store, wanted.parts, start + chosen)
+            sizes = sample_sizes(samples)
+            for first, last in _fitting(sizes, window):
+                order = first + np.argsort(places[first:last])
+                write_samples(runs, sources, rows[order], samples.reordered(order), store.memory_bytes, window=window)
+                runs.end(places[order], sizes[order])
+                store.check()
+            samples_written += len(chosen)
+            low, high = min(low, int(places.min())), max(high, int(places.max()) + 1)
+        bytes_in = runs.size
+        runs.finish()
+        written = output.commit()
+    bounds = msgspec.msgpack.encode((low if high else 0, high))
+    return TaskResult(bytes_in=bytes_in, bytes_out=written.size, data=bounds)
+
+
+def merge(task: Task, store: Store) -> TaskResult:
+    """A range of places out of many runs into fewer and longer runs."""
+    wanted = task.decode(MergeTask)
+    window = window_bytes(store.memory_bytes, local=False)
+    with PlainOutput(store, wanted.name, temporary=True) as output, Sources(store, wanted.runs) as sources:
+        runs = _RunWriter(output)
+        found = _find(sources, wanted)
+        for first, last in _fitting(found.sizes, window):
+            order = first + np.argsort(found.places[first:last])
+            write_spans(runs, sources, found.rows[order], found.offsets[order], found.sizes[order], window)
+            runs.end(found.places[order], found.sizes[order])
+            store.check()
+        bytes_in = runs.size
+        runs.finish()
+        written = output.commit()
+    return TaskResult(bytes_in=bytes_in, bytes_out=written.size)
+
+
+def collect(task: Task, store: Store) -> TaskResult:
+    """One output out of all runs."""
+    wanted = task.decode(MergeTask)
+    with Sources(store, wanted.runs) as sources:
+        found = _find(sources, wanted)
+        order = np.argsort(found.places)
+        if not np.array_equal(found.places[order], np.arange(wanted.lo, wanted.hi)):
+            raise StorageFailed(f"the temporary objects for {wanted.name} do not have its samples")
+        size = int(found.sizes.sum()) + len(END_OF_ARCHIVE)
+        window = window_bytes(store.memory_bytes, local=False)
+        with ArchiveOutput(store, wanted.name, size) as output:
+            write_spans(output, sources, found.rows[order], found.offsets[order], found.sizes[order], window)
+            output.write(END_OF_ARCHIVE)
+            record = output.commit(len(order))
+    return TaskResult((record,), len(order), record.content_size, record.size)
+
+
+SPILL_FUNCTIONS: Final[Mapping[str, Function]] = {
+    "spread": spread,
+    **{f"merge{level}": merge for level in range(1, _PASSES)},
+    "collect": collect,
+}
+
+
+def _fitting(sizes: Integers, window: int) -> Iterator[tuple[int, int]]:
+    """Ranges whose sizes add up to a window at most; what is larger than that is alone."""
+    ends = np.cumsum(sizes)
+    first = 0
+    while first < len(ends):
+        last = int(np.searchsorted(ends, (ends[first - 1] if first else 0) + window, side="right"))
+        last = max(last, first + 1)
+        yield first, last
+        first = last
+
+
+class _RunWriter:
+    """The sink of runs; everything goes through memory, where it is sorted."""
+
+    sends = False
+
+    def __init__(self, output: PlainOutput) -> None:
+        self._output = output
+        self.size = 0
+        self._entries: list[Integers] = []
+        self._fences: list[Integers] = []
+        self._runs: list[tuple[int, int, int]] = []
+        self._entry_count = self._fence_count = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._output.write(data)
+        self.size += len(data)
+
+    def send(self, file: int, offset: int, count: int) -> None:
+        raise NotImplementedError("runs are written from memory")
+
+    def end(self, places: Integers, sizes: Integers) -> None:
+        """The run is complete: these are its samples."""
+        starts = self.size - int(sizes.sum()) + np.cumsum(sizes) - sizes
+        self._runs.append((self._entry_count, self._fence_count, self.size))
+        self._entries.append(np.stack([places, sizes], axis=1))
+        self._fences.append(np.stack([places, starts], axis=1)[::FENCE_SAMPLES])
+        self._entry_count += len(places)
+        self._fence_count += len(self._fences[-1])
+
+    def finish(self) -> None:
+        for table in (*self._entries, *self._fences, np.array(self._runs, dtype=np.int64)):
+            self._output.write(table.astype("<i8").tobytes())
+        self._output.write(np.array([self._entry_count, self._fence_count, len(self._runs)], dtype="<i8").tobytes())
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Samples in temporary objects: their rows among the sources, offsets, sizes, places."""
+
+    rows: Integers
+    offsets: Integers
+    sizes: Integers
+    places: Integers
+
+
+def _find(sources: Sources, wanted: MergeTask) -> _Found:
+    columns: list[tuple[Integers, ...]] = [(np.zeros(0, dtype=np.int64),) * 4]
+    for row in range(len(wanted.runs)):
+        source = sources[row]
+        assert not hasattr(source, "_stream")
+        for places, sizes, offsets in _entries(source, wanted.lo, wanted.hi):  # type: ignore[arg-type]
+            columns.append((np.full(len(places), row, dtype=np.int64), offsets, sizes, places))
+    return _Found(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+
+
+def _entries(source: Source, lo: int, hi: int) -> Iterator[tuple[Integers, Integers, Integers]]:
+    """Places, sizes and offsets of the samples from place `lo` up to `hi`, of each run that has any."""
+    tail = source.size - 24
+    entry_count, fence_count, run_count = _numbers(source, tail, 3).tolist()
+    runs_at = tail - 24 * run_count
+    fences_at = runs_at - 16 * fence_count
+    entries_at = fences_at - 16 * entry_count
+    runs = _numbers(source, runs_at, 3 * run_count).reshape(-1, 3).tolist()
+    fences = _numbers(source, fences_at, 2 * fence_count).reshape(-1, 2)
+    for number, (first_entry, first_fence, _) in enumerate(runs):
+        end_entry, end_fence = runs[number + 1][:2] if number + 1 < run_count else (entry_count, fence_count)
+        mine = fences[first_fence:end_fence]
+        begin = max(0, int(np.searchsorted(mine[:, 0], lo, side="right")) - 1)
+        end = int(np.searchsorted(mine[:, 0], hi, side="left"))
+        if end <= begin:
+            continue
+        first = first_entry + begin * FENCE_SAMPLES
+        last = min(end_entry, first_entry + end * FENCE_SAMPLES)
+        entries = _numbers(source, entries_at + 16 * first, 2 * (last - first)).reshape(-1, 2)
+        places, sizes = entries[:, 0], entries[:, 1]
+        offsets = int(mine[begin, 1]) + np.cumsum(sizes) - sizes
+        kept = (places >= lo) & (places < hi)
+        if kept.any():
+            yield places[kept], sizes[kept], offsets[kept]
+
+
+def _numbers(source: Source, offset: int, count: int) -> Integers:
+    data = bytearray(8 * count)
+    if count:
+        source.read_into(offset, memoryview(data))
+    return np.frombuffer(data, dtype="<i8").astype(np.int64)
