@@ -15,6 +15,7 @@ from dfc.errors import BadName
 from dfc.limits import BUCKET_NAME_CHARS_MAX, OBJECT_NAME_BYTES_MAX
 
 DEFAULT_BUCKET: Final = "default"
+HIDDEN_PREFIX: Final = ".dfc/"  # objects of DFC's own; listings show them only to who asks for names that begin so
 RESERVED_SEGMENTS: Final = frozenset(
     ("v1", "s3", "ui", "metrics", "health", "datasets", "views", "webdav", "favicon.ico", "robots.txt")
 )
@@ -50,6 +51,11 @@ def check_object_name(name: str) -> str:
     if "%" in name:
         _check_decoded(_decode(name))
     return name
+
+
+def is_hidden(name: str, prefix: str) -> bool:
+    """Whether a listing or a selection of names that begin with `prefix` leaves this one out."""
+    return name.startswith(HIDDEN_PREFIX) and not prefix.startswith(HIDDEN_PREFIX)
 
 
 def _check_decoded(name: str) -> None:

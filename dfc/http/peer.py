@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -184,11 +184,21 @@ class ControlClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def call(
-        self, method: str, url: str, kind: type[T], *, body: Any = None, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        url: str,
+        kind: type[T],
+        *,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        long: bool = False,
     ) -> T:
-        """The decoded answer. Unavailable when the node cannot be reached; RemoteError for an answer that is an error."""
+        """The decoded answer. Unavailable when the node cannot be reached; RemoteError for an answer that is an error.
+
+        `long`: the node may work for minutes before it answers.
+        """
         data = b"" if body is None else msgspec.json.encode(body)
-        status, content_type, content = await self.fetch(method, url, data, headers or {})
+        status, content_type, content = await self.fetch(method, url, data, headers or {}, long=long)
         decode = msgspec.msgpack.decode if content_type.startswith("application/msgpack") else msgspec.json.decode
         if status >= 400:
             raise _remote_error(status, content, url)
@@ -197,15 +207,21 @@ class ControlClient:
         except msgspec.DecodeError as error:
             raise Unavailable(f"{url} answered with something else than expected: {error}") from error
 
-    async def fetch(self, method: str, url: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, str, bytes]:
+    async def fetch(
+        self, method: str, url: str, body: bytes, headers: Mapping[str, str], *, long: bool = False
+    ) -> tuple[int, str, bytes]:
         """Status, content type and body."""
+        timeout = self._long_timeout() if long else self._timeout
         try:
             async with self._open_session().request(
-                method, url, data=body or None, headers={**self._headers, **headers}, allow_redirects=False
+                method, url, data=body or None, headers={**self._headers, **headers}, allow_redirects=False, timeout=timeout
             ) as response:
                 return response.status, response.headers.get("Content-Type", ""), await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(f"{url} cannot be reached: {type(error).__name__}") from error
+
+    def _long_timeout(self) -> aiohttp.ClientTimeout:
+        return aiohttp.ClientTimeout(total=None, connect=self._timeout.connect, sock_read=STREAM_STALL_S)
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -215,12 +231,24 @@ class ControlClient:
 
     async def open_stream(self, url: str) -> aiohttp.ClientResponse:
         """A GET whose body is read piece by piece, for as long as it takes; the caller closes it. Errors as in `call`."""
-        timeout = aiohttp.ClientTimeout(total=None, connect=self._timeout.connect, sock_read=STREAM_STALL_S)
+        timeout = self._long_timeout()
         try:
             response = await self._open_session().get(url, headers=self._headers, timeout=timeout, allow_redirects=False)
             if response.status >= 400:
                 raise _remote_error(response.status, await response.read(), url)
             return response
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unavailable(f"{url} cannot be reached: {type(error).__name__}") from error
+
+    async def upload(self, url: str, pieces: AsyncIterator[bytes]) -> None:
+        """A PUT whose body is made piece by piece, for as long as it takes. Errors as in `call`."""
+        try:
+            async with self._open_session().put(
+                url, data=pieces, headers=self._headers, timeout=self._long_timeout(), allow_redirects=False
+            ) as response:
+                content = await response.read()
+                if response.status >= 300:
+                    raise _remote_error(response.status, content, url)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(f"{url} cannot be reached: {type(error).__name__}") from error
 

@@ -1,8 +1,8 @@
 """The journal of jobs: one SQLite file of the proxy (WAL, synchronous=FULL) with all that a restarted proxy goes on from.
 
-States go `queued → running → publishing → succeeded`, or from one of the first two to `failed` or `cancelled`. The transaction that
-writes `publishing` is a job's commit point: from there on it only goes forward. Results of tasks are kept until a job ends.
-Blocking and thread-safe; nothing of a job is held in memory beyond a page.
+States go `queued → running → publishing → succeeded`, or from one of the first two to `failed` or `cancelled`. The
+transaction that writes `publishing` is a job's commit point: from there on it only goes forward. Results of tasks are kept
+until a job ends. Blocking and thread-safe; nothing of a job is held in memory beyond a page.
 """
 
 from __future__ import annotations
@@ -293,14 +293,23 @@ class Journal:
         job, last = self._number(job_id), ""
         query = "SELECT name, record FROM outputs WHERE job = ? AND name > ? ORDER BY name LIMIT ?"
         while rows := self._rows(query, job, last, PAGE):
-            for last, data in rows:
-                yield _output(data)
+            last = rows[-1][0]
+            yield from (_output(data) for _, data in rows)
 
     def output_counts(self, job_id: str) -> tuple[int, int]:
         """Objects, and the samples in them."""
         query = "SELECT count(*), coalesce(sum(samples), 0) FROM outputs WHERE job = ?"
         ((objects, samples),) = self._rows(query, self._number(job_id))
         return objects, samples
+
+    def find_outputs(self, job_id: str, names: Sequence[str]) -> dict[str, OutputRecord]:
+        """Those outputs of the job that have one of these names."""
+        job, found = self._number(job_id), dict[str, OutputRecord]()
+        for start in range(0, len(names), PAGE):
+            some = names[start : start + PAGE]
+            query = f"SELECT name, record FROM outputs WHERE job = ? AND name IN ({', '.join('?' * len(some))})"
+            found.update((name, _output(data)) for name, data in self._rows(query, job, *some))
+        return found
 
     def writes(self, job_id: str, name: str) -> bool:
         """Whether an object of this name is among the outputs."""
@@ -309,7 +318,7 @@ class Journal:
     # --- the end
 
     def forget_details(self) -> bool:
-        """Drop some of the inputs, tasks and outputs of jobs that have ended; whether there may be more. The lineage has them."""
+        """Drop some of the inputs, tasks and outputs of jobs that have ended; whether there may be more. Lineages have them."""
         with self._transaction() as database:
             query = "SELECT number FROM jobs WHERE details = 1 AND state IN ('succeeded', 'failed', 'cancelled') LIMIT 1"
             found = database.execute(query).fetchone()

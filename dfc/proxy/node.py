@@ -10,6 +10,7 @@ from typing import Final
 
 from dfc import metrics
 from dfc.config import Settings
+from dfc.engine.base import Engine
 from dfc.http.answers import Answer
 from dfc.http.common import LISTING_QUERY, OBJECT_QUERY
 from dfc.http.exchange import Exchange
@@ -21,6 +22,8 @@ from dfc.membership.embedded import EmbeddedRegistry
 from dfc.proxy.admin import AdminRoutes
 from dfc.proxy.buckets import BucketRoutes
 from dfc.proxy.cluster import Cluster
+from dfc.proxy.jobs import LIST_QUERY, JobRoutes
+from dfc.proxy.jobservice import JobService
 from dfc.proxy.web import WebRoutes
 
 _log: Final = logging.getLogger("dfc.proxy")
@@ -40,11 +43,19 @@ class ProxyNode:
         self._pool = PeerPool(settings.peer_timeout_s)
         self._control = ControlClient(settings.token, settings.peer_timeout_s)
         self.cluster = Cluster(self.registry, self._control, settings.auto_create, settings.expected_targets)
+        self.jobs = JobService(self.cluster, settings, directory, self._make_engine)
         self._admin = AdminRoutes(self.cluster, self.id)
         web = WebRoutes(self.cluster, Relay(self._pool, settings.peer_timeout_s))
         self.server = NodeServer(settings, self._routes(web), Route("/", self._when_ready(web.web), query=None))
-        self._admin.metrics = metrics.make_registry(self.server.stats, self._admin.families)
+        self._admin.metrics = metrics.make_registry(self.server.stats, self._admin.families, self.jobs.families)
         self._watch: asyncio.Task[None] | None = None
+
+    def _make_engine(self) -> Engine:
+        """Where tasks of jobs run; called by the first of them."""
+        # Dask is imported by then only: it would make every start slower.
+        from dfc.engine.choice import open_engine
+
+        return open_engine(self.settings, self.settings.dir or DEFAULT_DIRECTORY, self.server.own_urls()[0])
 
     def _when_ready(self, handler: Handler) -> dict[str, Handler]:
         async def checked(exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
@@ -54,7 +65,7 @@ class ProxyNode:
         return dict.fromkeys(OBJECT_METHODS, checked)
 
     def _routes(self, web: WebRoutes) -> list[Route]:
-        buckets, admin = BucketRoutes(self.cluster), self._admin
+        buckets, admin, jobs = BucketRoutes(self.cluster), self._admin, JobRoutes(self.jobs)
         named = {"GET": buckets.get, "PUT": buckets.put, "PATCH": buckets.patch, "DELETE": buckets.delete}
         return [
             Route("/v1/objects/{bucket}/{object…}", self._when_ready(web.object), query=OBJECT_QUERY),
@@ -63,6 +74,10 @@ class ProxyNode:
             Route("/v1/buckets/{bucket}/samples", {"GET": buckets.samples}, query=frozenset(("shards", "fields"))),
             Route("/v1/buckets/{bucket}/ensure", {"POST": buckets.ensure}, internal=True),
             Route("/v1/buckets/{bucket}", named, query=frozenset(("force",))),
+            Route("/v1/jobs", {"GET": jobs.list, "POST": jobs.submit}, query=LIST_QUERY),
+            Route("/v1/jobs/{job}", {"GET": jobs.show, "DELETE": jobs.cancel}),
+            Route("/v1/jobs/{job}/events", {"GET": jobs.events}),
+            Route("/v1/node/jobs/{job}", {"GET": jobs.running}, internal=True),
             Route("/v1/cluster", {"GET": admin.cluster_map}),
             Route("/v1/cluster/scrub", {"GET": admin.scrub_status, "POST": admin.start_scrub}),
             Route("/v1/nodes", {"POST": admin.register}, internal=True),
@@ -73,7 +88,9 @@ class ProxyNode:
     async def start(self) -> str:
         """Listen; the URL under which clients reach this proxy."""
         self.server.bind()
+        await self.jobs.open()
         await self.server.serve()
+        self.jobs.start()
         self._watch = asyncio.create_task(self._watch_nodes())
         return self.server.own_urls()[1]
 
@@ -91,6 +108,7 @@ class ProxyNode:
         """Drain and close; safe to call when `start` failed half-way."""
         if self._watch is not None:
             self._watch.cancel()
+        await self.jobs.stop()
         await self.server.stop()
         self._pool.close()
         await self._control.close()

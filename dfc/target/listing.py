@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from dfc.names import HIDDEN_PREFIX, is_hidden
 from dfc.pages import Page, Row, merge_pages
 from dfc.storage.disk import Disk
 
@@ -19,7 +20,19 @@ def list_page(disks: Sequence[Disk], bucket_id: str, prefix: str, start_after: s
 
 def _plain(disk: Disk, bucket_id: str, prefix: str, start_after: str, _delimiter: str, limit: int) -> Page:
     rows: list[Row] = disk.list_tuples(bucket_id, prefix=prefix, start_after=start_after, limit=limit)
-    return Page(rows, [], len(rows) == limit)
+    more = len(rows) == limit
+    hidden = _first_hidden(rows, prefix)
+    if hidden is not None:
+        # All hidden names follow each other: what comes after them is one seek away, however many there are.
+        rest = disk.list_tuples(bucket_id, prefix=prefix, start_after=HIDDEN_PREFIX, after_prefix=True, limit=limit - hidden)
+        more = len(rest) == limit - hidden
+        rows = rows[:hidden] + rest
+    return Page(rows, [], more)
+
+
+def _first_hidden(rows: Sequence[Row], prefix: str) -> int | None:
+    """The place of the first row that is shown only to who asks for the names of DFC's own objects."""
+    return next((at for at, row in enumerate(rows) if is_hidden(row[0], prefix)), None)
 
 
 def _rolled_up(disk: Disk, bucket_id: str, prefix: str, start_after: str, delimiter: str, limit: int) -> Page:
@@ -42,6 +55,9 @@ def _rolled_up(disk: Disk, bucket_id: str, prefix: str, start_after: str, delimi
             return Page(rows, prefixes, False)
         after_prefix = False
         for row in page:
+            if is_hidden(row[0], prefix):
+                position, after_prefix = HIDDEN_PREFIX, True
+                break
             common = _common_prefix(row[0], prefix, delimiter)
             if common is not None:
                 prefixes.append(common)

@@ -110,7 +110,8 @@ def test_results_of_tasks(journal):
     assert journal.stage_totals("job-0001")[0] == StageTotals(2500, sum(range(2500)), 250_000, 125_000)
     assert list(journal.task_warnings("job-0001")) == ["w"]
     assert journal.output_counts("job-0001") == (2500, sum(range(2500)))
-    assert journal.writes("job-0001", "out-00007") and not journal.writes("job-0001", "out-x")
+    assert journal.writes("job-0001", "out-00007")
+    assert not journal.writes("job-0001", "out-x")
 
 
 def test_a_task_that_is_known_is_left_as_it_is(journal):
@@ -224,7 +225,8 @@ def test_kill_at_any_moment(tmp_path):
     for round_number in range(8):
         command = [sys.executable, "-c", WRITER, str(tmp_path)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
-        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
         time.sleep(0.02 + 0.037 * round_number)
         process.send_signal(signal.SIGKILL)
         process.wait()

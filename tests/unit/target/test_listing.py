@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,3 +84,38 @@ def test_a_page_says_whether_there_is_more():
     assert list_page([disk], "b", "", "", "/", 2).more
     assert list_page([disk], "b", "", "b/", "/", 10).rows[0][0] == "c"
     assert not list_page([disk], "b", "nothing", "", "", 10).more
+
+
+LINEAGES = [f".dfc/jobs/{number:05}.json" for number in range(3000)]
+SEEN = [".a", ".dfb", ".dfc-x", ".dfc0", "a", "b/1", "b/2"]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+@pytest.mark.parametrize(
+    ("prefix", "start_after", "delimiter", "wanted"),
+    [
+        ("", "", "", SEEN),
+        ("", "", "/", [".a", ".dfb", ".dfc-x", ".dfc0", "a", "b/"]),
+        (".d", "", "", [".dfb", ".dfc-x", ".dfc0"]),
+        (".dfc", "", "/", [".dfc-x", ".dfc0"]),
+        ("", ".dfc/jobs/00100.json", "", [".dfc0", "a", "b/1", "b/2"]),
+        ("", "", ".", ["."]),
+        (".dfc/", ".dfc/jobs/02997.json", "", LINEAGES[2998:]),
+        (".dfc/", "", "/", [".dfc/jobs/"]),
+    ],
+)
+def test_own_objects_are_shown_only_to_who_asks_for_them(prefix, start_after, delimiter, wanted, limit):
+    wanted = sorted(wanted, key=str.encode)
+    if delimiter == ".":
+        wanted = [".", "a", "b/1", "b/2"]
+    disk = FakeDisk(LINEAGES + SEEN)
+    found, position = [], start_after
+    while True:
+        page = list_page([disk], "b", prefix, position, delimiter, limit)
+        assert len(page.rows) + len(page.prefixes) <= limit
+        found += entries_of(page)
+        if not page.more:
+            break
+        position = page.last or position
+    assert found == wanted
+    assert disk.given < 20 * listing.PROBE_ROWS, "however many they are, they cost a seek"

@@ -1,0 +1,178 @@
+"""Before a job is accepted: which shards it reads, asked of all targets, and whether what it will write is in the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Final
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from dfc.errors import BadRequest, Conflict, NotFound, ObjectNotFound
+from dfc.jobs.operations import other_inputs, takes_any_object
+from dfc.jobs.pattern import OutputPattern
+from dfc.jobs.spec import CheckedSpec, InputSpec
+from dfc.jobs.tasks import InputShard
+from dfc.limits import JOB_INPUT_SHARDS_MAX, KIB, LIST_PAGE_MAX
+from dfc.names import HIDDEN_PREFIX
+from dfc.placement.map import ClusterMap, NodeEntry
+from dfc.proxy.cluster import Cluster
+from dfc.proxy.listing import Query, merged_pages
+from dfc.shards import expand
+
+QUERY_CHARS_MAX: Final = 8 * KIB  # half of a request line, for lists of shards
+_decode: Final = msgspec.msgpack.Decoder(list[InputShard]).decode
+
+
+class NoShards(NotFound):
+    """A pattern or prefix selects no shard."""
+
+    code = "no_shards"
+
+
+class OutputExists(Conflict):
+    """An object is there that the job could write, and it may not overwrite."""
+
+    code = "output_exists"
+
+
+class InputResolver:
+    """One spec at a time is expanded: a short one may stand for a million names."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._expanding = asyncio.Lock()
+
+    async def resolve(self, spec: CheckedSpec) -> tuple[list[InputShard], ...]:
+        """The shards of each input, and of those that the options name, in their order.
+
+        BucketNotFound, NoShards, ObjectNotFound for a named one that is not there, NotAShard for one that is no archive and
+        should be.
+        """
+        found = []
+        for source, anything in all_inputs(spec):
+            self._cluster.bucket(source.bucket)
+            async with self._expanding:
+                found.append(await self._one(source, anything))
+        if sum(map(len, found)) > JOB_INPUT_SHARDS_MAX:
+            raise BadRequest(f"a job reads at most {JOB_INPUT_SHARDS_MAX} shards")
+        return tuple(found)
+
+    async def _one(self, source: InputSpec, anything: bool) -> list[InputShard]:
+        chosen = await asyncio.to_thread(expand, source.shards)
+        if not isinstance(chosen, list):
+            assert isinstance(source.shards, str)
+            shards = await self._ask_everybody(source.bucket, source.shards, anything)
+            if not shards:
+                raise NoShards(f"no shard of the bucket {source.bucket!r} matches {source.shards[:200]!r}")
+            return shards
+        if len(set(chosen)) != len(chosen):
+            raise BadRequest(f"the input names a shard twice: {_first_repeated(chosen)!r}")
+        asked = await asyncio.to_thread(_by_owner, self._cluster.map, source.bucket, chosen)
+        known: dict[str, InputShard] = {}
+        nodes = {node.id: node for node in self._cluster.live_targets()}
+
+        async def ask(node_id: str) -> None:
+            for spec in _as_specs(asked[node_id]):
+                answer = await self._ask(nodes[node_id], source.bucket, spec, anything)
+                known.update((shard.name, shard) for shard in answer)
+
+        await asyncio.gather(*(ask(node_id) for node_id in asked))
+        missing = next((name for name in chosen if name not in known), None)
+        if missing is not None:
+            raise ObjectNotFound(f"there is no object {missing!r} in the bucket {source.bucket!r}")
+        return [known[name] for name in chosen]
+
+    async def _ask_everybody(self, bucket: str, spec: str, anything: bool) -> list[InputShard]:
+        answers = await self._cluster.ask_all(lambda node: self._ask(node, bucket, spec, anything))
+        # Code points sort as their UTF-8 bytes do.
+        return sorted((shard for answer in answers for shard in answer), key=lambda shard: shard.name)
+
+    async def _ask(self, node: NodeEntry, bucket: str, spec: str, anything: bool) -> list[InputShard]:
+        query = {"bucket": bucket, "shards": spec, **({"any": "1"} if anything else {})}
+        arguments = urlencode(query, quote_via=quote)
+        answer = await self._cluster.control.open_stream(f"{node.url}/v1/node/shards?{arguments}")
+        try:
+            content = await answer.read()
+        finally:
+            answer.close()
+        return _decode(content) if content else []
+
+
+def all_inputs(spec: CheckedSpec) -> list[tuple[InputSpec, bool]]:
+    """The inputs of a spec and those that its options name; for each whether objects without an index will do."""
+    operation = spec.spec.operation
+    anything = takes_any_object(operation)
+    return [(source, anything) for source in spec.spec.inputs] + [
+        (source, True) for source in other_inputs(operation, spec.options)
+    ]
+
+
+def _first_repeated(names: Sequence[str]) -> str:
+    seen: set[str] = set()
+    return next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+
+
+def _by_owner(cluster_map: ClusterMap, bucket: str, names: Sequence[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name in names:
+        owner = cluster_map.owner(bucket, name)
+        if owner is not None:
+            found.setdefault(owner.node.id, []).append(name)
+    return found
+
+
+def _as_specs(names: Sequence[str]) -> Iterator[str]:
+    """JSON lists of the names, each within a request line."""
+    group: list[str] = []
+    chars = 0
+    for name in names:
+        cost = len(quote(name)) + len("%22%2C%22")
+        if group and chars + cost > QUERY_CHARS_MAX:
+            yield msgspec.json.encode(group).decode()
+            group, chars = [], 0
+        group.append(name)
+        chars += cost
+    if group:
+        yield msgspec.json.encode(group).decode()
+
+
+def check_apart(spec: CheckedSpec, inputs: Sequence[Sequence[InputShard]]) -> None:
+    """BadRequest when an output could have the name of an input: a job never reads what it writes."""
+    output = spec.spec.output
+    if spec.pattern.text.startswith(HIDDEN_PREFIX):
+        raise BadRequest(f"names that begin with {HIDDEN_PREFIX!r} are DFC's own")
+    for (source, _), shards in zip(all_inputs(spec), inputs, strict=True):
+        if source.bucket == output.bucket:
+            found = next((shard.name for shard in shards if spec.pattern.matches(shard.name)), None)
+            if found is not None:
+                raise BadRequest(f"the output {output.pattern!r} lies inside of the input: it could replace {found!r}")
+
+
+async def existing_outputs(cluster: Cluster, bucket: str, pattern: OutputPattern) -> AsyncIterator[str]:
+    """Names of objects that are there and match the pattern, in order; none while there is no such bucket."""
+    entry = cluster.map.bucket(bucket)
+    if entry is None:
+        return
+    async for page in merged_pages(cluster, Query(entry.id, pattern.literal), LIST_PAGE_MAX):
+        for row in page.rows:
+            if pattern.matches(row[0]):
+                yield row[0]
+
+
+async def check_free(cluster: Cluster, bucket: str, pattern: OutputPattern) -> None:
+    """OutputExists when an object matches the pattern."""
+    async for name in existing_outputs(cluster, bucket, pattern):
+        raise OutputExists(f"the object {name!r} in the bucket {bucket!r} matches the output pattern; 'overwrite' allows that")
+
+
+def dropped_warnings(inputs: Sequence[Sequence[InputShard]]) -> tuple[str, ...]:
+    """What is lost because it belongs to no sample, said once for all shards."""
+    losing = [shard for shards in inputs for shard in shards if shard.dropped]
+    if not losing:
+        return ()
+    members = sum(shard.dropped for shard in losing)
+    word = "member belongs" if members == 1 else "members belong"
+    shards = "" if len(losing) == 1 else f" and {len(losing) - 1} more shards"
+    return (f"{members} {word} to no sample and will be left out: in {losing[0].label}{shards}",)

@@ -1,0 +1,353 @@
+"""The jobs of a cluster: accepted, queued, run a few at a time, cancelled, resumed after a restart, forgotten in time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+from prometheus_client.core import Metric
+
+from dfc import __version__
+from dfc.config import Settings
+from dfc.engine.base import Engine
+from dfc.errors import Conflict, Unavailable
+from dfc.jobs.journal import JobFinished, Journal
+from dfc.jobs.operations import check_enabled
+from dfc.jobs.pattern import OutputPattern
+from dfc.jobs.records import JobRecord, JobState, NewJob, job_json
+from dfc.jobs.spec import CheckedSpec, parse_spec
+from dfc.jobs.tasks import InputShard, Stage
+from dfc.proxy.cluster import Cluster
+from dfc.proxy.jobinputs import InputResolver, check_apart, check_free, dropped_warnings
+from dfc.proxy.jobmetrics import JobStats
+from dfc.proxy.runner import JobRunner, Means, plan_stages
+from dfc.proxy.staged import Staged
+
+_log: Final = logging.getLogger("dfc.proxy.jobs")
+T = TypeVar("T")
+HOUSEKEEPING_S: Final = 3600.0
+SWEEP_RETRY_S: Final = 10.0  # while a target is away
+HEARTBEAT_S: Final = 10.0  # of event streams; below what proxies between us and a browser wait for
+EVENT_INTERVAL_S: Final = 0.2  # a stream has at most so many events, whatever happens
+RETRY_BUSY_S: Final = 30
+PLANS: Final = 2  # jobs that are looked at at a time before they are accepted
+
+
+class Active:
+    """A job that is queued or under way. The spec, which may be long, stays in the journal."""
+
+    def __init__(self, record: JobRecord, pattern: OutputPattern, runner: JobRunner) -> None:
+        self.pattern = pattern
+        self.bucket = record.bucket
+        self.runner = runner
+        self.task: asyncio.Task[None] | None = None
+
+
+class JobService:
+    """`open` before the node serves, `start` after; `stop` leaves running jobs to the next start."""
+
+    def __init__(self, cluster: Cluster, settings: Settings, directory: str, make_engine: Callable[[], Engine]) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._make_engine = make_engine
+        self._engine: Engine | None = None
+        self._starting = asyncio.Lock()
+        self._accepting = asyncio.Lock()
+        self._looking = asyncio.Semaphore(PLANS)
+        self._look_threads = ThreadPoolExecutor(PLANS, thread_name_prefix="job-look")
+        self.stats = JobStats()
+        self._journal = Journal(directory)
+        self._means = Means(
+            cluster, self._journal, Staged(cluster), self.stats, self._started_engine,
+            ThreadPoolExecutor(max(4, 2 * settings.jobs_running_max), thread_name_prefix="job-plan"),
+            ThreadPoolExecutor(1, thread_name_prefix="job-journal"), settings.jobs_tasks_max,
+        )  # fmt: skip
+        self._resolver = InputResolver(cluster)
+        self._active: dict[str, Active] = {}
+        self._pulses: dict[str, asyncio.Event] = {}
+        self._counts: dict[str, int] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self._stopping = False
+        self._last_id_us = 0
+
+    # --- life
+
+    async def open(self) -> None:
+        """Know what was under way, so that workers that still run are not told that their job has ended."""
+        for record in await self._write(self._journal.active):
+            self._add(record)
+        await self._refresh_counts()
+
+    def start(self) -> None:
+        """Go on with what was under way, and look after what has ended."""
+        for job_id in self._journal.to_discard():
+            self._spawn(self._discard(job_id))
+        self._spawn(self._housekeeping())
+        self._schedule()
+
+    async def stop(self) -> None:
+        """Leave all where it is. Event streams end."""
+        self._stopping = True
+        for pulse in self._pulses.values():
+            pulse.set()
+        tasks = [active.task for active in self._active.values() if active.task is not None] + list(self._background)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._engine is not None:
+            await self._engine.close()
+        for threads in (self._means.threads, self._means.writer, self._look_threads):
+            threads.shutdown(wait=True, cancel_futures=True)
+        self._journal.close()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _write(self, call: Callable[..., T], *arguments: Any) -> T:
+        return await self._means.write(call, *arguments)
+
+    async def _look(self, call: Callable[..., T], *arguments: Any) -> T:
+        """Work on what a client sent, away from the threads of running jobs."""
+        return await asyncio.get_running_loop().run_in_executor(self._look_threads, call, *arguments)
+
+    async def _started_engine(self) -> Engine:
+        """The engine, begun with the first job that needs it."""
+        if self._engine is None:
+            async with self._starting:
+                if self._engine is None:
+                    engine = self._make_engine()
+                    await engine.start()
+                    self._engine = engine
+        return self._engine
+
+    async def _refresh_counts(self) -> None:
+        self._counts = await self._write(self._journal.counts)
+
+    def families(self) -> Iterable[Metric]:
+        return self.stats.families(self._counts)
+
+    # --- submitting
+
+    async def submit(self, body: bytes) -> dict[str, Any]:
+        """Accept a job (then it has a `state`), or give the plan of a dry run. Raises all that can be known to be wrong."""
+        self._cluster.check_ready()
+        async with self._looking:
+            spec = await self._look(parse_spec, body)
+            await self._look(check_enabled, spec.spec.operation, spec.options, self._settings)
+            inputs = await self._resolver.resolve(spec)
+            await self._look(check_apart, spec, inputs)
+            stages, _ = await self._look(plan_stages, spec, inputs, self._settings.jobs_memory_bytes, self._cluster)
+            output = spec.spec.output
+            if not spec.spec.overwrite:
+                await check_free(self._cluster, output.bucket, spec.pattern)
+            warnings = await self._look(dropped_warnings, inputs)
+            if spec.spec.dry_run:
+                return _plan_json(spec, inputs, stages, warnings)
+            async with self._accepting:
+                return await self._accept(spec, body, inputs, warnings)
+
+    async def _accept(
+        self, spec: CheckedSpec, body: bytes, inputs: Sequence[Sequence[InputShard]], warnings: tuple[str, ...]
+    ) -> dict[str, Any]:
+        waiting = sum(active.task is None for active in self._active.values())
+        if waiting >= self._settings.jobs_queued_max:
+            raise Unavailable(f"{waiting} jobs are queued already", retry_after_s=RETRY_BUSY_S)
+        self._check_no_rival(spec)
+        bucket = await self._cluster.bucket_for_write(spec.spec.output.bucket)
+        new = NewJob(
+            id=self._new_id(), operation=spec.spec.operation, spec=body, label=spec.spec.label, bucket=bucket.name,
+            bucket_id=bucket.id, memory_bytes=self._settings.jobs_memory_bytes, program=__version__, warnings=warnings,
+        )  # fmt: skip
+        record = await self._write(self._journal.create, new, inputs)
+        self._add(record, spec.pattern)
+        await self._refresh_counts()
+        self._schedule()
+        return job_json(record)
+
+    def _check_no_rival(self, spec: CheckedSpec) -> None:
+        """Two jobs at a time never write the same names: what stayed would be some of each."""
+        pattern, bucket = spec.pattern, spec.spec.output.bucket
+        for job_id, active in self._active.items():
+            if active.bucket == bucket and _may_meet(pattern, active.pattern):
+                raise Conflict(f"the job {job_id} is writing {active.pattern.text!r} in the same bucket")
+
+    def _new_id(self) -> str:
+        """In order of time, which is the order of listings; nobody can guess one."""
+        self._last_id_us = max(self._last_id_us + 1, time.time_ns() // 1000)
+        return f"{self._last_id_us:014x}{secrets.token_hex(4)}"
+
+    def _add(self, record: JobRecord, pattern: OutputPattern | None = None) -> None:
+        chosen = pattern or parse_spec(self._journal.get(record.id).spec).pattern
+        runner = JobRunner(self._means, record, lambda: self._notify(record.id))
+        self._active[record.id] = Active(record, chosen, runner)
+
+    # --- running
+
+    def _schedule(self) -> None:
+        """Begin what may run; what ran before a restart comes first, since it was accepted first."""
+        running = sum(active.task is not None for active in self._active.values())
+        for active in self._active.values():
+            if running >= self._settings.jobs_running_max or self._stopping:
+                return
+            if active.task is None:
+                active.task = asyncio.create_task(self._run(active))
+                running += 1
+
+    async def _run(self, active: Active) -> None:
+        runner = active.runner
+        try:
+            with suppress(JobFinished):  # it was cancelled while it was about to fail
+                await runner.run()
+        except asyncio.CancelledError:
+            if self._stopping:
+                raise
+        finally:
+            if not self._stopping:
+                await asyncio.shield(self._ended(runner.id))
+
+    async def _ended(self, job_id: str) -> None:
+        record = await self._write(self._journal.get, job_id)
+        del self._active[job_id]
+        self.stats.count_job(record)
+        self._notify(job_id)
+        if record.discard:
+            self._spawn(self._discard(job_id))
+        self._schedule()
+        self._spawn(self._forget())
+
+    async def _discard(self, job_id: str) -> None:
+        await self._means.staged.discard(job_id)
+        await self._write(self._journal.discarded, job_id)
+
+    async def _forget(self) -> None:
+        while await self._write(self._journal.forget_details):
+            pass
+        await self._write(self._journal.expire, self._settings.jobs_keep_s, self._settings.jobs_keep_max)
+        await self._refresh_counts()
+
+    async def _housekeeping(self) -> None:
+        """At the start and every hour: staged objects that no job knows, jobs that are old."""
+        while True:
+            wait_s = HOUSEKEEPING_S
+            try:
+                await self._forget()
+                whole = self._cluster.is_ready() and await self._means.staged.sweep(self._active.__contains__)
+                wait_s = HOUSEKEEPING_S if whole else SWEEP_RETRY_S
+            except Exception:
+                _log.exception("looking after ended jobs failed; it goes on")
+            await asyncio.sleep(wait_s)
+
+    async def cancel(self, job_id: str) -> dict[str, Any]:
+        """End a job for good; one that has failed or was cancelled before stays as it is. JobFinished once it is publishing."""
+        active = self._active.get(job_id)
+        if active is None:
+            record = await self._write(self._journal.get, job_id)
+            if record.state == "succeeded":
+                raise JobFinished("the job has succeeded")
+            return job_json(record)
+        if active.runner.is_committing:
+            raise JobFinished("the job is publishing its outputs; it will succeed")
+        if active.task is not None:
+            active.task.cancel()  # first, so that it cannot reach its commit point meanwhile
+        try:
+            record = await self._write(self._journal.cancel, job_id)
+        except JobFinished:
+            record = await self._write(self._journal.get, job_id)
+        if active.task is None:
+            await self._ended(job_id)
+        else:
+            await asyncio.wait([active.task])
+        return job_json(record, active.runner.progress)
+
+    # --- looking on
+
+    def is_running(self, job_id: str) -> bool:
+        """Whether tasks of this job are of any use."""
+        active = self._active.get(job_id)
+        return active is not None and not active.runner.is_committing and not _is_cancelled(active)
+
+    async def show(self, job_id: str) -> dict[str, Any]:
+        """JobNotFound."""
+        active = self._active.get(job_id)
+        if active is not None:
+            return job_json(active.runner.record, active.runner.progress, active.runner.eta_s)
+        return job_json(await self._write(self._journal.get, job_id))
+
+    async def page(self, states: Sequence[JobState], before: str | None, limit: int) -> dict[str, Any]:
+        """Newest first, with the token of the following page."""
+        records = await self._write(self._journal.page, states, before, limit + 1)
+        shown = []
+        for record in records[:limit]:
+            active = self._active.get(record.id)
+            if active is None or active.runner.record.state != record.state:
+                shown.append(job_json(record))
+            else:
+                shown.append(job_json(record, active.runner.progress, active.runner.eta_s))
+        return {"jobs": shown, "next_token": records[limit - 1].id if len(records) > limit else None}
+
+    def _notify(self, job_id: str) -> None:
+        pulse = self._pulses.pop(job_id, None)
+        if pulse is not None:
+            pulse.set()
+
+    async def watch(self, job_id: str) -> AsyncIterator[dict[str, Any] | None]:
+        """The job now and whenever it changes, to its end; None when nothing has happened for a while."""
+        while True:
+            pulse = self._pulses.setdefault(job_id, asyncio.Event())
+            shown = await self.show(job_id)
+            yield shown
+            if shown["finished"] is not None:
+                self._notify(job_id)
+                return
+            while not self._stopping:
+                try:
+                    await asyncio.wait_for(pulse.wait(), HEARTBEAT_S)
+                    break
+                except TimeoutError:
+                    yield None
+            if self._stopping:
+                raise ConnectionAbortedError("this proxy ends")
+            await asyncio.sleep(EVENT_INTERVAL_S)
+
+
+def _is_cancelled(active: Active) -> bool:
+    return active.task is not None and (active.task.done() or active.task.cancelling() > 0)
+
+
+def _may_meet(one: OutputPattern, other: OutputPattern) -> bool:
+    """Whether two patterns could name one object. Errs to the careful side for patterns with parts."""
+    shorter, longer = sorted((one.literal, other.literal), key=len)
+    if not longer.startswith(shorter):
+        return False
+    if one.text == other.text or one.has_part or other.has_part or one.is_prefix or other.is_prefix:
+        return True
+    return one.matches(other.name(0)) or other.matches(one.name(0))
+
+
+def _plan_json(
+    spec: CheckedSpec, inputs: Sequence[Sequence[InputShard]], stages: Sequence[Stage], warnings: Sequence[str]
+) -> dict[str, Any]:
+    """The answer to a dry run. Numbers that only show while the job runs are null."""
+    counts = [stage.count for stage in stages]
+    shards = [shard for each in inputs for shard in each]
+    return {
+        "operation": spec.spec.operation,
+        "dry_run": True,
+        "stages": [{"name": stage.name, "tasks": stage.count} for stage in stages],
+        "tasks": None if None in counts else sum(count or 0 for count in counts),
+        "input": {
+            "shards": len(shards),
+            "samples": sum(max(0, shard.samples) for shard in shards),
+            "bytes": sum(shard.size for shard in shards),
+        },
+        "output": {"shards": next((s.outputs for s in reversed(stages) if s.outputs is not None), None)},
+        "warnings": list(warnings),
+    }
