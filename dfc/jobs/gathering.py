@@ -110,7 +110,7 @@ class _SampleWriter:
         base = int(self._positions[a])
         buffer = self._buffer[: int(self._positions[b]) - base]
         at = self._positions[a:b] - base
-        self._read(lo, hi, a, b, at, memoryview(buffer))
+        self._read(lo, hi, a, b, at, buffer.data)
         blocks = buffer.reshape(-1, BLOCK)
         plain = np.arange(a, b)
         if self._special:
@@ -125,7 +125,7 @@ class _SampleWriter:
         loose = np.flatnonzero((sizes % BLOCK != 0) & ~sent)
         clear_padding(blocks, (data[loose] + sizes[loose]) // BLOCK, sizes[loose])
         blocks[data[sent & (sizes % BLOCK != 0)] // BLOCK] = 0
-        self._emit(memoryview(buffer), np.flatnonzero(sent), a, data)
+        self._emit(buffer.data, np.flatnonzero(sent), a, data)
 
     def _read(self, lo: int, hi: int, a: int, b: int, at: Integers, buffer: memoryview) -> None:
         """Samples that are as they should be but for headers in one read, of others each member."""

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from dfc.errors import BadRequest
-from dfc.jobs.arrangement import Arrangement, Cut
+from dfc.jobs.arrangement import Arrangement, Cut, Section
 from dfc.jobs.corpus import PREPARING_FUNCTIONS, Parts, Sources, preparing_stages
 from dfc.jobs.gathering import in_lookups, look_up, write_samples
 from dfc.jobs.headers import sample_sizes

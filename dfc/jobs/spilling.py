@@ -1,8 +1,8 @@
-"""Two passes, or more for very many outputs, each of which reads and writes in sequence: for compressed inputs and rotating disks.
+"""Two passes, or more for very many outputs, that read and write in sequence: for compressed inputs and rotating disks.
 
 The first pass reads shards from front to back and writes *runs*: as many samples as memory holds, canonical, sorted by their
-places. A last pass takes one range out of every run, each in one read, and writes an output. When a run would fall into more than
-FAN_OUT ranges, passes between merge the runs of a range of places into new ones. A temporary object of runs:
+places. A last pass takes one range out of every run, each in one read, and writes an output. When a run would fall into more
+than FAN_OUT ranges, passes between merge the runs of a range of places into new ones. A temporary object of runs:
 
     data of all runs · ENTRIES (place, size), one a sample · FENCES (place, offset of the data), one every FENCE_SAMPLES and run
     RUNS (first entry, first fence, end of the data), one a run · their three numbers
@@ -19,7 +19,7 @@ import numpy as np
 
 from dfc.errors import StorageFailed
 from dfc.jobs.arrangement import Arrangement, Cut
-from dfc.jobs.corpus import Parts, Sources, parts_within
+from dfc.jobs.corpus import ForwardSource, Parts, Sources, parts_within
 from dfc.jobs.gathering import look_up, window_bytes, write_samples, write_spans
 from dfc.jobs.headers import sample_sizes
 from dfc.jobs.orders import Order, places_of, touching
@@ -290,14 +290,12 @@ class _Found:
 def _find(sources: Sources, wanted: MergeTask) -> _Found:
     columns: list[tuple[Integers, ...]] = [(np.zeros(0, dtype=np.int64),) * 4]
     for row in range(len(wanted.runs)):
-        source = sources[row]
-        assert not hasattr(source, "_stream")
-        for places, sizes, offsets in _entries(source, wanted.lo, wanted.hi):  # type: ignore[arg-type]
+        for places, sizes, offsets in _entries(sources[row], wanted.lo, wanted.hi):
             columns.append((np.full(len(places), row, dtype=np.int64), offsets, sizes, places))
     return _Found(*(np.concatenate(column) for column in zip(*columns, strict=True)))
 
 
-def _entries(source: Source, lo: int, hi: int) -> Iterator[tuple[Integers, Integers, Integers]]:
+def _entries(source: Source | ForwardSource, lo: int, hi: int) -> Iterator[tuple[Integers, Integers, Integers]]:
     """Places, sizes and offsets of the samples from place `lo` up to `hi`, of each run that has any."""
     tail = source.size - 24
     entry_count, fence_count, run_count = _numbers(source, tail, 3).tolist()
@@ -323,7 +321,7 @@ def _entries(source: Source, lo: int, hi: int) -> Iterator[tuple[Integers, Integ
             yield places[kept], sizes[kept], offsets[kept]
 
 
-def _numbers(source: Source, offset: int, count: int) -> Integers:
+def _numbers(source: Source | ForwardSource, offset: int, count: int) -> Integers:
     data = bytearray(8 * count)
     if count:
         source.read_into(offset, memoryview(data))
