@@ -7,9 +7,11 @@ DfcError
  │   │   ├─ LengthMismatch 400   the body was shorter or longer than announced
  │   │   └─ BadShardSpec 400     a shard spec that cannot be read or expands too far
  │   ├─ Unauthorized 401 · Forbidden 403
- │   ├─ NotFound 404             BucketNotFound, ObjectNotFound, MemberNotFound, SampleNotFound
+ │   ├─ NotFound 404             BucketNotFound, ObjectNotFound, MemberNotFound, SampleNotFound,
+ │   │                         JobNotFound, NoShards
  │   ├─ MethodNotAllowed 405 · BodyTimeout 408
- │   ├─ Conflict 409             BucketConflict, BucketNotEmpty, BucketDeleting, NotSeekable, NotAShard, JobCancelled
+ │   ├─ Conflict 409             BucketConflict, BucketNotEmpty, BucketDeleting, NotSeekable, NotAShard,
+ │   │                         JobFinished, OutputExists, JobCancelled
  │   ├─ PreconditionFailed 412 · TooLarge 413 · RangeNotSatisfiable 416 · ChecksumMismatch 422
  ├─ ServerTrouble                the request was fine, this server cannot serve it now
  │   ├─ ObjectCorrupt 500 · StorageFailed 500
@@ -106,6 +108,18 @@ class SampleNotFound(NotFound):
     code = "sample_not_found"
 
 
+class JobNotFound(NotFound):
+    """There is no such job, or no longer: those that have ended are kept for `jobs_keep_s`."""
+
+    code = "job_not_found"
+
+
+class NoShards(NotFound):
+    """The input of a job, a pattern or prefix, selects no shard."""
+
+    code = "no_shards"
+
+
 class MethodNotAllowed(ClientMistake):
     """The path exists, the method does not; `Allow` lists those that do."""
 
@@ -154,6 +168,18 @@ class NotAShard(Conflict):
     """A member or sample query on an object without a tar index."""
 
     code = "not_a_shard"
+
+
+class JobFinished(Conflict):
+    """The job has come too far for this: it publishes its outputs, or has ended."""
+
+    code = "job_finished"
+
+
+class OutputExists(Conflict):
+    """An object is there that a job could write, and it may not overwrite."""
+
+    code = "output_exists"
 
 
 class JobCancelled(Conflict):

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from dfc.errors import Conflict, DiskRefused, NotFound
+from dfc.errors import Conflict, DiskRefused, JobFinished, JobNotFound
 from dfc.jobs.records import JobError, JobRecord, JobState, NewJob, OutputSummary, Progress, StageTotals
 from dfc.jobs.stored import PAGE, Stored
 from dfc.jobs.tasks import InputShard, OutputRecord, TaskResult
@@ -60,18 +60,6 @@ _output: Final = msgspec.msgpack.Decoder(OutputRecord).decode
 T = TypeVar("T")
 TaskEntry = tuple[int, int, TaskResult]
 """Stage, number, result."""
-
-
-class JobNotFound(NotFound):
-    """There is no such job, or no longer: finished jobs are kept for `jobs_keep_s`."""
-
-    code = "job_not_found"
-
-
-class JobFinished(Conflict):
-    """The job has come too far for this: it is publishing, or has ended."""
-
-    code = "job_finished"
 
 
 class OutputWrittenTwice(Conflict):

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from dfc.errors import BadRequest, Conflict, NotFound, ObjectNotFound
+from dfc.errors import BadRequest, NoShards, ObjectNotFound, OutputExists
 from dfc.jobs.operations import other_inputs, takes_any_object
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.spec import CheckedSpec, InputSpec
@@ -23,18 +23,6 @@ from dfc.shards import expand
 
 QUERY_CHARS_MAX: Final = 8 * KIB  # half of a request line, for lists of shards
 _decode: Final = msgspec.msgpack.Decoder(list[InputShard]).decode
-
-
-class NoShards(NotFound):
-    """A pattern or prefix selects no shard."""
-
-    code = "no_shards"
-
-
-class OutputExists(Conflict):
-    """An object is there that the job could write, and it may not overwrite."""
-
-    code = "output_exists"
 
 
 class InputResolver:

@@ -7,11 +7,10 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from dfc.errors import BadRequest
+from dfc.errors import BadRequest, JobNotFound
 from dfc.http.answers import Answer, StreamAnswer, json_answer
 from dfc.http.common import page_limit
 from dfc.http.exchange import Exchange
-from dfc.jobs.journal import JobNotFound
 from dfc.jobs.records import JobState
 from dfc.limits import JOB_LIST_MAX, JOB_SPEC_BYTES_MAX
 from dfc.proxy.jobservice import JobService

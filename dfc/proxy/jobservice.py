@@ -16,8 +16,8 @@ from prometheus_client.core import Metric
 from dfc import __version__
 from dfc.config import Settings
 from dfc.engine.base import Engine
-from dfc.errors import Conflict, Unavailable
-from dfc.jobs.journal import JobFinished, Journal
+from dfc.errors import Conflict, JobFinished, Unavailable
+from dfc.jobs.journal import Journal
 from dfc.jobs.operations import check_enabled
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.records import JobRecord, JobState, NewJob, job_json

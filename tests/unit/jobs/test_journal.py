@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from dfc.errors import DiskRefused
+from dfc.errors import DiskRefused, JobFinished, JobNotFound
 from dfc.jobs.digest import digest_in_order, digest_of
-from dfc.jobs.journal import FILE_NAME, JobFinished, JobNotFound, Journal, OutputWrittenTwice
+from dfc.jobs.journal import FILE_NAME, Journal, OutputWrittenTwice
 from dfc.jobs.records import JobError, NewJob, OutputSummary, Progress, StageTotals, job_json, total_progress
 from dfc.jobs.stored import PAGE, Stored
 from dfc.jobs.tasks import InputShard, OutputRecord, TaskResult
