@@ -25,16 +25,9 @@ def list_samples(index: ShardIndex) -> Iterator[bytes]:
 
 def list_keys(index: ShardIndex, shard: str, fields: Literal["all", "key"] = "all") -> Iterator[bytes]:
     """`{shard, key, members: {ext: size}}` a line, or `{shard, key}`, in archive order."""
-    if fields == "key":
-        return _chunks(index.samples(), lambda sample: {"shard": shard, "key": sample.key})
-    return _chunks(
-        index.samples(),
-        lambda sample: {
-            "shard": shard,
-            "key": sample.key,
-            "members": {member.ext: member.size for member in sample.members},
-        },
-    )
+    from dfc.tar.key_lines import key_lines  # a node serves requests without numpy
+
+    return key_lines(index, shard, fields)
 
 
 def _same(member: Member) -> Member:

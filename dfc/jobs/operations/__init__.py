@@ -25,7 +25,7 @@ from dfc.jobs.tasks import Function, JobInput, Stage
 if TYPE_CHECKING:
     from dfc.jobs.spec import InputSpec
 
-OPERATIONS: Final[tuple[str, ...]] = ("convert", "reshard", "reshuffle", "stats", "validate")
+OPERATIONS: Final[tuple[str, ...]] = ("convert", "keys", "map", "reshard", "reshuffle", "stats", "validate")
 
 
 class Operation(Protocol):
