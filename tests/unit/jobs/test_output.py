@@ -1,0 +1,61 @@
+"""Shards and plain objects as outputs: bytes, compression by name, records for the digest, nothing left after an error."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+
+import pytest
+import xxhash
+from folder_store import FolderStore
+from job_shards import members_of
+
+from dfc.jobs.output import PlainOutput, ShardOutput
+from dfc.jobs.samples import DataMember
+from dfc.limits import DECOMPRESS_CHUNK_BYTES
+from dfc.tar.compression import open_decompressed
+
+SIZES = (0, 1, 511, 512, DECOMPRESS_CHUNK_BYTES - 1, DECOMPRESS_CHUNK_BYTES, 3 * DECOMPRESS_CHUNK_BYTES + 7, 5)
+MEMBERS = [DataMember("bin", f"k{number}.bin", bytes([number]) * size) for number, size in enumerate(SIZES)]
+
+
+def write(store: FolderStore, name: str, level: int | None = None):
+    with ShardOutput(store, name, level=level) as output:
+        for member in MEMBERS:
+            output.add([member])
+        return output.commit(), (store.staged / "outputs" / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.tgz", "x.tar.gz", "x.tar.zst", "x.tar.lz4", "x.tar.bz2", "x.tar.xz"])
+def test_shards(tmp_path, name):
+    store = FolderStore(tmp_path)
+    record, stored = write(store, name)
+    kind = {"x.tgz": "gz"}.get(name, name.rpartition(".")[2])
+    archive = stored if kind == "tar" else open_decompressed(io.BytesIO(stored), kind).read()
+    assert members_of(archive) == [(member.name, member.data) for member in MEMBERS]
+    assert (record.size, record.checksum) == (len(stored), xxhash.xxh3_128_hexdigest(stored))
+    assert (record.content_size, record.content_checksum) == (len(archive), xxhash.xxh3_128_hexdigest(archive))
+    assert record.samples == len(MEMBERS)
+    assert write(store, name) == (record, stored)
+
+
+def test_the_content_is_the_same_whatever_the_compression(tmp_path):
+    store = FolderStore(tmp_path)
+    records = [write(store, name, level)[0] for name, level in (("x.tar", None), ("x.tgz", 1), ("x.tgz", 9), ("x.tar.zst", 3))]
+    assert len({(record.content_size, record.content_checksum) for record in records}) == 1
+    assert len({record.size for record in records}) > 2
+
+
+def test_headers_are_canonical(tmp_path):
+    _, stored = write(FolderStore(tmp_path), "x.tar")
+    with tarfile.open(fileobj=io.BytesIO(stored)) as archive:
+        assert {(info.mtime, info.uid, info.gid, info.uname, info.mode) for info in archive} == {(0, 0, 0, "", 0o644)}
+
+
+def test_nothing_is_left_of_what_is_given_up(tmp_path):
+    store = FolderStore(tmp_path)
+    with pytest.raises(ValueError, match="not a name"), ShardOutput(store, "x.tgz") as output:
+        output.add([DataMember("", "", b"x")])
+    with PlainOutput(store, "y") as plain:
+        plain.write(b"1")
+    assert [path for path in store.staged.rglob("*") if path.is_file()] == []
