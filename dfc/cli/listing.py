@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from dfc.cli.address import Remote, parse_listing, parse_remote
 from dfc.cli.exits import UsageMistake
+from dfc.cli.operations import run_operation
 from dfc.cli.options import Json
 from dfc.cli.selection import Selected, is_pattern, matcher, select
 from dfc.cli.session import Session, format_size, session_of
@@ -18,6 +19,8 @@ from dfc.errors import DfcError, ObjectNotFound
 
 if TYPE_CHECKING:
     from dfc.client import ListPage, ObjectInfo
+
+MANIFESTS: Final = (".ndjson", ".parquet", ".txt")
 
 
 def register(app: typer.Typer) -> None:
@@ -146,10 +149,27 @@ def keys(
     context: typer.Context,
     shards: Annotated[list[str], typer.Argument(metavar="BUCKET/SPEC", help="Shards by spec, glob, folder or name.")],
     members: Annotated[bool, typer.Option("--members", "-m", help="The extensions and sizes of each sample too.")] = False,
+    fields: Annotated[
+        str, typer.Option("--fields", metavar="text,…", help="With a manifest: what it has of each sample.")
+    ] = "",
+    option: Annotated[list[str] | None, typer.Option("--option", "-o", metavar="NAME=JSON", help="With a manifest.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the manifest.")] = False,
+    label: Annotated[str, typer.Option("--label", help="With a manifest: a name for the job.")] = "",
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="With a manifest: do not wait.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="With a manifest: print the plan.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List the samples of shards, `SHARD<TAB>KEY` a line, from the indexes of all targets at once; shards in no order."""
+    """List the samples of shards, `SHARD<TAB>KEY` a line, from the indexes of all targets at once; shards in no order.
+
+    With a second name that ends in .ndjson, .parquet or .txt a job writes that manifest, in the order of the dataset.
+    """
+    if len(shards) == 2 and shards[1].endswith(MANIFESTS):
+        values = {"paths": shards, "option_fields": fields or None, "option": option, "overwrite": overwrite, "label": label}
+        run_operation(context, "keys", {**values, "detach": detach, "dry_run": dry_run, "as_json": as_json})
+        return
     session = session_of(context, as_json=as_json)
+    if fields or option or overwrite or label or detach or dry_run:
+        raise UsageMistake("these options go with a manifest: dfc keys BUCKET/SHARDS BUCKET/NAME.ndjson")
     if any(parse_listing(shard).bucket == "" for shard in shards):
         raise UsageMistake("name the bucket: bucket/train-*.tar, or bucket/ for all")
     for shard in shards:

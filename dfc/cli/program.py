@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from dfc.cli.exits import Exit, exit_for
+from dfc.cli.operations import operation_commands
 from dfc.cli.session import Session
 from dfc.errors import DfcError
 
@@ -37,7 +38,12 @@ def _guarded(name: str, context: Any, invoke: Callable[[Any], Any]) -> Any:
 
 
 class ProgramGroup(TyperGroup):
-    """For `dfc`, a program with commands."""
+    """For `dfc`, a program with commands: those that are registered, and one for every operation of jobs."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        for command in operation_commands():
+            self.add_command(command)
 
     def invoke(self, ctx: Any) -> Any:
         return _guarded("dfc", ctx, super().invoke)

@@ -12,6 +12,7 @@ Errors are the classes of `dfc.errors`; `Unreachable` when no node answers.
 
 from dfc.client.aio import AsyncClient, AsyncReader
 from dfc.client.client import Client
+from dfc.client.jobs import AsyncJobs, Job, JobFailed, JobOutput, JobProgress, Jobs, job_spec
 from dfc.client.models import (
     BucketInfo,
     Extent,
@@ -27,12 +28,18 @@ from dfc.http.retry import Cancellation, Cancelled, RetryPolicy
 
 __all__ = [
     "AsyncClient",
+    "AsyncJobs",
     "AsyncReader",
     "BucketInfo",
     "Cancellation",
     "Cancelled",
     "Client",
     "Extent",
+    "Job",
+    "JobFailed",
+    "JobOutput",
+    "JobProgress",
+    "Jobs",
     "KeyInfo",
     "ListPage",
     "MemberInfo",
@@ -41,4 +48,5 @@ __all__ = [
     "RetryPolicy",
     "SampleInfo",
     "StoredObject",
+    "job_spec",
 ]

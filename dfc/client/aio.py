@@ -9,11 +9,13 @@ import asyncio
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar
 
 from dfc.checksum import Buffer
 from dfc.client.client import DEFAULT_URL, Client
+from dfc.client.jobs import AsyncJobs
 from dfc.client.models import BucketInfo, KeyInfo, ListPage, MemberInfo, ObjectInfo, SampleInfo, StoredObject
 from dfc.client.reader import ObjectReader
 from dfc.client.source import Body
@@ -104,6 +106,7 @@ class AsyncClient:
     ) -> None:
         self._client = Client(url, token, retries=retries)
         self._threads = _Threads(threads)
+        self.jobs = AsyncJobs(self._client.jobs, self._threads.run, self._iterate)
 
     @property
     def url(self) -> str:
@@ -253,11 +256,11 @@ class AsyncClient:
     async def scrub_status(self) -> dict[str, Any]:
         return await self._threads.run(self._client.scrub_status)
 
-    async def _iterate(self, begin: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
+    async def _iterate(self, begin: Callable[[], Iterator[T]], batch: int = _BATCH) -> AsyncIterator[T]:
         iterator = await self._threads.run(begin)
         try:
-            while batch := await self._threads.run(_take, iterator):
-                for item in batch:
+            while items := await self._threads.run(_take, iterator, batch):
+                for item in items:
                     yield item
         finally:
             # A generator that is left early frees its connection.
@@ -266,13 +269,8 @@ class AsyncClient:
                 await self._threads.run(close)
 
 
-def _take(iterator: Iterator[T]) -> Sequence[T]:
-    batch = []
-    for item in iterator:
-        batch.append(item)
-        if len(batch) == _BATCH:
-            break
-    return batch
+def _take(iterator: Iterator[T], batch: int) -> Sequence[T]:
+    return list(islice(iterator, batch))
 
 
 def _from_loop(pieces: AsyncIterable[bytes], loop: asyncio.AbstractEventLoop) -> Iterator[Buffer]:

@@ -18,6 +18,7 @@ from dfc.checksum import CHECKSUM_NAME
 from dfc.client.control import MSGPACK, Control
 from dfc.client.download import download
 from dfc.client.exchange import ObjectCalls, Tries
+from dfc.client.jobs import Jobs
 from dfc.client.lines import read_values
 from dfc.client.models import (
     BucketInfo,
@@ -56,6 +57,7 @@ class Client:
         self.cancellation = Cancellation()
         policy = RetryPolicy() if retries is None else RetryPolicy(retries=retries)
         self._control = Control(self.url, token, policy, self.cancellation)
+        self.jobs = Jobs(self._control)
         self._transport = Transport(self.cancellation)
         self._router = Router(self.url, self._fetch_map)
         self._calls = ObjectCalls(self._router, self._transport, token, policy, self.cancellation)

@@ -6,7 +6,7 @@ Every call goes to the URL that the client was given. Failures are raised as cla
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import httpx
@@ -76,6 +76,24 @@ class Control:
                 delay_s = self._policy.delay_s(attempt, retry_after_s(error))
             cancellation.wait(delay_s)
             attempt += 1
+
+    def lines(self, path: str) -> Iterator[str]:
+        """The lines of an answer that comes bit by bit, each when it is there. Unreachable when it breaks off; no retries."""
+        cancellation = current_cancellation(self._cancellation)
+        what = f"GET {self._url}{path}"
+        try:
+            with self._http.stream("GET", path, headers={"Accept": "text/event-stream"}) as answer:
+                if not answer.is_success:
+                    raise error_from_answer(answer.status_code, answer.headers, answer.read(), what)
+                for line in answer.iter_lines():
+                    cancellation.check()
+                    yield line
+        except httpx.HTTPError as problem:
+            raise Unreachable(f"{what}: {problem or type(problem).__name__}") from None
+
+    def pause(self, seconds: float) -> None:
+        """Sleep, unless what the caller does is cancelled."""
+        current_cancellation(self._cancellation).wait(seconds)
 
     def _once(self, method: str, path: str, params: Mapping[str, str | int] | None, body: Any, accept: str) -> bytes:
         content = None if body is None else msgspec.json.encode(body)

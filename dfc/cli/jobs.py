@@ -1,0 +1,193 @@
+"""`dfc job`: submit, follow, list, show and cancel jobs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dfc.cli.exits import UsageMistake
+from dfc.cli.following import conclude, facts_of, follow, run_job
+from dfc.cli.operations import parse_pairs
+from dfc.cli.options import Json
+from dfc.cli.session import Session, format_size, session_of
+
+if TYPE_CHECKING:
+    from dfc.client import Job
+
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="The id that submitting has printed.")]
+SpecFile = Annotated[str, typer.Argument(metavar="[SPEC]", help="A file with the job as JSON, or - for standard input.")]
+Operation = Annotated[str, typer.Option("--operation", help="Instead of a file: what to do.")]
+Input = Annotated[
+    list[str] | None, typer.Option("--input", "-i", metavar="BUCKET/SHARDS", help="What to read; again for more.")
+]
+Output = Annotated[str, typer.Option("--output", metavar="BUCKET/PATTERN", help="What to write.")]
+Options = Annotated[list[str] | None, typer.Option("--option", "-o", metavar="NAME=JSON", help="An option of the operation.")]
+Label = Annotated[str, typer.Option("--label", help="A name for the job, for people.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace objects that match the pattern.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Print the plan; nothing is stored.")]
+
+
+def register(app: typer.Typer) -> None:
+    job = typer.Typer(help="Jobs over whole datasets.", no_args_is_help=True)
+    job.command("run")(run)
+    job.command("submit")(submit)
+    job.command("ls")(list_jobs)
+    job.command("show")(show)
+    job.command("watch")(watch)
+    job.command("cancel")(cancel)
+    app.add_typer(job, name="job")
+
+
+def run(
+    context: typer.Context,
+    spec: SpecFile = "",
+    operation: Operation = "",
+    source: Input = None,
+    output: Output = "",
+    option: Options = None,
+    label: Label = "",
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Run a job and follow it to its end; Ctrl-C cancels it."""
+    session = session_of(context, as_json=as_json)
+    body = _spec(spec, operation, source, output, option, label, overwrite)
+    run_job(session, None, body, dry_run=dry_run or bool(body.get("dry_run")))
+
+
+def submit(
+    context: typer.Context,
+    spec: SpecFile = "",
+    operation: Operation = "",
+    source: Input = None,
+    output: Output = "",
+    option: Options = None,
+    label: Label = "",
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Submit a job and print its id."""
+    session = session_of(context, as_json=as_json)
+    body = _spec(spec, operation, source, output, option, label, overwrite)
+    run_job(session, None, body, detach=True, dry_run=dry_run or bool(body.get("dry_run")))
+
+
+def _spec(
+    file: str,
+    operation: str,
+    sources: list[str] | None,
+    output: str,
+    options: list[str] | None,
+    label: str,
+    overwrite: bool,
+) -> dict[str, Any]:
+    """From a file, where flags add to it, or from flags alone."""
+    if file:
+        if operation or sources or output:
+            raise UsageMistake("give a file, or --operation, --input and --output, not both")
+        spec = _read(file)
+    else:
+        from dfc.client import job_spec
+
+        if not (operation and sources and output):
+            raise UsageMistake("give a file with the job, or --operation, --input and --output")
+        spec = job_spec(operation, sources if len(sources) > 1 else sources[0], output)
+    if options:
+        spec["options"] = {**(spec.get("options") or {}), **parse_pairs(options)}
+    if label:
+        spec["label"] = label
+    if overwrite:
+        spec["overwrite"] = True
+    return spec
+
+
+def _read(file: str) -> dict[str, Any]:
+    text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    try:
+        spec = json.loads(text)
+    except ValueError as problem:
+        raise UsageMistake(f"{file} is not JSON: {problem}") from None
+    if not isinstance(spec, dict):
+        raise UsageMistake(f"{file} is not a job: it is a JSON object with operation, input, output, options")
+    return spec
+
+
+def list_jobs(
+    context: typer.Context,
+    state: Annotated[str, typer.Option("--state", help="Only these, by commas: running,queued.")] = "",
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many, the newest.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """List jobs, newest first."""
+    session = session_of(context, as_json=as_json)
+    states: Any = tuple(part for part in state.split(",") if part)
+    for number, job in enumerate(session.client().jobs.list(states=states, page=min(limit, 1000))):
+        if number >= limit:
+            break
+        if as_json:
+            session.print_json(facts_of(job))
+        else:
+            tasks = job.progress.tasks
+            total = "?" if tasks.total is None else tasks.total
+            done = f"{tasks.done}/{total}"
+            print(f"{job.id}  {job.created[:19]}Z  {job.state:<10}  {done:>13}  {job.operation:<10}  {job.label}".rstrip())
+
+
+def show(context: typer.Context, job_id: JobId, as_json: Json = False) -> None:
+    """Show one job."""
+    session = session_of(context, as_json=as_json)
+    job = session.client().jobs.get(job_id)
+    session.print_json(facts_of(job)) if as_json else _print(job)
+
+
+def _print(job: Job) -> None:
+    progress = job.progress
+    total = "?" if progress.tasks.total is None else progress.tasks.total
+    rows: list[tuple[str, Any]] = [
+        ("operation", job.operation),
+        ("label", job.label),
+        ("state", job.state),
+        ("created", job.created),
+        ("started", job.started),
+        ("finished", job.finished),
+        ("tasks", f"{progress.tasks.done} of {total}"),
+        ("samples", progress.samples),
+        ("read", format_size(progress.bytes_in)),
+        ("written", format_size(progress.bytes_out)),
+    ]
+    if progress.eta_s is not None:
+        rows.append(("left", f"{progress.eta_s:.0f} s"))
+    if job.output is not None:
+        rows += [("objects", job.output.shards), ("digest", job.output.digest)]
+    if job.error is not None:
+        rows.append(("error", f"{job.error.code}: {job.error.message}"))
+    rows += [("warning", warning) for warning in job.warnings]
+    print(job.id)
+    for name, value in rows:
+        if value not in (None, ""):
+            print(f"  {name:<9} {value}")
+
+
+def watch(context: typer.Context, job_id: JobId, as_json: Json = False) -> None:
+    """Follow a job to its end; Ctrl-C leaves it running."""
+    session: Session = session_of(context, as_json=as_json)
+    client = session.client()
+    job = client.jobs.get(job_id)
+    if as_json:
+        for job in client.jobs.events(job_id):
+            session.print_json(facts_of(job))
+        raise typer.Exit(0 if job.state == "succeeded" else 1)
+    raise typer.Exit(conclude(session, follow(session, client, job)))
+
+
+def cancel(context: typer.Context, job_id: JobId, as_json: Json = False) -> None:
+    """Cancel a job; nothing of it stays."""
+    session = session_of(context, as_json=as_json)
+    job = session.client().jobs.cancel(job_id)
+    session.print_json(facts_of(job)) if as_json else print(f"{job.id} {job.state}")

@@ -1,0 +1,225 @@
+"""A command for every operation of jobs, `dfc reshuffle SRC DST --seed 1`: its flags are the fields of the operation's options.
+
+Modules of operations take long to import, so a command looks at its own only when it is used; its help comes from the source.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Annotated, Any, Final, get_args, get_origin
+
+import typer
+from typer.core import TyperCommand
+
+import dfc
+from dfc.cli.address import is_url
+from dfc.cli.exits import UsageMistake
+from dfc.cli.options import Json
+from dfc.cli.session import session_of
+
+HAS_COMMAND: Final = frozenset(("keys",))  # `dfc keys` lists too, see `dfc.cli.listing`
+_FOLDER: Final = Path(dfc.__file__).parent / "jobs" / "operations"
+_ANY_OPTION: Final = "Any option of the operation."
+
+
+def operation_commands() -> Iterator[TyperCommand]:
+    """The commands of all operations but those that are part of another command."""
+    return (OperationCommand(name) for name in _names() if name not in HAS_COMMAND)
+
+
+class OperationCommand(TyperCommand):
+    """Stands for the command of an operation until it is used."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+
+    @property
+    def help(self) -> str | None:
+        """Read from the source of the operation when help is shown."""
+        return _docstring(self.name or "")
+
+    @help.setter
+    def help(self, text: str | None) -> None:
+        pass
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        assert self.name is not None
+        return _build_command(self.name).make_context(info_name, args, parent=parent, **extra)
+
+
+def _build_command(name: str) -> Any:
+    """The command with a flag for each field of the operation's options. The last argument is the destination."""
+
+    def run(context: typer.Context, **values: Any) -> None:
+        run_operation(context, name, values)
+
+    parameters = {"context": (typer.Context, Parameter.empty), **_parameters(name)}
+    kind = Parameter.POSITIONAL_OR_KEYWORD
+    run.__annotations__ = {each: annotation for each, (annotation, _) in parameters.items()}
+    run.__signature__ = Signature(  # type: ignore[attr-defined]
+        [Parameter(each, kind, default=default, annotation=annotation) for each, (annotation, default) in parameters.items()]
+    )
+    from dfc.jobs.operations import operation
+
+    about = f"{_docstring(name)}\n\n{operation(name).Options.__doc__ or ''}"
+    app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+    app.command(name, help=about, no_args_is_help=True)(run)
+    return typer.main.get_command(app)
+
+
+def _parameters(name: str) -> dict[str, tuple[Any, Any]]:
+    """Annotation and default by parameter name."""
+    import msgspec
+
+    from dfc.jobs.operations import operation
+
+    found: dict[str, tuple[Any, Any]] = {
+        "paths": (Annotated[list[str], typer.Argument(metavar="BUCKET/SHARDS... BUCKET/PATTERN")], Parameter.empty)
+    }
+    for field in msgspec.structs.fields(operation(name).Options):
+        flag = "--" + field.encode_name.replace("_", "-")
+        plain = field.default is msgspec.NODEFAULT or field.default is None or field.default == ()
+        about = "required" if field.required else "" if plain else f"default {field.default}"
+        if field.type is bool:
+            annotation: Any = Annotated[bool | None, typer.Option(f"{flag}/--no-{flag[2:]}", help=about)]
+        else:
+            annotation = Annotated[str | None, typer.Option(flag, metavar=describe_type(field.type), help=about)]
+        found[f"option_{field.name}"] = (annotation, None)
+    return {
+        **found,
+        "option": (Annotated[list[str] | None, typer.Option("--option", "-o", metavar="NAME=JSON", help=_ANY_OPTION)], None),
+        "overwrite": (Annotated[bool, typer.Option("--overwrite", help="Replace objects that match the pattern.")], False),
+        "label": (Annotated[str, typer.Option("--label", help="A name for the job, for people.")], ""),
+        "detach": (Annotated[bool, typer.Option("--detach", "-d", help="Print the job's id and do not wait.")], False),
+        "dry_run": (Annotated[bool, typer.Option("--dry-run", "-n", help="Print the plan; nothing is stored.")], False),
+        "as_json": (Json, False),
+    }
+
+
+def run_operation(context: typer.Context, name: str, values: dict[str, Any]) -> None:
+    """Run the command of an operation; `values` are those of its flags, an option's under `option_NAME`."""
+    from dfc.cli.following import run_job
+    from dfc.client import job_spec
+    from dfc.jobs.operations import operation
+
+    session = session_of(context, as_json=values["as_json"])
+    *sources, destination = values["paths"]
+    many = bool(getattr(operation(name), "TAKES_MANY", False))
+    if not sources or (len(sources) > 1 and not many):
+        raise UsageMistake(
+            f"dfc {name} wants {'sources' if many else 'a source'} and a destination: BUCKET/SHARDS BUCKET/PATTERN"
+        )
+    bases, addresses = zip(*(_without_base(path) for path in (*sources, destination)), strict=True)
+    if len(set(bases)) != 1:
+        raise UsageMistake("a job reads and writes one cluster: give all addresses in the same form")
+    options = given_options(name, values)
+    source: Any = list(addresses[:-1]) if many else addresses[0]
+    spec = job_spec(name, source, addresses[-1], overwrite=values["overwrite"], label=values["label"])
+    run_job(session, bases[0], {**spec, "options": options}, detach=values["detach"], dry_run=values["dry_run"])
+
+
+def _without_base(address: str) -> tuple[str | None, str]:
+    if not is_url(address):
+        return None, address
+    scheme, _, rest = address.partition("://")
+    host, _, path = rest.partition("/")
+    return f"{scheme}://{host}", path
+
+
+def given_options(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a job: flags that were given, then those of `--option`."""
+    import msgspec
+
+    from dfc.jobs.operations import operation
+
+    options = {}
+    for field in msgspec.structs.fields(operation(name).Options):
+        value = values.get(f"option_{field.name}")
+        if value is not None:
+            options[field.encode_name] = read_option(field.encode_name, field.type, value)
+    options.update(parse_pairs(values.get("option") or ()))
+    return options
+
+
+def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
+    """`name=JSON` each; what is no JSON is text."""
+    found = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise UsageMistake(f"an option is given as NAME=VALUE, not {pair!r}")
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = text
+    return found
+
+
+def read_option(name: str, kind: Any, text: Any) -> Any:
+    """What was typed, as JSON of the option's type: JSON itself, a plain word or number, `a,b,c` for a list, `a=1,b=2` for an
+    object, `BUCKET/SHARDS` for an input. UsageMistake when none of them fits."""
+    import msgspec
+
+    for value in _readings(text):
+        try:
+            converted = msgspec.convert(value, kind, strict=False)
+        except (msgspec.ValidationError, TypeError):
+            continue
+        return msgspec.to_builtins(converted) if not isinstance(converted, str) else converted
+    raise UsageMistake(f"--{name.replace('_', '-')} wants {describe_type(kind)}, not {text!r}")
+
+
+def _readings(text: Any) -> Iterator[Any]:
+    """What a text may mean, the likeliest first."""
+    if not isinstance(text, str):
+        yield text
+        return
+    if text[:1] in ("{", "[", '"'):
+        try:
+            yield json.loads(text)
+        except ValueError:
+            pass
+    yield text
+    parts = text.split(",")
+    yield parts
+    if all("=" in part for part in parts):
+        yield dict(part.split("=", 1) for part in parts)
+    bucket, slash, shards = text.partition("/")
+    if slash:
+        yield {"bucket": bucket, "shards": shards}
+
+
+def describe_type(kind: Any) -> str:
+    """How help and errors name the type of an option."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if hasattr(kind, "__metadata__"):
+        return describe_type(arguments[0])
+    if origin is not None and str(origin).endswith("Literal"):
+        return "|".join(map(str, arguments))
+    if origin in (list, tuple, set, frozenset):
+        return f"{describe_type(arguments[0])},…" if arguments else "list"
+    if origin is dict:
+        return "name=value,…"
+    if arguments:
+        return "|".join(describe_type(each) for each in arguments if each is not type(None))
+    return {int: "int", float: "number", str: "text", bool: "yes|no"}.get(kind, "JSON")
+
+
+def _names() -> tuple[str, ...]:
+    """`OPERATIONS`, read and not imported: what it imports would make every command slow to start."""
+    for node in ast.parse((_FOLDER / "__init__.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "OPERATIONS":
+            names: tuple[str, ...] = ast.literal_eval(node.value) if node.value is not None else ()
+            return names
+    return ()
+
+
+def _docstring(name: str) -> str:
+    """That of the operation's module."""
+    path = _FOLDER / f"{name}.py"
+    path = path if path.exists() else _FOLDER / name / "__init__.py"
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""

@@ -1,0 +1,247 @@
+"""Jobs over whole datasets: submit, follow, cancel. `Client.jobs` blocks, `AsyncClient.jobs` is for asyncio.
+
+job = client.jobs.submit(job_spec("reshuffle", "imagenet/train-*.tar", "shuffled/train-%06d.tar", seed=42))
+print(client.jobs.wait(job.id).output.digest)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+
+import msgspec
+
+from dfc.errors import BadRequest, DfcError, Unavailable, Unreachable
+from dfc.names import DEFAULT_BUCKET
+
+if TYPE_CHECKING:
+    from dfc.client.control import Control
+
+T = TypeVar("T")
+State = Literal["queued", "running", "publishing", "succeeded", "failed", "cancelled"]
+RECONNECT_S: Final = 1.0
+PAGE: Final = 100
+
+
+class TaskCount(msgspec.Struct, frozen=True, kw_only=True):
+    """`total` is None while a stage is to come whose tasks are not known yet."""
+
+    done: int = 0
+    total: int | None = None
+
+
+class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a job is; `eta_s` is the time until its last task ends, at the pace so far."""
+
+    tasks: TaskCount = TaskCount()
+    samples: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    eta_s: float | None = None
+
+
+class JobProblem(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a job failed."""
+
+    code: str
+    message: str
+
+
+class JobOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job has written. `digest` is equal for equal outputs (docs/jobs.md)."""
+
+    shards: int
+    samples: int
+    digest: str
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as the cluster shows it. Times are RFC 3339 UTC."""
+
+    id: str
+    operation: str
+    state: State
+    label: str = ""
+    created: str = ""
+    started: str | None = None
+    finished: str | None = None
+    progress: JobProgress = JobProgress()
+    warnings: tuple[str, ...] = ()
+    error: JobProblem | None = None
+    output: JobOutput | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.finished is not None
+
+
+class JobPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Some jobs, newest first; `next_token` is None on the last page."""
+
+    jobs: tuple[Job, ...] = ()
+    next_token: str | None = None
+
+
+class JobFailed(DfcError):
+    """A job that was waited for has failed or was cancelled; `job` has the details."""
+
+    code = "job_failed"
+
+    def __init__(self, job: Job) -> None:
+        reason = f": {job.error.message}" if job.error else ""
+        super().__init__(f"the job {job.id} has {'failed' if job.error else 'been cancelled'}{reason}")
+        self.job = job
+
+
+def job_spec(
+    operation: str,
+    source: str | Sequence[str],
+    destination: str,
+    *,
+    overwrite: bool = False,
+    label: str = "",
+    **options: Any,
+) -> dict[str, Any]:
+    """The body of `POST /v1/jobs`. `source` is `BUCKET/SHARDS`, for `merge` a list of such, `destination` `BUCKET/PATTERN`."""
+    sources = [_source(source)] if isinstance(source, str) else [_source(each) for each in source]
+    bucket, name = split_address(destination)
+    spec: dict[str, Any] = {
+        "operation": operation,
+        "input": sources[0] if isinstance(source, str) else sources,
+        "output": {"bucket": bucket, "pattern": name},
+        "options": options,
+    }
+    if overwrite:
+        spec["overwrite"] = True
+    if label:
+        spec["label"] = label
+    return spec
+
+
+def _source(address: str) -> dict[str, Any]:
+    bucket, shards = split_address(address)
+    return {"bucket": bucket, "shards": shards or "**"}
+
+
+def split_address(address: str) -> tuple[str, str]:
+    """Bucket and the rest; a name without a slash is in the bucket `default`."""
+    bucket, slash, rest = address.partition("/")
+    return (bucket, rest) if slash else (DEFAULT_BUCKET, address)
+
+
+class Jobs:
+    """The jobs of one cluster. Errors are classes of `dfc.errors`: BadRequest, NoShards, OutputExists, JobNotFound, …"""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+
+    def submit(self, spec: Mapping[str, Any]) -> Job:
+        """Have the cluster accept a job. It is not tried again when the answer is lost: look at `list` then."""
+        return _decode(self._control.call("POST", "/v1/jobs", body=dict(spec), patient=False), Job)
+
+    def plan(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+        """What a job would do: stages, tasks, inputs and outputs. Nothing is stored."""
+        return _decode(self._control.call("POST", "/v1/jobs", body={**spec, "dry_run": True}), dict[str, Any])
+
+    def get(self, job_id: str) -> Job:
+        """JobNotFound."""
+        return _decode(self._control.call("GET", f"/v1/jobs/{_checked(job_id)}"), Job)
+
+    def list(self, *, states: Sequence[State] = (), page: int = PAGE) -> Iterator[Job]:
+        """Newest first, page by page."""
+        params: dict[str, str | int] = {"limit": page}
+        if states:
+            params["state"] = ",".join(states)
+        while True:
+            found = _decode(self._control.call("GET", "/v1/jobs", params=params), JobPage)
+            yield from found.jobs
+            if found.next_token is None:
+                return
+            params["token"] = found.next_token
+
+    def cancel(self, job_id: str) -> Job:
+        """Nothing of it stays. JobFinished once it publishes its outputs."""
+        return _decode(self._control.call("DELETE", f"/v1/jobs/{_checked(job_id)}"), Job)
+
+    def events(self, job_id: str, *, patient: bool = True) -> Iterator[Job]:
+        """The job now and whenever it changes, to its end. If `patient`, a connection that breaks is made again."""
+        path = f"/v1/jobs/{_checked(job_id)}/events"
+        while True:
+            try:
+                for line in self._control.lines(path):
+                    if line.startswith("data: "):
+                        job = _decode(line[6:].encode(), Job)
+                        yield job
+                        if job.has_ended:
+                            return
+            except (Unreachable, Unavailable):
+                if not patient:
+                    raise
+            self._control.pause(RECONNECT_S)
+            job = self.get(job_id)  # raises when nobody answers for long
+            if job.has_ended:
+                yield job
+                return
+
+    def wait(self, job_id: str, *, timeout_s: float | None = None, check: bool = True) -> Job:
+        """The job when it has ended. JobFailed when it did not succeed, if `check`; TimeoutError, then it goes on."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        pause_s = 0.05
+        while not (job := self.get(job_id)).has_ended:
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"the job {job_id} has not ended after {timeout_s} s")
+            self._control.pause(pause_s)
+            pause_s = min(1.0, pause_s * 1.5)
+        if check and job.state != "succeeded":
+            raise JobFailed(job)
+        return job
+
+
+class AsyncJobs:
+    """`Jobs` for asyncio; `run` and `iterate` are the client's ways to its threads."""
+
+    def __init__(self, jobs: Jobs, run: Callable[..., Any], iterate: Callable[..., AsyncIterator[Any]]) -> None:
+        self._jobs = jobs
+        self._run = run
+        self._iterate = iterate
+
+    async def submit(self, spec: Mapping[str, Any]) -> Job:
+        found: Job = await self._run(self._jobs.submit, spec)
+        return found
+
+    async def plan(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = await self._run(self._jobs.plan, spec)
+        return found
+
+    async def get(self, job_id: str) -> Job:
+        found: Job = await self._run(self._jobs.get, job_id)
+        return found
+
+    def list(self, *, states: Sequence[State] = (), page: int = PAGE) -> AsyncIterator[Job]:
+        return self._iterate(lambda: self._jobs.list(states=states, page=page))
+
+    async def cancel(self, job_id: str) -> Job:
+        found: Job = await self._run(self._jobs.cancel, job_id)
+        return found
+
+    def events(self, job_id: str, *, patient: bool = True) -> AsyncIterator[Job]:
+        """Each as it comes."""
+        return self._iterate(lambda: self._jobs.events(job_id, patient=patient), batch=1)
+
+    async def wait(self, job_id: str, *, timeout_s: float | None = None, check: bool = True) -> Job:
+        found: Job = await self._run(self._jobs.wait, job_id, timeout_s=timeout_s, check=check)
+        return found
+
+
+def _checked(job_id: str) -> str:
+    if not job_id.isalnum() or not job_id.isascii():
+        raise BadRequest(f"not the id of a job: {job_id[:80]!r}")
+    return job_id
+
+
+def _decode(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.MsgspecError as problem:
+        raise BadRequest(f"an answer that is not DFC's: {problem}") from None
