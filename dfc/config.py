@@ -69,6 +69,8 @@ class Settings:
     jobs_tasks_max: int = _setting(1024, "Tasks of one job that are out at a time, 4 a worker at most.", ("proxy",))
     jobs_keep_s: float = _setting(604_800.0, "Jobs that have ended are listed for so long.", ("proxy",))
     jobs_keep_max: int = _setting(10_000, "At most so many of them; the oldest go first.", ("proxy",))
+    jobs_user_functions: bool = _setting(False, "Let jobs run functions that are installed on the workers.", ("proxy",))
+    jobs_user_commands: bool = _setting(False, "Let jobs run commands that their specs bring along.", ("proxy",))
 
     proxy_url: str = _setting("http://127.0.0.1:8080", "The proxy that keeps the registry.", ("target",))
     disks: tuple[str, ...] = _setting((), "Directories of the target's disks, each on a filesystem of its own.", ("target",))
@@ -92,7 +94,9 @@ class Settings:
     jobs_tls_cert: str = _setting("", "PEM file with this node's certificate for the jobs' scheduler.")
     jobs_tls_key: str = _setting("", "PEM file with the key of that certificate.")
     jobs_workers: int = _setting(0, "Worker processes for jobs, here or beside this target; 0: one a processor.")
-    jobs_engine_idle_s: float = _setting(300.0, "The processes of the local engine end after so long without a task.", ("proxy",))
+    jobs_engine_idle_s: float = _setting(
+        300.0, "The processes of the local engine end after so long without a task.", ("proxy",)
+    )
     jobs_memory_bytes: int = _setting(256 * MIB, "What a task of a job may use for buffers.", ("proxy",))
     jobs_io_bytes_per_s: int = _setting(0, "Speed limit of a worker's reads and writes, each; 0: none.", ("proxy",))
     jobs_priority: Literal["low", "normal"] = _setting(

@@ -25,7 +25,19 @@ from dfc.jobs.tasks import Function, JobInput, Stage
 if TYPE_CHECKING:
     from dfc.jobs.spec import InputSpec
 
-OPERATIONS: Final[tuple[str, ...]] = ("convert", "keys", "map", "reshard", "reshuffle", "stats", "validate")
+OPERATIONS: Final[tuple[str, ...]] = (
+    "convert",
+    "dedup",
+    "keys",
+    "map",
+    "reshard",
+    "reshuffle",
+    "select",
+    "sort",
+    "split",
+    "stats",
+    "validate",
+)
 
 
 class Operation(Protocol):

@@ -1,0 +1,195 @@
+"""The functions that `map` brings along. Each takes a sample and gives samples; SampleFailed says what is wrong with one.
+
+`FUNCTIONS` has for each name the struct of its arguments, whose instances are called.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+
+from dfc.errors import BadRequest
+from dfc.jobs.images import Undecodable, check_field, is_image, open_image, pillow
+from dfc.jobs.sandbox.parent import SampleFailed
+from dfc.jobs.sandbox.wire import Fields
+from dfc.limits import JOB_IMAGE_PIXELS_MAX
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+ImageFormat = Literal["jpg", "jpeg", "png", "webp", "bmp", "gif", "ppm", "tif", "tiff"]
+_Side = Annotated[int, Meta(ge=1, le=65_500)]
+_Quality = Annotated[int, Meta(ge=1, le=100)]
+_LOSSY: Final = frozenset(("JPEG", "WEBP"))
+_FORMAT_OF: Final = {"jpg": "JPEG", "jpeg": "JPEG", "tif": "TIFF", "tiff": "TIFF", "pbm": "PPM", "pgm": "PPM"}
+
+
+class _Arguments(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    def check(self) -> None:
+        """BadRequest for what the types cannot say."""
+
+    def __call__(self, sample: Fields) -> list[Fields]:
+        raise NotImplementedError
+
+
+class Drop(_Arguments, frozen=True, kw_only=True):
+    """Leave out fields; a sample without any other goes, too."""
+
+    fields: list[str]
+
+    def __call__(self, sample: Fields) -> list[Fields]:
+        dropped = {ext.lower() for ext in self.fields}
+        kept = {ext: data for ext, data in sample.fields.items() if ext not in dropped}
+        return [Fields(sample.key, kept)] if kept else []
+
+
+class Rename(_Arguments, frozen=True, kw_only=True):
+    """Other extensions (old to new), and a `prefix` for keys."""
+
+    fields: dict[str, str] = {}
+    prefix: str = ""
+
+    def check(self) -> None:
+        if not self.fields and not self.prefix:
+            raise BadRequest("rename wants fields or a prefix for keys")
+
+    def __call__(self, sample: Fields) -> list[Fields]:
+        names = {old.lower(): new.lower() for old, new in self.fields.items()}
+        fields: dict[str, bytes] = {}
+        for ext, data in sample.fields.items():
+            name = names.get(ext, ext)
+            if name in fields:
+                raise SampleFailed(f"two of its fields would be {name!r}")
+            fields[name] = data
+        return [Fields(self.prefix + sample.key, fields)]
+
+
+class _OfImages(_Arguments, frozen=True, kw_only=True):
+    """`fields`: extensions of the pictures that are meant; none: all that are pictures by their extension."""
+
+    fields: list[str] | None = None
+
+    def __call__(self, sample: Fields) -> list[Fields]:
+        wanted = None if self.fields is None else {ext.lower() for ext in self.fields}
+        fields: dict[str, bytes] = {}
+        for ext, data in sample.fields.items():
+            name, content = ext, data
+            if is_image(ext) if wanted is None else ext in wanted:
+                try:
+                    name, content = self.change(ext, open_image(data))
+                except Undecodable as error:
+                    raise SampleFailed(f"field {ext!r}: {error}") from None
+            if name in fields:
+                raise SampleFailed(f"two of its fields would be {name!r}")
+            fields[name] = content
+        return [Fields(sample.key, fields)]
+
+    def change(self, ext: str, image: Image) -> tuple[str, bytes]:
+        """The new extension and bytes of a picture."""
+        raise NotImplementedError
+
+
+class Resize(_OfImages, frozen=True, kw_only=True):
+    """To a `size` of [width, height], or so that the `shortest` or `longest` side has so many pixels. The format stays."""
+
+    size: tuple[_Side, _Side] | None = None
+    shortest: _Side | None = None
+    longest: _Side | None = None
+    quality: _Quality = 90
+
+    def check(self) -> None:
+        if sum(each is not None for each in (self.size, self.shortest, self.longest)) != 1:
+            raise BadRequest("resize wants one of size [width, height], shortest and longest")
+
+    def change(self, ext: str, image: Image) -> tuple[str, bytes]:
+        width, height = self.size or _scaled(image.size, self.shortest, self.longest)
+        if width * height > JOB_IMAGE_PIXELS_MAX:
+            raise SampleFailed(f"field {ext!r} would have {width} x {height} pixels, which is too large")
+        format = image.format or "PNG"
+        plain = image.convert("RGB") if image.mode == "P" and "transparency" not in image.info else image
+        plain = plain.convert("RGBA") if plain.mode in ("P", "PA") else plain.convert("L") if plain.mode == "1" else plain
+        resized = plain.resize((width, height), pillow().Resampling.LANCZOS)
+        return ext, _encode(resized, format, self.quality)
+
+
+class Transcode(_OfImages, frozen=True, kw_only=True):
+    """Into another format (`quality` for jpg and webp), with the extension of that."""
+
+    format: ImageFormat
+    quality: _Quality = 90
+
+    def change(self, ext: str, image: Image) -> tuple[str, bytes]:
+        return _with_ending(ext, self.format), _encode(image, _FORMAT_OF.get(self.format, self.format.upper()), self.quality)
+
+
+class Tensor(_OfImages, frozen=True, kw_only=True):
+    """Pictures as .npy: uint8 of shape (height, width, 3), or (height, width) for grey ones; others as Pillow has them."""
+
+    def change(self, ext: str, image: Image) -> tuple[str, bytes]:
+        plain = image if image.mode in ("L", "RGB", "I", "F", "I;16") else image.convert("RGB")
+        buffer = io.BytesIO()
+        np.save(buffer, np.asarray(plain), allow_pickle=False)
+        return _with_ending(ext, "npy"), buffer.getvalue()
+
+
+class DecodeCheck(_Arguments, frozen=True, kw_only=True):
+    """Fail for samples with pictures or JSON that cannot be decoded; others stay as they are."""
+
+    def __call__(self, sample: Fields) -> list[Fields]:
+        for ext, data in sample.fields.items():
+            try:
+                check_field(ext, data)
+            except Undecodable as error:
+                raise SampleFailed(f"field {ext!r}: {error}") from None
+        return [sample]
+
+
+FUNCTIONS: Final[Mapping[str, type[_Arguments]]] = {
+    "decode-check": DecodeCheck,
+    "drop": Drop,
+    "rename": Rename,
+    "resize": Resize,
+    "tensor": Tensor,
+    "transcode": Transcode,
+}
+
+
+def built_in(name: str, arguments: dict[str, Any]) -> Callable[[Fields], list[Fields]]:
+    """The function with its arguments; BadRequest for wrong ones, KeyError when there is none of this name."""
+    try:
+        function = msgspec.convert(arguments, FUNCTIONS[name])
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"bad args for {name}: {error}") from None
+    function.check()
+    return function
+
+
+def _scaled(size: tuple[int, int], shortest: int | None, longest: int | None) -> tuple[int, int]:
+    """Rounded half up in whole numbers, so that it comes out alike everywhere."""
+    side, other = (min(size), shortest) if shortest is not None else (max(size), longest or 1)
+    width, height = ((2 * each * other + side) // (2 * side) for each in size)
+    return max(1, width), max(1, height)
+
+
+def _with_ending(ext: str, ending: str) -> str:
+    head, dot, _ = ext.rpartition(".")
+    return head + dot + ending
+
+
+def _encode(image: Image, format: str, quality: int) -> bytes:
+    if format in ("JPEG", "PPM", "BMP") and image.mode not in ("L", "RGB", "CMYK" if format == "JPEG" else "RGB"):
+        image = image.convert("RGB")
+    buffer = io.BytesIO()
+    try:
+        if format in _LOSSY:
+            image.save(buffer, format, quality=quality)
+        else:
+            image.save(buffer, format)
+    except (OSError, ValueError, KeyError) as error:
+        raise Undecodable(f"a picture of mode {image.mode} cannot be written as {format} ({str(error)[:100]})") from None
+    return buffer.getvalue()

@@ -1,0 +1,330 @@
+"""`map`: a function of one sample that gives any number of them; built in, an entry point of the operator's, or a command.
+
+Stages: `work` runs the function over each shard; `unique` finds keys that come twice; `report` puts the errors of all shards
+together; with a size the results are cut anew (`dfc.jobs.recut`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+import xxhash
+from msgspec import Meta, Struct
+
+from dfc.errors import BadRequest, Conflict
+from dfc.jobs.functions import FUNCTIONS as BUILT_IN
+from dfc.jobs.functions import built_in
+from dfc.jobs.options import Seed, SizeOptions
+from dfc.jobs.ordering import OrderOptions, check_order
+from dfc.jobs.output import PlainOutput
+from dfc.jobs.partitions import PartitionWriter, partition_count
+from dfc.jobs.pattern import OutputPattern
+from dfc.jobs.recut import RECUT_FUNCTIONS, commit_made, has_size, open_made, recut
+from dfc.jobs.samples import DataMember, OnSplit, SampleData, read_samples
+from dfc.jobs.sandbox.parent import SampleFailed, Sandbox
+from dfc.jobs.sandbox.wire import Fields
+from dfc.jobs.store import Store
+from dfc.jobs.tasks import Function, InputShard, JobInput, Results, Stage, Task, TaskDraft, TaskResult
+from dfc.jobs.uniqueness import KEY_BYTES, DuplicateKey, find_repeats, place_of, shard_and_ordinal
+from dfc.limits import (
+    DECOMPRESS_CHUNK_BYTES,
+    JOB_COMMAND_ARGUMENTS_MAX,
+    JOB_USER_TIMEOUT_S_MAX,
+    SAMPLE_RECORDS_MAX,
+    TAR_MEMBER_NAME_BYTES_MAX,
+)
+from dfc.tar.samples import split_key
+
+OnError = Literal["abort", "skip", "report"]
+REPORT_ENDING: Final = "errors.ndjson"
+
+
+class Options(SizeOptions, frozen=True, kw_only=True):
+    """`function` with its `args`, or a `command`. `on_error`: the job fails, samples are left out, or left out and listed in
+    an object. `timeout`: seconds that user code may take for a sample. `unique`: where a key may come once only."""
+
+    function: str | None = None
+    args: dict[str, Any] = {}
+    command: list[str] | None = None
+    seed: Seed = 0
+    on_error: OnError = "abort"
+    timeout: Annotated[float, Meta(gt=0, le=JOB_USER_TIMEOUT_S_MAX)] = 60.0
+    unique: Literal["dataset", "shard"] = "dataset"
+
+
+class MapFailed(Conflict):
+    """The function has failed with a sample, or given what is none."""
+
+    code = "map_failed"
+
+
+class _Work(Struct, frozen=True):
+    shard: InputShard
+    number: int
+    start: int  # global ordinal of the first sample
+    name: str | None
+    partitions: int  # 0: keys are unique in a shard at least, and that is enough
+    function: str | None
+    args: dict[str, Any]
+    command: list[str]
+    seed: int
+    on_split: OnSplit
+    on_error: OnError
+    timeout: float
+
+
+class _Unique(Struct, frozen=True):
+    partition: int
+    partitions: int
+    shards: int
+
+
+class _Report(Struct, frozen=True):
+    name: str
+    shards: int
+
+
+def needs(options: Options) -> tuple[str, ...]:
+    """Which settings of the operator must be on."""
+    if options.command is not None:
+        return ("jobs_user_commands",)
+    return () if options.function in BUILT_IN else ("jobs_user_functions",)
+
+
+def check(options: Options, pattern: OutputPattern) -> None:
+    check_order(OrderOptions(samples_per_shard=options.samples_per_shard, shard_size=options.shard_size), pattern)
+    if (options.function is None) == (options.command is None):
+        raise BadRequest(f"map wants a function ({', '.join(BUILT_IN)}, or one that is registered), or a command")
+    if options.function is not None and options.function in BUILT_IN:
+        built_in(options.function, options.args)
+    elif options.command is not None:
+        if options.args:
+            raise BadRequest("args are those of a function; a command has them in its list")
+        if not 1 <= len(options.command) <= JOB_COMMAND_ARGUMENTS_MAX or any("\0" in each for each in options.command):
+            raise BadRequest(f"a command is a list of 1 to {JOB_COMMAND_ARGUMENTS_MAX} texts, the program first")
+        if not options.command[0]:
+            raise BadRequest("a command begins with the name of a program")
+
+
+def other_outputs(options: Options, pattern: OutputPattern) -> tuple[str, ...]:
+    """Names of outputs that the pattern does not match."""
+    return (pattern.literal + REPORT_ENDING,) if options.on_error == "report" else ()
+
+
+def plan(job: JobInput) -> list[Stage]:
+    options: Options = job.options
+    shards = job.shards
+    joined = options.on_split == "join"
+    counts = [shard.samples - (shard.repeated if joined else 0) for shard in shards]
+    partitions = partition_count(sum(counts) * KEY_BYTES, job.memory_bytes) if options.unique == "dataset" else 0
+
+    def work(_: Results) -> Iterator[TaskDraft]:
+        start = 0
+        for number, (shard, count) in enumerate(zip(shards, counts, strict=True)):
+            name = None if has_size(options) else job.pattern.name(number)
+            payload = _Work(
+                shard, number, start, name, partitions, options.function, options.args, options.command or [], options.seed,
+                options.on_split, options.on_error, options.timeout,
+            )  # fmt: skip
+            yield TaskDraft(msgspec.msgpack.encode(payload), shard.label, shard.node if name is None else job.node_of(name))
+            start += count
+
+    def unique(_: Results) -> Iterator[TaskDraft]:
+        for partition in range(partitions):
+            payload = _Unique(partition, partitions, len(shards))
+            yield TaskDraft(msgspec.msgpack.encode(payload), f"keys of part {partition} of {partitions}")
+
+    def report(_: Results) -> Iterator[TaskDraft]:
+        (name,) = other_outputs(options, job.pattern)
+        yield TaskDraft(msgspec.msgpack.encode(_Report(name, len(shards))), name, job.node_of(name))
+
+    stages = [Stage("work", work, len(shards))]
+    if partitions:
+        stages.append(Stage("unique", unique, partitions))
+    if options.on_error == "report":
+        stages.append(Stage("report", report, 1))
+    return recut(job, stages, "work")
+
+
+def run_work(task: Task, store: Store) -> TaskResult:
+    """Run the function over one shard."""
+    payload = task.decode(_Work)
+    with ExitStack() as stack:
+        function = _open_function(payload, store, stack)
+        errors = _Errors(payload, store, stack)
+        keys = _Keys(payload, store, stack)
+        output = open_made(store, payload.name, payload.number)
+        stack.enter_context(output)
+        for sample in read_samples(store, payload.shard, payload.on_split):
+            store.check()
+            try:
+                made = [_members(each) for each in function(sample)]
+            except SampleFailed as error:
+                errors.add(sample.key, str(error))
+                continue
+            for key, members in made:
+                keys.add(key)
+                output.add(members)
+        keys.commit()
+        errors.commit()
+        return commit_made(output, payload.shard, warnings=errors.warnings)
+
+
+def _open_function(payload: _Work, store: Store, stack: ExitStack) -> Callable[[SampleData], list[Fields]]:
+    """What is called with every sample."""
+
+    def fields_of(sample: SampleData) -> Fields:
+        return Fields(sample.key, {member.ext: member.data for member in sample.members})
+
+    if payload.function is not None and payload.function in BUILT_IN:
+        function = built_in(payload.function, payload.args)
+        return lambda sample: function(fields_of(sample))
+    sandbox = stack.enter_context(
+        Sandbox(
+            stack.enter_context(store.scratch()),
+            store.check,
+            function=payload.function,
+            args=payload.args,
+            command=payload.command,
+            timeout_s=payload.timeout,
+            calls=payload.shard.samples,
+        )
+    )
+
+    def call(sample: SampleData) -> list[Fields]:
+        return sandbox.call(seed_of(payload.seed, payload.start + sample.number), fields_of(sample))
+
+    return call
+
+
+def seed_of(seed: int, ordinal: int) -> int:
+    """64 random bits for a sample: the same wherever, and however often, it is worked on."""
+    return xxhash.xxh3_64_intdigest(struct.pack("<QQ", seed, ordinal))
+
+
+def _members(sample: Fields) -> tuple[str, list[DataMember]]:
+    """A sample as it is written. SampleFailed for keys and extensions that would be read as something else."""
+    if not 1 <= len(sample.fields) <= SAMPLE_RECORDS_MAX:
+        raise SampleFailed(f"a sample {sample.key[:80]!r} with {len(sample.fields)} fields came out")
+    members = []
+    for ext, data in sample.fields.items():
+        name = f"{sample.key}.{ext.lower()}"
+        if split_key(name) != (sample.key, ext.lower()) or not _is_member_name(name):
+            raise SampleFailed(f"key {sample.key[:80]!r} with extension {ext[:80]!r} came out: no name of a sample's field")
+        members.append(DataMember(ext.lower(), name, data))
+    if len({member.ext for member in members}) < len(members):
+        raise SampleFailed(f"a sample {sample.key[:80]!r} came out with two extensions that differ in case only")
+    return sample.key, members
+
+
+def _is_member_name(name: str) -> bool:
+    try:
+        return "\0" not in name and len(name.encode()) <= TAR_MEMBER_NAME_BYTES_MAX
+    except UnicodeEncodeError:
+        return False
+
+
+class _Keys:
+    """The keys that a shard gives: logged for the stage `unique`, or compared among themselves at once."""
+
+    def __init__(self, payload: _Work, store: Store, stack: ExitStack) -> None:
+        self._payload = payload
+        self._count = 0
+        self._seen: set[str] = set()
+        self._log: PartitionWriter | None = None
+        if payload.partitions:
+            self._log = stack.enter_context(PartitionWriter(store, _keys_name(payload.number), payload.partitions))
+
+    def add(self, key: str) -> None:
+        """DuplicateKey for one that is there, where they are compared here."""
+        if self._log is not None:
+            self._log.add_key(key, place_of(self._payload.number, self._count))
+            self._count += 1
+        elif key in self._seen:
+            raise DuplicateKey(f"{self._payload.shard.label}: the key {key[:200]!r} comes out twice")
+        else:
+            self._seen.add(key)
+
+    def commit(self) -> None:
+        if self._log is not None:
+            self._log.commit()
+
+
+class _Errors:
+    """Samples that have failed."""
+
+    def __init__(self, payload: _Work, store: Store, stack: ExitStack) -> None:
+        self._payload = payload
+        self._count = 0
+        self._first = ""
+        self._list: PlainOutput | None = None
+        if payload.on_error == "report":
+            self._list = stack.enter_context(PlainOutput(store, _errors_name(payload.number), temporary=True))
+
+    def add(self, key: str, message: str) -> None:
+        label = self._payload.shard.label
+        if self._payload.on_error == "abort":
+            raise MapFailed(f"{label}: sample {key[:200]!r}: {message}")
+        if not self._count:
+            self._first = f"{key[:200]!r}: {message}"
+        self._count += 1
+        if self._list is not None:
+            self._list.write(msgspec.json.encode({"shard": label, "key": key, "error": message}) + b"\n")
+
+    def commit(self) -> None:
+        if self._list is not None:
+            self._list.commit()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        if not self._count:
+            return ()
+        return (f"{self._payload.shard.label}: {self._count} samples failed and are left out, first {self._first}",)
+
+
+def run_unique(task: Task, store: Store) -> TaskResult:
+    """Fail for the first key of a partition that comes twice."""
+    payload = task.decode(_Unique)
+    logs = [_keys_name(number) for number in range(payload.shards)]
+    for repeat in find_repeats(store, logs, payload.partition, payload.partitions):
+        first, second = (shard_and_ordinal(place)[0] for place in (repeat.first, repeat.place))
+        where = f"input shard {first}" if first == second else f"input shards {first} and {second}"
+        raise DuplicateKey(f"the key {repeat.key[:200]!r} comes out twice, of {where} (counted from 0)")
+    return TaskResult()
+
+
+def run_report(task: Task, store: Store) -> TaskResult:
+    """The errors of all shards, in global order."""
+    payload = task.decode(_Report)
+    with PlainOutput(store, payload.name) as output:
+        for number in range(payload.shards):
+            store.check()
+            source = store.open_temporary(_errors_name(number))
+            try:
+                with source.open() as stream:
+                    while data := stream.read(DECOMPRESS_CHUNK_BYTES):
+                        output.write(data)
+            finally:
+                source.close()
+        record = output.commit()
+    return TaskResult((record,), bytes_out=record.size)
+
+
+def _keys_name(number: int) -> str:
+    return f"keys-{number:08d}"
+
+
+def _errors_name(number: int) -> str:
+    return f"errors-{number:08d}"
+
+
+FUNCTIONS: Final[dict[str, Function]] = {
+    "work": run_work,
+    "unique": run_unique,
+    "report": run_report,
+    **RECUT_FUNCTIONS,
+}

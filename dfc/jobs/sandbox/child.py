@@ -1,0 +1,230 @@
+"""The process that runs code of users: it shuts itself in, loads the code, then answers one sample after the other.
+
+Started by `parent` as `python -I -m dfc.jobs.sandbox.child`, with pipes as standard input and output and nothing else open.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from typing import Any, BinaryIO, Final, cast
+
+import msgspec
+
+import dfc
+from dfc.jobs.sandbox.isolation import isolate
+from dfc.jobs.sandbox.wire import LENGTH, Answer, Call, Fields, Ready, Setup, frame
+from dfc.tar.samples import split_key
+
+KEY_FIELD: Final = "__key__"
+_COMMAND_PATH: Final = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+_ERROR_CHARS: Final = 500
+_OUTPUTS_MAX: Final = 10_000  # files of one sample
+
+Work = Callable[[Call], list[Fields]]
+
+
+class SampleFailed(Exception):
+    """The code did not do its part; the message is for users."""
+
+
+def main() -> None:
+    """Serve until the pipe ends."""
+    reader, writer = _take_pipes()
+    setup = msgspec.msgpack.decode(_receive(reader) or b"", type=Setup)
+    sys.path[:] = setup.module_path
+    try:
+        point = None if setup.function is None else find_entry_point(setup.function)
+        readable = _readable(point)
+        isolation = isolate(setup, readable, _listable(point), (reader.fileno(), writer.fileno()))
+        work = _commands(setup.command, alone="processes" in isolation) if point is None else _function(point, setup.args)
+    except Exception as error:
+        _send(writer, Ready(error=_text(error)))
+        return
+    _send(writer, Ready(isolation))
+    while content := _receive(reader):
+        try:
+            answer = Answer(work(msgspec.msgpack.decode(content, type=Call)))
+            encoded = frame(answer)
+        except BaseException as error:  # SystemExit of user code is one more way to fail
+            encoded = frame(Answer(error=_text(error)))
+        writer.write(encoded)
+        writer.flush()
+
+
+def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """The pipes under other numbers, not inherited; what user code reads and prints goes nowhere."""
+    reader, writer = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nowhere, standard)
+    os.close(nowhere)
+    return reader, writer
+
+
+def _receive(reader: BinaryIO) -> bytes | None:
+    head = reader.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    return reader.read(LENGTH.unpack(head)[0])
+
+
+def _send(writer: BinaryIO, value: Any) -> None:
+    writer.write(frame(value))
+    writer.flush()
+
+
+def _text(error: BaseException) -> str:
+    if isinstance(error, SampleFailed):
+        return str(error)[:_ERROR_CHARS]
+    return f"{type(error).__name__}: {str(error)[:_ERROR_CHARS]}"
+
+
+def find_entry_point(name: str) -> EntryPoint:
+    """The registered function of that name. LookupError when there is none, or more than one."""
+    found = list({point.value: point for point in entry_points(group="dfc.map", name=name)}.values())
+    if len(found) != 1:
+        raise LookupError(f"{len(found) or 'no'} entry points of group 'dfc.map' are called {name!r} on this worker")
+    return found[0]
+
+
+def _readable(point: EntryPoint | None) -> list[str]:
+    """What Python and the code of the user are read from: installations, and packages that lie elsewhere."""
+    paths = {sys.prefix, sys.base_prefix, os.path.realpath(sys.executable), *dfc.__path__}
+    inside = tuple(os.path.join(prefix, "") for prefix in (sys.prefix, sys.base_prefix))
+    if point is not None:
+        spec = find_spec(point.module.partition(".")[0])
+        if spec is not None:
+            paths.update(spec.submodule_search_locations or ([spec.origin] if spec.origin else []))
+    return sorted(path for path in paths if path in (sys.prefix, sys.base_prefix) or not path.startswith(inside))
+
+
+def _listable(point: EntryPoint | None) -> list[str]:
+    """Where the package of the user lies when that is no installation: Python lists that directory before it imports."""
+    spec = None if point is None else find_spec(point.module.partition(".")[0])
+    if spec is None:
+        return []
+    return [os.path.dirname(path) for path in (spec.submodule_search_locations or [spec.origin or ""]) if path]
+
+
+# --- Functions.
+
+
+def _function(point: EntryPoint, arguments: dict[str, Any]) -> Work:
+    import numpy  # seeded also when only the function itself imports it; commands need not wait for it
+
+    function = point.load()
+
+    def work(call: Call) -> list[Fields]:
+        random.seed(call.seed)
+        numpy.random.seed(call.seed & 0xFFFFFFFF)
+        return [_checked(sample) for sample in cast(Iterable[object], function(_as_dict(call.sample), **arguments))]
+
+    return work
+
+
+def _as_dict(sample: Fields) -> dict[str, str | bytes]:
+    return {KEY_FIELD: sample.key, **sample.fields}
+
+
+def _checked(sample: object) -> Fields:
+    if not isinstance(sample, Mapping) or not isinstance(sample.get(KEY_FIELD), str):
+        raise SampleFailed(f"the function gives samples as dicts with {KEY_FIELD!r}, not {type(sample).__name__}")
+    fields: dict[str, bytes] = {}
+    for ext, data in sample.items():
+        if isinstance(ext, str) and isinstance(data, (bytes, bytearray, memoryview)):
+            fields[ext] = bytes(data)
+        elif ext != KEY_FIELD:
+            raise SampleFailed(f"field {ext!r} of a sample is {type(data).__name__}, not bytes")
+    return Fields(sample[KEY_FIELD], fields)
+
+
+# --- Commands.
+
+
+def _commands(command: list[str], *, alone: bool) -> Work:
+    program = shutil.which(command[0], path=_COMMAND_PATH)
+    if program is None:
+        raise LookupError(f"there is no program {command[0]!r} on this worker")
+
+    def work(call: Call) -> list[Fields]:
+        key = call.sample.key
+        shutil.rmtree("work", ignore_errors=True)
+        os.makedirs("work/out")
+        for ext, data in call.sample.fields.items():
+            with open(f"work/sample.{ext}", "xb") as file:
+                file.write(data)
+        filled = [argument.replace("{key}", key).replace("{seed}", str(call.seed)) for argument in command[1:]]
+        with open("errors", "w+b") as errors:
+            status = _run([program, *filled], errors.fileno(), alone=alone)
+            if status:
+                errors.seek(max(0, errors.seek(0, 2) - _ERROR_CHARS))
+                said = errors.read().decode(errors="replace").strip()
+                raise SampleFailed(f"the command ended with {status}{': ' if said else ''}{said}")
+        return list(_collect(key))
+
+    return work
+
+
+def _run(command: list[str], errors: int, *, alone: bool) -> int:
+    """Its exit status, negative for a signal; nothing that it has started lives on."""
+    process = subprocess.Popen(
+        command, cwd="work", env={}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
+    )
+    try:
+        return process.wait()
+    finally:
+        try:
+            if alone:
+                os.kill(-1, signal.SIGKILL)  # everybody in this namespace but its first process
+            else:
+                os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        try:
+            while os.waitpid(-1, 0)[0]:
+                pass
+        except ChildProcessError:
+            pass
+
+
+def _collect(key: str) -> Iterable[Fields]:
+    """The samples in `out/`: files named as in an archive, where `sample` at the front stands for the key of the input."""
+    samples: dict[str, Fields] = {}
+    for count, path in enumerate(sorted(_files("work/out", ""))):
+        if count >= _OUTPUTS_MAX:
+            raise SampleFailed(f"the command has left more than {_OUTPUTS_MAX} files in out/")
+        parts = split_key(path)
+        if parts is None:
+            raise SampleFailed(f"out/{path[:80]} is no name of a sample's field, such as out/sample.jpg")
+        name, ext = parts
+        if name.startswith("sample"):
+            name = key + name.removeprefix("sample")
+        sample = samples.setdefault(name, Fields(name, {}))
+        descriptor = os.open(f"work/out/{path}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            sample.fields[ext] = file.read()
+    return samples.values()
+
+
+def _files(directory: str, prefix: str) -> Iterable[str]:
+    for entry in os.scandir(directory):
+        mode = entry.stat(follow_symlinks=False).st_mode
+        if stat.S_ISDIR(mode):
+            yield from _files(entry.path, f"{prefix}{entry.name}/")
+        elif stat.S_ISREG(mode):
+            yield prefix + entry.name
+        else:
+            raise SampleFailed(f"out/{prefix}{entry.name} is no regular file")
+
+
+if __name__ == "__main__":
+    main()

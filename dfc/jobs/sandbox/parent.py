@@ -1,0 +1,204 @@
+"""The worker's side of a sandbox: a child process, spoken to in frames, each with a deadline, and killed for good."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from dfc.errors import Conflict
+from dfc.jobs.sandbox.wire import LENGTH, Answer, Call, Fields, Ready, Setup, frame
+from dfc.limits import (
+    JOB_USER_FILE_BYTES,
+    JOB_USER_FRAME_BYTES_MAX,
+    JOB_USER_MEMORY_BYTES,
+    JOB_USER_PROCESSES,
+    JOB_USER_START_S,
+    PIPE_BYTES,
+)
+
+T = TypeVar("T")
+_CHUNK_BYTES: Final = 1 << 20
+_CHECK_S: Final = 0.25  # how soon a cancelled job is noticed while user code runs
+_CPU_S_MAX: Final = 2**31 - 1
+
+
+class UserCodeRefused(Conflict):
+    """The code cannot even begin: it is not installed, or fails when it is imported."""
+
+    code = "user_code_refused"
+
+
+class SampleFailed(Exception):
+    """User code has failed with one sample. The message is for users."""
+
+
+class Sandbox:
+    """One child at a time; a new one is started for the sample after one that has killed it. Use as a context.
+
+    `directory`: an empty one, for scratch. `check` raises when the job has ended.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        check: Callable[[], None],
+        *,
+        function: str | None = None,
+        args: dict[str, Any] | None = None,
+        command: list[str] | None = None,
+        timeout_s: float,
+        calls: int,
+        memory_bytes: int = JOB_USER_MEMORY_BYTES,
+        file_bytes: int = JOB_USER_FILE_BYTES,
+    ) -> None:
+        self.isolation: list[str] = []
+        self._directory, self._check, self._timeout_s = directory, check, timeout_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._setup = Setup(
+            "",
+            [path for path in sys.path if path and os.path.exists(path)],
+            function,
+            args or {},
+            command or [],
+            memory_bytes,
+            min(_CPU_S_MAX, int(timeout_s * (calls + 1)) + int(JOB_USER_START_S)),
+            file_bytes,
+            JOB_USER_PROCESSES,
+        )
+
+    def call(self, seed: int, sample: Fields) -> list[Fields]:
+        """What the code makes of a sample. Raises SampleFailed, UserCodeRefused, and what `check` raises."""
+        if self._process is None:
+            self._start()
+        answer = self._exchange(frame(Call(seed, sample)), self._timeout_s, Answer)
+        if answer.error:
+            raise SampleFailed(answer.error)
+        return answer.samples
+
+    def close(self) -> None:
+        """Kill the child and everything that it has started."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except BrokenPipeError:
+                    pass
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        scratch = tempfile.mkdtemp(dir=self._directory)
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-m", "dfc.jobs.sandbox.child"],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env={},
+            close_fds=True,
+            start_new_session=True,
+        )
+        setup = msgspec.structs.replace(self._setup, scratch=scratch)
+        try:
+            ready = self._exchange(frame(setup), JOB_USER_START_S, Ready)
+        except SampleFailed as error:
+            raise UserCodeRefused(f"the code of the job cannot be started: {error}") from None
+        if ready.error:
+            self.close()
+            raise UserCodeRefused(f"the code of the job cannot be started: {ready.error}")
+        self.isolation = ready.isolation
+
+    def _exchange(self, request: bytes, timeout_s: float, kind: type[T]) -> T:
+        """Send a frame and receive one, whichever goes; anything but a proper answer in time ends the child."""
+        answered = False
+        try:
+            content = self._transfer(request, time.monotonic() + timeout_s, timeout_s)
+            answer = msgspec.msgpack.decode(content, type=kind)
+            answered = True
+            return answer
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise SampleFailed("it has written something else than an answer") from None
+        finally:
+            if not answered:
+                self.close()
+
+    def _transfer(self, request: bytes, deadline: float, timeout_s: float) -> bytes:
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        to, source = process.stdin.fileno(), process.stdout.fileno()
+        os.set_blocking(to, False)
+        for pipe in (to, source):
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        poll = select.poll()
+        poll.register(source, select.POLLIN)
+        poll.register(to, select.POLLOUT)
+        unsent, received, expected = memoryview(request), bytearray(), LENGTH.size
+        while True:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise SampleFailed(f"it has taken more than {timeout_s:g} s")
+            self._check()
+            for descriptor, _ in poll.poll(1000 * min(left_s, _CHECK_S)):
+                if descriptor == to:
+                    unsent = unsent[_write(to, unsent[:_CHUNK_BYTES]) :]
+                    if not unsent:
+                        poll.unregister(to)
+                else:
+                    data = os.read(source, min(_CHUNK_BYTES, expected - len(received)))
+                    if not data:
+                        raise SampleFailed(f"its process has ended ({_ending(process)})")
+                    received += data
+            if len(received) == LENGTH.size == expected:
+                expected += LENGTH.unpack(received)[0]
+                if expected > JOB_USER_FRAME_BYTES_MAX:
+                    raise SampleFailed("it has written something else than an answer, or too much")
+            if len(received) == expected > LENGTH.size:
+                if unsent:
+                    raise SampleFailed("it has answered before it was asked")
+                return bytes(received[LENGTH.size :])
+
+
+def _write(to: int, data: memoryview) -> int:
+    try:
+        return os.write(to, data)
+    except BlockingIOError:
+        return 0
+    except BrokenPipeError:
+        return len(data)  # the other side is closing: what follows from it is read there
+
+
+def _ending(process: subprocess.Popen[bytes]) -> str:
+    """Waits a moment, since a pipe ends before its process does."""
+    try:
+        status = process.wait(1.0)
+    except subprocess.TimeoutExpired:
+        return "it has closed its pipe"
+    if status > 128:  # the first process of a namespace ends as the process that waits for it tells
+        status = 128 - status
+    return f"killed by {signal.Signals(-status).name}" if -64 < status < 0 else f"exit status {status}"

@@ -1,0 +1,57 @@
+"""What goes over the pipes of a sandbox: frames of a length (4 bytes, little-endian) and so many bytes of msgpack."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+import msgspec
+
+LENGTH: Final = struct.Struct("<I")
+
+
+class Fields(msgspec.Struct, frozen=True, array_like=True):
+    """A sample: its key, and the bytes of every extension in their order."""
+
+    key: str
+    fields: dict[str, bytes]
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """The first frame to a child: an entry point of group `dfc.map` with its arguments, or a command; and its bounds."""
+
+    scratch: str
+    module_path: list[str]
+    function: str | None
+    args: dict[str, Any]
+    command: list[str]
+    memory_bytes: int
+    cpu_s: int
+    file_bytes: int
+    processes: int
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """The answer to it: what the child is shut in by, or why it cannot begin."""
+
+    isolation: list[str] = []
+    error: str = ""
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One sample to work on. `seed`: 64 bits from the seed of the job and the ordinal of the sample."""
+
+    seed: int
+    sample: Fields
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What has become of it, or what went wrong."""
+
+    samples: list[Fields] = []
+    error: str = ""
+
+
+def frame(value: Any) -> bytes:
+    content = msgspec.msgpack.encode(value)
+    return LENGTH.pack(len(content)) + content
