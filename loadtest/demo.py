@@ -1,4 +1,5 @@
-"""`make demo`: a cluster of four targets, an image dataset in with `tar | tarshards` and `curl -T`, and every byte back.
+"""`make demo`: a cluster of four targets, an image dataset in with `tar | tarshards` and `curl -T`, and every byte back;
+then jobs over it: reshuffle, list keys, to Parquet and back.
 
 Starts everything in a temporary directory on free ports, prints each command before it runs, ends the cluster, and
 leaves nothing. Exit code 0 only when every member of every shard came back as it was.
@@ -12,10 +13,9 @@ import json
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ from rich.table import Table
 from loadtest.addresses import parse_base_url
 from loadtest.cluster import Cluster, cluster, serve_command
 from loadtest.connection import Connection, HttpFailure
+from loadtest.demojobs import JobsDiffer, check_job, compare, job_commands, read_members
 from loadtest.images import make_dataset
 from loadtest.processes import ProcessFailed, interruptible, run
 from loadtest.report import format_bytes
@@ -69,9 +70,10 @@ class Demo:
         line = " | ".join(" ".join(_quoted(word) for word in command) for command in commands)
         self.console.print(f"$ {line}", markup=False, highlight=False, style="cyan", soft_wrap=True)
 
-    def command(self, argv: Sequence[str]) -> str:
+    def command(self, argv: Sequence[str], *, url: str = "") -> str:
+        """Run a command, with DFC_URL set to `url` for the commands of ours."""
         self.show(argv)
-        return run(argv, cwd=self.directory)
+        return run(argv, cwd=self.directory, env={"DFC_URL": url})
 
     @contextlib.contextmanager
     def step(self, what: str) -> Iterator[Step]:
@@ -102,7 +104,8 @@ def play(demo: Demo) -> None:
         shards = _list_shards(demo, started.url)
         keys = _list_keys(demo, started.url)
         _read_sample(demo, started.url, keys)
-        _read_all(demo, started, shards)
+        members = _read_all(demo, started, shards)
+        _run_jobs(demo, started, members)
 
 
 def _make_images(demo: Demo) -> None:
@@ -184,22 +187,44 @@ def _read_sample(demo: Demo, url: str, keys: Sequence[tuple[str, str]]) -> None:
         raise DemoFailed(f"{step.remark} came back with other bytes")
 
 
-def _read_all(demo: Demo, started: Cluster, shards: Sequence[str]) -> None:
+def _read_all(demo: Demo, started: Cluster, shards: Sequence[str]) -> dict[str, bytes]:
+    """All members of all shards by name, compared with the files that they were made of."""
     demo.say(f"Stream all {len(shards)} shards back, {READERS} at a time, and compare every file")
     with demo.step("stream all shards") as step, ThreadPoolExecutor(READERS) as pool:
         data = list(pool.map(lambda shard: _download(started.url, shard), shards))
     step.bytes_moved = sum(len(shard) for shard in data)
     with demo.step("compare every byte") as step:
-        seen = _compare(demo.directory, data)
-    expected = {
-        path.relative_to(demo.directory).as_posix()
-        for part in ("dataset", "extra")
-        for path in (demo.directory / part).rglob("*")
-        if path.is_file()
-    }
-    if seen != expected:
-        raise DemoFailed(f"{len(expected - seen)} files are missing, {len(seen - expected)} are new")
-    step.remark = f"{len(seen)} files equal"
+        members = read_members(data)
+        expected = {
+            path.relative_to(demo.directory).as_posix(): path.read_bytes()
+            for part in ("dataset", "extra")
+            for path in (demo.directory / part).rglob("*")
+            if path.is_file()
+        }
+    if members != expected:
+        different = [name for name in expected if members.get(name) != expected[name]]
+        raise DemoFailed(f"{len(different)} files are missing or different, {len(members.keys() - expected.keys())} are new")
+    step.remark = f"{len(members)} files equal"
+    return members
+
+
+def _run_jobs(demo: Demo, started: Cluster, members: Mapping[str, bytes]) -> None:
+    demo.say("Work on it where it lies: reshuffle all samples, list the keys of the result, convert it to Parquet and back")
+    demo.console.print(f"$ export DFC_URL={started.url}", style="cyan", highlight=False)
+    samples = SAMPLES + EXTRA_SAMPLES
+    shards = -(-samples // SAMPLES_PER_SHARD)
+    for what, argv in job_commands(SAMPLES_PER_SHARD).items():
+        with demo.step(what) as step:
+            job = demo.command(argv, url=started.url)
+        step.remark = check_job(job, samples, 1 if what == "list keys" else shards)
+        demo.console.print(step.remark, highlight=False)
+    manifest = _download(started.url, "shuffled/keys.ndjson").decode().splitlines()
+    for line in [*manifest[:2], "…"]:
+        demo.console.print(line, markup=False, highlight=False)
+    if len(manifest) != samples:
+        raise DemoFailed(f"{len(manifest)} keys instead of {samples}")
+    with demo.step("compare samples") as step:
+        step.remark = f"{compare(lambda path: _download(started.url, path), members, shards)} files equal"
 
 
 def _download(url: str, shard: str) -> bytes:
@@ -207,21 +232,6 @@ def _download(url: str, shard: str) -> bytes:
     with contextlib.closing(Connection(parse_base_url(url, allow_remote=False))) as connection:
         expect(connection.download(f"/{shard}", data.write), 200)
     return data.getvalue()
-
-
-def _compare(directory: Path, shards: Sequence[bytes]) -> set[str]:
-    """The names of all files in the shards; DemoFailed when one differs from its original or comes twice."""
-    seen: set[str] = set()
-    for data in shards:
-        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-            for member in archive:
-                if not member.isfile():
-                    continue
-                content = archive.extractfile(member)
-                if content is None or member.name in seen or content.read() != (directory / member.name).read_bytes():
-                    raise DemoFailed(f"{member.name} is there twice, or not as it was")
-                seen.add(member.name)
-    return seen
 
 
 def print_steps(demo: Demo) -> None:
@@ -250,7 +260,7 @@ def main() -> int:
     demo = Demo(console, Path(tempfile.mkdtemp(prefix="dfc-demo-")))
     try:
         play(demo)
-    except (DemoFailed, ProcessFailed, HttpFailure, OSError, subprocess.SubprocessError) as error:
+    except (DemoFailed, JobsDiffer, ProcessFailed, HttpFailure, OSError, subprocess.SubprocessError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

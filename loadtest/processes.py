@@ -101,9 +101,15 @@ def running(
         child.end()
 
 
-def run(argv: Sequence[str], *, timeout_s: float = 300.0, cwd: Path | None = None) -> str:
-    """Run a command to its end and give its standard output; ProcessFailed for another exit code than 0."""
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, cwd=cwd)
+def run(argv: Sequence[str], *, timeout_s: float = 300.0, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
+    """Run a command to its end and give its standard output; ProcessFailed for another exit code than 0.
+
+    `env` comes on top of our own environment.
+    """
+    environment = {**os.environ, **(env or {})}
+    done = subprocess.run(
+        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, cwd=cwd, env=environment
+    )
     if done.returncode != 0:
         raise ProcessFailed(f"exit code {done.returncode}: {' '.join(argv)}\n{done.stderr[-2000:]}")
     return done.stdout
