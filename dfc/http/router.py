@@ -23,12 +23,14 @@ _PARAMETER: Final = re.compile(r"\{[a-z_]+(…?)\}")
 
 @dataclass(frozen=True)
 class Route:
-    """`query=None`: the handler checks the query itself. `internal`: wants the token always, when one is set."""
+    """`query=None`: the handler checks the query itself. `internal`: wants the token always, when one is set. `reads`: changes
+    nothing, whatever the method."""
 
     pattern: str
     handlers: Mapping[str, Handler]
     query: frozenset[str] | None = frozenset()
     internal: bool = False
+    reads: bool = False
     expression: re.Pattern[str] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:

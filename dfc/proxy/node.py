@@ -20,6 +20,7 @@ from dfc.http.router import Handler, Route
 from dfc.http.server import NodeServer
 from dfc.membership.embedded import EmbeddedRegistry
 from dfc.proxy.admin import AdminRoutes
+from dfc.proxy.batch import BatchRoutes
 from dfc.proxy.buckets import BucketRoutes
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.jobs import LIST_QUERY, JobRoutes
@@ -78,6 +79,7 @@ class ProxyNode:
             Route("/v1/jobs/{job}", {"GET": jobs.show, "DELETE": jobs.cancel}),
             Route("/v1/jobs/{job}/events", {"GET": jobs.events}),
             Route("/v1/node/jobs/{job}", {"GET": jobs.running}, internal=True),
+            Route("/v1/batch", {"POST": BatchRoutes(self.cluster, self._pool, self.settings.token).batch}, reads=True),
             Route("/v1/cluster", {"GET": admin.cluster_map}),
             Route("/v1/cluster/scrub", {"GET": admin.scrub_status, "POST": admin.start_scrub}),
             Route("/v1/nodes", {"POST": admin.register}, internal=True),

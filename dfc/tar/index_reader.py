@@ -30,6 +30,7 @@ from dfc.tar.samples import NO_KEY
 
 if TYPE_CHECKING:
     from dfc.tar.index_arrays import Integers, SampleArrays
+    from dfc.tar.spans import SampleSpans
 
 _CHECK_BYTES: Final = MIB  # tables are checked by reading, in pieces: mapped pages would count as our memory
 
@@ -147,6 +148,11 @@ class ShardIndex:
 
     def find_sample(self, key: str) -> Sample | None:
         """The sample with this key. Of several the first one."""
+        number = self.find_sample_number(key)
+        return None if number is None else self.sample_at(number)
+
+    def find_sample_number(self, key: str) -> int | None:
+        """The ordinal of the sample with this key. Of several the first one."""
         wanted = xxhash.xxh3_64_intdigest(key.encode(errors="replace"))
         hashes = self._key_hashes
         row = bisect_left(hashes, wanted)
@@ -154,11 +160,15 @@ class ShardIndex:
             number = self._key_samples[row]
             if number >= self.sample_count:
                 raise IndexCorrupt("an index points to a sample that is not there", number)
-            sample = self.sample_at(number)
-            if sample.key == key:
-                return sample
+            if self._key_of(number) == key:
+                return number
             row += 1
         return None
+
+    def _key_of(self, number: int) -> str:
+        _, position = SAMPLE.unpack_from(self._map, self._samples_start + number * SAMPLE.size)
+        offset, size, _, name, key_chars, member_type = self._record(position)
+        return _member(name, key_chars, offset, size, member_type, position).key or ""
 
     def sample_at(self, number: int) -> Sample:
         """The sample with this ordinal, from 0. IndexError when there is none."""
@@ -205,6 +215,13 @@ class ShardIndex:
 
         self.verify()
         return read_arrays(self._view, self._samples_start, self.sample_count, self._records_end, numbers)
+
+    def spans(self, numbers: Integers) -> SampleSpans:
+        """Where the samples with these ordinals lie (`dfc.tar.spans`). IndexError when there is one too large."""
+        from dfc.tar.spans import read_spans
+
+        self.verify()
+        return read_spans(self._view, self._samples_start, self.sample_count, self._records_end, self.archive_size, numbers)
 
     def _column(self, start: int, count: int) -> memoryview:
         return self._view[start : start + 8 * count].cast("Q")

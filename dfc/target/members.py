@@ -31,7 +31,7 @@ class MemberRoutes:
 
     def __init__(self, local: Local) -> None:
         self._local = local
-        self._slots = Slots(DECOMPRESSED_READ_WAIT_S)
+        self.slots = Slots(DECOMPRESSED_READ_WAIT_S)
 
     async def answer(self, exchange: Exchange, disk: Disk, row: ObjectRow, query: Mapping[str, str]) -> Answer:
         given = [name for name in _QUERIES if name in query]
@@ -126,18 +126,18 @@ class MemberRoutes:
 
     async def _open(self, disk: Disk, row: ObjectRow, kind: str) -> tuple[int, Callable[[], None]]:
         """The blob to read a shard from and what ends that. Unavailable while too many shards of large windows are read."""
-        has_slot = await self._slots.take(kind)
+        has_slot = await self.slots.take(kind)
         try:
             file = await self._local.call(disk.open_blob, row)
         except BaseException:
             if has_slot:
-                self._slots.give()
+                self.slots.give()
             raise
 
         def close() -> None:
             os.close(file)
             if has_slot:
-                self._slots.give()
+                self.slots.give()
 
         return file, close
 
@@ -159,7 +159,7 @@ def _read_range(disk: Disk, row: ObjectRow, offset: int, count: int) -> bytes:
         os.close(file)
 
 
-class _Body:
+class BlobBody:
     """The object's bytes of a blob, without its footer, as the readers of archives want them."""
 
     def __init__(self, file: int, size: int) -> None:
@@ -173,7 +173,7 @@ class _Body:
 
 
 def _decompress(file: int, size: int, kind: str, offset: int, count: int) -> Iterator[bytes]:
-    return read_member_range(cast(BinaryIO, _Body(file, size)), kind, offset, count)
+    return read_member_range(cast(BinaryIO, BlobBody(file, size)), kind, offset, count)
 
 
 def _sample_tar(file: int, size: int, kind: str, sample: Sample) -> Iterator[bytes]:

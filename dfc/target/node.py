@@ -33,6 +33,7 @@ from dfc.storage.disk import Disk
 from dfc.storage.identity import read_identity
 from dfc.storage.rows import DiskOptions
 from dfc.storage.scrub import Scrubber
+from dfc.target.batch import BatchRoutes
 from dfc.target.families import disk_families
 from dfc.target.internal import InternalRoutes, ShardSelection
 from dfc.target.local import Local
@@ -71,6 +72,7 @@ class TargetNode:
         objects, internal = self._objects, InternalRoutes(self.local, self._scrubbers, selection)
         staging = StagingRoutes(self.local, objects.slots, self.settings.object_size_max_bytes)
         sources = SourceRoutes(self.local, selection)
+        batch = BatchRoutes(self.local, self._pool, self.settings.token, self._members.slots)
         here = dict.fromkeys(("GET", "PUT", "DELETE"), objects.object)
         away = objects.elsewhere
         named = dict.fromkeys(("GET", "PUT", "PATCH", "DELETE"), away)
@@ -83,6 +85,8 @@ class TargetNode:
             Route(
                 "/v1/node/samples", {"GET": internal.samples}, query=frozenset(("bucket", "shards", "fields")), internal=True
             ),
+            Route("/v1/batch", {"POST": batch.batch}, reads=True),
+            Route("/v1/node/batch", {"POST": batch.own_batch}, internal=True),
             Route("/v1/node/staged", {"GET": staging.totals}, internal=True),
             Route("/v1/node/staged/{job}", {"DELETE": staging.discard}, internal=True),
             Route("/v1/node/staged/{job}/prepare", {"POST": staging.prepare}, internal=True),

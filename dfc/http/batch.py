@@ -1,0 +1,266 @@
+"""Batch reads: a list of items from anywhere in the cluster as one tar, in exactly that order.
+
+The node that is asked splits the list by owner and asks each owner for its part (`POST /v1/node/batch`). An owner finds
+everything before it answers: its answer begins with the length of each item. So a missing item is known before the first byte
+goes out, the length of the whole too, and merging is copying runs of bytes. An owner that breaks off is asked again for the
+rest of its part, of the same versions; when that fails for good the connection is cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from typing import Annotated, Any, Final, Literal, Protocol
+
+import msgspec
+
+from dfc.errors import BadRequest, DfcError, TooLarge, Unavailable
+from dfc.http.answers import TAR, Answer, finish_connection
+from dfc.http.common import SAFETY_HEADERS
+from dfc.http.exchange import Exchange
+from dfc.http.merge import ByteSource, Merge, Run, SourceBroke
+from dfc.http.transfer import ReadStalled, drive, duplicate
+from dfc.limits import BATCH_BODY_BYTES_MAX, BATCH_ITEMS_MAX, BATCHES_MAX
+from dfc.names import check_bucket_name, check_object_name
+
+MSGPACK: Final = "application/msgpack"
+END_OF_ARCHIVE: Final = bytes(1024)
+ITEM_HEADER: Final = "X-DFC-Item"  # of an error: the number of the item that it is about
+OnMissing = Literal["fail", "skip", "empty"]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class BatchItem(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """A member, a sample by key or by ordinal, or with none of these the whole object. `start` and `length` are a range of a
+    member or of an object."""
+
+    bucket: str
+    object: str
+    member: str | None = None
+    sample: str | None = None
+    number: _Count | None = None
+    start: _Count | None = None
+    length: _Count | None = None
+    if_match: str | None = None
+
+
+class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of a batch read."""
+
+    items: list[BatchItem]
+    on_missing: OnMissing = "fail"
+
+
+class ItemError(Exception):
+    """What is wrong with one item of a list."""
+
+    def __init__(self, number: int, error: DfcError) -> None:
+        super().__init__(error.message)
+        self.number = number
+        self.error = error
+
+    def answer(self) -> DfcError:
+        """The error for whoever sent the list, naming the item."""
+        error = self.error
+        error.message = f"item {self.number}: {error.message}"
+        error.headers[ITEM_HEADER] = str(self.number)
+        return error
+
+
+class Part(Protocol):
+    """The items of one owner, found and ready to be read: `lengths` in bytes, in order."""
+
+    @property
+    def lengths(self) -> Sequence[int]: ...
+    @property
+    def source(self) -> ByteSource: ...
+
+    async def close(self, *, whole: bool) -> None:
+        """Let go; `whole` says that it was read to its end."""
+
+    async def reopen(self) -> None:
+        """Go on after a break, where the source stopped. Raises when that cannot be."""
+
+
+# An owner's id and the items of it to what opens its part. ItemError, DfcError.
+Opener = Callable[[str, list[BatchItem], OnMissing], Any]
+
+
+class BatchGate:
+    """Counts the batch reads of a node."""
+
+    def __init__(self) -> None:
+        self._free = BATCHES_MAX
+
+    def enter(self) -> None:
+        if not self._free:
+            raise Unavailable(f"{BATCHES_MAX} batch reads are under way already")
+        self._free -= 1
+
+    def leave(self) -> None:
+        self._free += 1
+
+
+async def read_request(exchange: Exchange) -> BatchRequest:
+    """The body, JSON or msgpack, decoded and checked in a thread. BadRequest, BadName, TooLarge."""
+    body = await exchange.read_small(BATCH_BODY_BYTES_MAX)
+    kind = exchange.headers.get("Content-Type", "")
+    return await asyncio.get_running_loop().run_in_executor(exchange.bulk.threads, parse_request, body, kind)
+
+
+def parse_request(body: bytes, content_type: str = "") -> BatchRequest:
+    """A batch read that is well formed; whether anything of it is there is another question."""
+    packed = content_type.partition(";")[0].strip().lower() in (MSGPACK, "application/x-msgpack")
+    try:
+        request: BatchRequest = (msgspec.msgpack if packed else msgspec.json).decode(body, type=BatchRequest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"bad {'msgpack' if packed else 'JSON'}: {error}") from None
+    if len(request.items) > BATCH_ITEMS_MAX:
+        raise TooLarge(f"a batch has at most {BATCH_ITEMS_MAX} items, not {len(request.items)}")
+    for number, item in enumerate(request.items):
+        if item.member is not None or item.sample is not None or item.start is not None or item.length is not None:
+            _check(number, item)
+    for bucket, name in {(item.bucket, item.object) for item in request.items}:
+        check_bucket_name(bucket)
+        check_object_name(name)
+    return request
+
+
+def _check(number: int, item: BatchItem) -> None:
+    chosen = (item.member is not None) + (item.sample is not None) + (item.number is not None)
+    if chosen > 1:
+        raise BadRequest(f"item {number}: give one of member, sample and number, or none for the whole object")
+    if (item.start is not None or item.length is not None) and (item.sample is not None or item.number is not None):
+        raise BadRequest(f"item {number}: start and length are for a member or an object; a sample comes whole")
+
+
+async def answer_batch(
+    exchange: Exchange, request: BatchRequest, owner_of: Callable[[str, str], str], open_part: Opener, gate: BatchGate
+) -> Answer:
+    """The tar of all items. `owner_of` names the owner of an object, `open_part` is awaited for each owner's part."""
+    gate.enter()
+    parts: list[Part] = []
+    try:
+        owners, by_owner, places = await asyncio.get_running_loop().run_in_executor(
+            exchange.bulk.threads, _split, request.items, owner_of
+        )
+        opened = await asyncio.gather(
+            *(open_part(owner, items, request.on_missing) for owner, items in by_owner.items()), return_exceptions=True
+        )
+        parts += [part for part in opened if not isinstance(part, BaseException)]
+        _raise_first(opened, list(places.values()))
+        runs, total = await asyncio.get_running_loop().run_in_executor(
+            exchange.bulk.threads, _runs, owners, [part.lengths for part in parts]
+        )
+    except BaseException:
+        gate.leave()
+        await _close(parts, whole=False)
+        raise
+    headers = [("Content-Type", TAR), *SAFETY_HEADERS]
+    return BatchAnswer(headers, parts, runs, total, gate, tail=END_OF_ARCHIVE)
+
+
+def _split(
+    items: list[BatchItem], owner_of: Callable[[str, str], str]
+) -> tuple[array[int], dict[str, list[BatchItem]], dict[str, list[int]]]:
+    """The number of each item's owner, and by owner its items and their places in the list."""
+    known: dict[tuple[str, str], int] = {}
+    numbers: dict[str, int] = {}
+    for item in items:
+        key = (item.bucket, item.object)
+        if key not in known:
+            known[key] = numbers.setdefault(owner_of(*key), len(numbers))
+    if len(numbers) == 1:
+        owner = next(iter(numbers))
+        return array("i", bytes(4 * len(items))), {owner: items}, {owner: list(range(len(items)))}
+    owners = array("i", [known[item.bucket, item.object] for item in items])
+    parts: list[list[BatchItem]] = [[] for _ in numbers]
+    places: list[list[int]] = [[] for _ in numbers]
+    for place, (owner_number, item) in enumerate(zip(owners, items, strict=True)):
+        parts[owner_number].append(item)
+        places[owner_number].append(place)
+    return owners, dict(zip(numbers, parts, strict=True)), dict(zip(numbers, places, strict=True))
+
+
+def _runs(owners: array[int], lengths: list[Sequence[int]]) -> tuple[list[Run], int]:
+    """How many bytes to take from which part, one after the other, and how many in all."""
+    if len(lengths) == 1:
+        total = sum(lengths[0])
+        return [(0, total)], total
+    following = [iter(part) for part in lengths]
+    runs = [(owner, sum(next(following[owner]) for _ in same)) for owner, same in groupby(owners)]
+    return runs, sum(size for _, size in runs)
+
+
+def _raise_first(opened: Iterable[object], places: list[list[int]]) -> None:
+    """Raise the error of the first item that has one; an error of a whole part counts first of all."""
+    errors: list[ItemError] = []
+    for result, where in zip(opened, places, strict=True):
+        if isinstance(result, ItemError):
+            errors.append(ItemError(where[result.number], result.error))
+        elif isinstance(result, BaseException):
+            raise result
+    if errors:
+        raise min(errors, key=lambda error: error.number).answer()
+
+
+async def _close(parts: Iterable[Part], *, whole: bool) -> None:
+    for part in parts:
+        await part.close(whole=whole)
+
+
+class BatchAnswer(Answer):
+    """Runs of bytes of parts as one body of known length. Owns the parts; cut off rather than short."""
+
+    __slots__ = ("_begin", "_gate", "_parts", "_runs", "_tail")
+
+    def __init__(
+        self,
+        headers: list[tuple[str, str]],
+        parts: Sequence[Part],
+        runs: list[Run],
+        total: int,
+        gate: BatchGate,
+        *,
+        begin: bytes = b"",
+        tail: bytes = b"",
+    ) -> None:
+        super().__init__(200, b"", headers, content_length=len(begin) + total + len(tail))
+        self._parts, self._runs, self._gate, self._begin, self._tail = parts, runs, gate, begin, tail
+
+    async def prepare(self, exchange: Exchange) -> None:
+        self._closing = exchange.must_close
+        head = self._head(exchange, self._length_line())
+        whole = False
+        try:
+            await exchange.write_buffer_empty()
+            with duplicate(exchange.socket()) as sink:
+                transfer = Merge(sink, head + self._begin, [part.source for part in self._parts], self._runs, self._tail)
+                try:
+                    await self._drive(exchange, transfer)
+                finally:
+                    self.sent_bytes = max(0, transfer.moved - len(head))
+            whole = True
+        except DfcError as error:
+            raise ConnectionAbortedError(error.message) from error
+        finally:
+            self._gate.leave()
+            if not whole:
+                exchange.abort()
+            await _close(self._parts, whole=whole)
+        if self._closing:
+            await finish_connection(exchange)
+
+    async def _drive(self, exchange: Exchange, transfer: Merge) -> None:
+        while True:
+            try:
+                await drive(transfer, exchange.bulk.threads, stall_s=exchange.bulk.read_stall_timeout_s)
+                return
+            except ReadStalled:
+                raise
+            except SourceBroke as broke:
+                part = self._parts[broke.number]
+                await part.reopen()
+                transfer.sources[broke.number] = part.source

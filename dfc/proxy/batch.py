@@ -1,0 +1,35 @@
+"""Batch reads at a proxy: the parts of all owners, merged."""
+
+from __future__ import annotations
+
+from dfc.http.answers import Answer
+from dfc.http.batch import BatchGate, BatchItem, OnMissing, Part, answer_batch, read_request
+from dfc.http.batch_peer import PeerParts
+from dfc.http.exchange import Exchange
+from dfc.http.peer import PeerPool
+from dfc.proxy.cluster import Cluster
+
+
+class BatchRoutes:
+    """The handler of `/v1/batch`."""
+
+    def __init__(self, cluster: Cluster, pool: PeerPool, token: str) -> None:
+        self._cluster = cluster
+        self._peers = PeerParts(pool, token, self._url_of)
+        self._gate = BatchGate()
+
+    def _url_of(self, node_id: str) -> str | None:
+        node = self._cluster.map.node(node_id)
+        return None if node is None else node.url
+
+    async def batch(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """A list of items from anywhere."""
+        request = await read_request(exchange)
+        self._cluster.check_ready()
+        return await answer_batch(exchange, request, self._owner_of, self._open, self._gate)
+
+    def _owner_of(self, bucket: str, name: str) -> str:
+        return self._cluster.owner(bucket, name).node.id
+
+    async def _open(self, owner: str, items: list[BatchItem], on_missing: OnMissing) -> Part:
+        return await self._peers.open(owner, items, on_missing)
