@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from dfc.tar.compressor import open_compressor
 from dfc.tar.index import index_kind
 from dfc.tar.reader import iterate_members
-from dfc.tar.samples import SampleGrouper
+from dfc.tar.samples import SampleGrouper, split_key
 from dfc.tar.writer import TarWriter
 
 Members = list[tuple[str, bytes]]
@@ -112,3 +114,18 @@ def gnu_tar_reads(content: bytes) -> list[str]:
     listed = subprocess.run(["tar", "--quoting-style=literal", "-tf", "-"], input=content, capture_output=True, check=True)
     assert not listed.stderr
     return listed.stdout.decode().splitlines()
+
+
+def key_of(sample: Members) -> str:
+    parts = split_key(sample[0][0])
+    assert parts is not None
+    return parts[0]
+
+
+def field(sample: Members, ext: str) -> bytes | None:
+    return next((data for name, data in sample if (split_key(name) or ("", ""))[1] == ext), None)
+
+
+def hash_of_key(seed: int, key: str) -> int:
+    """What split and select by chance go by."""
+    return xxhash.xxh3_64_intdigest(seed.to_bytes(8, "little") + key.encode())

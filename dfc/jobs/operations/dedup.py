@@ -1,0 +1,130 @@
+"""Without duplicates: of the samples with one key, or with one content of a field, the first in global order stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+import numpy as np
+import xxhash
+from msgspec import Struct
+
+from dfc.errors import BadRequest
+from dfc.jobs.corpus import Part, corpus
+from dfc.jobs.fields import read_fields
+from dfc.jobs.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
+from dfc.jobs.partitions import PartitionWriter, partition_count, read_partition
+from dfc.jobs.pattern import OutputPattern
+from dfc.jobs.picking import picked, read_labels, write_labels, write_picked
+from dfc.jobs.store import Store
+from dfc.jobs.tasks import JobInput, Results, Stage, Task, TaskDraft, TaskResult
+
+_RECORD: Final = np.dtype([("high", "<u8"), ("low", "<u8"), ("ordinal", "<i8")])
+
+
+class Options(OrderOptions, frozen=True, kw_only=True):
+    """`by`: `key`, or `hash:EXT`, the xxh3-128 of a field; samples without the field all stay."""
+
+    by: str = "key"
+
+
+class ShardTask(Struct, frozen=True):
+    part: Part
+    ext: str  # empty: by key
+    partitions: int = 0
+    labels: tuple[str, ...] = ()
+    shards: int = 0
+
+
+class FirstTask(Struct, frozen=True):
+    starts: list[int]
+    partition: int
+    inputs: int
+
+
+def check(options: Options, pattern: OutputPattern) -> None:
+    """BadRequest for a `by` that is neither."""
+    check_order(options, pattern)
+    _ext(options)
+
+
+def _ext(options: Options) -> str:
+    kind, _, ext = options.by.partition(":")
+    if options.by != "key" and (kind != "hash" or not ext or "/" in ext):
+        raise BadRequest(f"dedup goes by key or by hash:EXT, not {options.by[:80]!r}")
+    return ext.lower()
+
+
+def plan(job: JobInput) -> list[Stage]:
+    """Hashes of every shard by partition, the later ones of each partition, then what is left of every shard."""
+    options: Options = job.options
+    ext = _ext(options)
+    partitions = partition_count(4 * _RECORD.itemsize * sum(shard.samples for shard in job.shards), job.memory_bytes)
+
+    def hashes(results: Results) -> Iterator[TaskDraft]:
+        for part in corpus(job, results):
+            task = ShardTask(part, ext, partitions)
+            yield TaskDraft(msgspec.msgpack.encode(task), part.shard.label, part.shard.node)
+
+    def later(results: Results) -> Iterator[TaskDraft]:
+        parts = corpus(job, results)
+        starts = [*(part.start for part in parts), parts[-1].end if parts else 0]
+        for partition in range(partitions):
+            task = FirstTask(starts, partition, len(results["hashes"]))
+            yield TaskDraft(msgspec.msgpack.encode(task), f"hashes, part {partition}")
+
+    def pick(results: Results) -> Iterator[TaskDraft]:
+        parts = corpus(job, results)
+        labels = tuple(_later_name(number) for number in range(len(results["later"])))
+        for part in parts:
+            task = ShardTask(part, ext, labels=labels, shards=len(parts))
+            yield TaskDraft(msgspec.msgpack.encode(task), part.shard.label, part.shard.node)
+
+    own = [Stage("hashes", hashes, len(job.shards)), Stage("later", later, partitions), Stage("pick", pick, len(job.shards))]
+    return Ordered(job, lambda results: picked(corpus(job, results), results, [""]), own=own, follows=True).stages()
+
+
+def write_hashes(task: Task, store: Store) -> TaskResult:
+    """Hash and ordinal of each sample, by hash."""
+    wanted = task.decode(ShardTask)
+    with PartitionWriter(store, _hash_name(task.number), wanted.partitions) as writer:
+        for fields in read_fields(store, wanted.part, [wanted.ext] if wanted.ext else [], digests=True):
+            digests = fields.values[0] if wanted.ext else [xxhash.xxh3_128_digest(key) for key in fields.keys]
+            for ordinal, digest in enumerate(digests, fields.start):
+                if digest is not None:
+                    writer.add(digest[-1] % wanted.partitions, digest + ordinal.to_bytes(8, "little"))
+        size = writer.commit()
+    return TaskResult(bytes_out=size)
+
+
+def find_later(task: Task, store: Store) -> TaskResult:
+    """All samples of a partition that are not the first with their hash."""
+    wanted = task.decode(FirstTask)
+    names = [_hash_name(number) for number in range(wanted.inputs)]
+    data = b"".join(segment for name in names for segment in read_partition(store, name, wanted.partition))
+    records = np.frombuffer(data, dtype=_RECORD)
+    records = records[np.lexsort((records["ordinal"], records["low"], records["high"]))]
+    again = (records["high"][1:] == records["high"][:-1]) & (records["low"][1:] == records["low"][:-1])
+    ordinals = records["ordinal"][1:][again].astype(np.int64)
+    write_labels(store, _later_name(task.number), wanted.starts, ordinals, np.zeros(len(ordinals), dtype=np.int64))
+    return TaskResult(bytes_in=len(data))
+
+
+def pick_first(task: Task, store: Store) -> TaskResult:
+    """What of one shard stays."""
+    wanted = task.decode(ShardTask)
+    later, _ = read_labels(store, wanted.labels, task.number, wanted.shards)
+    ordinals = np.arange(wanted.part.start, wanted.part.end, dtype=np.int64)
+    return write_picked(store, task.number, [np.setdiff1d(ordinals, later, assume_unique=True)])
+
+
+def _hash_name(number: int) -> str:
+    return f"hashes/{number:06d}"
+
+
+def _later_name(number: int) -> str:
+    return f"later/{number:06d}"
+
+
+FUNCTIONS: Final = {**ORDER_FUNCTIONS, "hashes": write_hashes, "later": find_later, "pick": pick_first}

@@ -1,0 +1,152 @@
+"""Samples in the order of their keys or of a field; what is equal stays in global order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Final
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from dfc.errors import BadRequest
+from dfc.jobs.arrangement import Arrangement, Section
+from dfc.jobs.classes import ClassField, parse_class_field
+from dfc.jobs.corpus import Part, corpus
+from dfc.jobs.fields import read_fields
+from dfc.jobs.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
+from dfc.jobs.orders import Table, TableRow, encode_entries
+from dfc.jobs.output import PlainOutput
+from dfc.jobs.pattern import OutputPattern
+from dfc.jobs.sorting import Entry, Run, SortType, Unsortable, encoder, write_run
+from dfc.jobs.store import Store
+from dfc.jobs.tasks import JobInput, Results, Stage, Task, TaskDraft, TaskResult
+
+NUMBER_FIELDS: Final = frozenset(("cls", "cls2", "class", "count", "index", "inx", "id"))
+_ENTRY_OVERHEAD_BYTES: Final = 150  # of a value in memory: a tuple, bytes and an integer
+_RANGES_MAX: Final = 4096
+_SAMPLES_OF_RUN: Final = 64  # values of a shard from which the ranges are made
+_BOUND_BYTES_MAX: Final = 64  # of a value that is a bound only; its beginning will do
+
+
+class Options(OrderOptions, frozen=True, kw_only=True):
+    """`by`: `key`, an extension, or `ext:json.path`. `type`: int for fields like cls, else text, if not given."""
+
+    by: str = "key"
+    type: SortType | None = None
+    reverse: bool = False
+
+
+class RunTask(Struct, frozen=True):
+    part: Part
+    options: Options
+
+
+class RankTask(Struct, frozen=True):
+    low: Entry | None
+    high: Entry | None
+    runs: int
+
+
+def check(options: Options, pattern: OutputPattern) -> None:
+    """BadRequest for a field that cannot be."""
+    check_order(options, pattern)
+    if options.by != "key":
+        parse_class_field(options.by)
+    elif options.type not in (None, "text"):
+        raise BadRequest("keys are sorted as text")
+
+
+def plan(job: JobInput) -> list[Stage]:
+    """Sorted values of each shard, then of each range of values the order, then the outputs."""
+    options: Options = job.options
+
+    def runs(results: Results) -> Iterator[TaskDraft]:
+        for part in corpus(job, results):
+            yield TaskDraft(msgspec.msgpack.encode(RunTask(part, options)), part.shard.label, part.shard.node)
+
+    def ranks(results: Results) -> Iterator[TaskDraft]:
+        bounds: list[Entry | None] = [None, *_bounds(results, job.memory_bytes), None]
+        for low, high in pairwise(bounds):
+            task = RankTask(low, high, len(results["runs"]))
+            yield TaskDraft(msgspec.msgpack.encode(task), "a range of values")
+
+    def arrange(results: Results) -> Arrangement:
+        parts = corpus(job, results)
+        counts = [part.shard.samples for part in parts]
+        rows, place = [], 0
+        for number, result in enumerate(results["ranks"]):
+            rows.append(TableRow(_rank_name(number), 0, result.decode(int), place, 0, sum(counts), False))
+            place += rows[-1].count
+        return Arrangement(parts, Table(tuple(rows), place), [Section("", 0, counts)])
+
+    own = [Stage("runs", runs, len(job.shards)), Stage("ranks", ranks)]
+    return Ordered(job, arrange, own=own).stages()
+
+
+def _bounds(results: Results, memory_bytes: int) -> list[Entry]:
+    """Between ranges whose values fit into memory, about."""
+    found = [result.decode(tuple[int, list[Entry]]) for result in results["runs"]]
+    size = sum(size for size, _ in found)
+    ranges = min(_RANGES_MAX, -(-2 * size // max(1, memory_bytes)))
+    values = sorted(value for _, values in found for value in values)
+    bounds = {values[len(values) * k // ranges] for k in range(1, ranges)} if values else set()
+    return sorted(bounds)
+
+
+def write_values(task: Task, store: Store) -> TaskResult:
+    """The values of one shard as a sorted run. Unsortable naming the sample that has none."""
+    wanted = task.decode(RunTask)
+    options, label = wanted.options, wanted.part.shard.label
+    by_key = options.by == "key"
+    field = ClassField("", ()) if by_key else parse_class_field(options.by)
+    kind = options.type or ("int" if not field.path and field.ext.rpartition(".")[2] in NUMBER_FIELDS else "text")
+    encode = encoder(kind, field.path, options.reverse)
+    entries: list[Entry] = []
+    for fields in read_fields(store, wanted.part, [] if by_key else [field.ext]):
+        values = fields.keys if by_key else fields.values[0]
+        for ordinal, value in enumerate(values, fields.start):
+            key = fields.keys[ordinal - fields.start]
+            if value is None:
+                raise Unsortable(f"{label}: the sample {key.decode()!r} has no {field.ext!r} to sort by")
+            try:
+                entries.append((encode(value if by_key else value.strip()), ordinal))
+            except ValueError as error:
+                shown = value[:40].decode(errors="replace")
+                raise Unsortable(f"{label}: the sample {key.decode()!r} has {shown!r} in {options.by!r}: {error}") from None
+    entries.sort()
+    size = write_run(store, _run_name(task.number), entries)
+    step = max(1, len(entries) // _SAMPLES_OF_RUN)
+    samples = [(value[:_BOUND_BYTES_MAX], ordinal) for value, ordinal in entries[::step]]
+    data = msgspec.msgpack.encode((size + _ENTRY_OVERHEAD_BYTES * len(entries), samples))
+    return TaskResult(bytes_in=wanted.part.shard.size, bytes_out=size, data=data)
+
+
+def write_order(task: Task, store: Store) -> TaskResult:
+    """The ordinals of a range of values, in their order."""
+    wanted = task.decode(RankTask)
+    entries: list[Entry] = []
+    for number in range(wanted.runs):
+        run = Run(store, _run_name(number))
+        try:
+            entries += run.entries(0 if wanted.low is None else run.below(wanted.low), run.below(wanted.high))
+        finally:
+            run.close()
+        store.check()
+    entries.sort()
+    with PlainOutput(store, _rank_name(task.number), 8 * len(entries), temporary=True) as output:
+        output.write(encode_entries(np.array([ordinal for _, ordinal in entries], dtype=np.int64)))
+        output.commit()
+    return TaskResult(data=msgspec.msgpack.encode(len(entries)))
+
+
+def _run_name(number: int) -> str:
+    return f"values/{number:06d}"
+
+
+def _rank_name(number: int) -> str:
+    return f"order/{number:06d}"
+
+
+FUNCTIONS: Final = {**ORDER_FUNCTIONS, "runs": write_values, "ranks": write_order}

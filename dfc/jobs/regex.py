@@ -1,0 +1,37 @@
+"""Regular expressions that strangers send: RE2, whose time is linear in the text whatever the expression."""
+
+from __future__ import annotations
+
+from typing import Any, Final, cast
+
+import re2
+
+from dfc.errors import BadRequest
+from dfc.limits import MIB
+
+REGEX_CHARS_MAX: Final = 1000
+_MEMORY_BYTES: Final = 8 * MIB  # of the compiled expression
+
+
+class Pattern:
+    """A compiled expression over UTF-8. BadRequest for one that RE2 does not take."""
+
+    def __init__(self, text: str) -> None:
+        options = re2.Options()
+        options.max_mem = _MEMORY_BYTES
+        options.log_errors = False
+        if len(text) > REGEX_CHARS_MAX:
+            raise BadRequest(f"a regular expression has at most {REGEX_CHARS_MAX} characters")
+        try:
+            self._compiled: Any = re2.compile(text, options)
+        except re2.error as error:
+            raise BadRequest(f"bad regular expression {text[:80]!r}: {str(error)[:200]}") from None
+
+    def matches(self, text: str) -> bool:
+        """Whether the whole text matches."""
+        return self._compiled.fullmatch(text) is not None
+
+    def prefix(self, text: str) -> str | None:
+        """What of the text's beginning matches; None when nothing does."""
+        found = self._compiled.match(text)
+        return None if found is None else cast(str, found.group(0))
