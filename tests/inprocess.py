@@ -1,0 +1,234 @@
+"""A whole cluster in one event loop, and an engine whose tasks do what a test tells them: for what real processes cannot be
+made to do at the right moment."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import aiohttp
+import msgspec
+import xxhash
+from msgspec import Struct
+
+from dfc.config import Settings
+from dfc.jobs import operations
+from dfc.jobs.options import CommonOptions
+from dfc.jobs.tasks import JobInput, OutputRecord, Stage, Task, TaskDraft, TaskResult
+from dfc.placement.map import ClusterMap
+from dfc.proxy.node import ProxyNode
+from dfc.target.node import TargetNode
+
+
+class ProbeOptions(CommonOptions, frozen=True, kw_only=True):
+    """`tasks` of one stage, each writing an output of `size` bytes; `second`: tasks of another that writes nothing."""
+
+    tasks: int = 3
+    size: int = 10
+    second: int = 0
+    mistake: str = ""
+
+
+class _Payload(Struct, frozen=True):
+    name: str
+    size: int
+
+
+def _plan(job: JobInput) -> list[Stage]:
+    options: ProbeOptions = job.options
+    if options.mistake == "plan":
+        raise RuntimeError("a mistake in a plan")
+
+    def first(results: Any) -> Any:
+        for number in range(options.tasks):
+            if options.mistake == "tasks" and number == 2:
+                raise RuntimeError("a mistake in a stage")
+            same = options.mistake == "same name"
+            payload = msgspec.msgpack.encode(_Payload(job.pattern.name(0 if same else number), options.size))
+            yield TaskDraft(payload, f"label-{number}", job.node_of(job.pattern.name(number)))
+
+    def second(results: Any) -> Any:
+        assert [result.samples for result in results["first"]] == [1] * options.tasks
+        for _ in range(options.second):
+            yield TaskDraft(msgspec.msgpack.encode(_Payload("", 0)), "second")
+
+    stages = [Stage("first", first, options.tasks + (options.mistake == "count"), outputs=options.tasks)]
+    return [*stages, Stage("second", second, None)] if options.second else stages
+
+
+def install_probe(monkeypatch: Any) -> None:
+    """Make `probe` an operation of this process."""
+    module: Any = ModuleType("dfc.jobs.operations.probe")
+    module.Options, module.plan, module.check, module.FUNCTIONS = ProbeOptions, _plan, lambda options, pattern: None, {}
+    monkeypatch.setitem(sys.modules, "dfc.jobs.operations.probe", module)
+    monkeypatch.setattr(operations, "OPERATIONS", (*operations.OPERATIONS, "probe"))
+
+
+class ProbeEngine:
+    """Runs tasks of `probe` in the event loop. `before(task)` is awaited first and may raise what engines raise."""
+
+    def __init__(self, proxy_url: str, slots: int = 2) -> None:
+        self.proxy_url = proxy_url
+        self.slots = slots
+        self.ran: Counter[str] = Counter()
+        self.running = self.most_running = 0
+        self.before: Callable[[Task], Any] | None = None
+        self.warn: Callable[[Task], tuple[str, ...]] = lambda task: ()
+
+    async def start(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    async def run(self, data: bytes, near: str | None) -> bytes:
+        task = msgspec.msgpack.decode(data, type=Task)
+        self.ran[f"{task.function}/{task.number}"] += 1
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            if self.before is not None:
+                await self.before(task)
+            return msgspec.msgpack.encode(await self._work(task))
+        finally:
+            self.running -= 1
+
+    async def _work(self, task: Task) -> TaskResult:
+        payload = task.decode(_Payload)
+        if not payload.name:
+            return TaskResult(samples=0)
+        content = content_of(payload.name, payload.size)
+        await stage(self.proxy_url, task.job, task.output_bucket, payload.name, content)
+        checksum = xxhash.xxh3_128(content).hexdigest()
+        record = OutputRecord(payload.name, len(content), checksum, len(content), checksum, 1)
+        return TaskResult((record,), 1, 0, len(content), self.warn(task))
+
+
+def content_of(name: str, size: int) -> bytes:
+    return (name.encode() * (size // len(name) + 1))[:size]
+
+
+async def stage(proxy_url: str, job: str, bucket: str, name: str, content: bytes) -> None:
+    """Stage an object on its owner, as a worker would."""
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"{proxy_url}/v1/cluster") as answer:
+            owner = ClusterMap.decode(await answer.read()).owner(bucket, name)
+        assert owner is not None
+        async with session.put(f"{owner.node.url}/v1/node/staged/{job}/{bucket}/{name}", data=content) as answer:
+            assert answer.status in (200, 201), await answer.text()
+
+
+async def until(condition: Callable[[], Awaitable[object]], timeout_s: float = 20) -> None:
+    """Ask until the answer is true."""
+    async with asyncio.timeout(timeout_s):
+        while not await condition():  # noqa: ASYNC110  # what is asked is behind HTTP, and sets no event
+            await asyncio.sleep(0.01)
+
+
+class InProcess:
+    """Targets that live as long as the test, and a proxy that can be stopped and started again."""
+
+    def __init__(self, directory: Path, **settings: Any) -> None:
+        self.directory = directory
+        self.settings = settings
+        self.targets: list[TargetNode] = []
+        self.proxy: ProxyNode | None = None
+        self.engine: ProbeEngine
+        self.session = aiohttp.ClientSession()
+        self._port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    async def start(self, targets: int = 2) -> InProcess:
+        await self.start_proxy(expected_targets=targets)
+        for number in range(targets):
+            directory = str(self.directory / f"target-{number}")
+            settings = Settings(
+                dir=directory, disks=(f"{directory}/disk",), port=0, proxy_url=self.url, access_log=False, heartbeat_s=0.3
+            )
+            self.targets.append(TargetNode(settings))
+            await self.targets[-1].start()
+
+        async def is_ready() -> bool:
+            return self.proxy is not None and self.proxy.cluster.is_ready()
+
+        await until(is_ready)
+        return self
+
+    async def start_proxy(self, **more: Any) -> None:
+        self.settings.update(more)
+        settings = Settings(
+            dir=str(self.directory / "proxy"), port=self._port, access_log=False, drain_timeout_s=1, **self.settings
+        )
+        self.proxy = ProxyNode(settings)
+        self.proxy.jobs._make_engine = lambda: self.engine
+        self.proxy.server.bind()
+        self._port = self.proxy.server.port
+        if not hasattr(self, "engine"):
+            self.engine = ProbeEngine(self.url)
+        self.proxy.server.bind = lambda: self._port  # type: ignore[method-assign]
+        await self.proxy.start()
+
+    async def stop_proxy(self) -> None:
+        assert self.proxy is not None
+        await self.proxy.stop()
+        self.proxy = None
+
+    async def stop(self) -> None:
+        await self.session.close()
+        if self.proxy is not None:
+            await self.stop_proxy()
+        for target in self.targets:
+            await target.stop()
+
+    async def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+        """Status and JSON (or text)."""
+        data = body if isinstance(body, bytes | None) else msgspec.json.encode(body)
+        async with self.session.request(method, self.url + path, data=data, headers=headers) as answer:
+            content = await answer.read()
+            is_json = answer.headers.get("Content-Type") == "application/json"
+            return answer.status, msgspec.json.decode(content) if is_json else content.decode()
+
+    async def submit(self, pattern: str = "out-%04d", *, options: Any = None, bucket: str = "out", **more: Any) -> Any:
+        """The job; the input is what the test has uploaded to `in`."""
+        spec = {
+            "operation": "probe", "input": {"bucket": "in", "shards": "**"}, "output": {"bucket": bucket, "pattern": pattern},
+            "options": options or {}, **more,
+        }  # fmt: skip
+        status, job = await self.ask("POST", "/v1/jobs", spec)
+        return job if status in (200, 202) else (status, job["error"]["code"], job["error"]["message"])
+
+    async def until(self, job_id: str, *states: str, timeout_s: float = 20) -> Any:
+        """The job when it is in one of the states; any that is final unless named."""
+        async with asyncio.timeout(timeout_s):
+            while True:
+                _, job = await self.ask("GET", f"/v1/jobs/{job_id}")
+                if job["state"] in (states or ("succeeded", "failed", "cancelled")):
+                    return job
+                await asyncio.sleep(0.01)
+
+    async def names(self, bucket: str = "out", prefix: str = "") -> list[str]:
+        status, text = await self.ask("GET", f"/{bucket}/?prefix={prefix}")
+        return text.split() if status == 200 else []
+
+    async def staged(self) -> dict[str, Any]:
+        """What is staged on all targets, by job."""
+        found: dict[str, Any] = {}
+        for target in self.targets:
+            async with self.session.get(f"{target._url}/v1/node/staged") as answer:
+                for job, total in (await answer.json()).items():
+                    found[job] = found.get(job, 0) + total["objects"]
+        return found
+
+    async def until_nothing_is_staged(self, timeout_s: float = 10) -> None:
+        async def is_nothing() -> bool:
+            return not await self.staged()
+
+        await until(is_nothing, timeout_s)
