@@ -1,7 +1,7 @@
 """`convert`: the samples of each input in another format, one output an input; and indexes that other libraries want.
 
-Inputs are recognised by their names (`dfc.formats.source_format`); objects of which no name says anything are the files of
-one directory tree. `options.from` overrules that. Writing Parquet begins with a survey: all files get the same columns.
+Inputs are recognised by the endings of their names; when none has an ending that says anything, they are the files of one
+directory tree. `from` overrules that. Writing Parquet begins with a survey, so that all files get the same columns.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _INDEXES: Final = ("dali-index", "wids-index")
 
 
 class Options(CommonOptions, frozen=True, kw_only=True):
-    """`level` of compression, for formats that have one; `fields`: only these extensions; `source` (in JSON `from`): the format
-    of the inputs, where their names do not say it."""
+    """`level` of compression, for formats that have one; `fields`: only these extensions; `from`: the format of the inputs,
+    where their names do not say it."""
 
     format: FormatName
     level: int | None = None
@@ -110,18 +110,19 @@ def plan(job: JobInput) -> list[Stage]:
     options: Options = job.options
     if options.format == "wids-index":
         draft = _wids_draft(job)
-        return [Stage("wids", lambda _: iter((draft,)), 1)]
+        return [Stage("wids", lambda _: iter((draft,)), 1, 1)]
     count = _count(job)
     if count > 1 and not job.pattern.is_numbered:
         raise BadRequest(f"{count} inputs make as many outputs: the pattern needs a number, such as %06d")
     if options.format == "dali-index":
-        return [Stage("dali", lambda _: map(_draft, _work(job)), count)]
+        return [Stage("dali", lambda _: map(_draft, _work(job)), count, count)]
     columns = options.fields or ()
+    outputs = None if options.format == "directory" else count * (2 if options.format == "recordio" else 1)
     if options.format != "parquet" or columns:
-        return [Stage("convert", lambda _: map(_draft, _work(job, columns)), count)]
+        return [Stage("convert", lambda _: map(_draft, _work(job, columns)), count, outputs)]
     return [
         Stage("survey", lambda _: map(_draft, _work(job)), count),
-        Stage("convert", lambda results: map(_draft, _work(job, _columns(results))), count),
+        Stage("convert", lambda results: map(_draft, _work(job, _columns(results))), count, outputs),
     ]
 
 
