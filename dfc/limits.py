@@ -99,4 +99,5 @@ JOB_USER_FRAME_BYTES_MAX: Final = 1 * GIB  # one sample on its way in, or all th
 JOB_USER_START_S: Final = 60.0  # from the start of a process of user code until it has imported everything
 JOB_USER_TIMEOUT_S_MAX: Final = 24 * 3600.0
 JOB_COMMAND_ARGUMENTS_MAX: Final = 256
-JOB_ERRORS_MAX: Final = 100  # failed samples that a task names; all are counted
+JOB_MERGE_SOURCES_MAX: Final = 256  # each place of the order is a sum over all of them
+JOB_MERGE_PREFIX_CHARS_MAX: Final = 256

@@ -17,7 +17,7 @@ Members = Sequence[tuple[str, bytes]]
 def tar_of(members: Members) -> bytes:
     """An archive of members, in this order."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for name, data in members:
             info = tarfile.TarInfo(name)
             info.size = len(data)

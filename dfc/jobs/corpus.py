@@ -29,10 +29,11 @@ _OPEN_SOURCES_MAX: Final = 256  # files that a task has open at a time; processe
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """One shard in its place: its first sample has the ordinal `start`."""
+    """One shard in its place: its first sample has the ordinal `start`. `prefix` goes before all its keys in outputs."""
 
     start: int
     shard: InputShard
+    prefix: str = ""
 
     @property
     def end(self) -> int:

@@ -45,7 +45,8 @@ def look_up(store: Store, parts: Parts, ordinals: Integers) -> tuple[Integers, S
     found = []
     for row, begin, end in zip(used.tolist(), begins.tolist(), [*begins.tolist(), len(rows)][1:], strict=True):
         part = parts[row]
-        found.append(open_index(store, part.shard).arrays(ascending[begin:end] - part.start))
+        arrays = open_index(store, part.shard).arrays(ascending[begin:end] - part.start)
+        found.append(arrays.prefixed(part.prefix) if part.prefix else arrays)
     samples = concatenate(found)
     if len(order) < 2 or bool((order[1:] > order[:-1]).all()):
         return rows, samples

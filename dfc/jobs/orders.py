@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from dfc.jobs.corpus import Parts, parts_within
+from dfc.jobs.interleave import Interleave
 from dfc.jobs.permutation import Permutation
 from dfc.jobs.store import Store
 from dfc.tar.index_arrays import Integers
@@ -56,7 +57,7 @@ class Table(msgspec.Struct, frozen=True, tag="table"):
     count: int
 
 
-Order = Stride | Shuffle | Table
+Order = Stride | Shuffle | Table | Interleave
 
 
 def restricted(order: Order, parts: Parts, lo: int, hi: int) -> tuple[Order, Parts]:
@@ -66,6 +67,9 @@ def restricted(order: Order, parts: Parts, lo: int, hi: int) -> tuple[Order, Par
         return order, parts_within(parts, order.start + lo * order.step, last) if hi > lo else ()
     if isinstance(order, Shuffle):
         return order, parts
+    if isinstance(order, Interleave):
+        runs = order.runs(lo, hi)
+        return order, tuple(part for part in parts if any(part.start < end and part.end > begin for begin, end in runs))
     rows = tuple(row for row in order.rows if row.place < hi and row.place + row.count > lo)
     needed = tuple(part for part in parts if any(part.start < row.high and part.end > row.low for row in rows))
     return Table(rows, order.count), needed
@@ -84,6 +88,8 @@ def ordinals_at(order: Order, store: Store, lo: int, hi: int) -> Integers:
         return order.start + np.arange(lo, hi, dtype=np.int64) * order.step
     if isinstance(order, Shuffle):
         return Permutation(order.seed, order.count).ordinals(lo, hi)
+    if isinstance(order, Interleave):
+        return order.ordinals(lo, hi)
     found = np.empty(hi - lo, dtype=np.int64)
     filled = 0
     for row in order.rows:
@@ -103,6 +109,8 @@ def places_of(order: Order, store: Store, lo: int, hi: int) -> Integers:
     if isinstance(order, Stride):
         places, rest = np.divmod(np.arange(lo, hi, dtype=np.int64) - order.start, order.step)
         return np.where((rest == 0) & (places >= 0) & (places < order.count), places, -1)
+    if isinstance(order, Interleave):
+        return order.places(lo, hi)
     found = np.full(hi - lo, -1, dtype=np.int64)
     for row in order.rows:
         if row.low >= hi or row.high <= lo:

@@ -6,7 +6,7 @@ Everything is in units of the uncompressed archive's bytes. Columns of members a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -73,6 +73,18 @@ class SampleArrays:
             self.starts[order], self.ends[order], self.whole[order], first, self.offsets[rows], self.sizes[rows],
             self.key_chars[rows], self.names[rows], long_names,
         )  # fmt: skip
+
+    def prefixed(self, prefix: str) -> SampleArrays:
+        """The same with longer names: `prefix` before each."""
+        begin = prefix.encode()
+        count = len(self.names)
+        wide = np.zeros((count, len(begin) + self.names.shape[1]), dtype=np.uint8)
+        wide[:, : len(begin)] = np.frombuffer(begin, dtype=np.uint8)
+        wide[:, len(begin) :] = self.names
+        long_names = {row: begin + name for row, name in self.long_names.items()}
+        for row in np.flatnonzero(wide[:, HEADER_NAME_BYTES:].any(axis=1)).tolist():
+            long_names.setdefault(row, wide[row].tobytes().rstrip(b"\0"))
+        return replace(self, names=wide[:, :HEADER_NAME_BYTES], key_chars=self.key_chars + len(prefix), long_names=long_names)
 
 
 def strings(rows: Bytes) -> list[bytes]:

@@ -30,6 +30,7 @@ OPERATIONS: Final[tuple[str, ...]] = (
     "dedup",
     "keys",
     "map",
+    "merge",
     "reshard",
     "reshuffle",
     "select",
