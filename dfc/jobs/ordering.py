@@ -92,7 +92,12 @@ class Ordered:
         if self._spills():
             spilling = Spilling(self.job, self.arrange, self.cuts, self._estimate())
             return [*stages, *spilling.stages()]
-        return [*stages, Stage("write", self._write)]
+        # What is cut before anything has been read is known when the job is planned.
+        outputs = None if stages else lambda: self._count({})
+        return [*stages, Stage("write", self._write, self._count, outputs)]
+
+    def _count(self, results: Results) -> int:
+        return sum(1 for _ in self.cuts(results))
 
     @property
     def _options(self) -> OrderOptions:

@@ -113,13 +113,18 @@ Results = Mapping[str, Sequence[TaskResult]]
 
 @dataclass(frozen=True)
 class Stage:
-    """`tasks` gives the drafts, lazily, when the stages before have ended; `count` is how many, when it is known before.
-    `outputs`: how many objects they write that stay, when it is known before; only for the plan of a dry run."""
+    """`tasks` gives the drafts, lazily, when the stages before have ended. `count` is how many, as far as that is known
+    before: when the job is planned, or (a function) from the results of the stages before; None: only when all are drafted.
+    `outputs`: how many objects they write that stay, if that is known when the job is planned; for the plan of a dry run."""
 
     name: str
     tasks: Callable[[Results], Iterator[TaskDraft]]
-    count: int | None = None
-    outputs: int | None = None
+    count: int | Callable[[Results], int] | None = None
+    outputs: int | Callable[[], int] | None = None
+
+    def count_after(self, results: Results) -> int | None:
+        """How many tasks there are, when the stages before have ended."""
+        return self.count(results) if callable(self.count) else self.count
 
 
 @dataclass(frozen=True)

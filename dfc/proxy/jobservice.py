@@ -150,7 +150,7 @@ class JobService:
                 await check_free(self._cluster, output.bucket, spec.pattern)
             warnings = await self._look(dropped_warnings, inputs)
             if spec.spec.dry_run:
-                return _plan_json(spec, inputs, stages, warnings)
+                return await self._look(_plan_json, spec, inputs, stages, warnings)
             async with self._accepting:
                 return await self._accept(spec, body, inputs, warnings)
 
@@ -336,18 +336,20 @@ def _plan_json(
     spec: CheckedSpec, inputs: Sequence[Sequence[InputShard]], stages: Sequence[Stage], warnings: Sequence[str]
 ) -> dict[str, Any]:
     """The answer to a dry run. Numbers that only show while the job runs are null."""
-    counts = [stage.count for stage in stages]
+    # The first stage has nothing to wait for.
+    counts = [stage.count_after({}) if not at or isinstance(stage.count, int) else None for at, stage in enumerate(stages)]
+    outputs = next((stage.outputs for stage in reversed(stages) if stage.outputs is not None), None)
     shards = [shard for each in inputs for shard in each]
     return {
         "operation": spec.spec.operation,
         "dry_run": True,
-        "stages": [{"name": stage.name, "tasks": stage.count} for stage in stages],
+        "stages": [{"name": stage.name, "tasks": count} for stage, count in zip(stages, counts, strict=True)],
         "tasks": None if None in counts else sum(count or 0 for count in counts),
         "input": {
             "shards": len(shards),
             "samples": sum(max(0, shard.samples) for shard in shards),
             "bytes": sum(shard.size for shard in shards),
         },
-        "output": {"shards": next((s.outputs for s in reversed(stages) if s.outputs is not None), None)},
+        "output": {"shards": outputs() if callable(outputs) else outputs},
         "warnings": list(warnings),
     }

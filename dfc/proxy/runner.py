@@ -154,13 +154,14 @@ class JobRunner:
         spec, inputs = await means.plan(self._load)
         stages, _ = await means.plan(plan_stages, spec, inputs, self.record.memory_bytes, means.cluster)
         await means.plan(self._restore)
-        counts = [stage.count for stage in stages]
+        counts = [stage.count if isinstance(stage.count, int) else None for stage in stages]
         self._begun_s, self._done_before = time.monotonic(), sum(total.tasks for total in self._totals.values())
         results: dict[str, Sequence[TaskResult]] = {}
         await self._wait_for_targets()
         for at, stage in enumerate(stages):
+            counts[at] = await means.plan(stage.count_after, results)
             self._set_task_count(counts)
-            counts[at] = await self._run_stage(at, stage, results, spec)
+            counts[at] = await self._run_stage(at, stage, counts[at], results, spec)
             results[stage.name] = await means.plan(means.journal.results, self.id, at)
         self._set_task_count(counts)
         await self._commit(spec, inputs)
@@ -190,7 +191,7 @@ class JobRunner:
         more = self._warnings_left_out
         return [*self._warnings, f"and {more} more warnings"] if more else list(self._warnings)
 
-    async def _run_stage(self, at: int, stage: Stage, results: Results, spec: CheckedSpec) -> int:
+    async def _run_stage(self, at: int, stage: Stage, count: int | None, results: Results, spec: CheckedSpec) -> int:
         """All tasks of a stage that are not done yet; how many it has."""
         drafts = _Undone(self._means.journal.done_numbers(self.id, at), stage, results)
         running: set[asyncio.Task[TaskEntry]] = set()
@@ -207,7 +208,7 @@ class JobRunner:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
         await self._write()
-        if stage.count not in (None, drafts.count) or self._totals.get(at, StageTotals()).tasks != drafts.count:
+        if count not in (None, drafts.count) or self._totals.get(at, StageTotals()).tasks != drafts.count:
             raise RuntimeError(f"stage {stage.name} of job {self.id}: {drafts.count} tasks, not what it said or what was done")
         return drafts.count
 
