@@ -1,8 +1,9 @@
 """Which task goes to which worker, and which task a dead worker was busy with. A state machine without I/O.
 
-Dask could queue everything itself, but then a worker that dies takes the blame of all tasks that were waiting at it, and a
-task that kills its worker costs its neighbours their tries. So a worker gets one task, and one more to begin with at once
-when that has ended; the rest waits here. A worker runs what it is given in the order it was given.
+Dask could queue everything itself, but then all tasks that wait at a worker are failed when it dies, and a task that kills its
+worker costs its neighbours their tries. So a worker gets one task, and one more to begin with at once when that has ended; the
+rest waits here. Which of the two has killed a worker cannot be known for sure (what the first one said last may have died
+with it): both are suspects then, and run once more, each alone at its worker.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 DEPTH: Final = 2  # the one that runs and the one that is next
-INNOCENT_LOSSES_MAX: Final = 3  # then a task is reported as lost whoever was to blame
 
 
 @dataclass(slots=True)
 class Waiting:
-    """A task of the service. `near` names the node whose workers should have it; `losses` how often a worker died with it."""
+    """A task of the service. `near` names the node whose workers should have it; a task with `losses`, workers that died with
+    it and another one, runs alone."""
 
     number: int
     task: bytes
@@ -29,7 +30,8 @@ class Waiting:
 @dataclass(slots=True)
 class _Worker:
     node: str
-    tasks: list[int] = field(default_factory=list)  # in the order given; the first one runs
+    tasks: list[int] = field(default_factory=list)
+    alone: bool = False  # with a suspect
 
 
 class Dispatcher:
@@ -37,7 +39,7 @@ class Dispatcher:
 
     def __init__(self) -> None:
         self._workers: dict[str, _Worker] = {}
-        self._blamed: dict[str, int | None] = {}  # dead worker → the task that it ran
+        self._blamed: dict[str, int | None] = {}  # dead worker → the task that it ran, if it had no other
         self._queue: dict[int, Waiting] = {}
         self._given: dict[int, Waiting] = {}
 
@@ -65,13 +67,18 @@ class Dispatcher:
         found: list[Waiting] = []
         nodes = {worker.node for worker in self._workers.values()}
         for depth in range(1, DEPTH + 1):
-            free = [(address, worker) for address, worker in self._workers.items() if len(worker.tasks) < depth]
+            free = [
+                (address, worker)
+                for address, worker in self._workers.items()
+                if len(worker.tasks) < depth and not (worker.alone and worker.tasks)
+            ]
             for strict in (True, False) if depth == 1 else (True,):
                 for address, worker in free:
                     if len(worker.tasks) < depth and (waiting := self._choose(worker, nodes, strict)) is not None:
                         del self._queue[waiting.number]
                         waiting.worker = address
                         worker.tasks.append(waiting.number)
+                        worker.alone = waiting.losses > 0
                         self._given[waiting.number] = waiting
                         found.append(waiting)
         return found
@@ -80,6 +87,8 @@ class Dispatcher:
         """The first task that belongs to this worker; else one that may run anywhere; else, not `strict`, any."""
         anywhere = None
         for waiting in self._queue.values():
+            if waiting.losses and worker.tasks:
+                continue
             if waiting.near == worker.node:
                 return waiting
             if anywhere is None and (not strict or waiting.near is None or waiting.near not in nodes):
@@ -94,7 +103,7 @@ class Dispatcher:
             worker.tasks.remove(number)
 
     def lost(self, number: int) -> bool:
-        """The worker of a task is dead. True: it ran this task, which is to be reported; False: it waits again."""
+        """The worker of a task is dead. True: it had this task alone, which is to be reported; False: it waits again."""
         waiting = self._given.get(number)
         if waiting is None:
             return True
@@ -102,7 +111,7 @@ class Dispatcher:
         blamed = self._blamed.get(waiting.worker) == number
         self.finished(number)
         waiting.losses += 1
-        if blamed or waiting.losses >= INNOCENT_LOSSES_MAX:
+        if blamed or waiting.losses > 1:
             return True
         self._queue = {number: waiting, **self._queue}
         return False
@@ -118,4 +127,4 @@ class Dispatcher:
     def _bury(self, address: str) -> None:
         worker = self._workers.pop(address, None)
         if worker is not None:
-            self._blamed[address] = worker.tasks[0] if worker.tasks else None
+            self._blamed[address] = worker.tasks[0] if len(worker.tasks) == 1 else None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import multiprocessing
 import os
 import shutil
 import signal
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
+from multiprocessing import forkserver, util
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -31,6 +33,7 @@ _DASK: Final = {
     # Workers are forked from a process that has imported everything: the second one is up at once.
     "DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "forkserver",
 }
+_WORKER_IMPORTS: Final = ("dfc.engine.worker", "dfc.engine.store", "dfc.engine.priority", "dfc.jobs.operations")
 _THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # one task a process, one thread a task
 
 
@@ -78,6 +81,16 @@ def take_pipes() -> tuple[int, int]:
     os.close(nothing)
     os.dup2(2, 1)
     return pipes
+
+
+def start_fork_server(scratch: str) -> None:
+    """Start the process that workers are forked from. What it imports, each of them has; Dask finds it running."""
+    # It is reached through a socket in the scratch directory, whose path may be longer than that of a socket can be.
+    tempfile.tempdir = f"/proc/self/fd/{os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)}"
+    util.get_temp_dir()
+    tempfile.tempdir = scratch
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["distributed", "distributed.nanny", *_WORKER_IMPORTS])
+    forkserver.ensure_running()
 
 
 def end_group(scratch: str) -> NoReturn:

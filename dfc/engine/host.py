@@ -13,7 +13,7 @@ import sys
 from typing import Any, Final, NoReturn
 
 from dfc.engine.dispatch import Dispatcher, Waiting
-from dfc.engine.environment import end_group, make_scratch, take_pipes
+from dfc.engine.environment import end_group, make_scratch, start_fork_server, take_pipes
 from dfc.engine.wire import TO_ENGINE, Begin, Cancel, Done, FromEngine, Lost, Run, Slots, frame, read_frame
 
 _log: Final = logging.getLogger("dfc.engine")
@@ -21,6 +21,7 @@ CONNECT_S: Final = 60.0  # a scheduler that is being started again comes back wi
 CONNECT_TRY_S: Final = 5.0
 LOOK_S: Final = 0.5  # workers that come and go are noticed this soon
 LOOKS_FAILED_MAX: Final = 3
+MISSED_LOOKS_MAX: Final = 12  # a task that no worker has had for so many looks will never be answered
 
 
 class Host:
@@ -35,10 +36,13 @@ class Host:
         self._futures: dict[int, Any] = {}
         self._working: set[asyncio.Task[None]] = set()
         self._slots = 0
+        self._missed: dict[int, int] = {}  # tasks that Dask has at no worker → since how many looks
         self._workers_missed_s = 0.0
 
     async def start(self) -> None:
         """Have workers, or a connection to the scheduler; OSError when there is none after CONNECT_S."""
+        if self._begin.scheduler is None:
+            start_fork_server(self._scratch)  # it imports while this process does
         from distributed import Client
 
         if self._begin.scheduler is None:
@@ -49,10 +53,7 @@ class Host:
 
     async def _local_cluster(self) -> Any:
         from distributed import LocalCluster
-        from distributed.utils import get_mp_context
 
-        # What the fork server imports, every worker has.
-        get_mp_context().set_forkserver_preload(["distributed", "distributed.nanny", "numpy", "dfc.engine.worker"])
         return await LocalCluster(
             n_workers=self._begin.workers,
             threads_per_worker=1,
@@ -129,18 +130,17 @@ class Host:
         from dfc.engine.worker import run_task
 
         number = waiting.number
-        future = self._client.submit(
-            run_task,
-            waiting.task,
-            self._begin.settings,
-            key=f"task-{number}-{waiting.losses}",
-            workers=[waiting.worker],
-            allow_other_workers=True,
-            pure=False,
-        )
-        self._futures[number] = future
-        reason = None
+        future = answer = reason = None
         try:
+            future = self._futures[number] = self._client.submit(
+                run_task,
+                waiting.task,
+                self._begin.settings,
+                key=f"task-{number}-{waiting.losses}",
+                workers=[waiting.worker],
+                allow_other_workers=True,
+                pure=False,
+            )
             answer = await future
         except KilledWorker:
             if number in self._futures and not self._dispatcher.lost(number):
@@ -150,10 +150,11 @@ class Host:
         except Exception as error:  # Dask's own: a scheduler that went away, a worker that has another version of DFC
             reason = f"{type(error).__name__}: {error}"
         finally:
-            future.release()
+            if future is not None:
+                future.release()
         if self._futures.get(number) is not future:
             return  # cancelled meanwhile
-        del self._futures[number]
+        self._futures.pop(number, None)
         self._dispatcher.finished(number)
         self._assign()
         if reason is not None:
@@ -190,6 +191,7 @@ class Host:
         """Learn which workers there are."""
         found = (await self._client.scheduler.identity())["workers"]
         names = {address: str(worker["name"]) for address, worker in found.items() if worker["status"] == "running"}
+        await self._look_after_tasks()
         self._dispatcher.set_workers({address: name.rpartition("/")[0] for address, name in names.items()})
         if len(names) != self._slots:
             self._slots = len(names)
@@ -201,6 +203,19 @@ class Host:
             if self._workers_missed_s > CONNECT_S:
                 raise OSError(f"no worker has come up for {CONNECT_S:.0f} s")
         self._assign()
+
+    async def _look_after_tasks(self) -> None:
+        """Dask may lose sight of a task whose result was being fetched when its worker died: end the waiting for it."""
+        if not self._futures:
+            return
+        asked = dict(self._futures)
+        at_work = {str(key) for keys in (await self._client.processing()).values() for key in keys}
+        lost = {number: future for number, future in asked.items() if not future.done() and future.key not in at_work}
+        self._missed = {number: self._missed.get(number, 0) + 1 for number in lost}
+        for number, missed in self._missed.items():
+            if missed >= MISSED_LOOKS_MAX and number in self._futures:
+                self._cancel(number)
+                self._say(Lost(number, "the task was lost with its worker"))
 
     def _say(self, message: FromEngine) -> None:
         data = frame(message)

@@ -7,16 +7,11 @@ task to the next, and given back when the worker has had nothing to do for a whi
 from __future__ import annotations
 
 import threading
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from dfc.engine.answers import encode_error, encode_result
-from dfc.engine.priority import lower_priority
-from dfc.engine.settings import WorkerSettings
-from dfc.engine.store import Workshop
-from dfc.jobs.operations import find_function
-from dfc.jobs.tasks import Task
+if TYPE_CHECKING:
+    from dfc.engine.settings import WorkerSettings
+    from dfc.engine.store import Workshop
 
 IDLE_S: Final = 30.0  # a worker without tasks closes what it holds open: deleted shards keep their space until then
 
@@ -27,6 +22,14 @@ _closing: threading.Timer | None = None
 
 def run_task(task: bytes, settings: bytes) -> bytes:
     """Run a task (msgpack of `Task`) with settings (msgpack of `WorkerSettings`); never raises: errors are answers, too."""
+    # Here, since the process that only names this function to Dask has no use for what it needs.
+    import msgspec
+
+    from dfc.engine.answers import encode_error, encode_result
+    from dfc.engine.settings import WorkerSettings
+    from dfc.jobs.operations import find_function
+    from dfc.jobs.tasks import Task
+
     try:
         todo = msgspec.msgpack.decode(task, type=Task)
         with _lock:  # one task at a time, also when Dask has taken one back that does not know it yet
@@ -42,6 +45,9 @@ def run_task(task: bytes, settings: bytes) -> bytes:
 
 
 def _open(settings: WorkerSettings) -> Workshop:
+    from dfc.engine.priority import lower_priority
+    from dfc.engine.store import Workshop
+
     global _workshop
     if _closing is not None:
         _closing.cancel()
