@@ -89,7 +89,7 @@ def _in_order(store: Store, shard: InputShard) -> Iterator[SampleData]:
                     sample = SampleData(member.key, number, [])
                     number += 1
                 assert sample is not None
-                sample.members.append(DataMember(member.ext, member.name, data.readall() or b""))
+                sample.members.append(DataMember(member.ext, member.name, data.readall()))
             if sample is not None:
                 yield sample
     except TarError as error:

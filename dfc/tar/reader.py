@@ -36,6 +36,17 @@ class MemberData(io.RawIOBase):
         self.left -= len(data)
         return len(data)
 
+    def readall(self) -> bytes:
+        """What is left of the data, in as few reads as its size allows. TarError as above."""
+        pieces = []
+        while self.left:
+            data = _read(self._source, min(self.left, DECOMPRESS_CHUNK_BYTES), self._at)
+            if not data:
+                raise TarError(f"the archive ends inside of member {self._member.name[:80]!r}", self._at)
+            self.left -= len(data)
+            pieces.append(data)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
     @property
     def _at(self) -> int:
         return self._member.offset + self._member.size - self.left

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import BinaryIO, Final
 
 from dfc.checksum import Buffer
-from dfc.limits import DECOMPRESS_CHUNK_BYTES, TAR_HEADER_BYTES, TAR_MEMBER_NAME_BYTES_MAX
+from dfc.limits import DECOMPRESS_CHUNK_BYTES, KIB, TAR_HEADER_BYTES, TAR_MEMBER_NAME_BYTES_MAX
 from dfc.tar.header import ARCHIVE_BYTES_MAX, byte_sum
 
 END_OF_ARCHIVE: Final = bytes(2 * TAR_HEADER_BYTES)
@@ -19,6 +19,7 @@ _MTIME: Final = b"00000000000\x00"
 _BLANK_CHECKSUM: Final = b" " * 8
 _USTAR: Final = b"ustar\x0000"
 _GNU: Final = b"ustar  \0"
+_JOINED_BYTES_MAX: Final = 16 * KIB  # copying so much costs less than two more calls to write
 _PADDING: Final = bytes(TAR_HEADER_BYTES)
 
 
@@ -75,6 +76,9 @@ class TarWriter:
     def add(self, name: str, data: Buffer) -> None:
         """A member whose bytes are at hand."""
         size = len(data)
+        if size <= _JOINED_BYTES_MAX:
+            self._write(b"".join((member_header(name, size), data, padding(size))))
+            return
         self._write(member_header(name, size))
         self._write(data)
         self._write(padding(size))
