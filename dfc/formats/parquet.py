@@ -134,6 +134,11 @@ def parquet_fields(source: Readable, file: str) -> list[str]:
     return [_extension(name) for name in _open(source, file).schema_arrow.names if name != KEY_FIELD]
 
 
+def parquet_columns(source: Readable, file: str) -> list[str]:
+    """The names of the columns as they are. FormatError when it is no Parquet file."""
+    return list(_open(source, file).schema_arrow.names)
+
+
 def read_parquet(source: Readable, file: str) -> Iterator[SampleData]:
     """The samples of a file in order. FormatError when it cannot be read.
 

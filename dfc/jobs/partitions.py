@@ -36,12 +36,12 @@ def key_hash(key: str) -> int:
 class PartitionWriter:
     """Writes one temporary object. Use as a context: without `commit` nothing is left of it."""
 
-    def __init__(self, store: Store, name: str, partitions: int) -> None:
+    def __init__(self, store: Store, name: str, partitions: int, buffer_bytes: int = JOB_PARTITION_BUFFER_BYTES) -> None:
         self._output = store.create_temporary(name)
         self._parts = [bytearray() for _ in range(partitions)]
         self._lengths = array("Q")
         self._held = self._chunks = 0
-        self._limit = min(JOB_PARTITION_BUFFER_BYTES, max(1, store.memory_bytes // 4))
+        self._limit = min(buffer_bytes, max(1, store.memory_bytes // 4))
 
     def add(self, partition: int, record: bytes) -> None:
         """A record; those of one partition stay in the order in which they came, and are never cut in two by a chunk."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 OPERATIONS: Final[tuple[str, ...]] = (
     "convert",
     "dedup",
+    "join",
     "keys",
     "map",
     "merge",

@@ -1,0 +1,268 @@
+"""`join`: fields for the samples of a dataset, found by key in another dataset or a table.
+
+Both sides are divided by a hash of the key into parts that fit into memory: `left` logs keys and ordinals, `right` keys and
+fields; `match` finds what belongs together, part by part; `add` walks each shard in its order and adds what was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from heapq import merge
+from typing import Any, Final, Literal
+
+import msgpack
+import msgspec
+from msgspec import Struct, field
+
+from dfc.errors import BadRequest, Conflict
+from dfc.formats.base import KEY_FIELD
+from dfc.jobs.options import SizeOptions
+from dfc.jobs.ordering import OrderOptions, check_order
+from dfc.jobs.partitions import PartitionWriter, key_hash, partition_bytes, partition_count, read_records
+from dfc.jobs.pattern import OutputPattern
+from dfc.jobs.recut import RECUT_FUNCTIONS, commit_made, has_size, open_made, recut
+from dfc.jobs.samples import DataMember, OnSplit, SampleData, read_samples
+from dfc.jobs.spec import InputSpec
+from dfc.jobs.store import Store
+from dfc.jobs.tables import check_joinable, read_rows
+from dfc.jobs.tasks import Function, InputShard, JobInput, Results, Stage, Task, TaskDraft, TaskResult
+from dfc.jobs.uniqueness import DuplicateKey
+from dfc.limits import KIB, SAMPLE_RECORDS_MAX
+from dfc.names import check_bucket_name
+from dfc.shards import check as check_shards
+
+OnDuplicate = Literal["fail", "first", "last"]
+_LOAD_RATIO: Final = 2  # bytes of memory for a byte of fields and keys, at least
+_PARQUET_RATIO: Final = 4  # what compressed columns may grow to
+
+
+class Options(SizeOptions, frozen=True, kw_only=True):
+    """`with`: the other side. `how`: samples without a match are left out (inner) or stay as they are (left). `on_duplicate`:
+    what to do with a key that the other side has more than once. `key`: the column of a table that has the keys."""
+
+    other: InputSpec = field(name="with")
+    how: Literal["inner", "left"] = "inner"
+    on_duplicate: OnDuplicate = "fail"
+    key: str = KEY_FIELD
+
+
+class FieldOnBothSides(Conflict):
+    """A sample has a field already that the other side would add."""
+
+    code = "field_on_both_sides"
+
+
+class _Left(Struct, frozen=True):
+    shard: InputShard
+    number: int
+    partitions: int
+    on_split: OnSplit
+
+
+class _Right(Struct, frozen=True):
+    shard: InputShard
+    number: int
+    partitions: int
+    on_split: OnSplit
+    key: str
+
+
+class _Match(Struct, frozen=True):
+    partition: int
+    partitions: int
+    lefts: int
+    rights: int
+    on_duplicate: OnDuplicate
+
+
+class _Add(Struct, frozen=True):
+    shard: InputShard
+    number: int
+    name: str | None
+    passes: list[int]  # of each partition
+    inner: bool
+    on_split: OnSplit
+
+
+def check(options: Options, pattern: OutputPattern) -> None:
+    check_order(OrderOptions(samples_per_shard=options.samples_per_shard, shard_size=options.shard_size), pattern)
+    check_bucket_name(options.other.bucket)
+    check_shards(options.other.shards)
+    if not options.key:
+        raise BadRequest("'key' names the column that has the keys")
+
+
+def other_inputs(options: Options) -> tuple[InputSpec, ...]:
+    return (options.other,)
+
+
+def plan(job: JobInput) -> list[Stage]:
+    options: Options = job.options
+    lefts, rights = job.inputs
+    for shard in rights:
+        check_joinable(shard)
+    partitions = partition_count(sum(map(_expected_bytes, rights)), job.memory_bytes)
+
+    def left(_: Results) -> Iterator[TaskDraft]:
+        for number, shard in enumerate(lefts):
+            payload = _Left(shard, number, partitions, options.on_split)
+            yield TaskDraft(msgspec.msgpack.encode(payload), shard.label, shard.node)
+
+    def right(_: Results) -> Iterator[TaskDraft]:
+        for number, shard in enumerate(rights):
+            payload = _Right(shard, number, partitions, options.on_split, options.key)
+            yield TaskDraft(msgspec.msgpack.encode(payload), shard.label, shard.node)
+
+    def match(_: Results) -> Iterator[TaskDraft]:
+        for partition in range(partitions):
+            payload = _Match(partition, partitions, len(lefts), len(rights), options.on_duplicate)
+            yield TaskDraft(msgspec.msgpack.encode(payload), f"keys of part {partition} of {partitions}")
+
+    def add(results: Results) -> Iterator[TaskDraft]:
+        passes = [result.decode(int) for result in results["match"]]
+        for number, shard in enumerate(lefts):
+            name = None if has_size(options) else job.pattern.name(number)
+            payload = _Add(shard, number, name, passes, options.how == "inner", options.on_split)
+            yield TaskDraft(msgspec.msgpack.encode(payload), shard.label, shard.node if name is None else job.node_of(name))
+
+    stages = [
+        Stage("left", left, len(lefts)),
+        Stage("right", right, len(rights)),
+        Stage("match", match, partitions),
+        Stage("add", add, len(lefts)),
+    ]
+    return recut(job, stages, "add")
+
+
+def _expected_bytes(shard: InputShard) -> int:
+    if shard.is_indexed:
+        return shard.content_size
+    return shard.size * (_PARQUET_RATIO if shard.name.lower().endswith(".parquet") else 1)
+
+
+def run_left(task: Task, store: Store) -> TaskResult:
+    """Log the keys of one shard with their ordinals, which are those that `add` will meet."""
+    payload = task.decode(_Left)
+    with PartitionWriter(store, _left_name(payload.number), payload.partitions) as log:
+        for key, number in _keys(store, payload.shard, payload.on_split):
+            log.add_key(key, number)
+        log.commit()
+    return TaskResult()
+
+
+def _keys(store: Store, shard: InputShard, on_split: OnSplit) -> Iterator[tuple[str, int]]:
+    if shard.repeated and on_split == "fail":
+        for _ in read_samples(store, shard, on_split):
+            pass  # it raises, naming the key
+    joined: set[str] | None = set() if shard.repeated and on_split == "join" else None
+    number = 0
+    for sample in store.index(shard).samples():
+        if not sample.number & 1023:
+            store.check()
+        if joined is not None:
+            if sample.key in joined:
+                continue
+            joined.add(sample.key)
+        yield sample.key, number
+        number += 1
+
+
+def run_right(task: Task, store: Store) -> TaskResult:
+    """Divide the rows of one object."""
+    payload = task.decode(_Right)
+    rows = 0
+    with PartitionWriter(store, _right_name(payload.number), payload.partitions) as log:
+        for row in read_rows(store, payload.shard, payload.key, payload.on_split):
+            log.add_key(row.key, row.fields)
+            rows += 1
+        log.commit()
+    return TaskResult(samples=rows, bytes_in=payload.shard.size)
+
+
+def run_match(task: Task, store: Store) -> TaskResult:
+    """Find the rows for the keys of a part: for some of them at a time when not all rows fit into memory."""
+    payload = task.decode(_Match)
+    rights = [_right_name(number) for number in range(payload.rights)]
+    total = sum(partition_bytes(store, name, payload.partition) for name in rights)
+    passes = max(1, -(-_LOAD_RATIO * total // max(1, store.memory_bytes // 2)))
+    # `add` reads one piece of every part at a time.
+    buffer_bytes = max(64 * KIB, store.memory_bytes // (4 * payload.partitions * passes))
+    for number in range(passes):
+        known = _load(store, payload, rights, number, passes)
+        with PartitionWriter(store, _match_name(payload.partition, number), payload.lefts, buffer_bytes) as found:
+            for shard in range(payload.lefts):
+                store.check()
+                for key, ordinal in read_records(store, _left_name(shard), payload.partition):
+                    fields = known.get(key)
+                    if fields is not None:
+                        found.add(shard, msgpack.packb((ordinal, fields)))
+            found.commit()
+    return TaskResult(data=msgspec.msgpack.encode(passes))
+
+
+def _load(store: Store, payload: _Match, rights: list[str], number: int, passes: int) -> dict[str, list[Any]]:
+    """Key to fields, for the keys of a pass."""
+    known: dict[str, list[Any]] = {}
+    for name in rights:
+        store.check()
+        for key, fields in read_records(store, name, payload.partition):
+            if passes > 1 and key_hash(key) // payload.partitions % passes != number:
+                continue
+            if key in known:
+                if payload.on_duplicate == "fail":
+                    raise DuplicateKey(f"the key {key[:200]!r} is there more than once on the side that is joined with")
+                if payload.on_duplicate == "first":
+                    continue
+            known[key] = fields
+    return known
+
+
+def run_add(task: Task, store: Store) -> TaskResult:
+    """Write one shard with what was found for it."""
+    payload = task.decode(_Add)
+    names = [_match_name(partition, number) for partition, passes in enumerate(payload.passes) for number in range(passes)]
+    with ExitStack() as stack:
+        output = open_made(store, payload.name, payload.number)
+        stack.enter_context(output)
+        found = merge(*(read_records(store, name, payload.number) for name in names), key=lambda record: int(record[0]))
+        ordinal, fields = next(found, (-1, []))
+        for sample in read_samples(store, payload.shard, payload.on_split):
+            store.check()
+            if sample.number == ordinal:
+                output.add(_with_fields(payload.shard, sample, fields))
+                ordinal, fields = next(found, (-1, []))
+            elif not payload.inner:
+                output.add(sample.members)
+        return commit_made(output, payload.shard)
+
+
+def _with_fields(shard: InputShard, sample: SampleData, fields: list[Any]) -> list[DataMember]:
+    known = {member.ext for member in sample.members}
+    for ext, _ in fields:
+        if ext in known:
+            raise FieldOnBothSides(f"{shard.label}: the sample {sample.key[:200]!r} has a field {ext!r} already")
+    if len(known) + len(fields) > SAMPLE_RECORDS_MAX:
+        raise Conflict(f"{shard.label}: the sample {sample.key[:200]!r} would have more than {SAMPLE_RECORDS_MAX} fields")
+    return sample.members + [DataMember(ext, f"{sample.key}.{ext}", data) for ext, data in fields]
+
+
+def _left_name(number: int) -> str:
+    return f"left-{number:08d}"
+
+
+def _right_name(number: int) -> str:
+    return f"right-{number:08d}"
+
+
+def _match_name(partition: int, number: int) -> str:
+    return f"match-{partition:06d}-{number:06d}"
+
+
+FUNCTIONS: Final[dict[str, Function]] = {
+    "left": run_left,
+    "right": run_right,
+    "match": run_match,
+    "add": run_add,
+    **RECUT_FUNCTIONS,
+}
