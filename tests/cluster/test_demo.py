@@ -32,7 +32,16 @@ def test_the_demo_gets_every_byte_back(tmp_path):
     done = subprocess.run(DEMO, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=END_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Every byte came back" in done.stdout
-    for command in ("$ dfc serve", "$ tar", "| tarshards", "$ curl -sS --fail-with-body -T", "?sample=", "$ dfc reshuffle", "$ dfc convert"):
+    commands = (
+        "$ dfc serve",
+        "$ tar",
+        "| tarshards",
+        "$ curl -sS --fail-with-body -T",
+        "?sample=",
+        "$ dfc reshuffle",
+        "$ dfc convert",
+    )
+    for command in commands:
         assert command in done.stdout
     assert list(tmp_path.iterdir()) == []
     assert processes_with(str(tmp_path)) == []
