@@ -24,7 +24,7 @@ from aiohttp.web import BaseRequest
 
 from dfc.errors import BadRequest, LengthMismatch, TooLarge
 from dfc.http.pipeline import HelperPool
-from dfc.http.transfer import BufferPool, Pace, ReadStalled, Receive, drive, duplicate
+from dfc.http.transfer import STALL_S, BufferPool, Pace, ReadStalled, Receive, drive, duplicate
 from dfc.limits import JSON_BODY_BYTES_MAX, SMALL_BODY_BYTES, TRANSFER_BUFFER_BYTES
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -44,8 +44,9 @@ class Bulk:
     buffers: BufferPool = field(default_factory=BufferPool)
     helpers: HelperPool = field(default_factory=HelperPool)
 
-    def pace(self) -> Pace:
-        return Pace(self.body_min_rate_bytes_per_s, self.body_grace_s)
+    def pace(self, pause_s: float | None = None) -> Pace:
+        """The minimum rate of an upload; with `pause_s`, one byte in so long."""
+        return Pace(self.body_min_rate_bytes_per_s, self.body_grace_s) if pause_s is None else Pace(1 / pause_s, pause_s)
 
 
 class Exchange(BaseRequest):
@@ -65,6 +66,7 @@ class Exchange(BaseRequest):
         # Accepted only in a form that can stand in a header and in a log line.
         self.request_id = given if given and _REQUEST_ID.fullmatch(given) else f"{_ID_PREFIX}-{next(_ID_COUNTER):x}"
         self.received_bytes = 0
+        self.pause_s: float | None = None  # set for senders that are trusted to send slowly, and may pause for so long
         self.is_broken = False
         self._taken = False
         # What follows an offer to upgrade that is declined is read as bytes of the other protocol by the parser.
@@ -175,8 +177,8 @@ class Exchange(BaseRequest):
         return b"".join(pieces) if len(pieces) != 1 else pieces[0]
 
     async def chunks(self) -> Any:
-        """The body piece by piece through the parser, never slower than the minimum rate."""
-        pace = self.bulk.pace()
+        """The body piece by piece through the parser, never slower than the minimum rate (see `pause_s`)."""
+        pace = self.bulk.pace(self.pause_s)
         content = self.content
         while not content.at_eof():
             left_s = pace.remaining_s(self.received_bytes)
@@ -223,7 +225,8 @@ class Exchange(BaseRequest):
         with duplicate(self.socket()) as source:
             transfer = Receive(source, length - len(begun), sink, self.bulk.buffers, self.bulk.helpers)
             try:
-                await drive(transfer, self.bulk.threads, pace=self.bulk.pace())
+                pace = self.bulk.pace(self.pause_s)
+                await drive(transfer, self.bulk.threads, pace=pace, stall_s=self.pause_s or STALL_S)
             finally:
                 self.received_bytes += transfer.moved
         self._taken = True

@@ -22,6 +22,7 @@ from dfc.errors import BodyTimeout, LengthMismatch
 from dfc.http.pipeline import HelperPool, SinkHelper
 from dfc.limits import MIB, PIPE_BYTES, TRANSFER_BUFFER_BYTES, TRANSFER_POLL_S
 
+STALL_S: Final = 60.0  # without a byte, where nothing else is said
 SENDFILE_BYTES: Final = 8 * MIB  # one call; the socket's buffer ends it earlier
 TURN_BYTES: Final = 64 * MIB  # after so many bytes a step lets another transfer have the thread
 PIPELINE_AFTER_BYTES: Final = 4 * MIB
@@ -56,7 +57,7 @@ class Transfer(Protocol):
 class Pace:
     """The minimum rate of an upload: over each window of `grace_s` at least `rate` bytes a second must have come."""
 
-    def __init__(self, rate_bytes_per_s: int, grace_s: float) -> None:
+    def __init__(self, rate_bytes_per_s: float, grace_s: float) -> None:
         self._needed = rate_bytes_per_s * grace_s
         self._grace_s = grace_s
         self._window_end = time.monotonic() + grace_s
@@ -99,7 +100,7 @@ async def wait_ready(events: tuple[tuple[int, int], ...], timeout_s: float | Non
             (loop.remove_reader if event == select.POLLIN else loop.remove_writer)(descriptor)
 
 
-async def drive(transfer: Transfer, threads: ThreadPoolExecutor, *, pace: Pace | None = None, stall_s: float = 60.0) -> None:
+async def drive(transfer: Transfer, threads: ThreadPoolExecutor, *, pace: Pace | None = None, stall_s: float = STALL_S) -> None:
     """Run a transfer to its end. BodyTimeout below the pace; ReadStalled when nothing moves for `stall_s` seconds."""
     loop = asyncio.get_running_loop()
     stall_end = 0.0

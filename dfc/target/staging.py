@@ -13,6 +13,7 @@ from dfc.http.answers import Answer, FileAnswer, header_lines, json_answer
 from dfc.http.common import flag
 from dfc.http.conditions import is_not_modified, is_plain, requested_range
 from dfc.http.exchange import Exchange
+from dfc.limits import JOB_OUTPUT_PAUSE_S
 from dfc.names import ObjectPath, check_bucket_name, parse_object_path
 from dfc.storage.disk import Disk
 from dfc.storage.layout import check_job_id
@@ -37,6 +38,7 @@ class StagingRoutes:
     async def put(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """Store a body as an output of a job. JobCancelled when the job has ended here."""
         owner, path = _parse(exchange, parameters)
+        exchange.pause_s = JOB_OUTPUT_PAUSE_S
         bucket = await self._local.bucket(path.bucket, create=True)
         place = Place(bucket, self._own_disk(path))
         length = exchange.declared_length
