@@ -108,7 +108,7 @@ def test_every_strategy_writes_the_same(tmp_path, strategy, size):
     options = {"weights": [3, 1.5], "prefix": ["", "long/" * 25], **size}
     done = merge(tmp_path, inputs, strategy=strategy, twice=True, **options)
     assert done.digest == merge(tmp_path, inputs, **options).digest
-    found = [name for name in dict.fromkeys(keys(done))]
+    found = list(dict.fromkeys(keys(done)))
     expected = [
         f"{number:06d}" if source == 0 else "long/" * 25 + f"{number:03d}"
         for source, number in simulated([done.samples - 31, 31], [2, 1], "all")
