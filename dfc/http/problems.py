@@ -80,7 +80,9 @@ def error_from_answer(status: int, headers: Headers, body: bytes, what: str) -> 
         problem = msgspec.json.decode(body, type=_Body).error
     except msgspec.MsgspecError:
         problem = _Problem()
-    kind = _by_code(problem.code) or _BY_STATUS.get(status)
+    kind = _BY_STATUS.get(status)
+    if kind is None or kind.code != problem.code:
+        kind = _by_code(problem.code) or kind
     if kind is None:
         kind = Unavailable if status in RETRY_STATUSES else ServerTrouble if status >= 500 else BadRequest
     # Some classes make their own message from other arguments; here the message is what the node said.

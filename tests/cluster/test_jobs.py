@@ -1,0 +1,323 @@
+"""Jobs in real clusters: by curl, from the command line, from Python; cancelled, failing, and with nodes killed under them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Cluster, wait_for
+
+from dfc.client import AsyncClient, Client, Job, JobFailed, job_spec
+from dfc.errors import BadRequest, JobFinished, JobNotFound, NoShards, OutputExists
+
+SHARDS, SAMPLES, SAMPLE_BYTES = 6, 50, 20_000
+SLOW = {"DFC_JOBS_IO_BYTES_PER_S": "1500000"}  # a reshuffle of all then takes some seconds
+RESHUFFLE = job_spec("reshuffle", "in/s-*.tar", "out/r-%04d.tar", seed=7, samples_per_shard=10)
+
+
+def shard(number: int) -> bytes:
+    draw, buffer = random.Random(number), io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for sample in range(SAMPLES):
+            for ext, body in (("bin", draw.randbytes(SAMPLE_BYTES)), ("cls", b"%d" % (sample % 3))):
+                info = tarfile.TarInfo(f"{number:02}/{sample:04}.{ext}")
+                info.size = len(body)
+                archive.addfile(info, io.BytesIO(body))
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def bodies() -> list[bytes]:
+    return [shard(number) for number in range(SHARDS)]
+
+
+@pytest.fixture(scope="module")
+def start(start_cluster: Callable[..., Cluster], bodies: list[bytes]) -> Callable[..., Cluster]:
+    """A cluster with the dataset in the bucket `in`."""
+
+    def begin(targets: int = 2, environment: dict[str, str] | None = None) -> Cluster:
+        cluster = start_cluster(targets=targets, environment={"DFC_JOBS_WORKERS": "2", **(environment or {})})
+        with Client(cluster.url) as client:
+            for number, body in enumerate(bodies):
+                client.put("in", f"s-{number:03}.tar", body)
+        return cluster
+
+    return begin
+
+
+@pytest.fixture(scope="module")
+def fast(start: Callable[..., Cluster]) -> Cluster:
+    """For tests that only look on or write buckets of their own."""
+    return start(targets=4)
+
+
+@pytest.fixture(scope="module")
+def slow(start: Callable[..., Cluster]) -> Cluster:
+    """Where jobs take so long that something can be done to them."""
+    return start(environment=SLOW)
+
+
+@pytest.fixture(scope="module")
+def digest(fast: Cluster) -> str:
+    """That of RESHUFFLE where nothing disturbs it."""
+    with Client(fast.url) as client:
+        output = client.jobs.wait(client.jobs.submit(into("undisturbed")).id, timeout_s=60).output
+        assert output is not None
+        return output.digest
+
+
+@pytest.fixture
+def client(fast: Cluster) -> Iterator[Client]:
+    with Client(fast.url) as found:
+        yield found
+
+
+def into(bucket: str, spec: dict[str, Any] = RESHUFFLE) -> dict[str, Any]:
+    return {**spec, "output": {**spec["output"], "bucket": bucket}}
+
+
+def curl(*arguments: str) -> bytes:
+    done = subprocess.run(["curl", "-sS", "--fail-with-body", *arguments], capture_output=True, timeout=90)
+    assert done.returncode == 0, done
+    return done.stdout
+
+
+def dfc(cluster: Cluster, *arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dfc", *arguments]
+    environment = {**os.environ, "DFC_URL": cluster.url}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, **more)
+
+
+def staged(cluster: Cluster) -> dict[str, Any]:
+    """What all targets hold of jobs; not nothing while one of them does not answer."""
+    found: dict[str, Any] = {}
+    for url in cluster.target_urls():
+        try:
+            with urllib.request.urlopen(f"{url}/v1/node/staged", timeout=10) as answer:
+                found.update(json.load(answer))
+        except urllib.error.URLError as error:
+            found[url] = str(error)
+    return found
+
+
+def keys_of(client: Client, bucket: str) -> list[str]:
+    return [key.key for info in client.list(bucket) for key in client.samples(bucket, info.name)]
+
+
+def test_a_reshuffle_by_curl(fast: Cluster, client: Client, digest: str, tmp_path: Path) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(into("by-curl")))
+    answer = curl("-i", "-d", f"@{path}", f"{fast.url}/v1/jobs").decode()
+    assert answer.startswith("HTTP/1.1 202 ")
+    job = json.loads(answer.rpartition("\r\n\r\n")[2])
+    assert f"Location: /v1/jobs/{job['id']}\r\n" in answer
+    events = curl("-N", f"{fast.target_urls()[0]}/v1/jobs/{job['id']}/events").decode()
+    last = json.loads(events.rpartition("data: ")[2])
+    assert (last["state"], last["output"]) == ("succeeded", {"shards": 30, "samples": 300, "digest": digest})
+    assert json.loads(curl(f"{fast.url}/v1/jobs/{job['id']}")) == last
+    names = curl(f"{fast.url}/by-curl/").decode().split()
+    assert names == [f"r-{number:04}.tar" for number in range(30)]
+    for name in names:
+        body = tmp_path / name
+        body.write_bytes(curl(f"{fast.url}/by-curl/{name}"))
+        listed = subprocess.run(["tar", "-tf", body], capture_output=True, check=True, text=True)
+        assert (len(listed.stdout.split()), listed.stderr) == (20, "")
+    found = keys_of(client, "by-curl")
+    assert sorted(found) == sorted(f"{number:02}/{sample:04}" for number in range(SHARDS) for sample in range(SAMPLES))
+    assert found != sorted(found)
+    lineage = json.loads(curl(f"{fast.url}/by-curl/.dfc/jobs/{job['id']}.json"))
+    assert lineage["spec"] == into("by-curl")
+    assert lineage["output"]["digest"] == digest
+    refused = subprocess.run(["curl", "-s", "-d", f"@{path}", f"{fast.url}/v1/jobs"], capture_output=True, check=True)
+    assert json.loads(refused.stdout)["error"]["code"] == "output_exists"
+
+
+def test_from_python(client: Client, digest: str) -> None:
+    plan = client.jobs.plan(into("planned"))
+    assert (plan["tasks"], plan["output"], plan["input"]["samples"]) == (30, {"shards": 30}, 300)
+    job = client.jobs.submit(into("from-python"))
+    seen = list(client.jobs.events(job.id))
+    assert (seen[-1].state, seen[-1].has_ended, seen[-1].progress.tasks.done) == ("succeeded", True, 30)
+    assert client.jobs.wait(job.id).output == seen[-1].output
+    assert client.jobs.get(job.id).output.digest == digest  # type: ignore[union-attr]
+    assert job.id in [each.id for each in client.jobs.list(states=["succeeded"], page=2)]
+    with pytest.raises(OutputExists):
+        client.jobs.submit(into("from-python"))
+    with pytest.raises(NoShards):
+        client.jobs.submit(job_spec("reshuffle", "in/none-*.tar", "x/%06d.tar"))
+    with pytest.raises(BadRequest, match="seeds"):
+        client.jobs.submit(job_spec("reshuffle", "in/", "x/%06d.tar", seeds=1))
+    with pytest.raises(JobFinished):
+        client.jobs.cancel(job.id)
+    with pytest.raises(JobNotFound):
+        client.jobs.get("0" * 20)
+
+
+async def test_from_asyncio(fast: Cluster, digest: str) -> None:
+    async with AsyncClient(fast.url) as client:
+        job = await client.jobs.submit(into("from-asyncio"))
+        states = [each.state async for each in client.jobs.events(job.id)]
+        assert states[-1] == "succeeded"
+        ended = await client.jobs.wait(job.id, timeout_s=10)
+        assert ended.output is not None
+        assert ended.output.digest == digest
+        assert job.id in [each.id async for each in client.jobs.list()]
+        assert (await client.jobs.plan(into("x")))["dry_run"]
+
+
+def test_from_the_command_line(fast: Cluster, digest: str, tmp_path: Path) -> None:
+    plan = dfc(fast, "reshuffle", "in/", "cli/r-%04d.tar", "--samples-per-shard", "10", "--dry-run")
+    assert (plan.returncode, plan.stdout.splitlines()[0]) == (0, "reshuffle: reads 6 shards, 300 samples, 6.64 MB"), plan
+    ran = dfc(fast, "reshuffle", "in/s-*.tar", "cli/r-%04d.tar", "--seed", "7", "--samples-per-shard", "10")
+    assert ran.returncode == 0, ran
+    assert ran.stdout.startswith("reshuffle: 30 objects, 300 samples, ")
+    assert ran.stdout.endswith(f" digest {digest}\n")
+    again = dfc(fast, "reshuffle", "in/s-*.tar", "cli/r-%04d.tar")
+    assert (again.returncode, again.stdout) == (1, "")
+    assert "overwrite" in again.stderr
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps(into("cli-2")))
+    run = dfc(fast, "job", "run", "-", "--json", "--label", "mine", stdin=spec.open())
+    assert run.returncode == 0, run
+    job = json.loads(run.stdout)
+    assert (job["state"], job["label"], job["output"]["digest"]) == ("succeeded", "mine", digest)
+    flags = ("--operation", "reshuffle", "-i", "in/s-*.tar", "--output", "cli-3/r-%04d.tar", "-o", "seed=7")
+    job_id = dfc(fast, "job", "submit", *flags, "-o", "samples_per_shard=10").stdout.strip()
+    watched = dfc(fast, "job", "watch", job_id, "--json")
+    assert watched.returncode == 0
+    assert json.loads(watched.stdout.splitlines()[-1])["output"]["digest"] == digest
+    assert f"  digest    {digest}\n" in dfc(fast, "job", "show", job_id).stdout
+    listed = dfc(fast, "job", "ls", "--limit", "2").stdout.splitlines()
+    assert [line.split()[0] for line in listed] == [job_id, job["id"]]
+    assert listed[1].endswith("reshuffle   mine")
+    assert dfc(fast, "job", "cancel", job_id).returncode == 1
+    assert dfc(fast, "job", "show", "0" * 20).returncode == 3
+    assert dfc(fast, "reshuffle", "in/none-*.tar", "x/%06d.tar").returncode == 3
+    assert dfc(fast, "reshuffle", "in/", "x/%06d.tar", "--nonsense", "1").returncode == 2
+    assert dfc(fast, "reshuffle", "in/", "in/", "x/%06d.tar").returncode == 2
+
+
+def test_keys_are_listed_or_written(fast: Cluster, client: Client) -> None:
+    listed = dfc(fast, "keys", "in/s-000.tar", "in/s-001.tar")
+    assert len(listed.stdout.splitlines()) == 2 * SAMPLES
+    written = dfc(fast, "keys", "in/s-*.tar", "manifest/keys.txt", "--json")
+    assert written.returncode == 0, written
+    assert client.get("manifest", "keys.txt").decode().split() == [
+        f"{number:02}/{sample:04}" for number in range(SHARDS) for sample in range(SAMPLES)
+    ]
+    assert dfc(fast, "keys", "in/s-*.tar", "--overwrite").returncode == 2
+
+
+def begun(client: Client, spec: dict[str, Any], tasks: int = 3) -> Job:
+    """A job of which some tasks are done and some are not."""
+    job = client.jobs.submit(spec)
+    return wait_for(
+        lambda: (now := client.jobs.get(job.id)).progress.tasks.done >= tasks and now, f"{tasks} tasks of {job.id}", 60
+    )
+
+
+def test_cancelling(slow: Cluster) -> None:
+    with Client(slow.url) as client:
+        job = begun(client, into("cancelled"))
+        assert job.state == "running"
+        assert job.progress.eta_s is not None
+        assert client.jobs.cancel(job.id).state == "cancelled"
+        wait_for(lambda: not staged(slow), "nothing to be staged")
+        assert list(client.list("cancelled", prefix=".dfc/")) + list(client.list("cancelled")) == []
+        with pytest.raises(JobFailed, match="cancelled"):
+            client.jobs.wait(job.id)
+
+
+def test_ctrl_c_cancels_what_runs_in_the_foreground(slow: Cluster) -> None:
+    command = [sys.executable, "-m", "dfc", "reshuffle", "in/s-*.tar", "interrupted/%04d.tar", "--samples-per-shard", "10"]
+    environment = {**os.environ, "DFC_URL": slow.url}
+    with Client(slow.url) as client:
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+        def found() -> Job | None:
+            running = [job for job in client.jobs.list(states=["running"]) if job.progress.tasks.done]
+            return running[0] if running else None
+
+        job = wait_for(found, "the job", 60)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+        assert (process.returncode, errors) == (130, f"dfc: the job {job.id} is cancelled; nothing of it stays\n")
+        assert client.jobs.get(job.id).state == "cancelled"
+        wait_for(lambda: not staged(slow), "nothing to be staged")
+
+
+def test_an_input_that_changes_fails_the_job_and_leaves_nothing(start: Callable[..., Cluster], bodies: list[bytes]) -> None:
+    cluster = start(environment=SLOW)
+    with Client(cluster.url) as client:
+        job = client.jobs.submit(job_spec("reshard", "in/s-*.tar", "changed/%04d.tar", samples_per_shard=10))
+        client.put("in", "s-005.tar", bodies[0])  # before a worker has opened it: what is open is read to its end
+        ended = client.jobs.wait(job.id, timeout_s=60, check=False)
+        assert ended.error is not None, ended
+        assert (ended.state, ended.error.code) == ("failed", "input_changed")
+        assert "in/s-005.tar" in ended.error.message
+        assert ended.progress.tasks.done > 0
+        wait_for(lambda: not staged(cluster), "nothing to be staged")
+        assert list(client.list("changed")) == []
+
+
+@pytest.mark.parametrize("victim", ["proxy", "target-0"])
+def test_a_node_that_is_killed_costs_time_only(slow: Cluster, digest: str, victim: str) -> None:
+    with Client(slow.url) as client:
+        job = begun(client, into(f"killed-{victim}"), tasks=6)
+        os.kill(slow.children()[victim], signal.SIGKILL)
+        ended = client.jobs.wait(job.id, timeout_s=90)
+        assert ended.output is not None
+        assert ended.output.digest == digest
+        assert len(list(client.list(f"killed-{victim}"))) == 30
+        wait_for(lambda: not staged(slow), "nothing to be staged")
+
+
+def test_killed_again_and_again(slow: Cluster, digest: str) -> None:
+    """Nodes die at random moments, from the first task to publishing: the same digest, and nothing beside it."""
+    draw = random.Random(5)
+    with Client(slow.url) as client:
+        job = client.jobs.submit(into("killed-often"))
+        for _ in range(4):
+            pause = threading.Event()
+            pause.wait(draw.uniform(0.5, 2.5))
+            victims = slow.children()
+            os.kill(victims[draw.choice(sorted(victims))], signal.SIGKILL)
+            wait_for(lambda: len(slow.children()) == 3 and slow.is_healthy(), "the cluster to be back", 30)
+        ended = client.jobs.wait(job.id, timeout_s=120)
+        assert ended.output is not None
+        assert ended.output.digest == digest
+        wait_for(lambda: not staged(slow), "nothing to be staged")
+
+
+def test_what_is_running_does_not_stop_others(fast: Cluster, client: Client) -> None:
+    """A flood of jobs, good and bad ones: the limits hold, every good one succeeds."""
+    specs = [into(f"flood-{number}") for number in range(5)]
+    bad = [{**RESHUFFLE, "operation": "nonsense"}, {**RESHUFFLE, "options": {"seed": -1}}, {"input": 1}]
+    for spec in bad:
+        with pytest.raises(BadRequest):
+            client.jobs.submit(spec)
+    jobs = [client.jobs.submit(spec) for spec in specs]
+    assert len(list(client.jobs.list(states=["running"]))) <= 2
+    digests = {client.jobs.wait(job.id, timeout_s=60).output.digest for job in jobs}  # type: ignore[union-attr]
+    assert len(digests) == 1
+
+
+def test_later_jobs_start_at_once(client: Client, digest: str) -> None:
+    begun_s = time.monotonic()
+    client.jobs.wait(client.jobs.submit(into("at-once", {**RESHUFFLE, "options": {"samples_per_shard": 300}})).id)
+    assert time.monotonic() - begun_s < 3
+    assert digest
