@@ -16,9 +16,13 @@ _SHARD_NUMBER_MAX: Final = 10**12
 
 @dataclass(frozen=True)
 class OutputPattern:
-    """`text` has at most one `%0Nd` (N from 1 to 9, wider numbers are written in full) and at most one `{part}`."""
+    """`text` has at most one `%0Nd` (N from 1 to 9, wider numbers are written in full) and at most one `{part}`.
+
+    `others`: names of further outputs, each beginning with `literal`.
+    """
 
     text: str
+    others: tuple[str, ...] = ()
     _regex: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -52,7 +56,7 @@ class OutputPattern:
 
     def matches(self, name: str) -> bool:
         """Whether an object of this name could be one of the outputs."""
-        return (
+        return name in self.others or (
             name.startswith(self.text)
             if self.is_prefix and not self.has_part
             else self._regex.match(name) is not None and (self.is_prefix or self._regex.fullmatch(name) is not None)

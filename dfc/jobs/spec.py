@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
 from dfc.errors import BadRequest
-from dfc.jobs.operations import operation
+from dfc.jobs.operations import operation, other_outputs
 from dfc.jobs.pattern import OutputPattern
 from dfc.limits import JOB_LABEL_CHARS_MAX
 from dfc.names import check_bucket_name
@@ -84,4 +85,5 @@ def check_spec(spec: JobSpec) -> CheckedSpec:
         raise BadRequest(f"bad options for {spec.operation}: {error}") from None
     checked = CheckedSpec(spec, options, pattern)
     found.check(options, pattern)
-    return checked
+    others = other_outputs(spec.operation, options, pattern)
+    return msgspec.structs.replace(checked, pattern=replace(pattern, others=others)) if others else checked

@@ -324,6 +324,8 @@ def _is_cancelled(active: Active) -> bool:
 
 def _may_meet(one: OutputPattern, other: OutputPattern) -> bool:
     """Whether two patterns could name one object. Errs to the careful side for patterns with parts."""
+    if set(one.others) & set(other.others):
+        return True
     shorter, longer = sorted((one.literal, other.literal), key=len)
     if not longer.startswith(shorter):
         return False

@@ -9,6 +9,7 @@ runs on a worker. It may have besides:
 | `TAKES_MANY = True` | its input may be a list of inputs |
 | `TAKES_ANY_OBJECT = True` | its inputs may name objects without an index: they come as `InputShard.unread`, others never do |
 | `other_inputs(options) -> tuple[InputSpec, ...]` | objects of any kind that options name, at the end of `JobInput.inputs` |
+| `other_outputs(options, pattern) -> tuple[str, ...]` | names of outputs that the pattern does not match, beginning like it |
 | `needs(options) -> tuple[str, ...]` | settings of the operator, all off by default, without which the job is refused (403) |
 """
 
@@ -67,6 +68,12 @@ def other_inputs(name: str, options: Any) -> tuple[InputSpec, ...]:
     """Further inputs that the (checked) options name; they may always be objects without an index."""
     found: Callable[[Any], tuple[InputSpec, ...]] | None = getattr(operation(name), "other_inputs", None)
     return () if found is None else found(options)
+
+
+def other_outputs(name: str, options: Any, pattern: OutputPattern) -> tuple[str, ...]:
+    """Names of outputs that the pattern does not match."""
+    found: Callable[[Any, OutputPattern], tuple[str, ...]] | None = getattr(operation(name), "other_outputs", None)
+    return () if found is None else found(options, pattern)
 
 
 def check_enabled(name: str, options: Any, settings: object) -> None:

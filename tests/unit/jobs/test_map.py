@@ -146,6 +146,14 @@ def test_errors_end_the_job_or_are_left_out_or_reported(tmp_path):
     assert [(line["shard"], line["key"]) for line in lines] == [("in/a.tar", "b"), ("in/a.tar", "c")]
 
 
+def test_the_report_is_among_the_outputs_that_must_not_be_there():
+    def pattern(**options):
+        return parse_spec(msgspec.json.encode(job("map", "m-%03d.tar", function="decode-check", **options))).pattern
+
+    assert pattern(on_error="report").matches("m-errors.ndjson")
+    assert not pattern(on_error="skip").matches("m-errors.ndjson")
+
+
 def test_a_bomb_is_no_picture(tmp_path):
     buffer = io.BytesIO()
     Image.new("L", (20_000, 20_000)).save(buffer, "PNG")

@@ -154,11 +154,14 @@ def answer_twice(sample):
     return [sample, sample]
 
 def give(sample, what="none"):
-    return {"none": None, "text": ["x"], "bare": [{"jpg": b""}], "empty": [{"__key__": "a"}],
-            "value": [{"__key__": "a", "x": 1}], "slash": [{"__key__": "a", "x/y": b""}], "dot": [{"__key__": "a.b", "x": b""}], "up": [{"__key__": "a", "X": b"1"}],
-            "hidden": [{"__key__": "d/.a", "x": b""}], "long": [{"__key__": "a" * 5000, "x": b""}],
-            "surrogate": [{"__key__": "\\ud800", "x": b""}], "nul": [{"__key__": "a\\0", "x": b""}],
-            "case": [{"__key__": "a", "X": b"1", "x": b"2"}]}[what]
+    return {
+        "none": None, "text": ["x"], "bare": [{"jpg": b""}], "empty": [{"__key__": "a"}],
+        "value": [{"__key__": "a", "x": 1}], "slash": [{"__key__": "a", "x/y": b""}],
+        "dot": [{"__key__": "a.b", "x": b""}], "up": [{"__key__": "a", "X": b"1"}],
+        "hidden": [{"__key__": "d/.a", "x": b""}], "long": [{"__key__": "a" * 5000, "x": b""}],
+        "surrogate": [{"__key__": "\\ud800", "x": b""}], "nul": [{"__key__": "a\\0", "x": b""}],
+        "case": [{"__key__": "a", "X": b"1", "x": b"2"}],
+    }[what]
 """
 NAMES = [line.split()[1].split("(")[0] for line in MODULE.splitlines() if line.startswith("def ") and "_is_open" not in line]
 
