@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
@@ -16,6 +17,7 @@ import msgspec
 import numpy as np
 
 from dfc.jobs.output import PlainOutput, ShardOutput
+from dfc.jobs.partitions import read_value, write_value
 from dfc.jobs.samples import OnSplit, SplitSample, read_samples
 from dfc.jobs.store import Source, Store
 from dfc.jobs.tasks import Function, InputShard, JobInput, Results, Stage, Task, TaskDraft, TaskResult
@@ -25,6 +27,7 @@ from dfc.tar.header import TarError
 from dfc.tar.index import IndexBuilder, ShardIndex
 from dfc.tar.index_arrays import Integers
 
+INLINE_PARTS_MAX: Final = 500  # shards in a task: about 100 kB
 _OPEN_SOURCES_MAX: Final = 256  # files that a task has open at a time; processes begin with 1,024
 
 
@@ -54,7 +57,48 @@ def number_through(shards: Sequence[InputShard]) -> Parts:
 
 def parts_within(parts: Parts, lo: int, hi: int) -> Parts:
     """Those with samples from ordinal `lo` up to `hi`."""
-    return tuple(part for part in parts if part.start < hi and part.end > lo)
+    first = bisect_right(parts, lo, key=lambda part: part.end)
+    return tuple(part for part in parts[first : bisect_left(parts, hi, key=lambda part: part.start)] if part.shard.samples)
+
+
+class PartList(msgspec.Struct, frozen=True, array_like=True):
+    """Shards as tasks carry them: themselves, or when there are many, the temporary objects that list them."""
+
+    parts: Parts
+    stored: tuple[str, ...] = ()
+
+    def load(self, store: Store) -> Parts:
+        """The shards."""
+        return self.parts + tuple(part for name in self.stored for part in read_value(store, name, Parts))
+
+
+def store_parts(task: Task, store: Store) -> TaskResult:
+    """Write a list of shards down, once for all tasks."""
+    write_value(store, _list_name(task.number), task.decode(PartList).parts)
+    return TaskResult()
+
+
+def listing_stages(job: JobInput) -> list[Stage]:
+    """What writes long lists of shards down; nothing for short ones."""
+
+    def tasks(results: Results) -> Iterator[TaskDraft]:
+        parts = corpus(job, results)
+        for lo in range(0, len(parts), INLINE_PARTS_MAX):
+            yield TaskDraft(msgspec.msgpack.encode(PartList(parts[lo : lo + INLINE_PARTS_MAX])), "the list of shards")
+
+    count = len(job.shards)
+    return [Stage("shards", tasks, -(-count // INLINE_PARTS_MAX))] if count > INLINE_PARTS_MAX else []
+
+
+def part_list(parts: Parts, everything: Parts) -> PartList:
+    """What a task carries that needs `parts`, some of or all of `everything`."""
+    if len(parts) <= INLINE_PARTS_MAX:
+        return PartList(parts)
+    return PartList((), tuple(_list_name(number) for number in range(-(-len(everything) // INLINE_PARTS_MAX))))
+
+
+def _list_name(number: int) -> str:
+    return f"shards/{number:06d}"
 
 
 class Sources:
@@ -245,7 +289,7 @@ def join_split(task: Task, store: Store) -> TaskResult:
     return TaskResult(bytes_in=shard.size, bytes_out=record.size, data=data)
 
 
-PREPARING_FUNCTIONS: Final[Mapping[str, Function]] = {"join": join_split, "refuse": refuse_split}
+PREPARING_FUNCTIONS: Final[Mapping[str, Function]] = {"join": join_split, "refuse": refuse_split, "shards": store_parts}
 
 
 def starts_of(parts: Parts) -> Integers:

@@ -225,7 +225,7 @@ def _read_remote(source: Source, offsets: list[int], sizes: list[int], places: l
     if len(offsets) == 1:
         source.read_into(offsets[0], buffer[places[0] : places[0] + sizes[0]])
         return
-    together = memoryview(bytearray(sum(sizes)))
+    together = np.empty(sum(sizes), dtype=np.uint8).data
     source.read_ranges(list(zip(offsets, sizes, strict=True)), together)
     at = 0
     for size, place in zip(sizes, places, strict=True):
@@ -238,7 +238,7 @@ def write_spans(sink: Sink, sources: Sources, rows: Integers, offsets: Integers,
     if not len(rows):
         return
     ends = np.cumsum(sizes)
-    buffer = memoryview(bytearray(min(window, int(ends[-1]))))
+    buffer = np.empty(min(window, int(ends[-1])), dtype=np.uint8).data
     lo = 0
     while lo < len(ends):
         base = int(ends[lo] - sizes[lo])

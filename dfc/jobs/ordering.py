@@ -1,7 +1,7 @@
 """Order → write: how a job that moves unchanged samples is cut into outputs, stages and tasks.
 
 An operation says in which order samples go (`Arrangement`, from the results of its own stages); the rest is here: sizes of
-outputs, the choice between gathering (one pass, reads by range) and spilling (`dfc.jobs.spilling`, sequential reads), the tasks.
+outputs, the choice between gathering (one pass, reads by range) and spilling (`dfc.jobs.spilling`, in sequence), the tasks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from dfc.errors import BadRequest
 from dfc.jobs.arrangement import Arrangement, Cut, Section
-from dfc.jobs.corpus import PREPARING_FUNCTIONS, Parts, Sources, preparing_stages
+from dfc.jobs.corpus import PREPARING_FUNCTIONS, PartList, Parts, Sources, listing_stages, part_list, preparing_stages
 from dfc.jobs.gathering import in_lookups, look_up, write_samples
 from dfc.jobs.headers import sample_sizes
 from dfc.jobs.options import SizeOptions, check_sizes
@@ -54,14 +54,14 @@ def check_order(options: OrderOptions, pattern: OutputPattern, *, part: bool = F
 class WriteTask(msgspec.Struct, frozen=True):
     cut: Cut
     order: Order
-    parts: Parts
+    parts: PartList
 
 
 class _MeasureTask(msgspec.Struct, frozen=True):
     lo: int
     hi: int
     order: Order
-    parts: Parts
+    parts: PartList
 
 
 class _CutTask(msgspec.Struct, frozen=True):
@@ -86,7 +86,7 @@ class Ordered:
     parts: int = 1
 
     def stages(self) -> list[Stage]:
-        stages = [*preparing_stages(self.job, self._options.on_split), *self.own]
+        stages = [*preparing_stages(self.job, self._options.on_split), *self.own, *listing_stages(self.job)]
         if self._measured:
             stages += [Stage("measure", self._measure), Stage("cut", self._cut, 1)]
         if self._spills():
@@ -150,14 +150,14 @@ class Ordered:
     def _write(self, results: Results) -> Iterator[TaskDraft]:
         arrangement = self.arrange(results)
         for cut in self.cuts(results):
-            task = WriteTask(cut, *restricted(arrangement.order, arrangement.parts, cut.lo, cut.hi))
+            task = WriteTask(cut, *_needed(arrangement, cut.lo, cut.hi))
             yield TaskDraft(msgspec.msgpack.encode(task), cut.name, self.job.node_of(cut.name))
 
     def _measure(self, results: Results) -> Iterator[TaskDraft]:
         arrangement = self.arrange(results)
         for lo in range(0, arrangement.count, MEASURE_PLACES):
             hi = min(arrangement.count, lo + MEASURE_PLACES)
-            task = _MeasureTask(lo, hi, *restricted(arrangement.order, arrangement.parts, lo, hi))
+            task = _MeasureTask(lo, hi, *_needed(arrangement, lo, hi))
             yield TaskDraft(msgspec.msgpack.encode(task), f"sizes of samples from {lo} on")
 
     def _cut(self, results: Results) -> Iterator[TaskDraft]:
@@ -168,10 +168,15 @@ class Ordered:
         yield TaskDraft(msgspec.msgpack.encode(_CutTask(sections, arrangement.count, limit)), "sizes of outputs")
 
 
+def _needed(arrangement: Arrangement, lo: int, hi: int) -> tuple[Order, PartList]:
+    order, parts = restricted(arrangement.order, arrangement.parts, lo, hi)
+    return order, part_list(parts, arrangement.parts)
+
+
 def write_gathered(task: Task, store: Store) -> TaskResult:
     """One output, its samples read where they lie."""
     wanted = task.decode(WriteTask)
-    cut, parts = wanted.cut, wanted.parts
+    cut, parts = wanted.cut, wanted.parts.load(store)
     count = cut.hi - cut.lo
     lookups = list(in_lookups(count))
     found = None
@@ -179,7 +184,8 @@ def write_gathered(task: Task, store: Store) -> TaskResult:
         found = look_up(store, parts, ordinals_at(wanted.order, store, cut.lo, cut.hi))
         size = int(sample_sizes(found[1]).sum())
     else:
-        size = sum(_measure(store, wanted, cut.lo + lo, cut.lo + hi) for lo, hi in lookups)
+        measured = (_sizes_at(store, wanted.order, parts, cut.lo + lo, cut.lo + hi) for lo, hi in lookups)
+        size = sum(int(sizes.sum()) for sizes in measured)
     with (
         ArchiveOutput(store, cut.name, size + len(END_OF_ARCHIVE)) as output,
         Sources(store, [part.shard for part in parts]) as sources,
@@ -196,19 +202,18 @@ def write_gathered(task: Task, store: Store) -> TaskResult:
     return TaskResult((record,), count, record.content_size, record.size)
 
 
-def _measure(store: Store, wanted: WriteTask, lo: int, hi: int) -> int:
-    _, samples = look_up(store, wanted.parts, ordinals_at(wanted.order, store, lo, hi))
-    return int(sample_sizes(samples).sum())
+def _sizes_at(store: Store, order: Order, parts: Parts, lo: int, hi: int) -> Integers:
+    _, samples = look_up(store, parts, ordinals_at(order, store, lo, hi))
+    return sample_sizes(samples)
 
 
 def measure(task: Task, store: Store) -> TaskResult:
     """The sizes of the samples of some places, as a table."""
     wanted = task.decode(_MeasureTask)
+    parts = wanted.parts.load(store)
     with PlainOutput(store, f"sizes/{task.number:06d}", (wanted.hi - wanted.lo) * 8, temporary=True) as output:
         for lo, hi in in_lookups(wanted.hi - wanted.lo):
-            ordinals = ordinals_at(wanted.order, store, wanted.lo + lo, wanted.lo + hi)
-            _, samples = look_up(store, wanted.parts, ordinals)
-            output.write(encode_entries(sample_sizes(samples)))
+            output.write(encode_entries(_sizes_at(store, wanted.order, parts, wanted.lo + lo, wanted.lo + hi)))
             store.check()
         output.commit()
     return TaskResult()

@@ -6,6 +6,7 @@ one place at most.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from typing import Final
 
 import msgspec
@@ -70,9 +71,10 @@ def restricted(order: Order, parts: Parts, lo: int, hi: int) -> tuple[Order, Par
     if isinstance(order, Interleave):
         runs = order.runs(lo, hi)
         return order, tuple(part for part in parts if any(part.start < end and part.end > begin for begin, end in runs))
-    rows = tuple(row for row in order.rows if row.place < hi and row.place + row.count > lo)
-    needed = tuple(part for part in parts if any(part.start < row.high and part.end > row.low for row in rows))
-    return Table(rows, order.count), needed
+    first = bisect_right(order.rows, lo, key=lambda row: row.place + row.count)
+    rows = order.rows[first : bisect_left(order.rows, hi, key=lambda row: row.place)]
+    needed = {part.start: part for row in rows for part in parts_within(parts, row.low, row.high)}
+    return Table(rows, order.count), tuple(needed[start] for start in sorted(needed))
 
 
 def touching(order: Order, low: int, high: int) -> Order:

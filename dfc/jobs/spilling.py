@@ -1,11 +1,8 @@
 """Two passes, or more for very many outputs, that read and write in sequence: for compressed inputs and rotating disks.
 
-The first pass reads shards from front to back and writes *runs*: as many samples as memory holds, canonical, sorted by their
-places. A last pass takes one range out of every run, each in one read, and writes an output. When a run would fall into more
-than FAN_OUT ranges, passes between merge the runs of a range of places into new ones. A temporary object of runs:
-
-    data of all runs · ENTRIES (place, size), one a sample · FENCES (place, offset of the data), one every FENCE_SAMPLES and run
-    RUNS (first entry, first fence, end of the data), one a run · their three numbers
+The first pass reads shards from front to back and writes runs (`dfc.jobs.runs`): as many samples as memory holds, canonical,
+sorted by their places. A last pass takes one range out of every run, each in one read, and writes an output. When a run would
+fall into more than FAN_OUT ranges, passes between merge the runs of a range of places into new ones.
 """
 
 from __future__ import annotations
@@ -19,19 +16,19 @@ import numpy as np
 
 from dfc.errors import StorageFailed
 from dfc.jobs.arrangement import Arrangement, Cut
-from dfc.jobs.corpus import ForwardSource, Parts, Sources, parts_within
+from dfc.jobs.corpus import PartList, Parts, Sources, part_list, parts_within
 from dfc.jobs.gathering import look_up, window_bytes, write_samples, write_spans
 from dfc.jobs.headers import sample_sizes
 from dfc.jobs.orders import Order, places_of, touching
 from dfc.jobs.output import ArchiveOutput, PlainOutput
-from dfc.jobs.store import Source, Store
+from dfc.jobs.runs import RunWriter, find
+from dfc.jobs.store import Store
 from dfc.jobs.tasks import Function, JobInput, Results, Stage, Task, TaskDraft, TaskResult
 from dfc.limits import GIB
 from dfc.tar.index_arrays import Integers
 from dfc.tar.writer import END_OF_ARCHIVE
 
 FAN_OUT: Final = 256  # ranges of a run: at 128 MiB of run they are read in half megabytes
-FENCE_SAMPLES: Final = 64
 _TASKS_MAX: Final = 1024  # of the first pass: each of the outputs opens what they write
 _TASK_BYTES: Final = GIB  # that a task of the first pass reads of one uncompressed shard
 _SPREAD_SAMPLES: Final = 1 << 15
@@ -44,7 +41,7 @@ class SpreadTask(msgspec.Struct, frozen=True):
     lo: int
     hi: int
     order: Order
-    parts: Parts
+    parts: PartList
 
 
 class MergeTask(msgspec.Struct, frozen=True):
@@ -87,24 +84,26 @@ class Spilling:
     def _spread(self, results: Results) -> Iterator[TaskDraft]:
         arrangement = self.arrange(results)
         for lo, hi, node in _batches(arrangement.parts):
-            task = SpreadTask(lo, hi, touching(arrangement.order, lo, hi), parts_within(arrangement.parts, lo, hi))
-            yield TaskDraft(msgspec.msgpack.encode(task), task.parts[0].shard.label, node)
+            parts = parts_within(arrangement.parts, lo, hi)
+            task = SpreadTask(lo, hi, touching(arrangement.order, lo, hi), part_list(parts, arrangement.parts))
+            yield TaskDraft(msgspec.msgpack.encode(task), parts[0].shard.label, node)
 
     def _merging(self, level: int) -> Callable[[Results], Iterator[TaskDraft]]:
         def tasks(results: Results) -> Iterator[TaskDraft]:
             count = self.arrange(results).count
+            sources = self._objects(results, count, level - 1)
             for number in range(self._factor**level):
                 lo, hi = self._range(count, level, number)
-                runs = self._runs(results, count, level - 1, lo, hi)
-                task = MergeTask(f"runs{level}/{number:06d}", lo, hi, runs)
+                runs = _overlapping(sources, lo, hi)
+                task = MergeTask(_merged_name(level, number), lo, hi, runs)
                 yield TaskDraft(msgspec.msgpack.encode(task), f"places {lo} to {hi}")
 
         return tasks
 
     def _collect(self, results: Results) -> Iterator[TaskDraft]:
-        count = self.arrange(results).count
+        sources = self._objects(results, self.arrange(results).count, self._passes - 1)
         for cut in self.cuts(results):
-            runs = self._runs(results, count, self._passes - 1, cut.lo, cut.hi)
+            runs = _overlapping(sources, cut.lo, cut.hi)
             task = MergeTask(cut.name, cut.lo, cut.hi, runs)
             yield TaskDraft(msgspec.msgpack.encode(task), cut.name, self.job.node_of(cut.name))
 
@@ -112,17 +111,20 @@ class Spilling:
         ranges = self._factor**level
         return count * number // ranges, count * (number + 1) // ranges
 
-    def _runs(self, results: Results, count: int, level: int, lo: int, hi: int) -> tuple[str, ...]:
-        """The objects of a level that may have samples of these places."""
+    def _objects(self, results: Results, count: int, level: int) -> list[tuple[int, int, str]]:
+        """The objects of a level: places that they may have, names."""
         if level == 0:
             bounds = [result.decode(tuple[int, int]) for result in results["spread"]]
-            return tuple(_run_name(number) for number, (low, high) in enumerate(bounds) if low < hi and high > lo)
-        names = []
-        for number in range(self._factor**level):
-            low, high = self._range(count, level, number)
-            if low < hi and high > lo:
-                names.append(f"runs{level}/{number:06d}")
-        return tuple(names)
+            return [(lo, hi, _run_name(number)) for number, (lo, hi) in enumerate(bounds)]
+        return [(*self._range(count, level, number), _merged_name(level, number)) for number in range(self._factor**level)]
+
+
+def _overlapping(objects: list[tuple[int, int, str]], lo: int, hi: int) -> tuple[str, ...]:
+    return tuple(name for low, high, name in objects if low < hi and high > lo)
+
+
+def _merged_name(level: int, number: int) -> str:
+    return f"runs{level}/{number:06d}"
 
 
 def _run_name(number: int) -> str:
@@ -158,14 +160,15 @@ def _batches(parts: Parts) -> Iterator[tuple[int, int, str]]:
 def spread(task: Task, store: Store) -> TaskResult:
     """Shards, or a piece of one, into runs."""
     wanted = task.decode(SpreadTask)
+    parts = wanted.parts.load(store)
     # The window itself, and once more what a remote source needs to put it together.
     window = window_bytes(store.memory_bytes, local=False)
     samples_written, bytes_in, low, high = 0, 0, 2**62, 0
     with (
         PlainOutput(store, _run_name(task.number), temporary=True) as output,
-        Sources(store, [part.shard for part in wanted.parts]) as sources,
+        Sources(store, [part.shard for part in parts]) as sources,
     ):
-        runs = _RunWriter(output)
+        runs = RunWriter(output)
         for start in range(wanted.lo, wanted.hi, _SPREAD_SAMPLES):
             end = min(wanted.hi, start + _SPREAD_SAMPLES)
             places = places_of(wanted.order, store, start, end)
@@ -173,7 +176,7 @@ def spread(task: Task, store: Store) -> TaskResult:
             if not len(chosen):
                 continue
             places = places[chosen]
-            rows, samples = look_up(store, wanted.parts, start + chosen)
+            rows, samples = look_up(store, parts, start + chosen)
             sizes = sample_sizes(samples)
             for first, last in _fitting(sizes, window):
                 order = first + np.argsort(places[first:last])
@@ -194,8 +197,8 @@ def merge(task: Task, store: Store) -> TaskResult:
     wanted = task.decode(MergeTask)
     window = window_bytes(store.memory_bytes, local=False)
     with PlainOutput(store, wanted.name, temporary=True) as output, Sources(store, wanted.runs) as sources:
-        runs = _RunWriter(output)
-        found = _find(sources, wanted)
+        runs = RunWriter(output)
+        found = find(sources, len(wanted.runs), wanted.lo, wanted.hi)
         for first, last in _fitting(found.sizes, window):
             order = first + np.argsort(found.places[first:last])
             write_spans(runs, sources, found.rows[order], found.offsets[order], found.sizes[order], window)
@@ -211,7 +214,7 @@ def collect(task: Task, store: Store) -> TaskResult:
     """One output out of all runs."""
     wanted = task.decode(MergeTask)
     with Sources(store, wanted.runs) as sources:
-        found = _find(sources, wanted)
+        found = find(sources, len(wanted.runs), wanted.lo, wanted.hi)
         order = np.argsort(found.places)
         if not np.array_equal(found.places[order], np.arange(wanted.lo, wanted.hi)):
             raise StorageFailed(f"the temporary objects for {wanted.name} do not have its samples")
@@ -240,89 +243,3 @@ def _fitting(sizes: Integers, window: int) -> Iterator[tuple[int, int]]:
         last = max(last, first + 1)
         yield first, last
         first = last
-
-
-class _RunWriter:
-    """The sink of runs; everything goes through memory, where it is sorted."""
-
-    sends = False
-
-    def __init__(self, output: PlainOutput) -> None:
-        self._output = output
-        self.size = 0
-        self._entries: list[Integers] = []
-        self._fences: list[Integers] = []
-        self._runs: list[tuple[int, int, int]] = []
-        self._entry_count = self._fence_count = 0
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self._output.write(data)
-        self.size += len(data)
-
-    def send(self, file: int, offset: int, count: int) -> None:
-        raise NotImplementedError("runs are written from memory")
-
-    def end(self, places: Integers, sizes: Integers) -> None:
-        """The run is complete: these are its samples."""
-        starts = self.size - int(sizes.sum()) + np.cumsum(sizes) - sizes
-        self._runs.append((self._entry_count, self._fence_count, self.size))
-        self._entries.append(np.stack([places, sizes], axis=1))
-        self._fences.append(np.stack([places, starts], axis=1)[::FENCE_SAMPLES])
-        self._entry_count += len(places)
-        self._fence_count += len(self._fences[-1])
-
-    def finish(self) -> None:
-        for table in (*self._entries, *self._fences, np.array(self._runs, dtype=np.int64)):
-            self._output.write(table.astype("<i8").tobytes())
-        self._output.write(np.array([self._entry_count, self._fence_count, len(self._runs)], dtype="<i8").tobytes())
-
-
-@dataclass(frozen=True)
-class _Found:
-    """Samples in temporary objects: their rows among the sources, offsets, sizes, places."""
-
-    rows: Integers
-    offsets: Integers
-    sizes: Integers
-    places: Integers
-
-
-def _find(sources: Sources, wanted: MergeTask) -> _Found:
-    columns: list[tuple[Integers, ...]] = [(np.zeros(0, dtype=np.int64),) * 4]
-    for row in range(len(wanted.runs)):
-        for places, sizes, offsets in _entries(sources[row], wanted.lo, wanted.hi):
-            columns.append((np.full(len(places), row, dtype=np.int64), offsets, sizes, places))
-    return _Found(*(np.concatenate(column) for column in zip(*columns, strict=True)))
-
-
-def _entries(source: Source | ForwardSource, lo: int, hi: int) -> Iterator[tuple[Integers, Integers, Integers]]:
-    """Places, sizes and offsets of the samples from place `lo` up to `hi`, of each run that has any."""
-    tail = source.size - 24
-    entry_count, fence_count, run_count = _numbers(source, tail, 3).tolist()
-    runs_at = tail - 24 * run_count
-    fences_at = runs_at - 16 * fence_count
-    entries_at = fences_at - 16 * entry_count
-    runs = _numbers(source, runs_at, 3 * run_count).reshape(-1, 3).tolist()
-    fences = _numbers(source, fences_at, 2 * fence_count).reshape(-1, 2)
-    for number, (first_entry, first_fence, _) in enumerate(runs):
-        end_entry, end_fence = runs[number + 1][:2] if number + 1 < run_count else (entry_count, fence_count)
-        mine = fences[first_fence:end_fence]
-        begin = max(0, int(np.searchsorted(mine[:, 0], lo, side="right")) - 1)
-        end = int(np.searchsorted(mine[:, 0], hi, side="left"))
-        if end <= begin:
-            continue
-        first = first_entry + begin * FENCE_SAMPLES
-        last = min(end_entry, first_entry + end * FENCE_SAMPLES)
-        entries = _numbers(source, entries_at + 16 * first, 2 * (last - first)).reshape(-1, 2)
-        places, sizes = entries[:, 0], entries[:, 1]
-        offsets = int(mine[begin, 1]) + np.cumsum(sizes) - sizes
-        kept = (places >= lo) & (places < hi)
-        if kept.any():
-            yield places[kept], sizes[kept], offsets[kept]
-
-
-def _numbers(source: Source | ForwardSource, offset: int, count: int) -> Integers:
-    data = bytearray(8 * count)
-    if count:
-        source.read_into(offset, memoryview(data))
-    return np.frombuffer(data, dtype="<i8").astype(np.int64)

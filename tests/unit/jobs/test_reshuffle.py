@@ -131,7 +131,7 @@ def test_sizes_over_many_tables(folder, everything, monkeypatch):
 @pytest.mark.parametrize("fan_out", [2, 4, 300])
 def test_many_passes(folder, everything, monkeypatch, fan_out):
     monkeypatch.setattr("dfc.jobs.spilling.FAN_OUT", fan_out)
-    monkeypatch.setattr("dfc.jobs.spilling.FENCE_SAMPLES", 3)
+    monkeypatch.setattr("dfc.jobs.runs.FENCE_SAMPLES", 3)
     done = run_job(folder, spec("reshuffle", {"seed": 5, "samples_per_shard": 20, "strategy": "spill"}), memory_bytes=1 << 18)
     expected = shuffled(everything, 5)
     assert list(done.outputs.values()) == [canonical(expected[i : i + 20]) for i in range(0, 300, 20)]
@@ -168,3 +168,13 @@ def test_nothing_in_nothing_out(tmp_path):
     assert list(run_job(tmp_path, spec("reshuffle", {})).outputs.values()) == [canonical([])]
     assert run_job(tmp_path, spec("reshuffle", {"samples_per_shard": 5})).outputs == {}
     assert run_job(tmp_path, spec("reshard", {"shard_size": 5000, "strategy": "spill"})).outputs == {}
+
+
+@pytest.mark.parametrize("strategy", ["gather", "spill"])
+def test_long_lists_of_shards_are_written_down_once(folder, everything, monkeypatch, strategy):
+    monkeypatch.setattr("dfc.jobs.corpus.INLINE_PARTS_MAX", 2)
+    options = {"samples_per_shard": 45, "strategy": strategy}
+    done = run_job(folder, spec("reshuffle", options), twice=True)
+    assert len(done.results["shards"]) == 3
+    assert list(done.outputs.values()) == [canonical(shuffled(everything, 0)[i : i + 45]) for i in range(0, 300, 45)]
+    assert run_job(folder, spec("sort", {"by": "cls", "shard_size": 9000})).samples == 300

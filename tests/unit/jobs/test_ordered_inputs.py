@@ -1,0 +1,206 @@
+"""Ordered outputs from archives of all makers, of nobody's making, and from sources that break; memory stays bounded."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import subprocess
+import tarfile
+import tracemalloc
+
+import numpy as np
+import pytest
+from folder_store import FolderStore, describe, run_job
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jobs_ordered import canonical, compress, dataset, samples_of, spec
+
+from dfc.errors import StorageFailed
+from dfc.jobs.corpus import ForwardSource, Sources
+from dfc.jobs.gathering import read_spans
+from dfc.jobs.permutation import Permutation
+from dfc.jobs.store import InputChanged
+from dfc.tar.header import TarError
+
+
+def check(folder) -> None:
+    """Both strategies give exactly the canonical samples in the order of the seed."""
+    everything = [sample for path in sorted((folder / "in").iterdir()) for sample in samples_of(path.read_bytes())]
+    order = Permutation(8, len(everything)).ordinals(0, len(everything))
+    for strategy in ("gather", "spill"):
+        done = run_job(folder, spec("reshuffle", {"seed": 8, "samples_per_shard": 9, "strategy": strategy}))
+        shuffled = [everything[i] for i in order]
+        assert list(done.outputs.values()) == [canonical(shuffled[i : i + 9]) for i in range(0, len(shuffled), 9)]
+
+
+@pytest.mark.parametrize("form", ["ustar", "gnu", "pax", "v7", "oldgnu"])
+def test_archives_of_gnu_tar(tmp_path, form):
+    tree, rng = tmp_path / "tree", random.Random(1)
+    (tree / "deep" / ("d" * 60) / ("e" * 30)).mkdir(parents=True)
+    for number in range(25):
+        for ext in ("jpg", "cls", "txt"):
+            (tree / f"{number:03d}.{ext}").write_bytes(rng.randbytes(rng.choice([0, 1, 511, 512, 513, 3000])))
+    if form != "v7":
+        for name in ("x.jpg", "x.cls", "ключ.txt"):
+            (tree / "deep" / ("d" * 60) / ("e" * 30) / name).write_bytes(b"deep")
+    if form in ("gnu", "pax", "oldgnu"):
+        (tree / ("n" * 180 + ".jpg")).write_bytes(b"long")
+    os.symlink("000.jpg", tree / "link.jpg")
+    os.link(tree / "001.jpg", tree / "hard.jpg")
+    (tmp_path / "in").mkdir()
+    owner = ["--owner=someone:1234", "--group=others:567", "--mode=0751"]
+    command = ["tar", "--sort=name", f"--format={form}", *owner, "-cf", tmp_path / "in" / "a.tar", "-C", tree, "."]
+    subprocess.run(command, check=True, capture_output=True)
+    check(tmp_path)
+
+
+MEMBERS = st.lists(
+    st.tuples(
+        st.sampled_from(["a", "b", "c/d", "long/" * 30 + "k", "ü" * 70, "x y", "d" * 99 + "/" + "e" * 99]),
+        st.sampled_from(["jpg", "cls", "JPG", "tar.gz", ""]),
+        st.binary(max_size=1100),
+        st.sampled_from(
+            [tarfile.REGTYPE, tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.CONTTYPE]
+        ),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=60)
+@given(MEMBERS, st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]), st.data())
+def test_whatever_is_in_an_archive(tmp_path_factory, members, form, data):
+    """Repeated keys and extensions, odd types, names of every length, and padding that is not zero."""
+    file, dirty = io.BytesIO(), []
+    with tarfile.open(fileobj=file, mode="w", format=form) as tar:
+        for number, (key, ext, content, kind) in enumerate(members):
+            member = tarfile.TarInfo(f"{key}{number // 3}.{ext}" if data.draw(st.booleans()) else f"{key}{number // 3}")
+            member.type, member.mtime, member.uid = (
+                kind,
+                data.draw(st.sampled_from([0, 1.5, 2**33])),
+                data.draw(st.integers(0, 9**6)),
+            )
+            if member.isreg():
+                member.size = len(content)
+            try:
+                tar.addfile(member, io.BytesIO(content) if member.isreg() else None)
+            except ValueError:
+                continue  # USTAR has no place for it
+            if member.isreg() and len(content) % 512:
+                dirty.append(file.tell() - 1)
+    archive = bytearray(file.getvalue())
+    for at in dirty:
+        archive[at] = data.draw(st.sampled_from([0, 0xFF]))
+    folder = tmp_path_factory.mktemp("store")
+    (folder / "in").mkdir()
+    (folder / "in" / "a.tar").write_bytes(archive)
+    everything = samples_of(bytes(archive))
+    for strategy in ("gather", "spill"):
+        options = {"samples_per_shard": 4, "strategy": strategy, "on_split": "keep"}
+        done = run_job(folder, spec("reshard", options))
+        assert list(done.outputs.values()) == [canonical(everything[i : i + 4]) for i in range(0, len(everything), 4)]
+
+
+def test_names_that_are_not_utf8_are_written_as_they_are_listed(tmp_path):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT, encoding="latin-1") as tar:
+        for name in ("ä.jpg", "ä.cls", "b.jpg"):
+            member = tarfile.TarInfo(name)
+            member.size = 3
+            tar.addfile(member, io.BytesIO(b"abc"))
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.tar").write_bytes(file.getvalue())
+    done = run_job(tmp_path, spec("reshard", {}))
+    names = [name for sample in samples_of(done.outputs["o-000.tar"]) for name, _ in sample]
+    assert names == ["\ufffd.jpg", "\ufffd.cls", "b.jpg"]
+
+
+def test_an_input_that_has_changed_fails_the_job(tmp_path, monkeypatch):
+    dataset(tmp_path, "in", 3, 5)
+    changed = tmp_path / "in" / "s-01.tar"
+
+    def describe_then_change(*args, **more):
+        shard = describe(*args, **more)
+        if args[2] == changed.name:
+            changed.write_bytes(changed.read_bytes() + bytes(512))
+        return shard
+
+    monkeypatch.setattr("folder_store.describe", describe_then_change)
+    with pytest.raises(InputChanged, match="s-01"):
+        run_job(tmp_path, spec("reshuffle", {}))
+
+
+def test_a_source_that_ends_early(tmp_path):
+    dataset(tmp_path, "in", 2, 5)
+    shard = describe(tmp_path, "in", "s-00.tar")
+    with Sources(FolderStore(tmp_path), [shard]) as sources:
+        sources[0]
+        os.truncate(tmp_path / "in" / "s-00.tar", 1000)
+        one = np.array([0])
+        with pytest.raises(StorageFailed, match=r"s-00.tar ends before byte 1536"):
+            read_spans(sources, one, np.array([512]), np.array([1024]), one, memoryview(bytearray(1024)))
+
+
+def test_compressed_shards_go_forward_only(tmp_path):
+    dataset(tmp_path, "in", 2, 20)
+    compress(tmp_path, "in", "packed", ".tgz")
+    shard = describe(tmp_path, "packed", "s-00.tgz")
+    content = (tmp_path / "in" / "s-00.tar").read_bytes()
+    with Sources(FolderStore(tmp_path), [shard]) as sources:
+        source, buffer = sources[0], bytearray(700)
+        assert isinstance(source, ForwardSource)
+        for offset in (0, 700, 5000):
+            source.read_into(offset, memoryview(buffer))
+            assert buffer == content[offset : offset + 700]
+        with pytest.raises(ValueError, match="gone by"):
+            source.read_into(100, memoryview(buffer))
+        with pytest.raises(TarError, match="ends early"):
+            source.read_into(len(content) - 100, memoryview(buffer))
+
+
+def test_many_more_shards_than_files_may_be_open(tmp_path, monkeypatch):
+    monkeypatch.setattr("dfc.jobs.corpus._OPEN_SOURCES_MAX", 3)
+    dataset(tmp_path, "in", 9, 6)
+    check(tmp_path)
+    compress(tmp_path, "in", "packed", ".tgz")
+    plain = run_job(tmp_path, spec("reshuffle", {"strategy": "gather"})).digest
+    assert run_job(tmp_path, spec("reshuffle", {}, source="packed")).digest == plain
+
+
+@pytest.mark.parametrize("strategy", ["gather", "spill"])
+def test_memory_is_bounded_whatever_the_size(tmp_path, strategy):
+    dataset(tmp_path, "in", 13, 150, mean=20_000)
+    size = sum(path.stat().st_size for path in (tmp_path / "in").iterdir())
+    assert size > 30 << 20
+    # One output of everything: the most that a task can be asked for. The store of the tests hashes whole files of 3 MB.
+    options = {"samples_per_shard": 10_000, "strategy": strategy}
+    run_job(tmp_path, spec("reshuffle", options))  # what is loaded once
+    with_store = max(path.stat().st_size for path in (tmp_path / "in").iterdir())
+    peaks = []
+    original = FolderStore.create_temporary, FolderStore.create
+
+    def traced(method):
+        def create(self, *args, **more):
+            tracemalloc.reset_peak()
+            output = method(self, *args, **more)
+            commit = output.commit
+
+            def measured():
+                peaks.append(tracemalloc.get_traced_memory()[1])
+                return commit()
+
+            output.commit = measured
+            return output
+
+        return create
+
+    FolderStore.create_temporary, FolderStore.create = map(traced, original)
+    tracemalloc.start()
+    try:
+        run_job(tmp_path, spec("reshuffle", options), memory_bytes=4 << 20)
+    finally:
+        tracemalloc.stop()
+        FolderStore.create_temporary, FolderStore.create = original
+    # Indexes and descriptions of inputs that the store keeps, one file that it hashes, and the task's own.
+    assert max(peaks) < (4 << 20) + 2 * with_store + (4 << 20)
