@@ -81,7 +81,7 @@ def sample_tar(samples: int, sample_bytes: int, *, first: int = 0, alphabet: int
     Numbers go on from `first`. Bytes take `alphabet` values: 256 cannot be compressed, fewer can.
     """
     chance = np.random.default_rng(first)
-    block = (chance.integers(0, 256, sample_bytes + 4096, dtype=np.uint8) % alphabet).tobytes()
+    block = chance.integers(0, alphabet, sample_bytes + 4096, dtype=np.uint8).tobytes()
     padding = bytes(-sample_bytes % HEADER_BYTES)
     class_padding = bytes(HEADER_BYTES - 3)
     image, label = tarfile.TarInfo(), tarfile.TarInfo()
