@@ -50,7 +50,7 @@ CREATE TABLE outputs (
 ) STRICT, WITHOUT ROWID;
 """
 _COLUMNS: Final = (
-    "id, operation, state, spec, label, bucket, bucket_id, memory_bytes, program, created_us, started_us, finished_us, error, "
+    "id, operation, state, label, bucket, bucket_id, memory_bytes, program, created_us, started_us, finished_us, error, "
     "warnings, output, progress, discard"
 )
 _encode: Final = msgspec.msgpack.encode
@@ -145,6 +145,13 @@ class Journal:
         if not rows:
             raise JobNotFound(f"there is no job {job_id[:80]!r}")
         return _record(rows[0])
+
+    def spec(self, job_id: str) -> bytes:
+        """The client's JSON."""
+        rows = self._rows("SELECT spec FROM jobs WHERE id = ?", job_id)
+        if not rows:
+            raise JobNotFound(f"there is no job {job_id[:80]!r}")
+        return bytes(rows[0][0])
 
     def page(self, states: Iterable[JobState] = (), before: str | None = None, limit: int = 100) -> list[JobRecord]:
         """The newest jobs first, those accepted before the job `before`; only of these states unless none is named."""

@@ -65,12 +65,12 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as the journal has it. Times in µs since 1970. `discard`: its staged objects may still be on targets."""
+    """A job as the journal has it, but for its spec, which may be long. Times in µs since 1970. `discard`: its staged objects
+    may still be on targets."""
 
     id: str
     operation: str
     state: JobState
-    spec: bytes
     label: str
     bucket: str
     bucket_id: str

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dfc.http.answers import Answer
-from dfc.http.batch import BatchGate, BatchItem, OnMissing, Part, answer_batch, read_request
+from dfc.http.batch import BatchGate, Part, answer_batch, read_request
+from dfc.http.batch_items import BatchItem, OnMissing
 from dfc.http.batch_peer import PeerParts
 from dfc.http.exchange import Exchange
 from dfc.http.peer import PeerPool

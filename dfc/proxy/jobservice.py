@@ -185,7 +185,7 @@ class JobService:
         return f"{self._last_id_us:014x}{secrets.token_hex(4)}"
 
     def _add(self, record: JobRecord, pattern: OutputPattern | None = None) -> None:
-        chosen = pattern or parse_spec(self._journal.get(record.id).spec).pattern
+        chosen = pattern or parse_spec(self._journal.spec(record.id)).pattern
         runner = JobRunner(self._means, record, lambda: self._notify(record.id))
         self._active[record.id] = Active(record, chosen, runner)
 
@@ -278,7 +278,7 @@ class JobService:
         """JobNotFound."""
         active = self._active.get(job_id)
         if active is not None:
-            return job_json(active.runner.record, active.runner.progress, active.runner.eta_s)
+            return _live_json(active.runner)
         return job_json(await self._write(self._journal.get, job_id))
 
     async def page(self, states: Sequence[JobState], before: str | None, limit: int) -> dict[str, Any]:
@@ -290,7 +290,7 @@ class JobService:
             if active is None or active.runner.record.state != record.state:
                 shown.append(job_json(record))
             else:
-                shown.append(job_json(record, active.runner.progress, active.runner.eta_s))
+                shown.append(_live_json(active.runner))
         return {"jobs": shown, "next_token": records[limit - 1].id if len(records) > limit else None}
 
     def _notify(self, job_id: str) -> None:
@@ -316,6 +316,11 @@ class JobService:
             if self._stopping:
                 raise ConnectionAbortedError("this proxy ends")
             await asyncio.sleep(EVENT_INTERVAL_S)
+
+
+def _live_json(runner: JobRunner) -> dict[str, Any]:
+    """A job under way: what it knows itself is newer than the journal."""
+    return {**job_json(runner.record, runner.progress, runner.eta_s), "warnings": runner.warnings}
 
 
 def _is_cancelled(active: Active) -> bool:

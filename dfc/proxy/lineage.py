@@ -29,7 +29,7 @@ def lineage_pieces(
     started = None if job.started_us is None else rfc3339(job.started_us)
     head: dict[str, Any] = {
         "id": job.id, "operation": job.operation, "label": job.label, "program": f"dfc {program}",
-        "created": rfc3339(job.created_us), "started": started, "spec": msgspec.Raw(journal.get(job.id).spec),
+        "created": rfc3339(job.created_us), "started": started, "spec": msgspec.Raw(journal.spec(job.id)),
         "output": summary,
     }  # fmt: skip
     yield _encode(head)[:-1] + b',\n"inputs": ['

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,7 @@ DRAFTS: Final = 64  # taken from a plan on one trip to a thread
 UNWRITTEN_MAX: Final = 4096  # results that wait for the journal
 TARGETS_WAIT_S: Final = 120.0  # a job waits so long for a target that is down, then it fails by itself
 TARGETS_POLL_S: Final = 0.2
+JOURNAL_RETRY_S: Final = 5.0
 
 
 class JobFailed(DfcError):
@@ -76,6 +78,15 @@ class Means:
 
     async def write(self, call: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.writer, lambda: call(*arguments))
+
+    async def write_at_last(self, call: Callable[..., T], *arguments: Any) -> T:
+        """A change without which a job would be neither here nor there: tried until there is room for it again."""
+        while True:
+            try:
+                return await self.write(call, *arguments)
+            except sqlite3.OperationalError as error:
+                _log.error("the journal of jobs cannot be written: %s; trying again", error)
+            await asyncio.sleep(JOURNAL_RETRY_S)
 
 
 def plan_stages(
@@ -143,7 +154,8 @@ class JobRunner:
 
     async def _fail(self, error: JobError) -> None:
         _log.warning("job %s failed: %s: %s", self.id, error.code, error.message)
-        self._take(await self._means.write(self._means.journal.fail, self.id, error, self.progress, self._all_warnings()))
+        fail = self._means.journal.fail
+        self._take(await self._means.write_at_last(fail, self.id, error, self.progress, self.warnings))
 
     # --- stages
 
@@ -167,7 +179,7 @@ class JobRunner:
         await self._commit(spec, inputs)
 
     def _load(self) -> tuple[CheckedSpec, tuple[Sequence[Any], ...]]:
-        return parse_spec(self._means.journal.get(self.id).spec), self._means.journal.inputs(self.id)
+        return parse_spec(self._means.journal.spec(self.id)), self._means.journal.inputs(self.id)
 
     def _restore(self) -> None:
         self._totals = self._means.journal.stage_totals(self.id)
@@ -187,7 +199,9 @@ class JobRunner:
         else:
             self._warnings_left_out += 1
 
-    def _all_warnings(self) -> list[str]:
+    @property
+    def warnings(self) -> list[str]:
+        """What there has been to say so far."""
         more = self._warnings_left_out
         return [*self._warnings, f"and {more} more warnings"] if more else list(self._warnings)
 
@@ -290,7 +304,7 @@ class JobRunner:
         await means.staged.put(self.id, self.record.bucket, lineage_name(self.id), _from_thread(means, pieces))
         await self._check_staged()
         self.is_committing = True
-        self._take(await means.write(means.journal.commit, self.id, summary, self.progress, self._all_warnings()))
+        self._take(await means.write(means.journal.commit, self.id, summary, self.progress, self.warnings))
 
     async def _check_staged(self) -> None:
         """Every output lies on its target, whole and as its task has written it: publishing cannot fail for its sake."""
@@ -343,7 +357,7 @@ class JobRunner:
         means = self._means
         if not await means.staged.publish(self.id, self._is_bucket_gone):
             raise BucketDeleting(f"the bucket {self.record.bucket!r} was deleted while its new objects were published")
-        self._take(await means.write(means.journal.succeed, self.id))
+        self._take(await means.write_at_last(means.journal.succeed, self.id))
 
 
 class _Undone:

@@ -62,7 +62,7 @@ class Staged:
         return all(await asyncio.gather(*(self._until_done(node.id, method, path, is_lost) for node in nodes)))
 
     async def _until_done(self, node_id: str, method: str, path: str, is_lost: Callable[[], bool]) -> bool:
-        wait_s = RETRY_FIRST_S
+        wait_s, say = RETRY_FIRST_S, _log.warning
         while True:
             node = self._cluster.map.node(node_id)
             if node is None:
@@ -70,10 +70,14 @@ class Staged:
             try:
                 await self._cluster.control.call(method, f"{node.url}{path}", dict, long=True)
                 return True
-            except DfcError as error:
+            except Exception as error:  # whatever it is, the job goes only forward from here
+                if not isinstance(error, DfcError):
+                    _log.exception("%s %s at %s failed; trying again", method, path, node_id)
+                    error = DfcError(str(error))
                 if isinstance(error, RemoteError) and error.status < 500 and is_lost():
                     return False
-                _log.warning("%s %s at %s: %s; trying again", method, path, node_id, error.message)
+                say("%s %s at %s: %s; trying until it works", method, path, node_id, error.message)
+                say = _log.debug  # a target may be away for days
             await asyncio.sleep(wait_s)
             wait_s = min(RETRY_MAX_S, wait_s * 2)
 
