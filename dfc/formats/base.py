@@ -21,6 +21,7 @@ from dfc.tar.samples import split_key
 
 KEY_FIELD: Final = "__key__"  # where a format has no place of its own for the key
 READ_BYTES: Final = 1 << 20  # of one read ahead
+_WINDOW_BYTES: Final = 64 << 10  # of small reads
 _NAME_SHOWN: Final = 80
 
 
@@ -101,11 +102,16 @@ class ByteReader:
 
 
 class SeekableFile(io.RawIOBase):
-    """A `Readable` as a file with `seek`, for libraries that want one. `read_max` bounds what one read may ask for."""
+    """A `Readable` as a file with `seek`, for libraries that want one. `read_max` bounds what one read may ask for.
+
+    Small reads are served from a window that is read ahead: a source may be on another node.
+    """
 
     def __init__(self, source: Readable, file: str, read_max: int = JOB_MEMBER_BYTES_MAX) -> None:
         self._source, self._file, self._read_max = source, file, read_max
         self._at = 0
+        self._window = b""
+        self._window_at = 0
 
     def readable(self) -> bool:
         return True
@@ -128,9 +134,20 @@ class SeekableFile(io.RawIOBase):
         count = left if count is None or count < 0 else min(count, left)
         if count > self._read_max:
             raise FormatError(self._file, f"a piece of {count} bytes is more than is read at once", self._at)
-        buffer = bytearray(count)
-        self._source.read_into(self._at, memoryview(buffer))
+        start = self._at - self._window_at
+        if not 0 <= start <= len(self._window) - count:
+            if count >= _WINDOW_BYTES:
+                data = self._fetch(self._at, count)
+                self._at += count
+                return data
+            self._window = self._fetch(self._at, min(_WINDOW_BYTES, left))
+            self._window_at, start = self._at, 0
         self._at += count
+        return self._window[start : start + count]
+
+    def _fetch(self, offset: int, count: int) -> bytes:
+        buffer = bytearray(count)
+        self._source.read_into(offset, memoryview(buffer))
         return bytes(buffer)
 
     def readinto(self, buffer: Buffer) -> int:  # type: ignore[override]

@@ -1,34 +1,28 @@
 """`convert`: the samples of each input in another format, one output an input; and indexes that other libraries want.
 
 Inputs are recognised by the endings of their names; when none has an ending that says anything, they are the files of one
-directory tree. `from` overrules that. Writing Parquet begins with a survey, so that all files get the same columns.
+directory tree. `from` overrules that. Writing Parquet begins with a survey, so that all files get the same columns. With
+`samples_per_shard` outputs are cut anew; inputs other than plain tars are unpacked into temporary ones before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Final
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
-from dfc.errors import BadRequest, Conflict, NotAShard
+from dfc.errors import BadRequest, NotAShard
 from dfc.formats import FORMATS, FormatName, SourceName, goes_with, source_format, written_format
 from dfc.formats.base import KEY_FIELD, need
-from dfc.formats.dali import dali_index
-from dfc.formats.parquet import parquet_fields
-from dfc.formats.wids import wids_index
+from dfc.jobs.converting import CONVERT_FUNCTIONS, Wids, Work, check_fields
 from dfc.jobs.options import CommonOptions
-from dfc.jobs.output import PlainOutput
 from dfc.jobs.pattern import OutputPattern
-from dfc.jobs.reading import read_input
-from dfc.jobs.samples import OnSplit, SampleData
-from dfc.jobs.store import Store
-from dfc.jobs.tasks import Function, InputShard, JobInput, Results, Stage, Task, TaskDraft, TaskResult
-from dfc.jobs.writing import open_target
+from dfc.jobs.sections import Section, cut
+from dfc.jobs.tasks import InputShard, JobInput, Results, Stage, TaskDraft
 from dfc.limits import FORMAT_FIELDS_MAX, FORMAT_TREE_OBJECTS_MAX
 from dfc.tar.index import index_kind
-from dfc.tar.samples import split_key
 
 TAKES_ANY_OBJECT: Final = True
 _INDEXES: Final = ("dali-index", "wids-index")
@@ -36,34 +30,13 @@ _INDEXES: Final = ("dali-index", "wids-index")
 
 class Options(CommonOptions, frozen=True, kw_only=True):
     """`level` of compression, for formats that have one; `fields`: only these extensions; `from`: the format of the inputs,
-    where their names do not say it."""
+    where their names do not say it; `samples_per_shard`: how many go into an output, instead of one output an input."""
 
     format: FormatName
     level: int | None = None
     fields: Annotated[tuple[str, ...], Meta(min_length=1, max_length=FORMAT_FIELDS_MAX)] | None = None
+    samples_per_shard: Annotated[int, Meta(ge=1)] | None = None
     source: SourceName | None = msgspec.field(default=None, name="from")
-
-
-class Work(Struct, frozen=True, array_like=True):
-    """One input on its way to one output."""
-
-    shards: tuple[InputShard, ...]
-    source: SourceName
-    prefix: str
-    format: FormatName
-    output: str
-    level: int | None
-    fields: tuple[str, ...] | None
-    on_split: OnSplit
-    columns: tuple[str, ...] = ()
-
-
-class Wids(Struct, frozen=True, array_like=True):
-    """All shards of an index: (`BUCKET/NAME`, samples, bytes)."""
-
-    name: str
-    output: str
-    shards: tuple[tuple[str, int, int], ...]
 
 
 def check(options: Options, pattern: OutputPattern) -> None:
@@ -81,6 +54,11 @@ def check(options: Options, pattern: OutputPattern) -> None:
             raise BadRequest("'fields' are different extensions in lower case")
         if KEY_FIELD in options.fields:
             raise BadRequest(f"{KEY_FIELD!r} is no field; keys are always kept")
+    if options.samples_per_shard is not None:
+        if options.format in _INDEXES:
+            raise BadRequest(f"{options.format} is an index of whole shards; 'samples_per_shard' has no meaning")
+        if not pattern.is_numbered:
+            raise BadRequest("with samples_per_shard the pattern needs a number, such as %06d")
     if form.extra is not None:
         need(*form.extra)
     if options.source == "parquet":
@@ -112,6 +90,8 @@ def plan(job: JobInput) -> list[Stage]:
         draft = _wids_draft(job)
         return [Stage("wids", lambda _: iter((draft,)), 1, 1)]
     count = _count(job)
+    if options.samples_per_shard is not None:
+        return _plan_cut(job, options.samples_per_shard)
     if count > 1 and not job.pattern.is_numbered:
         raise BadRequest(f"{count} inputs make as many outputs: the pattern needs a number, such as %06d")
     if options.format == "dali-index":
@@ -124,6 +104,42 @@ def plan(job: JobInput) -> list[Stage]:
         Stage("survey", lambda _: map(_draft, _work(job)), count),
         Stage("convert", lambda results: map(_draft, _work(job, _columns(results))), count, outputs),
     ]
+
+
+def _plan_cut(job: JobInput, size: int) -> list[Stage]:
+    """Unpack what is no plain tar, survey what is there then, and convert it in runs of `size` samples."""
+    options: Options = job.options
+    count = sum(not _is_plain(work) for work in _work(job))
+    stages = [Stage("unpack", lambda _: (_draft(work) for work in _work(job) if not _is_plain(work)), count)] if count else []
+
+    def shards(results: Results) -> Iterator[InputShard]:
+        made = iter(results.get("unpack", ()))
+        return (work.shards[0] if _is_plain(work) else next(made).decode(InputShard) for work in _work(job))
+
+    def as_work(number: int, sections: tuple[Section, ...], columns: tuple[str, ...]) -> Work:
+        name = job.pattern.name(number)
+        read = tuple(section.shard for section in sections)
+        return Work(read, "tar", "", options.format, name, options.level, None, options.on_split, columns, sections)
+
+    def survey(results: Results) -> Iterator[TaskDraft]:
+        for number, shard in enumerate(shards(results)):
+            yield _draft(as_work(number, (Section(shard, 0, shard.samples),), ()))
+
+    def convert(results: Results) -> Iterator[TaskDraft]:
+        columns = options.fields or (_columns(results) if "survey" in results else ())
+        for number, sections in enumerate(cut(shards(results), size)):
+            yield _draft(as_work(number, sections, columns))
+
+    if options.format == "parquet" and not options.fields:
+        stages.append(Stage("survey", survey))
+    return [*stages, Stage("convert", convert)]
+
+
+def _is_plain(work: Work) -> bool:
+    """Whether samples can be read out of the middle of an input as they are."""
+    shard = work.shards[0]
+    unsplit = not shard.repeated or work.on_split == "keep"
+    return work.source == "tar" and shard.kind == "tar" and unsplit and work.fields is None
 
 
 def _count(job: JobInput) -> int:
@@ -178,6 +194,8 @@ def _work(job: JobInput, columns: tuple[str, ...] = ()) -> Iterator[Work]:
 
 
 def _draft(work: Work) -> TaskDraft:
+    if not work.shards:
+        return TaskDraft(msgspec.msgpack.encode(work), work.output)
     first = work.shards[0]
     label = first.label if len(work.shards) == 1 else f"{first.bucket}/{work.prefix}"
     return TaskDraft(msgspec.msgpack.encode(work), label, first.node)
@@ -188,13 +206,7 @@ def _columns(results: Results) -> tuple[str, ...]:
     found: set[str] = set()
     for result in results["survey"]:
         found.update(result.decode(list[str]))
-    return _check_fields(found)
-
-
-def _check_fields(found: set[str]) -> tuple[str, ...]:
-    if len(found) > FORMAT_FIELDS_MAX:
-        raise Conflict(f"the samples have {len(found)} different extensions; a table has at most {FORMAT_FIELDS_MAX} columns")
-    return tuple(sorted(found, key=str.encode))
+    return check_fields(found)
 
 
 def _wids_draft(job: JobInput) -> TaskDraft:
@@ -216,89 +228,4 @@ def _check_plain_tar(shard: InputShard, reader: str) -> None:
         raise BadRequest(f"{reader} reads uncompressed tars only, and {shard.label} is compressed")
 
 
-# --- on a worker
-
-
-def survey(task: Task, store: Store) -> TaskResult:
-    """The extensions of one input: from an index, a schema or names where there are such, else by reading all of it."""
-    work = task.decode(Work)
-    shard = work.shards[0]
-    if work.source == "tar":
-        fields = {member.ext for member in store.index(shard).members() if member.ext is not None}
-    elif work.source == "directory":
-        parts = (split_key(each.name.removeprefix(work.prefix)) for each in work.shards)
-        fields = {part[1] for part in parts if part is not None}
-    elif work.source == "parquet":
-        source = store.open(shard)
-        try:
-            fields = set(parquet_fields(source, shard.label))
-        finally:
-            source.close()
-    else:
-        fields = set()
-        for sample in _samples(store, work, []):
-            fields.update(member.ext for member in sample.members)
-            _check_fields(fields)
-    return TaskResult(data=msgspec.msgpack.encode(_check_fields(fields)))
-
-
-def convert(task: Task, store: Store) -> TaskResult:
-    """One input into one output."""
-    work = task.decode(Work)
-    warnings: list[str] = []
-    seed = "\n".join(shard.checksum for shard in work.shards)
-    with open_target(store, work.format, work.output, level=work.level, columns=work.columns, seed=seed) as target:
-        count = 0
-        for sample in _wanted(_samples(store, work, warnings), work, warnings):
-            target.add(sample)
-            count += 1
-        outputs = target.commit()
-    read, written = sum(shard.size for shard in work.shards), sum(output.size for output in outputs)
-    return TaskResult(outputs, count, read, written, tuple(warnings))
-
-
-def _samples(store: Store, work: Work, warnings: list[str]) -> Iterator[SampleData]:
-    return read_input(store, work.shards, work.source, work.prefix, work.on_split, warnings)
-
-
-def _wanted(samples: Iterator[SampleData], work: Work, warnings: list[str]) -> Iterator[SampleData]:
-    """Without the fields that nobody asked for. A sample without any is none in a tar, and so nowhere."""
-    empty = 0
-    for sample in samples:
-        if work.fields is not None:
-            sample.members = [member for member in sample.members if member.ext in work.fields]
-        if sample.members:
-            yield sample
-        else:
-            empty += 1
-    if empty:
-        warnings.append(f"{work.shards[0].label}: {empty} samples have none of the fields and were left out")
-
-
-def write_dali_index(task: Task, store: Store) -> TaskResult:
-    """The index of one tar."""
-    work = task.decode(Work)
-    shard = work.shards[0]
-    with PlainOutput(store, work.output) as output:
-        for line in dali_index(store.index(shard), shard.label):
-            output.write(line)
-        record = output.commit()
-    return TaskResult((record,), shard.samples, 0, record.size)
-
-
-def write_wids_index(task: Task, store: Store) -> TaskResult:
-    """The list of all shards."""
-    work = task.decode(Wids)
-    data = wids_index(work.name, f"{task.output_bucket}/{work.output}", work.shards)
-    with PlainOutput(store, work.output, len(data)) as output:
-        output.write(data)
-        record = output.commit()
-    return TaskResult((record,), sum(samples for _, samples, _ in work.shards), 0, record.size)
-
-
-FUNCTIONS: Final[Mapping[str, Function]] = {
-    "convert": convert,
-    "dali": write_dali_index,
-    "survey": survey,
-    "wids": write_wids_index,
-}
+FUNCTIONS: Final = CONVERT_FUNCTIONS

@@ -20,7 +20,7 @@ from job_shards import job, members_of, put, samples, tar_of
 from dfc.errors import BadName, BadRequest, Conflict, NotAShard
 from dfc.formats import base
 from dfc.formats.base import ExtraMissing, FormatError
-from dfc.jobs import reading
+from dfc.jobs import converting, reading, sections
 from dfc.jobs import samples as samples_module
 from dfc.jobs.operations import convert
 from dfc.jobs.samples import SplitSample
@@ -264,6 +264,9 @@ def test_fields(tmp_path, format):
         ({"format": "tar"}, "{part}.tar", "convert has no parts"),
         ({"format": "wids-index"}, "x-%06d.json", "has no number"),
         ({"format": "dali-index", "fields": ["x"]}, "x.idx", "'fields' has no meaning"),
+        ({"format": "tar", "samples_per_shard": 5}, "x.tar", "the pattern needs a number"),
+        ({"format": "tar", "samples_per_shard": 0}, "x-%06d.tar", "bad options for convert"),
+        ({"format": "wids-index", "samples_per_shard": 5}, "x.json", "'samples_per_shard' has no meaning"),
         ({"format": "tar", "fields": ["JPG"]}, "x.tar", "in lower case"),
         ({"format": "tar", "fields": ["a", "a"]}, "x.tar", "different extensions"),
         ({"format": "tar", "fields": []}, "x.tar", "bad options for convert"),
@@ -340,6 +343,80 @@ def test_a_data_mdb_that_is_none(tmp_path):
         convert_to(tmp_path, "tar")
 
 
+# --- sizes
+
+
+SIZED = [name for name in PATTERNS if name != "directory"]
+
+
+def shards_of_all_kinds(folder: Path, source: str) -> list[tuple[str, bytes]]:
+    """Three inputs of 4, 0 and 5 samples in a format, in the bucket `there`; the members of all."""
+    keys = [[f"a{number}" for number in range(4)], [], [f"b{number}" for number in range(5)]]
+    for number, each in enumerate(keys):
+        put(folder, f"s{number}.tar", samples(each, cls="{number}", txt="{key}"))
+    convert_to(folder, source, out="there")
+    return [member for each in keys for member in samples(each, cls="{number}", txt="{key}")]
+
+
+@pytest.mark.parametrize("source", SIZED)
+def test_outputs_of_a_size_from_every_format(tmp_path, source):
+    members = shards_of_all_kinds(tmp_path, source)
+    done = convert_to(tmp_path, "tar", source="there", samples_per_shard=2)
+    assert sorted(done.outputs) == [f"x-{number:06d}.tar" for number in range(5)]
+    found = [members_of(data) for _, data in sorted(done.outputs.items())]
+    assert [len(each) for each in found] == [4, 4, 4, 4, 2]
+    assert [member for each in found for member in each] == members
+    assert done.samples == 9
+
+
+@pytest.mark.parametrize("format", list(PATTERNS))
+def test_outputs_of_a_size_to_every_format(tmp_path, format):
+    members = shards_of_all_kinds(tmp_path, "tar")
+    one = convert_to(tmp_path, format, samples_per_shard=4)
+    again = convert_to(tmp_path, format, out="again", source="there", samples_per_shard=4)
+    assert one.samples == 9
+    if format != "sequencefile":  # its marker knows the stored bytes
+        assert one.outputs == again.outputs, "canonical or not, the samples are the same"
+    found = []
+    for number in range(3):
+        shards = f"x/{number:06d}/" if format in ("directory", "lmdb") else [PATTERNS[format] % number]
+        back = convert_to(tmp_path, "tar", source="out", out=f"back{number}", shards=shards)
+        found.append(members_of(back.outputs["x-000000.tar"]))
+    assert [len(each) for each in found] == [8, 8, 2]
+    assert [member for each in found for member in each] == members
+
+
+def test_sizes_with_fields_levels_and_compressed_inputs(tmp_path):
+    members = shards_of_all_kinds(tmp_path, "tgz")
+    done = convert_to(tmp_path, "parquet", source="there", samples_per_shard=100, fields=["txt"], level=0)
+    rows = pyarrow.parquet.read_table(io.BytesIO(done.outputs["x-000000.parquet"])).to_pylist()
+    assert rows == [{"__key__": name[:-4], "txt": data} for name, data in members if name.endswith("txt")]
+
+
+def test_sizes_and_keys_that_come_back(tmp_path):
+    put(tmp_path, "x.tar", SPLIT)
+    with pytest.raises(SplitSample):
+        convert_to(tmp_path, "tar", samples_per_shard=1)
+    kept = convert_to(tmp_path, "tar", samples_per_shard=1, on_split="keep")
+    assert [members_of(data) for data in kept.outputs.values()] == [[member] for member in SPLIT]
+    joined = convert_to(tmp_path, "tar", samples_per_shard=1, on_split="join", out="joined")
+    assert [[name for name, _ in members_of(data)] for data in joined.outputs.values()] == [["a.jpg", "a.cls"], ["b.jpg"]]
+
+
+@pytest.mark.parametrize("format", ["tar", "parquet", "sequencefile"])
+def test_sizes_and_no_samples(tmp_path, format):
+    put(tmp_path, "x.tar", [])
+    done = convert_to(tmp_path, format, samples_per_shard=3)
+    assert (len(done.outputs), done.samples) == (1, 0)
+
+
+def test_a_tree_in_shards(tmp_path):
+    for name, data in ODD[:4]:
+        put(tmp_path, f"tree/{name}", data)
+    done = convert_to(tmp_path, "tar", shards="tree/", samples_per_shard=1)
+    assert [members_of(data) for data in done.outputs.values()] == [ODD[2:4], ODD[:2]]
+
+
 # --- keys
 
 
@@ -396,7 +473,7 @@ def test_names_that_are_no_objects(tmp_path, name):
 def test_a_member_over_the_limit(tmp_path, source, monkeypatch):
     put(tmp_path, "x.tar", [("a.bin", b"x" * 20_000)])
     convert_to(tmp_path, source, out="there")
-    for module in (samples_module, base, reading, *map(_module, ("zip", "lmdb", "recordio"))):
+    for module in (samples_module, base, reading, sections, *map(_module, ("zip", "lmdb", "recordio"))):
         monkeypatch.setattr(module, "JOB_MEMBER_BYTES_MAX", 10_000)
     with pytest.raises((FormatError, TarError), match="too large to be changed in memory"):
         convert_to(tmp_path, "tar", source="there", shards="x/000000/" if source == "directory" else "**")
@@ -407,7 +484,7 @@ def _module(name: str):
 
 
 def test_too_many_fields(tmp_path, monkeypatch):
-    monkeypatch.setattr(convert, "FORMAT_FIELDS_MAX", 5)
+    monkeypatch.setattr(converting, "FORMAT_FIELDS_MAX", 5)
     put(tmp_path, "x.tar", [(f"a.{number}", b"") for number in range(4)])
     put(tmp_path, "y.tar", [(f"a.{number}", b"") for number in range(3, 7)])
     with pytest.raises(Conflict, match="7 different extensions"):
