@@ -18,6 +18,8 @@ def register(app: typer.Typer) -> None:
         app.command(role, context_settings=NODE_SETTINGS, add_help_option=False, help=f"Run one {role} node (try --help).")(
             {"proxy": proxy, "target": target}[role]
         )
+    about = "Run the Dask scheduler of a cluster's jobs (try --help)."
+    app.command("scheduler", context_settings=NODE_SETTINGS, add_help_option=False, help=about)(scheduler)
     config = typer.Typer(help="Settings of nodes: each value with its origin, and a commented sample.", no_args_is_help=True)
     config.command("show", context_settings=NODE_SETTINGS)(config_show)
     config.command("sample")(config_sample)
@@ -60,6 +62,11 @@ def proxy(context: typer.Context) -> None:
 def target(context: typer.Context) -> None:
     """Run one target node (try --help)."""
     _become("dfc.target", context.args)
+
+
+def scheduler(context: typer.Context) -> None:
+    """Run the Dask scheduler of a cluster's jobs (try --help)."""
+    _become("dfc.engine.scheduler", context.args)
 
 
 def _become(module: str, arguments: list[str]) -> NoReturn:

@@ -78,6 +78,10 @@ class Link:
         finally:
             self._waiting.pop(number, None)
 
+    async def ended(self) -> None:
+        """Return when the process has ended by itself."""
+        await asyncio.shield(self._reading)
+
     async def close(self) -> None:
         """End the process and everything that it has started."""
         if self._process.stdin is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -22,6 +23,18 @@ class SchedulerAddress(msgspec.Struct, frozen=True):
     ca: str = ""
     cert: str = ""
     key: str = ""
+
+    @property
+    def scheme(self) -> str:
+        return urlsplit(self.address).scheme
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.address).hostname or ""
+
+    @property
+    def port(self) -> int:
+        return urlsplit(self.address).port or 0
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):

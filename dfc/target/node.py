@@ -18,6 +18,7 @@ from prometheus_client.core import Metric
 from dfc import metrics
 from dfc.clock import HybridClock
 from dfc.config import Settings
+from dfc.engine.beside import WorkersBeside
 from dfc.errors import DiskRefused, OperatorError, StorageFailed, Unavailable
 from dfc.http.answers import Answer, json_answer
 from dfc.http.common import LISTING_QUERY, OBJECT_QUERY, health_answer, metrics_answer
@@ -65,6 +66,7 @@ class TargetNode:
         self.server = NodeServer(settings, self._routes(), Route("/", web, query=None))
         self._registry = metrics.make_registry(self.server.stats, self._families)
         self._heart: asyncio.Task[None] | None = None
+        self._workers: WorkersBeside | None = None
         self._url = self._advertised = ""
 
     def _routes(self) -> list[Route]:
@@ -128,6 +130,9 @@ class TargetNode:
         await self.local.call(self._open_disks, cluster_id, HybridClock(number))
         await self.server.serve()
         self._heart = asyncio.create_task(self._beat())
+        if self.settings.jobs_scheduler:
+            self._workers = WorkersBeside(self.settings, self.settings.dir or self.settings.disks[0], self.id)
+            self._workers.start()
         return self._advertised
 
     async def _cluster_id(self) -> str:
@@ -213,6 +218,8 @@ class TargetNode:
 
     async def stop(self) -> None:
         """Drain and close; safe to call when `start` failed half-way."""
+        if self._workers is not None:
+            await self._workers.stop()
         if self._heart is not None:
             self._heart.cancel()
             with suppress(asyncio.CancelledError):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from distributed import get_worker
 
 from dfc.errors import NoSpace, Unavailable
 from dfc.jobs.store import InputChanged
@@ -40,7 +41,7 @@ def who(task: Task, store: Any) -> TaskResult:
             scratch=scratch,
             temporary=tempfile.gettempdir(),
             nice=os.getpriority(os.PRIO_PROCESS, 0),
-            dask=[name for name in os.environ if name.startswith("DASK_CLIENT")],
+            worker=str(get_worker().name),
         )
 
 

@@ -1,0 +1,76 @@
+"""`dfc scheduler`: the Dask scheduler of a cluster's jobs, set up as the engine wants it. It keeps nothing: a scheduler that is
+started again finds its workers and its client again within seconds, and tasks that ran are run once more."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
+
+from dfc.config import load_settings
+from dfc.engine.dask import scheduler_address, security
+from dfc.engine.environment import dask_environment
+from dfc.engine.wire import SchedulerAddress
+from dfc.errors import ConfigError, DfcError
+
+EXIT_OPERATOR_ERROR: Final = 2
+
+
+def parse(arguments: Sequence[str]) -> SchedulerAddress:
+    """Where to listen, from flags, variables and file as a proxy reads them. ConfigError when that cannot be."""
+    parser = argparse.ArgumentParser(prog="dfc scheduler", description="Run the Dask scheduler of jobs.", allow_abbrev=False)
+    parser.add_argument("--config", metavar="FILE", default=os.environ.get("DFC_CONFIG"), help="TOML file with settings")
+    for name in ("jobs-scheduler", "jobs-tls-ca", "jobs-tls-cert", "jobs-tls-key"):
+        parser.add_argument(f"--{name}", metavar="VALUE", help=f"the setting {name.replace('-', '_')}")
+    flags = vars(parser.parse_args(arguments))
+    settings = load_settings("proxy", file=flags.pop("config"), environment=os.environ, flags=flags).settings
+    if not settings.jobs_scheduler:
+        raise ConfigError("jobs_scheduler says where to listen: tls://HOST:PORT, or tcp://127.0.0.1:PORT")
+    return scheduler_address(settings)
+
+
+async def serve(address: SchedulerAddress, scratch: str) -> NoReturn:
+    """Until a signal. Ends the process, too: workers and clients see the connection end, as after any other end."""
+    from distributed import Scheduler
+
+    scheduler: Any = Scheduler(
+        host=f"{address.scheme}://{address.host}",
+        port=address.port,
+        security=security(address),
+        dashboard=False,
+        dashboard_address="127.0.0.1:0",
+    )
+    await scheduler
+    print(f"The scheduler of jobs listens at {scheduler.address}", flush=True)
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    await stopping.wait()
+    shutil.rmtree(scratch, ignore_errors=True)
+    os._exit(0)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit status."""
+    try:
+        address = parse(arguments)
+        os.environ.update(dask_environment(os.environ))
+        logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+        scratch = os.environ["DASK_TEMPORARY_DIRECTORY"] = tempfile.mkdtemp(prefix="dfc-scheduler-")
+        asyncio.run(serve(address, scratch))
+    except DfcError as error:
+        print(f"dfc scheduler: {error.message}", file=sys.stderr)
+    except OSError as error:
+        print(f"dfc scheduler: {error}", file=sys.stderr)
+    return EXIT_OPERATOR_ERROR
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
