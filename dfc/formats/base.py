@@ -134,6 +134,8 @@ class SeekableFile(io.RawIOBase):
         count = left if count is None or count < 0 else min(count, left)
         if count > self._read_max:
             raise FormatError(self._file, f"a piece of {count} bytes is more than is read at once", self._at)
+        if not count:
+            return b""
         start = self._at - self._window_at
         if not 0 <= start <= len(self._window) - count:
             if count >= _WINDOW_BYTES:
