@@ -11,6 +11,7 @@ Errors are the classes of `dfc.errors`; `Unreachable` when no node answers.
 """
 
 from dfc.client.aio import AsyncClient, AsyncReader
+from dfc.client.batch import BatchReader
 from dfc.client.client import Client
 from dfc.client.jobs import AsyncJobs, Job, JobFailed, JobOutput, JobProgress, Jobs, job_spec
 from dfc.client.models import (
@@ -24,12 +25,15 @@ from dfc.client.models import (
     StoredObject,
 )
 from dfc.client.reader import ObjectReader
+from dfc.http.batch_items import BatchItem
 from dfc.http.retry import Cancellation, Cancelled, RetryPolicy
 
 __all__ = [
     "AsyncClient",
     "AsyncJobs",
     "AsyncReader",
+    "BatchItem",
+    "BatchReader",
     "BucketInfo",
     "Cancellation",
     "Cancelled",

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar
 
 from dfc.checksum import Buffer
+from dfc.client.batch import BatchReader, Items, portions
 from dfc.client.client import DEFAULT_URL, Client
 from dfc.client.jobs import AsyncJobs
 from dfc.client.models import BucketInfo, KeyInfo, ListPage, MemberInfo, ObjectInfo, SampleInfo, StoredObject
 from dfc.client.reader import ObjectReader
 from dfc.client.source import Body
+from dfc.http.batch_items import BatchItem, OnMissing
 from dfc.http.retry import Cancellation, Cancelled, cancelled_by, current_cancellation
 from dfc.limits import LIST_PAGE_MAX
 from dfc.placement.map import ClusterMap
@@ -92,6 +94,28 @@ class AsyncReader:
         await self._threads.run(self._reader.close)
 
     async def __aenter__(self) -> AsyncReader:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class AsyncBatchReader:
+    """The tar of a batch read; see `BatchReader`."""
+
+    def __init__(self, threads: _Threads, reader: BatchReader) -> None:
+        self._threads = threads
+        self._reader = reader
+        self.size = reader.size
+
+    async def readinto(self, buffer: bytearray | memoryview) -> int:
+        """Fill the buffer, except at the end; 0 there."""
+        return await self._threads.run(self._reader.readinto, buffer)
+
+    async def close(self) -> None:
+        await self._threads.run(self._reader.close)
+
+    async def __aenter__(self) -> AsyncBatchReader:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -228,6 +252,18 @@ class AsyncClient:
 
     async def open_sample(self, bucket: str, shard: str, key: str, ext: str | None = None) -> AsyncReader:
         return AsyncReader(self._threads, await self._threads.run(self._client.open_sample, bucket, shard, key, ext))
+
+    async def batch(self, items: Items, *, on_missing: OnMissing = "fail") -> AsyncIterator[tuple[str, bytes]]:
+        """Like `Client.batch`."""
+        async for portion in self._iterate(lambda: portions(self._client.batch(items, on_missing=on_missing)), 1):
+            for member in portion:
+                yield member
+
+    async def open_batch(
+        self, items: Sequence[BatchItem | Mapping[str, Any]], *, on_missing: OnMissing = "fail"
+    ) -> AsyncBatchReader:
+        reader = await self._threads.run(self._client.open_batch, items, on_missing=on_missing)
+        return AsyncBatchReader(self._threads, reader)
 
     async def list_buckets(self) -> tuple[BucketInfo, ...]:
         return await self._threads.run(self._client.list_buckets)

@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from dfc.checksum import CHECKSUM_NAME
+from dfc.client.batch import BatchReader, Items, as_item, open_batch, read_batch
 from dfc.client.control import MSGPACK, Control
 from dfc.client.download import download
 from dfc.client.exchange import ObjectCalls, Tries
@@ -35,6 +36,7 @@ from dfc.client.reader import ObjectReader, ObjectRequest
 from dfc.client.routing import Router
 from dfc.client.source import HASH_FIRST_BYTES, Body, Source, make_source
 from dfc.errors import BadRequest, ChecksumMismatch, ObjectCorrupt, ObjectNotFound, PreconditionFailed
+from dfc.http.batch_items import BatchItem, OnMissing
 from dfc.http.blocking import Transport
 from dfc.http.retry import Cancellation, RetryPolicy
 from dfc.limits import KIB, LIST_PAGE_MAX
@@ -225,6 +227,21 @@ class Client:
             query = [("shards", spec)] if fields == "all" else [("shards", spec), ("fields", fields)]
             path = f"/v1/buckets/{check_bucket_name(bucket)}/samples?{urlencode(query, quote_via=quote)}"
             yield from read_values(self._calls.stream(self.url + path), KeyInfo)
+
+    # Batches.
+
+    def batch(self, items: Items, *, on_missing: OnMissing = "fail") -> Iterator[tuple[str, bytes]]:
+        """Name and bytes of the members of all items, in the order asked for, from wherever they are.
+
+        An item is a `BatchItem`, or a mapping with its fields. A list of any length, also an iterator, becomes as many requests
+        as it takes. The errors of an item name it (of its request, in the header X-DFC-Item); `on_missing` is "fail", "skip"
+        or "empty". Unreachable when a stream breaks off for good.
+        """
+        return read_batch(self._calls, self.url, items, on_missing)
+
+    def open_batch(self, items: Sequence[BatchItem | Mapping[str, Any]], *, on_missing: OnMissing = "fail") -> BatchReader:
+        """The tar of up to 100,000 items as a raw reader, for speed: `readinto` a large buffer."""
+        return open_batch(self._calls, self.url, [as_item(item) for item in items], on_missing)
 
     # Buckets.
 

@@ -60,13 +60,16 @@ class ObjectCalls:
         self._router.map()  # its own tries, before those of the object: without it, nothing is known to be there at all
         return self._retrying(lambda: self._try(method, bucket, name, query, headers or {}, source), source, tries)
 
-    def stream(self, url: str) -> Answer:
-        """A successful answer of the node that the client was given, its body unread, to a GET of any URL of it."""
-        answer = self._retrying(lambda: self._ask("GET", Route(url, direct=False), {}, None), None, None)
+    def stream(
+        self, url: str, method: str = "GET", headers: Mapping[str, str] | None = None, source: Source | None = None
+    ) -> Answer:
+        """A successful answer of the node that the client was given, its body unread, to a read of any URL of it."""
+        route = Route(url, direct=False)
+        answer = self._retrying(lambda: self._ask(method, route, headers or {}, source), source, None)
         if answer.status < 300:
             return answer
         answer.close()
-        raise error_from_answer(answer.status, answer.headers, b"", f"GET {url}")
+        raise error_from_answer(answer.status, answer.headers, b"", f"{method} {url}")
 
     def _retrying(self, attempt: Callable[[], Answer], source: Source | None, tries: Tries | None) -> Answer:
         cancellation = current_cancellation(self._cancellation)

@@ -12,45 +12,19 @@ import asyncio
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
-from typing import Annotated, Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol
 
-import msgspec
-
-from dfc.errors import BadRequest, DfcError, TooLarge, Unavailable
+from dfc.errors import DfcError, Unavailable
 from dfc.http.answers import TAR, Answer, finish_connection
+from dfc.http.batch_items import BatchItem, BatchRequest, OnMissing, parse_request
 from dfc.http.common import SAFETY_HEADERS
 from dfc.http.exchange import Exchange
 from dfc.http.merge import ByteSource, Merge, Run, SourceBroke
 from dfc.http.transfer import ReadStalled, drive, duplicate
-from dfc.limits import BATCH_BODY_BYTES_MAX, BATCH_ITEMS_MAX, BATCHES_MAX
-from dfc.names import check_bucket_name, check_object_name
+from dfc.limits import BATCH_BODY_BYTES_MAX, BATCHES_MAX
 
-MSGPACK: Final = "application/msgpack"
 END_OF_ARCHIVE: Final = bytes(1024)
 ITEM_HEADER: Final = "X-DFC-Item"  # of an error: the number of the item that it is about
-OnMissing = Literal["fail", "skip", "empty"]
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-
-
-class BatchItem(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """A member, a sample by key or by ordinal, or with none of these the whole object. `start` and `length` are a range of a
-    member or of an object."""
-
-    bucket: str
-    object: str
-    member: str | None = None
-    sample: str | None = None
-    number: _Count | None = None
-    start: _Count | None = None
-    length: _Count | None = None
-    if_match: str | None = None
-
-
-class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of a batch read."""
-
-    items: list[BatchItem]
-    on_missing: OnMissing = "fail"
 
 
 class ItemError(Exception):
@@ -108,32 +82,6 @@ async def read_request(exchange: Exchange) -> BatchRequest:
     body = await exchange.read_small(BATCH_BODY_BYTES_MAX)
     kind = exchange.headers.get("Content-Type", "")
     return await asyncio.get_running_loop().run_in_executor(exchange.bulk.threads, parse_request, body, kind)
-
-
-def parse_request(body: bytes, content_type: str = "") -> BatchRequest:
-    """A batch read that is well formed; whether anything of it is there is another question."""
-    packed = content_type.partition(";")[0].strip().lower() in (MSGPACK, "application/x-msgpack")
-    try:
-        request: BatchRequest = (msgspec.msgpack if packed else msgspec.json).decode(body, type=BatchRequest)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f"bad {'msgpack' if packed else 'JSON'}: {error}") from None
-    if len(request.items) > BATCH_ITEMS_MAX:
-        raise TooLarge(f"a batch has at most {BATCH_ITEMS_MAX} items, not {len(request.items)}")
-    for number, item in enumerate(request.items):
-        if item.member is not None or item.sample is not None or item.start is not None or item.length is not None:
-            _check(number, item)
-    for bucket, name in {(item.bucket, item.object) for item in request.items}:
-        check_bucket_name(bucket)
-        check_object_name(name)
-    return request
-
-
-def _check(number: int, item: BatchItem) -> None:
-    chosen = (item.member is not None) + (item.sample is not None) + (item.number is not None)
-    if chosen > 1:
-        raise BadRequest(f"item {number}: give one of member, sample and number, or none for the whole object")
-    if (item.start is not None or item.length is not None) and (item.sample is not None or item.number is not None):
-        raise BadRequest(f"item {number}: start and length are for a member or an object; a sample comes whole")
 
 
 async def answer_batch(

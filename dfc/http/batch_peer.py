@@ -14,7 +14,8 @@ from typing import Final
 import msgspec
 
 from dfc.errors import DfcError, Unavailable
-from dfc.http.batch import ITEM_HEADER, MSGPACK, BatchItem, BatchRequest, ItemError, OnMissing
+from dfc.http.batch import ITEM_HEADER, ItemError
+from dfc.http.batch_items import MSGPACK, BatchItem, BatchRequest, OnMissing
 from dfc.http.merge import SocketSource
 from dfc.http.peer import PeerConnection, PeerGone, PeerPool, PeerResponse, RemoteError
 from dfc.limits import BATCH_ITEMS_MAX, BATCH_RETRY_S, KIB

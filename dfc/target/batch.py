@@ -11,13 +11,12 @@ from dfc.http.answers import Answer
 from dfc.http.batch import (
     BatchAnswer,
     BatchGate,
-    BatchItem,
     ItemError,
-    OnMissing,
     Part,
     answer_batch,
     read_request,
 )
+from dfc.http.batch_items import BatchItem, OnMissing
 from dfc.http.batch_peer import PeerParts, encode_preamble
 from dfc.http.exchange import Exchange
 from dfc.http.merge import ByteSource

@@ -21,7 +21,8 @@ from dfc.errors import (
     SampleNotFound,
     Unavailable,
 )
-from dfc.http.batch import BatchItem, ItemError, OnMissing
+from dfc.http.batch import ItemError
+from dfc.http.batch_items import BatchItem, OnMissing
 from dfc.limits import TAR_MEMBER_NAME_BYTES_MAX
 from dfc.storage.disk import Disk
 from dfc.storage.rows import ObjectRow, RowChanged

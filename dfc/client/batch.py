@@ -1,0 +1,99 @@
+"""Batch reads of the client: one ordered tar stream of items from anywhere in the cluster, raw or member by member."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
+
+import msgspec
+
+from dfc.client.exchange import ObjectCalls
+from dfc.client.source import make_source
+from dfc.errors import BadRequest, DfcError, ObjectCorrupt
+from dfc.http.batch_items import MSGPACK, BatchItem, BatchRequest, OnMissing
+from dfc.http.blocking import Answer
+from dfc.limits import MIB
+from dfc.tar.header import TarError
+from dfc.tar.reader import iterate_members
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+ITEMS_A_REQUEST: Final = 20_000  # of a longer list; the next part is asked for when this one has been read
+READ_BYTES: Final = MIB
+Items = Iterable[BatchItem | Mapping[str, Any]]
+
+
+class BatchReader(io.RawIOBase):
+    """The tar of one batch read, as it comes. Raises `Unreachable` when it breaks off: what was read is then not all."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__()
+        self._answer = answer
+        self.size = answer.length or 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        return self._answer.readinto(memoryview(buffer).cast("B"))
+
+    def close(self) -> None:
+        if not self.closed:
+            self._answer.close()
+        super().close()
+
+
+def open_batch(calls: ObjectCalls, url: str, items: Sequence[BatchItem], on_missing: OnMissing) -> BatchReader:
+    """One request. Raises what the node says, naming the item, before anything is read."""
+    body = make_source(msgspec.msgpack.encode(BatchRequest(list(items), on_missing)))
+    return BatchReader(calls.stream(f"{url}/v1/batch", "POST", {"Content-Type": MSGPACK}, body))
+
+
+def read_batch(calls: ObjectCalls, url: str, items: Items, on_missing: OnMissing) -> Iterator[tuple[str, bytes]]:
+    """Name and bytes of each member of the answers to as many requests as the list needs."""
+    rest = map(as_item, items)
+    begin = 0
+    while group := list(islice(rest, ITEMS_A_REQUEST)):
+        with _open_group(calls, url, group, on_missing, begin) as reader:
+            try:
+                for member, data in iterate_members(cast(BinaryIO, io.BufferedReader(reader, READ_BYTES))):
+                    yield member.name, data.readall() or b""
+            except TarError as problem:
+                raise ObjectCorrupt(f"a batch arrived as a broken tar: {problem}") from None
+        begin += len(group)
+
+
+def _open_group(calls: ObjectCalls, url: str, group: list[BatchItem], on_missing: OnMissing, begin: int) -> BatchReader:
+    try:
+        return open_batch(calls, url, group, on_missing)
+    except DfcError as error:
+        if begin:
+            error.message = f"in the part from item {begin} on: {error.message}"
+        raise
+
+
+def portions(members: Iterator[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
+    """Members in lists of so many that their bytes fill a large read: for consumers to whom each list is a trip."""
+    portion: list[tuple[str, bytes]] = []
+    size = 0
+    for name, data in members:
+        portion.append((name, data))
+        size += len(data) + len(name)
+        if size >= READ_BYTES:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion
+
+
+def as_item(item: BatchItem | Mapping[str, Any]) -> BatchItem:
+    """An item that may be given as a mapping. BadRequest."""
+    if isinstance(item, BatchItem):
+        return item
+    try:
+        return msgspec.convert(item, BatchItem)
+    except msgspec.ValidationError as problem:
+        raise BadRequest(f"not an item of a batch: {problem}") from None
