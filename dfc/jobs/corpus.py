@@ -129,10 +129,6 @@ class Sources:
             self[row]
         return self._local[row]
 
-    def label(self, row: int) -> str:
-        wanted = self._rows[row]
-        return wanted if isinstance(wanted, str) else wanted.label
-
     def __enter__(self) -> Sources:
         return self
 

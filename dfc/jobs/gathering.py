@@ -13,7 +13,6 @@ from typing import Final, Protocol
 import numpy as np
 
 from dfc.checksum import Buffer
-from dfc.errors import StorageFailed
 from dfc.jobs.corpus import ForwardSource, Parts, Sources, open_index, starts_of
 from dfc.jobs.headers import clear_padding, head_sizes, header_blocks, padded, special_headers
 from dfc.jobs.store import Source, Store
@@ -24,6 +23,7 @@ BLOCK: Final = TAR_HEADER_BYTES
 SEND_BYTES: Final = 32 * KIB  # from here on two system calls and a header of its own cost less than copying the data
 LOCAL_WINDOW_BYTES: Final = 4 * MIB  # written while still in the cache of the processor
 COPY_BYTES: Final = 1 * MIB  # of a member that is larger than a window
+AHEAD_BYTES: Final = 16 * MIB  # announced to the kernel before they are sent
 LOOKUP_SAMPLES: Final = 1 << 16  # whose columns are in memory at a time: a few hundred bytes each
 
 
@@ -143,12 +143,21 @@ class _SampleWriter:
     def _emit(self, buffer: memoryview, sent: Integers, a: int, data: Integers) -> None:
         samples, done = self._samples, 0
         owners = np.searchsorted(samples.first, sent + a, side="right") - 1
-        for member, sample in zip(sent.tolist(), owners.tolist(), strict=True):
-            end, size = int(data[member]), int(samples.sizes[a + member])
+        spans = list(
+            zip(self._rows[owners].tolist(), samples.offsets[sent + a].tolist(), samples.sizes[sent + a].tolist(), strict=True)
+        )
+        announced = ahead = gone = 0
+        for (row, offset, size), end in zip(spans, data[sent].tolist(), strict=True):
+            while announced < len(spans) and ahead - gone <= AHEAD_BYTES:
+                _announce(self._sources[spans[announced][0]], *spans[announced][1:])
+                ahead += spans[announced][2]
+                announced += 1
             self._sink.write(buffer[done:end])
-            file = self._sources[int(self._rows[sample])].file()
+            # Asked for each time: a source may have been closed meanwhile, when there are very many.
+            file = self._sources[row].file()
             assert file is not None
-            self._sink.send(file, int(samples.offsets[a + member]), size)
+            self._sink.send(file, offset, size)
+            gone += size
             done = end + size % BLOCK
         if done < len(buffer):
             self._sink.write(buffer[done:])
@@ -164,6 +173,13 @@ class _SampleWriter:
             self._sink.write(head)
             copy_range(self._sink, source, int(samples.offsets[member]), size)
             self._sink.write(bytes(-size % BLOCK))
+
+
+def _announce(source: Source | ForwardSource, offset: int, size: int) -> None:
+    """Have the kernel read ahead what is to be sent soon."""
+    file = source.file()
+    if file is not None:
+        os.posix_fadvise(file, offset, size, os.POSIX_FADV_WILLNEED)
 
 
 def window_bytes(memory_bytes: int, local: bool) -> int:
@@ -202,23 +218,14 @@ def read_spans(
         spans = offsets[begin:end].tolist(), sizes[begin:end].tolist(), places[begin:end].tolist()
         source = sources[row]
         file = source.file()
-        if file is not None:
-            _read_local(file, *spans, buffer, sources.label(row))
-        elif isinstance(source, ForwardSource):
-            for offset, size, place in zip(*spans, strict=True):
-                source.read_into(offset, buffer[place : place + size])
-        else:
+        if file is None and not isinstance(source, ForwardSource):
             _read_remote(source, *spans, buffer)
-
-
-def _read_local(file: int, offsets: list[int], sizes: list[int], places: list[int], buffer: memoryview, label: str) -> None:
-    for offset, size, place in zip(offsets, sizes, places, strict=True):
-        done = os.preadv(file, [buffer[place : place + size]], offset)
-        while done < size:  # a read of more than 2 GiB, or one that a signal cut short
-            more = os.preadv(file, [buffer[place + done : place + size]], offset + done)
-            if not more:
-                raise StorageFailed(f"{label} ends before byte {offset + size}")
-            done += more
+            continue
+        if file is not None and end - begin > 1:
+            for offset, size in zip(spans[0], spans[1], strict=True):
+                _announce(source, offset, size)  # flash reads many at a time
+        for offset, size, place in zip(*spans, strict=True):
+            source.read_into(offset, buffer[place : place + size])
 
 
 def _read_remote(source: Source, offsets: list[int], sizes: list[int], places: list[int], buffer: memoryview) -> None:

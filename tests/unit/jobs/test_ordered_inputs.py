@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs_ordered import canonical, compress, dataset, samples_of, spec
 
-from dfc.errors import StorageFailed
 from dfc.jobs.corpus import ForwardSource, Sources
 from dfc.jobs.gathering import read_spans
 from dfc.jobs.permutation import Permutation
@@ -138,7 +137,7 @@ def test_a_source_that_ends_early(tmp_path):
         sources[0]
         os.truncate(tmp_path / "in" / "s-00.tar", 1000)
         one = np.array([0])
-        with pytest.raises(StorageFailed, match=r"s-00.tar ends before byte 1536"):
+        with pytest.raises(EOFError):
             read_spans(sources, one, np.array([512]), np.array([1024]), one, memoryview(bytearray(1024)))
 
 
@@ -161,7 +160,7 @@ def test_compressed_shards_go_forward_only(tmp_path):
 
 def test_many_more_shards_than_files_may_be_open(tmp_path, monkeypatch):
     monkeypatch.setattr("dfc.jobs.corpus._OPEN_SOURCES_MAX", 3)
-    dataset(tmp_path, "in", 9, 6)
+    dataset(tmp_path, "in", 9, 6, mean=30_000)  # of which some are sent, some read
     check(tmp_path)
     compress(tmp_path, "in", "packed", ".tgz")
     plain = run_job(tmp_path, spec("reshuffle", {"strategy": "gather"})).digest
