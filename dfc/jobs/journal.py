@@ -7,48 +7,19 @@ until a job ends. Blocking and thread-safe; nothing of a job is held in memory b
 
 from __future__ import annotations
 
-import os
-import sqlite3
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from dfc.errors import Conflict, DiskRefused, JobFinished, JobNotFound
+from dfc.errors import Conflict, JobFinished, JobNotFound
+from dfc.jobs.journal_file import JournalFile
 from dfc.jobs.records import JobError, JobRecord, JobState, NewJob, OutputSummary, Progress, StageTotals
 from dfc.jobs.stored import PAGE, Stored
 from dfc.jobs.tasks import InputShard, OutputRecord, TaskResult
 
-FILE_NAME: Final = "jobs.sqlite"
-SCHEMA_VERSION: Final = 1
 FORGET_ROWS: Final = 20_000  # deleted in one transaction: others wait no longer than some 50 ms
 SMALL: Final = 10_000  # so many shards are simply a tuple
-_SCHEMA: Final = """
-CREATE TABLE jobs (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, state TEXT NOT NULL, operation TEXT NOT NULL,
-    spec BLOB NOT NULL, label TEXT NOT NULL, bucket TEXT NOT NULL, bucket_id TEXT NOT NULL, memory_bytes INTEGER NOT NULL,
-    program TEXT NOT NULL, created_us INTEGER NOT NULL, started_us INTEGER, finished_us INTEGER, error BLOB,
-    warnings BLOB NOT NULL, output BLOB, progress BLOB NOT NULL, inputs INTEGER NOT NULL, discard INTEGER NOT NULL DEFAULT 0,
-    details INTEGER NOT NULL DEFAULT 1
-) STRICT;
-CREATE INDEX jobs_by_state ON jobs (state, number);
-CREATE TABLE inputs (
-    job INTEGER NOT NULL, input INTEGER NOT NULL, number INTEGER NOT NULL, shard BLOB NOT NULL,
-    PRIMARY KEY (job, input, number)
-) STRICT, WITHOUT ROWID;
-CREATE TABLE tasks (
-    job INTEGER NOT NULL, stage INTEGER NOT NULL, number INTEGER NOT NULL, result BLOB NOT NULL, samples INTEGER NOT NULL,
-    bytes_in INTEGER NOT NULL, bytes_out INTEGER NOT NULL, PRIMARY KEY (job, stage, number)
-) STRICT, WITHOUT ROWID;
-CREATE TABLE outputs (
-    job INTEGER NOT NULL, name TEXT NOT NULL, stage INTEGER NOT NULL, task INTEGER NOT NULL, record BLOB NOT NULL,
-    samples INTEGER NOT NULL, PRIMARY KEY (job, name)
-) STRICT, WITHOUT ROWID;
-"""
 _COLUMNS: Final = (
     "id, operation, state, label, bucket, bucket_id, memory_bytes, program, created_us, started_us, finished_us, error, "
     "warnings, output, progress, discard"
@@ -68,55 +39,11 @@ class OutputWrittenTwice(Conflict):
     code = "output_written_twice"
 
 
-class Journal:
-    """Owns the file. Opening it after any crash gives the last committed state."""
-
-    def __init__(self, directory: str, wall_us: Callable[[], int] = lambda: time.time_ns() // 1000) -> None:
-        """Open or create; DiskRefused when the file is no journal of this format."""
-        self._wall_us = wall_us
-        self._lock = threading.RLock()
-        path = Path(directory) / FILE_NAME
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        try:
-            self._open()
-        except sqlite3.DatabaseError as error:
-            self._database.close()
-            raise DiskRefused(f"{path} is not a journal of jobs: {error}; move it away to begin a new one") from None
-        os.chmod(path, 0o600)  # labels and specs are not for everybody on this machine
-
-    def _open(self) -> None:
-        database = self._database
-        database.execute("PRAGMA journal_mode=WAL")
-        database.execute("PRAGMA synchronous=FULL")
-        (found,) = database.execute("PRAGMA user_version").fetchone()
-        if found == 0:
-            database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
-        elif found != SCHEMA_VERSION:
-            raise sqlite3.DatabaseError(f"its format is {found}, this program knows {SCHEMA_VERSION}")
-
-    def close(self) -> None:
-        with self._lock:
-            self._database.close()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            self._database.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._database
-                self._database.execute("COMMIT")
-            except BaseException:
-                if self._database.in_transaction:
-                    self._database.execute("ROLLBACK")
-                raise
-
-    def _rows(self, query: str, *values: Any) -> list[Any]:
-        with self._lock:
-            return self._database.execute(query, values).fetchall()
+class Journal(JournalFile):
+    """The calls on it. Opening it after any crash gives the last committed state."""
 
     def _number(self, job_id: str) -> int:
-        rows = self._rows("SELECT number FROM jobs WHERE id = ?", job_id)
+        rows = self.rows("SELECT number FROM jobs WHERE id = ?", job_id)
         if not rows:
             raise JobNotFound(f"there is no job {job_id[:80]!r}")
         return int(rows[0][0])
@@ -125,13 +52,13 @@ class Journal:
 
     def create(self, job: NewJob, inputs: Sequence[Sequence[InputShard]]) -> JobRecord:
         """Accept a job with the shards that it will read: queued, for good."""
-        with self._transaction() as database:
+        with self.transaction() as database:
             cursor = database.execute(
                 "INSERT INTO jobs (id, state, operation, spec, label, bucket, bucket_id, memory_bytes, program, created_us, "
                 "warnings, progress, inputs) VALUES (?, 'queued', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     job.id, job.operation, job.spec, job.label, job.bucket, job.bucket_id, job.memory_bytes, job.program,
-                    self._wall_us(), _encode(job.warnings), _encode(Progress()), len(inputs),
+                    self.wall_us(), _encode(job.warnings), _encode(Progress()), len(inputs),
                 ),
             )  # fmt: skip
             number = cursor.lastrowid
@@ -141,14 +68,14 @@ class Journal:
         return self.get(job.id)
 
     def get(self, job_id: str) -> JobRecord:
-        rows = self._rows(f"SELECT {_COLUMNS} FROM jobs WHERE id = ?", job_id)
+        rows = self.rows(f"SELECT {_COLUMNS} FROM jobs WHERE id = ?", job_id)
         if not rows:
             raise JobNotFound(f"there is no job {job_id[:80]!r}")
         return _record(rows[0])
 
     def spec(self, job_id: str) -> bytes:
         """The client's JSON."""
-        rows = self._rows("SELECT spec FROM jobs WHERE id = ?", job_id)
+        rows = self.rows("SELECT spec FROM jobs WHERE id = ?", job_id)
         if not rows:
             raise JobNotFound(f"there is no job {job_id[:80]!r}")
         return bytes(rows[0][0])
@@ -166,35 +93,35 @@ class Journal:
             values.append(before)
         where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
         return [
-            _record(row) for row in self._rows(f"SELECT {_COLUMNS} FROM jobs {where} ORDER BY id DESC LIMIT ?", *values, limit)
+            _record(row) for row in self.rows(f"SELECT {_COLUMNS} FROM jobs {where} ORDER BY id DESC LIMIT ?", *values, limit)
         ]
 
     def active(self) -> list[JobRecord]:
         """What is queued, running or publishing, in the order in which it was accepted."""
         query = f"SELECT {_COLUMNS} FROM jobs WHERE state IN ('queued', 'running', 'publishing') ORDER BY number"
-        return [_record(row) for row in self._rows(query)]
+        return [_record(row) for row in self.rows(query)]
 
     def to_discard(self) -> list[str]:
         """Ended jobs whose staged objects may still be on targets."""
-        return [job_id for (job_id,) in self._rows("SELECT id FROM jobs WHERE discard = 1 ORDER BY number")]
+        return [job_id for (job_id,) in self.rows("SELECT id FROM jobs WHERE discard = 1 ORDER BY number")]
 
     def counts(self) -> dict[str, int]:
         """Jobs by state."""
-        return dict(self._rows("SELECT state, count(*) FROM jobs GROUP BY state"))
+        return dict(self.rows("SELECT state, count(*) FROM jobs GROUP BY state"))
 
     # --- states
 
     def _change(self, job_id: str, allowed: tuple[JobState, ...], **values: Any) -> JobRecord:
         names = ", ".join(f"{name} = ?" for name in values)
         marks = ", ".join("?" * len(allowed))
-        with self._transaction() as database:
+        with self.transaction() as database:
             query = f"UPDATE jobs SET {names} WHERE id = ? AND state IN ({marks})"
             if database.execute(query, (*values.values(), job_id, *allowed)).rowcount == 0:
                 raise JobFinished(f"the job is {self.get(job_id).state}")
         return self.get(job_id)
 
     def start(self, job_id: str) -> JobRecord:
-        return self._change(job_id, ("queued",), state="running", started_us=self._wall_us())
+        return self._change(job_id, ("queued",), state="running", started_us=self.wall_us())
 
     def commit(self, job_id: str, output: OutputSummary, progress: Progress, warnings: Sequence[str]) -> JobRecord:
         """The commit point: what is staged will be published, whatever happens now."""
@@ -202,21 +129,21 @@ class Journal:
         return self._change(job_id, ("running",), state="publishing", **values)
 
     def succeed(self, job_id: str) -> JobRecord:
-        return self._change(job_id, ("publishing",), state="succeeded", finished_us=self._wall_us())
+        return self._change(job_id, ("publishing",), state="succeeded", finished_us=self.wall_us())
 
     def fail(self, job_id: str, error: JobError, progress: Progress, warnings: Sequence[str]) -> JobRecord:
         """From now on its staged objects are to be discarded. A job that publishes fails only when its bucket is gone."""
         values = {"error": _encode(error), "progress": _encode(progress), "warnings": _encode(tuple(warnings))}
         before: tuple[JobState, ...] = ("queued", "running", "publishing")
-        return self._change(job_id, before, state="failed", finished_us=self._wall_us(), discard=1, **values)
+        return self._change(job_id, before, state="failed", finished_us=self.wall_us(), discard=1, **values)
 
     def cancel(self, job_id: str) -> JobRecord:
         """JobFinished from the commit point on."""
-        return self._change(job_id, ("queued", "running"), state="cancelled", finished_us=self._wall_us(), discard=1)
+        return self._change(job_id, ("queued", "running"), state="cancelled", finished_us=self.wall_us(), discard=1)
 
     def discarded(self, job_id: str) -> None:
         """No target holds anything staged of it."""
-        with self._transaction() as database:
+        with self.transaction() as database:
             database.execute("UPDATE jobs SET discard = 0 WHERE id = ?", (job_id,))
 
     # --- what a job reads and what its tasks have done
@@ -224,16 +151,16 @@ class Journal:
     def inputs(self, job_id: str) -> tuple[Sequence[InputShard], ...]:
         """The shards of each input, as they were when the job was accepted."""
         number = self._number(job_id)
-        ((count,),) = self._rows("SELECT inputs FROM jobs WHERE number = ?", number)
+        ((count,),) = self.rows("SELECT inputs FROM jobs WHERE number = ?", number)
         return tuple(self._stored_shards(number, at) for at in range(count))
 
     def _stored_shards(self, job: int, at: int) -> Sequence[InputShard]:
         query = "SELECT shard FROM inputs WHERE job = ? AND input = ? AND number >= ? AND number < ? ORDER BY number"
 
         def fetch(start: int, stop: int) -> list[InputShard]:
-            return [_shard(shard) for (shard,) in self._rows(query, job, at, start, stop)]
+            return [_shard(shard) for (shard,) in self.rows(query, job, at, start, stop)]
 
-        ((count,),) = self._rows("SELECT count(*) FROM inputs WHERE job = ? AND input = ?", job, at)
+        ((count,),) = self.rows("SELECT count(*) FROM inputs WHERE job = ? AND input = ?", job, at)
         return tuple(fetch(0, count)) if count <= SMALL else Stored(count, fetch)
 
     def record(self, job_id: str, entries: Sequence[TaskEntry]) -> None:
@@ -242,7 +169,7 @@ class Journal:
         OutputWrittenTwice when another task has written one of the names; nothing is kept then.
         """
         job = self._number(job_id)
-        with self._transaction() as database:
+        with self.transaction() as database:
             for stage, number, result in entries:
                 row = (job, stage, number, _encode(result), result.samples, result.bytes_in, result.bytes_out)
                 if database.execute("INSERT OR IGNORE INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?)", row).rowcount == 0:
@@ -256,21 +183,21 @@ class Journal:
         """The results of a stage that has ended, in order of their numbers, a page of them in memory."""
         job = self._number(job_id)
         query = "SELECT result FROM tasks WHERE job = ? AND stage = ? AND number >= ? AND number < ? ORDER BY number"
-        ((count,),) = self._rows("SELECT count(*) FROM tasks WHERE job = ? AND stage = ?", job, stage)
-        return Stored(count, lambda start, stop: [_result(data) for (data,) in self._rows(query, job, stage, start, stop)])
+        ((count,),) = self.rows("SELECT count(*) FROM tasks WHERE job = ? AND stage = ?", job, stage)
+        return Stored(count, lambda start, stop: [_result(data) for (data,) in self.rows(query, job, stage, start, stop)])
 
     def done_numbers(self, job_id: str, stage: int) -> Iterator[int]:
         """The numbers of a stage's finished tasks, rising."""
         job, last = self._number(job_id), -1
         query = "SELECT number FROM tasks WHERE job = ? AND stage = ? AND number > ? ORDER BY number LIMIT ?"
-        while rows := self._rows(query, job, stage, last, PAGE):
+        while rows := self.rows(query, job, stage, last, PAGE):
             for (last,) in rows:
                 yield last
 
     def stage_totals(self, job_id: str) -> dict[int, StageTotals]:
         """Sums by stage."""
         query = "SELECT stage, count(*), sum(samples), sum(bytes_in), sum(bytes_out) FROM tasks WHERE job = ? GROUP BY stage"
-        return {stage: StageTotals(*sums) for stage, *sums in self._rows(query, self._number(job_id))}
+        return {stage: StageTotals(*sums) for stage, *sums in self.rows(query, self._number(job_id))}
 
     def task_warnings(self, job_id: str) -> Iterator[str]:
         """What finished tasks had to say, by stage and number."""
@@ -278,7 +205,7 @@ class Journal:
         query = (
             "SELECT stage, number, result FROM tasks WHERE job = ? AND (stage, number) > (?, ?) ORDER BY stage, number LIMIT ?"
         )
-        while rows := self._rows(query, job, *place, PAGE):
+        while rows := self.rows(query, job, *place, PAGE):
             for stage, number, data in rows:
                 place = (stage, number)
                 yield from _result(data).warnings
@@ -287,14 +214,14 @@ class Journal:
         """What tasks have written, in the order of the names' bytes."""
         job, last = self._number(job_id), ""
         query = "SELECT name, record FROM outputs WHERE job = ? AND name > ? ORDER BY name LIMIT ?"
-        while rows := self._rows(query, job, last, PAGE):
+        while rows := self.rows(query, job, last, PAGE):
             last = rows[-1][0]
             yield from (_output(data) for _, data in rows)
 
     def output_counts(self, job_id: str) -> tuple[int, int]:
         """Objects, and the samples in them."""
         query = "SELECT count(*), coalesce(sum(samples), 0) FROM outputs WHERE job = ?"
-        ((objects, samples),) = self._rows(query, self._number(job_id))
+        ((objects, samples),) = self.rows(query, self._number(job_id))
         return objects, samples
 
     def find_outputs(self, job_id: str, names: Sequence[str]) -> dict[str, OutputRecord]:
@@ -303,18 +230,18 @@ class Journal:
         for start in range(0, len(names), PAGE):
             some = names[start : start + PAGE]
             query = f"SELECT name, record FROM outputs WHERE job = ? AND name IN ({', '.join('?' * len(some))})"
-            found.update((name, _output(data)) for name, data in self._rows(query, job, *some))
+            found.update((name, _output(data)) for name, data in self.rows(query, job, *some))
         return found
 
     def writes(self, job_id: str, name: str) -> bool:
         """Whether an object of this name is among the outputs."""
-        return bool(self._rows("SELECT 1 FROM outputs WHERE job = ? AND name = ?", self._number(job_id), name))
+        return bool(self.rows("SELECT 1 FROM outputs WHERE job = ? AND name = ?", self._number(job_id), name))
 
     # --- the end
 
     def forget_details(self) -> bool:
         """Drop some of the inputs, tasks and outputs of jobs that have ended; whether there may be more. Lineages have them."""
-        with self._transaction() as database:
+        with self.transaction() as database:
             query = "SELECT number FROM jobs WHERE details = 1 AND state IN ('succeeded', 'failed', 'cancelled') LIMIT 1"
             found = database.execute(query).fetchone()
             if found is None:
@@ -330,8 +257,8 @@ class Journal:
     def expire(self, keep_s: float, keep_max: int) -> int:
         """Drop ended jobs that ended longer ago than `keep_s`, and the oldest beyond `keep_max`; how many."""
         ended = "state IN ('succeeded', 'failed', 'cancelled') AND discard = 0 AND details = 0"
-        limit_us = self._wall_us() - int(keep_s * 1_000_000)
-        with self._transaction() as database:
+        limit_us = self.wall_us() - int(keep_s * 1_000_000)
+        with self.transaction() as database:
             old = database.execute(f"DELETE FROM jobs WHERE {ended} AND finished_us < ?", (limit_us,)).rowcount
             many = f"SELECT number FROM jobs WHERE {ended} ORDER BY number DESC LIMIT -1 OFFSET ?"
             return old + database.execute(f"DELETE FROM jobs WHERE number IN ({many})", (keep_max,)).rowcount

@@ -26,7 +26,8 @@ from dfc.jobs.tasks import InputShard, Stage
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.jobinputs import InputResolver, check_apart, check_free, dropped_warnings
 from dfc.proxy.jobmetrics import JobStats
-from dfc.proxy.runner import JobRunner, Means, plan_stages
+from dfc.proxy.means import Means, plan_stages
+from dfc.proxy.runner import JobRunner
 from dfc.proxy.staged import Staged
 
 _log: Final = logging.getLogger("dfc.proxy.jobs")

@@ -7,101 +7,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from dfc import __version__
-from dfc.engine.base import Engine, EngineLost, TaskFailed
+from dfc.engine.base import EngineLost, TaskFailed
 from dfc.errors import BucketDeleting, DfcError
-from dfc.jobs.digest import digest_in_order
-from dfc.jobs.journal import Journal, TaskEntry
-from dfc.jobs.operations import operation
-from dfc.jobs.records import JobError, JobRecord, OutputSummary, StageTotals, total_progress
+from dfc.jobs.journal import TaskEntry
+from dfc.jobs.records import JobError, JobRecord, StageTotals, total_progress
 from dfc.jobs.spec import CheckedSpec, parse_spec
-from dfc.jobs.tasks import JobInput, Results, Stage, Task, TaskDraft, TaskResult
+from dfc.jobs.tasks import Results, Stage, Task, TaskDraft, TaskResult
 from dfc.limits import JOB_TASKS_MAX, JOB_WARNING_CHARS_MAX, JOB_WARNINGS_MAX
-from dfc.proxy.cluster import Cluster
-from dfc.proxy.jobinputs import check_free, existing_outputs
-from dfc.proxy.jobmetrics import JobStats
-from dfc.proxy.lineage import lineage_name, lineage_pieces
-from dfc.proxy.staged import Staged, StagedObject
+from dfc.proxy.committing import Commit, is_bucket_gone
+from dfc.proxy.means import RETRIES, JobFailed, JobInterrupted, Means, plan_stages
 
 _log: Final = logging.getLogger("dfc.proxy.jobs")
 T = TypeVar("T")
-RETRIES: Final = 3
-RETRY_DELAYS_S: Final = (0.5, 2.0, 8.0)  # together longer than a target needs to be back after a crash
 WINDOW_PER_WORKER: Final = 4
 DRAFTS: Final = 64  # taken from a plan on one trip to a thread
 UNWRITTEN_MAX: Final = 4096  # results that wait for the journal
-TARGETS_WAIT_S: Final = 120.0  # a job waits so long for a target that is down, then it fails by itself
-TARGETS_POLL_S: Final = 0.2
-JOURNAL_RETRY_S: Final = 5.0
-
-
-class JobFailed(DfcError):
-    """What ends a job, for its record."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code  # type: ignore[misc]
-
-
-class JobInterrupted(DfcError):
-    """The job began under another version of DFC, which may have planned other tasks."""
-
-    code = "job_interrupted"
-
-
-@dataclass(frozen=True)
-class Means:
-    """What all runners share. `threads` are for plans and long reads of the journal, `writer` is the one that changes it."""
-
-    cluster: Cluster
-    journal: Journal
-    staged: Staged
-    stats: JobStats
-    engine: Callable[[], Awaitable[Engine]]
-    threads: ThreadPoolExecutor
-    writer: ThreadPoolExecutor
-    tasks_max: int
-
-    async def plan(self, call: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self.threads, call, *arguments)
-
-    async def write(self, call: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self.writer, lambda: call(*arguments))
-
-    async def write_at_last(self, call: Callable[..., T], *arguments: Any) -> T:
-        """A change without which a job would be neither here nor there: tried until there is room for it again."""
-        while True:
-            try:
-                return await self.write(call, *arguments)
-            except sqlite3.OperationalError as error:
-                _log.error("the journal of jobs cannot be written: %s; trying again", error)
-            await asyncio.sleep(JOURNAL_RETRY_S)
-
-
-def plan_stages(
-    spec: CheckedSpec, inputs: tuple[Sequence[Any], ...], memory_bytes: int, cluster: Cluster
-) -> tuple[Sequence[Stage], JobInput]:
-    """What an operation makes of a job. Pure but for the map, from which `near` follows and nothing that is written."""
-    bucket = spec.spec.output.bucket
-
-    def node_of(name: str) -> str | None:
-        owner = cluster.map.owner(bucket, name)
-        return None if owner is None else owner.node.id
-
-    prefixes = tuple(source.prefix for source in spec.spec.inputs)
-    job = JobInput(spec.options, inputs, bucket, spec.pattern, memory_bytes, node_of, prefixes)
-    return operation(spec.spec.operation).plan(job), job
 
 
 class JobRunner:
@@ -169,7 +97,7 @@ class JobRunner:
         counts = [stage.count if isinstance(stage.count, int) else None for stage in stages]
         self._begun_s, self._done_before = time.monotonic(), sum(total.tasks for total in self._totals.values())
         results: dict[str, Sequence[TaskResult]] = {}
-        await self._wait_for_targets()
+        await self._means.wait_for_targets()
         for at, stage in enumerate(stages):
             counts[at] = await means.plan(stage.count_after, results)
             self._set_task_count(counts)
@@ -276,86 +204,22 @@ class JobRunner:
                     raise JobFailed(error.code, _said_of(draft.label, error.message) + tries) from None
                 _log.warning("job %s, %s: %s; trying again", self.id, draft.label, error.message)
             self._means.stats.retries += 1
-            await asyncio.sleep(RETRY_DELAYS_S[attempt] * (0.75 + random.random() / 2))
-            await self._wait_for_targets()
+            await self._means.wait_before_retry(attempt)
         raise AssertionError("unreachable")
-
-    async def _wait_for_targets(self) -> None:
-        """Tasks cannot read what a target that is down holds; it is as a rule back in seconds."""
-        deadline = time.monotonic() + TARGETS_WAIT_S
-        while time.monotonic() < deadline:
-            targets = self._means.cluster.map.targets()
-            if self._means.cluster.is_ready() and all(node.state == "up" for node in targets):
-                return
-            await asyncio.sleep(TARGETS_POLL_S)
 
     # --- the end
 
     async def _commit(self, spec: CheckedSpec, inputs: Sequence[Sequence[Any]]) -> None:
         means = self._means
-        if self._is_bucket_gone():
-            raise BucketDeleting(f"the bucket {self.record.bucket!r} was deleted while the job ran")
-        if spec.spec.overwrite:
-            await self._warn_of_leftovers(spec)
-        else:
-            await check_free(means.cluster, self.record.bucket, spec.pattern)
-        summary: OutputSummary = await means.plan(self._summarise)
-        pieces = lineage_pieces(self.record, means.journal, inputs, summary, __version__)
-        await means.staged.put(self.id, self.record.bucket, lineage_name(self.id), _from_thread(means, pieces))
-        await self._check_staged()
+        summary, warning = await Commit(means, self.record, spec, inputs).prepare()
+        if warning:
+            self._warn(warning)
         self.is_committing = True
         self._take(await means.write(means.journal.commit, self.id, summary, self.progress, self.warnings))
 
-    async def _check_staged(self) -> None:
-        """Every output lies on its target, whole and as its task has written it: publishing cannot fail for its sake."""
-        found = 0
-        for node in self._means.cluster.map.targets():
-            for attempt in range(RETRIES + 1):
-                try:
-                    prepared = await self._means.staged.prepare(self.id, node)
-                    break
-                except DfcError as error:
-                    if attempt == RETRIES or error.status != 503:
-                        raise
-                await asyncio.sleep(RETRY_DELAYS_S[attempt])
-                await self._wait_for_targets()
-            found += await self._means.plan(self._compare, prepared)
-        wanted, _ = await self._means.plan(self._means.journal.output_counts, self.id)
-        if found != wanted:
-            raise JobFailed("output_lost", f"{wanted} outputs were written, {found} of them are staged")
-
-    def _compare(self, prepared: Sequence[StagedObject]) -> int:
-        """How many of the objects are outputs that the journal knows; JobFailed when one is another than it should be."""
-        names = [each.object for each in prepared if each.object != lineage_name(self.id)]
-        known = self._means.journal.find_outputs(self.id, names)
-        for each in prepared:
-            record = known.get(each.object)
-            if record is None and each.object != lineage_name(self.id):
-                raise JobFailed("internal_error", f"{each.object!r} was written by no task that is known")
-            if record is not None and (record.size, record.checksum) != (each.size, each.checksum):
-                raise JobFailed("output_lost", f"{each.object!r} is not staged as it was written")
-        return len(known)
-
-    async def _warn_of_leftovers(self, spec: CheckedSpec) -> None:
-        means, first, count = self._means, "", 0
-        async for name in existing_outputs(means.cluster, self.record.bucket, spec.pattern):
-            if not await means.plan(means.journal.writes, self.id, name):
-                first, count = first or name, count + 1
-        if count:
-            more = f" and {count - 1} more" if count > 1 else ""
-            self._warn(f"older objects that match the output pattern are left as they were: {first!r}{more}")
-
-    def _summarise(self) -> OutputSummary:
-        objects, samples = self._means.journal.output_counts(self.id)
-        return OutputSummary(objects, samples, digest_in_order(self._means.journal.outputs(self.id)))
-
-    def _is_bucket_gone(self) -> bool:
-        bucket = self._means.cluster.map.bucket(self.record.bucket)
-        return bucket is None or bucket.id != self.record.bucket_id or bucket.state != "active"
-
     async def _publish(self) -> None:
         means = self._means
-        if not await means.staged.publish(self.id, self._is_bucket_gone):
+        if not await means.staged.publish(self.id, lambda: is_bucket_gone(means, self.record)):
             raise BucketDeleting(f"the bucket {self.record.bucket!r} was deleted while its new objects were published")
         self._take(await means.write_at_last(means.journal.succeed, self.id))
 
@@ -385,8 +249,3 @@ class _Undone:
 
 def _said_of(label: str, message: str) -> str:
     return message if message.startswith(label) else f"{label}: {message}"
-
-
-async def _from_thread(means: Means, pieces: Iterator[bytes]) -> Any:
-    while (piece := await means.plan(next, pieces, None)) is not None:
-        yield piece

@@ -14,7 +14,8 @@ import pytest
 
 from dfc.errors import DiskRefused, JobFinished, JobNotFound
 from dfc.jobs.digest import digest_in_order, digest_of
-from dfc.jobs.journal import FILE_NAME, Journal, OutputWrittenTwice
+from dfc.jobs.journal import Journal, OutputWrittenTwice
+from dfc.jobs.journal_file import FILE_NAME
 from dfc.jobs.records import JobError, NewJob, OutputSummary, Progress, StageTotals, job_json, total_progress
 from dfc.jobs.stored import PAGE, Stored
 from dfc.jobs.tasks import InputShard, OutputRecord, TaskResult
@@ -232,7 +233,7 @@ def test_kill_at_any_moment(tmp_path):
         process.wait()
         process.stdout.close()
         journal = Journal(str(tmp_path))
-        assert journal._rows("PRAGMA integrity_check") == [("ok",)]
+        assert journal.rows("PRAGMA integrity_check") == [("ok",)]
         jobs = journal.page(limit=100_000)
         assert [job.id for job in jobs] == [f"job-{number:04}" for number in reversed(range(len(jobs)))]
         for job in jobs:

@@ -14,7 +14,7 @@ from inprocess import InProcess, content_of, install_probe, stage, until
 from dfc.engine.base import EngineLost, TaskFailed
 from dfc.jobs.digest import digest_of
 from dfc.jobs.tasks import OutputRecord
-from dfc.proxy import jobservice, runner
+from dfc.proxy import jobservice, means, runner
 
 
 def tar(*names: str) -> bytes:
@@ -28,7 +28,7 @@ def tar(*names: str) -> bytes:
 @pytest.fixture
 async def make(tmp_path, monkeypatch):
     install_probe(monkeypatch)
-    monkeypatch.setattr(runner, "RETRY_DELAYS_S", (0.01, 0.01, 0.01))
+    monkeypatch.setattr(means, "RETRY_DELAYS_S", (0.01, 0.01, 0.01))
     monkeypatch.setattr(jobservice, "EVENT_INTERVAL_S", 0.01)
     made = []
 

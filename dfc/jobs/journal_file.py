@@ -1,0 +1,89 @@
+"""The SQLite file below the journal of jobs: its tables, opening it, transactions. WAL, synchronous=FULL."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from dfc.errors import DiskRefused
+
+FILE_NAME: Final = "jobs.sqlite"
+SCHEMA_VERSION: Final = 1
+_SCHEMA: Final = """
+CREATE TABLE jobs (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, state TEXT NOT NULL, operation TEXT NOT NULL,
+    spec BLOB NOT NULL, label TEXT NOT NULL, bucket TEXT NOT NULL, bucket_id TEXT NOT NULL, memory_bytes INTEGER NOT NULL,
+    program TEXT NOT NULL, created_us INTEGER NOT NULL, started_us INTEGER, finished_us INTEGER, error BLOB,
+    warnings BLOB NOT NULL, output BLOB, progress BLOB NOT NULL, inputs INTEGER NOT NULL, discard INTEGER NOT NULL DEFAULT 0,
+    details INTEGER NOT NULL DEFAULT 1
+) STRICT;
+CREATE INDEX jobs_by_state ON jobs (state, number);
+CREATE TABLE inputs (
+    job INTEGER NOT NULL, input INTEGER NOT NULL, number INTEGER NOT NULL, shard BLOB NOT NULL,
+    PRIMARY KEY (job, input, number)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE tasks (
+    job INTEGER NOT NULL, stage INTEGER NOT NULL, number INTEGER NOT NULL, result BLOB NOT NULL, samples INTEGER NOT NULL,
+    bytes_in INTEGER NOT NULL, bytes_out INTEGER NOT NULL, PRIMARY KEY (job, stage, number)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE outputs (
+    job INTEGER NOT NULL, name TEXT NOT NULL, stage INTEGER NOT NULL, task INTEGER NOT NULL, record BLOB NOT NULL,
+    samples INTEGER NOT NULL, PRIMARY KEY (job, name)
+) STRICT, WITHOUT ROWID;
+"""
+
+
+class JournalFile:
+    """One connection, which threads take in turns."""
+
+    def __init__(self, directory: str, wall_us: Callable[[], int] = lambda: time.time_ns() // 1000) -> None:
+        """Open or create; DiskRefused when the file is no journal of this format."""
+        self.wall_us = wall_us
+        self._lock = threading.RLock()
+        path = Path(directory) / FILE_NAME
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        try:
+            self._open()
+        except sqlite3.DatabaseError as error:
+            self._database.close()
+            raise DiskRefused(f"{path} is not a journal of jobs: {error}; move it away to begin a new one") from None
+        os.chmod(path, 0o600)  # labels and specs are not for everybody on this machine
+
+    def _open(self) -> None:
+        database = self._database
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("PRAGMA synchronous=FULL")
+        (found,) = database.execute("PRAGMA user_version").fetchone()
+        if found == 0:
+            database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+        elif found != SCHEMA_VERSION:
+            raise sqlite3.DatabaseError(f"its format is {found}, this program knows {SCHEMA_VERSION}")
+
+    def close(self) -> None:
+        with self._lock:
+            self._database.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All of it or nothing, on the medium when it ends."""
+        with self._lock:
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._database
+                self._database.execute("COMMIT")
+            except BaseException:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+                raise
+
+    def rows(self, query: str, *values: Any) -> list[Any]:
+        """All that a query finds."""
+        with self._lock:
+            return self._database.execute(query, values).fetchall()
