@@ -86,7 +86,7 @@ JOB_IMAGE_PIXELS_MAX: Final = 1 << 26  # 8,192 x 8,192, 200 MB decoded
 
 # Formats of files that jobs read and write.
 ZIP_DIRECTORY_BYTES_MAX: Final = 32 * MIB  # some 400,000 members; the library keeps 0.5 KB for each in memory
-PARQUET_ROW_GROUP_BYTES: Final = 32 * MIB  # small ones, so that a reader of few samples reads little
+PARQUET_ROW_GROUP_BYTES: Final = 16 * MIB  # small ones, so that a reader of few samples reads little
 PARQUET_ROW_GROUP_ROWS: Final = 10_000
 FORMAT_FIELDS_MAX: Final = 1000  # different extensions in one dataset: columns of a table
 FORMAT_TREE_OBJECTS_MAX: Final = 100_000  # files of one directory tree, read or written by one task
