@@ -1,8 +1,10 @@
-"""`join`: fields for the samples of a dataset, found by key in another dataset or a table.
+"""More fields for the samples of a dataset, found by key in another dataset, CSV, JSON lines or Parquet.
 
-Both sides are divided by a hash of the key into parts that fit into memory: `left` logs keys and ordinals, `right` keys and
-fields; `match` finds what belongs together, part by part; `add` walks each shard in its order and adds what was found.
+The output has the samples in the order of the input.
 """
+
+# Both sides are divided by a hash of the key into parts that fit into memory: `left` logs keys and ordinals, `right` keys and
+# fields; `match` finds what belongs together, part by part; `add` walks each shard in its order and adds what was found.
 
 from __future__ import annotations
 

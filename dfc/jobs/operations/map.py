@@ -1,8 +1,11 @@
-"""`map`: a function of one sample that gives any number of them; built in, an entry point of the operator's, or a command.
+"""A function of one sample that gives any number of them: built in, installed by the operator, or a command.
 
-Stages: `work` runs the function over each shard; `unique` finds keys that come twice; `report` puts the errors of all shards
-together; with a size the results are cut anew (`dfc.jobs.recut`).
+Built in are resize, transcode, tensor, decode-check, rename and drop. Others, and commands, run only where the operator
+allows it, shut in on the workers.
 """
+
+# Stages: `work` runs the function over each shard; `unique` finds keys that come twice; `report` puts the errors of all shards
+# together; with a size the results are cut anew (`dfc.jobs.recut`).
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""`merge`: several datasets into one, samples of each in their order, taken in turn by weights.
+"""Several datasets into one: the samples of each in their order, taken in turn by weights.
 
-The order is a formula (`dfc.jobs.interleave`) over the inputs one after the other; everything else is the common machinery.
-Before it, keys are compared: `keys` logs those of each shard, `equal` fails for the first one that comes twice.
+The next sample comes from the input with the smallest (taken + 1) / weight, the first of equal ones.
 """
+
+# The order is a formula (`dfc.jobs.interleave`) over the inputs one after the other; everything else is the common machinery.
+# Before it, keys are compared: `keys` logs those of each shard, `equal` fails for the first one that comes twice.
 
 from __future__ import annotations
 

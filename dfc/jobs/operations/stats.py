@@ -1,4 +1,7 @@
-"""`stats`: counts and sizes by extension, class and shard, as one JSON object. Without `by` nothing but indexes is read."""
+"""Counts and sizes by extension, class and shard, as one JSON object.
+
+Without `by` nothing but indexes is read.
+"""
 
 from __future__ import annotations
 

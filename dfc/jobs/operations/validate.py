@@ -1,8 +1,11 @@
-"""`validate`: a JSON report of what is wrong with a dataset; with `repair` also the same shards without it.
+"""A report of what is wrong with a dataset, as JSON; with `repair` also the same shards without it.
 
-Stages: `scan` looks through each shard and logs its keys; `duplicates` finds keys that come twice, a partition at a time;
-`repair` writes clean shards; `report` puts everything together.
+Found are archives that are truncated or broken, keys that are split in two or come twice in the dataset, fields that are
+required and missing, pictures and JSON that cannot be decoded.
 """
+
+# Stages: `scan` looks through each shard and logs its keys; `duplicates` finds keys that come twice, a partition at a time;
+# `repair` writes clean shards; `report` puts everything together.
 
 from __future__ import annotations
 
