@@ -18,17 +18,15 @@ from dfc.config import Settings
 from dfc.engine.base import Engine
 from dfc.errors import Conflict, JobFinished, Unavailable
 from dfc.jobs.journal import Journal
-from dfc.jobs.operations import check_enabled
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.records import JobRecord, JobState, NewJob, job_json
 from dfc.jobs.spec import CheckedSpec, parse_spec
-from dfc.jobs.tasks import InputShard, Stage
 from dfc.proxy.cluster import Cluster
-from dfc.proxy.jobinputs import InputResolver, check_apart, check_free, dropped_warnings
 from dfc.proxy.jobmetrics import JobStats
-from dfc.proxy.means import Means, plan_stages
+from dfc.proxy.means import Means
 from dfc.proxy.runner import JobRunner
 from dfc.proxy.staged import Staged
+from dfc.proxy.submitting import Examined, Examiner, may_meet
 
 _log: Final = logging.getLogger("dfc.proxy.jobs")
 T = TypeVar("T")
@@ -37,7 +35,6 @@ SWEEP_RETRY_S: Final = 10.0  # while a target is away
 HEARTBEAT_S: Final = 10.0  # of event streams; below what proxies between us and a browser wait for
 EVENT_INTERVAL_S: Final = 0.2  # a stream has at most so many events, whatever happens
 RETRY_BUSY_S: Final = 30
-PLANS: Final = 2  # jobs that are looked at at a time before they are accepted
 
 
 class Active:
@@ -60,8 +57,7 @@ class JobService:
         self._engine: Engine | None = None
         self._starting = asyncio.Lock()
         self._accepting = asyncio.Lock()
-        self._looking = asyncio.Semaphore(PLANS)
-        self._look_threads = ThreadPoolExecutor(PLANS, thread_name_prefix="job-look")
+        self._examiner = Examiner(cluster, settings)
         self.stats = JobStats()
         self._journal = Journal(directory)
         self._means = Means(
@@ -69,7 +65,6 @@ class JobService:
             ThreadPoolExecutor(max(4, 2 * settings.jobs_running_max), thread_name_prefix="job-plan"),
             ThreadPoolExecutor(1, thread_name_prefix="job-journal"), settings.jobs_tasks_max,
         )  # fmt: skip
-        self._resolver = InputResolver(cluster)
         self._active: dict[str, Active] = {}
         self._pulses: dict[str, asyncio.Event] = {}
         self._counts: dict[str, int] = {}
@@ -103,7 +98,8 @@ class JobService:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._engine is not None:
             await self._engine.close()
-        for threads in (self._means.threads, self._means.writer, self._look_threads):
+        self._examiner.close()
+        for threads in (self._means.threads, self._means.writer):
             threads.shutdown(wait=True, cancel_futures=True)
         self._journal.close()
 
@@ -114,10 +110,6 @@ class JobService:
 
     async def _write(self, call: Callable[..., T], *arguments: Any) -> T:
         return await self._means.write(call, *arguments)
-
-    async def _look(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Work on what a client sent, away from the threads of running jobs."""
-        return await asyncio.get_running_loop().run_in_executor(self._look_threads, call, *arguments)
 
     async def _started_engine(self) -> Engine:
         """The engine, begun with the first job that needs it."""
@@ -140,35 +132,25 @@ class JobService:
     async def submit(self, body: bytes) -> dict[str, Any]:
         """Accept a job (then it has a `state`), or give the plan of a dry run. Raises all that can be known to be wrong."""
         self._cluster.check_ready()
-        async with self._looking:
-            spec = await self._look(parse_spec, body)
-            await self._look(check_enabled, spec.spec.operation, spec.options, self._settings)
-            inputs = await self._resolver.resolve(spec)
-            await self._look(check_apart, spec, inputs)
-            stages, _ = await self._look(plan_stages, spec, inputs, self._settings.jobs_memory_bytes, self._cluster)
-            output = spec.spec.output
-            if not spec.spec.overwrite:
-                await check_free(self._cluster, output.bucket, spec.pattern)
-            warnings = await self._look(dropped_warnings, inputs)
-            if spec.spec.dry_run:
-                return await self._look(_plan_json, spec, inputs, stages, warnings)
-            async with self._accepting:
-                return await self._accept(spec, body, inputs, warnings)
+        found = await self._examiner.examine(body)
+        if found.spec.spec.dry_run:
+            return await self._examiner.plan(found)
+        async with self._accepting:
+            return await self._accept(found, body)
 
-    async def _accept(
-        self, spec: CheckedSpec, body: bytes, inputs: Sequence[Sequence[InputShard]], warnings: tuple[str, ...]
-    ) -> dict[str, Any]:
+    async def _accept(self, found: Examined, body: bytes) -> dict[str, Any]:
         waiting = sum(active.task is None for active in self._active.values())
         if waiting >= self._settings.jobs_queued_max:
             raise Unavailable(f"{waiting} jobs are queued already", retry_after_s=RETRY_BUSY_S)
-        self._check_no_rival(spec)
-        bucket = await self._cluster.bucket_for_write(spec.spec.output.bucket)
+        self._check_no_rival(found.spec)
+        spec = found.spec.spec
+        bucket = await self._cluster.bucket_for_write(spec.output.bucket)
         new = NewJob(
-            id=self._new_id(), operation=spec.spec.operation, spec=body, label=spec.spec.label, bucket=bucket.name,
-            bucket_id=bucket.id, memory_bytes=self._settings.jobs_memory_bytes, program=__version__, warnings=warnings,
+            id=self._new_id(), operation=spec.operation, spec=body, label=spec.label, bucket=bucket.name, bucket_id=bucket.id,
+            memory_bytes=self._settings.jobs_memory_bytes, program=__version__, warnings=found.warnings,
         )  # fmt: skip
-        record = await self._write(self._journal.create, new, inputs)
-        self._add(record, spec.pattern)
+        record = await self._write(self._journal.create, new, found.inputs)
+        self._add(record, found.spec.pattern)
         await self._refresh_counts()
         self._schedule()
         return job_json(record)
@@ -177,7 +159,7 @@ class JobService:
         """Two jobs at a time never write the same names: what stayed would be some of each."""
         pattern, bucket = spec.pattern, spec.spec.output.bucket
         for job_id, active in self._active.items():
-            if active.bucket == bucket and _may_meet(pattern, active.pattern):
+            if active.bucket == bucket and may_meet(pattern, active.pattern):
                 raise Conflict(f"the job {job_id} is writing {active.pattern.text!r} in the same bucket")
 
     def _new_id(self) -> str:
@@ -326,38 +308,3 @@ def _live_json(runner: JobRunner) -> dict[str, Any]:
 
 def _is_cancelled(active: Active) -> bool:
     return active.task is not None and (active.task.done() or active.task.cancelling() > 0)
-
-
-def _may_meet(one: OutputPattern, other: OutputPattern) -> bool:
-    """Whether two patterns could name one object. Errs to the careful side for patterns with parts."""
-    if set(one.others) & set(other.others):
-        return True
-    shorter, longer = sorted((one.literal, other.literal), key=len)
-    if not longer.startswith(shorter):
-        return False
-    if one.text == other.text or one.has_part or other.has_part or one.is_prefix or other.is_prefix:
-        return True
-    return one.matches(other.name(0)) or other.matches(one.name(0))
-
-
-def _plan_json(
-    spec: CheckedSpec, inputs: Sequence[Sequence[InputShard]], stages: Sequence[Stage], warnings: Sequence[str]
-) -> dict[str, Any]:
-    """The answer to a dry run. Numbers that only show while the job runs are null."""
-    # The first stage has nothing to wait for.
-    counts = [stage.count_after({}) if not at or isinstance(stage.count, int) else None for at, stage in enumerate(stages)]
-    outputs = next((stage.outputs for stage in reversed(stages) if stage.outputs is not None), None)
-    shards = [shard for each in inputs for shard in each]
-    return {
-        "operation": spec.spec.operation,
-        "dry_run": True,
-        "stages": [{"name": stage.name, "tasks": count} for stage, count in zip(stages, counts, strict=True)],
-        "tasks": None if None in counts else sum(count or 0 for count in counts),
-        "input": {
-            "shards": len(shards),
-            "samples": sum(max(0, shard.samples) for shard in shards),
-            "bytes": sum(shard.size for shard in shards),
-        },
-        "output": {"shards": outputs() if callable(outputs) else outputs},
-        "warnings": list(warnings),
-    }
