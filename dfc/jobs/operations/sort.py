@@ -113,7 +113,7 @@ def write_values(task: Task, store: Store) -> TaskResult:
             try:
                 entries.append((encode(value if by_key else value.strip()), ordinal))
             except ValueError as error:
-                shown = value[:40].decode(errors="replace")
+                shown = value[:40].decode("ascii", errors="backslashreplace")
                 raise Unsortable(f"{label}: the sample {key.decode()!r} has {shown!r} in {options.by!r}: {error}") from None
     entries.sort()
     size = write_run(store, _run_name(task.number), entries)
