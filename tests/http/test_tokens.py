@@ -20,6 +20,8 @@ WRITES = (
     ("PATCH", "/v1/buckets/b"),
     ("DELETE", "/v1/buckets/b?force=1"),
     ("POST", "/v1/cluster/scrub"),
+    ("POST", "/v1/jobs"),
+    ("DELETE", "/v1/jobs/0"),
 )
 READS = (
     "/",
@@ -34,9 +36,10 @@ READS = (
     "/v1/buckets/b/samples",
     "/v1/cluster",
     "/v1/cluster/scrub",
+    "/v1/jobs",
     "/metrics",
 )
-INTERNAL_OF_PROXIES = (("POST", "/v1/nodes"), ("POST", "/v1/buckets/b/ensure"))
+INTERNAL_OF_PROXIES = (("POST", "/v1/nodes"), ("POST", "/v1/buckets/b/ensure"), ("GET", "/v1/node/jobs/0"))
 INTERNAL_OF_TARGETS = (
     ("GET", "/v1/node/objects"),
     ("GET", "/v1/node/buckets"),
@@ -179,3 +182,25 @@ def test_objects_over_the_size_limit(closed, http, error_of):
         chunks = (b"y" * 10_000 for _ in range(11))
         error_of(http.put(f"{url}/b/limit", content=chunks, headers=OWN), 413, "too_large")
         assert http.get(f"{url}/b/limit", headers=OWN).content == b"x" * 100_000
+
+
+# --- jobs
+
+
+def test_a_job_has_the_token_wherever_it_goes(guarded, closed, http):
+    """Workers, staging, publishing and lineage, also where reads want the token."""
+    for number, cluster in enumerate((guarded, closed)):
+        spec = {
+            "operation": "stats",
+            "input": {"bucket": "b", "shards": "s.tar"},
+            "output": {"bucket": "b", "pattern": f"report-{number}.json"},
+        }
+        with http.stream("POST", f"{cluster.targets[0]}/v1/jobs", json=spec, headers=OWN) as answer:
+            assert answer.status_code == 202, answer.read()
+            path = answer.headers["Location"]
+        # The stream ends with the job.
+        assert http.get(f"{cluster.proxy}{path}/events", headers=OWN).status_code == 200
+        job = http.get(cluster.proxy + path, headers=OWN).json()
+        assert job["state"] == "succeeded", job
+        assert http.get(f"{cluster.proxy}/b/report-{number}.json", headers=OWN).status_code == 200
+        assert http.get(f"{cluster.proxy}/b/.dfc{path.removeprefix('/v1')}.json", headers=OWN).status_code == 200
