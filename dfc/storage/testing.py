@@ -216,14 +216,17 @@ class PowerLossFileSystem(FaultyFileSystem):
                 file.write(os.pread(fd, os.fstat(fd).st_size, 0))
 
     def _tear(self, path: str) -> None:
-        """What was not synced: gone, all there, cut, or of the right length with a hole."""
+        """What was not synced: gone, all there, cut, or of the right length with a hole. What was, up to the first change, stays."""
         inode = os.stat(path).st_ino
         with open(path, "r+b") as file:
             data = file.read()
+            safe = self._bytes.get(inode, b"")
+            pairs = enumerate(zip(safe, data, strict=False))
+            same = next((at for at, (one, other) in pairs if one != other), min(len(safe), len(data)))
             how = self._random.randrange(4)
-            torn = bytearray((self._bytes.get(inode, b""), data, data[: len(data) // 2], data)[how])
-            if how == 3 and torn:
-                hole = self._random.randrange(len(torn))
+            torn = bytearray((safe, data, data[: max(same, len(data) // 2)], data)[how])
+            if how == 3 and len(torn) > same:
+                hole = self._random.randrange(same, len(torn))
                 torn[hole : hole + 512] = bytes(len(torn[hole : hole + 512]))
             file.seek(0)
             file.truncate()

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import errno
+import random
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dfc.errors import DfcError
+from dfc.errors import DfcError, ObjectCorrupt
 from dfc.storage import Disk, Durability
 from dfc.storage.check import check
 from dfc.storage.rebuild import rebuild
 from dfc.storage.staged import StagedName, staged_rows
-from dfc.storage.testing import Fault, FaultyFileSystem, fail_with, kill, kill_after
+from dfc.storage.testing import Fault, FaultyFileSystem, PowerLossFileSystem, fail_with, kill, kill_after
 
 JOB = "job-1"
 OUT, TEMPORARY = StagedName(JOB), StagedName(JOB, temporary=True)
@@ -212,3 +213,46 @@ def test_a_failing_call_leaves_a_disk_that_can_go_on(lab: Any, act: str) -> None
         found.close()
         assert not check(str(path), full=True).damaged
         shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_power_loss(lab: Any, seed: int) -> None:
+    """What was prepared is published whole, whatever comes in between; what was not may be refused, and is never torn."""
+    chance = random.Random(seed)
+    for run in range(10):
+        path = lab.fresh()
+        call, decisions = chance.randrange(70), chance.randrange(1 << 30)
+
+        def action(acknowledge: Any, path: Path = path, call: int = call, decisions: int = decisions) -> None:
+            filesystem = PowerLossFileSystem(str(path), decisions)
+            disk = lab.open(path, filesystem)
+            filesystem.arm(call)
+            prepare(lab, disk)
+            acknowledge("staged")
+            disk.staging.prepare(JOB)
+            acknowledge("prepared")
+            disk.staging.publish(JOB, lambda bucket_id: True)
+            acknowledge("published")
+            filesystem.lose_power()
+
+        said = lab.run(action).acknowledged
+        disk = lab.open(path, boot_id="boot-2")
+        disk.sweep()
+        seen = visible(lab, disk)
+        assert seen in (dict(lab.before), published(lab)), (seed, run, said)
+        if "published" in said:
+            assert seen == published(lab), (seed, run)
+        try:
+            disk.staging.publish(JOB, lambda bucket_id: True)
+            seen = visible(lab, disk)
+            if "prepared" in said:
+                assert seen == published(lab), (seed, run)
+            allowed = {name: {content, published(lab)[name]} for name, content in lab.before.items()}
+            assert all(seen[name] in allowed[name] for name in seen), (seed, run)
+        except ObjectCorrupt:
+            assert "prepared" not in said, (seed, run)
+            assert visible(lab, disk) == dict(lab.before)
+            disk.staging.discard(JOB)
+            seen = dict(lab.before)
+        disk.close()
+        lab.expect(path, {name: [content] for name, content in seen.items()}, boot_id="boot-2")
