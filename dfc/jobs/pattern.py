@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from os.path import commonprefix
 from typing import Final
 
 from dfc.errors import BadRequest
@@ -18,12 +19,13 @@ _SHARD_NUMBER_MAX: Final = 10**12
 class OutputPattern:
     """`text` has at most one `%0Nd` (N from 1 to 9, wider numbers are written in full) and at most one `{part}`.
 
-    `others`: names of further outputs, each beginning with `literal`.
+    `others`: names of further outputs, or patterns of them with the number of `text`.
     """
 
     text: str
     others: tuple[str, ...] = ()
     _regex: re.Pattern[str] = field(init=False, repr=False, compare=False)
+    _others: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(_NUMBER.findall(self.text)) > 1 or self.text.count("{part}") > 1:
@@ -34,6 +36,8 @@ class OutputPattern:
         check_object_name((self.name(0, part="part")).rstrip("/"))
         regex = re.escape(self.text).replace(re.escape("{part}"), f"(?P<part>{PART_NAME.pattern})")
         object.__setattr__(self, "_regex", re.compile(_NUMBER.sub("[0-9]+", regex)))
+        others = "|".join(_NUMBER.sub("[0-9]+", re.escape(other)) for other in self.others)
+        object.__setattr__(self, "_others", re.compile(others or "(?!)"))
 
     @property
     def is_numbered(self) -> bool:
@@ -56,7 +60,7 @@ class OutputPattern:
 
     def matches(self, name: str) -> bool:
         """Whether an object of this name could be one of the outputs."""
-        return name in self.others or (
+        return self._others.fullmatch(name) is not None or (
             name.startswith(self.text)
             if self.is_prefix and not self.has_part
             else self._regex.match(name) is not None and (self.is_prefix or self._regex.fullmatch(name) is not None)
@@ -65,5 +69,4 @@ class OutputPattern:
     @property
     def literal(self) -> str:
         """What every output's name begins with: where a sorted scan for them starts."""
-        cut = min((at for at in (self.text.find("%"), self.text.find("{")) if at >= 0), default=len(self.text))
-        return self.text[:cut]
+        return commonprefix([re.split("[%{]", text, maxsplit=1)[0] for text in (self.text, *self.others)])

@@ -9,7 +9,7 @@ runs on a worker. It may have besides:
 | `TAKES_MANY = True` | its input may be a list of inputs |
 | `TAKES_ANY_OBJECT = True` | its inputs may name objects without an index: they come as `InputShard.unread`, others never do |
 | `other_inputs(options) -> tuple[InputSpec, ...]` | objects of any kind that options name, at the end of `JobInput.inputs` |
-| `other_outputs(options, pattern) -> tuple[str, ...]` | names of outputs that the pattern does not match, beginning like it |
+| `other_outputs(options, pattern) -> tuple[str, ...]` | names of outputs that the pattern does not match, or patterns of them |
 | `needs(options) -> tuple[str, ...]` | settings of the operator, all off by default, without which the job is refused (403) |
 """
 

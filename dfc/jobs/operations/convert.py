@@ -21,6 +21,7 @@ from dfc.jobs.options import CommonOptions
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.sections import Section, cut
 from dfc.jobs.tasks import InputShard, JobInput, Results, Stage, TaskDraft
+from dfc.jobs.writing import index_name
 from dfc.limits import FORMAT_FIELDS_MAX, FORMAT_TREE_OBJECTS_MAX
 from dfc.tar.index import index_kind
 
@@ -81,6 +82,11 @@ def _check_pattern(format: FormatName, pattern: OutputPattern) -> None:
         raise BadRequest(f"the pattern {pattern.text[:80]!r} names files of format {written_format(name)}, not {format}")
     if format == "wids-index" and pattern.is_numbered:
         raise BadRequest("a wids-index is one object for all shards; its pattern has no number")
+
+
+def other_outputs(options: Options, pattern: OutputPattern) -> tuple[str, ...]:
+    """Names of outputs that the pattern does not match: the indexes of RecordIO."""
+    return (index_name(pattern.text),) if options.format == "recordio" else ()
 
 
 def plan(job: JobInput) -> list[Stage]:

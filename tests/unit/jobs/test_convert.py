@@ -24,6 +24,7 @@ from dfc.jobs import converting, reading, sections
 from dfc.jobs import samples as samples_module
 from dfc.jobs.operations import convert
 from dfc.jobs.samples import SplitSample
+from dfc.jobs.spec import parse_spec
 from dfc.tar.header import TarError
 
 DATA = Path(__file__).parents[2] / "data"
@@ -191,6 +192,15 @@ def test_recordio_has_an_index_beside_it(tmp_path):
     done = convert_to(tmp_path, "recordio")
     assert sorted(done.outputs) == ["x-000000.idx", "x-000000.rec"]
     assert [line.split("\t")[0] for line in done.outputs["x-000000.idx"].decode().splitlines()] == ["0", "1"]
+
+
+@pytest.mark.parametrize(("pattern", "index"), [("d/x-%06d.rec", "d/x-000007.idx"), ("x.rec", "x.idx"), ("plain", "plain.idx")])
+def test_an_index_in_the_way_is_seen(pattern, index):
+    checked = parse_spec(json.dumps(job("convert", pattern, format="recordio")).encode())
+    assert checked.pattern.matches(index)
+    assert checked.pattern.matches(checked.pattern.name(7))
+    assert index.startswith(checked.pattern.literal)
+    assert not checked.pattern.matches(f"{index}x")
 
 
 def test_dali_index(tmp_path):
