@@ -21,14 +21,11 @@ from dfc.jobs.partitions import read_value, write_value
 from dfc.jobs.samples import OnSplit, SplitSample, read_samples
 from dfc.jobs.store import Source, Store
 from dfc.jobs.tasks import Function, InputShard, JobInput, Results, Stage, Task, TaskDraft, TaskResult
-from dfc.limits import DECOMPRESS_CHUNK_BYTES
+from dfc.limits import DECOMPRESS_CHUNK_BYTES, JOB_INLINE_SHARDS_MAX, JOB_OPEN_SOURCES_MAX
 from dfc.tar.compression import CompressionError, open_decompressed
 from dfc.tar.header import TarError
 from dfc.tar.index import IndexBuilder, ShardIndex
 from dfc.tar.index_arrays import Integers
-
-INLINE_PARTS_MAX: Final = 500  # shards in a task: about 100 kB
-_OPEN_SOURCES_MAX: Final = 256  # files that a task has open at a time; processes begin with 1,024
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -83,18 +80,18 @@ def listing_stages(job: JobInput) -> list[Stage]:
 
     def tasks(results: Results) -> Iterator[TaskDraft]:
         parts = corpus(job, results)
-        for lo in range(0, len(parts), INLINE_PARTS_MAX):
-            yield TaskDraft(msgspec.msgpack.encode(PartList(parts[lo : lo + INLINE_PARTS_MAX])), "the list of shards")
+        for lo in range(0, len(parts), JOB_INLINE_SHARDS_MAX):
+            yield TaskDraft(msgspec.msgpack.encode(PartList(parts[lo : lo + JOB_INLINE_SHARDS_MAX])), "the list of shards")
 
     count = len(job.shards)
-    return [Stage("shards", tasks, -(-count // INLINE_PARTS_MAX))] if count > INLINE_PARTS_MAX else []
+    return [Stage("shards", tasks, -(-count // JOB_INLINE_SHARDS_MAX))] if count > JOB_INLINE_SHARDS_MAX else []
 
 
 def part_list(parts: Parts, everything: Parts) -> PartList:
     """What a task carries that needs `parts`, some of or all of `everything`."""
-    if len(parts) <= INLINE_PARTS_MAX:
+    if len(parts) <= JOB_INLINE_SHARDS_MAX:
         return PartList(parts)
-    return PartList((), tuple(_list_name(number) for number in range(-(-len(everything) // INLINE_PARTS_MAX))))
+    return PartList((), tuple(_list_name(number) for number in range(-(-len(everything) // JOB_INLINE_SHARDS_MAX))))
 
 
 def _list_name(number: int) -> str:
@@ -115,16 +112,25 @@ class Sources:
         if found is not None:
             self._open.move_to_end(row)
             return found
-        if len(self._open) >= _OPEN_SOURCES_MAX:
+        if len(self._open) >= JOB_OPEN_SOURCES_MAX:
             self._open.popitem(last=False)[1].close()
         wanted = self._rows[row]
         source = self._store.open_temporary(wanted) if isinstance(wanted, str) else open_shard(self._store, wanted)
-        self._open[row] = opened = _forward(source, wanted)
-        self._local[row] = opened.file() is not None
-        return opened
+        if isinstance(wanted, str) or wanted.kind == "tar":
+            self._open[row] = source
+            self._local[row] = source.file() is not None
+            return source
+        # Whoever reads forward has done with the one before, and each holds a dictionary of up to 96 MiB.
+        for other in [number for number, opened in self._open.items() if isinstance(opened, ForwardSource)]:
+            self._open.pop(other).close()
+        self._open[row] = forward = ForwardSource(source, wanted)
+        return forward
 
     def is_local(self, row: int) -> bool:
         """Whether it has a file to read from."""
+        wanted = self._rows[row]
+        if not isinstance(wanted, str) and wanted.kind != "tar":
+            return False
         if row not in self._local:
             self[row]
         return self._local[row]
@@ -136,10 +142,6 @@ class Sources:
         for source in self._open.values():
             source.close()
         self._open.clear()
-
-
-def _forward(source: Source, wanted: InputShard | str) -> Source | ForwardSource:
-    return source if isinstance(wanted, str) or wanted.kind == "tar" else ForwardSource(source, wanted)
 
 
 class ForwardSource:

@@ -16,11 +16,10 @@ from msgspec import UNSET, Struct, UnsetType
 from dfc.errors import BadRequest
 from dfc.jobs.fields import Absent, Fields, value_at
 from dfc.jobs.regex import Pattern
+from dfc.limits import JOB_PREDICATE_DEPTH_MAX, JOB_PREDICATE_PARTS_MAX
 
 Op = Literal["eq", "ne", "lt", "le", "gt", "ge", "in", "contains", "starts_with", "ends_with", "matches", "exists"]
 Value = str | int | float | bool | None | list[str | int | float | bool | None]
-_DEPTH_MAX: Final = 32
-_NODES_MAX: Final = 1000
 _NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _MISSING: Final = object()
 Test = Callable[[Fields, int], bool]
@@ -52,8 +51,10 @@ class Predicate:
 
     def _compile(self, node: Node, depth: int) -> Test:
         self._nodes += 1
-        if depth > _DEPTH_MAX or self._nodes > _NODES_MAX:
-            raise BadRequest(f"a predicate has at most {_NODES_MAX} parts, {_DEPTH_MAX} inside of each other")
+        if depth > JOB_PREDICATE_DEPTH_MAX or self._nodes > JOB_PREDICATE_PARTS_MAX:
+            raise BadRequest(
+                f"a predicate has at most {JOB_PREDICATE_PARTS_MAX} parts, {JOB_PREDICATE_DEPTH_MAX} inside of each other"
+            )
         given = [name for name in node.__struct_fields__ if getattr(node, name) is not UNSET]
         if isinstance(node.all, list) and given == ["all"]:
             tests = [self._compile(each, depth + 1) for each in node.all]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import re2
 
 from dfc.errors import BadRequest
-from dfc.limits import MIB
-
-REGEX_CHARS_MAX: Final = 1000
-_MEMORY_BYTES: Final = 8 * MIB  # of the compiled expression
+from dfc.limits import JOB_REGEX_BYTES_MAX, JOB_REGEX_CHARS_MAX
 
 
 class Pattern:
@@ -18,10 +15,10 @@ class Pattern:
 
     def __init__(self, text: str) -> None:
         options = re2.Options()
-        options.max_mem = _MEMORY_BYTES
+        options.max_mem = JOB_REGEX_BYTES_MAX
         options.log_errors = False
-        if len(text) > REGEX_CHARS_MAX:
-            raise BadRequest(f"a regular expression has at most {REGEX_CHARS_MAX} characters")
+        if len(text) > JOB_REGEX_CHARS_MAX:
+            raise BadRequest(f"a regular expression has at most {JOB_REGEX_CHARS_MAX} characters")
         try:
             self._compiled: Any = re2.compile(text, options)
         except re2.error as error:

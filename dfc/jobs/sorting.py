@@ -20,12 +20,11 @@ from dfc.jobs.fields import Absent, value_at
 from dfc.jobs.orders import encode_entries
 from dfc.jobs.output import PlainOutput
 from dfc.jobs.store import Source, Store
-from dfc.limits import KIB
+from dfc.limits import JOB_SORT_TEXT_BYTES_MAX
 from dfc.tar.index_arrays import Integers
 
 SortType = Literal["int", "float", "text"]
 Entry = tuple[bytes, int]  # value and global ordinal: no two are equal
-TEXT_BYTES_MAX: Final = 64 * KIB
 _INTEGER: Final = re.compile(rb"[+-]?[0-9]{1,19}")
 _FLOAT: Final = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
 _SIGN: Final = 1 << 63
@@ -79,8 +78,8 @@ def _float(data: bytes) -> bytes:
 
 
 def _text(data: bytes) -> bytes:
-    if len(data) > TEXT_BYTES_MAX:
-        raise ValueError(f"a text of more than {TEXT_BYTES_MAX} bytes")
+    if len(data) > JOB_SORT_TEXT_BYTES_MAX:
+        raise ValueError(f"a text of more than {JOB_SORT_TEXT_BYTES_MAX} bytes")
     try:
         data.decode()
     except UnicodeDecodeError:

@@ -23,9 +23,9 @@ from dfc.jobs.picking import SCALE, chance, picked, read_labels, write_labels, w
 from dfc.jobs.regex import Pattern
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import JobInput, Results, Stage, Task, TaskDraft, TaskResult
+from dfc.limits import JOB_SPLIT_PARTS_MAX
 from dfc.tar.index_arrays import Integers
 
-_PARTS_MAX: Final = 256  # a label is one byte
 _RECORD: Final = np.dtype([("class", "S16"), ("draw", "<u8"), ("ordinal", "<i8")])
 _ABSENT: Final = bytes(16)  # the class of samples without the field
 _SUM_TOLERANCE: Final = 1e-9
@@ -38,8 +38,10 @@ class Options(OrderOptions, frozen=True, kw_only=True):
     gets its share exactly.
     """
 
-    parts: Annotated[dict[str, Annotated[float, Meta(ge=0, le=1)]], Meta(min_length=1, max_length=_PARTS_MAX)] | None = None
-    folds: Annotated[int, Meta(ge=2, le=_PARTS_MAX)] | None = None
+    parts: (
+        Annotated[dict[str, Annotated[float, Meta(ge=0, le=1)]], Meta(min_length=1, max_length=JOB_SPLIT_PARTS_MAX)] | None
+    ) = None
+    folds: Annotated[int, Meta(ge=2, le=JOB_SPLIT_PARTS_MAX)] | None = None
     seed: Seed = 0
     group_regex: str | None = None
     stratify: str | None = None

@@ -11,7 +11,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from folder_store import FolderStore, describe, run_job
+from folder_store import FileSource, FolderStore, build_index, describe, run_job
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs_ordered import canonical, compress, dataset, samples_of, spec
@@ -21,6 +21,7 @@ from dfc.jobs.gathering import read_spans
 from dfc.jobs.permutation import Permutation
 from dfc.jobs.store import InputChanged
 from dfc.tar.header import TarError
+from dfc.tar.index import IndexCorrupt, ShardIndex
 
 
 def check(folder) -> None:
@@ -159,12 +160,56 @@ def test_compressed_shards_go_forward_only(tmp_path):
 
 
 def test_many_more_shards_than_files_may_be_open(tmp_path, monkeypatch):
-    monkeypatch.setattr("dfc.jobs.corpus._OPEN_SOURCES_MAX", 3)
+    monkeypatch.setattr("dfc.jobs.corpus.JOB_OPEN_SOURCES_MAX", 3)
     dataset(tmp_path, "in", 9, 6, mean=30_000)  # of which some are sent, some read
     check(tmp_path)
     compress(tmp_path, "in", "packed", ".tgz")
     plain = run_job(tmp_path, spec("reshuffle", {"strategy": "gather"})).digest
     assert run_job(tmp_path, spec("reshuffle", {}, source="packed")).digest == plain
+
+
+@pytest.mark.parametrize("memory", [1 << 18, 64 << 20])
+@pytest.mark.parametrize("strategy", ["gather", "spill"])
+def test_sources_without_a_file_give_the_same(tmp_path, monkeypatch, strategy, memory):
+    """As over HTTP: ranges are asked for together, and members larger than a window come in pieces."""
+    dataset(tmp_path, "in", 5, 20, mean=40_000)
+    options = {"seed": 2, "samples_per_shard": 30, "strategy": strategy}
+    local = run_job(tmp_path, spec("reshuffle", options), memory_bytes=memory)
+    asked = []
+    read_ranges = FileSource.read_ranges
+
+    def count(self, ranges, buffer):
+        assert list(ranges) == sorted(ranges)
+        asked.append(len(ranges))
+        read_ranges(self, ranges, buffer)
+
+    monkeypatch.setattr(FileSource, "file", lambda self: None)
+    monkeypatch.setattr(FileSource, "read_ranges", count)
+    remote = run_job(tmp_path, spec("reshuffle", options), memory_bytes=memory)
+    assert remote.digest == local.digest
+    assert max(asked) > 1
+
+
+def test_one_compressed_shard_is_open_at_a_time(tmp_path):
+    dataset(tmp_path, "in", 4, 20)
+    compress(tmp_path, "in", "packed", ".tar.xz")
+    shards = [describe(tmp_path, "packed", f"s-{number:02d}.tar.xz") for number in range(3)]
+    with Sources(FolderStore(tmp_path), shards) as sources:
+        assert [sources.is_local(row) for row in range(3)] == [False] * 3
+        assert len(sources._open) == 0
+        for row in range(3):
+            sources[row].read_into(0, memoryview(bytearray(512)))
+            assert list(sources._open) == [row]
+
+
+def test_a_damaged_index_is_no_wrong_answer(tmp_path):
+    dataset(tmp_path, "in", 2, 30)
+    index, _ = build_index(tmp_path / "in" / "s-00.tar")
+    damaged = bytearray(index._view)
+    damaged[600] ^= 1
+    (tmp_path / "index").write_bytes(damaged)
+    with pytest.raises(IndexCorrupt):
+        ShardIndex.open(tmp_path / "index").arrays(np.arange(3))
 
 
 @pytest.mark.parametrize("strategy", ["gather", "spill"])

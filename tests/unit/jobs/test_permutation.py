@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dfc.jobs.permutation import TABLE_COUNT_MAX, Permutation, draw
+from dfc.jobs.picking import chance
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "jobs-order.md"
+DRAW = re.compile(r"^\| (\d+) \| ([^|]+) \| (\d+) \|$", re.MULTILINE)
 VECTOR = re.compile(r"^\| (\d+) \| (\d+) \| (\d+) \| ([\d ]+) \|$", re.MULTILINE)
 COUNTS = st.one_of(st.integers(0, 300), st.integers(TABLE_COUNT_MAX - 3, TABLE_COUNT_MAX + 3), st.integers(66_000, 300_000))
 
@@ -31,6 +33,13 @@ def test_the_document_has_vectors_of_both_kinds():
 @pytest.mark.parametrize(("seed", "count", "lo", "expected"), vectors())
 def test_vectors_of_the_document(seed, count, lo, expected):
     assert Permutation(seed, count).ordinals(lo, lo + len(expected)).tolist() == expected
+
+
+def test_hashes_of_keys_are_those_of_the_document():
+    found = DRAW.findall(DOCUMENT.read_text(encoding="utf-8"))
+    assert len(found) == 3
+    for seed, key, number in found:
+        assert chance(int(seed), [key.encode()]).tolist() == [int(number)]
 
 
 def plain_feistel(seed: int, count: int, place: int) -> int:

@@ -172,7 +172,7 @@ def test_nothing_in_nothing_out(tmp_path):
 
 @pytest.mark.parametrize("strategy", ["gather", "spill"])
 def test_long_lists_of_shards_are_written_down_once(folder, everything, monkeypatch, strategy):
-    monkeypatch.setattr("dfc.jobs.corpus.INLINE_PARTS_MAX", 2)
+    monkeypatch.setattr("dfc.jobs.corpus.JOB_INLINE_SHARDS_MAX", 2)
     options = {"samples_per_shard": 45, "strategy": strategy}
     done = run_job(folder, spec("reshuffle", options), twice=True)
     assert len(done.results["shards"]) == 3

@@ -116,7 +116,7 @@ def test_bad_sorts(folder, options):
 )
 def test_encoded_values_are_in_order(kind, values, reverse):
     encode = encoder(kind, (), reverse)
-    assert sorted(reversed(values), key=encode) == (values[::-1] if reverse else values)
+    assert sorted(values[3:] + values[:3], key=encode) == (values[::-1] if reverse else values)
 
 
 @pytest.mark.parametrize(
