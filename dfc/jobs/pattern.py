@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from os.path import commonprefix
 from typing import Final
 
 from dfc.errors import BadRequest
@@ -69,4 +68,7 @@ class OutputPattern:
     @property
     def literal(self) -> str:
         """What every output's name begins with: where a sorted scan for them starts."""
-        return commonprefix([re.split("[%{]", text, maxsplit=1)[0] for text in (self.text, *self.others)])
+        starts = [re.split("[%{]", text, maxsplit=1)[0] for text in (self.text, *self.others)]
+        low, high = min(starts), max(starts)
+        same = next((at for at, (left, right) in enumerate(zip(low, high, strict=False)) if left != right), len(low))
+        return low[:same]
