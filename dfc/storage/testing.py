@@ -216,7 +216,8 @@ class PowerLossFileSystem(FaultyFileSystem):
                 file.write(os.pread(fd, os.fstat(fd).st_size, 0))
 
     def _tear(self, path: str) -> None:
-        """What was not synced: gone, all there, cut, or of the right length with a hole. What was, up to the first change, stays."""
+        """What was not synced: gone, all there, cut, or of the right length with a hole. What was, up to the first change,
+        stays."""
         inode = os.stat(path).st_ino
         with open(path, "r+b") as file:
             data = file.read()

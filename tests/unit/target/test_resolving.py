@@ -250,3 +250,18 @@ def compress():
     import lzma
 
     return lambda name, data: gzip.compress(data) if name.endswith("gz") else lzma.compress(data)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_not_in_memory_is_announced_and_read_just_the_same(disk: Disk, seed: int, monkeypatch) -> None:
+    monkeypatch.setattr(pieces, "COLD_PIECE_S", 0.0)  # every window counts as cold
+    draw = random.Random(seed)
+    made = shards(draw, disk, 5)
+    for name in made:
+        fd = disk.open_blob(disk.lookup("b1", name))
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+    picks = [(name, draw.randrange(len(made[name]))) for name in draw.choices(list(made), k=600)]
+    expected = [member for name, number in picks for member in made[name][number]]
+    for views in (None, draw):
+        assert unpack(read(disk, [item(name, number=number) for name, number in picks], views=views)) == expected
