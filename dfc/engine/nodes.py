@@ -76,9 +76,9 @@ class Nodes:
         """One try of a GET of a node; its error as `dfc.errors`."""
         return self._request("GET", url, headers or {})
 
-    def post(self, url: str, body: bytes) -> Answer:
-        """One try of a POST of JSON."""
-        return self._request("POST", url, {"Content-Type": "application/json"}, _Bytes(body))
+    def post_batch(self, url: str, body: bytes) -> Answer:
+        """One try of a batch read of what one target holds, asked for in msgpack."""
+        return self._request("POST", f"{url}/v1/node/batch", {"Content-Type": "application/msgpack"}, _Bytes(body))
 
     def ask(self, find_url: Callable[[], str], limit: int = ERROR_BODY_BYTES_MAX) -> Any:
         """The decoded answer to a small GET, with retries; the URL is found anew for each."""

@@ -120,20 +120,17 @@ class OpenShards:
             return None  # not what the target told: its own answer to a GET decides
         return self._files.put(key, file)
 
-    def temporary(self, job: str, bucket: str, name: str) -> OpenFile | None:
-        """A temporary object of the job, when it lies on this machine. Kept only by the caller: it is read once or twice."""
-        node = self._nodes.owner(bucket, name)
-        if node.id in self._far:
-            return None
+    def temporary(self, job: str, bucket: str, name: str) -> tuple[OpenFile | None, int]:
+        """A temporary object of the job, when it lies on this machine, and its size. Kept by the caller alone: it is read once
+        or twice."""
         path = "/v1/node/locate?" + query(bucket=bucket, object=name, job=job, temporary="1")
         found = self._nodes.ask(lambda: self._nodes.owner(bucket, name).url + path)
         located = msgspec.convert(found, Located)
         opened = open_blob(located.path)
         if opened is None:
-            self._far.add(node.id)
-            return None
+            return None, located.size
         file = OpenFile(opened[0], opened[1].size)
-        return file if (opened[1].version, file.size) == (located.version, located.size) else None
+        return file if (opened[1].version, file.size) == (located.version, located.size) else None, located.size
 
     def index(self, shard: InputShard) -> ShardIndex:
         """The index of a shard: that of the target itself, or a copy."""

@@ -10,9 +10,10 @@ from typing import Final
 
 from dfc.engine.nodes import Nodes, staged_path
 from dfc.engine.outputs import StagedOutput
+from dfc.engine.remote import Origin, RemoteSource
 from dfc.engine.settings import WorkerSettings
 from dfc.engine.shards import OpenFile, OpenShards
-from dfc.engine.sources import FileSource, Origin, RemoteSource
+from dfc.engine.sources import FileSource
 from dfc.engine.throttle import Throttle
 from dfc.errors import Conflict, DfcError, JobCancelled, NotAShard, NotFound
 from dfc.jobs.store import Source
@@ -72,7 +73,9 @@ class JobStore:
         if file is not None:
             return _Holding(file, shard.label, self._throttle)
         path = f"/v1/objects{object_path(shard.bucket, shard.name)}"
-        origin = Origin(shard.label, lambda: self._nodes.owner(shard.bucket, shard.name).url + path, shard.checksum)
+        owner = self._nodes.owner
+        batched = (shard.bucket, shard.name)
+        origin = Origin(shard.label, lambda: owner(shard.bucket, shard.name).url + path, shard.checksum, batched)
         return RemoteSource(self._nodes, origin, shard.size, self._throttle)
 
     def index(self, shard: InputShard) -> ShardIndex:
@@ -83,20 +86,12 @@ class JobStore:
 
     def open_temporary(self, name: str) -> Source:
         self.check()
-        file = self._shards.temporary(self._job, self._bucket, name)
+        file, size = self._shards.temporary(self._job, self._bucket, name)
         if file is not None:
             return _Holding(file, name, self._throttle)
         path = staged_path(self._job, self._bucket, name, True)
         origin = Origin(name, lambda: self._nodes.owner(self._bucket, name).url + path, "")
-        return RemoteSource(self._nodes, origin, self._size_of(origin), self._throttle)
-
-    def _size_of(self, origin: Origin) -> int:
-        def attempt() -> int:
-            with self._nodes.get(origin.find_url(), {"Range": "bytes=0-0"}) as answer:
-                total = (answer.headers.get("Content-Range") or "").rpartition("/")[2]
-                return int(total) if total.isdigit() else answer.length or 0
-
-        return self._nodes.retrying(attempt)
+        return RemoteSource(self._nodes, origin, size, self._throttle)
 
     # --- writing
 

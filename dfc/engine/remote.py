@@ -1,0 +1,231 @@
+"""Stored bytes of other machines, from their owner over HTTP: ranges one by one or many at once, or one long stream."""
+
+from __future__ import annotations
+
+import io
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
+
+import msgspec
+
+from dfc.engine.nodes import Nodes
+from dfc.engine.sources import STREAM_BYTES, check_filled, joined
+from dfc.engine.throttle import Throttle
+from dfc.errors import NotFound, ObjectCorrupt, PreconditionFailed
+from dfc.http.batch_items import BatchItem, BatchRequest
+from dfc.http.blocking import Answer, Broken
+from dfc.jobs.store import InputChanged
+from dfc.limits import MIB
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+BATCH_RANGES_MIN: Final = 3  # fewer are asked for one by one
+BATCH_RANGES_MAX: Final = 10_000  # some megabytes of request
+BATCH_BYTES: Final = 16 * MIB  # of one request, which is held in memory until it is there
+AROUND_ITEM_BYTES: Final = 8192  # more than header, padding and length of an item take
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the bytes are to be had over HTTP. `find_url` asks the map, which may change; `etag` empty: any. `batched`: many
+    ranges of it can be asked for at once, by bucket and name."""
+
+    label: str
+    find_url: Callable[[], str]
+    etag: str
+    batched: tuple[str, str] | None = None
+
+
+class _Preamble(msgspec.Struct):
+    """What stands before the bytes of a batch (`dfc.http.batch_peer`), as far as it matters here."""
+
+    lengths: bytes
+
+
+class RemoteSource:
+    """An object on another machine, or one that this process may not read as a file."""
+
+    def __init__(self, nodes: Nodes, origin: Origin, size: int, throttle: Throttle) -> None:
+        self.size = size
+        self._nodes = nodes
+        self._origin = origin
+        self._throttle = throttle
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        if offset < 0 or offset + len(buffer) > self.size:
+            raise ObjectCorrupt(f"{self._origin.label} has {self.size} bytes, not {offset + len(buffer)}")
+        self._throttle.take(len(buffer))
+        at = 0
+
+        def attempt() -> None:
+            nonlocal at
+            if at == len(buffer):
+                return
+            with self.request(offset + at, offset + len(buffer)) as answer:
+                while at < len(buffer):
+                    count = answer.readinto(buffer[at : at + STREAM_BYTES])
+                    if count == 0:
+                        raise Broken(f"{self._origin.label}: the answer is too short")
+                    at += count
+
+        self._nodes.retrying(attempt)
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int]], buffer: memoryview) -> None:
+        whole = list(joined(ranges))
+        check_filled(sum(size for _, size in whole), buffer)
+        at = 0
+        if self._origin.batched is None or len(whole) < BATCH_RANGES_MIN:
+            for offset, size in whole:
+                self.read_into(offset, buffer[at : at + size])
+                at += size
+            return
+        for part in _batches(whole):
+            size = sum(size for _, size in part)
+            view = buffer[at : at + size]
+            if len(part) == 1:
+                self.read_into(part[0][0], view)
+            else:
+                self._throttle.take(size)
+                self._read_batch(part, view)
+            at += size
+
+    def _read_batch(self, ranges: Sequence[tuple[int, int]], buffer: memoryview) -> None:
+        """One request for many ranges. The owner answers with members of a tar, their lengths in front of them."""
+        bucket, name = self._origin.batched or ("", "")
+        items = [BatchItem(bucket, name, start=offset, length=size, if_match=self._origin.etag) for offset, size in ranges]
+        body = msgspec.msgpack.encode(BatchRequest(items))
+
+        def attempt() -> None:
+            with self._guarded(lambda: self._nodes.post_batch(self._nodes.owner(bucket, name).url, body)) as answer:
+                length = answer.length or 0
+                if not 4 <= length <= len(buffer) + (len(ranges) + 1) * AROUND_ITEM_BYTES:
+                    raise Broken(f"{self._origin.label}: the node did not answer with a batch")
+                content = memoryview(bytearray(length))
+                _read_exactly(answer, content)
+            if not _unpack(content, ranges, buffer):
+                raise Broken(f"{self._origin.label}: the node did not answer with the ranges that were asked for")
+
+        self._nodes.retrying(attempt)
+
+    def _guarded(self, ask: Callable[[], Answer]) -> Answer:
+        """InputChanged when the object is another one by now."""
+        try:
+            return ask()
+        except (PreconditionFailed, NotFound) as error:
+            if not self._origin.etag:
+                raise
+            raise InputChanged(f"{self._origin.label} was replaced or deleted while the job ran: {error.message}") from None
+
+    def request(self, start: int, stop: int) -> Answer:
+        """One try of a GET of these bytes. InputChanged when they are of another version by now."""
+        origin = self._origin
+        headers = {"Range": f"bytes={start}-{stop - 1}"}
+        if origin.etag:
+            headers["If-Match"] = f'"{origin.etag}"'
+        answer = self._guarded(lambda: self._nodes.get(origin.find_url(), headers))
+        if origin.etag and (answer.headers.get("ETag") or "").strip('"') != origin.etag:
+            answer.close()
+            raise InputChanged(f"{origin.label} was replaced while the job ran")
+        if answer.status != 206 or answer.length != stop - start:
+            answer.close()
+            raise Broken(f"{origin.label}: the node did not answer with the range that was asked for")
+        return answer
+
+    def open(self) -> BinaryIO:
+        return cast(BinaryIO, io.BufferedReader(_RemoteStream(self, self._nodes, self._throttle), STREAM_BYTES))
+
+    def file(self) -> int | None:
+        return None
+
+    def close(self) -> None:
+        """Connections are the worker's."""
+
+
+class _RemoteStream(io.RawIOBase):
+    """One long GET; where it breaks off it begins anew."""
+
+    def __init__(self, source: RemoteSource, nodes: Nodes, throttle: Throttle) -> None:
+        super().__init__()
+        self._source = source
+        self._nodes = nodes
+        self._throttle = throttle
+        self._position = 0
+        self._answer: Answer | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        view = memoryview(buffer).cast("B")[: self._source.size - self._position]
+        if not view:
+            return 0
+        self._throttle.take(len(view))
+        count = self._nodes.retrying(lambda: self._read(view))
+        self._position += count
+        return count
+
+    def _read(self, view: memoryview) -> int:
+        if self._answer is None:
+            self._answer = self._source.request(self._position, self._source.size)
+        try:
+            count = self._answer.readinto(view)
+        except Broken:
+            self._answer = None
+            raise
+        if count == 0:
+            self._answer = None
+            raise Broken("the answer is too short")
+        return count
+
+    def close(self) -> None:
+        if self._answer is not None:
+            self._answer.close()
+            self._answer = None
+        super().close()
+
+
+def _batches(ranges: Sequence[tuple[int, int]]) -> Iterator[Sequence[tuple[int, int]]]:
+    """The ranges in parts that one request may ask for; a very large one is alone."""
+    part: list[tuple[int, int]] = []
+    left = BATCH_BYTES
+    for entry in ranges:
+        if part and (entry[1] > left or len(part) == BATCH_RANGES_MAX):
+            yield part
+            part, left = [], BATCH_BYTES
+        part.append(entry)
+        left -= entry[1]
+    if part:
+        yield part
+
+
+def _unpack(content: memoryview, ranges: Sequence[tuple[int, int]], buffer: memoryview) -> bool:
+    """Copy the data of each member behind that of the one before; False when the answer is of other members."""
+    begin = 4 + int.from_bytes(content[:4], "big")
+    try:
+        lengths = array("Q", msgspec.msgpack.decode(content[4:begin], type=_Preamble).lengths)
+    except (msgspec.MsgspecError, ValueError):
+        return False
+    if len(lengths) != len(ranges) or begin + sum(lengths) != len(content):
+        return False
+    at = 0
+    for length, (_, size) in zip(lengths, ranges, strict=True):
+        data = begin + length - (size + 511 & -512)  # what comes before is the header
+        if data < begin:
+            return False
+        buffer[at : at + size] = content[data : data + size]
+        begin, at = begin + length, at + size
+    return True
+
+
+def _read_exactly(answer: Answer, buffer: memoryview) -> memoryview:
+    """Fill the buffer. Broken when the answer is shorter."""
+    at = 0
+    while at < len(buffer):
+        count = answer.readinto(buffer[at : at + STREAM_BYTES])
+        if count == 0:
+            raise Broken("the answer is too short")
+        at += count
+    return buffer

@@ -1,0 +1,334 @@
+"""What a task on a worker sees of a real cluster: shards by file and over HTTP, outputs at their owners, the end of a job."""
+
+from __future__ import annotations
+
+import http.server
+import io
+import os
+import random
+import signal
+import tarfile
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from harness import Cluster, wait_for
+
+import dfc.engine.shards
+import dfc.engine.store
+from dfc.checksum import checksum_of
+from dfc.engine.settings import WorkerSettings
+from dfc.engine.store import JobStore, Workshop
+from dfc.errors import DfcError, JobCancelled, LengthMismatch, ObjectCorrupt
+from dfc.jobs.store import InputChanged
+from dfc.jobs.tasks import InputShard, Task
+
+JOB = "job-1"
+
+
+def tar_of(samples: int, size: int, seed: int = 0) -> bytes:
+    out, dice = io.BytesIO(), random.Random(seed)
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for number in range(samples):
+            info = tarfile.TarInfo(f"s{number:05d}.bin")
+            info.size = size
+            archive.addfile(info, io.BytesIO(dice.randbytes(size)))
+    return out.getvalue()
+
+
+def call(method: str, url: str, body: bytes | None = None) -> bytes:
+    with urllib.request.urlopen(urllib.request.Request(url, data=body, method=method), timeout=60) as answer:
+        content: bytes = answer.read()
+        return content
+
+
+class JobsProxy:
+    """A proxy whose job runs until `ended`; the map is that of the real one."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.ended = False
+        self.asked = 0
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                if self.path == "/v1/cluster":
+                    status, body = 200, call("GET", f"{cluster.url}/v1/cluster")
+                else:
+                    assert self.path.startswith("/v1/node/jobs/")
+                    outer.asked += 1
+                    status, body = (409, b"{}") if outer.ended else (200, b"{}")
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class Setting:
+    """A cluster, a job on it and a worker's store for one of its tasks."""
+
+    def __init__(self, cluster: Cluster, proxy: JobsProxy, store: JobStore) -> None:
+        self.cluster = cluster
+        self.proxy = proxy
+        self.store = store
+
+    def put(self, name: str, content: bytes, bucket: str = "in") -> InputShard:
+        """Upload a shard; it as a job sees it."""
+        call("PUT", f"{self.cluster.url}/{bucket}/{name}", content)
+        for url in self.cluster.target_urls():
+            body = call("GET", f"{url}/v1/node/shards?bucket={bucket}&shards={name}")
+            for shard in msgspec.msgpack.decode(body, type=list[InputShard]):
+                return shard
+        raise AssertionError("no target has it")
+
+    def staged(self) -> dict[str, int]:
+        """Objects that jobs have staged, over all targets."""
+        found: dict[str, int] = {}
+        for url in self.cluster.target_urls():
+            for job, total in msgspec.json.decode(call("GET", f"{url}/v1/node/staged")).items():
+                found[job] = found.get(job, 0) + total["objects"]
+        return found
+
+
+@pytest.fixture(scope="module")
+def nodes(start_cluster: Callable[..., Cluster]) -> Cluster:
+    return start_cluster(targets=2, disks=1)
+
+
+@pytest.fixture
+def setting(nodes: Cluster, request: pytest.FixtureRequest) -> Iterator[Setting]:
+    proxy = JobsProxy(nodes)
+    job = f"{JOB}-{abs(hash(request.node.name)) % 10**9}"
+    workshop = Workshop(WorkerSettings(proxy_url=proxy.url))
+    with workshop.store(Task(job, "none.at_all", 0, "l", b"", "out")) as store:
+        yield Setting(nodes, proxy, store)
+    workshop.close()
+    for url in nodes.target_urls():
+        call("DELETE", f"{url}/v1/node/staged/{job}")
+    proxy.close()
+
+
+@pytest.fixture(params=["file", "http"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether blobs can be opened on this machine."""
+    if request.param == "http":
+        monkeypatch.setattr(dfc.engine.shards, "open_blob", lambda path: None)
+        monkeypatch.setattr(dfc.engine.shards.ShardIndex, "open", _only_descriptors(dfc.engine.shards.ShardIndex.open))
+    return str(request.param)
+
+
+def _only_descriptors(opened: Callable[[Any], Any]) -> Any:
+    def open_it(path_or_fd: Any) -> Any:
+        if isinstance(path_or_fd, str):
+            raise FileNotFoundError(path_or_fd)
+        return opened(path_or_fd)
+
+    return staticmethod(open_it)
+
+
+def test_every_way_to_read_gives_the_stored_bytes(setting, way):
+    content = tar_of(300, 5000)
+    shard = setting.put(f"read-{way}.tar", content)
+    source = setting.store.open(shard)
+    assert source.size == len(content)
+    assert (source.file() is not None) == (way == "file")
+    if (descriptor := source.file()) is not None:
+        assert os.pread(descriptor, 100, 1000) == content[1000:1100]
+    buffer = bytearray(70_000)
+    source.read_into(12_345, memoryview(buffer))
+    assert buffer == content[12_345 : 12_345 + 70_000]
+    source.read_into(len(content), memoryview(bytearray()))
+    with source.open() as stream:
+        assert stream.read(1234) == content[:1234]
+        assert stream.read() == content[1234:]
+    with pytest.raises(ObjectCorrupt):
+        source.read_into(len(content) - 10, memoryview(bytearray(11)))
+    source.close()
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 500])
+def test_ranges_come_in_the_order_asked_for(setting, way, count):
+    content = tar_of(300, 5000)
+    shard = setting.put(f"ranges-{way}.tar", content)
+    dice = random.Random(count)
+    ranges = [(dice.randrange(len(content) - 5000), dice.randrange(1, 5000)) for _ in range(count)]
+    ranges += [(1000, 24), (1024, 76), (1100, 1)]  # neighbours
+    expected = b"".join(content[offset : offset + size] for offset, size in ranges)
+    buffer = memoryview(bytearray(len(expected)))
+    source = setting.store.open(shard)
+    source.read_ranges(ranges, buffer)
+    assert buffer == expected
+    with pytest.raises(ValueError):
+        source.read_ranges(ranges, buffer[:-1])
+
+
+def test_indexes_are_the_shards_own_and_kept(setting, way):
+    shard = setting.put(f"index-{way}.tar", tar_of(50, 100))
+    index = setting.store.index(shard)
+    assert index.sample_count == 50
+    assert index.sample_at(7).key == "s00007"
+    assert setting.store.index(shard) is index
+
+
+def test_a_replaced_shard_is_noticed(setting, way):
+    shard = setting.put(f"changed-{way}.tar", tar_of(10, 100))
+    setting.put(shard.name, tar_of(10, 100, seed=1))
+    with pytest.raises(InputChanged):
+        setting.store.open(shard).read_into(0, memoryview(bytearray(10)))
+    with pytest.raises(InputChanged):
+        setting.store.index(shard)
+    gone = setting.put(f"gone-{way}.tar", tar_of(10, 100))
+    call("DELETE", f"{setting.cluster.url}/in/{gone.name}")
+    with pytest.raises(InputChanged):
+        setting.store.open(gone).read_into(0, memoryview(bytearray(10)))
+
+
+def test_a_shard_replaced_while_ranges_are_read_remotely(setting, monkeypatch):
+    monkeypatch.setattr(dfc.engine.shards, "open_blob", lambda path: None)
+    shard = setting.put("batched.tar", tar_of(100, 1000))
+    source = setting.store.open(shard)
+    setting.put("batched.tar", tar_of(100, 1000, seed=2))
+    with pytest.raises(InputChanged):
+        source.read_ranges([(offset, 10) for offset in range(0, 10_000, 100)], memoryview(bytearray(1000)))
+
+
+SIZES = [0, 1, 100_000, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 5_000_000]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("announced", [True, False])
+def test_outputs_are_staged_whole(setting, way, size, announced):
+    content = random.Random(size).randbytes(size)
+    name = f"dir/a b-{size}-{announced}-{way}.bin"
+    output = setting.store.create_temporary(name, size if announced else None)
+    dice, at = random.Random(1), 0
+    while at < size:
+        step = dice.choice((1, 512, 10_000, 300_000))
+        output.write(content[at : at + step])
+        at += step
+    written = output.commit()
+    assert (written.size, written.checksum) == (size, checksum_of(content))
+    source = setting.store.open_temporary(name)
+    assert source.size == size
+    if size:
+        buffer = memoryview(bytearray(size))
+        source.read_into(0, buffer)
+        assert buffer == content
+        with source.open() as stream:
+            assert stream.read() == content
+
+
+def test_files_are_sent_between_written_bytes(setting, tmp_path):
+    content = random.Random(5).randbytes(3_000_000)
+    (tmp_path / "file").write_bytes(content)
+    for announced in (None, 10 + 2_000_000 + 5 + 1_000_000):
+        with open(tmp_path / "file", "rb") as file:
+            output = setting.store.create(f"sent-{announced}.bin", announced)
+            output.write(b"0123456789")
+            output.send(file.fileno(), 0, 2_000_000)
+            output.write(b"-----")
+            output.send(file.fileno(), 2_000_000, 1_000_000)
+            expected = b"0123456789" + content[:2_000_000] + b"-----" + content[2_000_000:]
+            assert output.commit().checksum == checksum_of(expected)
+    output = setting.store.create("short.bin")
+    with open(tmp_path / "file", "rb") as file, pytest.raises(DfcError):
+        output.send(file.fileno(), 2_999_999, 2)
+
+
+def test_a_length_that_was_announced_is_held_to(setting):
+    output = setting.store.create("long.bin", 10)
+    with pytest.raises(LengthMismatch):
+        output.write(b"x" * 11)
+    output = setting.store.create("short.bin", 2_000_000)
+    output.write(b"x" * 1_500_000)
+    with pytest.raises(LengthMismatch):
+        output.commit()
+    assert setting.staged().get(setting.store._job, 0) == 0
+
+
+def test_what_is_not_committed_leaves_nothing(setting):
+    aborted = setting.store.create("aborted.bin")
+    aborted.write(b"x" * 3_000_000)
+    aborted.abort()
+    aborted.abort()
+    with pytest.raises(ValueError):
+        aborted.write(b"x")
+    left = setting.store.create("left.bin")
+    left.write(b"x" * 3_000_000)
+    setting.store.close()
+    kept = setting.store.create("kept.bin")
+    kept.write(b"x")
+    kept.commit()
+    kept.abort()
+    assert setting.staged()[setting.store._job] == 1
+
+
+def test_a_cancelled_job_ends_its_tasks(setting, monkeypatch):
+    shard = setting.put("cancelled.tar", tar_of(10, 100))
+    setting.store.open(shard)
+    assert setting.proxy.asked == 1, "at most one question in two seconds"
+    setting.proxy.ended = True
+    setting.store.open(shard)
+    monkeypatch.setattr(dfc.engine.store, "CHECK_S", 0.0)
+    for use in (setting.store.check, lambda: setting.store.open(shard), lambda: setting.store.create("x")):
+        with pytest.raises(JobCancelled):
+            use()
+
+
+def test_a_discarded_job_can_write_nothing_more(setting):
+    running = setting.store.create("running.bin")
+    running.write(b"x" * 2_000_000)
+    for url in setting.cluster.target_urls():
+        call("DELETE", f"{url}/v1/node/staged/{setting.store._job}")
+    with pytest.raises(JobCancelled):
+        running.commit()
+    late = setting.store.create("late.bin")
+    with pytest.raises(JobCancelled):
+        late.write(b"x" * 2_000_000)
+    small = setting.store.create("small.bin")
+    small.write(b"x")
+    with pytest.raises(JobCancelled):
+        small.commit()
+    assert setting.staged().get(setting.store._job, 0) == 0
+
+
+def test_reads_survive_a_target_that_is_killed(setting, monkeypatch):
+    monkeypatch.setattr(dfc.engine.shards, "open_blob", lambda path: None)
+    content = tar_of(3000, 10_000)
+    shard = setting.put("killed.tar", content)
+    names = {name: pid for name, pid in setting.cluster.children().items() if name.startswith("target")}
+    source = setting.store.open(shard)
+    with source.open() as stream:
+        head = stream.read(1_000_000)
+        for pid in names.values():
+            os.kill(pid, signal.SIGKILL)
+        assert head + stream.read() == content
+    wait_for(setting.cluster.is_healthy, "the targets")
+    output = setting.store.create("after.bin")
+    output.write(content)
+    assert output.commit().size == len(content)
+
+
+def test_scratch_goes_with_its_context(setting):
+    with setting.store.scratch() as directory:
+        Path(directory, "file").write_bytes(b"x")
+    assert not Path(directory).exists()
