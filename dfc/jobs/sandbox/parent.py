@@ -28,6 +28,7 @@ from dfc.limits import (
 )
 
 T = TypeVar("T")
+CHILD_ARGUMENTS: Final = ("-I", "-m", "dfc.jobs.sandbox.child")
 _CHUNK_BYTES: Final = 1 << 20
 _CHECK_S: Final = 0.25  # how soon a cancelled job is noticed while user code runs
 _CPU_S_MAX: Final = 2**31 - 1
@@ -112,7 +113,7 @@ class Sandbox:
     def _start(self) -> None:
         scratch = tempfile.mkdtemp(dir=self._directory)
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-m", "dfc.jobs.sandbox.child"],
+            [sys.executable, *CHILD_ARGUMENTS],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from folder_store import run_job
 from job_shards import job, json_of, members_of, put, samples
 
 from dfc.jobs.operations.map import MapFailed, seed_of
+from dfc.jobs.sandbox import parent
 from dfc.jobs.sandbox.parent import SampleFailed, Sandbox, UserCodeRefused
 from dfc.jobs.sandbox.wire import Fields
 
@@ -402,6 +404,58 @@ def test_a_cancelled_job_does_not_wait_for_user_code(tmp_path, registered):
         box.call(1, SAMPLE)
     assert time.monotonic() - begun < 10
     assert box._process is None
+
+
+# --- Where the kernel, or a container around it, grants less.
+
+DENIED = """
+import dfc.jobs.sandbox.isolation as isolation
+
+class Kernel:
+    def __init__(self, kernel):
+        self._kernel = kernel
+    def __getattr__(self, name):
+        return (lambda *arguments: -1) if name in {denied!r} else getattr(self._kernel, name)
+
+isolation._LIBC = Kernel(isolation._LIBC)
+from dfc.jobs.sandbox import child
+child.main()
+"""
+
+
+@pytest.fixture(params=[("unshare", "mount"), ("unshare", "mount", "syscall")], ids=["no namespaces", "nor Landlock"])
+def poorer_kernel(request, monkeypatch):
+    monkeypatch.setattr(parent, "CHILD_ARGUMENTS", ("-I", "-c", DENIED.replace("{denied!r}", repr(request.param))))
+    if os.geteuid() == 0 and not _others_may_read(sys.base_prefix):
+        pytest.skip("Python lies where only root may read it, and nothing can be mounted")
+
+
+def _others_may_read(path):
+    return all(os.stat(each).st_mode & 0o001 for each in (path, *map(str, Path(path).parents)))
+
+
+@pytest.mark.parametrize(
+    ("function", "message"), [("vanish", "process has ended"), ("sleep", "more than 1 s"), ("garbage", "answer|more than 1 s")]
+)
+def test_hostile_functions_without_namespaces(sandbox, poorer_kernel, function, message):
+    box = sandbox(function, timeout_s=1.0)
+    with pytest.raises(SampleFailed, match=message):
+        box.call(1, SAMPLE)
+    assert "network" not in box.isolation
+
+
+def test_a_fork_bomb_without_namespaces(sandbox, poorer_kernel):
+    box = sandbox("bomb")
+    (made,) = box.call(1, SAMPLE)
+    session = box._process.pid
+    assert int(made.fields["forks"]) < 100
+    box.close()
+    wait_until(lambda: not processes_in(session))
+
+
+def test_commands_without_namespaces(sandbox, poorer_kernel):
+    box = sandbox(command=["sh", "-c", "sleep 1000 & cp sample.jpg out/"])
+    assert box.call(1, SAMPLE) == [SAMPLE]
 
 
 # --- Commands.
