@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -193,3 +194,32 @@ def test_what_is_shown_hides_the_token():
     assert "s3cret" not in str(rows)
     assert rows["port"] == {"name": "port", "value": 8080, "origin": "default"}
     assert {row["name"]: row for row in show_settings(load_settings("proxy"))}["token"]["value"] == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"jobs_scheduler": "tcp://10.0.0.1:8786"}, "must be tls://"),
+        ({"jobs_scheduler": "tcp://0.0.0.0:8786"}, "must be tls://"),
+        ({"jobs_scheduler": "tcp://node-1:8786"}, "must be tls://"),
+        ({"jobs_scheduler": "tls://10.0.0.1:8786"}, "wants jobs_tls_ca"),
+        ({"jobs_scheduler": "tls://10.0.0.1:8786", "jobs_tls_ca": __file__, "jobs_tls_cert": __file__}, "wants jobs_tls_key"),
+        ({"jobs_scheduler": "tls://10.0.0.1:8786", "jobs_tls_ca": "/nowhere.pem"}, "cannot read /nowhere.pem"),
+        ({"jobs_scheduler": "http://10.0.0.1:8786"}, "tls://HOST:PORT"),
+        ({"jobs_scheduler": "10.0.0.1:8786"}, "tls://HOST:PORT"),
+        ({"jobs_scheduler": "tls://10.0.0.1"}, "tls://HOST:PORT"),
+        ({"jobs_scheduler": "tls://10.0.0.1:x"}, "tls://HOST:PORT"),
+    ],
+)
+@pytest.mark.parametrize("role", ["proxy", "target"])
+def test_a_scheduler_off_this_machine_wants_mutual_tls(given, said, role):
+    flags = {**given, **({"disks": "/disk"} if role == "target" else {})}
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load_settings(role, flags=flags)
+
+
+def test_a_scheduler_on_loopback_may_do_without():
+    for address in ("tcp://127.0.0.1:8786", "tcp://localhost:8786", "tcp://[::1]:8786"):
+        assert load_settings("proxy", flags={"jobs_scheduler": address}).settings.jobs_scheduler == address
+    files = dict.fromkeys(("jobs_tls_ca", "jobs_tls_cert", "jobs_tls_key"), __file__)
+    assert load_settings("proxy", flags={"jobs_scheduler": "tls://10.0.0.1:8786", **files})
