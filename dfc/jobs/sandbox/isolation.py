@@ -45,23 +45,24 @@ def isolate(setup: Setup, readable: Sequence[str], listable: Sequence[str], keep
             _expose([*readable, setup.scratch])
         if _mount("tmpfs", setup.scratch, "tmpfs", _NO_SUID_DEV, f"size={setup.file_bytes},mode=0777"):
             done.append("bounded scratch")
+        os.chdir(setup.scratch)
         _become_first_process(keep)
         own_proc = _mount("proc", "/proc", "proc", _NO_SUID_DEV)
         done += ["processes", "network", "mounts"]
     else:
         own_proc = False
+        os.chdir(setup.scratch)  # here, too, before: the way to it may be closed to `nobody`
     if root:
-        _become_nobody(setup.scratch)
+        _become_nobody()
         if _LIBC.unshare(_NEW_USER) == 0:  # processes are then counted here alone, and not with those of every `nobody`
             _map_ids(NOBODY, NOBODY)
         done.append("user")
     _LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     others = 0 if "processes" in done else _tasks_of_user()
     _limit(setup, others)
-    os.chdir(setup.scratch)
     os.umask(0o077)
     _LIBC.prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-    if _landlock(readable, listable, setup.scratch, own_proc=own_proc):
+    if _landlock(readable, listable, own_proc=own_proc):
         done.append("files")
     _drop_capabilities()
     return done
@@ -79,8 +80,8 @@ def _become_first_process(keep: Sequence[int]) -> None:
     os._exit(128 - code if code < 0 else code)
 
 
-def _become_nobody(scratch: str) -> None:
-    os.chown(scratch, NOBODY, NOBODY)
+def _become_nobody() -> None:
+    os.chown(".", NOBODY, NOBODY)
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
@@ -177,7 +178,8 @@ _ETC: Final = (
 _DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
-def _landlock(readable: Sequence[str], listable: Sequence[str], scratch: str, *, own_proc: bool) -> bool:
+def _landlock(readable: Sequence[str], listable: Sequence[str], *, own_proc: bool) -> bool:
+    """The working directory is scratch: what goes for it goes for all below."""
     version = _LIBC.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     if version < 1:
         return False
@@ -192,7 +194,7 @@ def _landlock(readable: Sequence[str], listable: Sequence[str], scratch: str, *,
     rules = [(path, _READ) for path in (*_SYSTEM, *readable, *(f"/etc/{name}" for name in _ETC))]
     rules += [(path, _READ_FILE | _WRITE_FILE) for path in _DEVICES]
     rules += [(path, _READ_DIR) for path in listable]
-    rules.append((scratch, handled))
+    rules.append((".", handled))
     if own_proc:
         rules.append(("/proc", _READ_FILE | _READ_DIR))
     for path, access in rules:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -169,9 +171,10 @@ NAMES = [line.split()[1].split("(")[0] for line in MODULE.splitlines() if line.s
 
 
 @pytest.fixture
-def registered(tmp_path, monkeypatch):
-    """A module with all these functions as entry points, found where packages are found."""
-    directory = tmp_path / "installed"
+def registered(monkeypatch):
+    """A module with all these functions as entry points, found where packages are found, and readable for everybody."""
+    directory = Path(tempfile.mkdtemp())
+    directory.chmod(0o755)
     info = directory / "usercode-1.dist-info"
     info.mkdir(parents=True)
     (directory / "usercode.py").write_text(MODULE)
@@ -179,7 +182,8 @@ def registered(tmp_path, monkeypatch):
     (info / "entry_points.txt").write_text(f"[dfc.map]\n{lines}missing = usercode:nowhere\nbroken = nosuchmodule:f\n")
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: usercode\nVersion: 1\n")
     monkeypatch.syspath_prepend(str(directory))
-    return directory
+    yield directory
+    shutil.rmtree(directory)
 
 
 @pytest.fixture
