@@ -39,7 +39,8 @@ class Link:
         directory = Path(begin.directory)
         directory.mkdir(parents=True, exist_ok=True)
         log = directory / LOG_NAME
-        with log.open("wb") as file:
+        # For the operator alone: Dask's complaints may quote what it was given, and with it the token.
+        with open(log, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",

@@ -23,14 +23,15 @@ _closing: threading.Timer | None = None
 def run_task(task: bytes, settings: bytes) -> bytes:
     """Run a task (msgpack of `Task`) with settings (msgpack of `WorkerSettings`); never raises: errors are answers, too."""
     # Here, since the process that only names this function to Dask has no use for what it needs.
-    import msgspec
-
     from dfc.engine.answers import encode_error, encode_result
-    from dfc.engine.settings import WorkerSettings
-    from dfc.jobs.operations import find_function
-    from dfc.jobs.tasks import Task
 
     try:
+        import msgspec
+
+        from dfc.engine.settings import WorkerSettings
+        from dfc.jobs.operations import find_function
+        from dfc.jobs.tasks import Task
+
         todo = msgspec.msgpack.decode(task, type=Task)
         with _lock:  # one task at a time, also when Dask has taken one back that does not know it yet
             workshop = _open(WorkerSettings.decode(settings))
