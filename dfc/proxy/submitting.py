@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from dfc.proxy.jobinputs import InputResolver, check_apart, check_free, dropped_
 from dfc.proxy.means import plan_stages
 
 T = TypeVar("T")
+_NUMBER: Final = re.compile("%0[1-9]d")
 PLANS: Final = 2  # jobs that are looked at at a time
 
 
@@ -73,6 +75,9 @@ def may_meet(one: OutputPattern, other: OutputPattern) -> bool:
         return False
     if one.text == other.text or one.has_part or other.has_part or one.is_prefix or other.is_prefix:
         return True
+    if one.is_numbered and other.is_numbered:
+        shorter, longer = sorted((_NUMBER.split(pattern.text)[-1] for pattern in (one, other)), key=len)
+        return longer.endswith(shorter)
     return one.matches(other.name(0)) or other.matches(one.name(0))
 
 
@@ -82,7 +87,7 @@ def _plan_json(
     """The answer to a dry run. Numbers that only show while the job runs are null."""
     # The first stage has nothing to wait for.
     counts = [stage.count_after({}) if not at or isinstance(stage.count, int) else None for at, stage in enumerate(stages)]
-    outputs = next((stage.outputs for stage in reversed(stages) if stage.outputs is not None), None)
+    outputs = [stage.outputs() if callable(stage.outputs) else stage.outputs for stage in stages if stage.outputs is not None]
     shards = [shard for each in inputs for shard in each]
     return {
         "operation": spec.spec.operation,
@@ -94,6 +99,6 @@ def _plan_json(
             "samples": sum(max(0, shard.samples) for shard in shards),
             "bytes": sum(shard.size for shard in shards),
         },
-        "output": {"shards": outputs() if callable(outputs) else outputs},
+        "output": {"shards": sum(outputs) if outputs else None},
         "warnings": list(warnings),
     }

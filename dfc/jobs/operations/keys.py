@@ -85,8 +85,8 @@ def plan(job: JobInput) -> list[Stage]:
 
     before = preparing_stages(job, options.on_split)
     if output.endswith(".parquet"):
-        return [*before, Stage("parquet", parquet, 1)]
-    return [*before, Stage("list", pieces, len(job.shards)), Stage("write", together, 1)]
+        return [*before, Stage("parquet", parquet, 1, 1)]
+    return [*before, Stage("list", pieces, len(job.shards)), Stage("write", together, 1, 1)]
 
 
 def list_shard(task: Task, store: Store) -> TaskResult:

@@ -112,7 +112,7 @@ def plan(job: JobInput) -> list[Stage]:
         payload = _Report(name, options.by, len(job.shards))
         yield TaskDraft(msgspec.msgpack.encode(payload), name, job.node_of(name))
 
-    return [Stage("count", count, len(job.shards)), Stage("report", report, 1)]
+    return [Stage("count", count, len(job.shards)), Stage("report", report, 1, 1)]
 
 
 def _temporary(number: int) -> str:

@@ -128,8 +128,8 @@ def plan(job: JobInput) -> list[Stage]:
         names = [check_object_name(job.pattern.text + shard.name) for shard in shards]
         if len(set(names)) < len(names) or report_name in names:
             raise BadRequest("with repair every input shard has a name of its own, and none is called report.json")
-        stages.append(Stage("repair", repair, len(shards)))
-    return [*stages, Stage("report", report, 1)]
+        stages.append(Stage("repair", repair, len(shards), len(shards)))
+    return [*stages, Stage("report", report, 1, 1)]
 
 
 def run_scan(task: Task, store: Store) -> TaskResult:
