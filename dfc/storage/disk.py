@@ -247,7 +247,6 @@ class Disk:
         """Delete every object of a bucket whose id will never be used again; how many. In many short transactions."""
         parts, removed = self.parts, 0
         layout.check_bucket_id(bucket_id)
-        self.staging.drop_bucket(bucket_id)  # first: the bucket's number goes with its last object
         while True:
             outcome = parts.committer.submit(RemoveSome(bucket_id))
             parts.discard(outcome.garbage)

@@ -217,7 +217,10 @@ class RemoveOutcome:
 
 
 class RemoveSome(Operation[RemoveOutcome]):
-    """Take the first rows of a bucket out, without tombstones: its id is never used again. 0 removed: it is gone."""
+    """Take the first rows of a bucket out, without tombstones: its id is never used again. 0 removed: it is gone.
+
+    What jobs have staged for it goes first, since the bucket's number goes with its last object.
+    """
 
     frees_space = True
 
@@ -226,7 +229,7 @@ class RemoveSome(Operation[RemoveOutcome]):
 
     def apply(self, transaction: Transaction) -> RemoveOutcome:
         rows = transaction.some_rows(self._bucket_id, REMOVED_ROWS)
-        garbage = []
+        garbage = transaction.drop_staged(self._bucket_id)
         for row in rows:
             previous = transaction.previous(row)
             transaction.remove(row)

@@ -197,7 +197,7 @@ class Publish(Operation[Published]):
         self._is_open = is_open
 
     def apply(self, transaction: Transaction) -> Published:
-        staged = _take_rows(transaction, "job = ?", self._job)
+        staged = _take_rows(transaction, self._job)
         transaction.load((entry.row.bucket_id, entry.row.name) for entry in staged if not entry.owner.temporary)
         garbage: list[ObjectRow] = []
         objects = size = 0
@@ -224,20 +224,7 @@ class DiscardJob(Operation[tuple[ObjectRow, ...]]):
 
     def apply(self, transaction: Transaction) -> tuple[ObjectRow, ...]:
         _end(transaction, self._job, self._clock)
-        return tuple(entry.row for entry in _take_rows(transaction, "job = ?", self._job))
-
-
-class DropStagedOf(Operation[tuple[ObjectRow, ...]]):
-    """Drop all rows of a bucket that is being removed; gives their blobs."""
-
-    frees_space = True
-
-    def __init__(self, bucket_id: str) -> None:
-        self._bucket_id = bucket_id
-
-    def apply(self, transaction: Transaction) -> tuple[ObjectRow, ...]:
-        number = transaction.bucket_number(self._bucket_id)
-        return tuple(entry.row for entry in _take_rows(transaction, "bucket = ?", number))
+        return tuple(entry.row for entry in _take_rows(transaction, self._job))
 
 
 class PurgeEndedJobs(Operation[int]):
@@ -261,15 +248,15 @@ def _end(transaction: Transaction, job: str, clock: HybridClock) -> None:
     transaction.changes += 1
 
 
-def _take_rows(transaction: Transaction, condition: str, value: object) -> list[StagedRow]:
-    """The rows that a condition names; they are gone afterwards."""
+def _take_rows(transaction: Transaction, job: str) -> list[StagedRow]:
+    """The rows of a job; they are gone afterwards."""
     found: sqlite3.Cursor = transaction.run(
-        f"SELECT {_COLUMNS}, id, CAST(name AS TEXT) FROM staged JOIN buckets ON number = bucket WHERE {condition}"
+        f"SELECT {_COLUMNS}, id, CAST(name AS TEXT) FROM staged JOIN buckets ON number = bucket WHERE job = ?"
         " ORDER BY bucket, name, us, node",
-        (value,),
+        (job,),
     )
     rows = [_row(columns[10], columns[11], columns[:10]) for columns in found.fetchall()]
     if rows:
-        transaction.run(f"DELETE FROM staged WHERE {condition}", (value,))
+        transaction.run("DELETE FROM staged WHERE job = ?", (job,))
         transaction.changes += 2 * len(rows)
     return rows

@@ -18,7 +18,6 @@ from dfc.storage.parts import DiskParts
 from dfc.storage.rows import ObjectRow
 from dfc.storage.staged import (
     DiscardJob,
-    DropStagedOf,
     EndJob,
     MarkStaged,
     Publish,
@@ -121,11 +120,6 @@ class Staging:
         garbage = parts.committer.submit(DiscardJob(job, parts.clock))
         parts.discard(garbage)
         return len(garbage)
-
-    def drop_bucket(self, bucket_id: str) -> None:
-        """Drop everything staged for a bucket that is being removed."""
-        garbage = self._parts.committer.submit(DropStagedOf(bucket_id))
-        self._parts.discard(garbage)
 
     # --- inside
 

@@ -176,6 +176,19 @@ class Transaction:
         """A statement on tables that are not kept in memory here: those of staged rows."""
         return self._execute(statement, values)
 
+    def drop_staged(self, bucket_id: str) -> list[ObjectRow]:
+        """Take out everything that jobs have staged for a bucket; the rows of its blobs."""
+        number = self._number(bucket_id)
+        found = self._execute(
+            "SELECT CAST(name AS TEXT), us, node, size, checksum, samples, members, warnings FROM staged WHERE bucket = ?",
+            (number,),
+        )
+        rows = [make_row(bucket_id, name, (*columns, GOOD)) for name, *columns in found.fetchall()]
+        if rows:
+            self._execute("DELETE FROM staged WHERE bucket = ?", (number,))
+            self.changes += 2 * len(rows)
+        return rows
+
     def bucket_number(self, bucket_id: str, *, make: bool = False) -> int | None:
         """The number of a bucket; None when the catalog never had it, unless it is to be made."""
         return self._key_or_new(bucket_id, "")[0] if make else self._number(bucket_id)
