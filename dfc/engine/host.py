@@ -46,7 +46,7 @@ class Host:
         from distributed import Client
 
         if self._begin.scheduler is None:
-            self._client = await Client(await self._local_cluster(), asynchronous=True)
+            self._client = await Client(await self._local_cluster(), asynchronous=True, direct_to_workers=True)
         else:
             await self._connect()
         await self._look()
