@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from dfc.engine.base import Engine
-from dfc.errors import DfcError
+from dfc.errors import DfcError, NoSpace, StorageFailed
 from dfc.jobs.journal import Journal
 from dfc.jobs.operations import operation
 from dfc.jobs.spec import CheckedSpec
@@ -62,15 +62,20 @@ class Means:
         return await asyncio.get_running_loop().run_in_executor(self.threads, call, *arguments)
 
     async def write(self, call: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self.writer, lambda: call(*arguments))
+        """A call on the journal. NoSpace or StorageFailed when the proxy's own disk does not take it."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.writer, lambda: call(*arguments))
+        except sqlite3.OperationalError as error:
+            kind = NoSpace if "full" in str(error) else StorageFailed
+            raise kind(f"the proxy cannot write its journal of jobs: {error}") from error
 
     async def write_at_last(self, call: Callable[..., T], *arguments: Any) -> T:
         """A change without which a job would be neither here nor there: tried until there is room for it again."""
         while True:
             try:
                 return await self.write(call, *arguments)
-            except sqlite3.OperationalError as error:
-                _log.error("the journal of jobs cannot be written: %s; trying again", error)
+            except (NoSpace, StorageFailed) as error:
+                _log.error("%s; trying again", error.message)
             await asyncio.sleep(JOURNAL_RETRY_S)
 
     async def wait_before_retry(self, attempt: int) -> None:

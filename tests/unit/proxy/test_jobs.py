@@ -425,6 +425,27 @@ async def test_another_version_of_the_program_does_not_go_on(make, monkeypatch):
     assert (await cluster.until(job["id"]))["error"]["code"] == "job_interrupted"
 
 
+async def test_a_full_disk_of_the_proxy(make, monkeypatch):
+    monkeypatch.setattr(means, "JOURNAL_RETRY_S", 0.02)
+    cluster = await make()
+    gate = cluster.engine.before = Gate(5)
+    job = await cluster.submit(options={"tasks": 400})
+    await gate.reached.wait()
+    database = cluster.proxy.jobs._journal._database
+    (pages,) = database.execute("PRAGMA page_count").fetchone()
+    database.execute(f"PRAGMA max_page_count={pages}")
+    spec = {"operation": "probe", "input": {"bucket": "in"}, "output": {"bucket": "out", "pattern": "x-%02d"}}
+    status, error = await cluster.ask("POST", "/v1/jobs", json.dumps(spec).encode() + b" " * 100_000)
+    assert (status, error["error"]["code"]) == (507, "no_space")
+    gate.opened.set()
+    ended = await cluster.until(job["id"])
+    assert (ended["state"], ended["error"]["code"]) == ("failed", "no_space")
+    assert "journal" in ended["error"]["message"]
+    database.execute("PRAGMA max_page_count=1000000")
+    assert (await cluster.until((await cluster.submit("x-%02d"))["id"]))["state"] == "succeeded"
+    await cluster.until_nothing_is_staged()
+
+
 async def test_events(make):
     cluster = await make()
     gate = cluster.engine.before = Gate(1)
