@@ -63,7 +63,7 @@ def read_spans(
         places = places + (found["name"].astype(np.int64) + RECORD.size)
         more = np.flatnonzero(places < stops)
         rows, places, stops = rows[more], places[more], stops[more]
-    if len(numbers) and not (covered.min() > 0 and starts.min() >= 0 and ends.max() <= archive_size):
+    if len(numbers) and not (covered.min() > 0 and starts.min() >= 0 and (starts < ends).all() and ends.max() <= archive_size):
         raise IndexCorrupt("a sample in an index lies outside of its archive", int(ends.max()))
     solid = covered == ends - starts
     pieces = {}
