@@ -144,6 +144,7 @@ def test_cancelling_ends_user_code(client, cluster):
 
 
 def test_a_worker_that_is_killed_takes_its_user_code_with_it(client, cluster):
+    wait_for(lambda: not sandboxes(cluster), "user code of other jobs to be gone", 60)
     spec = spec_of("map", {"bucket": "in", "shards": "s-0.tar"}, "k-%03d.tar", command=["sleep", "2"], timeout=600)
     job = client.jobs.submit(spec)
     running = wait_for(lambda: sandboxes(cluster), "user code to run", 60)
