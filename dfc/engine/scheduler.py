@@ -48,12 +48,12 @@ async def serve(address: SchedulerAddress, scratch: str) -> NoReturn:
         dashboard_address="127.0.0.1:0",
     )
     await scheduler
+    shutil.rmtree(scratch, ignore_errors=True)  # for files that clients of Dask may upload, which ours does not
     print(f"The scheduler of jobs listens at {scheduler.address}", flush=True)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     await stopping.wait()
-    shutil.rmtree(scratch, ignore_errors=True)
     os._exit(0)
 
 

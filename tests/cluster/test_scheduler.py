@@ -69,14 +69,18 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 class Scheduler:
     """A `dfc scheduler` process on a fixed port."""
 
-    def __init__(self, settings: dict[str, str]) -> None:
+    def __init__(self, settings: dict[str, str], scratch: Path) -> None:
         self.settings = settings
+        self.scratch = scratch
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
         variables = {f"DFC_{name.upper()}": value for name, value in self.settings.items()}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "dfc", "scheduler"], stdout=subprocess.PIPE, text=True, env={**os.environ, **variables}
+            [sys.executable, "-m", "dfc", "scheduler"],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **variables, "TMPDIR": str(self.scratch)},
         )
         assert self.process.stdout is not None
         assert self.process.stdout.readline().startswith("The scheduler of jobs listens at ")
@@ -90,9 +94,11 @@ class Scheduler:
 
 
 @pytest.fixture
-def scheduler(certificates: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Scheduler]:
+def scheduler(certificates: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Scheduler]:
     monkeypatch.setenv("PYTHONPATH", PROBE)
-    found = Scheduler({"jobs_scheduler": f"tls://127.0.0.1:{free_port()}", **certificates})
+    scratch = tmp_path / "scheduler"
+    scratch.mkdir()
+    found = Scheduler({"jobs_scheduler": f"tls://127.0.0.1:{free_port()}", **certificates}, scratch)
     found.start()
     yield found
     assert found.process is not None
@@ -170,6 +176,7 @@ async def test_a_killed_scheduler_loses_what_runs_and_no_more(engine, beside, sc
     running = asyncio.create_task(engine.run(task("who", {"sleep_s": 60.0}), None))
     await asyncio.sleep(0.5)
     assert scheduler.end(signal.SIGKILL) == -signal.SIGKILL
+    assert not list(scheduler.scratch.iterdir())
     with pytest.raises(EngineLost):
         await running
     scheduler.start()
