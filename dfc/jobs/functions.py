@@ -1,4 +1,5 @@
-"""The functions that `map` brings along. Each takes a sample and gives samples; SampleFailed says what is wrong with one.
+"""The functions that `map` brings along, and what is common to all. Each takes a sample and gives samples; SampleFailed says
+what is wrong with one.
 
 `FUNCTIONS` has for each name the struct of its arguments, whose instances are called.
 """
@@ -6,18 +7,22 @@
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
+import xxhash
 from msgspec import Meta, Struct
 
 from dfc.errors import BadRequest
 from dfc.jobs.images import Undecodable, check_field, is_image, open_image, pillow
+from dfc.jobs.samples import DataMember
 from dfc.jobs.sandbox.parent import SampleFailed
 from dfc.jobs.sandbox.wire import Fields
-from dfc.limits import JOB_IMAGE_PIXELS_MAX
+from dfc.limits import JOB_IMAGE_PIXELS_MAX, SAMPLE_RECORDS_MAX, TAR_MEMBER_NAME_BYTES_MAX
+from dfc.tar.samples import split_key
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -193,3 +198,30 @@ def _encode(image: Image, format: str, quality: int) -> bytes:
     except (OSError, ValueError, KeyError) as error:
         raise Undecodable(f"a picture of mode {image.mode} cannot be written as {format} ({str(error)[:100]})") from None
     return buffer.getvalue()
+
+
+def seed_of(seed: int, ordinal: int) -> int:
+    """64 random bits for a sample: the same wherever, and however often, it is worked on."""
+    return xxhash.xxh3_64_intdigest(struct.pack("<QQ", seed, ordinal))
+
+
+def as_members(sample: Fields) -> tuple[str, list[DataMember]]:
+    """A sample as it is written. SampleFailed for keys and extensions that would be read as something else."""
+    if not 1 <= len(sample.fields) <= SAMPLE_RECORDS_MAX:
+        raise SampleFailed(f"a sample {sample.key[:80]!r} with {len(sample.fields)} fields came out")
+    members = []
+    for ext, data in sample.fields.items():
+        name = f"{sample.key}.{ext.lower()}"
+        if split_key(name) != (sample.key, ext.lower()) or not _is_member_name(name):
+            raise SampleFailed(f"key {sample.key[:80]!r} with extension {ext[:80]!r} came out: no name of a sample's field")
+        members.append(DataMember(ext.lower(), name, data))
+    if len({member.ext for member in members}) < len(members):
+        raise SampleFailed(f"a sample {sample.key[:80]!r} came out with two extensions that differ in case only")
+    return sample.key, members
+
+
+def _is_member_name(name: str) -> bool:
+    try:
+        return "\0" not in name and len(name.encode()) <= TAR_MEMBER_NAME_BYTES_MAX
+    except UnicodeEncodeError:
+        return False

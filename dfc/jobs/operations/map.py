@@ -9,25 +9,23 @@ allows it, shut in on the workers.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-import xxhash
 from msgspec import Meta, Struct
 
 from dfc.errors import BadRequest, Conflict
 from dfc.jobs.functions import FUNCTIONS as BUILT_IN
-from dfc.jobs.functions import built_in
+from dfc.jobs.functions import as_members, built_in, seed_of
 from dfc.jobs.options import Seed, SizeOptions
 from dfc.jobs.ordering import OrderOptions, check_order
 from dfc.jobs.output import PlainOutput
 from dfc.jobs.partitions import PartitionWriter, partition_count
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.recut import RECUT_FUNCTIONS, commit_made, has_size, open_made, recut
-from dfc.jobs.samples import DataMember, OnSplit, SampleData, read_samples
+from dfc.jobs.samples import OnSplit, SampleData, read_samples
 from dfc.jobs.sandbox.parent import SampleFailed, Sandbox
 from dfc.jobs.sandbox.wire import Fields
 from dfc.jobs.store import Store
@@ -37,10 +35,7 @@ from dfc.limits import (
     DECOMPRESS_CHUNK_BYTES,
     JOB_COMMAND_ARGUMENTS_MAX,
     JOB_USER_TIMEOUT_S_MAX,
-    SAMPLE_RECORDS_MAX,
-    TAR_MEMBER_NAME_BYTES_MAX,
 )
-from dfc.tar.samples import split_key
 
 OnError = Literal["abort", "skip", "report"]
 REPORT_ENDING: Final = "errors.ndjson"
@@ -165,7 +160,7 @@ def run_work(task: Task, store: Store) -> TaskResult:
         for sample in read_samples(store, payload.shard, payload.on_split):
             store.check()
             try:
-                made = [_members(each) for each in function(sample)]
+                made = [as_members(each) for each in function(sample)]
             except SampleFailed as error:
                 errors.add(sample.key, str(error))
                 continue
@@ -202,33 +197,6 @@ def _open_function(payload: _Work, store: Store, stack: ExitStack) -> Callable[[
         return sandbox.call(seed_of(payload.seed, payload.start + sample.number), fields_of(sample))
 
     return call
-
-
-def seed_of(seed: int, ordinal: int) -> int:
-    """64 random bits for a sample: the same wherever, and however often, it is worked on."""
-    return xxhash.xxh3_64_intdigest(struct.pack("<QQ", seed, ordinal))
-
-
-def _members(sample: Fields) -> tuple[str, list[DataMember]]:
-    """A sample as it is written. SampleFailed for keys and extensions that would be read as something else."""
-    if not 1 <= len(sample.fields) <= SAMPLE_RECORDS_MAX:
-        raise SampleFailed(f"a sample {sample.key[:80]!r} with {len(sample.fields)} fields came out")
-    members = []
-    for ext, data in sample.fields.items():
-        name = f"{sample.key}.{ext.lower()}"
-        if split_key(name) != (sample.key, ext.lower()) or not _is_member_name(name):
-            raise SampleFailed(f"key {sample.key[:80]!r} with extension {ext[:80]!r} came out: no name of a sample's field")
-        members.append(DataMember(ext.lower(), name, data))
-    if len({member.ext for member in members}) < len(members):
-        raise SampleFailed(f"a sample {sample.key[:80]!r} came out with two extensions that differ in case only")
-    return sample.key, members
-
-
-def _is_member_name(name: str) -> bool:
-    try:
-        return "\0" not in name and len(name.encode()) <= TAR_MEMBER_NAME_BYTES_MAX
-    except UnicodeEncodeError:
-        return False
 
 
 class _Keys:

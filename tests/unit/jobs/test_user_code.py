@@ -15,7 +15,8 @@ import pytest
 from folder_store import run_job
 from job_shards import job, json_of, members_of, put, samples
 
-from dfc.jobs.operations.map import MapFailed, seed_of
+from dfc.jobs.functions import seed_of
+from dfc.jobs.operations.map import MapFailed
 from dfc.jobs.sandbox import parent
 from dfc.jobs.sandbox.parent import SampleFailed, Sandbox, UserCodeRefused
 from dfc.jobs.sandbox.wire import Fields
