@@ -18,6 +18,8 @@ END = bytes(2 * HEADER_BYTES)
 NAME_DIGITS = 8
 _DIGITS_AT = len("empty/")
 _CHECKSUM_AT = 148
+_SPREAD_BYTES = 8 << 20
+_STEP_BYTES = 1_000_003
 
 
 def empty_members_size(members: int) -> int:
@@ -78,17 +80,18 @@ def member_tar_bytes(members: int, member_bytes: int) -> bytes:
 def sample_tar(samples: int, sample_bytes: int, *, first: int = 0, alphabet: int = 256) -> Iterator[bytes]:
     """A USTAR archive of samples `s/00000000`, each a `.jpg` of `sample_bytes` pseudo-random bytes and a `.cls`.
 
-    Numbers go on from `first`. Bytes take `alphabet` values: 256 cannot be compressed, fewer can.
+    Numbers go on from `first`. Bytes take `alphabet` values: 256 cannot be compressed, fewer can. Samples are cut out of some
+    megabytes, each far enough from the one before that no compressor sees them repeat.
     """
     chance = np.random.default_rng(first)
-    block = chance.integers(0, alphabet, sample_bytes + 4096, dtype=np.uint8).tobytes()
+    block = chance.integers(0, alphabet, sample_bytes + _SPREAD_BYTES, dtype=np.uint8).tobytes()
     padding = bytes(-sample_bytes % HEADER_BYTES)
     class_padding = bytes(HEADER_BYTES - 3)
     image, label = tarfile.TarInfo(), tarfile.TarInfo()
     image.size, label.size = sample_bytes, 3
     for number in range(first, first + samples):
         image.name, label.name = f"s/{number:08d}.jpg", f"s/{number:08d}.cls"
-        at = number * 61 % 4096
+        at = number * _STEP_BYTES % _SPREAD_BYTES
         yield b"".join(
             (
                 image.tobuf(tarfile.USTAR_FORMAT),

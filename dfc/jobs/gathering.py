@@ -7,7 +7,7 @@ belong; headers are then laid over those of the source. Large members of local f
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -146,18 +146,9 @@ class _SampleWriter:
         spans = list(
             zip(self._rows[owners].tolist(), samples.offsets[sent + a].tolist(), samples.sizes[sent + a].tolist(), strict=True)
         )
-        announced = ahead = gone = 0
-        for (row, offset, size), end in zip(spans, data[sent].tolist(), strict=True):
-            while announced < len(spans) and ahead - gone <= AHEAD_BYTES:
-                _announce(self._sources[spans[announced][0]], *spans[announced][1:])
-                ahead += spans[announced][2]
-                announced += 1
+        for (file, offset, size), end in zip(_announced(self._sources, spans), data[sent].tolist(), strict=True):
             self._sink.write(buffer[done:end])
-            # Asked for each time: a source may have been closed meanwhile, when there are very many.
-            file = self._sources[row].file()
-            assert file is not None
             self._sink.send(file, offset, size)
-            gone += size
             done = end + size % BLOCK
         if done < len(buffer):
             self._sink.write(buffer[done:])
@@ -180,6 +171,21 @@ def _announce(source: Source | ForwardSource, offset: int, size: int) -> None:
     file = source.file()
     if file is not None:
         os.posix_fadvise(file, offset, size, os.POSIX_FADV_WILLNEED)
+
+
+def _announced(sources: Sources, spans: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
+    """File, offset and size of each span of a local source, while the kernel reads ahead what comes after it."""
+    announced = ahead = gone = 0
+    for row, offset, size in spans:
+        while announced < len(spans) and ahead - gone <= AHEAD_BYTES:
+            _announce(sources[spans[announced][0]], *spans[announced][1:])
+            ahead += spans[announced][2]
+            announced += 1
+        # Asked for each time: a source may have been closed meanwhile, when there are very many.
+        file = sources[row].file()
+        assert file is not None
+        yield file, offset, size
+        gone += size
 
 
 def window_bytes(memory_bytes: int, local: bool) -> int:
@@ -245,6 +251,11 @@ def write_spans(sink: Sink, sources: Sources, rows: Integers, offsets: Integers,
     if not len(rows):
         return
     ends = np.cumsum(sizes)
+    if sink.sends and ends[-1] >= SEND_BYTES * len(ends) and all(sources.is_local(row) for row in np.unique(rows).tolist()):
+        spans = list(zip(rows.tolist(), offsets.tolist(), sizes.tolist(), strict=True))
+        for file, offset, size in _announced(sources, spans):
+            sink.send(file, offset, size)
+        return
     buffer = np.empty(min(window, int(ends[-1])), dtype=np.uint8).data
     lo = 0
     while lo < len(ends):

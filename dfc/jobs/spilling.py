@@ -21,11 +21,11 @@ from dfc.jobs.gathering import look_up, window_bytes, write_samples, write_spans
 from dfc.jobs.headers import sample_sizes
 from dfc.jobs.orders import Order, places_of, touching
 from dfc.jobs.output import ArchiveOutput, PlainOutput
-from dfc.jobs.runs import RunWriter, find
+from dfc.jobs.runs import RunWriter, find, object_bytes
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import Function, JobInput, Results, Stage, Task, TaskDraft, TaskResult
 from dfc.limits import GIB
-from dfc.tar.index_arrays import Integers
+from dfc.tar.index_arrays import Integers, SampleArrays
 from dfc.tar.writer import END_OF_ARCHIVE
 
 FAN_OUT: Final = 256  # ranges of a run: at 128 MiB of run they are read in half megabytes
@@ -163,50 +163,65 @@ def spread(task: Task, store: Store) -> TaskResult:
     parts = wanted.parts.load(store)
     # The window itself, and once more what a remote source needs to put it together.
     window = window_bytes(store.memory_bytes, local=False)
-    samples_written, bytes_in, low, high = 0, 0, 2**62, 0
+    size = object_bytes(*_measure(store, wanted, parts, window))
+    low, high = 0, 0
     with (
-        PlainOutput(store, _run_name(task.number), temporary=True) as output,
+        PlainOutput(store, _run_name(task.number), size, temporary=True) as output,
         Sources(store, [part.shard for part in parts]) as sources,
     ):
         runs = RunWriter(output)
-        for start in range(wanted.lo, wanted.hi, _SPREAD_SAMPLES):
-            end = min(wanted.hi, start + _SPREAD_SAMPLES)
-            places = places_of(wanted.order, store, start, end)
-            chosen = np.flatnonzero(places >= 0)
-            if not len(chosen):
-                continue
-            places = places[chosen]
-            rows, samples = look_up(store, parts, start + chosen)
+        for places, rows, samples in _chosen(store, wanted, parts):
             sizes = sample_sizes(samples)
             for first, last in _fitting(sizes, window):
                 order = first + np.argsort(places[first:last])
                 write_samples(runs, sources, rows[order], samples.reordered(order), store.memory_bytes, window=window)
                 runs.end(places[order], sizes[order])
                 store.check()
-            samples_written += len(chosen)
-            low, high = min(low, int(places.min())), max(high, int(places.max()) + 1)
+            low = min(low, int(places.min())) if high else int(places.min())
+            high = max(high, int(places.max()) + 1)
         bytes_in = runs.size
         runs.finish()
         written = output.commit()
-    bounds = msgspec.msgpack.encode((low if high else 0, high))
-    return TaskResult(bytes_in=bytes_in, bytes_out=written.size, data=bounds)
+    return TaskResult(bytes_in=bytes_in, bytes_out=written.size, data=msgspec.msgpack.encode((low, high)))
+
+
+def _chosen(store: Store, wanted: SpreadTask, parts: Parts) -> Iterator[tuple[Integers, Integers, SampleArrays]]:
+    """Places of the samples of a task, rows of `parts` that they lie in, and their columns; a few at a time."""
+    for start in range(wanted.lo, wanted.hi, _SPREAD_SAMPLES):
+        places = places_of(wanted.order, store, start, min(wanted.hi, start + _SPREAD_SAMPLES))
+        chosen = np.flatnonzero(places >= 0)
+        if len(chosen):
+            yield places[chosen], *look_up(store, parts, start + chosen)
+
+
+def _measure(store: Store, wanted: SpreadTask, parts: Parts, window: int) -> tuple[int, list[int]]:
+    """Bytes of all samples, and samples of each run: with a size announced, the kernel moves the bytes on the other side."""
+    total, runs = 0, []
+    for _, _, samples in _chosen(store, wanted, parts):
+        sizes = sample_sizes(samples)
+        total += int(sizes.sum())
+        runs += [last - first for first, last in _fitting(sizes, window)]
+    return total, runs
 
 
 def merge(task: Task, store: Store) -> TaskResult:
     """A range of places out of many runs into fewer and longer runs."""
     wanted = task.decode(MergeTask)
     window = window_bytes(store.memory_bytes, local=False)
-    with PlainOutput(store, wanted.name, temporary=True) as output, Sources(store, wanted.runs) as sources:
-        runs = RunWriter(output)
+    with Sources(store, wanted.runs) as sources:
         found = find(sources, len(wanted.runs), wanted.lo, wanted.hi)
-        for first, last in _fitting(found.sizes, window):
-            order = first + np.argsort(found.places[first:last])
-            write_spans(runs, sources, found.rows[order], found.offsets[order], found.sizes[order], window)
-            runs.end(found.places[order], found.sizes[order])
-            store.check()
-        bytes_in = runs.size
-        runs.finish()
-        written = output.commit()
+        fitting = list(_fitting(found.sizes, window))
+        size = object_bytes(int(found.sizes.sum()), [last - first for first, last in fitting])
+        with PlainOutput(store, wanted.name, size, temporary=True) as output:
+            runs = RunWriter(output)
+            for first, last in fitting:
+                order = first + np.argsort(found.places[first:last])
+                write_spans(runs, sources, found.rows[order], found.offsets[order], found.sizes[order], window)
+                runs.end(found.places[order], found.sizes[order])
+                store.check()
+            bytes_in = runs.size
+            runs.finish()
+            written = output.commit()
     return TaskResult(bytes_in=bytes_in, bytes_out=written.size)
 
 
