@@ -102,3 +102,19 @@ class Cluster:
         except OSError:
             return False
         return len(nodes) == self.targets and all(node["state"] == "up" for node in nodes)
+
+
+def command_line(pid: int) -> str:
+    """What a process was started as; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def parent(pid: int) -> int:
+    """The process that a process belongs to; 0 when it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
