@@ -26,11 +26,13 @@ from dfc.target.node import TargetNode
 
 
 class ProbeOptions(CommonOptions, frozen=True, kw_only=True):
-    """`tasks` of one stage, each writing an output of `size` bytes; `second`: tasks of another that writes nothing."""
+    """`tasks` of one stage, each writing an output of `size` bytes; `second`: tasks of another that writes nothing,
+    but says that its temporary objects take `temporary` bytes."""
 
     tasks: int = 3
     size: int = 10
     second: int = 0
+    temporary: int = 0
     mistake: str = ""
 
 
@@ -58,7 +60,7 @@ def _plan(job: JobInput) -> list[Stage]:
             yield TaskDraft(msgspec.msgpack.encode(_Payload("", 0)), "second")
 
     stages = [Stage("first", first, options.tasks + (options.mistake == "count"), outputs=options.tasks)]
-    return [*stages, Stage("second", second, None)] if options.second else stages
+    return [*stages, Stage("second", second, temporary_bytes=options.temporary)] if options.second else stages
 
 
 def install_probe(monkeypatch: Any) -> None:

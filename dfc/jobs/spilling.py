@@ -64,13 +64,18 @@ class Spilling:
 
     def stages(self) -> list[Stage]:
         merges = [Stage(f"merge{level}", self._merging(level)) for level in range(1, self._passes)]
-        return [Stage("spread", self._spread), *merges, Stage("collect", self._collect)]
+        spread = Stage("spread", self._spread, temporary_bytes=self._content * self._passes)
+        return [spread, *merges, Stage("collect", self._collect)]
+
+    @property
+    def _content(self) -> int:
+        """Bytes that each pass writes."""
+        return sum(shard.content_size for shard in self.job.shards)
 
     @property
     def _ranges(self) -> int:
         """How many ranges of places are to be told apart: outputs, or pieces of them that memory holds."""
-        content = sum(shard.content_size for shard in self.job.shards)
-        return max(1, self.outputs, 2 * content // max(1, self.job.memory_bytes))
+        return max(1, self.outputs, 2 * self._content // max(1, self.job.memory_bytes))
 
     @property
     def _passes(self) -> int:

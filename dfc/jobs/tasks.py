@@ -115,12 +115,14 @@ Results = Mapping[str, Sequence[TaskResult]]
 class Stage:
     """`tasks` gives the drafts, lazily, when the stages before have ended. `count` is how many, as far as that is known
     before: when the job is planned, or (a function) from the results of the stages before; None: only when all are drafted.
-    `outputs`: how many objects they write that stay, if that is known when the job is planned; for the plan of a dry run."""
+    `outputs`: how many objects they write that stay, if that is known when the job is planned; for the plan of a dry run.
+    `temporary_bytes`: what its temporary objects will take, where they are as large as the dataset."""
 
     name: str
     tasks: Callable[[Results], Iterator[TaskDraft]]
     count: int | Callable[[Results], int] | None = None
     outputs: int | Callable[[], int] | None = None
+    temporary_bytes: int = 0
 
     def count_after(self, results: Results) -> int | None:
         """How many tasks there are, when the stages before have ended."""

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-from dfc.errors import BucketDeleting, BucketNotFound, Unavailable
+from dfc.errors import BucketDeleting, BucketNotFound, NoSpace, Unavailable
 from dfc.http.peer import ControlClient
 from dfc.membership.embedded import EmbeddedRegistry
 from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry, Owner
@@ -91,6 +91,12 @@ class Cluster:
         if owner.node.state != "up":
             raise Unavailable(f"the target {owner.node.id} that holds this object is down", retry_after_s=RETRY_DOWN_S)
         return owner
+
+    def check_free(self, size: int, what: str) -> None:
+        """NoSpace when the disks of all targets together have less free than `size` bytes, by their last heartbeats."""
+        free = sum(disk.capacity - disk.used for node in self.map.targets() for disk in node.disks)
+        if size > free:
+            raise NoSpace(f"{what} take {size} bytes, and all disks together have {free} free")
 
     # --- all targets
 

@@ -101,6 +101,8 @@ class JobRunner:
         for at, stage in enumerate(stages):
             counts[at] = await means.plan(stage.count_after, results)
             self._set_task_count(counts)
+            if at not in self._totals:
+                means.cluster.check_free(stage.temporary_bytes, f"the temporary objects of {stage.name!r}")
             counts[at] = await self._run_stage(at, stage, counts[at], results, spec)
             results[stage.name] = await means.plan(means.journal.results, self.id, at)
         self._set_task_count(counts)

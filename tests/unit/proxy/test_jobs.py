@@ -500,3 +500,15 @@ async def test_every_target_passes_jobs_on(make):
         assert (await answer.json())["state"] == "succeeded"
     async with cluster.session.delete(f"{target}/v1/jobs/{job['id']}") as answer:
         assert answer.status == 409
+
+
+async def test_space_for_temporary_objects_is_looked_for_before_they_are_written(make):
+    cluster = await make()
+    fits = await cluster.submit(options={"second": 1, "temporary": 1000})
+    assert (await cluster.until(fits["id"]))["state"] == "succeeded"
+    cluster.engine.ran.clear()
+    job = await cluster.submit(pattern="b-%04d", options={"second": 1, "temporary": 1 << 60})
+    ended = await cluster.until(job["id"])
+    assert (ended["state"], ended["error"]["code"]) == ("failed", "no_space")
+    assert "1152921504606846976 bytes" in ended["error"]["message"]
+    assert len(cluster.engine.ran) == 3, "the stage before has run, this one has not begun"
