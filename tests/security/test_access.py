@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,19 +54,18 @@ def stable_map(nodes: Nodes) -> Any:
     return found
 
 
+KNOWN = {"{bucket}": "b", "{object…}": "kept"}
+
+
 def routes(kind: type) -> list[tuple[str, str, bool]]:
-    """(method, path, internal) of every route of a node, from its own table, and of the web namespace."""
+    """(method, path, internal) of every route of a node, from its own table, and of the web namespace; not POST where it only
+    reads."""
     found = []
-    node = kind.__new__(kind)
-    if kind is ProxyNode:
-        node.cluster = node._admin = _Anything()
-        table = node._routes(_Anything())
-    else:
-        node._objects = node.local = node._scrubbers = _Anything()
-        table = node._routes()
-    for route in table:
-        path = route.pattern.replace("{bucket}", "b").replace("{object…}", "kept").replace("{id}", "0123")
-        found += [(method, path, route.internal) for method in route.handlers]
+    bare = type("Bare", (kind,), {"__getattr__": lambda self, name: _Anything()})
+    node: Any = bare.__new__(bare)
+    for route in node._routes(_Anything()) if kind is ProxyNode else node._routes():
+        path = re.sub(r"\{[a-z_]+…?\}", lambda match: KNOWN.get(match[0], "0123"), route.pattern)
+        found += [(method, path, route.internal) for method in route.handlers if not (method == "POST" and route.reads)]
     return [*found, ("PUT", "/b/kept", False), ("DELETE", "/b/kept", False), ("PUT", "/new", False), ("GET", "/b/kept", False)]
 
 
