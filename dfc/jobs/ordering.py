@@ -176,23 +176,27 @@ def _needed(arrangement: Arrangement, lo: int, hi: int) -> tuple[Order, PartList
 def write_gathered(task: Task, store: Store) -> TaskResult:
     """One output, its samples read where they lie."""
     wanted = task.decode(WriteTask)
-    cut, parts = wanted.cut, wanted.parts.load(store)
+    return gather(store, wanted.cut, wanted.order, wanted.parts.load(store))
+
+
+def gather(store: Store, cut: Cut, order: Order, parts: Parts, *, level: int | None = None) -> TaskResult:
+    """The samples at the places of `cut` into one shard. A compressed input is read forward: its ordinals have to rise."""
     count = cut.hi - cut.lo
     lookups = list(in_lookups(count))
     found = None
     if len(lookups) <= 1:
-        found = look_up(store, parts, ordinals_at(wanted.order, store, cut.lo, cut.hi))
+        found = look_up(store, parts, ordinals_at(order, store, cut.lo, cut.hi))
         size = int(sample_sizes(found[1]).sum())
     else:
-        measured = (_sizes_at(store, wanted.order, parts, cut.lo + lo, cut.lo + hi) for lo, hi in lookups)
+        measured = (_sizes_at(store, order, parts, cut.lo + lo, cut.lo + hi) for lo, hi in lookups)
         size = sum(int(sizes.sum()) for sizes in measured)
     with (
-        ArchiveOutput(store, cut.name, size + len(END_OF_ARCHIVE)) as output,
+        ArchiveOutput(store, cut.name, size + len(END_OF_ARCHIVE), level=level) as output,
         Sources(store, [part.shard for part in parts]) as sources,
     ):
         for lo, hi in lookups:
             if found is None:
-                rows, samples = look_up(store, parts, ordinals_at(wanted.order, store, cut.lo + lo, cut.lo + hi))
+                rows, samples = look_up(store, parts, ordinals_at(order, store, cut.lo + lo, cut.lo + hi))
             else:
                 rows, samples = found
             write_samples(output, sources, rows, samples, store.memory_bytes)

@@ -11,7 +11,7 @@ from dfc.jobs.samples import DataMember
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import OutputRecord
 from dfc.limits import DECOMPRESS_CHUNK_BYTES
-from dfc.tar.compressor import open_compressor
+from dfc.tar.compressor import Compressor, open_compressor
 from dfc.tar.index import index_kind
 from dfc.tar.writer import TarWriter
 
@@ -115,16 +115,26 @@ class ShardOutput:
 class ArchiveOutput:
     """A shard of which the caller has the uncompressed archive's bytes, its end included; compressed when its name says so.
 
-    `content_size`: of the whole archive, where it is known; the output is then announced. Use as a context.
+    `content_size`: of the whole archive, where it is known; the output is then announced. However the bytes come, they are
+    compressed in pieces of one size: what is stored depends on the archive alone. Use as a context.
     """
 
-    def __init__(self, store: Store, name: str, content_size: int | None = None, *, temporary: bool = False) -> None:
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        content_size: int | None = None,
+        *,
+        level: int | None = None,
+        temporary: bool = False,
+    ) -> None:
         self.name = name
         self.content_size = 0
         kind = index_kind(name) or "tar"
-        self._compressor = None if kind == "tar" else open_compressor(kind)
+        self._compressor = None if kind == "tar" else open_compressor(kind, level)
         self._output = (store.create_temporary if temporary else store.create)(name, content_size if kind == "tar" else None)
         self._hash = xxhash.xxh3_128()
+        self._waiting = bytearray()
 
     @property
     def sends(self) -> bool:
@@ -136,8 +146,7 @@ class ArchiveOutput:
         if self._compressor is None:
             self._output.write(data)
         else:
-            self._hash.update(data)
-            self._output.write(self._compressor.compress(data))
+            self._compress(self._compressor, memoryview(data).cast("B"))
         self.content_size += len(data)
         return len(data)
 
@@ -148,10 +157,26 @@ class ArchiveOutput:
 
     def commit(self, samples: int) -> OutputRecord:
         if self._compressor is not None:
+            self._output.write(self._compressor.compress(self._waiting))
             self._output.write(self._compressor.flush())
         written = self._output.commit()
         content = written.checksum if self._compressor is None else self._hash.hexdigest()
         return OutputRecord(self.name, written.size, written.checksum, self.content_size, content, samples)
+
+    def _compress(self, compressor: Compressor, data: memoryview) -> None:
+        self._hash.update(data)
+        at = 0
+        if self._waiting:
+            at = min(len(data), DECOMPRESS_CHUNK_BYTES - len(self._waiting))
+            self._waiting += data[:at]
+            if len(self._waiting) < DECOMPRESS_CHUNK_BYTES:
+                return
+            self._output.write(compressor.compress(self._waiting))
+            self._waiting = bytearray()
+        while len(data) - at >= DECOMPRESS_CHUNK_BYTES:
+            self._output.write(compressor.compress(data[at : at + DECOMPRESS_CHUNK_BYTES]))
+            at += DECOMPRESS_CHUNK_BYTES
+        self._waiting += data[at:]
 
     def __enter__(self) -> ArchiveOutput:
         return self

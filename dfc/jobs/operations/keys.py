@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Annotated, Any, Final, Literal
@@ -18,12 +18,16 @@ from dfc.jobs.options import CommonOptions
 from dfc.jobs.output import PlainOutput
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.store import Store
-from dfc.jobs.tasks import JobInput, Results, Stage, Task, TaskDraft, TaskResult
+from dfc.jobs.tasks import InputShard, JobInput, Results, Stage, Task, TaskDraft, TaskResult
+from dfc.limits import MIB
 from dfc.tar.key_lines import Form, LineBreak, extensions, key_lines, sample_keys
 
 Field = Literal["key", "members"]
 _ENDINGS: Final = (".ndjson", ".txt", ".parquet")
 _ROW_GROUP: Final = 1 << 16
+_TASK_SAMPLES: Final = 1 << 16  # a tenth of a second
+_TASK_SHARDS: Final = 256
+_KEPT_BYTES: Final = 32 * MIB
 
 
 class Options(CommonOptions, frozen=True, kw_only=True):
@@ -46,14 +50,13 @@ def check(options: Options, pattern: OutputPattern) -> None:
 
 
 class _ListTask(msgspec.Struct, frozen=True):
-    part: Part
-    name: str  # of the shard; the part may be one whose samples were joined
+    shards: list[tuple[Part, str]]  # with the name of the shard: the part may be one whose samples were joined
     form: Form
 
 
 class _WriteTask(msgspec.Struct, frozen=True):
     output: str
-    sizes: list[int]  # of the pieces, in bytes
+    pieces: list[tuple[int, int, int]]  # of each shard: number of the object, offset, bytes
     samples: int
 
 
@@ -64,18 +67,28 @@ class _ParquetTask(msgspec.Struct, frozen=True):
 
 
 def plan(job: JobInput) -> list[Stage]:
-    """A piece of each shard, then all pieces in one object; Parquet is written in one go."""
+    """The lines of some shards of a target in one temporary object, then all in one; Parquet is written in one go."""
     options: Options = job.options
     output = job.pattern.text
     form: Form = "text" if output.endswith(".txt") else "key" if options.fields == ["key"] else "all"
+    groups = list(_groups(job.shards))
 
     def pieces(results: Results) -> Iterator[TaskDraft]:
-        for shard, part in zip(job.shards, corpus(job, results), strict=True):
-            yield TaskDraft(msgspec.msgpack.encode(_ListTask(part, shard.name, form)), shard.label, shard.node)
+        parts = corpus(job, results)
+        for group in groups:
+            task = _ListTask([(parts[number], job.shards[number].name) for number in group], form)
+            first = job.shards[group[0]]
+            more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+            yield TaskDraft(msgspec.msgpack.encode(task), first.label + more, first.node)
 
     def together(results: Results) -> Iterator[TaskDraft]:
-        listed = results["list"]
-        task = _WriteTask(output, [r.bytes_out for r in listed], sum(r.samples for r in listed))
+        listed: list[tuple[int, int, int]] = [(0, 0, 0)] * len(job.shards)
+        for at, (group, result) in enumerate(zip(groups, results["list"], strict=True)):
+            offset = 0
+            for number, size in zip(group, result.decode(list[int]), strict=True):
+                listed[number] = (at, offset, size)
+                offset += size
+        task = _WriteTask(output, listed, sum(result.samples for result in results["list"]))
         yield TaskDraft(msgspec.msgpack.encode(task), output, job.node_of(output))
 
     def parquet(results: Results) -> Iterator[TaskDraft]:
@@ -86,35 +99,92 @@ def plan(job: JobInput) -> list[Stage]:
     before = preparing_stages(job, options.on_split)
     if output.endswith(".parquet"):
         return [*before, Stage("parquet", parquet, 1, 1)]
-    return [*before, Stage("list", pieces, len(job.shards)), Stage("write", together, 1, 1)]
+    return [*before, Stage("list", pieces, len(groups)), Stage("write", together, 1, 1)]
 
 
-def list_shard(task: Task, store: Store) -> TaskResult:
-    """The lines of one shard, as a temporary object."""
+def _groups(shards: Sequence[InputShard]) -> Iterator[list[int]]:
+    """Numbers of shards that one task lists: of one target, and enough that the task itself costs little."""
+    open_groups: dict[str, tuple[list[int], list[int]]] = {}  # by node: numbers, and samples
+    for number, shard in enumerate(shards):
+        numbers, samples = open_groups.setdefault(shard.node, ([], []))
+        numbers.append(number)
+        samples.append(shard.samples)
+        if sum(samples) >= _TASK_SAMPLES or len(numbers) >= _TASK_SHARDS:
+            yield numbers
+            del open_groups[shard.node]
+    for node in sorted(open_groups):
+        yield open_groups[node][0]
+
+
+def list_shards(task: Task, store: Store) -> TaskResult:
+    """The lines of some shards, one after the other, as a temporary object; its data is how many bytes each has."""
     wanted = task.decode(_ListTask)
-    index = open_index(store, wanted.part.shard)
-    with PlainOutput(store, _piece(task.number), temporary=True) as output:
-        try:
-            for lines in key_lines(index, wanted.name, wanted.form):
-                output.write(lines)
-                store.check()
-        except LineBreak as error:
-            raise Conflict(f"{wanted.part.shard.label}: {error}; list it as .ndjson") from None
-        written = output.commit()
-    return TaskResult(samples=index.sample_count, bytes_out=written.size)
+    sizes, samples = [], 0
+    with _Lines(store, _piece(task.number)) as lines:
+        for part, name in wanted.shards:
+            index, before = open_index(store, part.shard), lines.size
+            try:
+                for piece in key_lines(index, name, wanted.form):
+                    lines.write(piece)
+                    store.check()
+            except LineBreak as error:
+                raise Conflict(f"{part.shard.label}: {error}; list it as .ndjson") from None
+            sizes.append(lines.size - before)
+            samples += index.sample_count
+        lines.commit()
+    return TaskResult(samples=samples, bytes_out=lines.size, data=msgspec.msgpack.encode(sizes))
+
+
+class _Lines:
+    """A temporary object that is begun when it is complete, with its size announced, or too large to be kept in memory."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._store = store
+        self._name = name
+        self._kept: list[bytes] = []
+        self._output: PlainOutput | None = None
+        self.size = 0
+
+    def write(self, data: bytes) -> None:
+        self.size += len(data)
+        if self._output is not None:
+            self._output.write(data)
+            return
+        self._kept.append(data)
+        if self.size > _KEPT_BYTES:
+            self._begin(None)
+
+    def commit(self) -> None:
+        output = self._output or self._begin(self.size)
+        output.commit()
+
+    def _begin(self, size: int | None) -> PlainOutput:
+        self._output = PlainOutput(self._store, self._name, size, temporary=True)
+        for data in self._kept:
+            self._output.write(data)
+        self._kept.clear()
+        return self._output
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._output is not None:
+            self._output.abort()
 
 
 def write_manifest(task: Task, store: Store) -> TaskResult:
-    """All pieces, one after the other."""
+    """All pieces, in the order of the shards."""
     wanted = task.decode(_WriteTask)
+    objects = 1 + max((number for number, _, _ in wanted.pieces), default=-1)
     with (
-        PlainOutput(store, wanted.output, sum(wanted.sizes)) as output,
-        Sources(store, [_piece(number) for number in range(len(wanted.sizes))]) as pieces,
+        PlainOutput(store, wanted.output, sum(size for _, _, size in wanted.pieces)) as output,
+        Sources(store, [_piece(number) for number in range(objects)]) as sources,
     ):
-        sink = _Copies(output)
-        for number, size in enumerate(wanted.sizes):
+        sink = _Sink(output)
+        for number, offset, size in wanted.pieces:
             if size:
-                copy_range(sink, pieces[number], 0, size)
+                copy_range(sink, sources[number], offset, size)
             store.check()
         record = output.commit(wanted.samples)
     return TaskResult((record,), bytes_in=record.size, bytes_out=record.size)
@@ -148,16 +218,14 @@ def write_parquet(task: Task, store: Store) -> TaskResult:
     return TaskResult((record,), count, bytes_out=record.size)
 
 
-class _Copies:
-    """The manifest as a sink without a way around memory: its pieces are small."""
+class _Sink:
+    """The manifest, as what bytes are moved into."""
 
-    sends = False
+    sends = True
 
     def __init__(self, output: PlainOutput) -> None:
         self.write = output.write
-
-    def send(self, file: int, offset: int, count: int) -> None:
-        raise NotImplementedError("pieces are copied")
+        self.send = output.send
 
 
 class _Writable:
@@ -196,4 +264,4 @@ def _piece(number: int) -> str:
     return f"lines/{number:06d}"
 
 
-FUNCTIONS: Final = {**PREPARING_FUNCTIONS, "list": list_shard, "write": write_manifest, "parquet": write_parquet}
+FUNCTIONS: Final = {**PREPARING_FUNCTIONS, "list": list_shards, "write": write_manifest, "parquet": write_parquet}

@@ -486,7 +486,8 @@ def test_a_member_over_the_limit(tmp_path, source, monkeypatch):
     for module in (samples_module, base, reading, sections, *map(_module, ("zip", "lmdb", "recordio"))):
         monkeypatch.setattr(module, "JOB_MEMBER_BYTES_MAX", 10_000)
     with pytest.raises((FormatError, TarError), match="too large to be changed in memory"):
-        convert_to(tmp_path, "tar", source="there", shards="x/000000/" if source == "directory" else "**")
+        # With `fields`, since whole samples that go from tar to tar are moved without being looked at.
+        convert_to(tmp_path, "tar", source="there", shards="x/000000/" if source == "directory" else "**", fields=["bin"])
 
 
 def _module(name: str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 import tarfile
 
 import pytest
@@ -10,7 +11,7 @@ import xxhash
 from folder_store import FolderStore
 from job_shards import members_of
 
-from dfc.jobs.output import PlainOutput, ShardOutput
+from dfc.jobs.output import ArchiveOutput, PlainOutput, ShardOutput
 from dfc.jobs.samples import DataMember
 from dfc.limits import DECOMPRESS_CHUNK_BYTES
 from dfc.tar.compression import open_decompressed
@@ -59,3 +60,25 @@ def test_nothing_is_left_of_what_is_given_up(tmp_path):
     with PlainOutput(store, "y") as plain:
         plain.write(b"1")
     assert [path for path in store.staged.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.tgz", "x.tar.zst", "x.tar.lz4"])
+def test_what_is_stored_does_not_depend_on_the_pieces_that_it_came_in(tmp_path, name):
+    archive = random.Random(3).randbytes(2000) * 700
+    found = set()
+    for size in (1, 1000, DECOMPRESS_CHUNK_BYTES - 1, DECOMPRESS_CHUNK_BYTES, DECOMPRESS_CHUNK_BYTES + 1, len(archive)):
+        store = FolderStore(tmp_path / str(size))
+        with ArchiveOutput(store, name, len(archive), level=2 if name != "x.tar" else None) as output:
+            step = max(size, 1000)
+            for at in range(0, len(archive), step):
+                piece = archive[at : at + step]
+                if size == 1:
+                    output.write(piece[:1])
+                    piece = piece[1:]
+                output.write(piece)
+            record = output.commit(1)
+        found.add(((store.staged / "outputs" / name).read_bytes(), record.content_checksum, record.content_size))
+    ((stored, checksum, content_size),) = found
+    assert (checksum, content_size) == (xxhash.xxh3_128_hexdigest(archive), len(archive))
+    kind = {"x.tgz": "gz"}.get(name, name.rpartition(".")[2])
+    assert (stored if kind == "tar" else open_decompressed(io.BytesIO(stored), kind).read()) == archive
