@@ -22,7 +22,9 @@ class Pattern:
         try:
             self._compiled: Any = re2.compile(text, options)
         except re2.error as error:
-            raise BadRequest(f"bad regular expression {text[:80]!r}: {str(error)[:200]}") from None
+            reason = error.args[0] if error.args else ""
+            said = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
+            raise BadRequest(f"bad regular expression {text[:80]!r}: {said[:200]}") from None
 
     def matches(self, text: str) -> bool:
         """Whether the whole text matches."""
