@@ -198,6 +198,10 @@ class JobService:
 
     async def _ended(self, job_id: str) -> None:
         record = await self._write(self._journal.get, job_id)
+        if record.is_active:  # it was cancelled while the journal had no room to say so
+            with suppress(JobFinished):
+                await self._means.write_at_last(self._journal.cancel, job_id)
+            record = await self._write(self._journal.get, job_id)
         del self._active[job_id]
         self.stats.count_job(record)
         self._notify(job_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import sqlite3
 import tarfile
 
 import aiohttp
@@ -170,6 +171,29 @@ async def test_cancelling(make):
     status, error = await cluster.ask("DELETE", f"/v1/jobs/{again['id']}")
     assert (status, error["error"]["code"]) == (409, "job_finished")
     assert (await cluster.ask("DELETE", "/v1/jobs/nonsense"))[0] == 404
+
+
+async def test_a_job_is_cancelled_although_the_journal_has_no_room_to_say_so(make, monkeypatch):
+    cluster = await make()
+    monkeypatch.setattr(means, "JOURNAL_RETRY_S", 0.05)
+    gate = cluster.engine.before = Gate(1)
+    job = await cluster.submit()
+    await gate.reached.wait()
+    journal = cluster.proxy.jobs._journal
+    cancel, tries = journal.cancel, []
+
+    def full(job_id: str):
+        tries.append(job_id)
+        if len(tries) < 4:
+            raise sqlite3.OperationalError("database or disk is full")
+        return cancel(job_id)
+
+    monkeypatch.setattr(journal, "cancel", full)
+    status, error = await cluster.ask("DELETE", f"/v1/jobs/{job['id']}")
+    assert (status, error["error"]["code"]) == (507, "no_space")
+    assert (await cluster.until(job["id"]))["state"] == "cancelled"
+    await cluster.until_nothing_is_staged()
+    assert await cluster.names() == []
 
 
 async def test_a_job_that_publishes_is_not_cancelled(make, monkeypatch):
