@@ -68,8 +68,14 @@ class Examiner:
 
 def may_meet(one: OutputPattern, other: OutputPattern) -> bool:
     """Whether two patterns could name one object. Errs to the careful side for patterns with parts."""
-    if set(one.others) & set(other.others):
-        return True
+    return any(_texts_may_meet(OutputPattern(mine), OutputPattern(its)) for mine in _texts(one) for its in _texts(other))
+
+
+def _texts(pattern: OutputPattern) -> tuple[str, ...]:
+    return (pattern.text, *pattern.others)
+
+
+def _texts_may_meet(one: OutputPattern, other: OutputPattern) -> bool:
     shorter, longer = sorted((one.literal, other.literal), key=len)
     if not longer.startswith(shorter):
         return False

@@ -29,3 +29,19 @@ from dfc.proxy.submitting import may_meet
 def test_patterns_that_could_name_one_object(one, other, meet):
     assert may_meet(OutputPattern(one), OutputPattern(other)) is meet
     assert may_meet(OutputPattern(other), OutputPattern(one)) is meet
+
+
+@pytest.mark.parametrize(
+    ("other", "others", "meet"),
+    [
+        ("d-%04d.idx", (), True),
+        ("d-000003.idx", (), True),
+        ("e-%04d.rec", ("d-000003.idx",), True),
+        ("e-%04d.idx", (), False),
+        ("d-%04d.tar", (), False),
+    ],
+)
+def test_outputs_beside_those_of_the_pattern_count_too(other, others, meet):
+    records = OutputPattern("d-%06d.rec", ("d-%06d.idx",))
+    assert may_meet(records, OutputPattern(other, others)) is meet
+    assert may_meet(OutputPattern(other, others), records) is meet
