@@ -12,6 +12,7 @@ from dfc.errors import BadRequest
 from dfc.jobs.samples import OnSplit
 
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_SIZE_MAX: Final = 2**62
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]?)(i?)B?")
 
 
@@ -48,7 +49,7 @@ def parse_size(size: int | str) -> int:
             raise BadRequest(f"a size is a number of bytes or a text like '1 GB' or '512 MiB', not {size[:40]!r}")
         number, unit, binary = match.groups()
         power = " kMGT".index(unit.replace("K", "k") or " ")
-        size = int(float(number) * (1024 if binary else 1000) ** power)
-    if size < 1:
-        raise BadRequest("a size is at least 1 byte")
+        size = int(min(float(number) * (1024 if binary else 1000) ** power, 2.0 * _SIZE_MAX))
+    if not 1 <= size <= _SIZE_MAX:
+        raise BadRequest(f"a size is at least 1 byte and at most {_SIZE_MAX}")
     return size

@@ -21,6 +21,7 @@ from dfc.limits import JOB_PREDICATE_DEPTH_MAX, JOB_PREDICATE_PARTS_MAX
 Op = Literal["eq", "ne", "lt", "le", "gt", "ge", "in", "contains", "starts_with", "ends_with", "matches", "exists"]
 Value = str | int | float | bool | None | list[str | int | float | bool | None]
 _NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_WHOLE_CHARS_MAX: Final = 1000
 _MISSING: Final = object()
 Test = Callable[[Fields, int], bool]
 
@@ -128,7 +129,8 @@ def _comparison(read: Callable[[Fields, int], Any], typed: bool, op: Op, value: 
         if not typed and _kind(value) is float:
             if _NUMBER.fullmatch(found) is None:
                 return False
-            found = float(found) if any(c in found for c in ".eE") else int(found)
+            # Python takes no more than some thousand digits for a whole number; so many are beyond any value here.
+            found = int(found) if len(found) <= _WHOLE_CHARS_MAX and found.strip("+-").isdecimal() else float(found)
         return _kind(found) is _kind(value) and compare(found, value)
 
     return test

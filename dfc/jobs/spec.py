@@ -11,7 +11,7 @@ from msgspec import Meta, Raw, Struct
 from dfc.errors import BadRequest
 from dfc.jobs.operations import operation, other_outputs
 from dfc.jobs.pattern import OutputPattern
-from dfc.limits import JOB_LABEL_CHARS_MAX
+from dfc.limits import JOB_LABEL_CHARS_MAX, JOB_MERGE_SOURCES_MAX
 from dfc.names import check_bucket_name
 from dfc.shards import check, is_plain
 
@@ -74,6 +74,8 @@ def check_spec(spec: JobSpec) -> CheckedSpec:
     found = operation(spec.operation)
     if not spec.inputs or (isinstance(spec.input, list) and not getattr(found, "TAKES_MANY", False)):
         raise BadRequest(f"{spec.operation} has one input, not a list")
+    if len(spec.inputs) > JOB_MERGE_SOURCES_MAX:  # before any of them is looked for
+        raise BadRequest(f"{spec.operation} takes at most {JOB_MERGE_SOURCES_MAX} inputs, not {len(spec.inputs)}")
     for source in spec.inputs:
         check_bucket_name(source.bucket)
         check(source.shards)
@@ -81,8 +83,11 @@ def check_spec(spec: JobSpec) -> CheckedSpec:
     pattern = OutputPattern(spec.output.pattern)
     try:
         options = msgspec.json.decode(bytes(spec.options) or b"{}", type=found.Options)
+        msgspec.msgpack.encode(options)  # as tasks carry them
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"bad options for {spec.operation}: {error}") from None
+    except OverflowError:
+        raise BadRequest(f"bad options for {spec.operation}: a whole number has more than 64 bits") from None
     checked = CheckedSpec(spec, options, pattern)
     found.check(options, pattern)
     others = other_outputs(spec.operation, options, pattern)

@@ -43,8 +43,8 @@ class InputResolver:
             self._cluster.bucket(source.bucket)
             async with self._expanding:
                 found.append(await self._one(source, anything))
-        if sum(map(len, found)) > JOB_INPUT_SHARDS_MAX:
-            raise BadRequest(f"a job reads at most {JOB_INPUT_SHARDS_MAX} shards")
+            if sum(map(len, found)) > JOB_INPUT_SHARDS_MAX:  # before the next one: a spec may name a bucket many times
+                raise BadRequest(f"a job reads at most {JOB_INPUT_SHARDS_MAX} shards")
         return tuple(found)
 
     async def _one(self, source: InputSpec, anything: bool) -> list[InputShard]:

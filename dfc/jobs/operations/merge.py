@@ -27,7 +27,7 @@ from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import JobInput, Results, Stage, Task, TaskDraft, TaskResult
 from dfc.jobs.uniqueness import KEY_BYTES, DuplicateKey, find_repeats, place_of, shard_and_ordinal
-from dfc.limits import JOB_MERGE_PREFIX_CHARS_MAX, JOB_MERGE_SOURCES_MAX, TAR_MEMBER_NAME_BYTES_MAX
+from dfc.limits import JOB_MERGE_PREFIX_CHARS_MAX, TAR_MEMBER_NAME_BYTES_MAX
 from dfc.tar.samples import split_key
 
 TAKES_MANY: Final = True
@@ -68,8 +68,6 @@ def plan(job: JobInput) -> list[Stage]:
     """The stages; BadRequest for weights or prefixes that are not as many as inputs."""
     options: Options = job.options
     sources = len(job.inputs)
-    if sources > JOB_MERGE_SOURCES_MAX:
-        raise BadRequest(f"merge takes at most {JOB_MERGE_SOURCES_MAX} inputs, not {sources}")
     for name, given in (("weights", options.weights), ("prefix", options.prefix)):
         if given is not None and len(given) != sources:
             raise BadRequest(f"{name} has {len(given)} entries for {sources} inputs")

@@ -17,6 +17,7 @@ from job_shards import members_of, put, samples
 from dfc.errors import BadRequest, Conflict
 from dfc.jobs.interleave import Interleave, interleave, whole_weights
 from dfc.jobs.samples import SplitSample
+from dfc.jobs.spec import parse_spec
 from dfc.jobs.uniqueness import DuplicateKey
 
 DATA = Path(__file__).parents[2] / "data"
@@ -198,3 +199,9 @@ def test_bad_options(tmp_path, options):
         put(tmp_path, "1.tar", samples([name], txt="{key}"), name)
     with pytest.raises(BadRequest):
         merge(tmp_path, [bucket("a"), bucket("b")], **options)
+
+
+def test_a_bucket_that_is_named_very_many_times():
+    spec = {"operation": "merge", "input": [{"bucket": "in"}] * 257, "output": {"bucket": "out", "pattern": "m-%03d.tar"}}
+    with pytest.raises(BadRequest, match="merge takes at most 256 inputs, not 257"):
+        parse_spec(msgspec.json.encode(spec))

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from folder_store import run_job
+from job_shards import job, put
 from jobs_ordered import canonical, compress, dataset, field, hash_of_key, key_of, samples_of, spec
 
 from dfc.errors import BadRequest, Conflict
@@ -121,6 +122,13 @@ for _ in range(40):
     deep = {"not": deep}
 
 
+def test_numbers_of_very_many_digits(tmp_path):
+    put(tmp_path, "a.tar", [("a.cls", b"9" * 5000), ("b.cls", b"7"), ("c.cls", b"-" + b"9" * 5000), ("d.cls", b"1e999")])
+    for op, keys in (("gt", ["a", "d"]), ("lt", ["c"]), ("eq", ["b"])):
+        done = run_job(tmp_path, job("select", "%01d.tar", predicate={"field": "cls", "op": op, "value": 7}))
+        assert [key_of(sample) for content in done.outputs.values() for sample in samples_of(content)] == keys
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -147,6 +155,11 @@ for _ in range(40):
         {"predicate": {"all": [], "any": []}},
         {"predicate": {"all": [{"field": "cls", "op": "like", "value": 1}]}},
         {"predicate": {"field": "k", "op": "eq", "value": [1]}},
+        {"predicate": {"field": "cls", "op": "eq", "value": 10**30}},
+        {"every": 10**30},
+        {"every": 2, "samples_per_shard": 10**30},
+        {"every": 2, "shard_size": 10**30},
+        {"every": 2, "shard_size": "9" * 400},
         {"keys": {"bucket": "../x", "object": "y"}},
         {"keys": "x"},
     ],
