@@ -6,9 +6,10 @@ outputs, the choice between gathering (one pass, reads by range) and spilling (`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from itertools import accumulate, chain, pairwise
+from typing import Final, Literal, cast
 
 import msgspec
 import numpy as np
@@ -97,7 +98,9 @@ class Ordered:
         return [*stages, Stage("write", self._write, self._count, outputs)]
 
     def _count(self, results: Results) -> int:
-        return sum(1 for _ in self.cuts(results))
+        arrangement = self.arrange(results)
+        sections = enumerate(arrangement.sections)
+        return sum(sum(1 for _ in self._bounds(arrangement, section, number, results)) - 1 for number, section in sections)
 
     @property
     def _options(self) -> OrderOptions:
@@ -132,20 +135,18 @@ class Ordered:
         arrangement = self.arrange(results)
         name = self.job.pattern.name
         for number, section in enumerate(arrangement.sections):
-            bounds = self._bounds(arrangement, section, number, results)
-            for k in range(len(bounds) - 1):
-                yield Cut(name(k, part=section.part), int(bounds[k]), int(bounds[k + 1]))
+            for k, (lo, hi) in enumerate(pairwise(self._bounds(arrangement, section, number, results))):
+                yield Cut(name(k, part=section.part), int(lo), int(hi))
 
-    def _bounds(self, arrangement: Arrangement, section: Section, number: int, results: Results) -> Sequence[int] | Integers:
+    def _bounds(self, arrangement: Arrangement, section: Section, number: int, results: Results) -> Iterable[int]:
+        """Where the outputs of a section begin, and where the last one ends; there may be one for every sample."""
         if self._measured:
             packed = results["cut"][0].decode(list[bytes])[number]
-            return np.frombuffer(packed, dtype="<i8")
+            return cast(Iterable[int], np.frombuffer(packed, dtype="<i8"))
         per_shard = self.per_shard(arrangement) if self.per_shard is not None else self._options.samples_per_shard
         if per_shard is None:
-            return np.cumsum([section.lo, *section.counts])
-        if section.lo == section.hi:
-            return [section.lo]
-        return [*range(section.lo, section.hi, per_shard), section.hi]
+            return accumulate(section.counts, initial=section.lo)
+        return chain(range(section.lo, section.hi, per_shard), (section.hi,))
 
     def _write(self, results: Results) -> Iterator[TaskDraft]:
         arrangement = self.arrange(results)

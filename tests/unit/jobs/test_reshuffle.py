@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,10 @@ from folder_store import run_job
 from jobs_ordered import SampleList, canonical, compress, dataset, gnu_tar_reads, samples_of, spec
 
 from dfc.errors import BadRequest
+from dfc.jobs.operations import reshard
+from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.permutation import Permutation
+from dfc.jobs.tasks import InputShard, JobInput
 
 
 @pytest.fixture(scope="module")
@@ -178,3 +183,16 @@ def test_long_lists_of_shards_are_written_down_once(folder, everything, monkeypa
     assert len(done.results["shards"]) == 3
     assert list(done.outputs.values()) == [canonical(shuffled(everything, 0)[i : i + 45]) for i in range(0, 300, 45)]
     assert run_job(folder, spec("sort", {"by": "cls", "shard_size": 9000})).samples == 300
+
+
+def test_an_output_for_every_sample_of_a_huge_dataset_is_planned_in_little_memory():
+    shard = InputShard("in", "a.tar", "v", "c", 10**12, 10**12, 3_000_000, 3_000_000, 0, 0, "tar", "t1")
+    options = reshard.Options(samples_per_shard=1)
+    job = JobInput(options, ((shard,),), "out", OutputPattern("x-%06d.tar"), 64 << 20, lambda name: "t1")
+    (stage,) = reshard.plan(job)
+    tracemalloc.start()
+    assert stage.count_after({}) == 3_000_000
+    assert [draft.label for draft in islice(stage.tasks({}), 3)] == ["x-000000.tar", "x-000001.tar", "x-000002.tar"]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1_000_000
