@@ -7,13 +7,24 @@ from typing import Final
 import msgspec
 
 from dfc.engine.base import EngineLost, TaskFailed
-from dfc.errors import BodyTimeout, ChecksumMismatch, DfcError, StorageFailed, Unavailable, Unreachable
+from dfc.engine.wire import FRAME_BYTES_MAX
+from dfc.errors import BodyTimeout, ChecksumMismatch, Conflict, DfcError, StorageFailed, Unavailable, Unreachable
 from dfc.jobs.tasks import TaskResult
 from dfc.tar.header import TarError
 
 ERROR_CHARS_MAX: Final = 2000
+ANSWER_BYTES_MAX: Final = FRAME_BYTES_MAX - 1024
 # What a second try may mend: nodes that restart, connections, disks; not what is wrong with the data or the spec.
 _RETRYABLE: Final = (OSError, MemoryError, Unavailable, Unreachable, BodyTimeout, ChecksumMismatch, StorageFailed, EngineLost)
+
+
+class ResultTooLarge(Conflict):
+    """What a task has to say does not fit into an answer."""
+
+    code = "result_too_large"
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"the result of a task has {size} bytes, and the engine carries {ANSWER_BYTES_MAX}: too many outputs")
 
 
 class _Done(msgspec.Struct, frozen=True, tag="done"):
@@ -30,7 +41,9 @@ _DECODER: Final[msgspec.msgpack.Decoder[_Done | _Failed]] = msgspec.msgpack.Deco
 
 
 def encode_result(result: TaskResult) -> bytes:
-    return msgspec.msgpack.encode(_Done(msgspec.msgpack.encode(result)))
+    """The answer; an error instead when it is larger than the engine carries."""
+    answer = msgspec.msgpack.encode(_Done(msgspec.msgpack.encode(result)))
+    return answer if len(answer) <= ANSWER_BYTES_MAX else encode_error(ResultTooLarge(len(answer)))
 
 
 def encode_error(error: Exception) -> bytes:

@@ -7,6 +7,7 @@ import pytest
 
 from dfc.engine.answers import decode_answer, encode_error, encode_result
 from dfc.engine.base import EngineLost, TaskFailed
+from dfc.engine.wire import FRAME_BYTES_MAX, Done, frame
 from dfc.errors import BadRequest, JobCancelled, NoSpace, ObjectCorrupt, StorageFailed, Unavailable, Unreachable
 from dfc.jobs.samples import SplitSample
 from dfc.jobs.store import InputChanged
@@ -64,3 +65,11 @@ def test_long_messages_are_cut():
 def test_what_is_no_answer_is_never_taken_for_one(answer):
     with pytest.raises(EngineLost):
         decode_answer(answer)
+
+
+def test_a_result_that_the_engine_cannot_carry_is_an_error():
+    with pytest.raises(TaskFailed) as caught:
+        decode_answer(encode_result(TaskResult(data=bytes(FRAME_BYTES_MAX))))
+    assert (caught.value.code, caught.value.retryable) == ("result_too_large", False)
+    largest = encode_result(TaskResult(data=bytes(FRAME_BYTES_MAX - 4096)))
+    assert len(frame(Done(1 << 62, largest))) <= FRAME_BYTES_MAX + 4
