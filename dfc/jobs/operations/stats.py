@@ -20,7 +20,8 @@ from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.samples import OnSplit, read_samples
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import InputShard, JobInput, Results, Stage, Task, TaskDraft, TaskResult
-from dfc.limits import JOB_CLASSES_MAX
+from dfc.limits import JOB_CLASSES_MAX, JOB_MEMBER_BYTES_MAX
+from dfc.tar.header import TarError
 
 Sizes = list[tuple[str, int]]
 """Extension and bytes of each member of a sample."""
@@ -149,6 +150,10 @@ def _read(store: Store, payload: _Count) -> Iterator[tuple[Sizes, str | None]]:
                 member = next((member for member in sample.members if member.ext == field.ext), None)
                 if member is not None:
                     # A class is short: of a text no more is read than shows that it is none. JSON is read whole.
+                    if field.path and member.size > JOB_MEMBER_BYTES_MAX:
+                        raise TarError(
+                            f"{shard.label}: member {member.name[:80]!r} is too large to be read whole", member.offset
+                        )
                     content = bytearray(member.size if field.path else min(member.size, 4096))
                     source.read_into(member.offset, memoryview(content))
             group = None if field is None else _class(field, shard, sample.key, None if content is None else bytes(content))

@@ -13,6 +13,7 @@ from dfc.errors import BadRequest
 from dfc.jobs.classes import NotAClass, class_of, parse_class_field
 from dfc.jobs.operations import stats
 from dfc.jobs.samples import SplitSample
+from dfc.tar.header import TarError
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -111,3 +112,11 @@ def test_classes_of_values():
     assert class_of(parse_class_field("cls"), b"") == ""
     with pytest.raises(NotAClass, match="not JSON"):
         class_of(parse_class_field("json:a"), b"{")
+
+
+def test_a_member_that_is_too_large_to_be_read(tmp_path, monkeypatch):
+    put(tmp_path, "a.tar", samples("ab", json='{{"n": {number}}}'))
+    monkeypatch.setattr(stats, "JOB_MEMBER_BYTES_MAX", 7)
+    with pytest.raises(TarError, match=r"in/a\.tar: member 'a\.json' is too large"):
+        result(tmp_path, by="json:n")
+    assert result(tmp_path, by="json")["samples"] == 2
