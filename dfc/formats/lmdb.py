@@ -106,8 +106,8 @@ class _Walker:
     def leaves(self, number: int, depth: int = 0) -> Iterator[tuple[bytes, bytes, int]]:
         """(key, value, offset of the page) of everything below a page, in order."""
         offset = number * self.page_size
-        self._visited += 1
-        if depth > _DEPTH_MAX or self._visited * self.page_size > self._source.size:
+        self._visit(1, offset)
+        if depth > _DEPTH_MAX:
             raise FormatError(self._file, "pages that lead back to themselves", offset)
         page = self._read(offset, self.page_size)
         stored, _, flags, lower, upper = struct.unpack_from("<QHHHH", page)
@@ -128,6 +128,12 @@ class _Walker:
             value = self._value(page, data_at, low | high << 16, node_flags, offset)
             yield page[at + _NODE.size : data_at], value, offset
 
+    def _visit(self, pages: int, offset: int) -> None:
+        """Count pages: those of a sound file, of large values too, are named once each."""
+        self._visited += pages
+        if self._visited * self.page_size > self._source.size:
+            raise FormatError(self._file, "pages that lead back to themselves, or that are named twice", offset)
+
     def _value(self, page: bytes, at: int, size: int, flags: int, offset: int) -> bytes:
         if not flags & _BIG_DATA:
             if at + size > self.page_size:
@@ -140,6 +146,7 @@ class _Walker:
         stored, _, overflow, pages = struct.unpack_from("<QHHI", self._read(start, _PAGE_HEAD))
         if stored != number or not overflow & _OVERFLOW or _PAGE_HEAD + size > pages * self.page_size:
             raise FormatError(self._file, "no overflow page", start)
+        self._visit(pages, start)
         return self._read(start + _PAGE_HEAD, size)
 
     def _page_size(self) -> int:

@@ -109,3 +109,22 @@ def test_a_page_that_leads_back_to_itself(tmp_path):
     data[first : first + 4] = root.to_bytes(4, "little")
     with pytest.raises(FormatError, match="lead back to themselves"):
         read(bytes(data))
+
+
+def test_values_that_share_their_pages(tmp_path):
+    data = bytearray(
+        write(tmp_path / "one", [sample(f"key-{number}", x=bytes(300_000 if not number else 5000)) for number in range(9)])
+    )
+    nodes = [next(at for at in _places(data, b"key-%d" % number) if data[at - 4] & 1) for number in range(9)]
+    for node in nodes[1:]:
+        data[node - 8 : node - 4] = data[nodes[0] - 8 : nodes[0] - 4]
+        data[node + 5 : node + 13] = data[nodes[0] + 5 : nodes[0] + 13]
+    with pytest.raises(FormatError, match="named twice"):
+        read(bytes(data))
+
+
+def _places(data: bytes, what: bytes):
+    at = data.find(what)
+    while at >= 0:
+        yield at
+        at = data.find(what, at + 1)
