@@ -11,16 +11,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
+import msgspec
 from prometheus_client.core import Metric
 
 from dfc import __version__
 from dfc.config import Settings
 from dfc.engine.base import Engine
-from dfc.errors import Conflict, JobFinished, Unavailable
+from dfc.errors import Conflict, DfcError, JobFinished, Unavailable
 from dfc.jobs.journal import Journal
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.records import JobRecord, JobState, NewJob, job_json
-from dfc.jobs.spec import CheckedSpec, parse_spec
+from dfc.jobs.spec import CheckedSpec, OutputSpec, parse_spec
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.jobmetrics import JobStats
 from dfc.proxy.means import Means
@@ -168,7 +169,7 @@ class JobService:
         return f"{self._last_id_us:014x}{secrets.token_hex(4)}"
 
     def _add(self, record: JobRecord, pattern: OutputPattern | None = None) -> None:
-        chosen = pattern or parse_spec(self._journal.spec(record.id)).pattern
+        chosen = pattern or _pattern_of(self._journal.spec(record.id))
         runner = JobRunner(self._means, record, lambda: self._notify(record.id))
         self._active[record.id] = Active(record, chosen, runner)
 
@@ -303,6 +304,22 @@ class JobService:
             if self._stopping:
                 raise ConnectionAbortedError("this proxy ends")
             await asyncio.sleep(EVENT_INTERVAL_S)
+
+
+def _pattern_of(spec: bytes) -> OutputPattern:
+    """Of a job that was accepted before this start. Another version, or a library that has gone, may refuse it by now: that
+    is for the job to fail with."""
+    try:
+        return parse_spec(spec).pattern
+    except DfcError as error:
+        _log.warning("a job that was accepted before is refused now: %s", error.message)
+        return OutputPattern(msgspec.json.decode(spec, type=_Accepted).output.pattern)
+
+
+class _Accepted(msgspec.Struct):
+    """What any version has in a spec."""
+
+    output: OutputSpec
 
 
 def _live_json(runner: JobRunner) -> dict[str, Any]:

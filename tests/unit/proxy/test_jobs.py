@@ -13,6 +13,8 @@ import pytest
 from inprocess import InProcess, content_of, install_probe, stage, until
 
 from dfc.engine.base import EngineLost, TaskFailed
+from dfc.errors import BadRequest
+from dfc.jobs import operations
 from dfc.jobs.digest import digest_of
 from dfc.jobs.tasks import OutputRecord
 from dfc.proxy import jobservice, means, runner
@@ -260,6 +262,35 @@ async def test_a_proxy_that_ends_while_it_publishes_publishes_later(make, monkey
     assert (await cluster.until(job["id"]))["output"]["shards"] == 3
     assert len(await cluster.names()) == 3
     assert await cluster.staged() == {}
+
+
+async def test_a_proxy_starts_with_jobs_that_it_would_not_accept_any_more(make, monkeypatch):
+    cluster = await make()
+    reached = asyncio.Event()
+
+    async def never(*arguments) -> bool:
+        reached.set()
+        await asyncio.sleep(3600)
+        return True
+
+    monkeypatch.setattr(cluster.proxy.jobs._means.staged, "publish", never)
+    publishing = await cluster.submit("published-%02d")
+    await reached.wait()
+    gate = cluster.engine.before = Gate(1)
+    running = await cluster.submit()
+    await gate.reached.wait()
+    await cluster.stop_proxy()
+
+    def refuse(options, pattern) -> None:
+        raise BadRequest("this needs a library that has gone")
+
+    monkeypatch.setattr(operations.operation("probe"), "check", refuse)
+    await cluster.start_proxy()
+    assert (await cluster.until(publishing["id"]))["state"] == "succeeded"
+    ended = await cluster.until(running["id"])
+    assert (ended["state"], ended["error"]["message"]) == ("failed", "this needs a library that has gone")
+    await cluster.until_nothing_is_staged()
+    assert len(await cluster.names()) == 3
 
 
 async def test_discarding_waits_for_a_proxy_that_ends(make, monkeypatch):
