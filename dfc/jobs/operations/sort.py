@@ -27,7 +27,8 @@ NUMBER_FIELDS: Final = frozenset(("cls", "cls2", "class", "count", "index", "inx
 _ENTRY_OVERHEAD_BYTES: Final = 150  # of a value in memory: a tuple, bytes and an integer
 _RANGES_MAX: Final = 4096
 _SAMPLES_OF_RUN: Final = 64  # values of a shard from which the ranges are made
-_BOUND_BYTES_MAX: Final = 64  # of a value that is a bound only; its beginning will do
+_SAMPLES_MAX: Final = 1 << 17  # of all shards together, or one of each: the proxy chooses among them in memory
+_BOUND_BYTES_MAX: Final = 256  # of a value that is a bound only; its beginning will do
 
 
 class Options(OrderOptions, frozen=True, kw_only=True):
@@ -41,6 +42,15 @@ class Options(OrderOptions, frozen=True, kw_only=True):
 class RunTask(Struct, frozen=True):
     part: Part
     options: Options
+    samples: int  # of its values, about
+
+
+class RunValues(Struct, frozen=True, array_like=True):
+    """Of a run: what its values take in memory, and every `step`-th of them."""
+
+    size: int
+    step: int
+    samples: list[Entry]
 
 
 class RankTask(Struct, frozen=True):
@@ -61,10 +71,11 @@ def check(options: Options, pattern: OutputPattern) -> None:
 def plan(job: JobInput) -> list[Stage]:
     """Sorted values of each shard, then of each range of values the order, then the outputs."""
     options: Options = job.options
+    samples = max(1, min(_SAMPLES_OF_RUN, _SAMPLES_MAX // max(1, len(job.shards))))
 
     def runs(results: Results) -> Iterator[TaskDraft]:
         for part in corpus(job, results):
-            yield TaskDraft(msgspec.msgpack.encode(RunTask(part, options)), part.shard.label, part.shard.node)
+            yield TaskDraft(msgspec.msgpack.encode(RunTask(part, options, samples)), part.shard.label, part.shard.node)
 
     def ranks(results: Results) -> Iterator[TaskDraft]:
         bounds: list[Entry | None] = [None, *_bounds(results, job.memory_bytes), None]
@@ -87,12 +98,18 @@ def plan(job: JobInput) -> list[Stage]:
 
 def _bounds(results: Results, memory_bytes: int) -> list[Entry]:
     """Between ranges whose values fit into memory, about."""
-    found = [result.decode(tuple[int, list[Entry]]) for result in results["runs"]]
-    size = sum(size for size, _ in found)
+    size = sum(result.decode(RunValues).size for result in results["runs"])
     ranges = min(_RANGES_MAX, -(-2 * size // max(1, memory_bytes)))
-    values = sorted(value for _, values in found for value in values)
-    bounds = {values[len(values) * k // ranges] for k in range(1, ranges)} if values else set()
-    return sorted(bounds)
+    if ranges < 2:
+        return []
+    found = (result.decode(RunValues) for result in results["runs"])
+    values = sorted((value, run.step) for run in found for value in run.samples)
+    total, passed, bounds = sum(step for _, step in values), 0, list[Entry]()
+    for value, step in values:
+        if passed * ranges >= total * (len(bounds) + 1):
+            bounds.append(value)
+        passed += step
+    return bounds
 
 
 def write_values(task: Task, store: Store) -> TaskResult:
@@ -117,9 +134,9 @@ def write_values(task: Task, store: Store) -> TaskResult:
                 raise Unsortable(f"{label}: the sample {key.decode()!r} has {shown!r} in {options.by!r}: {error}") from None
     entries.sort()
     size = write_run(store, _run_name(task.number), entries)
-    step = max(1, len(entries) // _SAMPLES_OF_RUN)
+    step = max(1, -(-len(entries) // wanted.samples))
     samples = [(value[:_BOUND_BYTES_MAX], ordinal) for value, ordinal in entries[::step]]
-    data = msgspec.msgpack.encode((size + _ENTRY_OVERHEAD_BYTES * len(entries), samples))
+    data = msgspec.msgpack.encode(RunValues(size + _ENTRY_OVERHEAD_BYTES * len(entries), step, samples))
     return TaskResult(bytes_in=wanted.part.shard.size, bytes_out=size, data=data)
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 from folder_store import run_job
+from job_shards import job, members_of, put
 from jobs_ordered import canonical, compress, dataset, field, hash_of_key, key_of, samples_of, spec
 
 from dfc.errors import BadRequest, Conflict
@@ -65,6 +66,21 @@ def test_sort_by_key_and_text(folder, reverse):
     got = flat(outputs(folder, "sort", {"by": "cls", "type": "text", "reverse": reverse}))
     keyed = [(field(s, "cls"), s) for s in everything]
     assert [field(s, "cls") for s in got] == sorted((value for value, _ in keyed), reverse=reverse)
+
+
+def test_ranges_of_values_are_even_for_shards_of_very_different_sizes(tmp_path):
+    folder = "a/long/way/" * 15
+    put(tmp_path, "large.tar", [(f"{folder}z{number * 7919 % 2000:04d}.x", b"") for number in range(2000)])
+    for shard in range(40):
+        put(tmp_path, f"small-{shard:02d}.tar", [(f"{folder}a{number}-{shard}.x", b"") for number in range(10)])
+    done = run_job(tmp_path, job("sort", "%03d.tar", by="key", samples_per_shard=2400), memory_bytes=160_000)
+    counts = [result.decode(int) for result in done.results["ranks"]]
+    assert sum(counts) == 2400
+    assert len(counts) >= 10
+    assert max(counts) <= 2 * 2400 / len(counts)
+    (content,) = done.outputs.values()
+    names = [name for name, _ in members_of(content)]
+    assert names == sorted(names)
 
 
 def test_sort_keeps_counts_without_a_size(folder):
