@@ -69,7 +69,9 @@ SHARD_SPEC_GLOBS_MAX: Final = 64  # each pattern is tried on every name of a lis
 
 # Jobs.
 JOB_LABEL_CHARS_MAX: Final = 256
-JOB_MEMBER_BYTES_MAX: Final = 1 * GIB  # of a member that an operation takes into memory; larger ones can only be moved
+JOB_MEMBER_BYTES_MAX: Final = (
+    1 * GIB
+)  # of a member, and of a sample, that an operation takes into memory; larger ones can only be moved
 JOB_SPEC_BYTES_MAX: Final = 16 * MIB  # the body of a job, with a list of some 500,000 shards
 JOB_OUTPUT_PAUSE_S: Final = 3600.0  # between two pieces of an output: a sample may take a task long to make
 JOB_INPUT_SHARDS_MAX: Final = 1_000_000

@@ -102,6 +102,8 @@ def read_zip(source: Readable, file: str, on_split: OnSplit, warnings: list[str]
     if grouped.dropped:
         warnings.append(f"{file}: {grouped.dropped} members belong to no sample and were left out")
     for number, group in enumerate(grouped.samples):
+        if sum(info.file_size for _, info in group.files) > JOB_MEMBER_BYTES_MAX:
+            raise FormatError(file, f"the sample {group.key[:80]!r} is too large to be changed in memory")
         members = []
         for name, info in group.files:
             members.append(DataMember(name[len(group.key) + 1 :].lower(), name, _read(archive, file, info)))

@@ -96,6 +96,8 @@ def _read_tree(store: Store, objects: Sequence[InputShard], prefix: str, warning
         warnings.append(f"{where}: {grouped.dropped} objects belong to no sample and were left out")
     for number, group in enumerate(grouped.samples):
         store.check()
+        if sum(each.size for _, each in group.files) > JOB_MEMBER_BYTES_MAX:
+            raise FormatError(where, f"the sample {group.key[:80]!r} is too large to be changed in memory")
         members = []
         for name, each in group.files:
             members.append(DataMember(name[len(group.key) + 1 :].lower(), name, _read_object(store, each)))

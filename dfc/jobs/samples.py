@@ -76,18 +76,21 @@ def _in_order(store: Store, shard: InputShard) -> Iterator[SampleData]:
     source = store.open(shard)
     try:
         with source.open() as stream:
-            grouper, sample, number = SampleGrouper(), None, 0
+            grouper, sample, number, held = SampleGrouper(), None, 0, 0
             for member, data in iterate_members(stream, shard.kind):
                 if member.type != TYPES[FILE] or member.key is None or member.ext is None:
                     continue
                 if member.size > JOB_MEMBER_BYTES_MAX:
                     raise TarError(f"member {member.name[:80]!r} is too large to be changed in memory", member.offset)
+                held += member.size
                 if grouper.starts_sample(member.name):
                     if sample is not None:
                         yield sample
                         store.check()
                     sample = SampleData(member.key, number, [])
-                    number += 1
+                    number, held = number + 1, member.size
+                elif held > JOB_MEMBER_BYTES_MAX:
+                    raise TarError(f"the sample {member.key[:80]!r} is too large to be changed in memory", member.offset)
                 assert sample is not None
                 sample.members.append(DataMember(member.ext, member.name, data.readall()))
             if sample is not None:

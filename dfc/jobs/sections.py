@@ -66,7 +66,10 @@ def _read(source: Source, sample: Sample, number: int, label: str) -> SampleData
         if member.size > JOB_MEMBER_BYTES_MAX:
             raise TarError(f"{label}: member {member.name[:80]!r} is too large to be changed in memory", member.offset)
     ranges = [(member.offset, member.size) for member in sample.members]
-    data = memoryview(bytearray(sum(size for _, size in ranges)))
+    total = sum(size for _, size in ranges)
+    if total > JOB_MEMBER_BYTES_MAX:
+        raise TarError(f"{label}: the sample {sample.key[:80]!r} is too large to be changed in memory", ranges[0][0])
+    data = memoryview(bytearray(total))
     source.read_ranges(ranges, data)
     members, at = [], 0
     for member in sample.members:

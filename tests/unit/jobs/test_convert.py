@@ -490,6 +490,18 @@ def test_a_member_over_the_limit(tmp_path, source, monkeypatch):
         convert_to(tmp_path, "tar", source="there", shards="x/000000/" if source == "directory" else "**", fields=["bin"])
 
 
+@pytest.mark.parametrize("options", [{"fields": ["x", "y", "z"]}, {"samples_per_shard": 1, "format": "zip"}])
+@pytest.mark.parametrize("source", ["tar", "zip", "directory"])
+def test_a_sample_over_the_limit(tmp_path, source, options, monkeypatch):
+    put(tmp_path, "x.tar", [("a.x", b"x" * 6000), ("b.x", b"x" * 3000), ("b.y", b"y" * 3000), ("b.z", b"z" * 5000)])
+    convert_to(tmp_path, source, out="there")
+    for module in (samples_module, base, reading, sections, _module("zip")):
+        monkeypatch.setattr(module, "JOB_MEMBER_BYTES_MAX", 10_000)
+    shards = "x/000000/" if source == "directory" else "**"
+    with pytest.raises((FormatError, TarError), match="the sample 'b' is too large to be changed in memory"):
+        convert_to(tmp_path, **({"format": "tar"} | options), source="there", shards=shards)
+
+
 def _module(name: str):
     return __import__(f"dfc.formats.{name}", fromlist=["x"])
 
