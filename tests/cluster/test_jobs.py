@@ -307,10 +307,10 @@ def test_killed_again_and_again(slow: Cluster, digest: str, victim: str) -> None
     states: list[str] = []
     with Client(slow.url) as client:
         while kills < KILLS:
-            bucket = f"killed-{victim}-{len(states)}"
+            bucket = f"often-{victim}-{len(states)}"
             job = client.jobs.submit(into(bucket))
             while kills < KILLS and client.jobs.get(job.id).finished is None:
-                pause.wait(draw.uniform(0.1, 1.5))
+                pause.wait(draw.uniform(0.1, 0.8))
                 alive = pids_of(slow, victim)
                 if alive:
                     os.kill(draw.choice(alive), signal.SIGKILL)
