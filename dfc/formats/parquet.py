@@ -33,7 +33,7 @@ class Layouts(msgspec.Struct, frozen=True):
     runs: list[tuple[Ordinal, Ordinal]]
 
 
-class _SinkFile:
+class SinkFile:
     """What the library asks of a file to write to."""
 
     closed = False
@@ -82,7 +82,7 @@ class ParquetWriter:
         fields = [pyarrow.field(KEY_FIELD, pyarrow.string(), nullable=False)]
         self._schema: Any = pyarrow.schema([*fields, *(pyarrow.field(name, pyarrow.binary()) for name in columns)])
         level = DEFAULT_LEVEL if level is None else level
-        self._file: Any = pyarrow.PythonFile(_SinkFile(sink), mode="w")
+        self._file: Any = pyarrow.PythonFile(SinkFile(sink), mode="w")
         self._writer: Any = pyarrow.parquet.ParquetWriter(
             self._file, self._schema, compression="zstd" if level else "none", compression_level=level or None,
             use_dictionary=False, write_statistics=[KEY_FIELD],

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 import numpy as np
 
-from dfc.checksum import Buffer
 from dfc.errors import BadRequest, Conflict
+from dfc.formats.parquet import SinkFile
 from dfc.jobs.corpus import PREPARING_FUNCTIONS, Part, Sources, corpus, open_index, preparing_stages
 from dfc.jobs.gathering import copy_range
 from dfc.jobs.options import CommonOptions
@@ -200,7 +200,7 @@ def write_parquet(task: Task, store: Store) -> TaskResult:
         columns.append(("members", arrow.map_(arrow.string(), arrow.int64())))
     schema, count = arrow.schema(columns), 0
     with PlainOutput(store, wanted.output) as output:
-        with parquet.ParquetWriter(arrow.PythonFile(_Writable(output), mode="w"), schema, compression="zstd") as writer:
+        with parquet.ParquetWriter(arrow.PythonFile(SinkFile(output), mode="w"), schema, compression="zstd") as writer:
             for part, name in wanted.parts:
                 index = open_index(store, part.shard)
                 for start in range(0, index.sample_count, _ROW_GROUP):
@@ -226,38 +226,6 @@ class _Sink:
     def __init__(self, output: PlainOutput) -> None:
         self.write = output.write
         self.send = output.send
-
-
-class _Writable:
-    """What pyarrow asks of a file."""
-
-    closed = False
-
-    def __init__(self, output: PlainOutput) -> None:
-        self._output, self._at = output, 0
-
-    def write(self, data: Buffer) -> int:
-        self._output.write(bytes(data))
-        self._at += len(data)
-        return len(data)
-
-    def tell(self) -> int:
-        return self._at
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def readable(self) -> bool:
-        return False
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return False
 
 
 def _piece(number: int) -> str:
