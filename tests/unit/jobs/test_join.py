@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import shutil
 from pathlib import Path
@@ -85,8 +86,8 @@ def test_values_of_json_lines(tmp_path):
 
 
 def test_parquet(tmp_path):
-    arrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
+    arrow = importlib.import_module("pyarrow")
+    parquet = importlib.import_module("pyarrow.parquet")
     columns = {"name": ["a", "b"], "cls": [1, None], "txt": ["t", "u"], "raw": [b"\x00", b""]}
     buffer = io.BytesIO()
     parquet.write_table(arrow.table(columns), buffer)
