@@ -66,10 +66,10 @@ class Local:
         self.map = new
         return True
 
-    async def refresh_map(self) -> None:
+    async def refresh_map(self, *, at_once: bool = False) -> None:
         """Ask the registry for its map, unless that was done a moment ago."""
         now = asyncio.get_running_loop().time()
-        if now - self._refreshed_s < MAP_REFRESH_S:
+        if now - self._refreshed_s < MAP_REFRESH_S and not at_once:
             return
         self._refreshed_s = now
         self.take_map(await self.control.call("GET", f"{self.proxy_url}/v1/cluster", ClusterMap))

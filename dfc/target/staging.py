@@ -8,13 +8,14 @@ from contextlib import suppress
 from typing import Any, Final
 
 from dfc.checksum import ExpectedChecksums
-from dfc.errors import JobCancelled, TooLarge, Unavailable
+from dfc.errors import BucketDeleting, JobCancelled, TooLarge, Unavailable
 from dfc.http.answers import Answer, FileAnswer, header_lines, json_answer
 from dfc.http.common import flag
 from dfc.http.conditions import is_not_modified, is_plain, requested_range
 from dfc.http.exchange import Exchange
 from dfc.limits import JOB_OUTPUT_PAUSE_S
 from dfc.names import ObjectPath, check_bucket_name, parse_object_path
+from dfc.placement.map import BucketEntry
 from dfc.storage.disk import Disk
 from dfc.storage.layout import check_job_id
 from dfc.storage.rows import Precondition, PutResult
@@ -39,7 +40,7 @@ class StagingRoutes:
         """Store a body as an output of a job. JobCancelled when the job has ended here."""
         owner, path = _parse(exchange, parameters)
         exchange.pause_s = JOB_OUTPUT_PAUSE_S
-        bucket = await self._local.bucket(path.bucket, create=True)
+        bucket = await self._bucket(path.bucket)
         place = Place(bucket, self._own_disk(path))
         length = exchange.declared_length
         if length is not None and length > self._size_max:
@@ -53,6 +54,15 @@ class StagingRoutes:
             if has_slot:
                 self._slots.give()
         return put_answer(bucket, result)
+
+    async def _bucket(self, name: str) -> BucketEntry:
+        """The bucket, made when the job was accepted. It is never made here: it would come back after its deletion."""
+        if self._local.map.bucket(name) is None:
+            await self._local.refresh_map(at_once=True)  # it may be younger than the map that was asked for a moment ago
+        bucket = await self._local.bucket(name)
+        if bucket.state == "deleting":
+            raise BucketDeleting(f"the bucket {name!r} is being deleted")
+        return bucket
 
     async def _store(self, exchange: Exchange, place: Place, name: str, owner: StagedName) -> PutResult:
         call = self._local.call

@@ -111,7 +111,9 @@ class Setting:
 
 @pytest.fixture(scope="module")
 def nodes(start_cluster: Callable[..., Cluster]) -> Cluster:
-    return start_cluster(targets=2, disks=1)
+    cluster = start_cluster(targets=2, disks=1)
+    call("PUT", f"{cluster.url}/v1/buckets/out")  # as when a job is accepted
+    return cluster
 
 
 @pytest.fixture

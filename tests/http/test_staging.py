@@ -22,6 +22,7 @@ def job():
 @pytest.fixture
 def stage(http, nodes, bucket, job):
     """`stage(name, body, temporary=…)`: a PUT at the owner; the answer."""
+    assert http.put(f"/v1/buckets/{bucket}").status_code == 201  # as when a job is accepted
 
     def put(name, body, temporary=False, **more):
         return http.put(url_of(nodes, job, bucket, name, temporary), content=body, **more)

@@ -440,6 +440,7 @@ async def test_a_bucket_that_is_deleted_meanwhile(make):
     ended = await cluster.until(job["id"])
     assert ended["state"] == "failed", ended
     await cluster.until_nothing_is_staged()
+    assert (await cluster.ask("GET", "/v1/buckets/out"))[0] == 404, "no task has made it anew"
 
 
 async def test_staged_objects_that_are_not_what_was_written(make):
