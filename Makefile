@@ -18,7 +18,7 @@ demo: setup
 	$(BIN)/python -m loadtest.demo
 
 test: setup
-	$(BIN)/python -m pytest -n 2 $(TESTS)
+	$(BIN)/python -m pytest -n 2 --durations=15 $(TESTS)
 
 lint: setup
 	$(BIN)/ruff check .
