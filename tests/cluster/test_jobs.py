@@ -301,8 +301,8 @@ def pids_of(cluster: Cluster, victim: str) -> list[int]:
 @pytest.mark.parametrize("victim", ["proxy", "target", "worker"])
 @pytest.mark.timeout(600)
 def test_killed_again_and_again(slow: Cluster, digest: str, victim: str) -> None:
-    """Twenty times at random moments, from the first task to publishing: the same digest or a clean failure, and nothing
-    beside it. Most jobs have to succeed: a loss costs time only."""
+    """Twenty times at random moments, from the first task to publishing: the same digest, or a clean failure where a task has
+    met its fourth kill, and nothing beside it. Left alone, the next job succeeds."""
     draw, pause, kills = random.Random(5), threading.Event(), 0
     states: list[str] = []
     with Client(slow.url) as client:
@@ -324,7 +324,9 @@ def test_killed_again_and_again(slow: Cluster, digest: str, victim: str) -> None
             else:
                 assert ended.error is not None, ended
                 assert list(client.list(bucket)) + list(client.list(bucket, prefix=".dfc/")) == [], ended
-    assert states.count("succeeded") > len(states) // 2, states
+        left_alone = client.jobs.wait(client.jobs.submit(into(f"often-{victim}-after")).id, timeout_s=120)
+        assert left_alone.output is not None
+        assert left_alone.output.digest == digest
 
 
 def test_what_is_running_does_not_stop_others(fast: Cluster, client: Client) -> None:
