@@ -32,7 +32,7 @@ from dfc.limits import MIB
 
 READY_TIMEOUT_S: Final = 60.0
 RESTART_FIRST_S: Final = 0.1
-RESTART_MAX_S: Final = 5.0
+RESTART_MAX_S: Final = 2.0
 STEADY_S: Final = 10.0  # a child that lived so long starts again at once
 LOG_BYTES_MAX: Final = 64 * MIB
 LOG_CHECK_S: Final = 10.0
