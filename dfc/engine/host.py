@@ -143,7 +143,7 @@ class Host:
             )
             answer = await future
         except KilledWorker:
-            if number in self._futures and not self._dispatcher.lost(number):
+            if self._futures.get(number) is future and not self._dispatcher.lost(number):
                 self._assign()
                 return
             reason = "the worker process died under the task"
@@ -166,12 +166,16 @@ class Host:
 
     def _cancel(self, number: int) -> None:
         self._dispatcher.finished(number)
+        self._drop(number)
+        self._assign()
+
+    def _drop(self, number: int) -> None:
+        """Want no answer of this run any more."""
         future = self._futures.pop(number, None)
         if future is not None:
             cancelling = asyncio.ensure_future(future.cancel())
             self._working.add(cancelling)
             cancelling.add_done_callback(self._working.discard)
-        self._assign()
 
     # --- workers
 
@@ -205,7 +209,8 @@ class Host:
         self._assign()
 
     async def _look_after_tasks(self) -> None:
-        """Dask may lose sight of a task whose result was being fetched when its worker died: end the waiting for it."""
+        """Dask may lose sight of a task whose result was being fetched when its worker died: it is run again, as its neighbours
+        are."""
         if not self._futures:
             return
         asked = dict(self._futures)
@@ -213,9 +218,11 @@ class Host:
         lost = {number: future for number, future in asked.items() if not future.done() and future.key not in at_work}
         self._missed = {number: self._missed.get(number, 0) + 1 for number in lost}
         for number, missed in self._missed.items():
-            if missed >= MISSED_LOOKS_MAX and number in self._futures:
-                self._cancel(number)
-                self._say(Lost(number, "the task was lost with its worker"))
+            if missed >= MISSED_LOOKS_MAX and self._futures.get(number) is lost[number]:
+                self._drop(number)
+                if self._dispatcher.lost(number):
+                    self._dispatcher.finished(number)
+                    self._say(Lost(number, "the task was lost with its worker"))
 
     def _say(self, message: FromEngine) -> None:
         data = frame(message)
