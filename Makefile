@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TESTS ?= tests
 EXPORT := uv export --frozen --quiet --no-emit-project --no-annotate --no-header
 
-.PHONY: setup demo test lint format bench bench-jobs compose-test lock clean
+.PHONY: setup torch demo test lint format bench bench-jobs bench-inputs compose-test lock clean
 
 setup: $(VENV)/.ready
 
@@ -14,10 +14,14 @@ $(VENV)/.ready: pyproject.toml uv.lock deploy/requirements-dev.txt deploy/setup-
 	@PYTHON="$(PYTHON)" sh deploy/setup-venv $(VENV)
 	@touch $@
 
+# PyTorch, for the tests and examples that train with it.
+torch: setup
+	@PYTHON="$(PYTHON)" sh deploy/setup-torch $(VENV)
+
 demo: setup
 	$(BIN)/python -m loadtest.demo
 
-test: setup
+test: torch
 	$(BIN)/python -m pytest -n 2 --durations=15 $(TESTS)
 
 lint: setup
@@ -34,6 +38,9 @@ bench: setup
 
 bench-jobs: setup
 	$(BIN)/python -m loadtest.bench --jobs
+
+bench-inputs: torch
+	$(BIN)/python -m loadtest.bench --inputs
 
 # Builds the image and runs the whole compose file against a Docker engine (see deploy/test-compose).
 compose-test:
