@@ -11,7 +11,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, I
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from types import TracebackType
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from dfc.checksum import Buffer
 from dfc.client.batch import BatchReader, Items, portions
@@ -24,6 +24,10 @@ from dfc.http.batch_items import BatchItem, OnMissing
 from dfc.http.retry import Cancellation, Cancelled, cancelled_by, current_cancellation
 from dfc.limits import LIST_PAGE_MAX
 from dfc.placement.map import ClusterMap
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 THREADS: Final = 32  # calls that run at once; more wait
 CANCEL_WAIT_S: Final = 1.0
@@ -231,6 +235,10 @@ class AsyncClient:
 
     def keys(self, bucket: str, shards: str | Sequence[str], *, fields: str = "all") -> AsyncIterator[KeyInfo]:
         return self._iterate(lambda: self._client.keys(bucket, shards, fields=fields))
+
+    async def sample_offsets(self, bucket: str, shard: str, *, etag: str | None = None) -> NDArray[np.uint64]:
+        """Like `Client.sample_offsets`."""
+        return await self._threads.run(self._client.sample_offsets, bucket, shard, etag=etag)
 
     async def read_member(self, bucket: str, shard: str, member: str, *, start: int = 0, length: int | None = None) -> bytes:
         return await self._threads.run(self._client.read_member, bucket, shard, member, start=start, length=length)

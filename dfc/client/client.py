@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
@@ -39,12 +39,16 @@ from dfc.errors import BadRequest, ChecksumMismatch, ObjectCorrupt, ObjectNotFou
 from dfc.http.batch_items import BatchItem, OnMissing
 from dfc.http.blocking import Transport
 from dfc.http.retry import Cancellation, RetryPolicy
-from dfc.limits import KIB, LIST_PAGE_MAX
+from dfc.limits import INDEX_MEMBERS_MAX, KIB, LIST_PAGE_MAX
 from dfc.names import check_bucket_name, check_object_name
 from dfc.placement.map import ClusterMap
 from dfc.tar.header import FILE, TarError
 from dfc.tar.samples import split_key
 from dfc.tar.scanner import Scanner
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
 _ANSWER_BYTES_MAX: Final = 256 * KIB  # of a PUT: warnings are short
@@ -195,6 +199,17 @@ class Client:
     def samples(self, bucket: str, shard: str) -> Iterator[SampleInfo]:
         """The samples of a shard in the order of the archive. NotAShard."""
         return read_values(self._calls.call("GET", *_checked(bucket, shard), query=(("list", "samples"),)), SampleInfo)
+
+    def sample_offsets(self, bucket: str, shard: str, *, etag: str | None = None) -> NDArray[np.uint64]:
+        """Where each sample of a shard begins in the (uncompressed) archive, and after them where the last one ends: n + 1
+        numbers, from the index. NotAShard; PreconditionFailed when the shard has not the `etag` that is given."""
+        import numpy as np
+
+        with self._calls.call("GET", *_checked(bucket, shard), query=(("list", "offsets"),)) as answer:
+            found = object_info(bucket, shard, answer.headers, 0).etag
+            if etag is not None and found != etag:
+                raise PreconditionFailed(f"{bucket}/{shard} is {found} by now, not {etag}")
+            return np.frombuffer(answer.read_all(8 * (INDEX_MEMBERS_MAX + 1)), dtype="<u8").astype(np.uint64, copy=False)
 
     def read_member(self, bucket: str, shard: str, member: str, *, start: int = 0, length: int | None = None) -> bytes:
         """The bytes of one member. MemberNotFound; NotSeekable for a range in a compressed shard."""

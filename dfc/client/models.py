@@ -92,7 +92,9 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
 def object_info(bucket: str, name: str, headers: Headers, size: int) -> ObjectInfo:
     """From the headers of a GET or HEAD; `size` is that of the whole object in bytes."""
     etag = (headers.get("ETag") or "").removeprefix("W/").strip('"')
+    samples = headers.get("X-DFC-Samples") or ""
     return ObjectInfo(
+        samples=int(samples) if samples.isdecimal() else None,
         bucket=bucket,
         name=name,
         size=size,

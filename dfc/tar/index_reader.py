@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from struct import error as StructError
@@ -208,6 +209,16 @@ class ShardIndex:
         """All samples in archive order, from ordinal `start` on."""
         for number in range(start, self.sample_count):
             yield self.sample_at(number)
+
+    def sample_offsets(self) -> memoryview:
+        """Where each sample begins in the archive (its first header), and after them where the last one ends: sample_count + 1
+        numbers of 64 bits. Members that belong to no sample may lie before the next sample begins."""
+        table = array("Q", bytes(8 * (self.sample_count + 1)))
+        if self.sample_count:
+            rows = self._view[self._samples_start : self._samples_start + SAMPLE.size * self.sample_count]
+            table[:-1] = array("Q", rows.cast("Q")[::2].tobytes())
+            table[-1] = self.sample_at(self.sample_count - 1).end
+        return memoryview(table)
 
     def arrays(self, numbers: Integers) -> SampleArrays:
         """The samples with these ordinals as columns (`dfc.tar.index_arrays`). IndexError when there is one too large."""

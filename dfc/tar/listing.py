@@ -1,7 +1,9 @@
-"""Listings of a shard as NDJSON, in chunks of about 64 KiB, straight from the index."""
+"""Listings of a shard, in chunks of about 64 KiB, straight from the index: NDJSON, and offsets as plain numbers."""
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Literal
 
@@ -28,6 +30,18 @@ def list_keys(index: ShardIndex, shard: str, fields: Literal["all", "key"] = "al
     from dfc.tar.key_lines import key_lines  # a node serves requests without numpy
 
     return key_lines(index, shard, fields)
+
+
+def list_offsets(index: ShardIndex) -> Iterator[bytes]:
+    """Where the samples begin and where the last one ends: sample_count + 1 little-endian numbers of 64 bits."""
+    offsets = index.sample_offsets()
+    if sys.byteorder != "little":
+        swapped = array("Q", offsets)
+        swapped.byteswap()
+        offsets = memoryview(swapped)
+    data = offsets.cast("B")
+    for at in range(0, len(data), _CHUNK_BYTES):
+        yield bytes(data[at : at + _CHUNK_BYTES])
 
 
 def _same(member: Member) -> Member:

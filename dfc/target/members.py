@@ -16,13 +16,14 @@ from dfc.storage.disk import Disk
 from dfc.storage.nowait import read_range
 from dfc.storage.rows import ObjectRow
 from dfc.tar.index import IndexCorrupt, Member, Sample, ShardIndex
-from dfc.tar.listing import list_members, list_samples
+from dfc.tar.listing import list_members, list_offsets, list_samples
 from dfc.tar.reader import read_member_range
 from dfc.tar.writer import END_OF_ARCHIVE, member_header, padding
 from dfc.target.local import Local
 from dfc.target.slots import Slots
 
 _SAFETY_LINES: Final = header_lines(SAFETY_HEADERS)
+OCTETS: Final = "application/octet-stream"
 _QUERIES: Final = ("member", "archpath", "sample", "list")
 
 
@@ -63,8 +64,12 @@ class MemberRoutes:
         return await self._member(exchange, disk, row, index, member)
 
     def _list(self, disk: Disk, row: ObjectRow, index: ShardIndex, what: str) -> Answer:
+        if what == "offsets":
+            headers = (("Content-Type", OCTETS), ("ETag", f'"{row.checksum}"'), *SAFETY_HEADERS)
+            pieces = self._local.iterate(_or_rebuild(disk, row, list_offsets(index)))
+            return StreamAnswer(200, pieces, headers, content_length=8 * (index.sample_count + 1))
         if what not in ("members", "samples"):
-            raise BadRequest("list is 'members' or 'samples'")
+            raise BadRequest("list is 'members', 'samples' or 'offsets'")
         lines = _or_rebuild(disk, row, list_members(index) if what == "members" else list_samples(index))
         return StreamAnswer(200, self._local.iterate(lines), [("Content-Type", NDJSON), *SAFETY_HEADERS])
 

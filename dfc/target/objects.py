@@ -30,8 +30,9 @@ REREADS_MAX: Final = 8  # a row that changes under the reader so often is a stor
 
 
 @lru_cache(maxsize=16_384)
-def _validators(name: str, checksum: str, modified_us: int) -> str:
+def _validators(name: str, checksum: str, modified_us: int, samples: int | None) -> str:
     """The header lines that every answer about an object has."""
+    counts = () if samples is None else (("X-DFC-Samples", str(samples)),)
     return header_lines(
         (
             ("Content-Type", content_type(name)),
@@ -39,13 +40,14 @@ def _validators(name: str, checksum: str, modified_us: int) -> str:
             ("X-DFC-Checksum", f"{CHECKSUM_NAME}={checksum}"),
             ("Last-Modified", http_date(modified_us)),
             ("Accept-Ranges", "bytes"),
+            *counts,
             *SAFETY_HEADERS,
         )
     )
 
 
 def object_headers(row: ObjectRow) -> str:
-    return _validators(row.name, row.checksum, row.modified_us)
+    return _validators(row.name, row.checksum, row.modified_us, row.samples)
 
 
 class ObjectRoutes:

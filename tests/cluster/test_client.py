@@ -126,6 +126,16 @@ def test_shards(client: Client, data: Path) -> None:
     first = next(client.samples("shards", "sample.tgz"))
     assert set(client.read_sample("shards", "sample.tgz", first.key)) == set(first.members)
     member = next(iter(client.members("shards", "sample.tgz")))
+    offsets = client.sample_offsets("shards", "tendata.tar", etag=stored.checksum).tolist()
+    assert len(offsets) == 101
+    assert all(
+        start < sample.members["ten"].offset < end for start, sample, end in zip(offsets, samples, offsets[1:], strict=False)
+    )
+    with pytest.raises(PreconditionFailed):
+        client.sample_offsets("shards", "tendata.tar", etag="0" * 32)
+    with pytest.raises(NotAShard):
+        client.sample_offsets("shards", "plain")
+    assert [client.stat("shards", name).samples for name in ("tendata.tar", "sample.tgz", "plain")] == [100, 90, None]
     with pytest.raises(NotSeekable):
         client.read_member("shards", "sample.tgz", member.name, start=1, length=1)
     with pytest.raises(MemberNotFound):

@@ -6,7 +6,9 @@ import gzip
 import io
 import json
 import os
+import struct
 import tarfile
+from itertools import pairwise
 from urllib.parse import quote
 
 import pytest
@@ -291,3 +293,35 @@ def test_what_is_inside_is_not_written(http, nodes, make_tar, bucket, error_of):
             error_of(http.delete(f"{url}/{bucket}/s.tar?{query}"), 400, "bad_request")
             error_of(http.delete(f"{url}/v1/objects/{bucket}/s.tar?relay=1&{query}"), 400, "bad_request")
     assert http.get(f"/{bucket}/s.tar").content == tar
+
+
+# --- where samples begin
+
+
+def test_offsets_of_samples(http, shard, make_tar, nodes):
+    archive = make_tar(FILES)
+    for url in (nodes.proxy, nodes.owner("members", shard.rpartition("/")[2])):
+        answer = http.get(f"{url}{shard}?list=offsets")
+        assert answer.status_code == 200
+        assert answer.headers["ETag"] == http.head(f"{url}{shard}").headers["ETag"]
+        offsets = struct.unpack(f"<{len(SAMPLES) + 1}Q", answer.content)
+        keys = []
+        for start, end in pairwise(offsets):
+            with tarfile.open(fileobj=io.BytesIO(archive[start:end] + bytes(1024))) as part:
+                keys.append(part.getnames()[0])
+        firsts = [next(iter(members.values())) for members in SAMPLES.values()]
+        assert keys == firsts
+        assert archive[offsets[-1] :].strip(b"\0") == b""  # the last file is of the last sample
+
+
+def test_number_of_samples_is_told(http, shard, nodes):
+    for url in (nodes.proxy, nodes.owner("members", shard.rpartition("/")[2])):
+        for answer in (http.head(f"{url}{shard}"), http.get(f"{url}{shard}", headers={"Range": "bytes=0-9"})):
+            assert answer.headers["X-DFC-Samples"] == str(len(SAMPLES))
+    assert http.put("/members/plain.txt", content=b"text").status_code in (200, 201)
+    assert "X-DFC-Samples" not in http.get("/members/plain.txt").headers
+
+
+def test_offsets_of_a_shard_without_samples(http, make_tar):
+    assert http.put("/members/none.tar", content=make_tar([("README", b"x")])).status_code in (200, 201)
+    assert http.get("/members/none.tar?list=offsets").content == bytes(8)
