@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import sys
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
@@ -27,11 +29,15 @@ Items = Iterable[BatchItem | Mapping[str, Any]]
 
 
 class BatchReader(io.RawIOBase):
-    """The tar of one batch read, as it comes. Raises `Unreachable` when it breaks off: what was read is then not all."""
+    """The tar of one batch read, as it comes. Raises `Unreachable` when it breaks off: what was read is then not all.
 
-    def __init__(self, answer: Answer) -> None:
+    `lengths` are the bytes of each item when they were asked for (no end of an archive follows the last), else empty.
+    """
+
+    def __init__(self, answer: Answer, lengths: array[int] | None = None) -> None:
         super().__init__()
         self._answer = answer
+        self.lengths: array[int] = array("Q") if lengths is None else lengths
         self.size = answer.length or 0
 
     def readable(self) -> bool:
@@ -46,10 +52,32 @@ class BatchReader(io.RawIOBase):
         super().close()
 
 
-def open_batch(calls: ObjectCalls, url: str, items: Sequence[BatchItem], on_missing: OnMissing) -> BatchReader:
+def open_batch(
+    calls: ObjectCalls, url: str, items: Sequence[BatchItem], on_missing: OnMissing, *, lengths: bool = False
+) -> BatchReader:
     """One request. Raises what the node says, naming the item, before anything is read."""
     body = make_source(msgspec.msgpack.encode(BatchRequest(list(items), on_missing)))
-    return BatchReader(calls.stream(f"{url}/v1/batch", "POST", {"Content-Type": MSGPACK}, body))
+    query = "?lengths=1" if lengths else ""
+    answer = calls.stream(f"{url}/v1/batch{query}", "POST", {"Content-Type": MSGPACK}, body)
+    return BatchReader(answer, _read_lengths(answer, len(items)) if lengths else None)
+
+
+def _read_lengths(answer: Answer, count: int) -> array[int]:
+    """What stands before the bytes. Unreachable when the connection breaks, ObjectCorrupt when it does not fit the rest."""
+    data = bytearray(8 * count)
+    view, at = memoryview(data), 0
+    try:
+        while at < len(data) and (got := answer.readinto(view[at:])):
+            at += got
+        lengths = array("Q", bytes(data))
+        if sys.byteorder == "big":
+            lengths.byteswap()
+        if at < len(data) or sum(lengths) != (answer.length or 0):
+            raise ObjectCorrupt("a batch arrived with lengths that do not fit its size")
+        return lengths
+    except BaseException:
+        answer.close()
+        raise
 
 
 def read_batch(calls: ObjectCalls, url: str, items: Items, on_missing: OnMissing) -> Iterator[tuple[str, bytes]]:

@@ -254,9 +254,14 @@ class Client:
         """
         return read_batch(self._calls, self.url, items, on_missing)
 
-    def open_batch(self, items: Sequence[BatchItem | Mapping[str, Any]], *, on_missing: OnMissing = "fail") -> BatchReader:
-        """The tar of up to 100,000 items as a raw reader, for speed: `readinto` a large buffer."""
-        return open_batch(self._calls, self.url, [as_item(item) for item in items], on_missing)
+    def open_batch(
+        self, items: Sequence[BatchItem | Mapping[str, Any]], *, on_missing: OnMissing = "fail", lengths: bool = False
+    ) -> BatchReader:
+        """The tar of up to 100,000 items as a raw reader, for speed: `readinto` a large buffer.
+
+        With `lengths` the reader's `lengths` are the bytes of each item, so that the parts can be told from each other.
+        """
+        return open_batch(self._calls, self.url, [as_item(item) for item in items], on_missing, lengths=lengths)
 
     # Buckets.
 

@@ -9,6 +9,7 @@ rest of its part, of the same versions; when that fails for good the connection 
 from __future__ import annotations
 
 import asyncio
+import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
@@ -17,7 +18,7 @@ from typing import Any, Final, Protocol
 from dfc.errors import DfcError, Unavailable
 from dfc.http.answers import TAR, Answer, finish_connection
 from dfc.http.batch_items import BatchItem, BatchRequest, OnMissing, parse_request
-from dfc.http.common import SAFETY_HEADERS
+from dfc.http.common import SAFETY_HEADERS, flag
 from dfc.http.exchange import Exchange
 from dfc.http.merge import ByteSource, Merge, Run, SourceBroke
 from dfc.http.transfer import ReadStalled, drive, duplicate
@@ -25,6 +26,8 @@ from dfc.limits import BATCH_BODY_BYTES_MAX, BATCHES_MAX
 
 END_OF_ARCHIVE: Final = bytes(1024)
 ITEM_HEADER: Final = "X-DFC-Item"  # of an error: the number of the item that it is about
+BATCH_QUERY: Final = frozenset(("lengths",))
+_OCTETS: Final = "application/octet-stream"
 
 
 class ItemError(Exception):
@@ -87,7 +90,11 @@ async def read_request(exchange: Exchange) -> BatchRequest:
 async def answer_batch(
     exchange: Exchange, request: BatchRequest, owner_of: Callable[[str, str], str], open_part: Opener, gate: BatchGate
 ) -> Answer:
-    """The tar of all items. `owner_of` names the owner of an object, `open_part` is awaited for each owner's part."""
+    """The tar of all items. `owner_of` names the owner of an object, `open_part` is awaited for each owner's part.
+
+    With `?lengths=1` the length of each item goes first, and no end of an archive follows.
+    """
+    with_lengths = flag(exchange.query_parameters(BATCH_QUERY), "lengths")
     gate.enter()
     parts: list[Part] = []
     try:
@@ -102,12 +109,13 @@ async def answer_batch(
         runs, total = await asyncio.get_running_loop().run_in_executor(
             exchange.bulk.threads, _runs, owners, [part.lengths for part in parts]
         )
+        begin = _lengths(owners, [part.lengths for part in parts]) if with_lengths else b""
     except BaseException:
         gate.leave()
         await _close(parts, whole=False)
         raise
-    headers = [("Content-Type", TAR), *SAFETY_HEADERS]
-    return BatchAnswer(headers, parts, runs, total, gate, tail=END_OF_ARCHIVE)
+    headers = [("Content-Type", _OCTETS if with_lengths else TAR), *SAFETY_HEADERS]
+    return BatchAnswer(headers, parts, runs, total, gate, begin=begin, tail=b"" if with_lengths else END_OF_ARCHIVE)
 
 
 def _split(
@@ -140,6 +148,18 @@ def _runs(owners: array[int], lengths: list[Sequence[int]]) -> tuple[list[Run], 
     following = [iter(part) for part in lengths]
     runs = [(owner, sum(next(following[owner]) for _ in same)) for owner, same in groupby(owners)]
     return runs, sum(size for _, size in runs)
+
+
+def _lengths(owners: array[int], lengths: list[Sequence[int]]) -> bytes:
+    """The length of each item of the list, as 64-bit little-endian numbers."""
+    if len(lengths) == 1:
+        whole = array("Q", lengths[0])
+    else:
+        following = [iter(part) for part in lengths]
+        whole = array("Q", [next(following[owner]) for owner in owners])
+    if sys.byteorder == "big":
+        whole.byteswap()
+    return whole.tobytes()
 
 
 def _raise_first(opened: Iterable[object], places: list[list[int]]) -> None:

@@ -92,7 +92,7 @@ def error_from_answer(status: int, headers: Headers, body: bytes, what: str) -> 
 
 
 def _kept(headers: Headers) -> dict[str, str]:
-    names = ("Retry-After", "Content-Range", "Allow", "WWW-Authenticate", "X-Request-Id")
+    names = ("Retry-After", "Content-Range", "Allow", "WWW-Authenticate", "X-Request-Id", "X-DFC-Item")
     return {name: value for name in names if (value := headers.get(name))}
 
 

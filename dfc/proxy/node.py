@@ -12,6 +12,7 @@ from dfc import metrics
 from dfc.config import Settings
 from dfc.engine.base import Engine
 from dfc.http.answers import Answer
+from dfc.http.batch import BATCH_QUERY
 from dfc.http.common import LISTING_QUERY, OBJECT_QUERY
 from dfc.http.exchange import Exchange
 from dfc.http.peer import ControlClient, PeerPool
@@ -79,7 +80,9 @@ class ProxyNode:
             Route("/v1/jobs/{job}", {"GET": jobs.show, "DELETE": jobs.cancel}),
             Route("/v1/jobs/{job}/events", {"GET": jobs.events}),
             Route("/v1/node/jobs/{job}", {"GET": jobs.running}, internal=True),
-            Route("/v1/batch", {"POST": BatchRoutes(self.cluster, self._pool, self.settings.token).batch}, reads=True),
+            Route(
+                "/v1/batch", {"POST": BatchRoutes(self.cluster, self._pool, self.settings.token).batch}, BATCH_QUERY, reads=True
+            ),
             Route("/v1/cluster", {"GET": admin.cluster_map}),
             Route("/v1/cluster/scrub", {"GET": admin.scrub_status, "POST": admin.start_scrub}),
             Route("/v1/nodes", {"POST": admin.register}, internal=True),

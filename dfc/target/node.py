@@ -21,6 +21,7 @@ from dfc.config import Settings
 from dfc.engine.beside import WorkersBeside
 from dfc.errors import DiskRefused, OperatorError, StorageFailed, Unavailable
 from dfc.http.answers import Answer, json_answer
+from dfc.http.batch import BATCH_QUERY
 from dfc.http.common import LISTING_QUERY, OBJECT_QUERY, health_answer, metrics_answer
 from dfc.http.exchange import Exchange
 from dfc.http.peer import ControlClient, PeerPool, RemoteError
@@ -87,7 +88,7 @@ class TargetNode:
             Route(
                 "/v1/node/samples", {"GET": internal.samples}, query=frozenset(("bucket", "shards", "fields")), internal=True
             ),
-            Route("/v1/batch", {"POST": batch.batch}, reads=True),
+            Route("/v1/batch", {"POST": batch.batch}, BATCH_QUERY, reads=True),
             Route("/v1/node/batch", {"POST": batch.own_batch}, internal=True),
             Route("/v1/node/staged", {"GET": staging.totals}, internal=True),
             Route("/v1/node/staged/{job}", {"DELETE": staging.discard}, internal=True),

@@ -6,6 +6,7 @@ import gzip
 import io
 import os
 import random
+import struct
 import tarfile
 
 import msgspec
@@ -131,6 +132,28 @@ def test_every_kind_of_item(ask, http, stored):
         ("big/2.bin", big["big/2.bin"]),
         ("big/1.bin", big["big/1.bin"][1_000_001:2_500_001]),
     ]
+
+
+def test_lengths_tell_the_items_apart(http, base, stored):
+    draw = random.Random(3)
+    chosen = [(f"s{draw.randrange(SHARDS)}.tar", draw.randrange(SAMPLES)) for _ in range(500)]
+    items = [item(shard, number=number) for shard, number in chosen]
+    items[100:100] = [item("gone.tar", number=0), item("s1.tar", number=SAMPLES)]
+    body = msgspec.json.encode({"items": items, "on_missing": "skip"})
+    answer = http.post(f"{base}/v1/batch?lengths=1", content=body)
+    assert (answer.status_code, answer.headers["Content-Type"]) == (200, "application/octet-stream")
+    head = 8 * len(items)
+    lengths = struct.unpack(f"<{len(items)}Q", answer.content[:head])
+    assert head + sum(lengths) == len(answer.content)
+    assert lengths[100:102] == (0, 0)
+    at = head
+    for length, (shard, number) in zip(lengths[:100] + lengths[102:], chosen, strict=True):
+        with tarfile.open(fileobj=io.BytesIO(answer.content[at : at + length] + bytes(1024))) as archive:
+            assert [(entry.name, archive.extractfile(entry).read()) for entry in archive] == sample_of(stored, shard, number)
+        at += length
+    for query, status in (("lengths=0", 200), ("lengths=2", 400), ("other=1", 400)):
+        answer = http.post(f"{base}/v1/batch?{query}", content=b'{"items": []}')
+        assert answer.status_code == status
 
 
 def test_nothing_is_an_empty_tar(ask):
