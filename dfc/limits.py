@@ -114,3 +114,23 @@ JOB_SORT_TEXT_BYTES_MAX: Final = 64 * KIB  # of a text that samples are sorted b
 JOB_SPLIT_PARTS_MAX: Final = 256  # a label is one byte
 JOB_INLINE_SHARDS_MAX: Final = 500  # that a task names by itself, about 100 kB; longer lists are written down once
 JOB_OPEN_SOURCES_MAX: Final = 256  # files that a task has open at a time; processes begin with 1,024
+
+# Inputs.
+INPUT_RETRIES: Final = 10  # without a new byte: about 30 s, longer than a node needs to serve again after a restart
+INPUT_REDIRECTS_MAX: Final = 5
+INPUT_SHARDS_FILE_BYTES_MAX: Final = 64 * MIB  # of a .shards file: a million URLs
+INPUT_MAP_BYTES_MAX: Final = 64 * MIB  # of a cluster's map
+INPUT_PIPE_CHARS_KEPT: Final = 2000  # of what a command of `pipe:` said before it failed
+SHUFFLE_WINDOW_MAX: Final = 1 << 24  # samples; keys of the order are 64 bits with a fraction
+LOADER_WORKERS_MAX: Final = 512  # of one rank: each has a row of counters in shared memory
+INPUT_BATCH_ITEMS: Final = 4_000  # samples of one batch read: some 100 kB of a request, some 20 ms to find them all
+INPUT_BATCH_FIRST_ITEMS: Final = 64  # of the first one: it is answered at once; each that follows has four times as many
+INPUT_BATCH_BYTES: Final = 32 * MIB  # of samples that one batch read asks for, by their average
+INPUT_BATCH_PORTION_BYTES: Final = 2 * MIB  # of an answer that a reading thread hands over at a time
+INPUT_BATCH_AHEAD_BYTES: Final = 32 * MIB  # of answers that have arrived and are not yet used, of all threads
+
+# Inputs.
+INPUT_MEMBER_BYTES_MAX: Final = 4 * GIB  # of one member of a sample, which is held in memory whole
+INPUT_BUFFER_BYTES: Final = 4 * MIB  # measured: smaller ones wake the reading thread too often, which then waits for the lock
+INPUT_BUFFER_BYTES_MIN: Final = 256 * KIB  # the first of a shard, and all on slow links: samples come sooner
+UPLOAD_SPOOL_MEMORY_BYTES: Final = 4 * MIB  # of what is uploaded when it is whole; larger ones lie in unnamed temporary files
