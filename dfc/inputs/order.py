@@ -33,11 +33,11 @@ _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Run(NamedTuple):
-    """`count` neighbours of one shard, from number `start` of it."""
+    """`length` neighbours of one shard, from number `start` of it."""
 
     shard: int
     start: int
-    count: int
+    length: int
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Place:
 class Rules:
     """What the order of all epochs follows from, besides the shards.
 
-    `batch` samples to a batch; `shuffled`: shards in an order of each epoch's own; `window` and `lanes` as above (0 or 1: none);
-    `scattered`: instead of all that, every sample at a place of its own, drawn over all samples.
+    `batch` samples to a batch; `shuffled`: shards in an order of each epoch's own; `window` and `lanes` as above (0 or
+    1: none); `scattered`: instead of all that, every sample at a place of its own, drawn over all samples.
     """
 
     batch: int = 1
@@ -185,7 +185,7 @@ class Part:
         return self._window.order(start)
 
     def still_needed(self, start: int) -> tuple[list[int], set[int]]:
-        """What to read to go on at the `start`-th sample: from which number on, for each lane, and which of those (i) came before."""
+        """What to read to go on at the `start`-th sample: for each lane from which number on, and which of that (i) came before."""
         base, delivered = self._window.delivered(start)
         firsts = []
         for lane in range(self.lanes):

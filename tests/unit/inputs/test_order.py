@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
@@ -109,7 +110,7 @@ def test_lanes_are_runs_of_positions_taken_from_in_turn(counts: list[int], rules
     epoch = epoch_of(counts, replace(rules, equal="pad", scattered=False), 2)
     part = Part(epoch, Place(0, ranks, workers - 1, workers))
     lanes = [list(range(*part.lane(lane))) for lane in range(part.lanes)]
-    assert sorted(sum(lanes, [])) == list(range(part.start, part.start + part.size))
+    assert sorted(chain(*lanes)) == list(range(part.start, part.start + part.size))
     taken = [lanes[i % part.lanes][i // part.lanes] for i in range(part.size)]
     assert part.positions(np.arange(part.size)).tolist() == taken
 
@@ -120,9 +121,9 @@ def test_runs_are_the_numbers_of_positions(counts: list[int], rules: Rules, numb
     lo = data.draw(st.integers(0, 2 * epoch.total))
     hi = data.draw(st.integers(lo, 3 * epoch.total))
     starts = np.concatenate(([0], np.cumsum(counts)))
-    by_runs = [int(starts[run.shard]) + run.start + k for run in epoch.runs(lo, hi) for k in range(run.count)]
+    by_runs = [int(starts[run.shard]) + run.start + k for run in epoch.runs(lo, hi) for k in range(run.length)]
     assert by_runs == epoch.numbers(np.arange(lo, hi)).tolist()
-    assert all(0 <= run.start and run.start + run.count <= counts[run.shard] and run.count for run in epoch.runs(lo, hi))
+    assert all(run.start >= 0 and run.start + run.length <= counts[run.shard] and run.length for run in epoch.runs(lo, hi))
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(2, 6000), st.integers(0, 20000))
@@ -153,7 +154,7 @@ def test_split_has_no_gaps(total: int, parts: int) -> None:
     bounds = [split(total, parts, part) for part in range(parts)]
     assert bounds[0][0] == 0
     assert bounds[-1][1] == total
-    assert all(left[1] == right[0] for left, right in zip(bounds, bounds[1:], strict=False))
+    assert all(left[1] == right[0] for left, right in pairwise(bounds))
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
