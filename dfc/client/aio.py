@@ -111,6 +111,7 @@ class AsyncBatchReader:
         self._threads = threads
         self._reader = reader
         self.size = reader.size
+        self.lengths = reader.lengths
 
     async def readinto(self, buffer: bytearray | memoryview) -> int:
         """Fill the buffer, except at the end; 0 there."""
@@ -268,9 +269,9 @@ class AsyncClient:
                 yield member
 
     async def open_batch(
-        self, items: Sequence[BatchItem | Mapping[str, Any]], *, on_missing: OnMissing = "fail"
+        self, items: Sequence[BatchItem | Mapping[str, Any]], *, on_missing: OnMissing = "fail", lengths: bool = False
     ) -> AsyncBatchReader:
-        reader = await self._threads.run(self._client.open_batch, items, on_missing=on_missing)
+        reader = await self._threads.run(self._client.open_batch, items, on_missing=on_missing, lengths=lengths)
         return AsyncBatchReader(self._threads, reader)
 
     async def list_buckets(self) -> tuple[BucketInfo, ...]:

@@ -1,0 +1,233 @@
+"""Samples by their numbers in their shards, through one batch read: in portions, asked for again when it breaks.
+
+The answer tells the length of each item, so that samples are never mixed, whatever their keys are, and a broken answer is
+continued after the last portion that arrived. Every shard is pinned to its ETag: one that was replaced is no more read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+from dfc.client import BatchItem, Client, RetryPolicy
+from dfc.client.batch import BatchReader
+from dfc.errors import Conflict, DfcError, NotFound, ObjectCorrupt, PreconditionFailed, StorageFailed, Unreachable
+from dfc.http.problems import retry_after_s
+from dfc.inputs.base import Counts, InputError, Sample, ShardBroken, ShardChanged, ShardUnreadable
+from dfc.limits import BATCH_ITEMS_MAX, INPUT_BATCH_PORTION_BYTES, TAR_HEADER_BYTES
+from dfc.tar.header import FILE, TarError
+from dfc.tar.samples import split_key
+from dfc.tar.scanner import Scanner
+
+_BASE_256: Final = 0x80
+_PLAIN_FLAGS: Final = (ord("0"), 0)
+
+
+class BatchShard(NamedTuple):
+    """A shard of a cluster: what a sample's `__source__` says, where it is, which version, and how many samples it has."""
+
+    url: str
+    bucket: str
+    name: str
+    etag: str
+    samples: int
+
+
+class Portion(NamedTuple):
+    """Items as they arrived: their places in the list that was asked for, their lengths in bytes, and the bytes."""
+
+    places: Sequence[int]
+    lengths: Sequence[int]
+    data: bytearray  # may be longer than all lengths together
+
+
+class BatchRead:
+    """One list of samples, each named by the number of its shard in `shards` and its ordinal there.
+
+    `lost` has the error of each shard that cannot be had (gone, replaced, broken), by its number; add to it before, and such
+    shards are not asked for.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        shards: Sequence[BatchShard],
+        wanted: Sequence[tuple[int, int]],
+        *,
+        counts: Counts,
+        lost: dict[int, InputError] | None = None,
+        policy: RetryPolicy | None = None,
+    ) -> None:
+        if len(wanted) > BATCH_ITEMS_MAX:
+            raise ValueError(f"at most {BATCH_ITEMS_MAX} samples can be asked for at a time, not {len(wanted)}")
+        self._client = client
+        self._shards = shards
+        self._wanted = wanted
+        self._counts = counts
+        self._policy = policy or RetryPolicy()
+        self.lost: dict[int, InputError] = {} if lost is None else lost
+
+    def samples(self) -> Iterator[list[Sample | InputError]]:
+        """All that was asked for, in that order, in lists; an error stands in the place of a sample that cannot be had."""
+        done = 0
+        for portion in self.portions():
+            yield self.parse(portion, done)
+            done = portion.places[-1] + 1
+        if done < len(self._wanted):
+            yield self.missing(done, len(self._wanted))
+
+    def portions(self, spare: list[bytearray] | None = None) -> Iterator[Portion]:
+        """What arrives, in buffers of `spare` where there are any: who has done with a portion puts its buffer back.
+
+        Raises ShardUnreadable when the cluster cannot be reached any more, Cancelled after `Client.abort`.
+        """
+        places: Sequence[int] = range(len(self._wanted))
+        attempt = 0
+        while places := self._left(places):
+            try:
+                reader = self._open(places)
+            except DfcError as problem:
+                if not self._lose(problem, places):
+                    raise ShardUnreadable(f"{self._client.url}: {problem}", url=self._client.url) from problem
+                continue
+            done = 0
+            try:
+                with reader:
+                    for portion in _read(reader, places, [] if spare is None else spare):
+                        done += len(portion.places)
+                        attempt = 0
+                        self._counts.add(size=sum(portion.lengths))
+                        yield portion
+                return
+            except Unreachable as problem:
+                self._client.cancellation.check()
+                self._counts.add(retries=1)
+                if attempt >= self._policy.retries:
+                    raise ShardUnreadable(f"{self._client.url}: {problem}", url=self._client.url) from problem
+                self._client.cancellation.wait(self._policy.delay_s(attempt, retry_after_s(problem)))
+                attempt += 1
+            places = places[done:]
+
+    def parse(self, portion: Portion, done: int) -> list[Sample | InputError]:
+        """The samples of a portion, and errors for the places from `done` on that were left out before or between them."""
+        found: list[Sample | InputError] = []
+        view = memoryview(portion.data)
+        at = 0
+        for place, length in zip(portion.places, portion.lengths, strict=True):
+            if place > done:
+                found += self.missing(done, place)
+            done = place + 1
+            shard, number = self._wanted[place]
+            url = self._shards[shard].url
+            sample: Sample | None
+            try:
+                sample = _parse_sample(portion.data, view, at, at + length, url)
+            except TarError as problem:
+                found.append(ShardBroken(f"{url}: sample {number} arrived broken: {problem}", url=url))
+            else:
+                found.append(sample)
+            at += length
+        return found
+
+    def missing(self, start: int, end: int) -> list[Sample | InputError]:
+        """The errors of the samples of lost shards from one place up to another."""
+        return [self.lost[self._wanted[place][0]] for place in range(start, end)]
+
+    def _left(self, places: Sequence[int]) -> Sequence[int]:
+        if not self.lost:
+            return places
+        return [place for place in places if self._wanted[place][0] not in self.lost]
+
+    def _open(self, places: Sequence[int]) -> BatchReader:
+        shards, wanted = self._shards, self._wanted
+        items = []
+        for place in places:
+            number, ordinal = wanted[place]
+            shard = shards[number]
+            items.append(BatchItem(shard.bucket, shard.name, number=ordinal, if_match=shard.etag or None))
+        return self._client.open_batch(items, lengths=True)
+
+    def _lose(self, problem: DfcError, places: Sequence[int]) -> bool:
+        """Whether the error is about one shard, which is then asked for no more."""
+        item = problem.headers.get("X-DFC-Item", "")
+        if not item.isdigit() or int(item) >= len(places):
+            return False
+        kind: type[InputError]
+        if isinstance(problem, PreconditionFailed):
+            kind = ShardChanged
+        elif isinstance(problem, NotFound | Conflict | ObjectCorrupt | StorageFailed):
+            kind = ShardUnreadable
+        else:
+            return False
+        number = self._wanted[places[int(item)]][0]
+        url = self._shards[number].url
+        self.lost[number] = kind(f"{url}: {problem}", url=url)
+        return True
+
+
+def _read(reader: BatchReader, places: Sequence[int], spare: list[bytearray]) -> Iterator[Portion]:
+    """Runs of whole items of INPUT_BATCH_PORTION_BYTES at most, or single larger ones."""
+    lengths = reader.lengths
+    ends = list(accumulate(lengths))
+    first, begin = 0, 0
+    while first < len(lengths):
+        last = first + 1
+        while last < len(lengths) and ends[last] - begin <= INPUT_BATCH_PORTION_BYTES:
+            last += 1
+        size = ends[last - 1] - begin
+        if size > INPUT_BATCH_PORTION_BYTES:
+            data = bytearray(size)
+        else:
+            data = spare.pop() if spare else bytearray(INPUT_BATCH_PORTION_BYTES)
+        with memoryview(data) as view:
+            at = 0
+            while at < size:
+                count = reader.readinto(view[at:size])
+                if not count:
+                    raise Unreachable("a batch read ended early")
+                at += count
+        yield Portion(places[first:last], lengths[first:last], data)
+        first, begin = last, ends[last - 1]
+
+
+def _parse_sample(data: bytearray, view: memoryview, start: int, end: int, url: str) -> Sample:
+    """The members of one item. Headers were checked when the shard was stored; the plain ones are taken as they are."""
+    sample: Sample = {"__key__": "", "__source__": url}
+    key = None
+    at = start
+    while at < end:
+        body = at + TAR_HEADER_BYTES
+        # A name in one field, no long-name header before it, an octal size: all others go the long way.
+        if data[at + 156] not in _PLAIN_FLAGS or data[at + 345] or data[at + 124] & _BASE_256:
+            return _parse_any(bytes(view[start:end]), url)
+        try:
+            size = int(data[at + 124 : at + 136].rstrip(b" \0"), 8)
+        except ValueError:
+            return _parse_any(bytes(view[start:end]), url)
+        parts = split_key(data[at : at + 100].partition(b"\0")[0].decode("utf-8", "surrogateescape"))
+        if body + size > end:
+            raise TarError("a member reaches beyond its sample", at - start)
+        if parts is not None:
+            key, extension = parts
+            sample[extension] = view[body : body + size].tobytes()
+        at = body + (size + TAR_HEADER_BYTES - 1 & -TAR_HEADER_BYTES)
+    if key is None:
+        raise TarError("a sample without members", 0)
+    sample["__key__"] = key
+    return sample
+
+
+def _parse_any(item: bytes, url: str) -> Sample:
+    scanner = Scanner()
+    entries = [*scanner.feed(item), *scanner.feed(bytes(2 * TAR_HEADER_BYTES))]
+    scanner.finish()
+    sample: Sample = {"__key__": "", "__source__": url}
+    for name, kind, _, offset, size in entries:
+        parts = split_key(name.decode("utf-8", "surrogateescape")) if kind == FILE else None
+        if parts is not None:
+            sample["__key__"], extension = parts
+            sample[extension] = item[offset : offset + size]
+    if len(sample) == 2:
+        raise TarError("a sample without members", 0)
+    return sample
