@@ -20,7 +20,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.bench import bulk, indexing, jobs, listing, memory, small
+from loadtest.bench import bulk, indexing, inputs, jobs, listing, memory, small
 from loadtest.bench.context import NGINX_WORKERS, Bench
 from loadtest.bench.row import Row, format_figure
 from loadtest.processes import find_program, interruptible
@@ -46,24 +46,35 @@ ROWS: dict[str, Callable[[Bench], list[Row]]] = {
     "batch": jobs.batch,
     "keys": jobs.keys,
     "convert": jobs.convert,
+    "samples-10k": inputs.samples_small,
+    "samples-100k": inputs.samples_large,
+    "jpeg": inputs.jpeg,
+    "tgz": inputs.tgz,
+    "epoch-start": inputs.epoch_start,
+    "resume": inputs.resume,
+    "input-memory": inputs.input_memory,
 }
 CORE: Final = tuple(ROWS)[:12]
-JOBS: Final = tuple(ROWS)[12:]
+JOBS: Final = tuple(ROWS)[12:19]
+INPUTS: Final = tuple(ROWS)[19:]
 BUSY_SHARE = 0.3  # load a processor before a run; an idle machine with a desktop or monitoring stays below
 PROGRAMS = {"curl": "curl", "nginx": "nginx", "wrk": "wrk"}  # program: Debian package
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench", description="Measure DFC beside nginx, row by row.")
-    rows = f"of {','.join(CORE)} (all of these), and {','.join(JOBS)}"
+    rows = f"of {','.join(CORE)} (all of these), {','.join(JOBS)} and {','.join(INPUTS)}"
     parser.add_argument("--rows", default=",".join(CORE), help=rows)
     parser.add_argument("--jobs", action="store_true", help="the rows about jobs instead of those of the core")
+    parser.add_argument("--inputs", action="store_true", help="the rows about loaders instead")
     parser.add_argument("--pairs", type=int, default=7, help="alternated pairs, or runs, of each row (7)")
     parser.add_argument("--dir", type=Path, help="a directory on the disk to measure (the temporary directory)")
     parser.add_argument("--json", metavar="FILE", help="write all figures there ('-' is standard output)")
     parser.add_argument("--strict", action="store_true", help="exit code 1 when a row misses what is required")
     arguments = parser.parse_args(argv)
-    arguments.rows = list(JOBS) if arguments.jobs else [name for name in arguments.rows.split(",") if name]
+    arguments.rows = [name for name in arguments.rows.split(",") if name]
+    if arguments.jobs or arguments.inputs:
+        arguments.rows = [*(JOBS if arguments.jobs else ()), *(INPUTS if arguments.inputs else ())]
     unknown = [name for name in arguments.rows if name not in ROWS]
     if unknown or not arguments.rows:
         parser.error(f"no such row: {', '.join(unknown) or '(none)'}; there are {', '.join(ROWS)}")
@@ -74,16 +85,17 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
-def ensure_programs(console: Console) -> bool:
-    """Find curl, nginx and wrk; install what is missing with apt-get when we may. False when something stays missing."""
-    missing = [name for name in PROGRAMS if find_program(name) is None]
+def ensure_programs(console: Console, rows: Sequence[str]) -> bool:
+    """Find what the rows need; install what is missing with apt-get when we may. False when something stays missing."""
+    needed = PROGRAMS if set(rows) - set(INPUTS) else ("curl",)
+    missing = [name for name in needed if find_program(name) is None]
     if missing and os.geteuid() == 0 and find_program("apt-get"):
         console.print(f"installing {', '.join(missing)} with apt-get …")
         # RUNLEVEL=1: the package's start script leaves its service alone.
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
         for command in (["update", "-q"], ["install", "-q", "-y", "--no-install-recommends", *(PROGRAMS[m] for m in missing)]):
             subprocess.run(["apt-get", *command], env=environment, stdout=subprocess.DEVNULL, check=False)
-        missing = [name for name in PROGRAMS if find_program(name) is None]
+        missing = [name for name in needed if find_program(name) is None]
     if missing:
         console.print(f"missing: {', '.join(missing)}. As root: apt-get install {' '.join(PROGRAMS[name] for name in missing)}")
     return not missing
@@ -154,7 +166,7 @@ def environment(bench: Bench) -> dict[str, object]:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
     console = Console(stderr=arguments.json == "-", width=None if sys.stdout.isatty() else 160)
-    if not ensure_programs(console):
+    if not ensure_programs(console, arguments.rows):
         return 2
     warn_when_busy(console)
     interruptible()

@@ -28,7 +28,7 @@ def rows(monkeypatch):
 
     table = {"good": lambda bench: [make_row("good", 2, 1)], "bad": lambda bench: [make_row("bad", 1, 2)], "broken": broken}
     monkeypatch.setattr(bench_main, "ROWS", table)
-    monkeypatch.setattr(bench_main, "ensure_programs", lambda console: True)
+    monkeypatch.setattr(bench_main, "ensure_programs", lambda console, rows: True)
     monkeypatch.setattr(bench_main, "interruptible", lambda: None)
     return table
 
@@ -85,7 +85,23 @@ def test_every_row_of_the_table_has_a_name():
     assert list(bench_main.CORE) == names.split()
     jobs = "start reshuffle-large reshuffle-disk reshuffle-small batch keys convert"
     assert list(bench_main.JOBS) == jobs.split()
-    assert {*bench_main.CORE, *bench_main.JOBS} == {*bench_main.ROWS}
+    inputs = "samples-10k samples-100k jpeg tgz epoch-start resume input-memory"
+    assert list(bench_main.INPUTS) == inputs.split()
+    assert {*bench_main.CORE, *bench_main.JOBS, *bench_main.INPUTS} == {*bench_main.ROWS}
+
+
+@pytest.mark.parametrize(("option", "rows"), [("--jobs", bench_main.JOBS), ("--inputs", bench_main.INPUTS)])
+def test_rows_are_chosen_by_group(option, rows):
+    assert bench_main.parse_arguments([option]).rows == list(rows)
+    assert bench_main.parse_arguments(["--jobs", "--inputs"]).rows == [*bench_main.JOBS, *bench_main.INPUTS]
+
+
+def test_the_rows_of_loaders_need_no_server_of_others(monkeypatch):
+    monkeypatch.setattr(bench_main, "find_program", lambda name: "/usr/bin/curl" if name == "curl" else None)
+    monkeypatch.setattr(bench_main.os, "geteuid", lambda: 1000)
+    quiet = Console(quiet=True)
+    assert bench_main.ensure_programs(quiet, ["jpeg", "tgz"])
+    assert not bench_main.ensure_programs(quiet, ["jpeg", "get1"])
 
 
 def test_a_bench_leaves_nothing(tmp_path):
