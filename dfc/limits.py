@@ -116,6 +116,9 @@ JOB_INLINE_SHARDS_MAX: Final = 500  # that a task names by itself, about 100 kB;
 JOB_OPEN_SOURCES_MAX: Final = 256  # files that a task has open at a time; processes begin with 1,024
 
 # Inputs.
+INPUT_IMAGE_PIXELS_MAX: Final = 1 << 26  # of one picture: 8,192 x 8,192, 200 MB decoded, 800 MB as floats
+INPUT_FIELD_BYTES_MAX: Final = 1 * GIB  # that a compressed field (.gz, .npz) may grow to
+INPUT_EXTENSIONS_KEPT: Final = 10_000  # whose decoders are remembered; names come with the data
 INPUT_RETRIES: Final = 10  # without a new byte: about 30 s, longer than a node needs to serve again after a restart
 INPUT_REDIRECTS_MAX: Final = 5
 INPUT_SHARDS_FILE_BYTES_MAX: Final = 64 * MIB  # of a .shards file: a million URLs
@@ -128,9 +131,11 @@ INPUT_BATCH_FIRST_ITEMS: Final = 64  # of the first one: it is answered at once;
 INPUT_BATCH_BYTES: Final = 32 * MIB  # of samples that one batch read asks for, by their average
 INPUT_BATCH_PORTION_BYTES: Final = 2 * MIB  # of an answer that a reading thread hands over at a time
 INPUT_BATCH_AHEAD_BYTES: Final = 32 * MIB  # of answers that have arrived and are not yet used, of all threads
-
-# Inputs.
 INPUT_MEMBER_BYTES_MAX: Final = 4 * GIB  # of one member of a sample, which is held in memory whole
 INPUT_BUFFER_BYTES: Final = 4 * MIB  # measured: smaller ones wake the reading thread too often, which then waits for the lock
 INPUT_BUFFER_BYTES_MIN: Final = 256 * KIB  # the first of a shard, and all on slow links: samples come sooner
+INPUT_AHEAD_BYTES: Final = 32 * MIB  # that are read ahead of the samples, of all shards together
+INPUT_AHEAD_SHARDS: Final = 4  # that each reading thread may be ahead, if they are small
 UPLOAD_SPOOL_MEMORY_BYTES: Final = 4 * MIB  # of what is uploaded when it is whole; larger ones lie in unnamed temporary files
+INPUT_CACHE_FREE_SHARE: Final = 0.95  # of what is free on its disk, and its own, that a cache of shards may fill
+INPUT_CACHE_POLL_S: Final = 0.02  # between two looks whether another process has fetched a shard

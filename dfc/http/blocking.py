@@ -22,6 +22,7 @@ from dfc import __version__
 from dfc.checksum import Buffer
 from dfc.errors import BadRequest, Unreachable
 from dfc.http.problems import Headers
+from dfc.http.receiving import Receiver
 from dfc.http.retry import Cancellation, current_cancellation
 from dfc.limits import KIB, MIB
 
@@ -32,6 +33,7 @@ EXPECT_BYTES: Final = 1 * MIB  # larger bodies ask first: a refusal then costs o
 IDLE_CONNECTIONS_MAX: Final = 16
 ERROR_BODY_BYTES_MAX: Final = 64 * KIB
 _DRAIN_BYTES: Final = 64 * KIB  # reading so much is cheaper than a new connection
+_DRAIN_TIMEOUT_S: Final = 0.2  # and so is waiting so long for it
 _JOIN_BYTES: Final = 64 * KIB  # smaller chunks go out in one piece with their frame
 _HEAD_BYTES_MAX: Final = 16 * KIB
 _SENDFILE_BYTES_MAX: Final = 1 << 30  # the kernel moves at most 2 GiB at a time
@@ -81,6 +83,8 @@ class Answer:
         # http.client does not say when a body ends early, so the bytes are counted here.
         self._left = response.length
         self._chunked = bool(response.chunked)
+        self._receiver = Receiver(response, link.sock, transport.read_timeout_s)
+        self._failure: Broken | None = None
         if self._left == 0 or response.isclosed():
             self._finish()
 
@@ -91,8 +95,18 @@ class Answer:
 
     def readinto(self, buffer: bytearray | memoryview) -> int:
         """Fill the buffer as far as the body goes, which may take many packets; 0 at its end. Broken when it ends early."""
+        count = self.receive(buffer)
+        if self._failure is not None:
+            raise self._failure
+        return count
+
+    def receive(self, buffer: bytearray | memoryview) -> int:
+        """`readinto`, for those who can go on elsewhere: what came before the body broke off is handed out first, and the
+        next call raises Broken."""
         link = self._link
         if link is None:
+            if self._failure is not None:
+                raise self._failure
             return 0
         link.move_to(self._transport.cancellation)
         view = memoryview(buffer)
@@ -102,15 +116,21 @@ class Answer:
             return 0
         try:
             with _own_errors(self._what):
-                count = self._response.readinto(view)
-            self._check_whole(count, len(view))
-        except Broken:
+                self._receiver.fill(view)
+            self._check_whole(self._receiver.count, len(view))
+        except Broken as problem:
+            self._failure = problem
             self._abandon()
             link.cancellation.check()
+            if self._receiver.count == 0:
+                raise
+            return self._receiver.count
+        except BaseException:
+            self._abandon()  # interrupted: what is left would be taken for the next answer
             raise
-        if count == 0 or self._left == 0:
+        if self._receiver.count == 0 or self._left == 0:
             self._finish()
-        return count
+        return self._receiver.count
 
     def _check_whole(self, count: int, wanted: int) -> None:
         if self._left is not None:
@@ -140,11 +160,14 @@ class Answer:
             return
         if self._left is not None and 0 < self._left <= _DRAIN_BYTES and not link.cancellation.is_set:
             try:
-                if len(self._response.read()) == self._left:
+                self._receiver.limit(_DRAIN_TIMEOUT_S)
+                self._receiver.fill(memoryview(bytearray(self._left)))
+            except (OSError, http.client.HTTPException, ValueError):
+                pass
+            else:
+                if self._receiver.count == self._left:
                     self._finish()
                     return
-            except (OSError, http.client.HTTPException):
-                pass
         self._abandon()
 
     def _abandon(self) -> None:
@@ -160,6 +183,7 @@ class Answer:
         reusable = not self._response.will_close and not link.spoiled
         self._response.close()
         if reusable:
+            self._receiver.restore(self._transport.read_timeout_s)
             self._transport.give_back(link)
         else:
             link.close()
@@ -202,9 +226,15 @@ class _Link:
 class Transport:
     """Connections to the nodes. Thread-safe; an answer belongs to one thread at a time."""
 
-    def __init__(self, cancellation: Cancellation, read_timeout_s: float = READ_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        cancellation: Cancellation,
+        read_timeout_s: float = READ_TIMEOUT_S,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    ) -> None:
+        self.read_timeout_s = read_timeout_s
         self._cancellation = cancellation
-        self._read_timeout_s = read_timeout_s
+        self._connect_timeout_s = connect_timeout_s
         self._lock = threading.Lock()
         self._idle: list[_Link] = []
         self._tls: ssl.SSLContext | None = None
@@ -250,6 +280,12 @@ class Transport:
         for link in idle:
             link.close()
 
+    def forget(self) -> None:
+        """In a child after a fork: let go of the connections, which are the parent's."""
+        idle, self._idle = self._idle, []
+        for link in idle:
+            link.connection.close()
+
     def give_back(self, link: _Link) -> None:
         link.cancellation.untrack(link.sock)
         with self._lock:
@@ -279,15 +315,15 @@ class Transport:
         scheme, host, port = origin
         connection: http.client.HTTPConnection
         if scheme == "https":
-            connection = http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT_S, context=self._tls_context())
+            connection = http.client.HTTPSConnection(host, port, timeout=self._connect_timeout_s, context=self._tls_context())
         else:
-            connection = http.client.HTTPConnection(host, port, timeout=CONNECT_TIMEOUT_S)
+            connection = http.client.HTTPConnection(host, port, timeout=self._connect_timeout_s)
         try:
             connection.connect()
         except OSError as problem:
             raise NotConnected(f"{what}: cannot connect to {host}:{port}: {problem.strerror or problem}") from None
         assert connection.sock is not None
-        connection.sock.settimeout(self._read_timeout_s)
+        connection.sock.settimeout(self.read_timeout_s)
         return _Link(origin, connection, cancellation)
 
     def _tls_context(self) -> ssl.SSLContext:

@@ -1,0 +1,64 @@
+"""What kind of thing a URL names, and how it is written in messages. Pure; no I/O.
+
+| URL | kind |
+| --- | --- |
+| `http://…`, `https://…` | web |
+| `dfc:bucket/object`, `dfc://bucket/object` | cluster: that of `DFC_URL` |
+| `pipe:command` | pipe |
+| `-` | stdin |
+| `file:///path`, `file:path`, a path | file |
+| any other `scheme://…`, and `a::b` chains | fsspec |
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+Kind = Literal["web", "cluster", "pipe", "stdin", "file", "fsspec"]
+_FOREIGN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
+_WEB: Final = re.compile(r"https?://", re.IGNORECASE)
+
+
+def kind_of(url: str) -> Kind:
+    """The kind, by the beginning alone."""
+    if _WEB.match(url):
+        return "web"
+    if url.startswith("dfc:"):
+        return "cluster"
+    if url.startswith("pipe:"):
+        return "pipe"
+    if url == "-":
+        return "stdin"
+    if url.startswith("file:") or not _FOREIGN.match(url):
+        return "file"
+    return "fsspec"
+
+
+def local_path(url: str) -> str:
+    """The path of a URL of the kind `file`. Only `file://` has escapes; its host is empty or localhost."""
+    if not url.startswith("file:"):
+        return url
+    if not url.startswith("file://"):
+        return url.removeprefix("file:")
+    host, slash, path = url.removeprefix("file://").partition("/")
+    if host not in ("", "localhost"):
+        raise ValueError(f"a file: URL names a file of this machine, not of {host!r}")
+    return unquote(slash + path)
+
+
+def split_cluster_url(url: str) -> tuple[str, str]:
+    """Bucket and the rest of a `dfc:` URL, nothing decoded. ValueError when there is no bucket."""
+    bucket, _, name = url.removeprefix("dfc:").removeprefix("//").partition("/")
+    if not bucket:
+        raise ValueError(f"a dfc: URL is dfc:bucket/object, not {url!r}")
+    return bucket, name
+
+
+def shown(url: str) -> str:
+    """A URL for messages: without user, password and query, which may hold signatures."""
+    if kind_of(url) != "web":
+        return url
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "…" if parts.query else "", ""))

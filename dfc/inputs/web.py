@@ -1,0 +1,351 @@
+"""A shard from web servers: tried again and continued where it broke, until every byte has come or nobody can give it.
+
+Each try asks one of the shard's URLs for the bytes from the current position on. What answers must be the same version as
+before (ETag, date, size); a server that knows no ranges is read from the start and the known part thrown away. A body that ends
+early, a stall, a refused connection and answers like 503 cost a try; every new byte gives all tries back.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
+
+from dfc.checksum import CHECKSUM_NAME
+from dfc.errors import DfcError, RangeNotSatisfiable, ServerTrouble
+from dfc.http.blocking import ERROR_BODY_BYTES_MAX, Answer, Broken
+from dfc.http.problems import error_from_answer, is_worth_retrying
+from dfc.http.retry import Cancellation, Cancelled, cancelled_by
+from dfc.inputs.base import Counts, InputError, ShardBroken, ShardChanged, ShardUnreadable
+from dfc.inputs.cluster import locate, token_for, transport_for
+from dfc.inputs.streams import Stream, StreamOptions
+from dfc.inputs.urls import shown
+from dfc.limits import INPUT_REDIRECTS_MAX, MIB
+
+if TYPE_CHECKING:
+    import xxhash
+
+_REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
+_CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_UNSATISFIED: Final = re.compile(r"bytes \*/(\d+)")
+_XXH3: Final = re.compile(r"[0-9a-f]{32}")
+_SKIP_BYTES: Final = 1 * MIB
+
+
+@dataclass
+class _Version:
+    """What a server says about the object, to see whether it still is the same one. Empty or None: it does not say."""
+
+    etag: str = ""
+    strong: bool = True
+    modified: str = ""
+    size: int | None = None
+
+    def differs(self, other: _Version) -> bool:
+        """Whether both say something that does not agree."""
+        if self.size is not None and other.size is not None and self.size != other.size:
+            return True
+        if self.etag and other.etag:
+            return self.etag != other.etag
+        return bool(self.modified and other.modified and self.modified != other.modified)
+
+
+class _Source:
+    """One of the URLs of a shard. `known` is the version that it gave before."""
+
+    def __init__(self, url: str, options: StreamOptions) -> None:
+        self.url = url
+        self.known: _Version | None = None
+        self._options = options
+        self._transport = transport_for(options)
+
+    def request(self, headers: Mapping[str, str]) -> Answer:
+        """One try: an answer of 200 or 206, or the error that the server's answer means."""
+        place = locate(self.url, self._options)
+        if place is not None:
+            try:
+                return place.cluster.request(place, headers, self._transport)
+            except DfcError:
+                place.cluster.refresh()
+                raise
+        return self._follow(headers)
+
+    def _follow(self, headers: Mapping[str, str]) -> Answer:
+        url, secrets = _without_user(self.url)
+        origin = _origin(url)
+        token = token_for(f"{origin[0]}://{urlsplit(url).netloc}", self._options)
+        own = {**({"Authorization": f"Bearer {token}"} if token else {}), **secrets, **self._options.headers}
+        for _ in range(INPUT_REDIRECTS_MAX + 1):
+            answer = self._transport.request("GET", url, {**headers, **own})
+            location = answer.headers.get("Location")
+            if answer.status not in _REDIRECTS or not location:
+                if answer.status in (200, 206):
+                    return answer
+                with answer:
+                    raise error_from_answer(answer.status, answer.headers, _beginning(answer), f"GET {shown(url)}")
+            answer.close()
+            url = _sendable(urljoin(url, location))
+            if _origin(url) != origin:
+                own = {}
+        raise ShardUnreadable(f"{shown(self.url)} is redirected more than {INPUT_REDIRECTS_MAX} times", url=self.url)
+
+
+class WebStream(Stream):
+    """See `Stream`. It is opened when it is made."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        start: int,
+        end: int | None,
+        etag: str | None,
+        options: StreamOptions,
+        counts: Counts | None,
+        cancellation: Cancellation | None,
+    ) -> None:
+        self.url = urls[0]
+        self._sources = [_Source(url, options) for url in urls]
+        self._primary = urls[0]
+        self._planned = etag or ""
+        self._position = start
+        self._end = end
+        self._options = options
+        self._policy = options.policy
+        self._counts = counts
+        self._cancellation = cancellation or Cancellation()
+        self._answer: Answer | None = None
+        self._at = 0  # the source in use
+        self._tries = 0  # in vain, since the last new byte
+        self._problems: list[str] = []
+        self._hasher: xxhash.xxh3_128 | None = None
+        self._checksum = ""
+        with cancelled_by(self._cancellation):
+            self._answer = self._connect()
+        if start == 0 and end is None and options.verify:
+            self._expect_checksum(self._answer)
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:
+        view = memoryview(buffer).cast("B")
+        if self._end is not None:
+            view = view[: max(self._end - self._position, 0)]
+        done = 0
+        with cancelled_by(self._cancellation):
+            while done < len(view):
+                try:
+                    count = self._step(view[done:])
+                except InputError:
+                    if done == 0:
+                        raise
+                    break  # it is raised again by the next call, which finds the same
+                if count == 0:
+                    self._end = self._position
+                    break
+                done += count
+        self._verify(view[:done])
+        return done
+
+    def close(self) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer.close()
+
+    def abort(self) -> None:
+        self._cancellation.cancel()
+
+    def _step(self, view: memoryview) -> int:
+        """Some bytes; 0 when a body without a length has come to its end. Broken connections are replaced."""
+        while True:
+            if self._answer is None:
+                self._answer = self._connect()
+            try:
+                count = self._answer.receive(view)
+            except Broken as problem:
+                self._answer = None
+                self._failed(problem)
+                continue
+            if count == 0 and self.size is not None and self._position < self.size:
+                self._answer = None
+                self._failed(Broken(f"the body ended at byte {self._position} of {self.size}"))
+                continue
+            self._position += count
+            self._tries = 0
+            if self._counts is not None:
+                self._counts.add(size=count)
+            return count
+
+    def _connect(self) -> Answer:
+        """An answer whose next byte is that of the current position."""
+        while True:
+            source = self._sources[self._at]
+            try:
+                answer = source.request(self._headers(source))
+                try:
+                    self._accept(source, answer)
+                except BaseException:
+                    answer.close()
+                    raise
+                return answer
+            except RangeNotSatisfiable as problem:
+                self._beyond_the_end(source, problem)
+                self._failed(problem)
+            except ShardChanged:
+                raise
+            except DfcError as problem:
+                self._failed(problem)
+
+    def _headers(self, source: _Source) -> dict[str, str]:
+        if not self._position and self._end is None:
+            return {}
+        headers = {"Range": f"bytes={self._position}-{'' if self._end is None else max(self._end - 1, self._position)}"}
+        known = source.known
+        if known is None:
+            if self._planned and source.url == self._primary:
+                headers["If-Range"] = f'"{self._planned}"'
+        elif known.etag and known.strong:
+            headers["If-Range"] = f'"{known.etag}"'
+        elif known.modified and not known.etag:
+            headers["If-Range"] = known.modified
+        return headers
+
+    def _accept(self, source: _Source, answer: Answer) -> None:
+        """Check that the answer continues what was read, and go to its right byte."""
+        first, version = _described(answer)
+        before = source.known or _Version(self._etag_for(source, version), size=self.size)
+        if before.differs(version):
+            raise ShardChanged(f"{shown(source.url)} is another object than the one that was begun or planned", url=source.url)
+        source.known = version
+        if first > self._position:
+            raise Broken(f"{shown(source.url)}: the answer begins at byte {first}, not {self._position}")
+        self.url, self.etag = source.url, version.etag
+        self.size = self.size if version.size is None else version.size
+        self.indexed = (answer.headers.get("X-DFC-Samples") or "").isdigit()
+        if self._end is None and self.size is not None:
+            self._end = self.size
+        _skip(answer, self._position - first)
+
+    def _etag_for(self, source: _Source, version: _Version) -> str:
+        """What was planned, if it can be compared: replicas on other servers have ETags of their own making."""
+        planned = self._planned
+        alike = _XXH3.fullmatch(planned) and _XXH3.fullmatch(version.etag)
+        return planned if source.url == self._primary or alike else ""
+
+    def _beyond_the_end(self, source: _Source, problem: RangeNotSatisfiable) -> None:
+        match = _UNSATISFIED.fullmatch(problem.headers.get("Content-Range", ""))
+        size = int(match[1]) if match else None
+        before = source.known or _Version(size=self.size)
+        if before.size is not None and size is not None and size != before.size:
+            raise ShardChanged(f"{shown(source.url)} has {size} bytes, and not {before.size} as before", url=source.url)
+
+    def _failed(self, problem: DfcError) -> None:
+        """Choose the next source and wait if need be, or raise when there is none left."""
+        self._cancellation.check()
+        if isinstance(problem, Cancelled):
+            raise problem
+        source = self._sources[self._at]
+        said = str(problem).replace(source.url, shown(source.url))
+        if is_worth_retrying(problem) or type(problem) is ServerTrouble:
+            if self._tries >= self._policy.retries:
+                raise ShardUnreadable(f"{shown(source.url)}: given up after {self._tries + 1} tries: {said}", url=source.url)
+            delay_s = 0.0
+            if self._at + 1 >= len(self._sources):
+                delay_s = self._policy.delay_s(self._tries // len(self._sources), _retry_after_s(problem))
+            self._at = (self._at + 1) % len(self._sources)
+            self._tries += 1
+            if self._counts is not None:
+                self._counts.add(retries=1)
+            self._cancellation.wait(delay_s)
+            return
+        self._problems.append(said)
+        if len(self._sources) == 1:
+            raise ShardUnreadable("; ".join(self._problems), url=source.url) from problem
+        del self._sources[self._at]
+        self._at %= len(self._sources)
+
+    def _expect_checksum(self, answer: Answer) -> None:
+        kind, _, value = (answer.headers.get("X-DFC-Checksum") or "").partition("=")
+        if kind == CHECKSUM_NAME and _XXH3.fullmatch(value) and self.size is not None:
+            import xxhash
+
+            self._hasher = xxhash.xxh3_128()
+            self._checksum = value
+
+    def _verify(self, data: memoryview) -> None:
+        if self._hasher is None:
+            return
+        self._hasher.update(data)
+        if self._position == self.size:
+            found = self._hasher.hexdigest()
+            self._hasher = None
+            if found != self._checksum:
+                raise ShardBroken(f"{shown(self.url)} arrived with xxh3-128={found}, not {self._checksum}", url=self.url)
+
+
+def _described(answer: Answer) -> tuple[int, _Version]:
+    """The first byte of an answer, and the version of the object that it is of."""
+    headers = answer.headers
+    tag = headers.get("ETag") or ""
+    version = _Version(tag.removeprefix("W/").strip('"'), not tag.startswith("W/"), headers.get("Last-Modified") or "")
+    if answer.status == 206:
+        match = _CONTENT_RANGE.fullmatch(headers.get("Content-Range") or "")
+        if match is None:
+            raise Broken("a partial answer without a Content-Range")
+        version.size = None if match[3] == "*" else int(match[3])
+        return int(match[1]), version
+    version.size = answer.length if answer.length is not None else _as_number(headers.get("Content-Length"))
+    return 0, version
+
+
+def _skip(answer: Answer, count: int) -> None:
+    scratch = memoryview(bytearray(min(count, _SKIP_BYTES)))
+    while count > 0:
+        got = answer.receive(scratch[:count])
+        if got == 0:
+            raise Broken(f"the body ended {count} bytes before what was to be read")
+        count -= got
+
+
+def _as_number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() else None
+
+
+def _beginning(answer: Answer) -> bytes:
+    """What an error page begins with, for its message; nothing when it is too long or breaks off."""
+    try:
+        return answer.read_all(ERROR_BODY_BYTES_MAX)
+    except Broken:
+        return b""
+
+
+def _retry_after_s(problem: DfcError) -> float | None:
+    """Seconds, or a date as HTTP has them."""
+    text = problem.headers.get("Retry-After", "")
+    number = _as_number(text)
+    if number is not None:
+        return float(number)
+    try:
+        return max(parsedate_to_datetime(text).timestamp() - time.time(), 0.0)
+    except ValueError:
+        return None
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme.lower(), parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme.lower())
+
+
+def _without_user(url: str) -> tuple[str, dict[str, str]]:
+    """The URL to ask, and the header that its `user:password@` becomes."""
+    parts = urlsplit(url)
+    user, at, host = parts.netloc.rpartition("@")
+    url = _sendable(urlunsplit((parts.scheme.lower(), host, parts.path, parts.query, "")))
+    return url, {"Authorization": "Basic " + b64encode(unquote(user).encode()).decode()} if at else {}
+
+
+def _sendable(url: str) -> str:
+    """With what a request line cannot hold escaped, and nothing escaped twice."""
+    return quote(url, safe="%/:?#[]@!$&'()*+,;=-._~")
