@@ -1,0 +1,128 @@
+"""Samples as an archive: what is written can be read back as it is, or is refused before a byte of it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO, Final, Literal, NamedTuple, cast
+
+from dfc.checksum import Buffer
+from dfc.inputs.base import Sample, SampleBroken
+from dfc.limits import KIB
+from dfc.tar.compressor import open_compressor
+from dfc.tar.index import index_kind
+from dfc.tar.samples import split_key
+from dfc.tar.writer import END_OF_ARCHIVE, member_header, padding
+
+Encode = bool | Callable[[Sample], Sample]
+Kind = Literal["gz", "zst", "lz4", "bz2", "xz"]
+Compress = Kind | Literal[False] | None
+_JOINED_BYTES_MAX: Final = 64 * KIB  # copying so much costs less than more calls to write
+
+
+class Record(NamedTuple):
+    """A sample as it goes into an archive. `size` counts the bytes there, `payload` those of its values."""
+
+    key: str
+    pieces: list[Buffer]
+    size: int
+    payload: int
+
+
+def kind_for(name: str, compress: Compress) -> Kind | None:
+    """How an archive of this name is compressed."""
+    if compress is None:
+        kind = index_kind(name.partition("?")[0])
+        return None if kind == "tar" else cast("Kind | None", kind)
+    return compress or None
+
+
+def pack(sample: Mapping[str, Any], encode: Encode, last_key: str | None) -> Record:
+    """The sample as members in the order of their extensions; fields whose name begins with `_` are left out.
+
+    SampleBroken unless readers get the same key and fields back, and take it for another sample than the one before.
+    """
+    key = sample.get("__key__")
+    if not isinstance(key, str):
+        raise SampleBroken(f"a sample needs a `__key__` that is text, not {key!r}")
+    if key == last_key:
+        raise SampleBroken(f"{key!r} is the key of the sample before, too: readers would take the two for one", key=key)
+    fields = _encoded(sample, key, encode)
+    pieces: list[Buffer] = []
+    seen: set[str] = set()
+    payload = 0
+    for extension in sorted(fields):
+        if extension.startswith("_"):
+            continue
+        name, lower = f"{key}.{extension}", extension.lower()
+        if split_key(name) != (key, lower):
+            raise SampleBroken(f"readers would not find the field {extension!r} of the sample {key!r} again", key=key)
+        if lower in seen:
+            raise SampleBroken(f"{key!r} has the field {lower!r} twice: extensions are lower case", key=key)
+        seen.add(lower)
+        data = _bytes_of(fields[extension], extension, key)
+        payload += len(data)
+        try:
+            pieces += (member_header(name, len(data)), data, padding(len(data)))
+        except ValueError as problem:
+            raise SampleBroken(f"{key!r}: {problem}", key=key) from None
+    if not seen:
+        raise SampleBroken(f"{key!r} is a sample without a field", key=key)
+    return Record(key, pieces, sum(map(len, pieces)), payload)
+
+
+class SampleArchive:
+    """A tar that is written, compressed or not. `samples` counts what it has, `size` its bytes before compression."""
+
+    def __init__(self, file: BinaryIO, kind: Kind | None) -> None:
+        self.samples = 0
+        self.size = 0
+        self._file = file
+        self._compressor = None if kind is None else open_compressor(kind)
+
+    def size_with(self, record: Record) -> int:
+        """Of the whole archive, if it ended after this sample."""
+        return self.size + record.size + len(END_OF_ARCHIVE)
+
+    def add(self, record: Record) -> None:
+        self.samples += 1
+        self.size += record.size
+        if record.size <= _JOINED_BYTES_MAX:
+            self._write(b"".join(record.pieces))
+        else:
+            for piece in record.pieces:
+                self._write(piece)
+
+    def finish(self) -> None:
+        """End the archive; the file stays open."""
+        self.size += len(END_OF_ARCHIVE)
+        self._write(END_OF_ARCHIVE)
+        if self._compressor is not None:
+            self._file.write(self._compressor.flush())
+
+    def _write(self, data: Buffer) -> None:
+        self._file.write(data if self._compressor is None else self._compressor.compress(data))
+
+
+def _encoded(sample: Mapping[str, Any], key: str, encode: Encode) -> Mapping[str, Any]:
+    if not encode:
+        return sample
+    try:
+        if not callable(encode):
+            from dfc.inputs.encoding import encode as encode_by_extension
+
+            return encode_by_extension(dict(sample))
+        return encode(dict(sample))
+    except (SampleBroken, ImportError):
+        raise
+    except Exception as problem:
+        raise SampleBroken(f"{key!r} cannot be encoded: {problem}", key=key) from problem
+
+
+def _bytes_of(value: Any, extension: str, key: str) -> Buffer:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, memoryview):
+        return value.cast("B") if value.contiguous else bytes(value)
+    if not isinstance(value, bytes | bytearray):
+        raise SampleBroken(f"the field {extension!r} of {key!r} is no bytes but {type(value).__name__}", key=key)
+    return value

@@ -1,0 +1,187 @@
+"""Files that are stored when they are closed, whole or not at all, and uploads that run while the next is filled."""
+
+from __future__ import annotations
+
+import contextvars
+import errno
+import io
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from types import TracebackType
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from dfc.http.retry import Cancellation, cancelled_by
+from dfc.inputs.destinations import Destination
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+LOG: Final = logging.getLogger("dfc.inputs")
+
+
+class UploadFile(io.BufferedIOBase):
+    """A writable, seekable binary file. `close` stores what was written; leaving a `with` block by an exception stores nothing.
+
+    Neither does a file that is forgotten, or one in which a write has failed: what was stored there before stays.
+    `autocommit=False` leaves the storing to `commit`, or the forgetting to `discard`. `exclusive`: FileExistsError if something
+    is there. `directory` is where it is kept meanwhile (None: TMPDIR).
+    """
+
+    mode = "wb"
+
+    def __init__(
+        self, destination: Destination, directory: str | None = None, *, exclusive: bool = False, autocommit: bool = True
+    ) -> None:
+        super().__init__()
+        self._spool: BinaryIO | None = None
+        self.name = destination.url
+        self._destination = destination
+        self._directory = directory
+        self._exclusive = exclusive
+        self._autocommit = autocommit
+        self._failed: BaseException | None = None
+        self._spool = destination.open_spool(directory)
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return self._open_spool().write(data)
+        except OSError as problem:
+            self._failed = problem
+            raise _named(problem, self._directory) from None
+
+    def tell(self) -> int:
+        return self._open_spool().tell()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        spool = self._open_spool()
+        spool.seek(offset, whence)
+        return spool.tell()
+
+    def close(self) -> None:
+        """Store what was written. DfcError, OSError; the file is closed all the same. Idempotent."""
+        if self.closed:
+            return
+        if self._autocommit:
+            self.commit()
+        else:
+            super().close()
+
+    def commit(self) -> None:
+        """Store what was written, and close. DfcError, OSError."""
+        spool = self._spool
+        if spool is None:
+            return
+        try:
+            if self._failed is not None:
+                raise OSError(errno.EIO, "it was not stored: a write to it has failed", self.name)
+            try:
+                self._destination.store(spool, exclusive=self._exclusive)
+            except Exception as problem:
+                problem.add_note(f"while {self.name} was stored")
+                raise
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        """Forget what was written. Idempotent."""
+        spool, self._spool = self._spool, None
+        if spool is not None:
+            self._destination.discard(spool)
+        super().close()
+
+    abort = discard
+
+    def __enter__(self) -> UploadFile:
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error_type is None:
+            self.close()
+        else:
+            self.discard()
+
+    def __del__(self) -> None:
+        if self._spool is not None:
+            LOG.warning("%s was not closed, so it was not stored", self.name)
+            self.discard()
+
+    def _open_spool(self) -> BinaryIO:
+        if self._spool is None or self.closed:
+            raise ValueError("I/O operation on closed file")
+        return self._spool
+
+
+class Uploads:
+    """Runs uploads in threads, fewer than `parallel` while the caller fills another: so many spools take space at a time.
+
+    The first failure is raised by the next call. Used by one thread.
+    """
+
+    def __init__(self, parallel: int, name: str = "dfc-upload") -> None:
+        if parallel < 1:
+            raise ValueError(f"at least one upload at a time, not {parallel}")
+        self._parallel = parallel
+        self._executor = ThreadPoolExecutor(parallel, thread_name_prefix=name)
+        self._running: set[Future[None]] = set()
+        self._cancellation = Cancellation()
+
+    def add(self, upload: Callable[[], None]) -> None:
+        """Start one; wait while as many as allowed are under way."""
+        context = contextvars.copy_context()
+        self._running.add(self._executor.submit(context.run, self._run, upload))
+        while len(self._running) >= self._parallel:
+            self._collect()
+
+    def check(self) -> None:
+        """Raise what an upload has failed with by now."""
+        if any(future.done() for future in self._running):
+            self._collect()
+
+    def finish(self) -> None:
+        """Wait for the last ones."""
+        while self._running:
+            self._collect()
+        self._executor.shutdown()
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Wait for those that are under way, or end them; whatever becomes of them."""
+        if at_once:
+            self._cancellation.cancel()
+        self._executor.shutdown(wait=True, cancel_futures=True)
+        for future in self._running:
+            if not future.cancelled() and (problem := future.exception()) is not None:
+                LOG.warning("%s: %s%s", type(problem).__name__, problem, "".join(f" ({note})" for note in notes_of(problem)))
+        self._running = set()
+
+    def _run(self, upload: Callable[[], None]) -> None:
+        with cancelled_by(self._cancellation):
+            upload()
+
+    def _collect(self) -> None:
+        done, self._running = wait(self._running, return_when=FIRST_COMPLETED)
+        for future in done:
+            future.result()
+
+
+def notes_of(problem: BaseException) -> list[str]:
+    """What was noted on an exception on its way."""
+    return getattr(problem, "__notes__", [])
+
+
+def _named(problem: OSError, directory: str | None) -> OSError:
+    """The same error, naming the directory in which there was no space: only then can one do something about it."""
+    if problem.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or problem.filename is not None:
+        return problem
+    import tempfile
+
+    return OSError(problem.errno, os.strerror(problem.errno), directory or tempfile.gettempdir())
