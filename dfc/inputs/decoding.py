@@ -1,0 +1,311 @@
+"""What the bytes of a sample's fields mean: the one place that knows what is decoded, and by which extension.
+
+`decode(sample)` is what dlinputs did by itself: numbers, JSON, MessagePack, arrays, and pictures as floats. The names for
+other forms of pictures ("rgb8", "pil", …) are those of WebDataset. What arrives is not trusted: every size is checked before
+memory is taken for it, and pickles are left alone unless they are asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any, Final
+
+import msgpack
+import msgspec
+
+from dfc.inputs.base import InputError, Sample, SampleBroken
+from dfc.limits import INPUT_EXTENSIONS_KEPT, INPUT_FIELD_BYTES_MAX
+
+FieldFunction = Callable[[bytes], Any]
+# See `Decoder` for what each form does.
+Spec = bool | None | str | Mapping[str, Any] | Sequence[Any] | Callable[[Sample], Sample]
+
+NUMBERS: Final = frozenset(("cls", "cls2", "count", "index", "inx"))
+NUMBERS_OR_WORDS: Final = frozenset(("class", "id"))  # names of classes and ids are words as often as numbers
+TEXTS: Final = frozenset(("txt", "text", "transcript"))
+JSONS: Final = frozenset(("json", "jsn"))
+MESSAGES: Final = frozenset(("mp", "msgpack", "msg"))
+TENSORS: Final = frozenset(("ten", "tb"))
+PICKLES: Final = frozenset(("pyd", "pkl", "pickle"))
+IMAGES: Final = frozenset(
+    (
+        "png",
+        "jpg",
+        "jpeg",
+        "jpe",
+        "jfif",
+        "img",
+        "image",
+        "pbm",
+        "pgm",
+        "ppm",
+        "pnm",
+        "gif",
+        "webp",
+        "bmp",
+        "tif",
+        "tiff",
+        "jp2",
+        "avif",
+    )
+)
+
+
+def decode(sample: Sample, spec: Spec = True, only: str | Collection[str] | None = None, *, pickle: bool = False) -> Sample:
+    """A new sample with its fields decoded: see `Decoder`. SampleBroken when one cannot be."""
+    try:
+        decoder = _kept_decoder(spec, only if only is None or isinstance(only, str) else frozenset(only), pickle)
+    except TypeError:  # dicts and lists cannot be looked up
+        decoder = Decoder(spec, only, pickle=pickle)
+    return decoder(sample)
+
+
+class Decoder:
+    """Decodes samples; make one and call it for each. It may be pickled, and called from several threads at a time.
+
+    `spec` says how:
+    True               by the last part of the extension; pictures as float32 RGB in [0, 1], shape (height, width, 3)
+    a name             the same, with pictures in this form: rgb8, rgb, rgba8, rgba, l8, l (numpy), torchrgb8, … (torch),
+                       pil, pilrgb, pilrgba, pill; see `dfc.inputs.images.FORMS`
+    False, None        nothing is decoded
+    {ext: how}         how is a function of the bytes, a name, or False for bytes; "seg.png" goes before "png", and "*" is
+                       for all others; without it they are decoded as with True
+    [how, how, …]      names, dicts and WebDataset's handlers f(".ext", data), tried in order, then as with True; a
+                       handler that returns None leaves it to the next
+    a function         of the whole undecoded sample; what it returns is the sample
+
+    `only` names the extensions to decode (a set, or words in a text), the others stay bytes; both match whole parts from the
+    right. A last part "gz" is decompressed first. `pickle=True` decodes pickles and torch's `pth` as well: do so
+    only with data of your own, since a pickle may run any program. Fields whose name begins with "_" are left alone, and so are
+    values that are not bytes. ValueError for a spec that cannot be.
+    """
+
+    def __init__(self, spec: Spec = True, only: str | Collection[str] | None = None, *, pickle: bool = False) -> None:
+        self.spec = spec
+        self.only = frozenset(only.lower().split() if isinstance(only, str) else only) if only is not None else None
+        self.pickle = pickle
+        self._functions: dict[str, FieldFunction | None] = {}
+        if callable(spec) and only is not None:
+            raise ValueError("only= has no meaning with a function of the whole sample")
+        _check_spec(spec)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_functions": {}}
+
+    def __call__(self, sample: Sample) -> Sample:
+        """A new sample. SampleBroken, with the key and the shard, for a field that cannot be decoded."""
+        if not self.spec and not isinstance(self.spec, Mapping | Sequence):
+            return dict(sample)
+        if callable(self.spec):
+            return self._whole(self.spec, sample)
+        result = dict(sample)
+        functions = self._functions
+        for ext, data in sample.items():
+            if not isinstance(data, bytes | bytearray | memoryview):
+                continue
+            try:
+                function = functions[ext]
+            except KeyError:
+                function = self._function(ext)
+            if function is not None:
+                try:
+                    result[ext] = function(data if type(data) is bytes else bytes(data))
+                except Exception as problem:  # decoders of hostile bytes raise anything, struct.error and MemoryError included
+                    raise broken(sample, f"field {ext!r} cannot be decoded", problem) from problem
+        return result
+
+    def _whole(self, function: Callable[[Sample], Sample], sample: Sample) -> Sample:
+        try:
+            return function(sample)
+        except Exception as problem:
+            raise broken(sample, "cannot be decoded", problem) from problem
+
+    def _function(self, ext: str) -> FieldFunction | None:
+        function = None if ext.startswith("_") else self._resolve(ext.lower())
+        if len(self._functions) < INPUT_EXTENSIONS_KEPT:  # names come with the data; a table of them must have an end
+            self._functions[ext] = function
+        return function
+
+    def _resolve(self, ext: str) -> FieldFunction | None:
+        names = list(suffixes(ext))
+        wanted = self.only is None or not self.only.isdisjoint(names)
+        if names[-1] == "gz" and not (isinstance(self.spec, Mapping) and any(name in self.spec for name in names)):
+            rest = ext[:-3]
+            if not wanted and not any(name in self.only for name in suffixes(rest)):  # type: ignore[operator]
+                return None
+            return partial(_decompressed, None if rest.endswith("gz") else self._plain(rest))
+        return self._plain(ext) if wanted else None
+
+    def _plain(self, ext: str) -> FieldFunction | None:
+        found: Any = _chosen(self.spec, ext, self.pickle)
+        function: FieldFunction | None = standard(ext, pickle=self.pickle) if found is _NOT_CHOSEN else found
+        return function
+
+
+def _decompressed(function: FieldFunction | None, data: bytes) -> Any:
+    return decompress(data) if function is None else function(decompress(data))
+
+
+@lru_cache(maxsize=64)
+def _kept_decoder(spec: Spec, only: str | frozenset[str] | None, pickle: bool) -> Decoder:
+    return Decoder(spec, only, pickle=pickle)
+
+
+_NOT_CHOSEN: Final = object()
+
+
+def _check_spec(spec: Any) -> None:
+    if isinstance(spec, str):
+        from dfc.inputs.images import FORMS
+
+        if spec not in FORMS:
+            raise ValueError(f"{spec!r} is no form of pictures; there are {', '.join(FORMS)}")
+    elif isinstance(spec, Mapping):
+        for ext, how in spec.items():
+            if not callable(how):
+                _check_spec(how)
+            if not isinstance(ext, str):
+                raise ValueError(f"extensions are texts, not {ext!r}")
+    elif isinstance(spec, Sequence):
+        for how in spec:
+            if not callable(how):
+                _check_spec(how)
+    elif spec is not None and not isinstance(spec, bool) and not callable(spec):
+        raise ValueError(f"decode= takes True, False, a name, a dict, a list or a function, not {type(spec).__name__}")
+
+
+def _chosen(spec: Any, ext: str, pickle: bool) -> Any:
+    """What a spec says about an extension: a function, None for bytes, or _NOT_CHOSEN where it says nothing."""
+    if isinstance(spec, str):
+        from dfc.inputs.images import image_decoder
+
+        return image_decoder(spec) if ext.rpartition(".")[2] in IMAGES else _NOT_CHOSEN
+    if isinstance(spec, Mapping):
+        for suffix in (*suffixes(ext), "*"):
+            if suffix in spec:
+                how = spec[suffix]
+                if callable(how):
+                    return how
+                found = _chosen(how, ext, pickle) if how else None
+                return standard(ext, pickle=pickle) if found is _NOT_CHOSEN else found
+        return _NOT_CHOSEN
+    if isinstance(spec, Sequence):
+        return _chain(spec, ext, pickle)
+    return _NOT_CHOSEN
+
+
+def _chain(spec: Sequence[Any], ext: str, pickle: bool) -> Any:
+    """WebDataset's list of handlers: those before the first that surely takes this extension must be asked each time."""
+    asked: list[Callable[[str, bytes], Any]] = []
+    last: Any = _NOT_CHOSEN
+    for how in spec:
+        if callable(how):
+            asked.append(how)
+        elif (last := _chosen(how, ext, pickle)) is not _NOT_CHOSEN:
+            break
+    if not asked:
+        return last
+    fallback = standard(ext, pickle=pickle) if last is _NOT_CHOSEN else last
+    return partial(_ask, asked, "." + ext, fallback)
+
+
+def _ask(handlers: list[Callable[[str, bytes], Any]], name: str, fallback: FieldFunction | None, data: bytes) -> Any:
+    for handler in handlers:
+        value = handler(name, data)
+        if value is not None:
+            return value
+    return data if fallback is None else fallback(data)
+
+
+def suffixes(ext: str) -> Iterator[str]:
+    """`left.seg.png` → `left.seg.png`, `seg.png`, `png`."""
+    while True:
+        yield ext
+        _, dot, ext = ext.partition(".")
+        if not dot:
+            return
+
+
+def standard(ext: str, *, pickle: bool = False) -> FieldFunction | None:
+    """How dlinputs decodes an extension; None for one that stays bytes. ImportError that says what to install for pictures."""
+    kind = ext.rpartition(".")[2]
+    if kind in IMAGES:
+        from dfc.inputs.images import image_decoder
+
+        return image_decoder("rgb")
+    if kind in TENSORS or kind in ("npy", "npz"):
+        from dfc.inputs import arrays
+
+        functions: dict[str, FieldFunction] = {"npy": arrays.decode_npy, "npz": arrays.decode_npz}
+        return functions.get(kind, arrays.decode_ten)
+    if pickle and kind in PICKLES:
+        return _unpickle
+    if pickle and kind == "pth":
+        return _torch_load
+    return _SIMPLE.get(kind)
+
+
+def broken(sample: Any, what: str, problem: BaseException | None = None) -> SampleBroken:
+    """The error about a sample, with its key and its shard; what is wrong already says so itself."""
+    key, url = (str(sample.get("__key__", "")), str(sample.get("__source__", ""))) if isinstance(sample, Mapping) else ("", "")
+    if isinstance(problem, InputError) and problem.key:
+        return problem if isinstance(problem, SampleBroken) else SampleBroken(str(problem), url=url, key=key)
+    reason = "" if problem is None else f": {str(problem)[:200] or type(problem).__name__}"
+    place = f" of {url}" if url else ""
+    return SampleBroken(f"sample {key!r}{place}: {what}{reason}", url=url, key=key)
+
+
+def decompress(data: bytes) -> bytes:
+    """What a .gz field holds, all of its members; at most INPUT_FIELD_BYTES_MAX bytes. ValueError, zlib.error when broken."""
+    parts: list[bytes] = []
+    left = INPUT_FIELD_BYTES_MAX
+    while data:
+        member = zlib.decompressobj(31)  # 31: with the header and the checksum of gzip
+        parts.append(member.decompress(data, left))
+        left -= len(parts[-1])
+        if not member.eof:
+            raise ValueError("too large when decompressed" if left <= 0 or member.unconsumed_tail else "ends early")
+        data = member.unused_data.lstrip(b"\0")  # padding with zeros is allowed between members and at the end
+    if not parts:
+        raise ValueError("ends early")
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _number_or_word(data: bytes) -> int | str:
+    try:
+        return int(data)
+    except ValueError:
+        return data.decode("utf-8")
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return json.loads(data)  # also takes NaN, a byte order mark and UTF-16, which JSON forbids and people write
+
+
+def _unpickle(data: bytes) -> Any:
+    import pickle
+
+    return pickle.loads(data)  # noqa: S301 — the caller asked for it
+
+
+def _torch_load(data: bytes) -> Any:
+    import io
+
+    import torch
+
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+
+_SIMPLE: Final[dict[str, FieldFunction]] = {
+    **dict.fromkeys(NUMBERS, int),
+    **dict.fromkeys(NUMBERS_OR_WORDS, _number_or_word),
+    **dict.fromkeys(TEXTS, partial(str, encoding="utf-8")),
+    **dict.fromkeys(JSONS, _json),
+    **dict.fromkeys(MESSAGES, partial(msgpack.unpackb, strict_map_key=False)),
+}
