@@ -61,9 +61,11 @@ class Counts:
     """What a loader has read and what it has left out, readable at any time from any thread. Sizes are bytes."""
 
     shards: int = 0  # read to their end
+    shards_cached: int = 0  # found in the local cache
     samples: int = 0  # handed out
     size: int = 0  # bytes received
-    shards_skipped: int = 0
+    shards_skipped: int = 0  # not, or not to their end
+    shards_unended: int = 0  # read to their end, without the blocks that mark the end of a tar
     samples_skipped: int = 0
     samples_replaced: int = 0  # handed out a second time in the place of a broken one
     samples_padded: int = 0  # handed out a second time so that all ranks have equally many batches

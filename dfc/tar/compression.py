@@ -1,4 +1,4 @@
-"""Streaming decompression of gz, zst, lz4, bz2 and xz, pushed or pulled, in chunks of at most DECOMPRESS_CHUNK_BYTES.
+"""Streaming decompression of gz, zst, lz4, bz2 and xz, pushed or pulled, in chunks of bounded size.
 
 Several members or frames one after the other are one stream, as for the command-line tools. What one stream may cost is
 bounded: growth, memory of its window or dictionary, and the number of tiny frames.
@@ -81,11 +81,13 @@ def kind_of_bytes(start: bytes) -> str | None:
 class Decompressor:
     """Push side: `feed` what arrives and take the chunks, then `finish`. Raises CompressionError; of no use after that.
 
-    `limited` holds it to DECOMPRESS_RATIO_MAX: for what strangers upload, not for what was indexed already.
+    `limited` holds it to DECOMPRESS_RATIO_MAX: for what strangers upload, not for what was indexed already. A chunk has at most
+    `chunk_bytes`.
     """
 
-    def __init__(self, kind: str, *, limited: bool = True) -> None:
+    def __init__(self, kind: str, *, limited: bool = True, chunk_bytes: int = DECOMPRESS_CHUNK_BYTES) -> None:
         self._kind = kind
+        self._chunk_bytes = chunk_bytes
         self._limited = limited
         self._frame: _Frame | None = None
         self._frames = 0
@@ -105,7 +107,7 @@ class Decompressor:
                 self._open_frame()
             frame = cast(_Frame, self._frame)
             try:
-                chunk = frame.decompress(rest, DECOMPRESS_CHUNK_BYTES)
+                chunk = frame.decompress(rest, self._chunk_bytes)
                 rest = b""
                 if frame.eof:
                     rest = frame.unused_data or b""

@@ -1,0 +1,285 @@
+"""The push parser of the loaders: it is fed an archive in large buffers and makes samples, which hold bytes of their own.
+
+One loop takes the headers of plain files, and pax headers of nothing but times; every other header goes through
+`dfc.tar.scanner.Scanner`, so that both see the same archive in the same way, errors included. Samples are cut as
+`dfc.tar.samples.SampleGrouper` cuts them, so that their numbers are those of the index of a DFC node.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Collection
+from typing import Final
+from zlib import adler32
+
+from dfc.inputs.base import Sample
+from dfc.limits import INPUT_MEMBER_BYTES_MAX, SAMPLE_RECORDS_MAX, TAR_HEADER_BYTES, TAR_META_BYTES_MAX
+from dfc.tar.header import FILE, PAX_WANTED, TarError, stored_sum
+from dfc.tar.samples import split_key
+from dfc.tar.scanner import Scanner, padded
+
+# Name, digits of the size, the byte after them, checksum, type, first byte of the prefix.
+_HEADER: Final = struct.Struct("=100s24x11sB12x8sB188xB")
+_FILE_FLAG: Final = ord("0")
+_PAX_FLAG: Final = ord("x")
+_ADLER_MODULUS: Final = 65_521
+_REMEMBERED_MAX: Final = 8192  # checksum fields, and extensions: of plain archives there are a few thousand, and a few
+_FIXED_FIELDS: Final = ("__key__", "__source__")
+_ROOM: Final = SAMPLE_RECORDS_MAX + len(_FIXED_FIELDS)
+
+
+class SampleParser:
+    """Feed it everything from a header on, take `samples` after each `feed`, also after one that raised, then `finish`.
+
+    `source` becomes `__source__`; `start` is the offset in the archive where the feeding begins, the first header of a
+    sample; `indexed` leaves header checksums alone (a DFC node has checked them when it stored the shard). With `fields`, only
+    these extensions are copied out; the others still take part in cutting samples.
+    The first problem is raised as TarError; after it nothing more may be fed.
+    """
+
+    def __init__(self, source: str, *, start: int = 0, indexed: bool = False, fields: Collection[str] | None = None) -> None:
+        self.samples: list[Sample] = []  # complete ones; the caller takes them away
+        self.sample_at = start  # offset of the first header of the sample that is not complete yet
+        self.keys_repeated = 0  # samples that were begun by a repeated extension
+        self.offset = start  # of the next byte to be fed
+        self.unended = False  # after `finish`: the archive had no two zero blocks at its end
+        self._source = source
+        self._start = start
+        self._indexed = indexed
+        self._fields = None if fields is None else frozenset(fields)
+        self._scanner = Scanner()
+        self._scanner.next = start
+        self._scanning = False  # the scanner is inside of a chain of headers, or at the end
+        self._partial = bytearray()  # of what the scanner wants
+        self._skip = 0  # bytes up to the next header
+        self._left = 0  # of these, bytes at the beginning that belong to `_pieces`
+        self._pieces: list[bytes] = []
+        self._open_field = ""
+        self._open_name = b""  # of the member that is not complete
+        self._sample: Sample | None = None
+        self._key = ""
+        self._prefix = b"\0"  # the key and a dot, as bytes; no name begins with NUL
+        self._room = _ROOM  # a sample of so many fields is full
+        self._unseen: set[str] = set()  # extensions of the sample that are not kept
+        self._extensions: dict[bytes, str] = {}  # those which are kept
+        self._sums: dict[bytes, int] = {}
+
+    def feed(self, data: bytes | bytearray | memoryview, start: int = 0, end: int | None = None) -> None:
+        """Take all bytes from `start` to `end` of a buffer, which may be used for others afterwards. Raises TarError."""
+        end = len(data) if end is None else end
+        view = memoryview(data)
+        base = self.offset - start
+        position = start
+        while position < end:
+            if self._skip:
+                position = self._pass(view, position, end)
+                continue
+            if not self._scanning and not self._partial:
+                if end - position >= TAR_HEADER_BYTES:
+                    position = self._loop(view, position, end, base)
+                    if self._skip or position >= end:
+                        continue
+                self._scanner.next = base + position
+            position = self._hand_over(view, position, end)
+        self.offset = base + end
+
+    def finish(self, *, whole: bool = True) -> None:
+        """The archive ended, or (not `whole`) the part of it ended that was wanted, before the first header of a sample.
+
+        Raises TarError when it ends early; the last sample, which may lack members, is then left out. An archive that only
+        lacks its end blocks is taken as complete, as tar does: `unended` tells.
+        """
+        scanner = self._scanner
+        if not scanner.ended:
+            scanner.fed = self.offset
+            if not (self._scanning or self._partial):
+                scanner.next = self.offset + self._skip
+                scanner.last_name = self._open_name
+            complete = not (self._skip or self._scanning or any(self._partial)) and (self.offset > 0 or not whole)
+            if not complete:
+                scanner.finish()
+            self.unended = whole
+        else:
+            try:
+                scanner.finish()
+            except TarError:
+                self.unended = True  # one zero block
+        if self._sample is not None:
+            self.samples.append(self._sample)
+            self._sample = None
+            self.sample_at = self.offset
+
+    def has_open_sample(self) -> bool:
+        """Whether there is a sample that was begun and is not in `samples`."""
+        return self._sample is not None
+
+    def _loop(self, view: memoryview, position: int, end: int, base: int) -> int:
+        """Take plain members from `position` on, where a header begins. Says where it stopped: at the end, with `_skip` bytes
+        of the last member to come, or before a header that is for the scanner."""
+        last = end - TAR_HEADER_BYTES
+        head = -1  # where a pax header lies that was just passed
+        unpack = _HEADER.unpack_from
+        sums = self._sums
+        indexed = self._indexed
+        extensions = self._extensions
+        prefix, prefix_bytes = self._prefix, len(self._prefix)
+        sample = self._sample
+        room = self._room
+        while position <= last:
+            name, digits, stop, field, flag, long = unpack(view, position)
+            if not indexed:
+                total = sums.get(field)
+                if total is None:
+                    total = self._remember_sum(field)
+                if adler32(view[position : position + TAR_HEADER_BYTES]) & 0xFFFF != total:
+                    break
+            if (stop != 0 and stop != 32) or not digits.isdigit():
+                break
+            try:
+                size = int(digits, 8)
+            except ValueError:
+                break
+            data = position + TAR_HEADER_BYTES
+            after = data + ((size + 511) & -512)
+            if flag != _FILE_FLAG and flag != 0:
+                if (
+                    flag == _PAX_FLAG
+                    and head < 0
+                    and size <= TAR_META_BYTES_MAX
+                    and after <= end
+                    and not PAX_WANTED.search(view, data, data + size)
+                ):
+                    head = position
+                    position = after
+                    continue
+                break
+            name = name.rstrip(b"\0")
+            if long or 0 in name or (flag == 0 and name[-1:] == b"/"):
+                break
+            extension = extensions.get(name[prefix_bytes:]) if name.startswith(prefix) else None
+            if extension is None or extension in sample or len(sample) >= room:  # type: ignore[operator, arg-type]
+                # Another key, most of the time.
+                self._sample, self._room = sample, room
+                extension = self._place(name, base + (position if head < 0 else head))
+                prefix, prefix_bytes = self._prefix, len(self._prefix)
+                sample, room = self._sample, self._room
+            head = -1
+            if extension is not None:
+                if data + size <= end:
+                    sample[extension] = view[data : data + size].tobytes()  # type: ignore[index]
+                else:
+                    self._open(name, extension, view[data:end], size)
+            elif data + size > end:
+                self._open_name = name
+            position = after
+        self._sample, self._room = sample, room
+        if head >= 0:
+            position = head  # what follows it is not plain, or not here: the scanner must see both
+        if position > end:
+            self._skip = position - end
+            return end
+        return position
+
+    def _hand_over(self, view: memoryview, position: int, end: int) -> int:
+        """Give the scanner what it wants, as far as it is here; says where the rest begins."""
+        scanner = self._scanner
+        if scanner.ended:
+            scanner.take(view[position:end].tobytes())
+            return end
+        stop = min(end, position + scanner.want - len(self._partial))
+        self._partial += view[position:stop]
+        if len(self._partial) == scanner.want:
+            chunk = bytes(self._partial)
+            self._partial.clear()
+            self._scanning = True
+            for name, kind, head, _, size in scanner.take(chunk):
+                self._scanning = False
+                self._skip = padded(size)
+                self._open_name = name
+                extension = self._place(name, head) if kind == FILE else None
+                if extension is not None:
+                    self._open(name, extension, view[:0], size)
+                elif kind != FILE:
+                    self._room -= 1
+        return stop
+
+    def _open(self, name: bytes, extension: str, piece: memoryview, size: int) -> None:
+        """Begin a member of which only the first bytes are here."""
+        if size > INPUT_MEMBER_BYTES_MAX:
+            text = name[:80].decode(errors="replace")
+            raise TarError(f"member {text!r} has more than {INPUT_MEMBER_BYTES_MAX} bytes", self.offset)
+        assert self._sample is not None
+        self._sample[extension] = b""
+        self._open_name, self._open_field = name, extension
+        self._left = size - len(piece)
+        self._pieces = [piece.tobytes()]
+
+    def _pass(self, view: memoryview, position: int, end: int) -> int:
+        """Go on in the body of a member that began in an earlier buffer."""
+        count = min(self._skip, end - position)
+        if self._left:
+            body = min(self._left, count)
+            self._pieces.append(view[position : position + body].tobytes())
+            self._left -= body
+            if not self._left:
+                assert self._sample is not None
+                self._sample[self._open_field] = b"".join(self._pieces)
+                self._pieces = []
+        self._skip -= count
+        return position + count
+
+    def _place(self, name: bytes, head: int) -> str | None:
+        """Find out which sample a member belongs to, and begin a new one if it is the first; None if it is not to be kept.
+        `head` is the offset of its first header."""
+        slash = name.rfind(b"/") + 1
+        dot = name.find(b".", slash)
+        if dot <= slash or (name[:2] == b"__" and split_key(name.decode("utf-8", "replace")) is None):
+            self._room -= 1
+            return None
+        extension = self._extensions.get(name[dot + 1 :])
+        if extension is None:
+            extension = self._remember_extension(name[dot + 1 :])
+        key = name[:dot].decode("utf-8", "replace")
+        sample = self._sample
+        fixed = extension in _FIXED_FIELDS
+        kept = not fixed and (self._fields is None or extension in self._fields)
+        if sample is None or key != self._key or len(sample) >= self._room:
+            pass
+        elif (kept and extension in sample) or extension in self._unseen:
+            self.keys_repeated += 1
+        else:
+            if not kept:
+                self._unseen.add(extension)
+                self._room -= 1
+            return extension if kept else None
+        if sample is not None:
+            self.samples.append(sample)
+        self._sample = {"__key__": key, "__source__": self._source}
+        self.sample_at = head
+        self._key = key
+        self._prefix = name[: dot + 1]
+        self._room = _ROOM
+        if self._unseen:
+            self._unseen = set()
+        if not kept:
+            self._unseen.add(extension)
+            self._room -= 1
+        return extension if kept else None
+
+    def _remember_sum(self, field: bytes) -> int:
+        """What adler32 keeps, in its lower half, of a header with this checksum; a sum of more than 65,520 is not told from
+        one that is smaller by 65,521, which no damage makes of the other but on purpose."""
+        total = stored_sum(field)
+        if len(self._sums) >= _REMEMBERED_MAX:
+            self._sums.clear()
+        self._sums[field] = found = (total + 1) % _ADLER_MODULUS if total >= 0 else -1
+        return found
+
+    def _remember_extension(self, name: bytes) -> str:
+        extension = sys.intern(name.decode("utf-8", "replace").lower())
+        if extension not in _FIXED_FIELDS and (self._fields is None or extension in self._fields):
+            if len(self._extensions) >= _REMEMBERED_MAX:
+                self._extensions.clear()
+            self._extensions[name] = extension
+        return extension
