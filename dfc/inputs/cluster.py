@@ -109,7 +109,7 @@ def locate(url: str, options: StreamOptions) -> Place | None:
         return None
     path = parts.path.removeprefix(_OBJECTS) if parts.path.startswith(_OBJECTS + "/") else parts.path
     try:
-        bucket, name = parse_object_path(path or "/")
+        bucket, name = _parse_path(path or "/")
     except BadName:
         return None
     origin = f"{parts.scheme}://{parts.netloc}"
@@ -142,6 +142,13 @@ def is_cluster(origin: str, options: StreamOptions) -> bool:
     return known
 
 
+def is_decided(url: str, options: StreamOptions) -> bool:
+    """Whether it is known what serves a URL; asks."""
+    parts = urlsplit(url)
+    origin = f"{parts.scheme}://{parts.netloc}"
+    return is_cluster(origin, options) or origin in _CACHES.known
+
+
 def _ask(origin: str, options: StreamOptions) -> bool | None:
     from msgspec import MsgspecError
 
@@ -160,6 +167,14 @@ def _ask(origin: str, options: StreamOptions) -> bool | None:
         return False
     except DfcError:
         return None
+
+
+def _parse_path(path: str) -> tuple[str, str]:
+    """`parse_object_path`, which knows no prefixes within a bucket."""
+    if path.endswith("/") and path.count("/") > 2:
+        bucket, name = parse_object_path(path[:-1])
+        return bucket, name + "/"
+    return parse_object_path(path)
 
 
 def _checked(name: str) -> str:

@@ -17,6 +17,8 @@ from typing import Final, Literal
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 Kind = Literal["web", "cluster", "pipe", "stdin", "file", "fsspec"]
+# By these ends of their names shards are found among other files.
+SHARD_ENDINGS: Final = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.lz4", ".tar.bz2", ".tar.xz")
 _FOREIGN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 _WEB: Final = re.compile(r"https?://", re.IGNORECASE)
 
