@@ -47,5 +47,5 @@ def gopen(url: str | ShardRef, mode: str = "rb", *, options: StreamOptions = DEF
     if mode in ("w", "wb"):
         from dfc.inputs.writers import open_upload
 
-        return open_upload(url if isinstance(url, str) else url.url, options=options)
+        return cast(BinaryIO, open_upload(url if isinstance(url, str) else url.url, options=options))
     raise ValueError(f"the modes of gopen are 'rb' and 'wb', not {mode!r}")

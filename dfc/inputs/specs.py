@@ -42,9 +42,9 @@ class _ShardsFile(msgspec.Struct):
 
 
 def resolve(spec: Spec, *, options: StreamOptions = DEFAULT_OPTIONS, seed: int | None = None) -> list[ShardRef]:
-    """The shards that a spec stands for, in order. `seed` chooses the replicas of a `.shards` file; None: at random.
+    """The shards that a spec stands for, in order. `seed` chooses replicas of `.shards` files (None: at random).
 
-    In a list each entry is a spec of its own; an entry that is a list again names replicas of one shard. Raises BadShardSpec for
+    Each entry of a list is a spec of its own; one that is a list again names replicas of one shard. Raises BadShardSpec for
     what cannot be read or listed, NoShards when nothing matches, ShardUnreadable when a listing cannot be had.
     """
     chooser = random.Random(seed)
