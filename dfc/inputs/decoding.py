@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgpack
 import msgspec
 
-from dfc.inputs.base import InputError, Sample, SampleBroken
+from dfc.inputs.base import Sample, SampleBroken
 from dfc.limits import INPUT_EXTENSIONS_KEPT, INPUT_FIELD_BYTES_MAX
 
 FieldFunction = Callable[[bytes], Any]
@@ -245,14 +245,15 @@ def standard(ext: str, *, pickle: bool = False) -> FieldFunction | None:
         return _unpickle
     if pickle and kind == "pth":
         return _torch_load
-    return _SIMPLE.get(kind)
+    simple: FieldFunction | None = _SIMPLE.get(kind)
+    return simple
 
 
 def broken(sample: Any, what: str, problem: BaseException | None = None) -> SampleBroken:
-    """The error about a sample, with its key and its shard; what is wrong already says so itself."""
+    """A new error about a sample, with its key and its shard. A SampleBroken says already what is wrong, and keeps its kind."""
     key, url = (str(sample.get("__key__", "")), str(sample.get("__source__", ""))) if isinstance(sample, Mapping) else ("", "")
-    if isinstance(problem, InputError) and problem.key:
-        return problem if isinstance(problem, SampleBroken) else SampleBroken(str(problem), url=url, key=key)
+    if isinstance(problem, SampleBroken):
+        return type(problem)(str(problem), url=problem.url or url, key=problem.key or key)
     reason = "" if problem is None else f": {str(problem)[:200] or type(problem).__name__}"
     place = f" of {url}" if url else ""
     return SampleBroken(f"sample {key!r}{place}: {what}{reason}", url=url, key=key)

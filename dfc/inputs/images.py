@@ -204,7 +204,7 @@ def _to_pixels(value: Any) -> NDArray[Any]:
     if np.issubdtype(pixels.dtype, np.floating):
         if not (pixels.min() > -0.001 and pixels.max() < 1.001):  # dlinputs' bounds; also refuses NaN
             raise ValueError(f"floats of pictures are in [0, 1], not {pixels.min()} to {pixels.max()}")
-        return np.rint(np.clip(pixels, 0, 1) * 255).astype(np.uint8)
+        pixels = np.rint(np.clip(pixels, 0, 1) * 255).astype(np.uint8)
     if pixels.dtype == np.uint8 or (pixels.dtype == np.uint16 and pixels.ndim == 2):
         return pixels
     raise ValueError(f"no picture is made of {pixels.dtype} with {pixels.ndim} dimensions")

@@ -9,23 +9,44 @@ docs/inputs.md, "Filters", has them all in a table.
 """
 
 from dfc.inputs.filters.batching import batch, batched, collate, unbatch
+from dfc.inputs.filters.choosing import check, grep, info, select, unique
+from dfc.inputs.filters.fields import annotate, copy, extract, map_tuple, patched, rename, to_tuple, with_keys
 from dfc.inputs.filters.ordering import cached, concat, merge, shuffle, sliced
-from dfc.inputs.filters.stages import Filter, compose, compose2, curried, identity, pipeline
+from dfc.inputs.filters.stages import FieldMissing, Filter, compose, compose2, curried, identity, pipeline
+from dfc.inputs.filters.values import decode, encode, map, transform
 
 __all__ = [
+    "FieldMissing",
     "Filter",
+    "annotate",
     "batch",
     "batched",
     "cached",
+    "check",
     "collate",
     "compose",
     "compose2",
     "concat",
+    "copy",
     "curried",
+    "decode",
+    "encode",
+    "extract",
+    "grep",
     "identity",
+    "info",
+    "map",
+    "map_tuple",
     "merge",
+    "patched",
     "pipeline",
+    "rename",
+    "select",
     "shuffle",
     "sliced",
+    "to_tuple",
+    "transform",
     "unbatch",
+    "unique",
+    "with_keys",
 ]

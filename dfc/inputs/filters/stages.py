@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, Final, ParamSpec
 
-from dfc.inputs.base import Counts, HandlerFunction
+from dfc.inputs.base import Counts, Handler, SampleBroken, resolve_handler
 from dfc.inputs.decoding import broken
 
 P = ParamSpec("P")
@@ -142,20 +142,53 @@ def _identity(source: Iterable[Any]) -> Iterator[Any]:
     yield from source
 
 
-class Sieve:
-    """What becomes of samples that a filter fails at."""
+class FieldMissing(SampleBroken):
+    """A sample lacks a field that a filter was told to use."""
 
-    def __init__(self, handler: HandlerFunction, counts: Counts) -> None:
-        self.handler = handler
-        self.counts = counts
-        self.ended = False  # the handler said: end quietly
+    code = "field_missing"
 
-    def failed(self, sample: Any, what: str, problem: Exception | None) -> None:
-        """Ask the handler, which may raise, and count the sample that is left out."""
-        if isinstance(problem, ImportError):
-            raise problem  # of this installation, not of one sample
-        error = broken(sample, what, problem)
-        error.__cause__ = problem
-        self.counts.note(error)
-        self.counts.add(samples_skipped=1)
-        self.ended = not self.handler(error)
+
+SKIP: Final = object()  # given by a function in `each` for a sample that is not wanted
+
+
+def each(source: Iterable[Any], function: Callable[[Any], Any], handler: Handler, *, counts: Counts) -> Iterator[Any]:
+    """What `function` makes of each sample, SKIP left out. Where it raises, the handler decides; what is lost is counted."""
+    decide = resolve_handler(handler)
+    for sample in source:
+        try:
+            result = function(sample)
+        except ImportError:
+            raise  # something is missing here, not in the sample
+        except Exception as problem:
+            error = problem
+            if not isinstance(problem, SampleBroken):
+                error = broken(sample, "a filter fails", problem)
+                error.__cause__ = problem
+            counts.note(error)
+            counts.add(samples_skipped=1)
+            if not decide(error):
+                return
+            continue
+        if result is not SKIP:
+            yield result
+
+
+def alternatives(names: str) -> tuple[str, ...]:
+    """`"jpg;png"` or `"jpg png"`: the first of them that a sample has. ValueError for no name."""
+    found = tuple(names.replace(";", " ").split())
+    if not found:
+        raise ValueError("no field is named")
+    return found
+
+
+def pick(sample: Any, names: tuple[str, ...]) -> Any:
+    """The value of the first of the fields that is there. FieldMissing if there is none."""
+    for name in names:
+        if name in sample:
+            return sample[name]
+    raise missing(sample, names)
+
+
+def missing(sample: Any, names: tuple[str, ...]) -> FieldMissing:
+    error = broken(sample, f"has no field {' or '.join(map(repr, names))}, only {', '.join(map(repr, sample))}"[:500])
+    return FieldMissing(str(error), url=error.url, key=error.key)
