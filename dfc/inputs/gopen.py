@@ -8,6 +8,22 @@ for sample in gopen.sharditerator("http://nvdata/imagenet-@001000.tgz", epochs=9
 
 from __future__ import annotations
 
-from dfc.inputs.shardreader import Portion, Segment, SegmentReader
+from dfc.inputs.base import Counts, InputError, SampleBroken, ShardBroken, ShardChanged, ShardRef, ShardUnreadable
+from dfc.inputs.opening import gopen
+from dfc.inputs.shardloop import ShardIterator, sharditerator, sharditerator_once
+from dfc.inputs.streams import StreamOptions
 
-__all__ = ["Portion", "Segment", "SegmentReader"]
+__all__ = [
+    "Counts",
+    "InputError",
+    "SampleBroken",
+    "ShardBroken",
+    "ShardChanged",
+    "ShardIterator",
+    "ShardRef",
+    "ShardUnreadable",
+    "StreamOptions",
+    "gopen",
+    "sharditerator",
+    "sharditerator_once",
+]

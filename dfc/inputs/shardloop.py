@@ -1,0 +1,274 @@
+"""`sharditerator`: the samples of all shards, epoch after epoch, in an order that a seed decides; resumed at any sample."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+import xxhash
+
+from dfc.inputs.base import Counts, Handler, HandlerFunction, InputError, Sample, SampleBroken, ShardRef, resolve_handler
+from dfc.inputs.decoding import Decoder
+from dfc.inputs.decoding import Spec as DecodeSpec
+from dfc.inputs.order import Rules, shard_order
+from dfc.inputs.shardreader import Segment, SegmentReader
+from dfc.inputs.specs import Spec, resolve
+from dfc.inputs.streams import DEFAULT_OPTIONS, StreamOptions
+from dfc.limits import INPUT_AHEAD_BYTES, INPUT_AHEAD_SHARDS
+
+EPOCHS: Final = 1_000_000  # as it was published: for ever
+MAXERRS: Final = 10  # likewise
+_STATE_VERSION: Final = 1
+
+
+@dataclass
+class _Progress:
+    """Where the next sample is: after `skip` samples from `offset` of the shard at place `place` of the order of `epoch`."""
+
+    epoch: int = 0
+    place: int = 0
+    offset: int = 0
+    skip: int = 0
+    etag: str = ""
+    errors: int = 0  # not made good by samples
+    fruitful: int = 0  # number of the last segment that gave a sample
+
+
+class ShardIterator(Iterator[Sample]):
+    """What `sharditerator` returns. Not for several threads at a time, but for `close` and `counts`."""
+
+    def __init__(
+        self,
+        refs: Sequence[ShardRef],
+        *,
+        epochs: int,
+        rules: Rules,
+        maxerrs: int | None,
+        decoder: Decoder | None,
+        handler: HandlerFunction,
+        fields: Sequence[Sequence[str]] | None,
+        open_reader: Callable[[Iterator[Segment], HandlerFunction], SegmentReader],
+        counts: Counts,
+    ) -> None:
+        self.counts = counts
+        self._refs = refs
+        self._epochs = epochs
+        self._rules = rules
+        self._maxerrs = maxerrs
+        self._decoder = decoder
+        self._handler = handler
+        self._fields = fields
+        self._open_reader = open_reader
+        self._progress = _Progress()
+        self._reader: SegmentReader | None = None
+        self._samples: Iterator[Sample] | None = None
+
+    @property
+    def seed(self) -> int:
+        """What the order follows from; drawn at random if none was given."""
+        return self._rules.seed
+
+    @property
+    def epoch(self) -> int:
+        """Of the sample that was handed out last."""
+        return self._progress.epoch
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Sample:
+        if self._samples is None:
+            self._samples = self._begin()
+        return next(self._samples)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next sample is, in plain values. As it is after the sample that was handed out last."""
+        at = self._progress
+        return {
+            "version": _STATE_VERSION,
+            "seed": self._rules.seed,
+            "shuffle": self._rules.shuffled,
+            "shards": _digest(self._refs),
+            "epoch": at.epoch,
+            "place": at.place,
+            "offset": at.offset,
+            "skip": at.skip,
+            "etag": at.etag,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the iterator was that gave this state, with its seed. ValueError for a state of other shards."""
+        if state.get("version") != _STATE_VERSION:
+            raise ValueError(f"a state of version {state.get('version')!r}; this one reads {_STATE_VERSION}")
+        if state["shards"] != _digest(self._refs):
+            raise ValueError("the state is that of other shards")
+        self.close()
+        self._rules = Rules(seed=state["seed"], shuffled=state["shuffle"])
+        self._progress = _Progress(state["epoch"], state["place"], state["offset"], state["skip"], state["etag"])
+        self._samples = None
+
+    def close(self) -> None:
+        """End what reads ahead; there are no more samples then."""
+        if self._reader is not None:
+            self._reader.close()
+        self._samples = iter(())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _begin(self) -> Iterator[Sample]:
+        # None of the parts may hold this object, or a forgotten iterator would wait for the garbage collector.
+        progress, maxerrs, handler = self._progress, self._maxerrs, self._handler
+        first = progress.epoch * len(self._refs) + progress.place
+        progress.fruitful = first
+
+        def decide(problem: Exception) -> bool:
+            progress.errors += 1
+            if maxerrs is not None and progress.errors >= maxerrs:
+                raise problem
+            return handler(problem)
+
+        segments = _segments(self._refs, self._rules, self._epochs, progress)
+        self._reader = self._open_reader(segments, decide)
+        prepare = _preparation(self._decoder, self._fields)
+        return _samples(self._reader, first, len(self._refs), progress, prepare, decide)
+
+
+def sharditerator(
+    url: Spec,
+    epochs: int = EPOCHS,
+    shuffle: bool = True,
+    maxerrs: int | None = MAXERRS,
+    *,
+    decode: DecodeSpec = True,
+    seed: int | None = None,
+    handler: Handler = "warn",
+    fields: str | Sequence[str] | None = None,
+    pickle: bool = False,
+    readers: int = 2,
+    ahead_bytes: int = INPUT_AHEAD_BYTES,
+    counts: Counts | None = None,
+    options: StreamOptions = DEFAULT_OPTIONS,
+) -> ShardIterator:
+    """Samples of all shards, `epochs` times over, the shards in another order each time if `shuffle`.
+
+    `url`: a spec of shards, or a list (docs/inputs.md). A shard or sample that cannot be read goes to `handler` and is left
+    out, unless that raises; so many errors as `maxerrs` raise in any case, where each good sample makes up for one (None: no
+    bound). `decode`, `pickle`: as for `dfc.inputs.decoding.Decoder`; False leaves bytes. `seed`: equal seeds give equal orders;
+    None draws one. `fields`: only these extensions (a list, or words; "jpg;png" stands for one of them), and a sample that
+    lacks one is broken. `readers` threads read ahead, a shard each, `ahead_bytes` bytes in all.
+    Raises BadShardSpec, NoShards, and InputError.
+    """
+    counts = Counts() if counts is None else counts
+    rules = Rules(seed=secrets.randbits(63) if seed is None else seed, shuffled=shuffle)
+    groups = _groups(fields)
+    wanted = None if groups is None else frozenset(name for group in groups for name in group)
+
+    def open_reader(segments: Iterator[Segment], decide: HandlerFunction) -> SegmentReader:
+        return SegmentReader(
+            segments, options=options, counts=counts, handler=decide, ahead_bytes=ahead_bytes, readers=readers, fields=wanted
+        )
+
+    return ShardIterator(
+        resolve(url, options=options, seed=rules.seed),
+        epochs=epochs,
+        rules=rules,
+        maxerrs=maxerrs,
+        decoder=Decoder(decode, pickle=pickle) if decode else None,
+        handler=resolve_handler(handler),
+        fields=groups,
+        open_reader=open_reader,
+        counts=counts,
+    )
+
+
+def sharditerator_once(url: Spec, maxerrs: int | None = MAXERRS, **arguments: Any) -> ShardIterator:
+    """`sharditerator` for one epoch in the order of the shards; takes the same arguments."""
+    return sharditerator(url, **{"epochs": 1, "shuffle": False, "maxerrs": maxerrs, **arguments})
+
+
+def _segments(refs: Sequence[ShardRef], rules: Rules, epochs: int, progress: _Progress) -> Iterator[Segment]:
+    """All shards from where `progress` is on. InputError when a whole epoch gave no sample: it would go on for ever."""
+    number = progress.epoch * len(refs) + progress.place
+    begin, end = number, epochs * len(refs)
+    offset, skip, etag = progress.offset, progress.skip, progress.etag or None
+    order = None
+    while number < end:
+        epoch, place = divmod(number, len(refs))
+        if order is None or place == 0:
+            order = shard_order(len(refs), rules, epoch)
+        if number - progress.fruitful > 2 * len(refs) + _PLANNED_MAX:
+            raise InputError(f"no sample was found in any of {len(refs)} shards, the first is {refs[0].url}", url=refs[0].url)
+        ref = refs[int(order[place])]
+        yield Segment(ref, offset, skip, etag=etag) if number == begin else Segment(ref)
+        number += 1
+
+
+_PLANNED_MAX: Final = 64 * INPUT_AHEAD_SHARDS  # a reader asks for so many segments in advance at most, and for one thread a few
+
+
+def _samples(
+    reader: SegmentReader,
+    first: int,
+    shards: int,
+    progress: _Progress,
+    prepare: Callable[[Sample], Sample] | None,
+    decide: HandlerFunction,
+) -> Iterator[Sample]:
+    counts = reader.counts
+    for portion in reader.portions():
+        number = first + portion.number
+        progress.epoch, progress.place = divmod(number, shards)
+        progress.offset, progress.skip, progress.etag = portion.at, portion.skipped, portion.etag
+        for sample in portion:
+            progress.skip += 1
+            if prepare is not None:
+                try:
+                    sample = prepare(sample)
+                except SampleBroken as problem:
+                    counts.add(samples_skipped=1)
+                    counts.note(problem)
+                    if not decide(problem):
+                        return
+                    continue
+            counts.samples += 1  # by this thread alone
+            if progress.errors:
+                progress.errors -= 1
+            progress.fruitful = number
+            yield sample
+
+
+def _preparation(decoder: Decoder | None, groups: Sequence[Sequence[str]] | None) -> Callable[[Sample], Sample] | None:
+    """What is to be done with a sample before it is handed out; None: nothing."""
+    if groups is None:
+        return decoder
+
+    def prepare(sample: Sample) -> Sample:
+        for group in groups:
+            if not any(name in sample for name in group):
+                key, source, what = sample["__key__"], sample["__source__"], " or ".join(group)
+                raise SampleBroken(f"{source}: sample {key!r} has no field {what}", url=source, key=key)
+        return sample if decoder is None else decoder(sample)
+
+    return prepare
+
+
+def _groups(fields: str | Collection[str] | None) -> list[list[str]] | None:
+    if fields is None:
+        return None
+    words = fields.split() if isinstance(fields, str) else list(fields)
+    if not words or not all(words):
+        raise ValueError("fields= names at least one extension")
+    return [[name for name in word.lower().split(";") if name] for word in words]
+
+
+def _digest(refs: Sequence[ShardRef]) -> str:
+    """Of the URLs in order, the replicas of a shard in any order."""
+    lines = ("\t".join(sorted((ref.url, *ref.replicas))) for ref in refs)
+    return xxhash.xxh3_128_hexdigest("\n".join(lines).encode())
