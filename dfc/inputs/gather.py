@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dfc.client import Client
+from dfc.client import Client, RetryPolicy
 from dfc.inputs.base import Counts, InputError, Sample
 from dfc.inputs.batches import BatchRead, BatchShard, Portion
 from dfc.limits import (
@@ -67,7 +67,9 @@ class Gather:
         readers: int = READERS,
         ahead_bytes: int = INPUT_BATCH_AHEAD_BYTES,
         counts: Counts | None = None,
+        policy: RetryPolicy | None = None,
     ) -> None:
+        self._policy = policy
         self._shards = shards
         self._numbering = Numbering(shard.samples for shard in shards)
         self._numbers = numbers
@@ -136,7 +138,7 @@ class Gather:
             if numbers is None:
                 return
             wanted = self._numbering.locate(numbers)
-            read = BatchRead(client, self._shards, wanted, counts=self.counts, lost=self._lost)
+            read = BatchRead(client, self._shards, wanted, counts=self.counts, lost=self._lost, policy=self._policy)
             group = _Group(read, len(wanted), self._group_bytes, spare)
             self._pending.append(group)
             self._tasks.put(group)

@@ -8,6 +8,7 @@ import random
 import signal
 import tarfile
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,11 @@ import pytest
 from harness import Cluster, wait_for
 
 from dfc.client import Client
-from dfc.inputs.base import Counts, ShardChanged, ShardUnreadable
+from dfc.inputs.base import Counts, SampleBroken, ShardChanged, ShardUnreadable
 from dfc.inputs.batches import BatchShard
 from dfc.inputs.gather import Gather
+from dfc.inputs.mapstyle import MapDataset
+from dfc.inputs.streams import Stream, StreamOptions, open_stream
 
 SHARDS = 5
 IMAGE_BYTES = 20_000
@@ -169,3 +172,117 @@ def test_numbers_that_are_none_raise(cluster: Cluster, corpus: Any) -> None:
     shards, samples = corpus
     with pytest.raises(IndexError):
         list(Gather(shards, [np.array([len(samples)])], lambda: Client(cluster.url)))
+
+
+# Random access.
+
+
+@pytest.fixture(scope="module")
+def spec(cluster: Cluster, corpus: Any) -> str:
+    return f"{cluster.url}/gathered/s-@{SHARDS}.tar"
+
+
+def test_samples_by_number_and_slice(spec: str, corpus: Any) -> None:
+    samples = corpus[1]
+    dataset = MapDataset(spec, decode=False)
+    assert len(dataset) == len(samples)
+    assert dataset[0] == samples[0]
+    assert dataset[np.int64(7)] == samples[7]
+    assert dataset[-1] == samples[-1]
+    assert dataset[290:310] == samples[290:310]
+    draw = random.Random(1)
+    chosen = [draw.randrange(len(samples)) for _ in range(200)]
+    assert dataset.__getitems__(chosen) == [samples[number] for number in chosen]
+    assert list(dataset) == samples
+    for wrong in (len(samples), -len(samples) - 1):
+        with pytest.raises(IndexError):
+            dataset[wrong]
+
+
+def test_samples_by_key(spec: str, corpus: Any) -> None:
+    samples = corpus[1]
+    dataset = MapDataset(spec, decode={"cls": int, "*": False})
+    assert dataset["d/000012"]["cls"] == 12  # of the first shard that has it
+    last = f"d/{COUNTS[-1] - 1:06d}"
+    assert dataset.index(last) == len(samples) - 1
+    assert dataset[last]["jpg"] == samples[-1]["jpg"]
+    found = dataset.__getitems__([3, last, "d/000001"])
+    assert [sample["__key__"] for sample in found] == ["d/000003", last, "d/000001"]
+    assert last in dataset
+    assert "d/none" not in dataset
+    with pytest.raises(KeyError, match="d/none"):
+        dataset["d/none"]
+    # A key whose hash equals that of another one.
+    clash = np.where(dataset.key_index()._numbers == 1)[0]
+    dataset.key_index()._numbers[clash] = 0
+    assert dataset["d/000001"]["cls"] in (1, 1001)
+
+
+def test_a_broken_sample_is_replaced_by_another_of_its_batch(spec: str) -> None:
+    def transform(sample: dict[str, Any]) -> int:
+        if int(sample["cls"]) % 3 == 1:
+            raise ZeroDivisionError
+        return int(sample["cls"])
+
+    dataset = MapDataset(spec, decode=False, transform=transform, handler="skip")
+    found = dataset.__getitems__([0, 1, 2, 3, 4, 5, 6, 7])
+    assert [found[at] for at in (0, 2, 3, 5, 6)] == [0, 2, 3, 5, 6]
+    assert {found[1], found[4], found[7]} <= {0, 2, 3, 5, 6}
+    assert dataset.counts.samples_replaced == 3
+    with pytest.raises(SampleBroken, match="d/000001"):
+        dataset[1]
+    with pytest.raises(ZeroDivisionError):
+        MapDataset(spec, decode=False, transform=transform)[1]
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_torch_reads_it_with_workers_and_samplers(spec: str, corpus: Any, context: str) -> None:
+    torch = pytest.importorskip("torch")
+    data = torch.utils.data
+    dataset = MapDataset(f"{spec.rpartition('/')[0]}/s-{{0,1}}.tar", decode=True, only="cls")
+    assert dataset["d/000000"]["cls"] == 0  # the parent has connections, which its children must not use
+    part, _ = data.random_split(dataset, [0.5, 0.5], generator=torch.Generator().manual_seed(1))
+    loader = data.DataLoader(
+        part, batch_size=32, shuffle=True, num_workers=2, collate_fn=labels, multiprocessing_context=context
+    )
+    found = [label for batch in loader for label in batch]
+    assert sorted(found) == sorted(dataset[number]["cls"] for number in part.indices)
+
+
+def labels(samples: list[dict[str, Any]]) -> list[int]:
+    return [sample["cls"] for sample in samples]
+
+
+def test_shards_without_an_index_have_no_random_access(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(tar_of(files_of(0)[:4]))
+    with pytest.raises(ValueError, match="index"):
+        MapDataset(str(tmp_path / "a.tar"))
+
+
+# The local cache.
+
+
+def test_shards_are_read_from_the_cache_when_the_server_is_gone(start_cluster: Any, tmp_path: Path) -> None:
+    cluster = start_cluster(targets=1)
+    body = tar_of(files_of(0))
+    with Client(cluster.url) as client:
+        etag = client.put("gathered", "s.tar", body).checksum
+    url = f"{cluster.url}/gathered/s.tar"
+    options = StreamOptions(cache_dir=str(tmp_path / "cache"))
+    counts = Counts()
+    for planned in (None, etag):
+        with open_stream(url, start=1000, etag=planned, options=options, counts=counts) as stream:
+            assert stream.indexed
+            assert read_all(stream) == body[1000:]
+    assert counts.shards_cached == 1
+    cluster.stop()
+    with open_stream(url, etag=etag, options=options) as stream:
+        assert read_all(stream) == body
+    assert [path.name for path in (tmp_path / "cache").glob("*.*")] == [f"{etag}.indexed"]
+
+
+def read_all(stream: Stream) -> bytes:
+    data, buffer = b"", bytearray(1 << 20)
+    while count := stream.readinto(buffer):
+        data += buffer[:count]
+    return data
