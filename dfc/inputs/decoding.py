@@ -7,51 +7,17 @@ memory is taken for it, and pickles are left alone unless they are asked for.
 
 from __future__ import annotations
 
-import json
-import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final
 
-import msgpack
-import msgspec
-
 from dfc.inputs.base import Sample, SampleBroken
-from dfc.limits import INPUT_EXTENSIONS_KEPT, INPUT_FIELD_BYTES_MAX
+from dfc.inputs.extensions import IMAGES, FieldFunction, decompress, standard, suffixes
+from dfc.limits import INPUT_EXTENSIONS_KEPT
 
-FieldFunction = Callable[[bytes], Any]
+_BYTES: Final = (bytes, bytearray, memoryview)
 # See `Decoder` for what each form does.
 Spec = bool | None | str | Mapping[str, Any] | Sequence[Any] | Callable[[Sample], Sample]
-
-NUMBERS: Final = frozenset(("cls", "cls2", "count", "index", "inx"))
-NUMBERS_OR_WORDS: Final = frozenset(("class", "id"))  # names of classes and ids are words as often as numbers
-TEXTS: Final = frozenset(("txt", "text", "transcript"))
-JSONS: Final = frozenset(("json", "jsn"))
-MESSAGES: Final = frozenset(("mp", "msgpack", "msg"))
-TENSORS: Final = frozenset(("ten", "tb"))
-PICKLES: Final = frozenset(("pyd", "pkl", "pickle"))
-IMAGES: Final = frozenset(
-    (
-        "png",
-        "jpg",
-        "jpeg",
-        "jpe",
-        "jfif",
-        "img",
-        "image",
-        "pbm",
-        "pgm",
-        "ppm",
-        "pnm",
-        "gif",
-        "webp",
-        "bmp",
-        "tif",
-        "tiff",
-        "jp2",
-        "avif",
-    )
-)
 
 
 def decode(sample: Sample, spec: Spec = True, only: str | Collection[str] | None = None, *, pickle: bool = False) -> Sample:
@@ -73,8 +39,8 @@ class Decoder:
     False, None        nothing is decoded
     {ext: how}         how is a function of the bytes, a name, or False for bytes; "seg.png" goes before "png", and "*" is
                        for all others; without it they are decoded as with True
-    [how, how, …]      names, dicts and WebDataset's handlers f(".ext", data), tried in order, then as with True; a
-                       handler that returns None leaves it to the next
+    [how, how, …]      names, dicts and WebDataset's handlers f(".ext", data), tried in order; a handler that returns None
+                       leaves it to the next. What is left is decoded as with True, or not at all after a False
     a function         of the whole undecoded sample; what it returns is the sample
 
     `only` names the extensions to decode (a set, or words in a text), the others stay bytes; both match whole parts from the
@@ -87,6 +53,7 @@ class Decoder:
         self.spec = spec
         self.only = frozenset(only.lower().split() if isinstance(only, str) else only) if only is not None else None
         self.pickle = pickle
+        self._bytes_only = spec is None or spec is False
         self._functions: dict[str, FieldFunction | None] = {}
         if callable(spec) and only is not None:
             raise ValueError("only= has no meaning with a function of the whole sample")
@@ -97,14 +64,14 @@ class Decoder:
 
     def __call__(self, sample: Sample) -> Sample:
         """A new sample. SampleBroken, with the key and the shard, for a field that cannot be decoded."""
-        if not self.spec and not isinstance(self.spec, Mapping | Sequence):
+        if self._bytes_only:
             return dict(sample)
         if callable(self.spec):
             return self._whole(self.spec, sample)
         result = dict(sample)
         functions = self._functions
         for ext, data in sample.items():
-            if not isinstance(data, bytes | bytearray | memoryview):
+            if not isinstance(data, _BYTES):
                 continue
             try:
                 function = functions[ext]
@@ -179,6 +146,8 @@ def _check_spec(spec: Any) -> None:
 
 def _chosen(spec: Any, ext: str, pickle: bool) -> Any:
     """What a spec says about an extension: a function, None for bytes, or _NOT_CHOSEN where it says nothing."""
+    if spec is None or spec is False:
+        return None
     if isinstance(spec, str):
         from dfc.inputs.images import image_decoder
 
@@ -189,7 +158,7 @@ def _chosen(spec: Any, ext: str, pickle: bool) -> Any:
                 how = spec[suffix]
                 if callable(how):
                     return how
-                found = _chosen(how, ext, pickle) if how else None
+                found = _chosen(how, ext, pickle)
                 return standard(ext, pickle=pickle) if found is _NOT_CHOSEN else found
         return _NOT_CHOSEN
     if isinstance(spec, Sequence):
@@ -220,35 +189,6 @@ def _ask(handlers: list[Callable[[str, bytes], Any]], name: str, fallback: Field
     return data if fallback is None else fallback(data)
 
 
-def suffixes(ext: str) -> Iterator[str]:
-    """`left.seg.png` → `left.seg.png`, `seg.png`, `png`."""
-    while True:
-        yield ext
-        _, dot, ext = ext.partition(".")
-        if not dot:
-            return
-
-
-def standard(ext: str, *, pickle: bool = False) -> FieldFunction | None:
-    """How dlinputs decodes an extension; None for one that stays bytes. ImportError that says what to install for pictures."""
-    kind = ext.rpartition(".")[2]
-    if kind in IMAGES:
-        from dfc.inputs.images import image_decoder
-
-        return image_decoder("rgb")
-    if kind in TENSORS or kind in ("npy", "npz"):
-        from dfc.inputs import arrays
-
-        functions: dict[str, FieldFunction] = {"npy": arrays.decode_npy, "npz": arrays.decode_npz}
-        return functions.get(kind, arrays.decode_ten)
-    if pickle and kind in PICKLES:
-        return _unpickle
-    if pickle and kind == "pth":
-        return _torch_load
-    simple: FieldFunction | None = _SIMPLE.get(kind)
-    return simple
-
-
 def broken(sample: Any, what: str, problem: BaseException | None = None) -> SampleBroken:
     """A new error about a sample, with its key and its shard. A SampleBroken says already what is wrong, and keeps its kind."""
     key, url = (str(sample.get("__key__", "")), str(sample.get("__source__", ""))) if isinstance(sample, Mapping) else ("", "")
@@ -257,56 +197,3 @@ def broken(sample: Any, what: str, problem: BaseException | None = None) -> Samp
     reason = "" if problem is None else f": {str(problem)[:200] or type(problem).__name__}"
     place = f" of {url}" if url else ""
     return SampleBroken(f"sample {key!r}{place}: {what}{reason}", url=url, key=key)
-
-
-def decompress(data: bytes) -> bytes:
-    """What a .gz field holds, all of its members; at most INPUT_FIELD_BYTES_MAX bytes. ValueError, zlib.error when broken."""
-    parts: list[bytes] = []
-    left = INPUT_FIELD_BYTES_MAX
-    while data:
-        member = zlib.decompressobj(31)  # 31: with the header and the checksum of gzip
-        parts.append(member.decompress(data, left))
-        left -= len(parts[-1])
-        if not member.eof:
-            raise ValueError("too large when decompressed" if left <= 0 or member.unconsumed_tail else "ends early")
-        data = member.unused_data.lstrip(b"\0")  # padding with zeros is allowed between members and at the end
-    if not parts:
-        raise ValueError("ends early")
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _number_or_word(data: bytes) -> int | str:
-    try:
-        return int(data)
-    except ValueError:
-        return data.decode("utf-8")
-
-
-def _json(data: bytes) -> Any:
-    try:
-        return msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return json.loads(data)  # also takes NaN, a byte order mark and UTF-16, which JSON forbids and people write
-
-
-def _unpickle(data: bytes) -> Any:
-    import pickle
-
-    return pickle.loads(data)  # noqa: S301 — the caller asked for it
-
-
-def _torch_load(data: bytes) -> Any:
-    import io
-
-    import torch
-
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-
-
-_SIMPLE: Final[dict[str, FieldFunction]] = {
-    **dict.fromkeys(NUMBERS, int),
-    **dict.fromkeys(NUMBERS_OR_WORDS, _number_or_word),
-    **dict.fromkeys(TEXTS, partial(str, encoding="utf-8")),
-    **dict.fromkeys(JSONS, _json),
-    **dict.fromkeys(MESSAGES, partial(msgpack.unpackb, strict_map_key=False)),
-}

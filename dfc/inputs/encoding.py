@@ -10,7 +10,8 @@ from typing import Any
 import msgpack
 
 from dfc.inputs.base import Sample
-from dfc.inputs.decoding import IMAGES, JSONS, MESSAGES, NUMBERS, PICKLES, TENSORS, broken
+from dfc.inputs.decoding import broken
+from dfc.inputs.extensions import IMAGES, JSONS, MESSAGES, NUMBERS, PICKLES, TENSORS
 
 
 def encode(sample: Sample, *, pickle: bool = False) -> Sample:

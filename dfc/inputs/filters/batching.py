@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from dfc.inputs.base import SampleBroken
 from dfc.inputs.decoding import broken
 from dfc.inputs.filters.stages import Filter
+
+_NUMBERS: Final = (int, float, np.number, np.bool_)
 
 
 def collate(samples: Sequence[Any], combine_tensors: bool = True, combine_scalars: bool = True, expand: bool = False) -> Any:
@@ -49,7 +51,7 @@ def combine(values: list[Any], combine_tensors: bool = True, combine_scalars: bo
     first = values[0]
     if isinstance(first, np.ndarray):
         return _stack_arrays(values, expand) if combine_tensors else values
-    if isinstance(first, int | float | np.number | np.bool_):
+    if isinstance(first, _NUMBERS):
         return _array_of_numbers(values) if combine_scalars else values
     torch = sys.modules.get("torch")  # there are no tensors where it was not imported
     if torch is None or not combine_tensors or not isinstance(first, torch.Tensor):
@@ -82,7 +84,7 @@ def _expanded(values: list[Any]) -> Any:
 
 
 def _array_of_numbers(values: list[Any]) -> Any:
-    if not all(isinstance(value, int | float | np.number | np.bool_) for value in values):
+    if not all(isinstance(value, _NUMBERS) for value in values):
         return values
     try:
         result = np.array(values)
