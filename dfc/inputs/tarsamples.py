@@ -169,14 +169,13 @@ class SampleParser:
                 if data + size <= end:
                     sample[extension] = view[data : data + size].tobytes()  # type: ignore[index]
                 else:
-                    self._open(name, extension, view[data:end], size)
-            elif data + size > end:
-                self._open_name = name
+                    self._open(name, base + data, extension, view[data:end], size)
             position = after
         self._sample, self._room = sample, room
         if head >= 0:
             position = head  # what follows it is not plain, or not here: the scanner must see both
         if position > end:
+            self._open_name = name
             self._skip = position - end
             return end
         return position
@@ -193,22 +192,22 @@ class SampleParser:
             chunk = bytes(self._partial)
             self._partial.clear()
             self._scanning = True
-            for name, kind, head, _, size in scanner.take(chunk):
+            for name, kind, head, offset, size in scanner.take(chunk):
                 self._scanning = False
                 self._skip = padded(size)
                 self._open_name = name
                 extension = self._place(name, head) if kind == FILE else None
                 if extension is not None:
-                    self._open(name, extension, view[:0], size)
+                    self._open(name, offset, extension, view[:0], size)
                 elif kind != FILE:
                     self._room -= 1
         return stop
 
-    def _open(self, name: bytes, extension: str, piece: memoryview, size: int) -> None:
-        """Begin a member of which only the first bytes are here."""
+    def _open(self, name: bytes, offset: int, extension: str, piece: memoryview, size: int) -> None:
+        """Begin a member whose data lie at `offset` and of which only the first bytes are here."""
         if size > INPUT_MEMBER_BYTES_MAX:
             text = name[:80].decode(errors="replace")
-            raise TarError(f"member {text!r} has more than {INPUT_MEMBER_BYTES_MAX} bytes", self.offset)
+            raise TarError(f"member {text!r} has more than {INPUT_MEMBER_BYTES_MAX} bytes", offset)
         assert self._sample is not None
         self._sample[extension] = b""
         self._open_name, self._open_field = name, extension
