@@ -230,15 +230,19 @@ def test_an_archive_without_its_end_blocks_keeps_its_last_sample(end):
     assert parser.unended
 
 
+def feed_all(parser: SampleParser, data: bytes, size: int) -> None:
+    for start in range(0, len(data), size):
+        parser.feed(data, start, min(start + size, len(data)))
+    parser.finish()
+
+
 def broken(data: bytes, **options: Any) -> tuple[list[Sample], str, bool]:
     """What came before the error, the error, and whether a sample was left out; the same in any pieces."""
     results = []
     for size in (1 << 20, 1, 700, 512):
         parser = SampleParser("shard", **options)
         with pytest.raises(TarError) as caught:
-            for start in range(0, len(data), size):
-                parser.feed(data, start, min(start + size, len(data)))
-            parser.finish()
+            feed_all(parser, data, size)
         results.append((parser.samples, str(caught.value), parser.has_open_sample()))
     assert all(result == results[0] for result in results)
     return results[0]
