@@ -25,7 +25,7 @@ from dfc.inputs.base import Counts, InputError, ShardBroken, ShardChanged, Shard
 from dfc.inputs.cluster import locate, token_for, transport_for
 from dfc.inputs.streams import Stream, StreamOptions
 from dfc.inputs.urls import shown
-from dfc.limits import INPUT_REDIRECTS_MAX, MIB
+from dfc.limits import INPUT_REDIRECTS_MAX, KIB, MIB
 
 if TYPE_CHECKING:
     import xxhash
@@ -35,6 +35,7 @@ _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _UNSATISFIED: Final = re.compile(r"bytes \*/(\d+)")
 _XXH3: Final = re.compile(r"[0-9a-f]{32}")
 _SKIP_BYTES: Final = 1 * MIB
+_PROGRESS_BYTES: Final = 64 * KIB  # a connection that gave so much and broke is replaced without waiting
 
 
 @dataclass
@@ -121,12 +122,13 @@ class WebStream(Stream):
         self._answer: Answer | None = None
         self._at = 0  # the source in use
         self._tries = 0  # in vain, since the last new byte
+        self._broke_at = start
         self._problems: list[str] = []
         self._hasher: xxhash.xxh3_128 | None = None
         self._checksum = ""
         with cancelled_by(self._cancellation):
             self._answer = self._connect()
-        if start == 0 and end is None and options.verify:
+        if self._answer is not None and start == 0 and end is None and options.verify:
             self._expect_checksum(self._answer)
 
     def readinto(self, buffer: bytearray | memoryview) -> int:
@@ -160,17 +162,17 @@ class WebStream(Stream):
     def _step(self, view: memoryview) -> int:
         """Some bytes; 0 when a body without a length has come to its end. Broken connections are replaced."""
         while True:
-            if self._answer is None:
-                self._answer = self._connect()
+            answer = self._answer = self._answer or self._connect()
+            if answer is None:
+                return 0
             try:
-                count = self._answer.receive(view)
+                count = answer.receive(view)
+                if count == 0 and self.size is not None and self._position < self.size:
+                    raise Broken(f"the body ended at byte {self._position} of {self.size}")
             except Broken as problem:
                 self._answer = None
-                self._failed(problem)
-                continue
-            if count == 0 and self.size is not None and self._position < self.size:
-                self._answer = None
-                self._failed(Broken(f"the body ended at byte {self._position} of {self.size}"))
+                self._failed(problem, at_once=self._position - self._broke_at >= _PROGRESS_BYTES)
+                self._broke_at = self._position
                 continue
             self._position += count
             self._tries = 0
@@ -178,8 +180,8 @@ class WebStream(Stream):
                 self._counts.add(size=count)
             return count
 
-    def _connect(self) -> Answer:
-        """An answer whose next byte is that of the current position."""
+    def _connect(self) -> Answer | None:
+        """An answer whose next byte is that of the current position; None at the very end of the object."""
         while True:
             source = self._sources[self._at]
             try:
@@ -191,7 +193,8 @@ class WebStream(Stream):
                     raise
                 return answer
             except RangeNotSatisfiable as problem:
-                self._beyond_the_end(source, problem)
+                if self._is_at_end(source, problem):
+                    return None
                 self._failed(problem)
             except ShardChanged:
                 raise
@@ -234,15 +237,20 @@ class WebStream(Stream):
         alike = _XXH3.fullmatch(planned) and _XXH3.fullmatch(version.etag)
         return planned if source.url == self._primary or alike else ""
 
-    def _beyond_the_end(self, source: _Source, problem: RangeNotSatisfiable) -> None:
+    def _is_at_end(self, source: _Source, problem: RangeNotSatisfiable) -> bool:
+        """Whether nothing was wrong but that no byte follows."""
         match = _UNSATISFIED.fullmatch(problem.headers.get("Content-Range", ""))
         size = int(match[1]) if match else None
         before = source.known or _Version(size=self.size)
         if before.size is not None and size is not None and size != before.size:
             raise ShardChanged(f"{shown(source.url)} has {size} bytes, and not {before.size} as before", url=source.url)
+        if size is None or size != self._position:
+            return False
+        self.size = self._end = size
+        return True
 
-    def _failed(self, problem: DfcError) -> None:
-        """Choose the next source and wait if need be, or raise when there is none left."""
+    def _failed(self, problem: DfcError, *, at_once: bool = False) -> None:
+        """Choose the next source and wait, unless `at_once` or there are more sources; raise when there is none left."""
         self._cancellation.check()
         if isinstance(problem, Cancelled):
             raise problem
@@ -252,7 +260,7 @@ class WebStream(Stream):
             if self._tries >= self._policy.retries:
                 raise ShardUnreadable(f"{shown(source.url)}: given up after {self._tries + 1} tries: {said}", url=source.url)
             delay_s = 0.0
-            if self._at + 1 >= len(self._sources):
+            if self._at + 1 >= len(self._sources) and not at_once:
                 delay_s = self._policy.delay_s(self._tries // len(self._sources), _retry_after_s(problem))
             self._at = (self._at + 1) % len(self._sources)
             self._tries += 1

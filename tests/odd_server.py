@@ -1,0 +1,115 @@
+"""A web server whose answers a test writes byte for byte: for what real servers do on their worst days.
+
+def answer(asked: Asked) -> Iterator[bytes]:
+    yield b"HTTP/1.1 200 OK\\r\\nContent-Length: 10\\r\\n\\r\\nhalf"
+    raise Hangup
+
+with OddServer(answer) as server: …
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+
+class Asked(NamedTuple):
+    """A request: its target as it was sent, its headers with names in lower case, and how many came before it."""
+
+    target: str
+    headers: dict[str, str]
+    number: int
+
+    @property
+    def start(self) -> int:
+        """The first byte that is wanted."""
+        return int(self.headers["range"].removeprefix("bytes=").partition("-")[0]) if "range" in self.headers else 0
+
+
+class Hangup(Exception):
+    """Raised by an answer: the connection is reset."""
+
+
+class Goodbye(Exception):
+    """Raised by an answer: the connection is closed in good order."""
+
+
+def head(status: str, *fields: str) -> bytes:
+    """The head of an answer."""
+    return "\r\n".join((f"HTTP/1.1 {status}", *fields, "", "")).encode()
+
+
+def ranged(body: bytes, asked: Asked, *fields: str) -> bytes:
+    """The head that a good server sends for a request of a range to the end, or of the whole."""
+    start = asked.start
+    if "range" not in asked.headers:
+        return head("200 OK", f"Content-Length: {len(body)}", *fields)
+    extent = f"Content-Range: bytes {start}-{len(body) - 1}/{len(body)}"
+    return head("206 Partial Content", f"Content-Length: {len(body) - start}", extent, *fields)
+
+
+class OddServer:
+    """Listens on a free port within a `with` block; `asked` has all requests so far."""
+
+    def __init__(self, answer: Callable[[Asked], Iterator[bytes]]) -> None:
+        self.asked: list[Asked] = []
+        self.connections = 0
+        self.closing = threading.Event()
+        self._answer = answer
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._open: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._listen, daemon=True)]
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __enter__(self) -> OddServer:
+        self._threads[0].start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closing.set()
+        for sock in (self._listener, *self._open):
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+        for thread in self._threads:
+            thread.join(10)
+        self._listener.close()
+        assert not any(thread.is_alive() for thread in self._threads)
+
+    def targets(self) -> list[str]:
+        return [asked.target for asked in self.asked]
+
+    def starts(self) -> list[int]:
+        return [asked.start for asked in self.asked]
+
+    def _listen(self) -> None:
+        while not self.closing.is_set():
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            self._open.append(sock)
+            self._threads.append(threading.Thread(target=self._serve, args=(sock,), daemon=True))
+            self._threads[-1].start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        with sock, sock.makefile("rb") as lines:
+            try:
+                while line := lines.readline():
+                    fields = {}
+                    while field := lines.readline().strip():
+                        name, _, value = field.decode().partition(":")
+                        fields[name.lower()] = value.strip()
+                    asked = Asked(line.decode().split()[1], fields, len(self.asked))
+                    self.asked.append(asked)
+                    for piece in self._answer(asked):
+                        sock.sendall(piece)
+            except Hangup:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            except (Goodbye, OSError):
+                pass

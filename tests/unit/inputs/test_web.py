@@ -1,0 +1,417 @@
+"""Streams from web servers that cut, stall, lie, redirect and change their minds."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from email.utils import formatdate
+
+import pytest
+from odd_server import Asked, Goodbye, Hangup, OddServer, head, ranged
+
+from dfc.checksum import checksum_of
+from dfc.http.retry import Cancellation, Cancelled
+from dfc.inputs.base import Counts, ShardBroken, ShardChanged, ShardRef, ShardUnreadable
+from dfc.inputs.streams import StreamOptions, open_stream
+from dfc.limits import KIB, MIB
+
+BODY = os.urandom(3 * MIB + 12_345)
+# What is not about DFC need not ask for it.
+PLAIN = StreamOptions(direct=False, read_timeout_s=5)
+
+
+def read(ref: ShardRef | str, *, step: int = 1 * MIB, **given: object) -> bytes:
+    """All bytes of a stream, in buffers of `step` bytes, each of them full but the last."""
+    buffer = bytearray(step)
+    pieces = []
+    with open_stream(ref, **{"options": PLAIN, **given}) as stream:  # type: ignore[arg-type]
+        while count := stream.readinto(buffer):
+            pieces.append(bytes(buffer[:count]))
+        assert stream.readinto(buffer) == 0
+    assert all(len(piece) == step for piece in pieces[:-1])
+    return b"".join(pieces)
+
+
+def test_a_whole_and_ranges_in_buffers_of_any_size() -> None:
+    def answer(asked: Asked) -> Iterator[bytes]:
+        first, last = (
+            (int(text) if text else len(BODY) - 1 for text in asked.headers["range"][6:].split("-"))
+            if ("range" in asked.headers)
+            else (0, len(BODY) - 1)
+        )
+        part = BODY[first : last + 1]
+        if "range" in asked.headers:
+            yield head(
+                "206 OK", f"Content-Length: {len(part)}", f"Content-Range: bytes {first}-{last}/{len(BODY)}", 'ETag: "v1"'
+            )
+        else:
+            yield head("200 OK", f"Content-Length: {len(part)}", 'ETag: "v1"')
+        yield part
+
+    with OddServer(answer) as server:
+        for step in (1, 100, 8192, 8193, 100_000, 4 * MIB):
+            assert read(server.url + "/x", step=step, end=20_000) == BODY[:20_000]
+        assert read(server.url + "/x", step=4 * MIB) == BODY
+        assert read(server.url + "/x", start=12_345) == BODY[12_345:]
+        assert read(server.url + "/x", start=1000, end=1001) == BODY[1000:1001]
+        assert read(server.url + "/x", start=1000, end=1000) == b""
+        with open_stream(server.url + "/x", options=PLAIN) as stream:
+            assert (stream.url, stream.etag, stream.size, stream.indexed) == (server.url + "/x", "v1", len(BODY), False)
+        assert server.connections <= 3, "connections are used again, but for those that were left in the middle"
+
+
+@pytest.mark.parametrize("end", [Hangup, Goodbye])
+def test_a_connection_that_breaks_is_continued_where_it_broke(end: type[Exception]) -> None:
+    def answer(asked: Asked) -> Iterator[bytes]:
+        yield ranged(BODY, asked, 'ETag: "v1"')
+        if asked.number < 5:
+            yield BODY[asked.start : asked.start + 500_000]
+            raise end
+        yield BODY[asked.start :]
+
+    counts = Counts()
+    with OddServer(answer) as server:
+        assert read(server.url + "/x", step=4 * MIB, counts=counts) == BODY
+        assert (counts.retries, counts.size) == (5, len(BODY))
+        if end is Goodbye:  # after a reset the system may throw away what had come
+            assert server.starts() == [500_000 * at for at in range(6)]
+        assert all(asked.headers["if-range"] == '"v1"' for asked in server.asked[1:])
+
+
+def test_a_server_that_knows_no_ranges_is_read_again() -> None:
+    def answer(asked: Asked) -> Iterator[bytes]:
+        yield head("200 OK", f"Content-Length: {len(BODY)}", f"Last-Modified: {formatdate(0, usegmt=True)}")
+        if asked.number < 2:
+            yield BODY[: 1_000_000 * (asked.number + 1)]
+            raise Goodbye
+        yield BODY
+
+    with OddServer(answer) as server:
+        assert read(server.url + "/x") == BODY
+        assert len(server.asked) == 3
+        assert read(server.url + "/x", start=2_000_000, end=2_500_000) == BODY[2_000_000:2_500_000]
+
+
+@pytest.mark.parametrize(
+    "fields", [('ETag: "v2"',), ('ETag: W/"v2"',), (f"Last-Modified: {formatdate(10**9, usegmt=True)}",), ("X-Nothing: 1",)]
+)
+def test_an_object_that_changed_is_never_mixed_with_the_old_one(fields: tuple[str, ...]) -> None:
+    """By its ETag, its date or, where a server says neither, its size."""
+    changed = BODY if not fields[0].startswith("X-") else BODY[:-1]
+
+    def answer(asked: Asked) -> Iterator[bytes]:
+        if asked.number == 0:
+            yield head("200 OK", f"Content-Length: {len(BODY)}", 'ETag: "v1"', f"Last-Modified: {formatdate(0, usegmt=True)}")
+            yield BODY[:1_000_000]
+            raise Goodbye
+        yield head("200 OK", f"Content-Length: {len(changed)}", *fields)
+        yield changed
+
+    with OddServer(answer) as server, open_stream(server.url + "/x", options=PLAIN) as stream:
+        buffer = bytearray(len(BODY))
+        assert stream.readinto(buffer) == 1_000_000, "what came before is handed out"
+        assert buffer[:1_000_000] == BODY[:1_000_000]
+        for _ in range(2):
+            with pytest.raises(ShardChanged, match="another object"):
+                stream.readinto(buffer)
+
+
+def test_the_version_that_was_planned() -> None:
+    def answer(asked: Asked) -> Iterator[bytes]:
+        whole = asked.headers.get("if-range", '"v1"') != '"v1"'
+        yield head("200 OK", f"Content-Length: {len(BODY)}", 'ETag: "v1"') if whole else ranged(BODY, asked, 'ETag: "v1"')
+        yield BODY[0 if whole else asked.start :]
+
+    with OddServer(answer) as server:
+        assert read(server.url + "/x", start=3_000_000, etag="v1") == BODY[3_000_000:]
+        for start in (0, 3_000_000):
+            with pytest.raises(ShardChanged):
+                read(server.url + "/x", start=start, etag="v0")
+
+
+def test_a_start_beyond_the_end() -> None:
+    def answer(asked: Asked) -> Iterator[bytes]:
+        yield head("416 No", "Content-Length: 0", "Content-Range: bytes */10")
+
+    with OddServer(answer) as server:
+        with pytest.raises(ShardUnreadable):
+            read(server.url + "/x", start=100)
+        assert read(server.url + "/x", start=10) == b"", "the very end is no error"
+
+
+def test_busy_servers_are_asked_again_when_they_say() -> None:
+    def answer(asked: Asked) -> Iterator[bytes]:
+        if asked.number == 0:
+            yield head("503 Busy", "Content-Length: 0", "Retry-After: 1")
+        elif asked.number == 1:
+            yield head("429 Slower", "Content-Length: 4", f"Retry-After: {formatdate(time.time() + 2, usegmt=True)}") + b"slow"
+        elif asked.number == 2:
+            yield head("500 Oops", "Content-Length: 0")
+        else:
+            yield ranged(BODY, asked) + BODY[asked.start :]
+
+    counts = Counts()
+    with OddServer(answer) as server:
+        begun = time.monotonic()
+        assert read(server.url + "/x", counts=counts) == BODY
+        assert 2 <= time.monotonic() - begun < 8
+        assert counts.retries == 3
+
+
+def test_what_is_not_there_is_said_at_once_and_the_rest_after_some_tries() -> None:
+    def answer(asked: Asked) -> Iterator[bytes]:
+        yield head("404 No" if asked.target == "/missing" else "503 Busy", "Content-Length: 0")
+
+    with OddServer(answer) as server:
+        with pytest.raises(ShardUnreadable, match="404") as caught:
+            read(server.url + "/missing")
+        assert caught.value.url == server.url + "/missing"
+        assert len(server.asked) == 1
+        with pytest.raises(ShardUnreadable, match="3 tries"):
+            read(server.url + "/busy", options=StreamOptions(direct=False, retries=2))
+        assert len(server.asked) == 4
+    with pytest.raises(ShardUnreadable, match="cannot connect"):
+        read(server.url + "/gone", options=StreamOptions(direct=False, retries=1))
+
+
+def test_a_stall_ends_with_the_timeout() -> None:
+    def answer(asked: Asked) -> Iterator[bytes]:
+        yield ranged(BODY, asked, 'ETag: "v1"')
+        if asked.number == 0:
+            yield BODY[:1_000_000]
+            server.closing.wait(30)
+        yield BODY[asked.start :]
+
+    with OddServer(answer) as server:
+        begun = time.monotonic()
+        assert read(server.url + "/x", step=4 * MIB, options=StreamOptions(direct=False, read_timeout_s=0.3)) == BODY
+        assert 0.3 <= time.monotonic() - begun < 3
+
+
+def test_bytes_that_never_come_end_in_an_error_not_in_silence() -> None:
+    def answer(asked: Asked) -> Iterator[bytes]:
+        yield ranged(BODY, asked, 'ETag: "v1"')
+        if asked.number == 0:
+            yield BODY[:1_000_000]
+        raise Goodbye
+
+    with OddServer(answer) as server:
+        with open_stream(server.url + "/x", options=StreamOptions(direct=False, retries=2)) as stream:
+            buffer = bytearray(4 * MIB)
+            assert stream.readinto(buffer) == 1_000_000
+            with pytest.raises(ShardUnreadable, match="3 tries.*ended"):
+                stream.readinto(buffer)
+
+
+def test_a_body_in_chunks_is_continued_too() -> None:
+    def answer(asked: Asked) -> Iterator[bytes]:
+        start = asked.start
+        extent = (f"Content-Range: bytes {start}-{len(BODY) - 1}/{len(BODY)}",) if "range" in asked.headers else ()
+        yield head("206 OK" if extent else "200 OK", "Transfer-Encoding: chunked", 'ETag: "v1"', *extent)
+        for at in range(start, len(BODY), 100_000):
+            piece = BODY[at : at + 100_000]
+            yield b"%x\r\n%s\r\n" % (len(piece), piece)
+            if asked.number < 2 and at - start >= 800_000:
+                raise Goodbye
+        yield b"0\r\n\r\n"
+
+    with OddServer(answer) as server:
+        assert read(server.url + "/x") == BODY
+        assert server.starts()[0] == 0
+        assert 0 < server.starts()[1] < server.starts()[2]
+
+
+def test_a_body_whose_length_nobody_tells_is_not_trusted() -> None:
+    def answer(_asked: Asked) -> Iterator[bytes]:
+        yield head("200 OK", "Connection: close") + b"part of it"
+        raise Goodbye
+
+    with OddServer(answer) as server, pytest.raises(ShardUnreadable, match="cannot be known to be whole"):
+        read(server.url + "/x", options=StreamOptions(direct=False, retries=1))
+
+
+def test_a_partial_answer_that_is_another_part_is_refused() -> None:
+    def answer(asked: Asked) -> Iterator[bytes]:
+        yield (
+            head("206 OK", "Content-Length: 10", f"Content-Range: bytes {asked.start + 5}-{asked.start + 14}/1000") + BODY[:10]
+        )
+
+    with OddServer(answer) as server, pytest.raises(ShardUnreadable, match="begins at byte 15, not 10"):
+        read(server.url + "/x", start=10, options=StreamOptions(direct=False, retries=1))
+
+
+def test_replicas_take_over_in_the_middle() -> None:
+    """The first breaks off for good, the second is another object, the third has the bytes under an ETag of its own."""
+
+    def dying(asked: Asked) -> Iterator[bytes]:
+        if asked.number:
+            raise Hangup
+        yield ranged(BODY, asked, 'ETag: "first"') + BODY[:1_000_000]
+        raise Goodbye
+
+    def whole(asked: Asked) -> Iterator[bytes]:
+        yield ranged(BODY, asked, 'ETag: "third"') + BODY[asked.start :]
+
+    def missing(_asked: Asked) -> Iterator[bytes]:
+        yield head("404 No", "Content-Length: 0")
+
+    counts = Counts()
+    with OddServer(dying) as first, OddServer(missing) as second, OddServer(whole) as third:
+        ref = ShardRef(first.url + "/x", (second.url + "/x", third.url + "/x"))
+        buffer = bytearray(4 * MIB)
+        with open_stream(ref, etag="first", options=PLAIN, counts=counts) as stream:
+            assert stream.url == first.url + "/x"
+            assert stream.readinto(buffer) == len(BODY)
+            assert stream.url == third.url + "/x"
+        assert buffer[: len(BODY)] == BODY
+        assert third.starts() == [1_000_000]
+        assert counts.retries == 1
+        assert read(ShardRef(second.url + "/x", (third.url + "/x",))) == BODY
+        with pytest.raises(ShardUnreadable, match=r"404.*; .*404"):
+            read(ShardRef(second.url + "/x", (second.url + "/y",)))
+
+
+def test_a_replica_of_another_size_is_another_object() -> None:
+    def dying(asked: Asked) -> Iterator[bytes]:
+        yield ranged(BODY, asked) + BODY[:1_000_000]
+        raise Goodbye
+
+    def other(asked: Asked) -> Iterator[bytes]:
+        yield ranged(BODY[:-1], asked) + BODY[asked.start : -1]
+
+    with OddServer(dying) as first, OddServer(other) as second, pytest.raises(ShardChanged):
+        read(ShardRef(first.url + "/x", (second.url + "/x",)))
+
+
+def test_redirects_are_followed_and_secrets_stay_home() -> None:
+    def elsewhere(asked: Asked) -> Iterator[bytes]:
+        yield ranged(BODY, asked) + BODY[asked.start :]
+
+    def home(asked: Asked) -> Iterator[bytes]:
+        to = {"/a": "/b", "/b": elsewhere_server.url + "/signed?key=1", "/loop": "/loop"}[asked.target]
+        yield head("302 Found", f"Location: {to}", "Content-Length: 0")
+
+    options = StreamOptions(direct=False, token="secret", headers={"X-Key": "hidden"})
+    with OddServer(elsewhere) as elsewhere_server, OddServer(home) as server:
+        assert read(server.url + "/a", options=options) == BODY
+        assert server.targets() == ["/a", "/b"]
+        assert [(asked.headers["authorization"], asked.headers["x-key"]) for asked in server.asked] == [
+            ("Bearer secret", "hidden")
+        ] * 2
+        assert elsewhere_server.targets() == ["/signed?key=1"]
+        assert "authorization" not in elsewhere_server.asked[0].headers
+        assert "x-key" not in elsewhere_server.asked[0].headers
+        with pytest.raises(ShardUnreadable, match="redirected more than 5 times"):
+            read(server.url + "/loop")
+
+
+def test_users_in_urls_are_sent_as_a_header_and_not_shown() -> None:
+    def answer(asked: Asked) -> Iterator[bytes]:
+        yield head("403 No" if asked.target.endswith("signature") else "200 OK", "Content-Length: 0")
+
+    with OddServer(answer) as server:
+        url = server.url.replace("http://", "http://me:p%40ss@")
+        assert read(url + "/with space%20é.tar") == b""
+        assert server.asked[0].headers["authorization"] == "Basic bWU6cEBzcw=="
+        assert server.targets() == ["/with%20space%20%C3%A9.tar"]
+        with pytest.raises(ShardUnreadable) as caught:
+            read(url + "/x.tar?signature")
+        assert "p%40ss" not in str(caught.value)
+        assert "signature" not in str(caught.value)
+
+
+def test_the_token_of_the_environment_goes_to_its_own_cluster_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(asked: Asked) -> Iterator[bytes]:
+        yield ranged(b"x", asked) + b"x"
+
+    with OddServer(answer) as mine, OddServer(answer) as other:
+        monkeypatch.setenv("DFC_TOKEN", "secret")
+        monkeypatch.setenv("DFC_URL", mine.url)
+        assert read(mine.url + "/x") == read(other.url + "/x") == b"x"
+        assert mine.asked[0].headers["authorization"] == "Bearer secret"
+        assert "authorization" not in other.asked[0].headers
+
+
+def test_bytes_that_are_not_those_that_were_stored() -> None:
+    def answer(asked: Asked) -> Iterator[bytes]:
+        yield ranged(BODY, asked, f"X-DFC-Checksum: xxh3-128={checksum_of(BODY)}", "X-DFC-Samples: 7")
+        if asked.target == "/cut" and asked.number == 1:
+            yield BODY[:1_000_000]
+            raise Goodbye
+        yield BODY[asked.start : -1] + (b"?" if asked.target == "/bad" else BODY[-1:])
+
+    with OddServer(answer) as server:
+        with open_stream(server.url + "/good", options=PLAIN) as stream:
+            assert stream.indexed
+        assert read(server.url + "/cut") == BODY, "the hash goes on over broken connections"
+        with pytest.raises(ShardBroken, match="xxh3-128"):
+            read(server.url + "/bad")
+        assert read(server.url + "/bad", options=StreamOptions(direct=False, verify=False))[:-1] == BODY[:-1]
+        assert read(server.url + "/bad", start=1) == BODY[1:-1] + b"?"
+
+
+def test_who_waits_is_ended_from_another_thread() -> None:
+    def answer(asked: Asked) -> Iterator[bytes]:
+        if asked.target == "/busy":
+            yield head("503 Busy", "Content-Length: 0", "Retry-After: 20")
+            return
+        yield ranged(BODY, asked) + BODY[: 100 * KIB]
+        reached.set()
+        server.closing.wait(30)
+
+    reached = threading.Event()
+    with OddServer(answer) as server:
+        stream = open_stream(server.url + "/x", options=PLAIN)
+        timer = threading.Thread(target=lambda: (reached.wait(10), stream.abort()))
+        timer.start()
+        begun = time.monotonic()
+        with stream, pytest.raises(Cancelled):
+            while True:
+                stream.readinto(bytearray(1 * MIB))
+        timer.join()
+        cancellation = Cancellation()
+        timer = threading.Timer(0.2, cancellation.cancel)
+        timer.start()
+        with pytest.raises(Cancelled):
+            open_stream(server.url + "/busy", options=PLAIN, cancellation=cancellation)
+        timer.join()
+        assert time.monotonic() - begun < 4
+
+
+def test_a_stream_that_is_left_early_costs_no_waiting() -> None:
+    def answer(asked: Asked) -> Iterator[bytes]:
+        yield ranged(BODY, asked) + BODY[: 200 * KIB]
+        server.closing.wait(30)
+
+    with OddServer(answer) as server:
+        begun = time.monotonic()
+        for _ in range(5):
+            stream = open_stream(server.url + "/x", options=PLAIN)
+            stream.readinto(bytearray(100 * KIB))
+            stream.close()
+            stream.close()
+        assert time.monotonic() - begun < 1
+
+
+def test_a_server_is_asked_once_whether_it_is_a_dfc_node() -> None:
+    def answer(asked: Asked) -> Iterator[bytes]:
+        if asked.target == "/v1/cluster":
+            yield head("404 No", "Content-Length: 2") + b"no"
+        else:
+            yield ranged(BODY, asked) + BODY[asked.start :]
+
+    with OddServer(answer) as server:
+        for _ in range(3):
+            assert read(server.url + "/x", options=StreamOptions()) == BODY
+        assert server.targets() == ["/v1/cluster", "/x", "/x", "/x"]
+
+
+def test_a_map_that_is_none_is_no_cluster() -> None:
+    def answer(asked: Asked) -> Iterator[bytes]:
+        body = b'{"cluster": "elasticsearch"}' if asked.target == "/v1/cluster" else b"x"
+        yield head("200 OK", f"Content-Length: {len(body)}", "Content-Type: application/json") + body
+
+    with OddServer(answer) as server:
+        assert read(server.url + "/x", options=StreamOptions()) == b"x"
