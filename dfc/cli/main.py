@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dfc.cli import buckets, cluster, download, jobs, listing, nodes, objects, samples, upload
+from dfc.cli import bench_input, buckets, cluster, download, jobs, listing, nodes, objects, samples, upload
 from dfc.cli.program import ProgramGroup
 
 EPILOG = (
@@ -46,7 +46,7 @@ def program(
     """DFC: a distributed dataset web server for deep learning."""
 
 
-for commands in (upload, download, objects, listing, samples, buckets, jobs, cluster, nodes):
+for commands in (upload, download, objects, listing, samples, buckets, jobs, bench_input, cluster, nodes):
     commands.register(app)
 
 

@@ -32,7 +32,7 @@ def samples(options: Mapping[str, Any]) -> Result:
 
     imported = memory_bytes(os.getpid())[0]
     begin = time.perf_counter()
-    with gopen.sharditerator(options["url"], epochs=1, decode=False, **options.get("ours", {})) as source:
+    with gopen.sharditerator(options["url"], epochs=1, decode=False, handler="raise", **options.get("ours", {})) as source:
         found = _consume(source, begin, options.get("first_only", False))
     return {**found, "imported_bytes": imported}
 

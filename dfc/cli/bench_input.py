@@ -1,0 +1,163 @@
+"""`dfc bench-input`: what a loader gets from the cluster on this machine, and which part of it is the weakest."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dfc.cli.exits import UsageMistake
+from dfc.cli.options import Json, Retries
+from dfc.cli.session import format_size, session_of
+
+if TYPE_CHECKING:
+    from dfc.inputs.measure import Measured, Report
+
+UNDECODED = "none"
+SECONDS = 2.0
+RETRIES = 3
+NAMES = {
+    "link": "the link",
+    "decompressor": "decompression",
+    "parser": "parsing",
+    "decoder": "decoding",
+    "loader": "loader, undecoded",
+    "decoding_loader": "loader, decoded",
+}
+ADVICE = {
+    "link": "More workers do not help when the network or the disks are busy; fewer bytes a sample do, or a local cache.",
+    "decompressor": "Uncompressed .tar shards need none: `dfc convert` makes them.",
+    "parser": "More workers share it; larger samples cost less each.",
+    "decoder": "More workers share it, up to the number of processors; smaller pictures are decoded faster.",
+}
+
+
+def register(app: typer.Typer) -> None:
+    app.command("bench-input")(bench_input)
+
+
+def bench_input(
+    context: typer.Context,
+    url: Annotated[str, typer.Argument(metavar="SHARDS", help="A URL, or names of shards: bucket/train-@000147.tar.")],
+    workers: Annotated[
+        str, typer.Option("--workers", "-w", metavar="N,…", help="Numbers of processes (1,2,4 … up to the processors).")
+    ] = "",
+    seconds: Annotated[float, typer.Option("--seconds", min=0.2, max=600, help="How long each part is measured.")] = SECONDS,
+    decode: Annotated[
+        str, typer.Option("--decode", help="A form of pictures: rgb8, rgb, l8 …; auto (floats in [0, 1]); none.")
+    ] = "rgb8",
+    retries: Retries = RETRIES,
+    as_json: Json = False,
+) -> None:
+    """Measure what a loader gets from the cluster on this machine, by number of worker processes.
+
+    Each part alone (the link, decompression, parsing, decoding), all together, and which part is the weakest.
+    """
+    session = session_of(context, as_json=as_json)
+    from dfc.errors import DfcError
+    from dfc.inputs.base import InputError
+    from dfc.inputs.measure import measure
+    from dfc.inputs.specs import resolve
+    from dfc.inputs.streams import StreamOptions
+
+    counts = _parse_workers(workers)
+    # The token belongs to the cluster of DFC_URL, which the loaders know; only without one it goes where the URL says.
+    token = session.token if session.url is None else None
+    form = None if decode == UNDECODED else decode
+    try:
+        refs = resolve(_spec(url), options=StreamOptions(token=token, retries=retries))
+        report = measure(
+            refs, workers=counts, seconds=seconds, decode=form, retries=retries, token=token, progress=session.note
+        )
+    except InputError as problem:
+        # What a node or the network said has an exit code of its own.
+        cause = problem.__cause__ or problem.__context__
+        raise cause if isinstance(cause, DfcError) else problem from None
+    except ValueError as problem:
+        raise UsageMistake(str(problem)) from None
+    if as_json:
+        session.print_json(_as_json(url, report))
+    else:
+        _print(report)
+
+
+def _parse_workers(text: str) -> list[int]:
+    from dfc.inputs.measure import WORKERS_MAX, default_workers
+
+    if not text:
+        return default_workers()
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdigit() and len(part) < 4 and 1 <= int(part) <= WORKERS_MAX for part in parts):
+        raise UsageMistake(f"--workers are numbers from 1 to {WORKERS_MAX}, separated by commas, not {text!r}")
+    return sorted({int(part) for part in parts})
+
+
+def _spec(text: str) -> str:
+    """A name without a scheme is one of the cluster, as with all commands; a path says so by its beginning."""
+    head = text.partition("/")[0]
+    return text if ":" in head or text.startswith(("/", "./", "../")) else f"dfc:{text}"
+
+
+def _as_json(url: str, report: Report) -> dict[str, Any]:
+    return {
+        "shards": url,
+        "count": report.shards,
+        "sample_bytes": round(report.sample_bytes),
+        "compression": report.compression,
+        "decode": report.decode,
+        "cpus": report.cpus,
+        "workers": [
+            {
+                "workers": each.workers,
+                **{name: _rates(rate, report) for name, rate in (*each.parts.items(), *each.loaders.items())},
+                "weakest": each.weakest,
+                "reached": round(each.reached, 3),
+            }
+            for each in report.measured
+        ],
+    }
+
+
+def _rates(rate: float, report: Report) -> dict[str, int]:
+    return {"samples_per_s": round(rate), "bytes_per_s": round(rate * report.sample_bytes)}
+
+
+def _print(report: Report) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    first = report.measured[0]
+    names = [*first.parts, *first.loaders]
+    kind = f"compressed ({report.compression})" if report.compression else "not compressed"
+    print(f"{report.shards:,} shards, {kind}, {format_size(report.sample_bytes)} a sample; {report.cpus} processors here")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("processes", justify="right")
+    for name in names:
+        table.add_column(NAMES[name], justify="right", min_width=12)
+    for each in report.measured:
+        found = {**each.parts, **each.loaders}
+        table.add_row(str(each.workers), *(_cell(found[name], report) for name in names))
+    # As wide as it is, also where nobody looks: a table that was folded to 80 columns cannot be read in a log.
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    for line in verdicts(report):
+        print(line)
+
+
+def _cell(rate: float, report: Report) -> str:
+    return f"{rate:,.0f}/s\n{format_size(rate * report.sample_bytes)}/s"
+
+
+def verdicts(report: Report) -> list[str]:
+    """What the figures say, a line for each number of processes, and what helps against the weakest part of the last."""
+    lines = [_verdict(each, report) for each in report.measured]
+    return [*lines, ADVICE[report.measured[-1].weakest]]
+
+
+def _verdict(each: Measured, report: Report) -> str:
+    processes = "1 process" if each.workers == 1 else f"{each.workers} processes"
+    limit = each.parts[each.weakest]
+    return (
+        f"{processes}: the weakest part is {NAMES[each.weakest]}, {limit:,.0f} samples/s by itself; "
+        f"the loader gets {each.reached:.0%} of that"
+    )

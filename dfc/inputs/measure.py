@@ -1,0 +1,163 @@
+"""What a loader gets from a cluster here, and which of its parts is the weakest: each part alone, and all together.
+
+Parts are measured by 1, 2, 4 … processes at a time, as a training job has workers (`dfc.inputs.measureworker`), for the same
+short time each. Rates are those of all processes together, in samples a second.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, Final
+
+import msgspec
+
+from dfc.inputs.base import InputError, ShardRef
+from dfc.inputs.decoding import Decoder
+from dfc.inputs.measureworker import Portion, Task, read_portion
+from dfc.inputs.streams import StreamOptions
+from dfc.limits import INPUT_RETRIES
+
+LINK, DECOMPRESSOR, PARSER, DECODER = "link", "decompressor", "parser", "decoder"
+LOADER, DECODING_LOADER = "loader", "decoding_loader"
+WORKERS_MAX: Final = 64
+DEFAULT_WORKERS_MAX: Final = 16
+_END_S: Final = 5.0
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """Samples a second of so many processes: `parts` each alone, `loaders` all parts together, undecoded and decoded."""
+
+    workers: int
+    parts: dict[str, float]
+    loaders: dict[str, float]
+
+    @property
+    def weakest(self) -> str:
+        """The part that alone is the slowest: no loader of so many processes can be faster than that."""
+        return min(self.parts, key=self.parts.__getitem__)
+
+    @property
+    def reached(self) -> float:
+        """What the whole loader, with decoding where it was asked for, gets of the weakest part's rate: 1 is all of it."""
+        whole = self.loaders.get(DECODING_LOADER, self.loaders[LOADER])
+        return whole / self.parts[self.weakest] if self.parts[self.weakest] else 0.0
+
+
+class Report(msgspec.Struct, frozen=True):
+    """`sample_bytes`: of a sample as it is stored, on average over the beginning of the first shard."""
+
+    shards: int
+    sample_bytes: float
+    compression: str | None
+    decode: str | None
+    cpus: int
+    measured: list[Measured]
+
+
+def default_workers() -> list[int]:
+    """1, 2, 4 … up to the processors that this process may use, at most 16."""
+    cpus = len(os.sched_getaffinity(0))
+    return [count for count in (1, 2, 4, 8, DEFAULT_WORKERS_MAX) if count <= max(cpus, 1)]
+
+
+def measure(
+    refs: Sequence[ShardRef],
+    *,
+    workers: Sequence[int],
+    seconds: float,
+    decode: str | None = "rgb8",
+    retries: int = INPUT_RETRIES,
+    token: str | None = None,
+    progress: Callable[[str], None] = lambda _text: None,
+) -> Report:
+    """Measure every part with every number of worker processes, `seconds` each. InputError when something cannot be read.
+
+    `decode` is a form of pictures (`dfc.inputs.decoding`), "auto" for floats in [0, 1], or None: undecoded samples only.
+    `retries` and `token` as in `StreamOptions`; `progress` is told what is measured next.
+    """
+    portion = read_portion(refs[0], StreamOptions(token=token, retries=retries))
+    if decode is not None:
+        Decoder(True if decode == "auto" else decode)(portion.samples[0])
+    measured = []
+    for count in workers:
+        parts: dict[str, float] = {}
+        loaders: dict[str, float] = {}
+        for part in _parts(portion, decode):
+            progress(f"{part.replace('_', ' ')}, {count} {'process' if count == 1 else 'processes'}")
+            task = Task(part, list(refs), 0, count, seconds, decode, retries, token)
+            rate = sum(_run(task))
+            found = loaders if part in (LOADER, DECODING_LOADER) else parts
+            found[part] = rate / portion.sample_bytes if part == LINK else rate
+        measured.append(Measured(count, parts, loaders))
+    return Report(len(refs), portion.sample_bytes, portion.kind, decode, len(os.sched_getaffinity(0)), measured)
+
+
+def _parts(portion: Portion, decode: str | None) -> Iterator[str]:
+    # The link beside the loader: both read from the cluster, and its load may change.
+    if portion.kind is not None:
+        yield DECOMPRESSOR
+    yield PARSER
+    if decode is not None:
+        yield DECODER
+    yield from (LINK, LOADER)
+    if decode is not None:
+        yield DECODING_LOADER
+
+
+def _run(task: Task) -> list[float]:
+    """The rate of each of the processes, which begin together."""
+    with ExitStack() as stack:
+        processes = []
+        for rank in range(task.workers):
+            process = stack.enter_context(_started())
+            stack.callback(_end, process)
+            processes.append(process)
+            _tell(process, msgspec.json.encode(msgspec.structs.replace(task, rank=rank)))
+        for process in processes:
+            line = _line(process)
+            if line != b"ready\n":
+                _rate(line)  # raises: it has failed before it was ready
+                raise InputError(f"a measuring process said {line[:200]!r}")
+        for process in processes:
+            _tell(process, b"go")
+        return [_rate(_line(process)) for process in processes]
+
+
+def _started() -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-m", "dfc.inputs.measureworker"]
+    # A session of its own: Ctrl-C comes to us, and we end it.
+    return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+
+
+def _tell(process: subprocess.Popen[bytes], line: bytes) -> None:
+    assert process.stdin is not None
+    try:
+        process.stdin.write(line + b"\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        raise InputError(f"a measuring process ended with exit code {process.wait(_END_S)}") from None
+
+
+def _line(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise InputError(f"a measuring process ended with exit code {process.wait(_END_S)}")
+    return line
+
+
+def _rate(line: bytes) -> float:
+    """Amount a second in a result. InputError for one that tells of an error."""
+    found: dict[str, Any] = msgspec.json.decode(line)
+    if "error" in found:
+        raise InputError(found["error"])
+    return float(found["amount"] / found["seconds"])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
