@@ -139,3 +139,4 @@ INPUT_AHEAD_SHARDS: Final = 4  # that each reading thread may be ahead, if they 
 UPLOAD_SPOOL_MEMORY_BYTES: Final = 4 * MIB  # of what is uploaded when it is whole; larger ones lie in unnamed temporary files
 INPUT_CACHE_FREE_SHARE: Final = 0.95  # of what is free on its disk, and its own, that a cache of shards may fill
 INPUT_CACHE_POLL_S: Final = 0.02  # between two looks whether another process has fetched a shard
+INPUT_MIX_SOURCES_MAX: Final = 256  # each has connections and threads of its own

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import random
 import signal
 import tarfile
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,10 @@ from dfc.client import Client
 from dfc.inputs.base import Counts, SampleBroken, ShardChanged, ShardUnreadable
 from dfc.inputs.batches import BatchShard
 from dfc.inputs.gather import Gather
+from dfc.inputs.loader import Loader
 from dfc.inputs.mapstyle import MapDataset
+from dfc.inputs.mixing import Mixture
+from dfc.inputs.order import Place
 from dfc.inputs.streams import Stream, StreamOptions, open_stream
 
 SHARDS = 5
@@ -257,6 +262,99 @@ def test_shards_without_an_index_have_no_random_access(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(tar_of(files_of(0)[:4]))
     with pytest.raises(ValueError, match="index"):
         MapDataset(str(tmp_path / "a.tar"))
+
+
+# Global shuffle and mixing.
+
+
+def key_of(sample: dict[str, Any]) -> tuple[str, str]:
+    return sample["__source__"], sample["__key__"]
+
+
+def test_the_global_shuffle_gives_every_sample_once_whoever_reads(spec: str, corpus: Any) -> None:
+    samples = corpus[1]
+    total = len(samples)
+    found = []
+    for rank in range(2):
+        loader = Loader(spec, 32, shuffle="global", decode=False, seed=4, transform=key_of, collate=list)
+        for worker in range(2):
+            found += [key for batch in loader.batches(Place(rank, 2, worker, 2), 0) for key in batch]
+    padding = Loader(spec, 32, shuffle="global").padding(2)
+    assert len(found) == total + padding
+    assert set(found) == set(map(key_of, samples))
+    # Neighbours come from everywhere.
+    sources = [source for source, _ in found[:64]]
+    assert len(set(sources)) == SHARDS
+
+
+def sources_of(cluster: Cluster, **options: Any) -> list[Loader]:
+    """Two datasets of very different sizes."""
+    return [
+        Loader(f"{cluster.url}/gathered/s-{{0,1,2}}.tar", decode=False, fields=["cls"], seed=7, **options),
+        Loader(f"{cluster.url}/gathered/s-3.tar", decode=False, fields=["cls"], **options),
+    ]
+
+
+@pytest.mark.parametrize("shuffle", [True, "global", False])
+def test_a_mixture_is_divided_among_ranks_and_workers_without_gaps(cluster: Cluster, spec: str, shuffle: Any) -> None:
+    mixture = Mixture(sources_of(cluster, shuffle=shuffle), [1, 3], 20, seed=5, epoch_samples=2990)
+    found: list[str] = []
+    for rank in range(2):
+        for worker in range(2):
+            batches = list(mixture.batches(Place(rank, 2, worker, 2), 0))
+            assert all(len(batch["cls"]) == 20 for batch in batches)
+            found += [source for batch in batches for source in batch["__source__"]]
+    assert len(found) == 3000
+    assert mixture.padding(2) == mixture.counts.samples_padded == 10
+    small = [source.endswith("s-3.tar") for source in found]
+    assert small == (np.concatenate(list(mixture.turns.sources(0, 3000))) == 1).tolist()
+    # The small one is gone through five times and more, evenly; the large one not even once.
+    times = Counter(int(label) for rank in range(2) for label in labels_of(mixture, Place(rank, 2)))
+    often = [times[3000 + number] for number in range(COUNTS[3])]
+    assert sum(often) == sum(small)
+    assert {sum(often) // COUNTS[3], sum(often) // COUNTS[3] + 1} == set(often)
+    assert max(times[label] for label in times if label < 3000) == 1
+
+
+def labels_of(mixture: Mixture, place: Place, epoch: int = 0, delivered: int = 0) -> list[bytes]:
+    return [label for batch in mixture.batches(place, epoch, delivered) for label in batch["cls"]]
+
+
+@pytest.mark.parametrize("shuffle", [True, "global"])
+def test_a_mixture_goes_on_anywhere(cluster: Cluster, spec: str, shuffle: Any) -> None:
+    mixture = Mixture(sources_of(cluster, shuffle=shuffle), [1, 1], 10, seed=5, epoch_samples=1500)
+    for epoch, place in ((0, Place(0, 1, 0, 1)), (3, Place(1, 2, 1, 3))):
+        whole = labels_of(mixture, place, epoch)
+        for delivered in (1, 7, len(whole) // 10 - 1):
+            assert labels_of(mixture, place, epoch, delivered) == whole[10 * delivered :]
+    first = iter(mixture)
+    begun = [next(first)["cls"] for _ in range(30)]
+    state = json.loads(json.dumps(mixture.state_dict()))
+    rest = [batch["cls"] for batch in first]
+    other = Mixture(sources_of(cluster, shuffle=shuffle), [1, 1], 10, seed=5, epoch_samples=1500)
+    other.load_state_dict(state)
+    assert [batch["cls"] for batch in other] == rest
+    assert len(begun) + len(rest) == len(mixture) == 150
+    with pytest.raises(ValueError, match="shares"):
+        Mixture(sources_of(cluster, shuffle=shuffle), [1, 2], 10, seed=5, epoch_samples=1500).load_state_dict(state)
+
+
+def test_torch_reads_a_mixture_with_workers(cluster: Cluster, spec: str) -> None:
+    torch = pytest.importorskip("dfc.inputs.torch")
+    mixture = Mixture(sources_of(cluster), [1, 1], 10, seed=5, epoch_samples=600)
+    loader = torch.DataLoader(torch.ShardDataset(mixture), num_workers=2)
+    found = [tuple(batch["cls"]) for batch in loader]
+    parts = [[tuple(batch["cls"]) for batch in mixture.batches(Place(0, 1, worker, 2), 0)] for worker in range(2)]
+    assert found == [batch for pair in zip(*parts, strict=True) for batch in pair]
+    assert len(found) == 60
+
+
+def test_sources_of_a_mixture_are_checked(cluster: Cluster, spec: str) -> None:
+    sources = sources_of(cluster)
+    with pytest.raises(ValueError, match="weights"):
+        Mixture(sources, [1])
+    with pytest.raises(ValueError, match="single samples"):
+        Mixture([sources[0], Loader(spec, 5)], [1, 1])
 
 
 # The local cache.

@@ -1,0 +1,245 @@
+"""Several datasets as one, each with its weight: the order is as fixed, divisible and resumable as that of a single one.
+
+    mixed = Mixture([Loader(web, decode="rgb8"), Loader(books, decode="rgb8")], [0.7, 0.3], batch_size=256, seed=1)
+
+The mixed order has no end. It consists of blocks of BLOCK places, in each of which every source has the same number of places,
+its share rounded to whole places, at places drawn from (seed, block). So how many samples of each source come before any place
+is known without counting, and ranks, workers and states divide it as they divide a single dataset. A source that comes to
+its end goes on with its own next epoch. docs/inputs.md describes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from typing import Any, Final, Literal, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dfc.inputs.base import Counts, Handler
+from dfc.inputs.loader import ERRORS_MAX, Loader
+from dfc.inputs.order import ORDER_VERSION, Epoch, Equal, Part, Place, Rules, WindowShuffle, draw_seed, padded_total, split
+from dfc.inputs.progress import Progress, State
+from dfc.inputs.repair import Policy, Slot
+from dfc.inputs.slots import Reading, part_slots
+from dfc.limits import INPUT_MIX_SOURCES_MAX
+
+T = TypeVar("T")
+Integers = NDArray[np.int64]
+BLOCK: Final = 10_000  # places; a share is kept to this fraction, and any window of some thousand samples has nearly the shares
+_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Turns:
+    """Which source each place of the endless mixed order belongs to. Pure.
+
+    ValueError for weights that are no positive numbers, or less than 1/BLOCK of their sum.
+    """
+
+    def __init__(self, weights: Sequence[float], seed: int) -> None:
+        if not 1 <= len(weights) <= INPUT_MIX_SOURCES_MAX:
+            raise ValueError(f"a mixture has 1 to {INPUT_MIX_SOURCES_MAX} sources, not {len(weights)}")
+        given = np.array(weights, dtype=np.float64)
+        if not (np.isfinite(given).all() and (given > 0).all()):
+            raise ValueError(f"weights are positive numbers, not {list(weights)}")
+        edges = np.rint(np.concatenate((np.zeros(1), np.cumsum(given))) / given.sum() * BLOCK).astype(np.int64)
+        self.shares: Integers = np.diff(edges)
+        if not self.shares.all():
+            raise ValueError(f"a weight of less than 1/{BLOCK} of all: {list(weights)}")
+        self._plain = np.repeat(np.arange(len(weights), dtype=np.int64), self.shares)
+        self._seed = seed
+
+    def before(self, place: int) -> Integers:
+        """How many of the first `place` places belong to each source."""
+        block, rest = divmod(place, BLOCK)
+        counts = block * self.shares
+        if rest:
+            counts = counts + np.bincount(self._block(block)[:rest], minlength=len(self.shares))
+        return counts
+
+    def sources(self, start: int, end: int) -> Iterator[Integers]:
+        """The sources of the places from `start` up to `end`, in chunks."""
+        while start < end:
+            block, first = divmod(start, BLOCK)
+            last = min(BLOCK, first + end - start)
+            yield self._block(block)[first:last]
+            start += last - first
+
+    def _block(self, number: int) -> Integers:
+        z = (np.arange(BLOCK, dtype=np.uint64) + np.uint64(1)) * _GOLDEN + np.uint64(draw_seed(self._seed, number, 2))
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return self._plain[np.argsort(z ^ (z >> np.uint64(31)), kind="stable")]
+
+
+class Mixture(Loader):
+    """Batches of samples of several loaders, so many of each as its weight says.
+
+    Of the loaders, which have no `batch_size`, `shuffle`, `seed`, `fields`, `decode` and `transform` are used; what they give
+    should have the same fields. Theirs must all be shards with an index. The rest is the mixture's own: `epoch_samples`
+    (default: the samples of all sources together) is what it calls an epoch; the next one goes on where it ended, so that in
+    the long run every source is gone through evenly, whatever its size. Everything else is as in `Loader`.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Loader],
+        weights: Sequence[float],
+        batch_size: int | None = None,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        seed: int = 0,
+        equal: Equal = "pad",
+        epoch_samples: int | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        handler: Handler = "raise",
+        maxerrs: int = ERRORS_MAX,
+    ) -> None:
+        if len(sources) != len(weights):
+            raise ValueError(f"{len(sources)} sources and {len(weights)} weights")
+        for source in sources:
+            if source.batch_size is not None or source.rules.batches is not None:
+                raise ValueError(
+                    "the sources of a mixture give single samples: leave batch_size and epoch_batches to the mixture"
+                )
+        self.sources = tuple(sources)
+        self.turns = Turns(weights, seed)
+        self._samples = sum(source.samples for source in sources) if epoch_samples is None else epoch_samples
+        if self._samples < 1 or not all(source.samples for source in sources):
+            raise ValueError("a mixture without samples")
+        self.place = Place(rank, ranks)
+        self.counts = Counts()
+        self.batch_size = batch_size
+        self.rules = Rules(1 if batch_size is None else batch_size, seed, equal=equal)
+        self.handler = handler
+        self.maxerrs = maxerrs
+        self.processing = _ByTurn(self.sources)  # type: ignore[assignment]
+        self._collate = collate
+        self.progress = Progress(self)
+        self._running = None
+
+    @property
+    def samples(self) -> int:
+        """What an epoch has, before it is padded."""
+        return self._samples
+
+    @property
+    def signature(self) -> State:
+        """See `BatchSource`."""
+        return {
+            "order": ORDER_VERSION,
+            "shards": [source.corpus.digest for source in self.sources],
+            "sources": [
+                {name: value for name, value in source.signature.items() if name not in ("order", "shards")}
+                for source in self.sources
+            ],
+            "shares": self.turns.shares.tolist(),
+            "seed": self.rules.seed,
+            "batch_size": self.batch_size,
+            "equal": self.rules.equal,
+            "epoch_samples": self._samples,
+        }
+
+    def length(self, ranks: int = 1) -> int:
+        """See `BatchSource`."""
+        return padded_total(self._samples, self.rules, ranks) // ranks // self.rules.batch
+
+    def slots(self, place: Place, epoch: int, delivered: int, policy: Policy) -> Generator[Any, None, None]:
+        """The number of a source and its undecoded sample, or the error in its place. See `Loader.slots`."""
+        if epoch < 0:
+            raise ValueError(f"there is no epoch {epoch}")
+        batch = self.rules.batch
+        first, last = split(self.length(place.ranks), place.workers, place.worker)
+        front = epoch * self._samples
+        start = front + (place.rank * self.length(place.ranks) + first) * batch
+        begin, end = start + delivered * batch, start + (last - first) * batch
+        starts, begins, ends = (self.turns.before(at).tolist() for at in (start, begin, end))
+        with ExitStack() as stack:
+            following = []
+            for number, source in enumerate(self.sources):
+                slots = self._source_slots(number, source, starts[number], ends[number], begins[number] - starts[number])
+                following.append(stack.enter_context(closing(slots)))
+            at = begin
+            for chunk in self.turns.sources(begin, end):
+                for number in chunk.tolist():
+                    yield number, next(following[number])
+                # What an epoch has too many is the beginning of the next one, and comes again there.
+                at += len(chunk)
+                self.counts.add(samples_padded=max(0, min(len(chunk), at - front - self._samples)))
+
+    def _source_slots(self, number: int, source: Loader, lo: int, hi: int, skip: int) -> Generator[Slot, None, None]:
+        """The `lo`-th to the `hi`-th sample of a source, counted through all its epochs, but for the first `skip` of them."""
+        # Two sources with one seed and as many shards should not go through them in the same order.
+        rules = replace(source.rules, batch=1, lanes=1, seed=draw_seed(source.rules.seed, number, 3))
+        reading = Reading(source.processing.wanted, max(1, source._reading.ahead_bytes // len(self.sources)))
+        while lo < hi:
+            turn, at = divmod(lo, source.samples)
+            size = min(hi - lo, source.samples - at)
+            if skip < size:
+                stretch = _Stretch(Epoch(source.corpus.counts, rules, turn), at, size)
+                yield from part_slots(source.corpus, stretch, skip, reading, self.counts)
+            skip = max(0, skip - size)
+            lo += size
+
+
+class _Stretch(Part):
+    """Some neighbouring positions of an epoch, as a part."""
+
+    def __init__(self, epoch: Epoch, start: int, size: int) -> None:
+        rules = epoch.rules
+        self.epoch = epoch
+        self.batches = self.size = size
+        self.start = start
+        self.lanes = 1
+        window = 0 if rules.scattered else rules.window
+        self._window = WindowShuffle(draw_seed(rules.seed, epoch.epoch, start, size), window, size)
+
+
+class _ByTurn:
+    """Each slot to the processing of its own source. See `dfc.inputs.loader.Processing`."""
+
+    def __init__(self, sources: Sequence[Loader]) -> None:
+        self._processing = [source.processing for source in sources]
+
+    def __call__(self, slot: tuple[int, Slot]) -> Any:
+        number, sample = slot
+        return self._processing[number](sample)
+
+
+def mixed(
+    sources: Sequence[Iterable[T]], weights: Sequence[float], *, seed: int = 0, until: Literal["first", "last"] = "first"
+) -> Iterator[T]:
+    """Items of any iterables, one at a time, drawn in the same order as a `Mixture`: for what has no index, as `sharditerator`.
+
+    It ends with the first source that ends, or (`until="last"`) leaves those out that have ended until the last does.
+    """
+    if len(sources) != len(weights):
+        raise ValueError(f"{len(sources)} sources and {len(weights)} weights")
+    if until not in ("first", "last"):
+        raise ValueError(f"until is 'first' or 'last', not {until!r}")
+    return _mixed(sources, Turns(weights, seed), until)
+
+
+_END: Final = object()
+
+
+def _mixed(sources: Sequence[Iterable[T]], turns: Turns, until: str) -> Iterator[T]:
+    iterators = [iter(source) for source in sources]
+    running = set(range(len(iterators)))
+    place = 0
+    while True:
+        for chunk in turns.sources(place, place + BLOCK):
+            for number in chunk.tolist():
+                if number not in running:
+                    continue
+                item = next(iterators[number], _END)
+                if item is not _END:
+                    yield cast(T, item)
+                    continue
+                running.discard(number)
+                if until == "first" or not running:
+                    return
+        place += BLOCK
