@@ -61,7 +61,8 @@ class Rules:
     """What the order of all epochs follows from, besides the shards.
 
     `batch` samples to a batch; `shuffled`: shards in an order of each epoch's own; `window` and `lanes` as above (0 or
-    1: none); `scattered`: instead of all that, every sample at a place of its own, drawn over all samples.
+    1: none); `scattered`: instead of all that, every sample at a place of its own, drawn over all samples. `batches`: of each
+    rank in an epoch, however many samples there are (None: as many as it takes).
     """
 
     batch: int = 1
@@ -71,12 +72,15 @@ class Rules:
     lanes: int = 1
     scattered: bool = False
     equal: Equal = "pad"
+    batches: int | None = None
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.lanes < 1 or not 0 <= self.seed < 1 << 63:
             raise ValueError(f"no order by seed {self.seed} with batches of {self.batch} from {self.lanes} streams")
         if not 0 <= self.window <= SHUFFLE_WINDOW_MAX:
             raise ValueError(f"a shuffle window has 0 to {SHUFFLE_WINDOW_MAX} samples, not {self.window}")
+        if self.batches is not None and self.batches < 1:
+            raise ValueError(f"there is no epoch of {self.batches} batches")
         if self.equal not in ("pad", "drop"):
             raise ValueError(f"equal is 'pad' or 'drop', not {self.equal!r}")
 
@@ -152,6 +156,8 @@ class Epoch:
 def padded_total(total: int, rules: Rules, ranks: int) -> int:
     """`total` samples rounded to whole batches of all ranks. ValueError when `drop` would leave nothing."""
     unit = ranks * rules.batch
+    if rules.batches is not None:
+        return unit * rules.batches
     rounded = -(-total // unit) * unit if rules.equal == "pad" else total // unit * unit
     if rounded == 0:
         raise ValueError(
@@ -185,7 +191,7 @@ class Part:
         return self._window.order(start)
 
     def still_needed(self, start: int) -> tuple[list[int], set[int]]:
-        """What to read to go on at the `start`-th sample: for each lane from which number on, and which of that (i) came before."""
+        """What to read to go on at the `start`-th sample: for each lane from where, and which of that (i) came before."""
         base, delivered = self._window.delivered(start)
         firsts = []
         for lane in range(self.lanes):

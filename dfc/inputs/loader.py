@@ -1,0 +1,274 @@
+"""The loader without a framework: batches of a rank or of one of its workers, the same ones whoever makes them and wherever.
+
+`Loader` iterates in this process. What spreads the work over others (`torch`, `numpy`, `tensorflow`) asks it, or whatever else
+is a `BatchSource`, for the batches of each `Place`; `Progress` says how far an epoch is and travels in a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import cached_property
+from itertools import islice
+from typing import Any, Final, Literal
+
+from dfc.inputs.base import Counts, Handler, Sample, SampleBroken
+from dfc.inputs.corpus import Corpus
+from dfc.inputs.decoding import Spec
+from dfc.inputs.order import ORDER_VERSION, Epoch, Equal, Part, Place, Rules, padded_total, split
+from dfc.inputs.processing import Processing
+from dfc.inputs.progress import Progress, State
+from dfc.inputs.repair import Ended, Policy, Slot, repaired
+from dfc.inputs.slots import Reading, dealt_slots, part_slots
+from dfc.inputs.streams import DEFAULT_OPTIONS, StreamOptions
+from dfc.limits import INPUT_AHEAD_BYTES
+
+Shuffle = bool | int | Literal["global"]
+WINDOW: Final = 1000  # samples that `shuffle=True` mixes
+STREAMS: Final = 2  # places of the order that a worker reads at a time when it shuffles
+ERRORS_MAX: Final = 10
+
+
+class Loader:
+    """Batches of the samples of shards, in an order that follows from `seed` and the epoch, resumable at any batch.
+
+        loader = Loader("http://nvdata/imagenet-{000000..000146}.tar", 256, decode="rgb8", fields=["jpg;png", "cls"])
+        for batch in loader: train(batch["jpg"], batch["cls"])
+
+    `shards` is any spec of docs/inputs.md, or a `Corpus`. `batch_size` None gives single samples. Each iteration is an epoch,
+    the next one unless `set_epoch` says which. `rank` of `ranks` gets its share and no other; all have equally many batches,
+    and `equal` says how: "pad" repeats fewer than ranks × batch_size samples, "drop" leaves as many out.
+    `shuffle`: False; True, or a number of samples that are mixed within shards that come in random order; "global": every
+    sample anywhere, fetched one by one (DFC only). `streams`: places of the order that are read at a time.
+    `fields` names the extensions that a sample must have, "jpg;png" for whichever there is (it is called by the first name).
+    `decode` is that of `dfc.inputs.decoding`; `transform` gets each decoded sample, and what it returns is batched by
+    `collate` (a function of a list). `handler` and `maxerrs`: see docs/inputs.md. `epoch_batches` sets the batches of each
+    rank in an epoch; without an index (other servers than DFC) more than one rank or worker cannot do without.
+    Raises ShardUnreadable, ValueError.
+    """
+
+    def __init__(
+        self,
+        shards: str | Sequence[str] | Corpus,
+        batch_size: int | None = None,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        shuffle: Shuffle = True,
+        seed: int = 0,
+        equal: Equal = "pad",
+        fields: Sequence[str] | None = None,
+        decode: Spec = True,
+        pickle: bool = False,
+        transform: Callable[[Sample], Any] | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        handler: Handler = "raise",
+        maxerrs: int = ERRORS_MAX,
+        epoch_batches: int | None = None,
+        streams: int | None = None,
+        ahead_bytes: int = INPUT_AHEAD_BYTES,
+        options: StreamOptions = DEFAULT_OPTIONS,
+    ) -> None:
+        self.place = Place(rank, ranks)
+        self.counts = Counts()
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.rules = replace(_rules(batch_size, shuffle, seed, equal, streams), batches=epoch_batches)
+        self.handler = handler
+        self.maxerrs = maxerrs
+        self.processing = Processing(fields, decode, pickle, transform)
+        self._collate = collate
+        self._reading = Reading(self.processing.wanted, ahead_bytes)
+        self.corpus = (
+            shards if isinstance(shards, Corpus) else Corpus.open(shards, options=options, handler=handler, counts=self.counts)
+        )
+        if self.rules.scattered and not self.corpus.indexed:
+            raise ValueError("shuffle='global' needs the index of a DFC cluster, which these shards do not have")
+        self.progress = Progress(self)
+        self._running: Generator[Any, None, None] | None = None
+
+    @cached_property
+    def samples(self) -> int:
+        """All samples of all shards. ValueError when not known."""
+        return self.corpus.samples
+
+    def padding(self, ranks: int = 1) -> int:
+        """How many samples of an epoch are handed out a second time, all ranks together; negative: so many are left out."""
+        return padded_total(self.samples, self.rules, ranks) - self.samples
+
+    @cached_property
+    def signature(self) -> State:
+        """See `BatchSource`."""
+        rules = self.rules
+        return {
+            "order": ORDER_VERSION,
+            "shards": self.corpus.digest,
+            "seed": rules.seed,
+            "batch_size": self.batch_size,
+            "shuffle": "global" if rules.scattered else rules.window if rules.shuffled else False,
+            "streams": rules.lanes,
+            "equal": rules.equal,
+            "epoch_batches": rules.batches,
+        }
+
+    def length(self, ranks: int = 1) -> int:
+        """See `BatchSource`. ValueError for `equal="drop"` when there is less than a batch for each rank."""
+        if self.rules.batches is not None:
+            return self.rules.batches
+        if not self.corpus.indexed:
+            raise TypeError(
+                "the number of batches is not known before the end: these shards have no index; give epoch_batches="
+            )
+        return padded_total(self.samples, self.rules, ranks) // ranks // self.rules.batch
+
+    def batches(self, place: Place, epoch: int, delivered: int = 0) -> Generator[Any, None, None]:
+        """See `BatchSource`. Raises what the handler raises; closing the iterator ends its threads."""
+        policy = self.policy()
+        with closing(self.slots(place, epoch, delivered, policy)) as slots:
+            yield from self.assemble(map(self.processing, slots), policy)
+
+    # The parts of `batches`, for those who decode in threads of their own.
+
+    def policy(self) -> Policy:
+        """What decides about errors, for one iteration."""
+        return Policy(self.handler, self.maxerrs, self.counts)
+
+    def slots(self, place: Place, epoch: int, delivered: int, policy: Policy) -> Generator[Slot, None, None]:
+        """The undecoded samples of these batches, or the errors in their places. `processing` decodes each, in any thread."""
+        batch, batches = self.rules.batch, self.rules.batches
+        if self.corpus.indexed:
+            part = Part(Epoch(self.corpus.counts, self.rules, epoch), place)
+            yield from part_slots(self.corpus, part, delivered * batch, self._reading, self.counts)
+            return
+        if batches is None and place.ranks * place.workers > 1:
+            raise ValueError(_needs_epoch_batches(self.corpus, place))
+        found = dealt_slots(self.corpus, self.rules, place, epoch, self._reading, policy, self.counts)
+        with closing(found):
+            if batches is None:
+                yield from islice(_filled_up(found, self.rules, self.counts), delivered * batch, None)
+            else:
+                first, last = split(batches, place.workers, place.worker)
+                yield from islice(found, delivered * batch, (last - first) * batch)
+
+    def assemble(self, items: Iterable[Any], policy: Policy) -> Generator[Any, None, None]:
+        """Batches of what `processing` gave, in order."""
+        good = repaired(items, policy, self.counts)
+        try:
+            if self.batch_size is None:
+                for item in good:
+                    self.counts.add(samples=1)
+                    yield item
+                return
+            while batch := list(islice(good, self.batch_size)):
+                self.counts.add(samples=len(batch))
+                yield self._collated(batch, policy)
+        except Ended:
+            return
+
+    def _collated(self, batch: list[Any], policy: Policy) -> Any:
+        from dfc.inputs.filters.batching import collate
+
+        if self._collate is not None:
+            return self._collate(batch)
+        for _ in batch:
+            try:
+                return collate(batch)
+            except SampleBroken as problem:  # it lacks a field that others have
+                policy.missing(problem)
+                broken_ones = [n for n, sample in enumerate(batch) if sample.get("__key__") == problem.key]
+                other = next((sample for sample in batch if sample.get("__key__") != problem.key), None)
+                if other is None:
+                    raise
+                for n in broken_ones:
+                    batch[n] = other
+                self.counts.add(samples_replaced=len(broken_ones))
+        return collate(batch)
+
+    # Iteration in this process.
+
+    def __len__(self) -> int:
+        return self.length(self.place.ranks)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The next epoch, or what is left of the one that a state was loaded of."""
+        self.close()
+        self._running = self._iterate(*self.progress.begin())
+        return self._running
+
+    def _iterate(self, epoch: int, delivered: int) -> Generator[Any, None, None]:
+        iteration = self.progress.iteration
+        with closing(self.batches(self.place, epoch, delivered)) as batches:
+            for batch in batches:
+                if self.progress.iteration == iteration:
+                    self.progress.add()
+                yield batch
+        if self.progress.iteration == iteration:
+            self.progress.end()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is running, or comes next."""
+        return self.progress.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which epoch the next iteration is."""
+        self.progress.set_epoch(epoch)
+
+    def state_dict(self) -> State:
+        """Where it is, as plain values: to be saved with a checkpoint, right after the last batch that was used."""
+        return self.progress.state_dict(self.place.ranks, 1)
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on behind the batches that were delivered. ValueError for the state of something else, ShardChanged."""
+        self.progress.load_state_dict(state, self.place.ranks, 1)
+
+    def close(self) -> None:
+        """End an iteration that was left before its end, with its threads."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.close()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_running": None}
+
+
+def _rules(batch_size: int | None, shuffle: Shuffle, seed: int, equal: Equal, streams: int | None) -> Rules:
+    batch = 1 if batch_size is None else batch_size
+    if isinstance(shuffle, str):
+        if shuffle != "global":
+            raise ValueError(f"shuffle is True, False, a number of samples or 'global', not {shuffle!r}")
+        return Rules(batch, seed, scattered=True, equal=equal)
+    if shuffle is False:
+        return Rules(batch, seed, shuffled=False, lanes=streams or 1, equal=equal)
+    window = WINDOW if shuffle is True else shuffle
+    return Rules(batch, seed, window=window, lanes=STREAMS if streams is None else streams, equal=equal)
+
+
+def _needs_epoch_batches(corpus: Corpus, place: Place) -> str:
+    url = next(shard.ref.url for shard in corpus.shards if shard.samples is None)
+    return (
+        f"{place.ranks} ranks × {place.workers} workers cannot have equally many batches of shards without an index ({url}): "
+        "give epoch_batches=, or store them in a DFC cluster"
+    )
+
+
+def _filled_up(samples: Iterator[Sample], rules: Rules, counts: Counts) -> Iterator[Sample]:
+    """Whole batches of as many samples as there are: the first ones again at the end, or an incomplete batch left out."""
+    batch = rules.batch
+    first: list[Sample] = []
+    while chunk := list(islice(samples, batch)):
+        first = first or chunk
+        lacking = batch - len(chunk)
+        if lacking and rules.equal == "drop":
+            return
+        for n in range(lacking):
+            chunk.append(dict(first[n % len(first)]))
+        counts.add(samples_padded=lacking)
+        yield from chunk

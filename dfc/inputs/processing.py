@@ -1,0 +1,51 @@
+"""From an undecoded sample to what is batched: fields chosen, decoded, transformed. Good in any thread or process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dfc.inputs.base import InputError, Sample
+from dfc.inputs.decoding import Decoder, Spec, broken
+from dfc.inputs.repair import Slot
+
+
+class Processing:
+    """From an undecoded sample to what is batched. An error instead of it passes, or comes out when it cannot be decoded."""
+
+    def __init__(
+        self, fields: Sequence[str] | None, decode: Spec, pickle: bool, transform: Callable[[Sample], Any] | None
+    ) -> None:
+        if isinstance(fields, str):
+            raise ValueError(f"fields= takes a list of extensions, not {fields!r}")
+        # For each field what it may be called, by the first of which it goes.
+        self._fields = None if fields is None else [[name for name in field.lower().split(";") if name] for field in fields]
+        self.wanted = None if self._fields is None else frozenset(name for names in self._fields for name in names)
+        self._decoder = Decoder(decode, pickle=pickle)
+        self._transform = transform
+
+    def __call__(self, slot: Slot) -> Any:
+        if isinstance(slot, InputError):
+            return slot
+        try:
+            item: Any = self._decoder(slot if self._fields is None else _chosen(slot, self._fields))
+            if self._transform is not None:
+                try:
+                    item = self._transform(item)
+                except InputError:
+                    raise
+                except Exception as problem:
+                    raise broken(slot, "cannot be transformed", problem) from problem
+        except InputError as problem:
+            return problem
+        return item
+
+
+def _chosen(sample: Sample, fields: list[list[str]]) -> Sample:
+    chosen: Sample = {"__key__": sample["__key__"], "__source__": sample["__source__"]}
+    for names in fields:
+        name = next((name for name in names if name in sample), None)
+        if name is None:
+            raise broken(sample, f"has no field {';'.join(names)!r}")
+        chosen[names[0]] = sample[name]
+    return chosen

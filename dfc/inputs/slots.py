@@ -1,0 +1,236 @@
+"""The undecoded samples of one worker, in the order of an epoch (`order`), from any batch of it on.
+
+Where the numbers of samples are known, nothing is read that is not needed: each lane begins and ends at the byte of a sample,
+which one small request for each end finds out. Where they are not, whole shards are dealt out to all workers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Generator, Iterable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from dfc.inputs.base import Counts, InputError, Sample, ShardUnreadable
+from dfc.inputs.corpus import Corpus
+from dfc.inputs.order import Part, Place, Rules, Run, WindowShuffle, draw_seed, shard_order
+from dfc.inputs.repair import Policy, Slot
+from dfc.inputs.shardreader import Segment, SegmentReader
+from dfc.limits import INPUT_AHEAD_BYTES
+
+_READERS: Final = 2  # threads of a lane: one opens the next shard while the other still reads
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How shards are read: `fields` are the extensions that are wanted (None: all), `ahead_bytes` are those of all lanes."""
+
+    fields: frozenset[str] | None = None
+    ahead_bytes: int = INPUT_AHEAD_BYTES
+
+
+def part_slots(corpus: Corpus, part: Part, start: int, reading: Reading, counts: Counts) -> Iterator[Slot]:
+    """The samples of a part as they are delivered, from the `start`-th on; an error in the place of each that cannot be had."""
+    if part.epoch.rules.scattered:
+        yield from _scattered(corpus, part, start, reading, counts)
+        return
+    firsts, gone = part.still_needed(start)
+    padded = _padded(part)
+    waiting: dict[int, Slot] = {}
+    count = part.lanes
+    with ExitStack() as stack:
+        lanes = []
+        for lane, first in enumerate(firsts):
+            lo, hi = part.lane(lane)
+            slots = _lane_slots(corpus, part.epoch.runs(min(lo + first, hi), hi), reading, count, counts)
+            lanes.append(stack.enter_context(closing(slots)))
+        following = [first * count + lane for lane, first in enumerate(firsts)]
+        for chunk in part.order(start):
+            for i in chunk.tolist():
+                while i not in waiting:
+                    lane = i % count
+                    found = next(lanes[lane])
+                    after = following[lane] + len(found) * count
+                    waiting.update(zip(range(following[lane], after, count), found, strict=True))
+                    following[lane] = after
+                    for other in gone & waiting.keys():
+                        gone.remove(other)
+                        del waiting[other]
+                if i in padded:
+                    counts.add(samples_padded=1)
+                yield waiting.pop(i)
+
+
+def _padded(part: Part) -> Collection[int]:
+    """The samples of a part that are there a second time."""
+    total = part.epoch.total
+    if part.start + part.size <= total:
+        return ()
+    samples = np.arange(part.size)
+    return frozenset(samples[part.positions(samples) >= total].tolist())
+
+
+class _LaneCounts(Counts):
+    """Of a reader whose lost samples and shards are counted when their places are come to."""
+
+    def __init__(self, counts: Counts) -> None:
+        super().__init__()
+        self._total = counts
+
+    def add(self, **amounts: int) -> None:
+        self._total.add(**{name: amount for name, amount in amounts.items() if not name.endswith("_skipped")})
+
+    def note(self, problem: BaseException) -> None:
+        pass
+
+
+def _lane_slots(
+    corpus: Corpus, runs: Iterable[Run], reading: Reading, lanes: int, counts: Counts
+) -> Generator[list[Sample] | list[InputError], None, None]:
+    """The samples of these runs, exactly as many as they have: errors stand in the places of those that cannot be had."""
+    lengths: list[int] = []
+    problems: deque[InputError] = deque()  # one for each segment that came short
+
+    def segments() -> Iterator[Segment]:
+        for run in runs:
+            lengths.append(run.length)
+            yield _segment(corpus, run)
+
+    def keep(problem: Exception) -> bool:
+        assert isinstance(problem, InputError)
+        problems.append(problem)
+        return True
+
+    number = given = 0
+    with SegmentReader(
+        segments(),
+        options=corpus.options,
+        counts=_LaneCounts(counts),
+        handler=keep,
+        ahead_bytes=reading.ahead_bytes // lanes,
+        readers=_READERS,
+        fields=reading.fields,
+    ) as reader:
+        for portion in reader.portions():
+            while number < portion.number:
+                if given < lengths[number]:
+                    yield [problems.popleft()] * (lengths[number] - given)
+                number, given = number + 1, 0
+            given += len(portion)
+            yield portion
+    for length in lengths[number:]:
+        if given < length:
+            yield [problems.popleft()] * (length - given)
+        given = 0
+
+
+def _segment(corpus: Corpus, run: Run) -> Segment:
+    """Where a run is in its shard: in bytes, so that nothing else is read."""
+    shard = corpus.shards[run.shard]
+    etag, indexed = shard.etag or None, bool(shard.name)
+    if run.start == 0 and run.length == shard.samples:
+        return Segment(shard.ref, count=run.length, etag=etag, indexed=indexed)
+    stop = run.start + run.length
+    try:
+        offsets = corpus.sample_offsets(run.shard)
+    except InputError:
+        # Reading it will say what is wrong, in the right place.
+        return Segment(shard.ref, skip=run.start, count=run.length, etag=etag, indexed=indexed)
+    end = int(offsets[stop]) if stop + 1 < len(offsets) else None
+    return Segment(shard.ref, int(offsets[run.start]), 0, run.length, etag, indexed, end)
+
+
+def _scattered(corpus: Corpus, part: Part, start: int, reading: Reading, counts: Counts) -> Iterator[Slot]:
+    """Through batch reads, each sample from where it is."""
+    from dfc.inputs.gather import Gather
+
+    padded = _padded(part)
+    place = start
+    gather = Gather(
+        corpus.batch_shards(),
+        part.numbers(start),
+        corpus.connect,
+        size=corpus.size,
+        ahead_bytes=reading.ahead_bytes,
+        counts=counts,
+    )
+    with gather:
+        for found in gather:
+            for slot in found:
+                if place in padded:
+                    counts.add(samples_padded=1)
+                place += 1
+                yield slot
+
+
+def dealt_slots(
+    corpus: Corpus, rules: Rules, place: Place, epoch: int, reading: Reading, policy: Policy, counts: Counts
+) -> Generator[Sample, None, None]:
+    """Where no numbers are known: whole shards, dealt out to the workers of all ranks in turn, and, if the rules say how many
+    batches an epoch has, again and again. With fewer shards than workers, those that share one take its samples in turn.
+    """
+    samples = _dealt(corpus, rules, place, epoch, reading, policy, counts)
+    with closing(samples):
+        if rules.window < 2:
+            for found in samples:
+                yield from found
+            return
+        seed = draw_seed(rules.seed, epoch, place.rank, place.ranks, place.worker, place.workers)
+        waiting: dict[int, Sample] = {}
+        read = given = 0
+        ended = False
+        for chunk in WindowShuffle(seed, rules.window, None).order():
+            for i in chunk.tolist():
+                while i >= read and not ended:
+                    some = next(samples, None)
+                    if some is None:
+                        ended = True
+                        break
+                    waiting.update(enumerate(some, read))
+                    read += len(some)
+                if i < read:
+                    given += 1
+                    yield waiting.pop(i)
+                elif given == read:
+                    return
+
+
+def _dealt(
+    corpus: Corpus, rules: Rules, place: Place, epoch: int, reading: Reading, policy: Policy, counts: Counts
+) -> Generator[list[Sample], None, None]:
+    consumers, consumer = place.ranks * place.workers, place.rank * place.workers + place.worker
+    shards = len(corpus)
+    first = consumer % shards
+    # Those who share the shard at this place of the order, and which of them this one is.
+    sharing, turn = len(range(first, consumers, shards)), consumer // shards
+    round_number = 0
+    while True:
+        order = shard_order(shards, rules, epoch, round_number)[first::consumers]
+        segments = (Segment(corpus.shards[shard].ref, etag=corpus.shards[shard].etag or None) for shard in order.tolist())
+        found = number = seen = 0
+        with SegmentReader(
+            segments,
+            options=corpus.options,
+            counts=counts,
+            handler=policy.lost,
+            ahead_bytes=reading.ahead_bytes,
+            readers=_READERS,
+            fields=reading.fields,
+        ) as reader:
+            for portion in reader.portions():
+                if portion.number != number:
+                    number, seen = portion.number, 0
+                mine = portion[(turn - seen) % sharing :: sharing] if sharing > 1 else portion
+                seen += len(portion)
+                found += len(mine)
+                if mine:
+                    yield mine
+        if rules.batches is None:
+            return
+        if not found:
+            url = corpus.shards[int(order[0])].ref.url
+            raise ShardUnreadable(f"there are no samples to go through again, in {url} for one", url=url)
+        round_number += 1

@@ -1,0 +1,278 @@
+"""PyTorch: shards as an `IterableDataset` that makes whole batches in its workers, and a `DataLoader` that can be resumed.
+
+    dataset = ShardDataset("http://nvdata/imagenet-@000147.tar", 256, decode="torchrgb8", fields=["jpg;png", "cls"])
+    for batch in DataLoader(dataset, num_workers=4): train(batch["jpg"], batch["cls"])
+
+What processes of one rank know of each other is one small tensor in shared memory: which epoch it is, how far it was when a
+state was loaded, and a row of counters for each worker.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import fields as fields_of
+from multiprocessing.context import get_spawning_popen
+from typing import Any, Final
+
+import numpy as np
+
+try:
+    import torch
+    from torch import distributed
+    from torch.utils import data
+except ImportError as problem:
+    raise ImportError("dfc.inputs.torch needs PyTorch: pip install 'dfc[torch]'") from problem
+
+from dfc.inputs.base import Counts
+from dfc.inputs.corpus import Corpus
+from dfc.inputs.loader import Loader
+from dfc.inputs.order import Place, batches_before
+from dfc.inputs.progress import BatchSource, Progress, State, check_state, make_state
+from dfc.limits import LOADER_WORKERS_MAX
+
+_COUNTERS: Final = tuple(field.name for field in fields_of(Counts) if field.type == "int")
+# Columns of row 0 of the shared tensor: where the next iterations begin, and the workers of the state that says so (0: any).
+_EPOCH, _DELIVERED, _WORKERS = range(3)
+_BEGUN: Final = 0  # column of row 1 + w, of worker w: iterations that it has begun since; then its counters
+_UPDATE_BATCHES: Final = 16  # after so many the counters are shared; of single samples, which are many, not after each
+
+
+class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
+    """Batches of the samples of shards. Use it with `DataLoader` of this module, or with torch's and `batch_size=None`.
+
+    `shards`, `batch_size` and all options are those of `dfc.inputs.loader.Loader`; another `BatchSource` may stand for them.
+    `rank` and `ranks` are by default those of `torch.distributed` when it is initialised, else of `RANK` and `WORLD_SIZE` in
+    the environment, else 0 of 1. Arrays become tensors. Each iteration is an epoch, the next one unless `set_epoch` says which,
+    also with persistent workers. One dataset belongs to one DataLoader at a time. `len` is the number of batches of each rank.
+    """
+
+    def __init__(
+        self,
+        shards: str | Sequence[str] | Corpus | BatchSource,
+        batch_size: int | None = None,
+        *,
+        rank: int | None = None,
+        ranks: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if (rank is None) != (ranks is None):
+            raise ValueError("rank= and ranks= are given together")
+        if isinstance(shards, str | Sequence | Corpus):
+            self.source: BatchSource = Loader(shards, batch_size, **options)
+        elif batch_size is not None or options:
+            raise ValueError("a source of batches has its options already")
+        else:
+            self.source = shards
+        self._rank = None if rank is None or ranks is None else (rank, ranks)
+        self.progress = Progress(self.source)
+        self.driven = False  # by a DataLoader of this module, which says where each iteration begins
+        self._planned = {name: getattr(self.source.counts, name) for name in _COUNTERS}
+        self._shared = torch.zeros((1 + LOADER_WORKERS_MAX, 1 + len(_COUNTERS)), dtype=torch.int64).share_memory_()
+        self._loaded: State | None = None  # of this worker alone
+        self._running: tuple[int, int, int] | None = None  # epoch, part, and batches of it delivered in this process
+
+    @property
+    def place(self) -> Place:
+        """The rank that this is, of how many."""
+        if self._rank is not None:
+            return Place(*self._rank)
+        if distributed.is_available() and distributed.is_initialized():
+            return Place(distributed.get_rank(), distributed.get_world_size())
+        return Place(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+
+    @property
+    def counts(self) -> Counts:
+        """What all workers have read and left out, up to now or up to some batches ago."""
+        rows = self._shared[1:, 1:].sum(dim=0).tolist()
+        totals = {name: self._planned[name] + row for name, row in zip(_COUNTERS, rows, strict=True)}
+        return Counts(**totals, errors=list(self.source.counts.errors))
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is running, or comes next."""
+        if self.driven:
+            return self.progress.epoch
+        return int(self._shared[0, _EPOCH]) + max(0, int(self._shared[1:, _BEGUN].max()) - 1)
+
+    def __len__(self) -> int:
+        return self.source.length(self.place.ranks)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which epoch the next iteration is. What was loaded of that epoch stays loaded."""
+        if self._shared[1:, _BEGUN].any():
+            self.progress.reset(epoch)
+        else:
+            self.progress.set_epoch(epoch)
+        if not self.driven:  # or else its workers, of which one may not have begun yet, would read it
+            self.start(self.progress.epoch, self.progress.delivered, int(self._shared[0, _WORKERS]))
+
+    def start(self, epoch: int, delivered: int = 0, workers: int = 0) -> None:
+        """The next iteration begins behind so many batches of an epoch, the one after it at the beginning of the next."""
+        self._shared[1:, _BEGUN] = 0
+        self._shared[0, _EPOCH], self._shared[0, _DELIVERED], self._shared[0, _WORKERS] = epoch, delivered, workers
+
+    def __iter__(self) -> Iterator[Any]:
+        """What this process is to deliver: a part of the rank's batches in a worker, else all of them."""
+        worker, workers = _worker()
+        own = self._shared[1 + worker]
+        if self._loaded is not None:
+            epoch, part, done = self._loaded["epoch"], self._loaded["part"], self._loaded["batches"]
+            own[_BEGUN] = epoch + 1 - int(self._shared[0, _EPOCH])
+            self._loaded = None
+        else:
+            begun = int(own[_BEGUN])
+            epoch = int(self._shared[0, _EPOCH]) + begun
+            delivered = 0 if begun else int(self._shared[0, _DELIVERED])
+            expected = int(self._shared[0, _WORKERS])
+            if delivered and expected not in (0, workers):
+                raise ValueError(f"the state is of {expected} workers for each rank, this is one of {workers}")
+            own[_BEGUN] = begun + 1
+            # DataLoader takes a batch from each worker in turn, beginning with worker 0: so that it goes on where it was.
+            part = (worker + delivered) % workers
+            done = batches_before(delivered, part, workers)
+        rank = self.place
+        return self._iterate(Place(rank.rank, rank.ranks, part, workers), epoch, done, own)
+
+    def _iterate(self, place: Place, epoch: int, done: int, own: torch.Tensor) -> Generator[Any, None, None]:
+        counts = self.source.counts
+        row = own.numpy()[1:]
+        base = row - [getattr(counts, name) for name in _COUNTERS]
+        self._running = (epoch, place.worker, done)
+        batches = self.source.batches(place, epoch, done)
+        try:
+            for number, batch in enumerate(batches, 1):
+                self._running = (epoch, place.worker, done + number)
+                if number % _UPDATE_BATCHES == 0:
+                    row[:] = base + [getattr(counts, name) for name in _COUNTERS]
+                yield as_tensors(batch)
+        finally:
+            close = getattr(batches, "close", None)
+            if close is not None:
+                close()
+            row[:] = base + [getattr(counts, name) for name in _COUNTERS]
+
+    def state_dict(self) -> State:
+        """Where it is: in a worker that worker's own place, as torchdata's StatefulDataLoader keeps it.
+
+        RuntimeError when workers read it and this is not one of them: only who takes their batches knows; ask the DataLoader.
+        """
+        ranks = self.place.ranks
+        info = data.get_worker_info()
+        if info is None and self._running is None:
+            if self._shared[1:, _BEGUN].any():
+                raise RuntimeError("workers read this dataset: take state_dict() of the DataLoader, of dfc.inputs.torch")
+            epoch, delivered = int(self._shared[0, _EPOCH]), int(self._shared[0, _DELIVERED])
+            return make_state(self.source, ranks, int(self._shared[0, _WORKERS]) or 1, epoch, delivered)
+        workers = _worker()[1]
+        if self._running is None:
+            epoch, part, done = int(self._shared[0, _EPOCH]), _worker()[0], 0
+        else:
+            epoch, part, done = self._running
+        state = make_state(self.source, ranks, workers, epoch, done)
+        return state if info is None else {**state, "part": part}
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on there. ValueError for the state of something else, or another number of ranks or workers; ShardChanged."""
+        check_state(self.source, state, self.place.ranks, None if data.get_worker_info() is None else _worker()[1])
+        if "part" in state:
+            self._loaded = dict(state)
+            return
+        self.progress.reset(state["epoch"], state["batches"])
+        self._running = None
+        self.start(state["epoch"], state["batches"], state["workers"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {**vars(self), "_running": None}
+        if get_spawning_popen() is not None:  # to a worker of this rank, where `torch.distributed` is not initialised
+            state["_rank"] = (self.place.rank, self.place.ranks)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if not self._shared.is_shared():
+            self._shared = self._shared.share_memory_()
+
+
+class DataLoader(data.DataLoader[Any]):  # type: ignore[misc]
+    """torch's DataLoader for a `ShardDataset`; it counts the batches that it hands out, to be resumed at any of them.
+
+    All options of torch's, but for those about making batches. The state is that of the last batch that was handed out,
+    however many the workers have made ahead.
+    """
+
+    dataset: ShardDataset
+
+    def __init__(self, dataset: ShardDataset, num_workers: int = 0, **options: Any) -> None:
+        for name in ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"):
+            if options.pop(name, None):
+                raise ValueError(f"{name}= is an option of the dataset here: it makes the batches")
+        if num_workers > LOADER_WORKERS_MAX:
+            raise ValueError(f"at most {LOADER_WORKERS_MAX} workers, not {num_workers}")
+        super().__init__(dataset, batch_size=None, num_workers=num_workers, **options)
+        dataset.driven = True
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is running, or comes next."""
+        return self.dataset.progress.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which epoch the next iteration is. What was loaded of that epoch stays loaded."""
+        self.dataset.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The next epoch, or what is left of the one that a state was loaded of."""
+        progress = self.dataset.progress
+        epoch, delivered = progress.begin()
+        self.dataset.start(epoch, delivered, self._workers)
+        return self._counted(super().__iter__(), progress)
+
+    def _counted(self, batches: Iterator[Any], progress: Progress) -> Iterator[Any]:
+        iteration = progress.iteration
+        for batch in batches:
+            if progress.iteration == iteration:  # or else another one has begun meanwhile
+                progress.add()
+            yield batch
+        if progress.iteration == iteration:
+            progress.end()
+
+    def state_dict(self) -> State:
+        """Where it is, as plain values: to be saved with a checkpoint."""
+        return self.dataset.progress.state_dict(self.dataset.place.ranks, self._workers)
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on behind the batches that were handed out. ValueError for the state of something else, ShardChanged."""
+        self.dataset.progress.load_state_dict(state, self.dataset.place.ranks, self._workers)
+
+    @property
+    def _workers(self) -> int:
+        return max(1, int(self.num_workers))
+
+
+def as_tensors(value: Any) -> Any:
+    """Arrays of numbers, also in dicts, lists and tuples, as tensors of the same memory."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "biufc":
+            return value
+        return torch.from_numpy(value if value.flags.writeable else value.copy())
+    if isinstance(value, Mapping):
+        return {name: as_tensors(field) for name, field in value.items()}
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return tuple(as_tensors(field) for field in value)
+    if isinstance(value, list) and value and isinstance(value[0], np.ndarray):
+        return [as_tensors(field) for field in value]
+    return value
+
+
+def _worker() -> tuple[int, int]:
+    info = data.get_worker_info()
+    if info is None:
+        return 0, 1
+    if info.num_workers > LOADER_WORKERS_MAX:
+        raise ValueError(f"at most {LOADER_WORKERS_MAX} workers, not {info.num_workers}")
+    return info.id, info.num_workers
