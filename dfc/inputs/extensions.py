@@ -84,10 +84,12 @@ def decompress(data: bytes) -> bytes:
     left = INPUT_FIELD_BYTES_MAX
     while data:
         member = zlib.decompressobj(31)  # 31: with the header and the checksum of gzip
-        parts.append(member.decompress(data, left))
+        parts.append(member.decompress(data, left + 1))  # 0 would mean: without a bound
         left -= len(parts[-1])
+        if left < 0:
+            raise ValueError("too large when decompressed")
         if not member.eof:
-            raise ValueError("too large when decompressed" if left <= 0 or member.unconsumed_tail else "ends early")
+            raise ValueError("ends early")
         data = member.unused_data.lstrip(b"\0")  # padding with zeros is allowed between members and at the end
     if not parts:
         raise ValueError("ends early")

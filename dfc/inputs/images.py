@@ -169,7 +169,7 @@ def _decode_pil(data: bytes, mode: str) -> Any:
     image = _open(data)
     if image.mode.startswith(("I", "F")):
         return _pillow()[0].fromarray(_deep_pixels(image, False, "L")).convert(mode)
-    return image if image.mode == mode else image.convert(mode)
+    return image.convert(mode)  # also where it has this mode: a plain image that holds no file
 
 
 def encode_image(value: Any, kind: str) -> bytes:
