@@ -42,7 +42,7 @@ def collate(samples: Sequence[Any], combine_tensors: bool = True, combine_scalar
 
 def _unequal(samples: Sequence[Mapping[str, Any]]) -> SampleBroken:
     names = {name: None for sample in samples for name in sample}
-    sample, missing = next((sample, name) for sample in samples for name in names if name not in sample)
+    sample, missing = next((sample, name) for name in names for sample in samples if name not in sample)
     return broken(sample, f"has no field {missing!r}, unlike others of its batch")
 
 
@@ -131,6 +131,9 @@ def unbatch() -> Filter:
 
 def _unbatch(source: Iterable[Any]) -> Iterator[Any]:
     for batch in source:
+        if not isinstance(batch, Mapping | tuple):  # of samples that are neither: one column
+            yield from batch
+            continue
         names = list(batch) if isinstance(batch, Mapping) else range(len(batch))
         columns = [batch[name] for name in names]
         length = _length(batch, columns)
