@@ -10,31 +10,25 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 from typing import Any, BinaryIO, Final, cast
 
 from fsspec.callbacks import DEFAULT_CALLBACK
-from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from dfc.client.client import Client
-from dfc.client.reader import ObjectReader
-from dfc.errors import NotFound, PreconditionFailed, RangeNotSatisfiable
-from dfc.inputs.cluster import cluster_at
+from dfc.errors import PreconditionFailed
 from dfc.inputs.destinations import ClusterDestination
-from dfc.inputs.fsmembers import Info, file_info, find_members, folder_info, member_info
-from dfc.inputs.fspaths import MEMBERS, Place, as_os_errors, folders_of, parent_of, place_of, strip_protocol
+from dfc.inputs.fspaths import MEMBERS, Place, as_os_errors, place_of
+from dfc.inputs.fsreads import DfcFile, DfcReads
 from dfc.inputs.streams import StreamOptions
 from dfc.inputs.uploads import UploadFile
 from dfc.limits import MIB
 
 BLOCK_BYTES: Final = 4 * MIB
-PARALLEL: Final = 16  # requests of one call for many ranges or objects
 _COPY_BYTES: Final = 1 * MIB
+_MADE_MAX: Final = 10_000  # empty folders that are remembered
 
 
-class DfcFileSystem(AbstractFileSystem):  # type: ignore[misc]
+class DfcFileSystem(DfcReads):
     """See the module. `url` (or `target`): any node of the cluster; `token`: its bearer token (DFC_TOKEN).
 
     What goes wrong is an OSError: FileNotFoundError, NotADirectoryError for members of what is no shard, ESTALE when an object
@@ -42,173 +36,6 @@ class DfcFileSystem(AbstractFileSystem):  # type: ignore[misc]
     """
 
     protocol = "dfc"
-    root_marker = ""
-
-    def __init__(self, url: str | None = None, token: str | None = None, *, target: str | None = None, **options: Any) -> None:
-        super().__init__(**options)
-        self._options = StreamOptions(cluster=url or target, token=token)
-
-    @property
-    def url(self) -> str:
-        """A node of the cluster."""
-        return self._options.cluster_url.rstrip("/")
-
-    @property
-    def client(self) -> Client:
-        """The client of this process."""
-        return cluster_at(self.url, self._options).client
-
-    @property
-    def fsid(self) -> str:
-        return f"dfc_{self.url}"
-
-    @classmethod
-    def _strip_protocol(cls, path: Any) -> Any:
-        if isinstance(path, list):
-            return [cls._strip_protocol(each) for each in path]
-        return strip_protocol(os.fspath(path))
-
-    @classmethod
-    def _parent(cls, path: str) -> str:
-        return parent_of(cls._strip_protocol(path))
-
-    # What is there.
-
-    def info(self, path: str, **_: Any) -> Info:
-        """`name`, `size` (bytes), `type`; for files `ETag` (xxh3-128) and `mtime`."""
-        path = self._strip_protocol(path)
-        with as_os_errors(path):
-            place = place_of(path)
-            if place.member is not None:
-                return member_info(self.client, place)
-            if not place.bucket:
-                return folder_info(path)
-            if not place.name:
-                self.client.bucket(place.bucket)
-                return folder_info(path)
-            try:
-                return file_info(path, self.client.stat(place.bucket, place.name))
-            except NotFound:
-                page = self.client.list_page(place.bucket, prefix=place.prefix, limit=1)
-                if not page.objects:
-                    raise
-                return folder_info(path)
-
-    def ls(self, path: str, detail: bool = True, **_: Any) -> Any:
-        """What is directly in a folder, a bucket, or a shard (`bucket/shard.tar//`); a file lists itself."""
-        path = self._strip_protocol(path)
-        with as_os_errors(path):
-            found = sorted(self._listed(place_of(path)), key=lambda info: cast(str, info["name"]))
-            if not found:
-                info = self.info(path)
-                found = [info] if info["type"] == "file" else []
-        return found if detail else [info["name"] for info in found]
-
-    def find(self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **options: Any) -> Any:
-        """All files below a path; one listing, however many folders there are."""
-        path = self._strip_protocol(path)
-        with as_os_errors(path):
-            place = place_of(path)
-            if place.member is not None:
-                found = find_members(self.client, place, withdirs=withdirs, maxdepth=maxdepth)
-            elif not place.bucket or maxdepth is not None:
-                return super().find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **options)
-            else:
-                found = self._below(place, withdirs=withdirs)
-        if (withdirs or not found) and path:
-            try:
-                info = self.info(path)
-            except FileNotFoundError:
-                info = None
-            if info is not None and (withdirs or info["type"] == "file"):
-                found = {path: info, **found}
-        return found if detail else list(found)
-
-    def exists(self, path: str, **_: Any) -> bool:
-        """Whether a file or folder is there; an OSError when that cannot be said now."""
-        return self._type_of(path) is not None
-
-    def isdir(self, path: str) -> bool:
-        return self._type_of(path) == "directory"
-
-    def isfile(self, path: str) -> bool:
-        return self._type_of(path) == "file"
-
-    def modified(self, path: str) -> datetime | None:
-        found: datetime | None = self.info(path).get("mtime")
-        return found
-
-    def ukey(self, path: str) -> str:
-        """The etag: it changes with the contents."""
-        info = self.info(path)
-        return str(info.get("ETag") or info["name"])
-
-    def checksum(self, path: str) -> int:
-        """The xxh3-128 as a number."""
-        return int(self.info(path)["ETag"], 16)
-
-    # Reading.
-
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
-        """The bytes of a file, or of a range of it (negative: from its end); the whole is compared with its checksum."""
-        path = self._strip_protocol(path)
-        if (start or 0) < 0 or (end or 0) < 0:
-            start, end, _step = slice(start, end).indices(self.info(path)["size"])
-        start = start or 0
-        length = None if end is None else max(end - start, 0)
-        with as_os_errors(path):
-            place = place_of(path)
-            if length == 0:
-                self.info(path)
-                return b""
-            try:
-                if place.member is None:
-                    return self.client.get(place.bucket, place.name, start=start, length=length)
-                return self._cat_member(place, start, length)
-            except RangeNotSatisfiable:
-                return b""
-
-    def cat_ranges(
-        self,
-        paths: list[str],
-        starts: Any,
-        ends: Any,
-        max_gap: int | None = None,
-        on_error: str = "return",
-        **_: Any,
-    ) -> list[Any]:
-        """The bytes of many ranges, in parallel; exceptions in their places unless `on_error="raise"`."""
-        starts = starts if isinstance(starts, Sequence) else [starts] * len(paths)
-        ends = ends if isinstance(ends, Sequence) else [ends] * len(paths)
-        if not len(paths) == len(starts) == len(ends):
-            raise ValueError("as many starts and ends as paths")
-        return self._map(self.cat_file, list(zip(paths, starts, ends, strict=True)), raising=on_error == "raise")
-
-    def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **_: Any) -> Any:
-        """The bytes of a file, or of many by their paths, read in parallel."""
-        paths = self.expand_path(path, recursive=recursive)
-        if recursive:
-            paths = [each for each in paths if not self.isdir(each)]
-        if len(paths) == 1 and not isinstance(path, list) and paths[0] == self._strip_protocol(path):
-            return self.cat_file(paths[0])
-        found = self._map(self.cat_file, [(each,) for each in paths], raising=on_error == "raise")
-        pairs = zip(paths, found, strict=True)
-        return {each: data for each, data in pairs if on_error != "omit" or not isinstance(data, Exception)}
-
-    def get_file(self, rpath: str, lpath: Any, callback: Any = DEFAULT_CALLBACK, outfile: Any = None, **options: Any) -> None:
-        """Store a file locally: whole and verified, or not at all."""
-        rpath = self._strip_protocol(rpath)
-        if outfile is not None or MEMBERS in rpath or hasattr(lpath, "write"):
-            super().get_file(rpath, lpath, callback=callback, outfile=outfile, **options)
-            return
-        if self.isdir(rpath):
-            os.makedirs(lpath, exist_ok=True)
-            return
-        os.makedirs(os.path.dirname(os.path.abspath(lpath)), exist_ok=True)
-        with as_os_errors(rpath):
-            place = place_of(rpath)
-            callback.set_size(self.info(rpath)["size"])
-            self.client.get_to_file(place.bucket, place.name, lpath, resume=False, progress=callback.relative_update)
 
     def _open(
         self,
@@ -228,8 +55,6 @@ class DfcFileSystem(AbstractFileSystem):  # type: ignore[misc]
             if mode == "xb" and self.exists(path):
                 raise _exists(path)
             return self._upload(place, path, mode, autocommit)
-
-    # Writing.
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
         """Store bytes; `mode="create"`: FileExistsError when something is there."""
@@ -292,17 +117,22 @@ class DfcFileSystem(AbstractFileSystem):  # type: ignore[misc]
             if not recursive:
                 raise IsADirectoryError(errno.EISDIR, "a folder is deleted with recursive=True", each)
             self._map(self._rm_if_there, [(name,) for name in self.find(each, maxdepth=maxdepth)], raising=True)
-            if "/" not in each and maxdepth is None:
+            if maxdepth is None:
+                self._made = {made: None for made in self._made if not f"{made}/".startswith(f"{each}/")}
                 self.rmdir(each)
 
     def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
-        """Make a bucket (FileExistsError when it is there); other folders are there once something is in them."""
+        """Make a bucket (FileExistsError when it is there); other empty folders are there for this filesystem object only."""
         path = self._strip_protocol(path)
         with as_os_errors(path):
-            place = place_of(path)
-            if not place.name:
-                if self.exists(path):
-                    raise _exists(path)
+            place = _writable(path, folder=True)
+            if place.name:
+                while len(self._made) >= _MADE_MAX:
+                    del self._made[next(iter(self._made))]
+                self._made[path] = None
+            elif self.exists(path):
+                raise _exists(path)
+            else:
                 self.client.create_bucket(place.bucket)
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
@@ -316,7 +146,8 @@ class DfcFileSystem(AbstractFileSystem):  # type: ignore[misc]
         """Delete an empty bucket; other folders are gone with what was in them."""
         path = self._strip_protocol(path)
         with as_os_errors(path):
-            place = place_of(path)
+            self._made.pop(path, None)
+            place = _writable(path, folder=True)
             if not place.name:
                 self.client.delete_bucket(place.bucket)
 
@@ -325,58 +156,6 @@ class DfcFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if not truncate and self.exists(path):
             raise NotImplementedError("an object changes its time with its contents only")
         self.pipe_file(path, b"")
-
-    # What the methods above share.
-
-    def _type_of(self, path: str) -> str | None:
-        try:
-            return cast(str, self.info(path)["type"])
-        except OSError as problem:
-            if problem.errno in (errno.ENOENT, errno.ENOTDIR, errno.EINVAL):
-                return None
-            raise
-
-    def read_part(self, path: str, start: int, end: int, etag: str | None) -> bytes:
-        """A range of the version with that etag; OSError(ESTALE) when it is another by now."""
-        with as_os_errors(path):
-            place = place_of(path)
-            with self._reader(place, start, end - start) as reader:
-                if etag and reader.info.etag != etag:
-                    raise PreconditionFailed("it was replaced while it was read")
-                return reader.readall()
-
-    def _reader(self, place: Place, start: int, length: int | None) -> ObjectReader:
-        if place.member is None:
-            return self.client.open(place.bucket, place.name, start=start, length=length)
-        return self.client.open_member(place.bucket, place.name, place.member, start=start, length=length)
-
-    def _cat_member(self, place: Place, start: int, length: int | None) -> bytes:
-        from dfc.errors import NotSeekable
-
-        assert place.member is not None
-        try:
-            return self.client.read_member(place.bucket, place.name, place.member, start=start, length=length)
-        except NotSeekable:
-            whole = self.client.read_member(place.bucket, place.name, place.member)
-            return whole[start : None if length is None else start + length]
-
-    def _listed(self, place: Place) -> Iterator[Info]:
-        if place.member is not None:
-            yield from find_members(self.client, place, withdirs=True, maxdepth=1).values()
-        elif not place.bucket:
-            yield from (folder_info(bucket.name) for bucket in self.client.list_buckets())
-        else:
-            for page in self.client.list_pages(place.bucket, prefix=place.prefix, delimiter="/"):
-                yield from (file_info(f"{place.bucket}/{found.name}", found) for found in page.objects)
-                yield from (folder_info(f"{place.bucket}/{prefix.rstrip('/')}") for prefix in page.prefixes)
-
-    def _below(self, place: Place, *, withdirs: bool) -> dict[str, Info]:
-        found = {f"{place.bucket}/{info.name}": info for info in self.client.list(place.bucket, prefix=place.prefix)}
-        infos = {path: file_info(path, info) for path, info in found.items()}
-        if withdirs:
-            root = f"{place.bucket}/{place.name}".rstrip("/")
-            infos |= {path: folder_info(path) for path in folders_of(found, root) if path not in infos}
-        return dict(sorted(infos.items()))
 
     def _upload(self, place: Place, path: str, mode: str, autocommit: bool) -> UploadFile:
         etag = None
@@ -396,44 +175,6 @@ class DfcFileSystem(AbstractFileSystem):  # type: ignore[misc]
         except FileNotFoundError:
             pass  # somebody else was faster
 
-    def _map(self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], *, raising: bool) -> list[Any]:
-        """Call it for each, some at a time; exceptions are raised, or returned in their places."""
-
-        def call(given: tuple[Any, ...]) -> Any:
-            try:
-                return function(*given)
-            except Exception as problem:
-                if raising:
-                    raise
-                return problem
-
-        if len(arguments) < 2:
-            return [call(given) for given in arguments]
-        with ThreadPoolExecutor(min(PARALLEL, len(arguments)), thread_name_prefix="dfc-fs") as executor:
-            return list(executor.map(call, arguments))
-
-
-class DfcFile(AbstractBufferedFile):  # type: ignore[misc]
-    """An object or member that is read in blocks, all of one version. `cache_type` and `block_size` are fsspec's."""
-
-    def __init__(self, fs: DfcFileSystem, path: str, mode: str, block_size: int, **options: Any) -> None:
-        self._details = fs.info(path)
-        if self._details["type"] == "directory":
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        options["size"] = self._details["size"]
-        if self._details.get("compressed"):
-            options["cache_type"] = "all"  # such a member can only be read whole
-        super().__init__(fs, path, mode, block_size, **options)
-
-    def _fetch_range(self, start: int, end: int) -> bytes:
-        if start >= end:
-            return b""
-        if self.details.get("compressed"):
-            whole: bytes = self.fs.cat_file(self.path)
-            return whole[start:end]
-        part: bytes = self.fs.read_part(self.path, start, end, self.details["ETag"])
-        return part
-
 
 class _Object(ClusterDestination):
     """Where a file of the filesystem goes. With an etag, only in the place of that version."""
@@ -451,12 +192,12 @@ class _Object(ClusterDestination):
             self._client.put(self._bucket, self._name, spool, if_match=self._etag)
 
 
-def _writable(path: str) -> Place:
-    """OSError for what cannot be written."""
+def _writable(path: str, *, folder: bool = False) -> Place:
+    """What a path names; OSError for what cannot be written."""
     place = place_of(path)
     if place.member is not None:
         raise OSError(errno.EROFS, "the members of a shard are read only (`//` is where they begin)", path)
-    if not place.name:
+    if not place.bucket or not (place.name or folder):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     return place
 

@@ -19,10 +19,8 @@ def modified_at(text: str) -> datetime | None:
     return datetime.fromisoformat(text).replace(microsecond=0) if text else None
 
 
-def file_info(path: str, found: ObjectInfo, size: int | None = None) -> Info:
-    """An object, or with `size` a member of it."""
-    size = found.size if size is None else size
-    return {"name": path, "size": size, "type": "file", "ETag": found.etag, "mtime": modified_at(found.modified)}
+def file_info(path: str, found: ObjectInfo) -> Info:
+    return {"name": path, "size": found.size, "type": "file", "ETag": found.etag, "mtime": modified_at(found.modified)}
 
 
 def folder_info(path: str) -> Info:
@@ -39,9 +37,11 @@ def member_info(client: Client, place: Place) -> Info:
             with client.open_member(place.bucket, place.name, place.member, length=1) as reader:
                 return file_info(path, reader.info)
         except RangeNotSatisfiable:
-            return file_info(path, client.stat(place.bucket, place.name), 0)
+            with client.open_member(place.bucket, place.name, place.member) as reader:
+                return file_info(path, reader.info)
         except NotSeekable:
-            return {**find_members(client, place._replace(member=""))[path], "compressed": True}
+            with client.open_member(place.bucket, place.name, place.member) as reader:
+                return {**file_info(path, reader.info), "compressed": True}
         except MemberNotFound:
             pass
     found = find_members(client, place, withdirs=True)
@@ -55,14 +55,17 @@ def find_members(client: Client, place: Place, *, withdirs: bool = False, maxdep
     assert place.member is not None
     below = f"{place.member}/" if place.member else ""
     shard = client.stat(place.bucket, place.name)
-    sizes: dict[str, int] = {}
-    for member in client.members(place.bucket, place.name):
-        if member.type == _FILE and member.name.startswith(below):
-            sizes.setdefault(member.name, member.size)
+    modified = modified_at(shard.modified)
     root = f"{place.bucket}/{place.name}{MEMBERS}"
-    found = {root + name: file_info(root + name, shard, size) for name, size in sizes.items()}
+    found: dict[str, Info] = {}
+    for member in client.members(place.bucket, place.name):
+        path = root + member.name
+        if member.type == _FILE and member.name.startswith(below) and path not in found:
+            etag = f"{shard.etag}-{member.offset:x}-{member.size:x}"
+            found[path] = {"name": path, "size": member.size, "type": "file", "ETag": etag, "mtime": modified}
     if withdirs:
-        found |= {root + name: folder_info(root + name) for name in folders_of(sizes, place.member)}
+        folders = folders_of([path[len(root) :] for path in found], place.member)
+        found |= {root + name: folder_info(root + name) for name in folders}
     if maxdepth is not None:
         start = len(root + below)
         found = {path: info for path, info in found.items() if path.count("/", start) < maxdepth}
