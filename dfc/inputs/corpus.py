@@ -6,6 +6,7 @@ travels to worker processes, which look nothing up again. Shards of other server
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,8 @@ from numpy.typing import NDArray
 
 from dfc.errors import DfcError, NotFound, PreconditionFailed
 from dfc.inputs.base import Counts, Handler, InputError, ShardChanged, ShardRef, ShardUnreadable, resolve_handler
-from dfc.inputs.cluster import locate, token_for
+from dfc.inputs.cluster import Place, locate, token_for
+from dfc.inputs.specs import locate_for_sure, resolve
 from dfc.inputs.streams import DEFAULT_OPTIONS, StreamOptions
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from dfc.inputs.batches import BatchShard
 
 Integers = NDArray[np.int64]
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_PROBE: Final = "x"
 _ASK_MAX: Final = 16  # shards of one bucket that are asked for one by one; more are looked up in a listing
 _ASK_THREADS: Final = 16
 # A listing is given up when it shows so many times more objects than are wanted: then the bucket is much larger than the spec.
@@ -63,8 +67,6 @@ class Corpus:
     ) -> Corpus:
         """Look a spec up (see `dfc.inputs.specs`). A shard that is not there goes to `handler`, and is left out when that lets
         it; `counts` is told. ShardUnreadable when a server does not answer, or nothing is left."""
-        from dfc.inputs.specs import resolve
-
         handle = resolve_handler(handler)
         shards, lost = [], []
         for found in _look_up(resolve(spec, options=options), options):
@@ -113,7 +115,7 @@ class Corpus:
         hasher = xxhash.xxh3_128()
         for shard in self.shards:
             # Without a version there is but the name; hosts and ports change.
-            what = shard.etag or shard.ref.url.rpartition("/")[2]
+            what = shard.etag or min((shard.ref.url, *shard.ref.replicas)).rpartition("/")[2]
             hasher.update(f"{what}\0{shard.samples}\0{shard.size if shard.etag else ''}\n".encode())
         return hasher.hexdigest()
 
@@ -174,7 +176,7 @@ class _Found(Protocol):
 
 def _look_up(refs: Sequence[ShardRef], options: StreamOptions) -> Iterator[Shard | InputError]:
     """The shards in their order; an error for one that is not there."""
-    places = [locate(ref.url, options) for ref in refs]
+    places = _places(refs, options)
     wanted: dict[tuple[int, str], tuple[Client, set[str]]] = {}
     for place in places:
         if place is not None and place.name:
@@ -198,6 +200,22 @@ def _look_up(refs: Sequence[ShardRef], options: StreamOptions) -> Iterator[Shard
             yield Shard(ref)  # another server may have it
         else:
             yield ShardUnreadable(f"there is no {ref.url}", url=ref.url)
+
+
+def _places(refs: Sequence[ShardRef], options: StreamOptions) -> list[Place | None]:
+    """What `locate` says of each; names that need no decoding only once for all that lie beside each other."""
+    folders: dict[str, Place | None] = {}
+    places: list[Place | None] = []
+    for ref in refs:
+        folder, slash, name = ref.url.rpartition("/")
+        if not _PLAIN_NAME.fullmatch(name):
+            places.append(locate_for_sure(ref.url, options))
+            continue
+        if folder not in folders:
+            folders[folder] = locate_for_sure(folder + slash + _PROBE, options)
+        place = folders[folder]
+        places.append(place and place._replace(name=place.name.removesuffix(_PROBE) + name))
+    return places
 
 
 def _facts(client: Client, bucket: str, names: set[str]) -> dict[str, _Found]:

@@ -45,6 +45,7 @@ class Loader:
     `decode` is that of `dfc.inputs.decoding`; `transform` gets each decoded sample, and what it returns is batched by
     `collate` (a function of a list). `handler` and `maxerrs`: see docs/inputs.md. `epoch_batches` sets the batches of each
     rank in an epoch; without an index (other servers than DFC) more than one rank or worker cannot do without.
+    `cache_dir` keeps whole shards as local files. A `Corpus` has its options already.
     Raises ShardUnreadable, ValueError.
     """
 
@@ -67,6 +68,7 @@ class Loader:
         maxerrs: int = ERRORS_MAX,
         epoch_batches: int | None = None,
         streams: int | None = None,
+        cache_dir: str | None = None,
         ahead_bytes: int = INPUT_AHEAD_BYTES,
         options: StreamOptions = DEFAULT_OPTIONS,
     ) -> None:

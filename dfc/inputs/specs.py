@@ -32,6 +32,7 @@ Entry = str | ShardRef | Sequence[str]
 Spec = str | os.PathLike[str] | ShardRef | Sequence[Entry]
 _WILDCARD: Final = re.compile(r"[*?\[]")
 _URL_WILDCARD: Final = re.compile(r"[*\[]")  # a "?" begins the query
+_PLAIN_URL: Final = re.compile(r"https?://[A-Za-z0-9._:-]+/[A-Za-z0-9._/-]*\.(?:tar|tgz|tar\.[a-z0-9]+)")
 _RANGE: Final = re.compile(r"\{[0-9]+\.\.[0-9]+(?:\.\.[0-9]+)?\}")
 _HIDDEN: Final = re.compile(r"(?:^|/)\.")
 
@@ -84,7 +85,9 @@ def _resolve_text(spec: str, options: StreamOptions, chooser: random.Random) -> 
         return [ShardRef(spec)]  # whatever its name looks like
     found: list[ShardRef] = []
     for url in shards.expand_url(spec):
-        if _is_shards_file(url):
+        if _PLAIN_URL.fullmatch(url):
+            found.append(ShardRef(url))  # the common case: there may be many thousands
+        elif _is_shards_file(url):
             found.extend(_read_shards_file(url, options, chooser))
         elif kind in ("web", "cluster"):
             found.extend(map(ShardRef, _list_web(url, options)))
@@ -111,7 +114,7 @@ def _list_web(url: str, options: StreamOptions) -> Iterable[str]:
     prefix = path.endswith("/") or (kind_of(url) == "cluster" and "/" not in url.removeprefix("dfc:").removeprefix("//"))
     if not prefix and not (_URL_WILDCARD if kind_of(url) == "web" else _WILDCARD).search(path):
         return [url]
-    place = _locate_for_sure(url, options)
+    place = locate_for_sure(url, options)
     if place is None:
         raise BadShardSpec(
             f"{shown(url)} is to be listed, which only a DFC server can: name shards with @N or {{a..b}}, or in a .shards file"
@@ -126,7 +129,7 @@ def _list_web(url: str, options: StreamOptions) -> Iterable[str]:
     return _found([_web_url(url, place.bucket, name) for name in _shards_only(names, prefix)], shown(url))
 
 
-def _locate_for_sure(url: str, options: StreamOptions) -> Place | None:
+def locate_for_sure(url: str, options: StreamOptions) -> Place | None:
     """`locate`, asked again while the server does not answer: a wrong guess here would be an error for good."""
     attempt = 0
     while kind_of(url) == "web" and not is_decided(url, options):
