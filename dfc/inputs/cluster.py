@@ -15,7 +15,7 @@ from dfc.errors import BadName, DfcError
 from dfc.http.blocking import Answer, Transport
 from dfc.http.retry import Cancellation, RetryPolicy
 from dfc.inputs.streams import StreamOptions
-from dfc.inputs.urls import kind_of, split_cluster_url
+from dfc.inputs.urls import kind_of, origin_of, split_cluster_url
 from dfc.limits import INPUT_MAP_BYTES_MAX
 from dfc.names import check_bucket_name, check_object_name, parse_object_path
 
@@ -103,7 +103,7 @@ def locate(url: str, options: StreamOptions) -> Place | None:
     """
     if kind_of(url) == "cluster":
         bucket, name = split_cluster_url(url)
-        return Place(cluster_at(options.cluster_url.rstrip("/"), options), check_bucket_name(bucket), _checked(name))
+        return Place(cluster_at(origin_of(options.cluster_url), options), check_bucket_name(bucket), _checked(name))
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or parts.query or parts.username or options.headers or not options.direct:
         return None
@@ -112,7 +112,7 @@ def locate(url: str, options: StreamOptions) -> Place | None:
         bucket, name = _parse_path(path or "/")
     except BadName:
         return None
-    origin = f"{parts.scheme}://{parts.netloc}"
+    origin = origin_of(url)
     return Place(cluster_at(origin, options), bucket, name) if is_cluster(origin, options) else None
 
 
@@ -127,8 +127,9 @@ def cluster_at(origin: str, options: StreamOptions) -> Cluster:
 
 
 def token_for(origin: str, options: StreamOptions) -> str | None:
-    """The token that a server may see: one that was given, or that of the environment for the cluster of `dfc:`."""
-    return options.cluster_token if options.token or origin == options.cluster_url.rstrip("/") else None
+    """The token that a server may see: that of the cluster of `dfc:`, or one that was given without saying for which."""
+    everywhere = options.token is not None and options.cluster is None
+    return options.cluster_token if everywhere or origin == origin_of(options.cluster_url) else None
 
 
 def is_cluster(origin: str, options: StreamOptions) -> bool:
@@ -144,8 +145,7 @@ def is_cluster(origin: str, options: StreamOptions) -> bool:
 
 def is_decided(url: str, options: StreamOptions) -> bool:
     """Whether it is known what serves a URL; asks."""
-    parts = urlsplit(url)
-    origin = f"{parts.scheme}://{parts.netloc}"
+    origin = origin_of(url)
     return is_cluster(origin, options) or origin in _CACHES.known
 
 

@@ -25,10 +25,10 @@ class StreamOptions:
     """How shards are opened; plain values, so that they travel to worker processes.
 
     `cluster` and `token` are those of `dfc:` URLs, by default `DFC_URL` and `DFC_TOKEN`. The token goes to the nodes of that
-    cluster and, when it is given here, to the servers that URLs name, never to where they redirect. `retries` are tries without
-    a new byte; the wait between them doubles from 0.25 to 4 s. `direct`: find out whether a web server is a DFC node and then
-    read from the owner of each object. `verify`: compare what was read whole with the checksum that DFC names. `headers` go
-    with every request to the server that the URL names. `storage_options` are for fsspec.
+    cluster; when it is given without `cluster`, to all servers that URLs name; never to where those redirect. `retries` are
+    tries without a new byte; the wait between them doubles from 0.25 to 4 s. `direct`: find out whether a web server is a DFC
+    node and then read from the owner of each object. `verify`: compare what was read whole with the checksum that DFC names.
+    `headers` go with every request to the server that the URL names. `storage_options` are for fsspec.
     `cache_dir` is a directory where whole shards are kept, up to `cache_bytes` (None: as the disk has room); see `cache`.
     """
 

@@ -58,6 +58,15 @@ def split_cluster_url(url: str) -> tuple[str, str]:
     return bucket, name
 
 
+def origin_of(url: str) -> str:
+    """Scheme, host and port of a web URL, in one form for each server: without user, in lower case, no port that goes without
+    saying."""
+    parts = urlsplit(url)
+    scheme = parts.scheme.lower()
+    host = parts.netloc.rpartition("@")[2].lower()
+    return f"{scheme}://{host.removesuffix(':80' if scheme == 'http' else ':443')}"
+
+
 def shown(url: str) -> str:
     """A URL for messages: without user, password and query, which may hold signatures."""
     if kind_of(url) != "web":

@@ -24,7 +24,7 @@ from dfc.http.retry import Cancellation, Cancelled, cancelled_by
 from dfc.inputs.base import Counts, InputError, ShardBroken, ShardChanged, ShardUnreadable
 from dfc.inputs.cluster import locate, token_for, transport_for
 from dfc.inputs.streams import Stream, StreamOptions
-from dfc.inputs.urls import shown
+from dfc.inputs.urls import origin_of, shown
 from dfc.limits import INPUT_REDIRECTS_MAX, KIB, MIB
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ class _Source:
 
     def _follow(self, headers: Mapping[str, str]) -> Answer:
         url, secrets = _without_user(self.url)
-        origin = _origin(url)
-        token = token_for(f"{origin[0]}://{urlsplit(url).netloc}", self._options)
+        origin = origin_of(url)
+        token = token_for(origin, self._options)
         own = {**({"Authorization": f"Bearer {token}"} if token else {}), **secrets, **self._options.headers}
         for _ in range(INPUT_REDIRECTS_MAX + 1):
             answer = self._transport.request("GET", url, {**headers, **own})
@@ -91,7 +91,7 @@ class _Source:
                     raise error_from_answer(answer.status, answer.headers, _beginning(answer), f"GET {shown(url)}")
             answer.close()
             url = _sendable(urljoin(url, location))
-            if _origin(url) != origin:
+            if origin_of(url) != origin:
                 own = {}
         raise ShardUnreadable(f"{shown(self.url)} is redirected more than {INPUT_REDIRECTS_MAX} times", url=self.url)
 
@@ -339,11 +339,6 @@ def _retry_after_s(problem: DfcError) -> float | None:
         return max(parsedate_to_datetime(text).timestamp() - time.time(), 0.0)
     except ValueError:
         return None
-
-
-def _origin(url: str) -> tuple[str, str | None, int | None]:
-    parts = urlsplit(url)
-    return parts.scheme.lower(), parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme.lower())
 
 
 def _without_user(url: str) -> tuple[str, dict[str, str]]:

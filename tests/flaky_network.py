@@ -1,0 +1,127 @@
+"""A network between a client and a real server that breaks by a plan: a TCP proxy on a port of its own."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+from urllib.parse import urlsplit
+
+_PIECE: Final = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What befalls a connection after so many bytes have gone to the client.
+
+    `reset` and `close` end it, `stall` keeps it open and silent, `refuse` resets it before it has sent anything.
+    """
+
+    kind: Literal["reset", "close", "stall", "refuse"]
+    after: int = 0
+
+
+class FlakyNetwork:
+    """Relays connections to the server of `url` within a `with` block; each takes the next fault, those after the last none."""
+
+    def __init__(self, url: str, faults: Iterable[Fault | None] = ()) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        self._server = (parts.hostname, parts.port)
+        self._faults: Iterator[Fault | None] = iter(faults)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._closing = threading.Event()
+        self._sockets: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._listen, daemon=True)]
+        self.connections = 0
+        self.broken = 0
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __enter__(self) -> FlakyNetwork:
+        self._threads[0].start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.set()
+        for sock in (self._listener, *self._sockets):
+            _end(sock)
+        for thread in self._threads:
+            thread.join(10)
+        self._listener.close()
+        assert not any(thread.is_alive() for thread in self._threads)
+
+    def _listen(self) -> None:
+        while not self._closing.is_set():
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            self._start(self._relay, client, next(self._faults, None))
+
+    def _start(self, work: object, *arguments: object) -> threading.Thread:
+        thread = threading.Thread(target=work, args=arguments, daemon=True)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+        return thread
+
+    def _relay(self, client: socket.socket, fault: Fault | None) -> None:
+        with client:
+            self._sockets.append(client)
+            if fault is not None and fault.kind == "refuse":
+                self.broken += 1
+                _reset(client)
+                return
+            try:
+                server = socket.create_connection(self._server)
+            except OSError:
+                return
+            with server:
+                self._sockets.append(server)
+                upwards = self._start(_copy, client, server)
+                self._send(server, client, fault)
+                _end(client)
+                _end(server)
+                upwards.join()
+
+    def _send(self, server: socket.socket, client: socket.socket, fault: Fault | None) -> None:
+        left = fault.after if fault is not None else None
+        try:
+            while piece := server.recv(_PIECE if left is None else min(_PIECE, left + 1)):
+                client.sendall(piece if left is None else piece[:left])
+                if left is None:
+                    continue
+                left -= len(piece)
+                if left < 0:
+                    assert fault is not None
+                    self.broken += 1
+                    if fault.kind == "stall":
+                        self._closing.wait(60)
+                    elif fault.kind == "reset":
+                        _reset(client)
+                    return
+        except OSError:
+            pass  # one of the two went away
+
+
+def _copy(source: socket.socket, sink: socket.socket) -> None:
+    try:
+        while piece := source.recv(_PIECE):
+            sink.sendall(piece)
+    except OSError:
+        pass
+
+
+def _reset(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def _end(sock: socket.socket) -> None:
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass
