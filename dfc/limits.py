@@ -140,3 +140,4 @@ UPLOAD_SPOOL_MEMORY_BYTES: Final = 4 * MIB  # of what is uploaded when it is who
 INPUT_CACHE_FREE_SHARE: Final = 0.95  # of what is free on its disk, and its own, that a cache of shards may fill
 INPUT_CACHE_POLL_S: Final = 0.02  # between two looks whether another process has fetched a shard
 INPUT_MIX_SOURCES_MAX: Final = 256  # each has connections and threads of its own
+INPUT_THREADS_MAX: Final = 256  # that decode, of one loader

@@ -1,0 +1,89 @@
+"""Batches of NumPy arrays for no framework at all, or for one that takes arrays (JAX): a `Loader` whose threads decode ahead.
+
+    from dfc.inputs.numpy import Loader
+
+    for batch in Loader("http://nvdata/imagenet-@000147.tar", 256, decode="rgb8", fields=["jpg", "cls"], threads=8): …
+
+Decoders of pictures and decompressors let other threads run meanwhile, so threads are enough for them; Python code
+(`transform`) takes turns, and wants processes: `dfc.inputs.torch`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from itertools import islice
+from typing import Any, Final, TypeVar
+
+from dfc.inputs import loader
+from dfc.inputs.order import Place
+from dfc.limits import INPUT_THREADS_MAX
+
+A = TypeVar("A")
+B = TypeVar("B")
+_GROUP: Final = 8  # samples that a thread is given at a time: handing over costs some 30 µs, decoding a picture 1 ms
+_AHEAD_BATCHES: Final = 2  # that are decoded before they are asked for
+_AHEAD_SAMPLES: Final = 64  # the same without batches
+
+
+class Loader(loader.Loader):
+    """`dfc.inputs.loader.Loader`, with its options, that decodes and transforms in `threads` threads; 0: in the caller's own.
+
+    The order is the same for any number of threads. Threads end with the iteration, also one that is left before its end.
+    """
+
+    def __init__(self, *arguments: Any, threads: int | None = None, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.threads = default_threads() if threads is None else threads
+        if not 0 <= self.threads <= INPUT_THREADS_MAX:
+            raise ValueError(f"a loader has 0 to {INPUT_THREADS_MAX} threads, not {threads}")
+
+    def batches(self, place: Place, epoch: int, delivered: int = 0) -> Generator[Any, None, None]:
+        """See `Loader.batches`."""
+        return threaded(self, self.threads, place, epoch, delivered)
+
+
+def default_threads() -> int:
+    """As many as this process has cores, eight at most: then reading and parsing are what is left to wait for."""
+    return min(8, len(os.sched_getaffinity(0)))
+
+
+def threaded(source: loader.Loader, threads: int, place: Place, epoch: int, delivered: int = 0) -> Generator[Any, None, None]:
+    """The batches of a loader, or of a mixture, decoded in threads."""
+    policy = source.policy()
+    ahead = _AHEAD_SAMPLES if source.batch_size is None else _AHEAD_BATCHES * source.batch_size
+    with closing(source.slots(place, epoch, delivered, policy)) as slots:
+        if threads == 0:
+            yield from source.assemble(map(source.processing, slots), policy)
+            return
+        with closing(map_in_threads(source.processing, slots, threads, ahead)) as items:
+            yield from source.assemble(items, policy)
+
+
+def map_in_threads(function: Callable[[A], B], values: Iterable[A], threads: int, ahead: int) -> Generator[B, None, None]:
+    """`map` in order, with `ahead` values at least in work before they are asked for."""
+    iterator = iter(values)
+    running: deque[Future[list[B]]] = deque()
+    groups = max(threads + 1, -(-ahead // _GROUP))
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="dfc-decode")
+
+    def fill() -> None:
+        while len(running) < groups and (group := list(islice(iterator, _GROUP))):
+            running.append(pool.submit(_apply, function, group))
+
+    try:
+        fill()
+        while running:
+            found = running.popleft().result()
+            fill()
+            yield from found
+    finally:
+        # What runs is waited for: a thread that outlives its loader would use memory and cores of what comes next.
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _apply(function: Callable[[A], B], group: list[A]) -> list[B]:
+    return [function(value) for value in group]

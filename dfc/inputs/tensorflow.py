@@ -1,0 +1,183 @@
+"""TensorFlow: the same batches as a `tf.data.Dataset` of typed tensors.
+
+from dfc.inputs import tensorflow as tfinputs
+
+train = tfinputs.dataset("http://nvdata/imagenet-@000147.tar", 256, decode="rgb8", as_tuple=["jpg", "cls"],
+                         shapes={"jpg": (224, 224, 3)})
+model.fit(train, epochs=90)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from itertools import count
+from typing import Any, Final
+
+import numpy as np
+
+try:
+    import tensorflow as tf
+except ImportError as problem:
+    raise ImportError("dfc.inputs.tensorflow needs TensorFlow: pip install 'dfc[tensorflow]'") from problem
+
+from dfc.inputs.corpus import Corpus
+from dfc.inputs.loader import Loader
+from dfc.inputs.numpy import default_threads, threaded
+
+Shapes = Mapping[str, Sequence[int | None]]
+PREFETCH: Final = 2  # batches, or samples, that TensorFlow has ready besides those that are being decoded
+
+
+def dataset(
+    shards: str | Sequence[str] | Corpus | Loader,
+    batch_size: int | None = None,
+    *,
+    as_tuple: Sequence[str] | None = None,
+    shapes: Shapes | None = None,
+    element_spec: Any = None,
+    epochs: int | None = 1,
+    epoch: int = 0,
+    delivered: int = 0,
+    threads: int | None = None,
+    prefetch: int = PREFETCH,
+    **options: Any,
+) -> tf.data.Dataset:
+    """A dataset of the batches that `Loader(shards, batch_size, **options)` gives, or of a loader or mixture itself.
+
+    An element is a dict of tensors by field, with `__key__` and `__source__`; with `as_tuple` the tuple of these fields, as
+    Keras takes it; or whatever `transform` or `collate` makes of them. Types are those of the first element: arrays have
+    their own, numbers are int64 or float64, text and bytes are strings. The number of samples in a batch is fixed, other
+    dimensions only where `shapes` says so, by field and without the batch; or give `element_spec` whole, and nothing is read
+    beforehand. Fields that are no tensors (dicts, arrays of different shapes in one batch) raise ValueError.
+
+    It has the epochs from `epoch` on, `epochs` of them (None: without end), without the first `delivered` batches. Each further
+    iteration (`repeat`, Keras' next epoch) goes on with the next epochs. To resume at step n: `epoch, delivered = divmod(n,
+    len(loader))`; nothing before it is read. `threads` decode (default: one a core, at most eight); they end with the
+    iteration, wherever that is left. With `tf.distribute`: `rank=context.input_pipeline_id, ranks=context.num_input_pipelines`.
+    """
+    if isinstance(shards, Loader):
+        if batch_size is not None or options:
+            raise ValueError("a loader has its options already")
+        source = shards
+    else:
+        source = Loader(shards, batch_size, **options)
+    form = partial(_tuple_of, tuple(as_tuple)) if as_tuple is not None else _same
+    passes = _Passes(source, form, epochs, epoch, delivered, default_threads() if threads is None else threads)
+    if element_spec is None:
+        names = tuple(as_tuple) if as_tuple is not None else ()
+        element_spec = _Specs(source.batch_size, shapes or {}).of(passes.first(), names)
+    made = tf.data.Dataset.from_generator(passes, output_signature=element_spec)
+    if epochs is None:
+        made = made.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+    elif not delivered and (length := _length(source)) is not None:
+        made = made.apply(tf.data.experimental.assert_cardinality(epochs * length))
+    return made.prefetch(prefetch) if prefetch else made
+
+
+class _Passes:
+    """Gives a generator for each iteration of the dataset: the first the epochs asked for, the next those after them."""
+
+    def __init__(
+        self,
+        source: Loader,
+        form: Callable[[Any], Any],
+        epochs: int | None,
+        epoch: int,
+        delivered: int,
+        threads: int,
+    ) -> None:
+        if epoch < 0 or delivered < 0 or (epochs is not None and epochs < 1):
+            raise ValueError(f"no {epochs} epochs from {epoch} on without {delivered} batches")
+        self._source, self._form, self._threads = source, form, threads
+        self._epochs, self._epoch, self._delivered = epochs, epoch, delivered
+        self._lock = threading.Lock()
+        self._begun = 0
+
+    def first(self) -> Any:
+        """The first element, which is not counted. ValueError when there is none."""
+        with closing(self._run(self._epoch, self._delivered, 1, 0)) as elements:
+            for element in elements:
+                return element
+        raise ValueError("there is nothing to take the types of: give element_spec=")
+
+    def __call__(self) -> Generator[Any, None, None]:
+        with self._lock:
+            number, self._begun = self._begun, self._begun + 1
+        epoch = self._epoch + number * (self._epochs or 1)
+        return self._run(epoch, 0 if number else self._delivered, self._epochs, self._threads)
+
+    def _run(self, epoch: int, delivered: int, epochs: int | None, threads: int) -> Generator[Any, None, None]:
+        for turn in count() if epochs is None else range(epochs):
+            batches = threaded(self._source, threads, self._source.place, epoch + turn, 0 if turn else delivered)
+            with closing(batches):
+                yield from map(self._form, batches)
+
+
+def _same(element: Any) -> Any:
+    return element
+
+
+def _tuple_of(names: tuple[str, ...], element: Any) -> Any:
+    if not isinstance(element, Mapping):
+        raise ValueError("as_tuple= is for samples that are dicts")
+    missing = [name for name in names if name not in element]
+    if missing:
+        raise ValueError(f"as_tuple= names {missing[0]!r}; there are {', '.join(element)}")
+    return tuple(element[name] for name in names)
+
+
+class _Specs:
+    """Types and shapes of an element. `batch`: how many samples it has, None for a single one."""
+
+    def __init__(self, batch: int | None, shapes: Shapes) -> None:
+        self._batch = batch
+        self._shapes = shapes
+        self._lead = () if batch is None else (batch,)
+
+    def of(self, element: Any, names: tuple[str, ...]) -> Any:
+        """The spec of a structure. `names` are those of a tuple's fields."""
+        if isinstance(element, Mapping):
+            return {name: self._leaf(value, name) for name, value in element.items()}
+        if isinstance(element, tuple):
+            # What stands in a tuple without a name goes by its place.
+            named = zip(names or map(str, count()), element, strict=False)
+            return tuple(
+                self.of(value, ()) if isinstance(value, Mapping | tuple) else self._leaf(value, name) for name, value in named
+            )
+        return self._leaf(element, "")
+
+    def _leaf(self, value: Any, name: str) -> Any:
+        array = np.asarray(value) if _is_plain(value) else None
+        if array is None or array.shape[: len(self._lead)] != self._lead:
+            raise ValueError(f"field {name!r} is no tensor ({_kind(value)}): leave it out, or make one of it in transform=")
+        rest = array.shape[len(self._lead) :]
+        shape = tuple(self._shapes.get(name, (None,) * len(rest)))
+        if len(shape) != len(rest) or any(wanted not in (None, found) for wanted, found in zip(shape, rest, strict=True)):
+            raise ValueError(f"field {name!r} has the shape {rest}, not {shape}")
+        dtype = tf.string if array.dtype.kind in "OSU" else tf.as_dtype(array.dtype)
+        return tf.TensorSpec((*self._lead, *shape), dtype)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is one tensor: a number, text or bytes, an array, or a list of texts or bytes."""
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(item, str | bytes) for item in value)
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biufcSU"
+    return isinstance(value, int | float | complex | str | bytes | np.generic)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], np.ndarray):
+        return f"arrays of {len({item.shape for item in value if isinstance(item, np.ndarray)})} different shapes in one batch"
+    return type(value).__name__
+
+
+def _length(source: Loader) -> int | None:
+    try:
+        return source.length(source.place.ranks)
+    except TypeError:
+        return None
