@@ -6,6 +6,7 @@ is a `BatchSource`, for the batches of each `Place`; `Progress` says how far an 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -88,7 +89,7 @@ class Loader:
         if self.rules.scattered and not self.corpus.indexed:
             raise ValueError("shuffle='global' needs the index of a DFC cluster, which these shards do not have")
         self.progress = Progress(self)
-        self._running: Generator[Any, None, None] | None = None
+        self._running: weakref.ref[Generator[Any, None, None]] | None = None  # it ends when nobody iterates any more
 
     @cached_property
     def samples(self) -> int:
@@ -195,8 +196,9 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         """The next epoch, or what is left of the one that a state was loaded of."""
         self.close()
-        self._running = self._iterate(*self.progress.begin())
-        return self._running
+        running = self._iterate(*self.progress.begin())
+        self._running = weakref.ref(running)
+        return running
 
     def _iterate(self, epoch: int, delivered: int) -> Generator[Any, None, None]:
         iteration = self.progress.iteration
@@ -228,8 +230,9 @@ class Loader:
     def close(self) -> None:
         """End an iteration that was left before its end, with its threads."""
         running, self._running = self._running, None
-        if running is not None:
-            running.close()
+        iteration = None if running is None else running()
+        if iteration is not None:
+            iteration.close()
 
     def __enter__(self) -> Loader:
         return self

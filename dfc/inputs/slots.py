@@ -22,6 +22,7 @@ from dfc.inputs.shardreader import Segment, SegmentReader
 from dfc.limits import INPUT_AHEAD_BYTES
 
 _READERS: Final = 2  # threads of a lane: one opens the next shard while the other still reads
+_EMPTY_ROUNDS_MAX: Final = 100  # without a sample for a worker, before it is an error: shards may be empty, and dealt anew
 
 
 @dataclass(frozen=True)
@@ -172,65 +173,68 @@ def dealt_slots(
     """Where no numbers are known: whole shards, dealt out to the workers of all ranks in turn, and, if the rules say how many
     batches an epoch has, again and again. With fewer shards than workers, those that share one take its samples in turn.
     """
-    samples = _dealt(corpus, rules, place, epoch, reading, policy, counts)
-    with closing(samples):
-        if rules.window < 2:
-            for found in samples:
-                yield from found
+    round_number = empty = 0
+    while True:
+        seed = draw_seed(rules.seed, epoch, place.rank, place.ranks, place.worker, place.workers, round_number)
+        order = shard_order(len(corpus), rules, epoch, round_number).tolist()
+        found = 0
+        # Nothing moves from one round into another: all samples come before any comes again.
+        with closing(_dealt(corpus, order, place, reading, policy, counts)) as samples:
+            for sample in _shuffled(samples, WindowShuffle(seed, rules.window, None)):
+                found += 1
+                yield sample
+        if rules.batches is None:
             return
-        seed = draw_seed(rules.seed, epoch, place.rank, place.ranks, place.worker, place.workers)
-        waiting: dict[int, Sample] = {}
-        read = given = 0
-        ended = False
-        for chunk in WindowShuffle(seed, rules.window, None).order():
-            for i in chunk.tolist():
-                while i >= read and not ended:
-                    some = next(samples, None)
-                    if some is None:
-                        ended = True
-                        break
+        empty = 0 if found else empty + 1
+        if empty == _EMPTY_ROUNDS_MAX:
+            url = corpus.shards[order[0]].ref.url
+            raise ShardUnreadable(f"there are no samples to go through again, in {url} for one", url=url)
+        round_number += 1
+
+
+def _shuffled(samples: Iterator[list[Sample]], shuffle: WindowShuffle) -> Iterator[Sample]:
+    waiting: dict[int, Sample] = {}
+    read = given = 0
+    ended = False
+    for chunk in shuffle.order():
+        for i in chunk.tolist():
+            while i >= read and not ended:
+                some = next(samples, None)
+                if some is None:
+                    ended = True
+                else:
                     waiting.update(enumerate(some, read))
                     read += len(some)
-                if i < read:
-                    given += 1
-                    yield waiting.pop(i)
-                elif given == read:
-                    return
+            if i < read:
+                given += 1
+                yield waiting.pop(i)
+            if ended and given == read:
+                return
 
 
 def _dealt(
-    corpus: Corpus, rules: Rules, place: Place, epoch: int, reading: Reading, policy: Policy, counts: Counts
+    corpus: Corpus, order: list[int], place: Place, reading: Reading, policy: Policy, counts: Counts
 ) -> Generator[list[Sample], None, None]:
+    """The share of one worker of all shards in this order."""
     consumers, consumer = place.ranks * place.workers, place.rank * place.workers + place.worker
-    shards = len(corpus)
-    first = consumer % shards
+    first = consumer % len(order)
     # Those who share the shard at this place of the order, and which of them this one is.
-    sharing, turn = len(range(first, consumers, shards)), consumer // shards
-    round_number = 0
-    while True:
-        order = shard_order(shards, rules, epoch, round_number)[first::consumers]
-        segments = (Segment(corpus.shards[shard].ref, etag=corpus.shards[shard].etag or None) for shard in order.tolist())
-        found = number = seen = 0
-        with SegmentReader(
-            segments,
-            options=corpus.options,
-            counts=counts,
-            handler=policy.lost,
-            ahead_bytes=reading.ahead_bytes,
-            readers=_READERS,
-            fields=reading.fields,
-        ) as reader:
-            for portion in reader.portions():
-                if portion.number != number:
-                    number, seen = portion.number, 0
-                mine = portion[(turn - seen) % sharing :: sharing] if sharing > 1 else portion
-                seen += len(portion)
-                found += len(mine)
-                if mine:
-                    yield mine
-        if rules.batches is None:
-            return
-        if not found:
-            url = corpus.shards[int(order[0])].ref.url
-            raise ShardUnreadable(f"there are no samples to go through again, in {url} for one", url=url)
-        round_number += 1
+    sharing, turn = len(range(first, consumers, len(order))), consumer // len(order)
+    shards = (corpus.shards[number] for number in order[first::consumers])
+    number = seen = 0
+    with SegmentReader(
+        (Segment(shard.ref, etag=shard.etag or None) for shard in shards),
+        options=corpus.options,
+        counts=counts,
+        handler=policy.lost,
+        ahead_bytes=reading.ahead_bytes,
+        readers=_READERS,
+        fields=reading.fields,
+    ) as reader:
+        for portion in reader.portions():
+            if portion.number != number:
+                number, seen = portion.number, 0
+            mine = portion[(turn - seen) % sharing :: sharing] if sharing > 1 else portion
+            seen += len(portion)
+            if mine:
+                yield mine
