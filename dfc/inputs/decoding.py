@@ -191,7 +191,8 @@ def _ask(handlers: list[Callable[[str, bytes], Any]], name: str, fallback: Field
 
 def broken(sample: Any, what: str, problem: BaseException | None = None) -> SampleBroken:
     """A new error about a sample, with its key and its shard. A SampleBroken says already what is wrong, and keeps its kind."""
-    key, url = (str(sample.get("__key__", "")), str(sample.get("__source__", ""))) if isinstance(sample, Mapping) else ("", "")
+    named = sample if isinstance(sample, Mapping) else {}
+    key, url = str(named.get("__key__", "")), str(named.get("__source__", named.get("__url__", "")))  # `__url__`: WebDataset's
     if isinstance(problem, SampleBroken):
         return type(problem)(str(problem), url=problem.url or url, key=problem.key or key)
     reason = "" if problem is None else f": {str(problem)[:200] or type(problem).__name__}"

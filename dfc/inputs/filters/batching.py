@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -41,9 +42,12 @@ def collate(samples: Sequence[Any], combine_tensors: bool = True, combine_scalar
 
 
 def _unequal(samples: Sequence[Mapping[str, Any]]) -> SampleBroken:
-    names = {name: None for sample in samples for name in sample}
-    sample, missing = next((sample, name) for name in names for sample in samples if name not in sample)
-    return broken(sample, f"has no field {missing!r}, unlike others of its batch")
+    """Which sample is to blame: one without a field that half of the others have, else one with a field that few have."""
+    counts = Counter(name for sample in samples for name in sample)
+    name, count = next((name, count) for name, count in counts.most_common() if count < len(samples))
+    lacks = 2 * count >= len(samples)
+    sample = next(sample for sample in samples if (name not in sample) == lacks)
+    return broken(sample, f"has {'no' if lacks else 'a'} field {name!r}, unlike others of its batch")
 
 
 def combine(values: list[Any], combine_tensors: bool = True, combine_scalars: bool = True, expand: bool = False) -> Any:
