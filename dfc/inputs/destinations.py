@@ -38,7 +38,7 @@ from dfc.names import check_bucket_name, check_object_name, parse_object_path
 _OBJECTS_PATH: Final = "/v1/objects/"
 _HOPS_MAX: Final = 5
 _REDIRECTS: Final = frozenset((307, 308))  # the others turn a PUT into a GET
-PART_NAME_CHARS: Final = 200  # of at most 255 bytes that a name may have
+_PART_NAME_CHARS: Final = 60  # with all that is added, at most 255 bytes
 _NEVER: Final = Cancellation()
 
 
@@ -192,7 +192,7 @@ class FileDestination(Destination):
         if self._is_special():
             return super().open_spool(directory)
         folder, name = os.path.split(self._path)
-        self._part = os.path.join(folder, f".{name[:PART_NAME_CHARS]}.{secrets.token_hex(4)}.part")
+        self._part = os.path.join(folder, f".{name[:_PART_NAME_CHARS]}.{secrets.token_hex(4)}.part")
         return open(self._part, "x+b", buffering=READ_BYTES)
 
     def store(self, spool: BinaryIO, *, exclusive: bool = False) -> None:
