@@ -10,6 +10,7 @@ with OddServer(answer) as server: …
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -52,17 +53,18 @@ def ranged(body: bytes, asked: Asked, *fields: str) -> bytes:
 
 
 class OddServer:
-    """Listens on a free port within a `with` block; `asked` has all requests so far."""
+    """Listens on a free port within a `with` block, with TLS if it is given; `asked` has all requests so far."""
 
-    def __init__(self, answer: Callable[[Asked], Iterator[bytes]]) -> None:
+    def __init__(self, answer: Callable[[Asked], Iterator[bytes]], tls: ssl.SSLContext | None = None) -> None:
         self.asked: list[Asked] = []
         self.connections = 0
         self.closing = threading.Event()
         self._answer = answer
+        self._tls = tls
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._listen, daemon=True)]
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def __enter__(self) -> OddServer:
         self._threads[0].start()
@@ -98,6 +100,13 @@ class OddServer:
             self._threads[-1].start()
 
     def _serve(self, sock: socket.socket) -> None:
+        if self._tls is not None:
+            try:
+                sock = self._tls.wrap_socket(sock, server_side=True)
+            except OSError:
+                sock.close()
+                return  # the client does not trust it
+            self._open.append(sock)
         with sock, sock.makefile("rb") as lines:
             try:
                 while line := lines.readline():
