@@ -6,7 +6,7 @@ continued after the last portion that arrived. Every shard is pinned to its ETag
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -45,6 +45,7 @@ class Portion(NamedTuple):
 class BatchRead:
     """One list of samples, each named by the number of its shard in `shards` and its ordinal there.
 
+    `fields` are the extensions to keep (None: all); a sample without any of them is one with a key and nothing else.
     `lost` has the error of each shard that cannot be had (gone, replaced, broken), by its number; add to it before, and such
     shards are not asked for.
     """
@@ -58,6 +59,7 @@ class BatchRead:
         counts: Counts,
         lost: dict[int, InputError] | None = None,
         policy: RetryPolicy | None = None,
+        fields: Collection[str] | None = None,
     ) -> None:
         if len(wanted) > BATCH_ITEMS_MAX:
             raise ValueError(f"at most {BATCH_ITEMS_MAX} samples can be asked for at a time, not {len(wanted)}")
@@ -66,6 +68,7 @@ class BatchRead:
         self._wanted = wanted
         self._counts = counts
         self._policy = policy or RetryPolicy()
+        self._fields = fields
         self.lost: dict[int, InputError] = {} if lost is None else lost
 
     def samples(self) -> Iterator[list[Sample | InputError]]:
@@ -122,7 +125,7 @@ class BatchRead:
             url = self._shards[shard].url
             sample: Sample | None
             try:
-                sample = _parse_sample(portion.data, view, at, at + length, url)
+                sample = _parse_sample(portion.data, view, at, at + length, url, self._fields)
             except TarError as problem:
                 found.append(ShardBroken(f"{url}: sample {number} arrived broken: {problem}", url=url))
             else:
@@ -191,7 +194,7 @@ def _read(reader: BatchReader, places: Sequence[int], spare: list[bytearray]) ->
         first, begin = last, ends[last - 1]
 
 
-def _parse_sample(data: bytearray, view: memoryview, start: int, end: int, url: str) -> Sample:
+def _parse_sample(data: bytearray, view: memoryview, start: int, end: int, url: str, fields: Collection[str] | None) -> Sample:
     """The members of one item. Headers were checked when the shard was stored; the plain ones are taken as they are."""
     sample: Sample = {"__key__": "", "__source__": url}
     key = None
@@ -200,17 +203,18 @@ def _parse_sample(data: bytearray, view: memoryview, start: int, end: int, url: 
         body = at + TAR_HEADER_BYTES
         # A name in one field, no long-name header before it, an octal size: all others go the long way.
         if data[at + 156] not in _PLAIN_FLAGS or data[at + 345] or data[at + 124] & _BASE_256:
-            return _parse_any(bytes(view[start:end]), url)
+            return _parse_any(bytes(view[start:end]), url, fields)
         try:
             size = int(data[at + 124 : at + 136].rstrip(b" \0"), 8)
         except ValueError:
-            return _parse_any(bytes(view[start:end]), url)
+            return _parse_any(bytes(view[start:end]), url, fields)
         parts = split_key(data[at : at + 100].partition(b"\0")[0].decode("utf-8", "surrogateescape"))
         if body + size > end:
             raise TarError("a member reaches beyond its sample", at - start)
         if parts is not None:
             key, extension = parts
-            sample[extension] = view[body : body + size].tobytes()
+            if fields is None or extension in fields:
+                sample[extension] = view[body : body + size].tobytes()
         at = body + (size + TAR_HEADER_BYTES - 1 & -TAR_HEADER_BYTES)
     if key is None:
         raise TarError("a sample without members", 0)
@@ -218,16 +222,19 @@ def _parse_sample(data: bytearray, view: memoryview, start: int, end: int, url: 
     return sample
 
 
-def _parse_any(item: bytes, url: str) -> Sample:
+def _parse_any(item: bytes, url: str, fields: Collection[str] | None) -> Sample:
     scanner = Scanner()
     entries = [*scanner.feed(item), *scanner.feed(bytes(2 * TAR_HEADER_BYTES))]
     scanner.finish()
     sample: Sample = {"__key__": "", "__source__": url}
+    found = False
     for name, kind, _, offset, size in entries:
         parts = split_key(name.decode("utf-8", "surrogateescape")) if kind == FILE else None
         if parts is not None:
+            found = True
             sample["__key__"], extension = parts
-            sample[extension] = item[offset : offset + size]
-    if len(sample) == 2:
+            if fields is None or extension in fields:
+                sample[extension] = item[offset : offset + size]
+    if not found:
         raise TarError("a sample without members", 0)
     return sample

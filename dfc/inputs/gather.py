@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Final
 
@@ -54,7 +54,8 @@ class Gather:
     """Undecoded samples in the order of `numbers`, in lists. Iterate once; close it, or use it as a context manager.
 
     `numbers` is an iterator of arrays of any lengths; it is asked for as much as is read ahead. `size` is what all shards have
-    in bytes, from which the length of a sample is estimated. `connect` gives the client, which this object closes.
+    in bytes, from which the length of a sample is estimated. `connect` gives the client, which this object closes. `fields` are
+    the extensions to keep.
     """
 
     def __init__(
@@ -68,8 +69,10 @@ class Gather:
         ahead_bytes: int = INPUT_BATCH_AHEAD_BYTES,
         counts: Counts | None = None,
         policy: RetryPolicy | None = None,
+        fields: Collection[str] | None = None,
     ) -> None:
         self._policy = policy
+        self._fields = fields
         self._shards = shards
         self._numbering = Numbering(shard.samples for shard in shards)
         self._numbers = numbers
@@ -138,7 +141,15 @@ class Gather:
             if numbers is None:
                 return
             wanted = self._numbering.locate(numbers)
-            read = BatchRead(client, self._shards, wanted, counts=self.counts, lost=self._lost, policy=self._policy)
+            read = BatchRead(
+                client,
+                self._shards,
+                wanted,
+                counts=self.counts,
+                lost=self._lost,
+                policy=self._policy,
+                fields=self._fields,
+            )
             group = _Group(read, len(wanted), self._group_bytes, spare)
             self._pending.append(group)
             self._tasks.put(group)

@@ -112,6 +112,14 @@ def test_samples_come_in_the_order_of_their_numbers(cluster: Cluster, corpus: An
     assert counts.size > sum(len(sample.get("jpg", b"")) for sample in samples)
 
 
+def test_only_the_fields_that_are_wanted_are_kept(cluster: Cluster, corpus: Any) -> None:
+    shards, samples = corpus
+    numbers = np.arange(0, len(samples), 11)  # among them names that need long headers
+    with Gather(shards, [numbers], lambda: Client(cluster.url), fields={"cls"}) as gather:
+        found = flat(gather)
+    assert found == [{name: value for name, value in samples[number].items() if name != "jpg"} for number in numbers]
+
+
 def test_dropping_it_in_mid_stream_ends_its_threads(cluster: Cluster, corpus: Any) -> None:
     shards, samples = corpus
     before = threading.active_count()
