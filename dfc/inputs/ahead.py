@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from time import monotonic
@@ -22,7 +23,7 @@ from dfc.inputs.base import Counts, InputError, ShardBroken, ShardRef, ShardUnre
 from dfc.inputs.streams import Stream, StreamOptions, open_stream
 from dfc.limits import INPUT_BUFFER_BYTES, INPUT_BUFFER_BYTES_MIN, MIB, TAR_HEADER_BYTES
 from dfc.tar.compression import CompressionError, Decompressor, kind_of_bytes
-from dfc.tar.header import checksum_matches
+from dfc.tar.header import TarError, checksum_matches
 
 _FAST_S: Final = 0.02  # a read that took less is followed by a larger one,
 _SLOW_S: Final = 0.1  # one that took more by a smaller one
@@ -71,11 +72,30 @@ class Piece(NamedTuple):
 
 @dataclass
 class Job:
-    """One segment for a lane to read. `cancellation` ends it from any thread."""
+    """One segment for a lane to read."""
 
     number: int
     extent: Extent
     cancellation: Cancellation = field(default_factory=Cancellation)
+    stream: Stream | None = None  # the one that is being read
+
+    def cancel(self) -> None:
+        """End it, from any thread and whatever it waits for."""
+        self.cancellation.cancel()
+        stream = self.stream
+        if stream is not None:
+            stream.abort()
+
+    @contextmanager
+    def reading(self, stream: Stream) -> Iterator[None]:
+        """While the stream is read; it is closed at the end."""
+        with stream:
+            self.stream = stream
+            try:
+                self.cancellation.check()  # the one who cancelled may have come before the stream
+                yield
+            finally:
+                self.stream = None
 
 
 # Of the segment with this number: how it was opened, a piece, its end (None) or what ended it.
@@ -110,7 +130,10 @@ class Lane:
             self._thread.start()
 
     def take(self, number: int) -> Opened | Piece | Exception | None:
-        """The next item of this segment; what is left of earlier ones is thrown away. Cancelled when the lane was closed."""
+        """The next item of this segment; what is left of earlier ones is thrown away. Cancelled when the lane was closed.
+        RuntimeError in a process that was forked from the one that began to read."""
+        if os.getpid() != self._process:
+            raise RuntimeError("what reads shards does not survive a fork: begin to read in the new process")
         while True:
             found, item = self._held.popleft() if self._held else self._items.get()
             if found == number:
@@ -130,7 +153,7 @@ class Lane:
         job = self._open.pop(number, None)
         if job is None:
             return
-        job.cancellation.cancel()
+        job.cancel()
         try:
             while not self._held:
                 found, item = self._items.get_nowait()
@@ -149,7 +172,7 @@ class Lane:
         self._jobs.put(None)
         self._free.put(None)
         for job in list(self._open.values()):
-            job.cancellation.cancel()
+            job.cancel()
         self._items.put((_CLOSED, None))
 
     def join(self, timeout_s: float) -> None:
@@ -166,99 +189,108 @@ def _work(
     counts: Counts,
 ) -> None:
     while (job := jobs.get()) is not None:
-        number, cancellation = job.number, job.cancellation
-
-        def take_slot(cancellation: Cancellation = cancellation) -> Slot:
-            slot = free.get()
-            if slot is None:
-                free.put(None)
-                raise Cancelled
-            if cancellation.is_set:
-                free.put(slot)
-                raise Cancelled
-            return slot
-
         try:
-            for item in pieces(job.extent, options, counts, cancellation, take_slot, free.put):
-                items.put((number, item))
+            for item in pieces(job, options, counts, free):
+                items.put((job.number, item))
         except Exception as problem:
-            items.put((number, as_input_error(problem, job.extent.ref.url)))
+            items.put((job.number, as_input_error(problem, job.extent.ref.url)))
         else:
-            items.put((number, None))
+            items.put((job.number, None))
 
 
 def as_input_error(problem: Exception, url: str) -> Exception:
     """What is wrong with a shard, as an InputError; Cancelled stays what it is, and so do errors in a program."""
-    if isinstance(problem, (InputError, Cancelled)) or not isinstance(problem, (DfcError, OSError, CompressionError)):
+    if isinstance(problem, (InputError, Cancelled)) or not isinstance(problem, (DfcError, OSError, CompressionError, TarError)):
         return problem
-    kind = ShardBroken if isinstance(problem, CompressionError) else ShardUnreadable
+    kind = ShardBroken if isinstance(problem, (CompressionError, TarError)) else ShardUnreadable
     found = kind(f"{url}: {problem}", url=url)
     found.__cause__ = problem
     return found
 
 
-def pieces(
-    extent: Extent,
-    options: StreamOptions,
-    counts: Counts,
-    cancellation: Cancellation,
-    take_slot: Callable[[], Slot],
-    give_back: Callable[[Slot], object],
-) -> Iterator[Opened | Piece]:
-    """How the shard was opened, then its bytes, decompressed. `take_slot` waits for a free buffer."""
-    ref, start, end, etag = extent
+class _Slots:
+    """The free slots of a lane, as far as this job may have them."""
+
+    def __init__(self, free: SimpleQueue[Slot | None], cancellation: Cancellation) -> None:
+        self._free = free
+        self._cancellation = cancellation
+        self.took_s = 0.0  # what the last read took
+
+    def take(self) -> Slot:
+        """Wait for one. Raises Cancelled."""
+        slot = self._free.get()
+        if slot is None or self._cancellation.is_set:
+            self._free.put(slot)
+            raise Cancelled
+        return slot
+
+    def fill(self, stream: Stream, amount: int) -> Piece:
+        """Read so many bytes into a free slot; fewer, or none, at the end."""
+        slot = self.take()
+        begun = monotonic()
+        try:
+            size = stream.readinto(memoryview(slot.buffer)[:amount])
+        except BaseException:
+            self._free.put(slot)
+            raise
+        self.took_s = monotonic() - begun
+        return Piece(slot.buffer, size, slot)
+
+    def give_back(self, piece: Piece) -> None:
+        self._free.put(piece.slot)
+
+
+def pieces(job: Job, options: StreamOptions, counts: Counts, free: SimpleQueue[Slot | None]) -> Iterator[Opened | Piece]:
+    """How the shard was opened, then its bytes, decompressed, each piece in a slot that was free."""
+    slots = _Slots(free, job.cancellation)
+    ref, start, end, etag = job.extent
     direct = not ref.url.partition("?")[0].lower().endswith(_COMPRESSED_NAMES)
     while True:
+        job.cancellation.check()
         first, stop = (start, end) if direct else (0, None)
-        with open_stream(
-            ref, start=first, end=stop, etag=etag, options=options, counts=counts, cancellation=cancellation
-        ) as stream:
-            slot = take_slot()
-            size = stream.readinto(memoryview(slot.buffer)[:INPUT_BUFFER_BYTES_MIN])
-            head = bytes(slot.buffer[: min(size, TAR_HEADER_BYTES)])
+        stream = open_stream(
+            ref, start=first, end=stop, etag=etag, options=options, counts=counts, cancellation=job.cancellation
+        )
+        with job.reading(stream):
+            piece = slots.fill(stream, INPUT_BUFFER_BYTES_MIN)
+            head = bytes(piece.data[: min(piece.size, TAR_HEADER_BYTES)])
             kind = kind_of_bytes(head) if first == 0 else None
-            if direct and not _is_direct(head, kind, extent):
-                give_back(slot)
+            if direct and not _is_direct(head, kind, job.extent):
+                slots.give_back(piece)
                 direct = False  # it is compressed, whatever it is called: offsets in the archive are not those in the file
                 continue
             yield Opened(stream.url, stream.etag, stream.indexed)
             if direct and kind is None:
-                if size:
-                    yield Piece(slot.buffer, size, slot)
-                    yield from _plain(stream, take_slot, give_back)
-                else:
-                    give_back(slot)
+                yield piece
+                yield from _plain(stream, slots)
             else:
-                begin = bytes(slot.buffer[:size])
-                give_back(slot)
+                begin = bytes(piece.data[: piece.size])
+                slots.give_back(piece)
                 chunks = _raw(stream, begin)
-                yield from _cut(_decompressed(chunks, kind) if kind else map(bytes, chunks), start, end, take_slot)
+                yield from _cut(_decompressed(chunks, kind) if kind else map(bytes, chunks), start, end, slots)
             return
 
 
 def _is_direct(head: bytes, kind: str | None, extent: Extent) -> bool:
     """Whether what was read from `start` is the archive itself."""
     if extent.start:
-        return not head or (len(head) == TAR_HEADER_BYTES and (checksum_matches(head) or not any(head)))
+        return len(head) == TAR_HEADER_BYTES and (checksum_matches(head) or not any(head))
     return kind is None or extent.end is None
 
 
-def _plain(stream: Stream, take_slot: Callable[[], Slot], give_back: Callable[[Slot], object]) -> Iterator[Piece]:
+def _plain(stream: Stream, slots: _Slots) -> Iterator[Piece]:
     """Fill buffers, as large as the connection is fast."""
-    amount = INPUT_BUFFER_BYTES_MIN * 4
+    amount = INPUT_BUFFER_BYTES_MIN
     while True:
-        slot = take_slot()
-        begun = monotonic()
-        size = stream.readinto(memoryview(slot.buffer)[:amount])
-        if not size:
-            give_back(slot)
+        piece = slots.fill(stream, amount)
+        if not piece.size:
+            slots.give_back(piece)
             return
-        took_s = monotonic() - begun
-        if took_s < _FAST_S:
+        if slots.took_s < _FAST_S:
             amount = min(amount * 4, INPUT_BUFFER_BYTES)
-        elif took_s > _SLOW_S:
+        elif slots.took_s > _SLOW_S:
             amount = max(amount // 2, INPUT_BUFFER_BYTES_MIN)
-        yield Piece(slot.buffer, size, slot)
+        yield piece
 
 
 def _raw(stream: Stream, begin: bytes) -> Iterator[memoryview]:
@@ -277,7 +309,7 @@ def _decompressed(chunks: Iterable[memoryview], kind: str) -> Iterator[bytes]:
     decompressor.finish()
 
 
-def _cut(chunks: Iterable[bytes], start: int, end: int | None, take_slot: Callable[[], Slot]) -> Iterator[Piece]:
+def _cut(chunks: Iterable[bytes], start: int, end: int | None, slots: _Slots) -> Iterator[Piece]:
     """The part from `start` to `end` of what all chunks are together."""
     at = 0
     for chunk in chunks:
@@ -285,7 +317,9 @@ def _cut(chunks: Iterable[bytes], start: int, end: int | None, take_slot: Callab
         if after > start:
             piece = chunk[max(0, start - at) : len(chunk) if end is None else max(0, end - at)]
             if piece:
-                yield Piece(piece, len(piece), take_slot())
+                yield Piece(piece, len(piece), slots.take())
         at = after
         if end is not None and at >= end:
             return
+    if at < start:
+        raise TarError(f"the archive has only {at} bytes", start)

@@ -230,6 +230,8 @@ class _Cutter:
     def check(self) -> None:
         """Raises ShardBroken when there were fewer samples than were planned."""
         count = self._segment.count
+        if self.done:
+            return
         if self._skip or (count is not None and self._given < count):
             url = self._segment.ref.url
             found = self._segment.skip - self._skip + self._given

@@ -105,10 +105,7 @@ class SampleParser:
                 scanner.finish()
             except TarError:
                 self.unended = True  # one zero block
-        if self._sample is not None:
-            self.samples.append(self._sample)
-            self._sample = None
-            self.sample_at = self.offset
+        self._complete(self.offset)
 
     def has_open_sample(self) -> bool:
         """Whether there is a sample that was begun and is not in `samples`."""
@@ -201,7 +198,16 @@ class SampleParser:
                     self._open(name, offset, extension, view[:0], size)
                 elif kind != FILE:
                     self._room -= 1
+            if scanner.ended:
+                self._complete(scanner.next)
         return stop
+
+    def _complete(self, offset: int) -> None:
+        """The archive ends before `offset`: the last sample has all its members."""
+        if self._sample is not None:
+            self.samples.append(self._sample)
+            self._sample = None
+        self.sample_at = offset
 
     def _open(self, name: bytes, offset: int, extension: str, piece: memoryview, size: int) -> None:
         """Begin a member whose data lie at `offset` and of which only the first bytes are here."""
