@@ -83,6 +83,8 @@ class Loader:
         self.processing = Processing(fields, decode, pickle, transform)
         self._collate = collate
         self._reading = Reading(self.processing.wanted, ahead_bytes)
+        if cache_dir is not None:
+            options = replace(options, cache_dir=cache_dir)
         self.corpus = (
             shards if isinstance(shards, Corpus) else Corpus.open(shards, options=options, handler=handler, counts=self.counts)
         )

@@ -7,6 +7,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import tarfile
 import threading
 from collections import Counter
@@ -392,3 +394,37 @@ def read_all(stream: Stream) -> bytes:
     while count := stream.readinto(buffer):
         data += buffer[:count]
     return data
+
+
+def test_a_loader_with_a_cache_fetches_every_shard_once_for_all_its_epochs_and_workers(
+    cluster: Cluster, spec: str, corpus: Any, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"decode": False, "transform": key_of, "collate": list, "cache_dir": str(tmp_path)}
+    cached, plain = Loader(spec, 50, **options), Loader(spec, 50, **{**options, "cache_dir": None})
+    for epoch in range(2):
+        for worker in range(2):
+            place = Place(0, 1, worker, 2)
+            assert list(cached.batches(place, epoch)) == list(plain.batches(place, epoch))
+        if epoch == 0:
+            first = cached.counts.as_dict()
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == sorted([*(f"{shard.etag}.indexed" for shard in corpus[0]), "lock"])
+    whole = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert cached.counts.as_dict()["size"] == first["size"] == whole
+    assert cached.counts.shards_cached > SHARDS
+
+
+@pytest.mark.parametrize("readers", [4])
+def test_processes_share_a_cache(spec: str, corpus: Any, tmp_path: Path, readers: int) -> None:
+    program = (
+        "import sys; from dfc.inputs.loader import Loader; "
+        "loader = Loader(sys.argv[1], decode=False, cache_dir=sys.argv[2], seed=int(sys.argv[3])); "
+        "print(sum(len(sample) for sample in loader), loader.counts.size)"
+    )
+    command = [sys.executable, "-c", program, spec, str(tmp_path)]
+    running = [subprocess.Popen([*command, str(seed)], stdout=subprocess.PIPE, text=True) for seed in range(readers)]
+    said = [process.communicate(timeout=60)[0].split() for process in running]
+    assert [process.returncode for process in running] == [0] * readers
+    assert {fields for fields, _ in said} == {str(sum(len(sample) for sample in corpus[1]))}
+    whole = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert sum(int(received) for _, received in said) == whole
