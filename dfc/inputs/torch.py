@@ -133,13 +133,13 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
             part = (worker + delivered) % workers
             done = batches_before(delivered, part, workers)
         rank = self.place
+        self._running = (epoch, part, done)
         return self._iterate(Place(rank.rank, rank.ranks, part, workers), epoch, done, own)
 
     def _iterate(self, place: Place, epoch: int, done: int, own: torch.Tensor) -> Generator[Any, None, None]:
         counts = self.source.counts
         row = own.numpy()[1:]
         base = row - [getattr(counts, name) for name in _COUNTERS]
-        self._running = (epoch, place.worker, done)
         batches = self.source.batches(place, epoch, done)
         try:
             for number, batch in enumerate(batches, 1):
@@ -234,12 +234,23 @@ class DataLoader(data.DataLoader[Any]):  # type: ignore[misc]
 
     def _counted(self, batches: Iterator[Any], progress: Progress) -> Iterator[Any]:
         iteration = progress.iteration
-        for batch in batches:
-            if progress.iteration == iteration:  # or else another one has begun meanwhile
-                progress.add()
-            yield batch
+        try:
+            for batch in batches:
+                if progress.iteration == iteration:  # or else another one has begun meanwhile
+                    progress.add()
+                yield batch
+        except Exception:
+            self._end_workers(batches)
+            raise
         if progress.iteration == iteration:
             progress.end()
+
+    def _end_workers(self, batches: Iterator[Any]) -> None:
+        """After an error, which holds torch's iterator in a cycle: ended by the garbage collector it waits 5 s for each worker."""
+        shut_down = getattr(batches, "_shutdown_workers", None)
+        if shut_down is not None:
+            shut_down()
+            self._iterator = None  # of persistent workers: the next iteration starts new ones
 
     def state_dict(self) -> State:
         """Where it is, as plain values: to be saved with a checkpoint."""
