@@ -246,7 +246,7 @@ class DataLoader(data.DataLoader[Any]):  # type: ignore[misc]
             progress.end()
 
     def _end_workers(self, batches: Iterator[Any]) -> None:
-        """After an error, which holds torch's iterator in a cycle: ended by the garbage collector it waits 5 s for each worker."""
+        """After an error, which holds torch's iterator in a cycle: the garbage collector would wait 5 s for each worker."""
         shut_down = getattr(batches, "_shutdown_workers", None)
         if shut_down is not None:
             shut_down()
