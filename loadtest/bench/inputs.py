@@ -25,13 +25,16 @@ LARGE_BYTES, LARGE_SAMPLES, LARGE_SHARDS = 100_000, 1000, 24
 PICTURES, DIFFERENT_PICTURES, PICTURE_SHARDS = 1000, 250, 12
 GZIP_SAMPLES, GZIP_SHARDS, GZIP_ALPHABET = 10_000, 8, 64  # compresses by a quarter, as text does and images do not
 START_SHARDS, START_SAMPLES, START_BYTES = 10_000, 10, 1000
-RESUME_SAMPLES, RESUME_SHARDS = 1000, 12
+RESUME_SAMPLES, RESUME_SHARDS = 3000, 4
+RESUME_AT = 3 / 8  # of the epoch: far from the edges of shards, however many of them are read at a time
+WINDOW = 500  # samples that are shuffled
 BATCH_SIZE, WORKERS = 32, 2
-REREAD_BYTES_MAX = 256 << 20  # what a resumed epoch may fetch beyond its rest: buffers and the window of the shuffle
+# What a resumed epoch may fetch again: the window of the shuffle, and what was read ahead. Shards from their starts: 450 MB.
+REREAD_BYTES_MAX = WINDOW * LARGE_BYTES + (64 << 20)
 PAIRS_MAX = 5
 IN_ORDER = {"shuffle": False}
 MB = 1_000_000
-SENT = re.compile(r"^dfc_http_sent_bytes_total\{[^}]*\} (\S+)", re.MULTILINE)
+SENT = re.compile(r"^dfc_http_sent_bytes_total\{.*\} (\S+)", re.MULTILINE)
 
 
 def samples_small(bench: Bench) -> list[Row]:
@@ -161,15 +164,15 @@ def epoch_start(bench: Bench) -> list[Row]:
             ("start-torch", "DataLoader in one process", lambda: _first_batch(dataset, options, 0)),
             ("start-workers", f"DataLoader with {WORKERS} workers", lambda: _first_batch(dataset, options, WORKERS)),
         ]
-        return [
-            _seconds_row(
-                name,
-                f"first sample of an epoch over {START_SHARDS:,} shards, {what}",
-                [float(run()["first_s"]) for _ in range(_pairs(bench))],
-                0.5,
-            )
-            for name, what, run in cases
-        ]
+        rows, peaks = [], {}
+        for name, what, run in cases:
+            found = [run() for _ in range(_pairs(bench))]
+            what = f"first sample of an epoch over {START_SHARDS:,} shards, {what}"
+            rows.append(_seconds_row(name, what, [float(each["first_s"]) for each in found], 0.5))
+            grown = [each["peak_bytes"] - each["imported_bytes"] for each in found]
+            peaks[name] = max(grown) / MB
+        rows.append(_memory_row("start-memory", "these processes, over their imports", peaks, ""))
+    return rows
 
 
 def _first_batch(dataset: Dataset, options: dict[str, Any], workers: int) -> dict[str, Any]:
@@ -188,8 +191,8 @@ def resume(bench: Bench) -> list[Row]:
 
 def _resume(bench: Bench, dataset: Dataset, required: float | None) -> list[Row]:
     total = RESUME_SAMPLES * RESUME_SHARDS
-    options = {"batch_size": BATCH_SIZE, "decode": False, "shuffle": 500, "seed": 1, "equal": "drop"}
-    stop = total // BATCH_SIZE // 2 + 3  # not at the edge of a shard
+    options = {"batch_size": BATCH_SIZE, "decode": False, "shuffle": WINDOW, "seed": 1, "equal": "drop"}
+    stop = int(total // BATCH_SIZE * RESUME_AT)
     first = read("interrupted", url=dataset.spec, workers=0, ours=options, stop=stop)
     seconds, fetched = [], []
     for _ in range(_pairs(bench)):
@@ -207,6 +210,8 @@ def _resume(bench: Bench, dataset: Dataset, required: float | None) -> list[Row]
     if dataset.ending != "tar":
         return [row]
     again = (median(fetched) - rest) / MB
+    if again < 0:
+        raise ProcessFailed(f"the targets say that they sent {median(fetched):,.0f} bytes of the {rest:,.0f} of the rest")
     beyond = Row(
         name="resume-bytes",
         what="fetched beyond the rest of the epoch",
