@@ -21,6 +21,7 @@ from dfc.errors import DfcError
 from dfc.http.retry import Cancellation, Cancelled
 from dfc.inputs.base import Counts, InputError, ShardBroken, ShardRef, ShardUnreadable
 from dfc.inputs.streams import Stream, StreamOptions, open_stream
+from dfc.inputs.urls import shown
 from dfc.limits import INPUT_BUFFER_BYTES, INPUT_BUFFER_BYTES_MIN, MIB, TAR_HEADER_BYTES
 from dfc.tar.compression import CompressionError, Decompressor, kind_of_bytes
 from dfc.tar.header import TarError, checksum_matches
@@ -203,7 +204,7 @@ def as_input_error(problem: Exception, url: str) -> Exception:
     if isinstance(problem, (InputError, Cancelled)) or not isinstance(problem, (DfcError, OSError, CompressionError, TarError)):
         return problem
     kind = ShardBroken if isinstance(problem, (CompressionError, TarError)) else ShardUnreadable
-    found = kind(f"{url}: {problem}", url=url)
+    found = kind(f"{shown(url)}: {problem}", url=url)
     found.__cause__ = problem
     return found
 

@@ -17,6 +17,7 @@ from dfc.inputs.order import Rules, shard_order
 from dfc.inputs.shardreader import Segment, SegmentReader
 from dfc.inputs.specs import Spec, resolve
 from dfc.inputs.streams import DEFAULT_OPTIONS, StreamOptions
+from dfc.inputs.urls import shown
 from dfc.limits import INPUT_AHEAD_BYTES, INPUT_AHEAD_SHARDS
 
 EPOCHS: Final = 1_000_000  # as it was published: for ever
@@ -204,7 +205,9 @@ def _segments(refs: Sequence[ShardRef], rules: Rules, epochs: int, progress: _Pr
         if order is None or place == 0:
             order = shard_order(len(refs), rules, epoch)
         if number - progress.fruitful > 2 * len(refs) + _PLANNED_MAX:
-            raise InputError(f"no sample was found in any of {len(refs)} shards, the first is {refs[0].url}", url=refs[0].url)
+            raise InputError(
+                f"no sample was found in any of {len(refs)} shards, the first is {shown(refs[0].url)}", url=refs[0].url
+            )
         ref = refs[int(order[place])]
         yield Segment(ref, offset, skip, etag=etag) if number == begin else Segment(ref)
         number += 1
@@ -253,7 +256,7 @@ def _preparation(decoder: Decoder | None, groups: Sequence[Sequence[str]] | None
         for group in groups:
             if not any(name in sample for name in group):
                 key, source, what = sample["__key__"], sample["__source__"], " or ".join(group)
-                raise SampleBroken(f"{source}: sample {key!r} has no field {what}", url=source, key=key)
+                raise SampleBroken(f"{shown(source)}: sample {key!r} has no field {what}", url=source, key=key)
         return sample if decoder is None else decoder(sample)
 
     return prepare

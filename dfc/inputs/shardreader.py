@@ -17,6 +17,7 @@ from dfc.inputs.ahead import Extent, Job, Lane, Opened
 from dfc.inputs.base import LOG, Counts, Handler, InputError, Sample, ShardBroken, ShardRef, resolve_handler
 from dfc.inputs.streams import DEFAULT_OPTIONS, StreamOptions
 from dfc.inputs.tarsamples import SampleParser
+from dfc.inputs.urls import shown
 from dfc.limits import INPUT_AHEAD_BYTES, INPUT_AHEAD_SHARDS, INPUT_BUFFER_BYTES
 from dfc.tar.header import TarError
 
@@ -157,7 +158,7 @@ class SegmentReader:
                 try:
                     more = self._feed(lane, number, parser, segment)
                 except TarError as error:
-                    more, problem = False, ShardBroken(f"{segment.ref.url}: {error}", url=segment.ref.url)
+                    more, problem = False, ShardBroken(f"{shown(segment.ref.url)}: {error}", url=segment.ref.url)
                     problem.__cause__ = error
                 except Exception as error:
                     more, problem = False, error
@@ -182,7 +183,9 @@ class SegmentReader:
         if item is None:
             parser.finish(whole=segment.end is None)
             if parser.unended:
-                LOG.warning("%s: the archive has no end blocks; if it was cut off, then between two members", segment.ref.url)
+                LOG.warning(
+                    "%s: the archive has no end blocks; if it was cut off, then between two members", shown(segment.ref.url)
+                )
             return False
         if isinstance(item, Exception):
             raise item
@@ -235,7 +238,7 @@ class _Cutter:
         if self._skip or (count is not None and self._given < count):
             url = self._segment.ref.url
             found = self._segment.skip - self._skip + self._given
-            raise ShardBroken(f"{url}: {found} samples were there, not {self._segment.skip + (count or 0)}", url=url)
+            raise ShardBroken(f"{shown(url)}: {found} samples were there, not {self._segment.skip + (count or 0)}", url=url)
 
 
 def _close_all(lanes: list[Lane]) -> None:

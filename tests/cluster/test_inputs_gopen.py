@@ -1,4 +1,4 @@
-"""`sharditerator` against a cluster: the samples that were stored, from plain and compressed shards, also from any of them on."""
+"""`sharditerator` against a cluster: the samples that were stored, of plain and compressed shards, also from any of them on."""
 
 from __future__ import annotations
 
