@@ -6,17 +6,19 @@ import gzip
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
 
 import pytest
-from harness import Cluster
+from harness import Cluster, command_line, wait_for
 from PIL import Image
 
 from dfc.cli.exits import Exit
 from dfc.client import Client
+from loadtest.processes import descendants
 
 SHARDS, SAMPLES = 4, 60
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -99,3 +101,15 @@ def test_errors_are_a_line_and_a_code(bench: Run, arguments: tuple[str, ...], co
     assert (done.returncode, done.stdout) == (code, "")
     assert len(done.stderr.splitlines()) == 1
     assert said in done.stderr
+
+
+def test_an_interrupted_measurement_leaves_no_process(bench: Run, cluster: Cluster) -> None:
+    command = [sys.executable, "-m", "dfc.cli.main", "bench-input", "bench-input/x-@000004.tar", "-w", "3", "--seconds", "600"]
+    environment = {**os.environ, "DFC_URL": cluster.url}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        children = wait_for(lambda: len(found := descendants(process.pid)) == 3 and found, "three measuring processes")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (Exit.INTERRUPTED, "")
+    assert "Traceback" not in err
+    assert not any("measureworker" in command_line(pid) for pid in children)
