@@ -10,23 +10,27 @@
 Errors are the classes of `dfc.errors`; `Unreachable` when no node answers.
 """
 
-from dfc.client.aio import AsyncClient, AsyncReader
-from dfc.client.batch import BatchReader
-from dfc.client.client import Client
-from dfc.client.jobs import AsyncJobs, Job, JobFailed, JobOutput, JobProgress, Jobs, job_spec
-from dfc.client.models import (
-    BucketInfo,
-    Extent,
-    KeyInfo,
-    ListPage,
-    MemberInfo,
-    ObjectInfo,
-    SampleInfo,
-    StoredObject,
-)
-from dfc.client.reader import ObjectReader
-from dfc.http.batch_items import BatchItem
-from dfc.http.retry import Cancellation, Cancelled, RetryPolicy
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dfc.client.aio import AsyncClient, AsyncReader
+    from dfc.client.batch import BatchReader
+    from dfc.client.client import Client
+    from dfc.client.jobs import AsyncJobs, Job, JobFailed, JobOutput, JobProgress, Jobs, job_spec
+    from dfc.client.models import (
+        BucketInfo,
+        Extent,
+        KeyInfo,
+        ListPage,
+        MemberInfo,
+        ObjectInfo,
+        SampleInfo,
+        StoredObject,
+    )
+    from dfc.client.reader import ObjectReader
+    from dfc.http.batch_items import BatchItem
+    from dfc.http.retry import Cancellation, Cancelled, RetryPolicy
 
 __all__ = [
     "AsyncClient",
@@ -54,3 +58,43 @@ __all__ = [
     "StoredObject",
     "job_spec",
 ]
+
+# Each module is loaded when something of it is first asked for: readers of shards need neither httpx nor asyncio, and begin
+# 0.2 s sooner without them.
+_MODULES = {
+    "AsyncClient": "dfc.client.aio",
+    "AsyncJobs": "dfc.client.jobs",
+    "AsyncReader": "dfc.client.aio",
+    "BatchItem": "dfc.http.batch_items",
+    "BatchReader": "dfc.client.batch",
+    "BucketInfo": "dfc.client.models",
+    "Cancellation": "dfc.http.retry",
+    "Cancelled": "dfc.http.retry",
+    "Client": "dfc.client.client",
+    "Extent": "dfc.client.models",
+    "Job": "dfc.client.jobs",
+    "JobFailed": "dfc.client.jobs",
+    "JobOutput": "dfc.client.jobs",
+    "JobProgress": "dfc.client.jobs",
+    "Jobs": "dfc.client.jobs",
+    "KeyInfo": "dfc.client.models",
+    "ListPage": "dfc.client.models",
+    "MemberInfo": "dfc.client.models",
+    "ObjectInfo": "dfc.client.models",
+    "ObjectReader": "dfc.client.reader",
+    "RetryPolicy": "dfc.http.retry",
+    "SampleInfo": "dfc.client.models",
+    "StoredObject": "dfc.client.models",
+    "job_spec": "dfc.client.jobs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -79,14 +79,9 @@ class Client:
         self._transport.close()
         self._control.close()
 
-    def forget(self) -> None:
+    def _forget(self) -> None:
         """In a child after a fork: let go of the connections, which are the parent's."""
         self._transport.forget()
-
-    @property
-    def router(self) -> Router:
-        """Which node owns what; for readers with connections of their own."""
-        return self._router
 
     def abort(self) -> None:
         """End everything that runs in other threads: it raises `Cancelled` there. The client is of no use afterwards."""

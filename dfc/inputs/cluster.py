@@ -5,50 +5,69 @@ Caches belong to one process: after a fork (a DataLoader's workers) the child ma
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from dfc.errors import BadName, DfcError
+import msgspec
+
+from dfc.client.exchange import ObjectCalls
+from dfc.client.routing import Router
+from dfc.errors import BadName, DfcError, ServerTrouble
 from dfc.http.blocking import Answer, Transport
+from dfc.http.problems import error_from_answer, is_worth_retrying
 from dfc.http.retry import Cancellation, RetryPolicy
 from dfc.inputs.streams import StreamOptions
 from dfc.inputs.urls import kind_of, origin_of, split_cluster_url
 from dfc.limits import INPUT_MAP_BYTES_MAX
 from dfc.names import check_bucket_name, check_object_name, parse_object_path
+from dfc.placement.map import ClusterMap
 
 if TYPE_CHECKING:
     from dfc.client import Client
 
 _ONCE: Final = RetryPolicy(retries=0)  # streams have tries of their own
 _OBJECTS: Final = "/v1/objects"
-# An answer that means "ask again": the node starts, or something before it is busy.
-_UNDECIDED: Final = frozenset((408, 429, 500, 502, 503, 504))
 
 
 class Cluster:
-    """A DFC cluster as one origin shows it. `client` is for listings, counts and batches."""
+    """A DFC cluster as one origin shows it."""
 
-    def __init__(self, url: str, token: str | None) -> None:
-        # Half of the time that importing this module takes would be this.
-        from dfc.client import Client
-        from dfc.client.exchange import ObjectCalls
-
-        self.client: Client = Client(url, token)
-        self._calls = ObjectCalls
+    def __init__(self, url: str, token: str | None, transport: Transport) -> None:
+        self._url = url
         self._token = token
+        self._router = Router(url, lambda _patient: fetch_map(url, token, transport))
+        self._cancellation = Cancellation()  # that of a stream goes before it
+
+    @cached_property
+    def client(self) -> Client:
+        """For listings, counts and batches. Streams need none, and begin the sooner."""
+        from dfc.client import Client
+
+        return Client(self._url, self._token)
 
     def request(self, place: Place, headers: Mapping[str, str], transport: Transport) -> Answer:
         """One try to get an object: from its owner, or through the node that was named. Its errors are those of the node."""
-        client = self.client
-        calls = self._calls(client.router, transport, self._token, _ONCE, client.cancellation)
+        calls = ObjectCalls(self._router, transport, self._token, _ONCE, self._cancellation)
         return calls.call("GET", place.bucket, place.name, headers=headers)
 
     def refresh(self) -> None:
         """Expect another owner before the next try."""
-        self.client.router.refresh()
+        self._router.refresh()
+
+    def close(self) -> None:
+        """Close what is idle."""
+        if "client" in self.__dict__:
+            self.client.close()
+
+    def forget(self) -> None:
+        """In a child after a fork: let go of what is the parent's."""
+        if "client" in self.__dict__:
+            self.client._forget()
 
 
 class Place(NamedTuple):
@@ -75,13 +94,22 @@ def _forget() -> None:
     for transport in _CACHES.transports.values():
         transport.forget()
     for cluster in _CACHES.clusters.values():
-        cluster.client.forget()
+        cluster.forget()
     known = _CACHES.known
     _CACHES.__init__()  # type: ignore[misc]
     _CACHES.known = known
 
 
+def _close() -> None:
+    """At the end of the process: idle connections are closed in good order."""
+    for transport in _CACHES.transports.values():
+        transport.close()
+    for cluster in _CACHES.clusters.values():
+        cluster.close()
+
+
 os.register_at_fork(after_in_child=_forget)
+atexit.register(_close)
 
 
 def transport_for(options: StreamOptions) -> Transport:
@@ -119,10 +147,11 @@ def locate(url: str, options: StreamOptions) -> Place | None:
 def cluster_at(origin: str, options: StreamOptions) -> Cluster:
     """The cluster that a node belongs to; one for each origin and token in this process."""
     key = (origin, token_for(origin, options))
+    transport = transport_for(options)
     with _CACHES.lock:
         found = _CACHES.clusters.get(key)
         if found is None:
-            found = _CACHES.clusters[key] = Cluster(*key)
+            found = _CACHES.clusters[key] = Cluster(*key, transport)
         return found
 
 
@@ -150,23 +179,24 @@ def is_decided(url: str, options: StreamOptions) -> bool:
 
 
 def _ask(origin: str, options: StreamOptions) -> bool | None:
-    from msgspec import MsgspecError
-
-    from dfc.placement.map import ClusterMap
-
-    token = token_for(origin, options)
-    headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     try:
-        with transport_for(options).request("GET", f"{origin}/v1/cluster", headers) as answer:
-            if answer.status != 200:
-                return None if answer.status in _UNDECIDED else False
-            if "json" not in (answer.headers.get("Content-Type") or ""):
-                return False
-            return bool(ClusterMap.decode(answer.read_all(INPUT_MAP_BYTES_MAX)).cluster_id)
-    except MsgspecError:
+        data = fetch_map(origin, token_for(origin, options), transport_for(options))
+        return bool(ClusterMap.decode(data).cluster_id)
+    except msgspec.MsgspecError:
         return False
-    except DfcError:
-        return None
+    except DfcError as problem:
+        undecided = is_worth_retrying(problem) or type(problem) is ServerTrouble
+        return None if undecided else False
+
+
+def fetch_map(origin: str, token: str | None, transport: Transport) -> bytes:
+    """The JSON of a cluster's map, or of whatever answers there; one try."""
+    headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    url = f"{origin}/v1/cluster"
+    with transport.request("GET", url, headers) as answer:
+        if answer.status == 200:
+            return answer.read_all(INPUT_MAP_BYTES_MAX)
+        raise error_from_answer(answer.status, answer.headers, b"", f"GET {url}")
 
 
 def _parse_path(path: str) -> tuple[str, str]:
