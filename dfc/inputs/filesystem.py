@@ -13,6 +13,8 @@ import os
 from typing import Any, BinaryIO, Final, cast
 
 from fsspec.callbacks import DEFAULT_CALLBACK
+from fsspec.compression import compr
+from fsspec.core import get_compression
 
 from dfc.client.client import Client
 from dfc.errors import PreconditionFailed
@@ -36,6 +38,30 @@ class DfcFileSystem(DfcReads):
     """
 
     protocol = "dfc"
+
+    def open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | None = None,
+        cache_options: dict[str, Any] | None = None,
+        compression: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """As fsspec's; a compressed file that is closed is stored, too."""
+        kind = get_compression(path, compression) if compression is not None else None
+        if kind is None or "b" not in mode or "r" in mode:
+            return super().open(path, mode, block_size, cache_options, compression, **options)
+        stored = super().open(path, mode, block_size, cache_options, None, **options)
+        compressing = compr[kind](stored, mode=mode[0])
+        close = compressing.close
+
+        def close_both() -> None:
+            close()
+            stored.close()
+
+        compressing.close = close_both  # fsspec leaves the file below to be closed when it is forgotten
+        return compressing
 
     def _open(
         self,
@@ -111,7 +137,7 @@ class DfcFileSystem(DfcReads):
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
         """Delete files; `recursive`: folders with all that is in them, and whole buckets."""
         for each in self.expand_path(path):
-            if self.isfile(each):
+            if self.info(each)["type"] == "file":
                 self.rm_file(each)
                 continue
             if not recursive:

@@ -148,8 +148,8 @@ class DfcReads(AbstractFileSystem):  # type: ignore[misc]
         length = None if end is None else max(end - start, 0)
         with as_os_errors(path):
             place = place_of(path)
-            if length == 0:
-                self.info(path)
+            if length == 0 or not place.name:
+                check_file(self.info(path))
                 return b""
             try:
                 if place.member is None:
@@ -272,8 +272,7 @@ class DfcFile(AbstractBufferedFile):  # type: ignore[misc]
 
     def __init__(self, fs: DfcReads, path: str, mode: str, block_size: int, **options: Any) -> None:
         self._details = fs.info(path)
-        if self._details["type"] == "directory":
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        check_file(self._details)
         options["size"] = self._details["size"]
         if self._details.get("compressed"):
             options["cache_type"] = "all"  # such a member can only be read whole
@@ -287,3 +286,9 @@ class DfcFile(AbstractBufferedFile):  # type: ignore[misc]
             return whole[start:end]
         part: bytes = self.fs.read_part(self.path, start, end, self.details["ETag"])
         return part
+
+
+def check_file(info: Info) -> None:
+    """IsADirectoryError for a folder."""
+    if info["type"] == "directory":
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), info["name"])

@@ -7,6 +7,7 @@ import errno
 import io
 import logging
 import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from types import TracebackType
@@ -24,7 +25,8 @@ LOG: Final = logging.getLogger("dfc.inputs")
 class UploadFile(io.BufferedIOBase):
     """A writable, seekable binary file. `close` stores what was written; leaving a `with` block by an exception stores nothing.
 
-    Neither does a file that is forgotten, or one in which a write has failed: what was stored there before stays.
+    The same under other layers: what is closed while an exception is on its way, which came after it was opened, is not stored.
+    Neither is a file that is forgotten, or one in which a write has failed: what was stored there before stays.
     `autocommit=False` leaves the storing to `commit`, or the forgetting to `discard`. `exclusive`: FileExistsError if something
     is there. `directory` is where it is kept meanwhile (None: TMPDIR).
     """
@@ -42,6 +44,7 @@ class UploadFile(io.BufferedIOBase):
         self._exclusive = exclusive
         self._autocommit = autocommit
         self._failed: BaseException | None = None
+        self._handled = sys.exc_info()[1]  # what was being handled when it was opened
         self._spool = destination.open_spool(directory)
 
     def writable(self) -> bool:
@@ -69,7 +72,12 @@ class UploadFile(io.BufferedIOBase):
         """Store what was written. DfcError, OSError; the file is closed all the same. Idempotent."""
         if self.closed:
             return
-        if self._autocommit:
+        problem = sys.exc_info()[1]
+        if problem is not None and problem is not self._handled:
+            # A text layer, a compressor or fsspec's OpenFile closes it so when their `with` block fails.
+            LOG.warning("%s was not stored: it was closed because of %r", self.name, problem)
+            self.discard()
+        elif self._autocommit:
             self.commit()
         else:
             super().close()
