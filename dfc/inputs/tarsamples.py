@@ -120,7 +120,7 @@ class SampleParser:
         sums = self._sums
         indexed = self._indexed
         extensions = self._extensions
-        prefix, prefix_bytes = self._prefix, len(self._prefix)
+        prefix = self._prefix
         sample = self._sample
         room = self._room
         while position <= last:
@@ -151,15 +151,16 @@ class SampleParser:
                     position = after
                     continue
                 break
-            name = name.rstrip(b"\0")
-            if long or 0 in name or (flag == 0 and name[-1:] == b"/"):
+            name, _, rest = name.partition(b"\0")
+            if long or (flag == 0 and name[-1:] == b"/") or (rest and not indexed and rest.strip(b"\0")):
                 break
-            extension = extensions.get(name[prefix_bytes:]) if name.startswith(prefix) else None
+            tail = name.removeprefix(prefix)
+            extension = extensions.get(tail) if tail is not name else None
             if extension is None or extension in sample or len(sample) >= room:  # type: ignore[operator, arg-type]
                 # Another key, most of the time.
                 self._sample, self._room = sample, room
                 extension = self._place(name, base + (position if head < 0 else head))
-                prefix, prefix_bytes = self._prefix, len(self._prefix)
+                prefix = self._prefix
                 sample, room = self._sample, self._room
             head = -1
             if extension is not None:
