@@ -148,10 +148,11 @@ try:
     file.write(bytes(7 << 20))
     file.flush()
 except OSError:
-    try:
-        file.close()
-    except OSError as problem:
-        print(problem)
+    pass
+try:
+    file.close()
+except OSError as problem:
+    print(problem)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
@@ -201,7 +202,7 @@ class Recorder(BaseHTTPRequestHandler):
 def web() -> Iterator[tuple[str, type[Recorder]]]:
     handler = type("Handler", (Recorder,), {"answers": [], "stored": {}, "seen": []})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}", handler
         server.shutdown()
