@@ -170,6 +170,13 @@ class Answer:
                     return
         self._abandon()
 
+    def forget(self) -> None:
+        """In a child after a fork: let go of the connection, which is the parent's, without its locks."""
+        link, self._link = self._link, None
+        if link is not None:
+            self._response.close()
+            link.connection.close()
+
     def _abandon(self) -> None:
         link, self._link = self._link, None
         if link is not None:

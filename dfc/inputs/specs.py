@@ -19,7 +19,7 @@ from urllib.parse import quote, urljoin, urlsplit
 import msgspec
 
 from dfc import shards
-from dfc.errors import BadShardSpec, NoShards
+from dfc.errors import BadShardSpec, BucketNotFound, DfcError, NoShards
 from dfc.http.retry import Cancellation
 from dfc.inputs.base import ShardRef, ShardUnreadable
 from dfc.inputs.cluster import Place, is_decided, locate
@@ -123,9 +123,13 @@ def _list_web(url: str, options: StreamOptions) -> Iterable[str]:
         raise BadShardSpec(f"{shown(url)} names no bucket")
     selection = shards.expand(place.name) if place.name else shards.Prefix("")
     assert not isinstance(selection, list)
-    names = [
-        info.name for info in place.cluster.client.list(place.bucket, prefix=selection.prefix) if selection.matches(info.name)
-    ]
+    try:
+        listed = place.cluster.client.list(place.bucket, prefix=selection.prefix)
+        names = [info.name for info in listed if selection.matches(info.name)]
+    except BucketNotFound as problem:
+        raise NoShards(str(problem)) from problem
+    except DfcError as problem:
+        raise ShardUnreadable(f"{shown(url)} cannot be listed: {problem}", url=url) from problem
     return _found([_web_url(url, place.bucket, name) for name in _shards_only(names, prefix)], shown(url))
 
 

@@ -7,6 +7,7 @@ early, a stall, a refused connection and answers like 503 cost a try; every new 
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from base64 import b64encode
@@ -119,6 +120,7 @@ class WebStream(Stream):
         self._policy = options.policy
         self._counts = counts
         self._cancellation = cancellation or Cancellation()
+        self._process = os.getpid()
         self._answer: Answer | None = None
         self._at = 0  # the source in use
         self._tries = 0  # in vain, since the last new byte
@@ -153,8 +155,17 @@ class WebStream(Stream):
 
     def close(self) -> None:
         answer, self._answer = self._answer, None
-        if answer is not None:
+        if answer is None:
+            return
+        if os.getpid() == self._process:
             answer.close()
+        else:
+            answer.forget()
+
+    def __del__(self) -> None:
+        # A stream that is forgotten gives its connection back.
+        if hasattr(self, "_answer"):
+            self.close()
 
     def abort(self) -> None:
         self._cancellation.cancel()

@@ -88,8 +88,9 @@ def test_specs_against_a_cluster(loaded: Cluster, monkeypatch: pytest.MonkeyPatc
     for spec, urls in expected.items():
         assert [ref.url for ref in resolve(spec)] == sorted(urls), spec
         assert all(read(ref) in (TAR, b"deep") for ref in resolve(spec)[:2])
-    with pytest.raises(NoShards):
-        resolve(f"{url}/streams/nothing-*.tar")
+    for nothing in (f"{url}/streams/nothing-*.tar", f"{url}/nobucket/", "dfc:nobucket"):
+        with pytest.raises(NoShards):
+            resolve(nothing)
     with pytest.raises(BadShardSpec, match="no bucket"):
         resolve(f"{url}/")
 
@@ -218,7 +219,7 @@ for _ in range(3):
     child = os.fork()
     if not child:
         status = 0 if all(read(url) == whole for _ in range(3)) else 1
-        opened.close()  # a copy of the parent's, who reads on
+        del opened  # a copy of the parent's, who reads on
         os._exit(status)
     children.append(child)
 while count := opened.readinto(buffer):
