@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from typing import Any, Final
 
 import numpy as np
@@ -28,6 +28,7 @@ from dfc.inputs.loader import Loader
 from dfc.inputs.numpy import default_threads, threaded
 
 Shapes = Mapping[str, Sequence[int | None]]
+_GROUP: Final = 64
 PREFETCH: Final = 2  # batches, or samples, that TensorFlow has ready besides those that are being decoded
 
 
@@ -69,7 +70,13 @@ def dataset(
     if element_spec is None:
         names = tuple(as_tuple) if as_tuple is not None else ()
         element_spec = _Specs(source.batch_size, shapes or {}).of(passes.first(), names)
-    made = tf.data.Dataset.from_generator(passes, output_signature=element_spec)
+    if source.batch_size is None and _is_fixed(element_spec):
+        # TensorFlow takes some 300 µs for each trip to Python; so many samples at a time share one.
+        passes.group = _GROUP
+        signature = tf.nest.map_structure(lambda spec: tf.TensorSpec((None, *spec.shape), spec.dtype), element_spec)
+        made = tf.data.Dataset.from_generator(passes, output_signature=signature).unbatch()
+    else:
+        made = tf.data.Dataset.from_generator(passes, output_signature=element_spec)
     if epochs is None:
         made = made.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     elif not delivered and (length := _length(source)) is not None:
@@ -93,12 +100,13 @@ class _Passes:
             raise ValueError(f"no {epochs} epochs from {epoch} on without {delivered} batches")
         self._source, self._form, self._threads = source, form, threads
         self._epochs, self._epoch, self._delivered = epochs, epoch, delivered
+        self.group = 0  # samples that are stacked to one element; 0: none are
         self._lock = threading.Lock()
         self._begun = 0
 
     def first(self) -> Any:
         """The first element, which is not counted. ValueError when there is none."""
-        with closing(self._run(self._epoch, self._delivered, 1, 0)) as elements:
+        with closing(self._elements(self._epoch, self._delivered, 1, 0)) as elements:
             for element in elements:
                 return element
         raise ValueError("there is nothing to take the types of: give element_spec=")
@@ -107,13 +115,39 @@ class _Passes:
         with self._lock:
             number, self._begun = self._begun, self._begun + 1
         epoch = self._epoch + number * (self._epochs or 1)
-        return self._run(epoch, 0 if number else self._delivered, self._epochs, self._threads)
+        elements = self._elements(epoch, 0 if number else self._delivered, self._epochs, self._threads)
+        return _grouped(elements, self.group) if self.group else elements
 
-    def _run(self, epoch: int, delivered: int, epochs: int | None, threads: int) -> Generator[Any, None, None]:
+    def _elements(self, epoch: int, delivered: int, epochs: int | None, threads: int) -> Generator[Any, None, None]:
         for turn in count() if epochs is None else range(epochs):
             batches = threaded(self._source, threads, self._source.place, epoch + turn, 0 if turn else delivered)
             with closing(batches):
                 yield from map(self._form, batches)
+
+
+def _grouped(elements: Generator[Any, None, None], size: int) -> Generator[Any, None, None]:
+    with closing(elements):
+        while group := list(islice(elements, size)):
+            yield _columns(group)
+
+
+def _columns(group: list[Any]) -> Any:
+    """Elements of one structure as one with a further dimension in front."""
+    first = group[0]
+    if isinstance(first, Mapping):
+        return {name: _columns([element[name] for element in group]) for name in first}
+    if isinstance(first, tuple):
+        return tuple(map(_columns, map(list, zip(*group, strict=True))))
+    if isinstance(first, str | bytes):
+        column = np.empty(len(group), dtype=object)  # numpy's own type of bytes has no zeros at the end
+        column[:] = group
+        return column
+    return np.stack(group)
+
+
+def _is_fixed(element_spec: Any) -> bool:
+    specs = tf.nest.flatten(element_spec)
+    return all(isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined() for spec in specs)
 
 
 def _same(element: Any) -> Any:

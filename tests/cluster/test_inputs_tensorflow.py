@@ -113,6 +113,38 @@ def test_single_samples_may_have_different_shapes(spec: str) -> None:
     assert [batch[0].shape.as_list() for batch in padded] == [[50, 4]] * 3
 
 
+def test_single_samples_of_one_shape_are_what_the_loader_gives(spec: str) -> None:
+    options: dict[str, Any] = {
+        "decode": {"cls": int, "txt": bytes.decode, "*": False},
+        "fields": ["png", "cls", "bin", "txt"],
+        "seed": 2,
+    }
+    dataset = tfinputs.dataset(spec, **options)
+    assert dataset.element_spec["png"] == tf.TensorSpec((), tf.string)
+    assert dataset.cardinality().numpy() == TOTAL
+    loader = Loader(spec, **options)
+    expected = list(loader.batches(loader.place, 0))
+    found = list(dataset.as_numpy_iterator())
+    assert [{**sample, "txt": sample["txt"].decode()} for sample in found] == [
+        {**sample, "__key__": sample["__key__"].encode(), "__source__": sample["__source__"].encode()} for sample in expected
+    ]
+    decoded = dataset.map(lambda sample: tf.io.decode_png(sample["png"]), num_parallel_calls=2).batch(50)
+    assert [batch.shape.as_list() for batch in decoded] == [[50, 8, 6, 3]] * 3
+    shaped = tfinputs.dataset(spec, decode="rgb8", as_tuple=["png", "cls"], shapes={"png": (8, 6, 3)})
+    assert shaped.element_spec == (tf.TensorSpec((8, 6, 3), tf.uint8), tf.TensorSpec((), tf.int64))
+    assert sorted(int(label) for _, label in shaped) == list(range(TOTAL))
+    for picture, label in shaped.take(3):
+        assert (picture.numpy() == label.numpy()).all()
+
+
+def test_several_iterations_at_a_time(spec: str) -> None:
+    dataset = tfinputs.dataset(spec, 10, decode={"cls": int}, fields=["cls"], threads=2)
+    both = [(one["cls"].numpy().tolist(), two["cls"].numpy().tolist()) for one, two in tf.data.Dataset.zip((dataset, dataset))]
+    loader = Loader(spec, 10, decode={"cls": int}, fields=["cls"])
+    epochs = [[batch["cls"].tolist() for batch in loader.batches(loader.place, epoch)] for epoch in range(2)]
+    assert sorted(map(list, zip(*both, strict=True))) == sorted(epochs)
+
+
 def test_the_datasets_epochs_go_on_and_it_resumes_anywhere(spec: str) -> None:
     options: dict[str, Any] = {"decode": {"cls": int}, "fields": ["cls"], "seed": 1}
     loader = Loader(spec, 10, **options)
