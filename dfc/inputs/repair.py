@@ -28,7 +28,7 @@ class Policy:
         self._maxerrs = maxerrs
         self._counts = counts
         self._shards = self._samples = 0
-        self._last: InputError | None = None
+        self._known: set[str] = set()  # shards that were lost
 
     def good(self) -> None:
         """A sample was as it should be."""
@@ -53,8 +53,8 @@ class Policy:
                 raise problem
             if not self._handler(problem):
                 raise Ended
-        elif problem is not self._last:  # or else it is one more sample of the same shard
-            self._last = problem
+        elif problem.url not in self._known:  # or else it is one more sample of the same shard
+            self._known.add(problem.url)
             self._counts.add(shards_skipped=1)
             self._counts.note(problem)
             self.lost(problem)

@@ -140,6 +140,8 @@ def _segment(corpus: Corpus, run: Run) -> Segment:
     except InputError:
         # Reading it will say what is wrong, in the right place.
         return Segment(shard.ref, skip=run.start, count=run.length, etag=etag, indexed=indexed)
+    if shard.size is not None and int(offsets[-1]) > shard.size:  # compressed, whatever its name says
+        return Segment(shard.ref, skip=run.start, count=run.length, etag=etag, indexed=indexed)
     end = int(offsets[stop]) if stop + 1 < len(offsets) else None
     return Segment(shard.ref, int(offsets[run.start]), 0, run.length, etag, indexed, end)
 
@@ -157,6 +159,8 @@ def _scattered(corpus: Corpus, part: Part, start: int, reading: Reading, counts:
         size=corpus.size,
         ahead_bytes=reading.ahead_bytes,
         counts=counts,
+        policy=corpus.options.policy,
+        fields=reading.fields,
     )
     with gather:
         for found in gather:
