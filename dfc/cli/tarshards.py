@@ -9,12 +9,9 @@ off no half shard is stored.
 
 from __future__ import annotations
 
-import re
 import sys
 import threading
 import time
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -25,6 +22,7 @@ from dfc.cli.options import RETRIES, Json, Retries
 from dfc.cli.program import ProgramCommand
 from dfc.cli.session import Session, format_size, session_of, size_option
 from dfc.errors import DfcError
+from dfc.inputs.patterns import ShardPattern, has_number
 
 if TYPE_CHECKING:
     from dfc.cli.cutting import Shard, ShardCutter
@@ -32,19 +30,10 @@ if TYPE_CHECKING:
 
 SIZE_DEFAULT: Final = 1_000_000_000
 UPLOADS: Final = 2  # one shard goes out while the next but one is filled; more would only take more space
-_NUMBER: Final = re.compile(r"%(?:0(\d{1,2}))?d")  # not %20d: in a URL that is a space and a d
 
 
-@dataclass(frozen=True, slots=True)
-class Pattern:
-    """Where shards go: text around the number."""
-
-    head: str
-    width: int
-    tail: str
-
-    def text(self, number: int) -> str:
-        return f"{self.head}{number:0{self.width}d}{self.tail}"
+class Pattern(ShardPattern):
+    """Where shards go."""
 
     def remote(self, number: int) -> Remote:
         """The name of one shard; BadName, UsageMistake."""
@@ -55,14 +44,14 @@ def parse_pattern(text: str) -> Pattern:
     """From `URL-%06d.tar`, or a prefix to which `-%06d.tar` is added. UsageMistake for what `tarshards` cannot make."""
     from dfc.tar.index import index_kind
 
-    if not _NUMBER.search(text):
+    if not has_number(text):
         if text.lower().endswith(".tar"):
             raise UsageMistake(f"{text} has no number: {text[:-4]}-%06d.tar")
         text += "%06d.tar" if text.endswith("/") else "-%06d.tar"
-    head, width, tail, *more = _NUMBER.split(text)
-    if more:
-        raise UsageMistake(f"{text} has more than one number")
-    pattern = Pattern(head, int(width or 1), tail)
+    try:
+        pattern = Pattern(text)
+    except ValueError:
+        raise UsageMistake(f"{text} has more than one number") from None
     kind = index_kind(pattern.remote(0).name)
     if kind != "tar":
         what = f"compressed shards ({kind})" if kind else "other names"
@@ -74,34 +63,25 @@ class Uploader:
     """Uploads complete shards in threads; waits when too many are under way, so that the space they take is bounded."""
 
     def __init__(self, session: Session, pattern: Pattern, jobs: int) -> None:
+        from dfc.inputs.uploads import Uploads
+
         self._session = session
         self._pattern = pattern
-        self._jobs = jobs
-        self._executor = ThreadPoolExecutor(jobs, thread_name_prefix="tarshards")
-        self._running: set[Future[None]] = set()
+        self._uploads = Uploads(jobs, "tarshards")
         self._lock = threading.Lock()
         self.shards = self.samples = self.members = self.size = 0
 
     def add(self, shard: Shard) -> None:
         """Take a shard and its file; raises what an earlier upload failed with."""
-        self._running.add(self._executor.submit(self._upload, shard))
-        while len(self._running) >= self._jobs:
-            self._collect()
+        self._uploads.add(lambda: self._upload(shard))
 
     def finish(self) -> None:
         """Wait for the last ones; raises what they failed with."""
-        while self._running:
-            self._collect()
-        self._executor.shutdown()
+        self._uploads.finish()
 
-    def stop(self) -> None:
-        """Wait for those that are under way, whatever becomes of them."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
-
-    def _collect(self) -> None:
-        done, self._running = wait(self._running, return_when=FIRST_COMPLETED)
-        for future in done:
-            future.result()
+    def stop(self, *, at_once: bool) -> None:
+        """Wait for those that are under way, or end them; whatever becomes of them."""
+        self._uploads.stop(at_once=at_once)
 
     def _upload(self, shard: Shard) -> None:
         remote = self._pattern.remote(shard.number)
@@ -169,9 +149,7 @@ def tarshards(
         uploader.finish()
     except BaseException as problem:
         cutter.abandon()
-        if not isinstance(problem, BrokenInput):
-            session.abort()
-        uploader.stop()
+        uploader.stop(at_once=not isinstance(problem, BrokenInput))
         session.note(f"tarshards: {uploader.shards} shards were stored, the unfinished one was not")
         raise
     _close(session, target, uploader, members, cutter.came_back)

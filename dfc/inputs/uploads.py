@@ -161,15 +161,14 @@ class Uploads:
             self._collect()
         self._executor.shutdown()
 
-    def stop(self, *, at_once: bool = False) -> None:
-        """Wait for those that are under way, or end them; whatever becomes of them."""
+    def stop(self, *, at_once: bool = False) -> list[BaseException]:
+        """Wait for those that are under way, or end them; what they failed with, and nobody was told."""
         if at_once:
             self._cancellation.cancel()
         self._executor.shutdown(wait=True, cancel_futures=True)
-        for future in self._running:
-            if not future.cancelled() and (problem := future.exception()) is not None:
-                LOG.warning("%s: %s%s", type(problem).__name__, problem, "".join(f" ({note})" for note in notes_of(problem)))
-        self._running = set()
+        running, self._running = self._running, set()
+        problems = (future.exception() for future in running if not future.cancelled())
+        return [problem for problem in problems if problem is not None]
 
     def _run(self, upload: Callable[[], None]) -> None:
         with cancelled_by(self._cancellation):
@@ -179,11 +178,6 @@ class Uploads:
         done, self._running = wait(self._running, return_when=FIRST_COMPLETED)
         for future in done:
             future.result()
-
-
-def notes_of(problem: BaseException) -> list[str]:
-    """What was noted on an exception on its way."""
-    return getattr(problem, "__notes__", [])
 
 
 def _named(problem: OSError, directory: str | None) -> OSError:

@@ -11,7 +11,6 @@ when it is whole, or not at all; docs/inputs.md tells what goes where.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, BinaryIO, Final, NamedTuple, cast
@@ -19,13 +18,13 @@ from typing import Any, BinaryIO, Final, NamedTuple, cast
 from dfc.inputs.archive import Compress, Encode, SampleArchive, kind_for, pack
 from dfc.inputs.base import LOG
 from dfc.inputs.destinations import destination_of
+from dfc.inputs.patterns import ShardPattern
 from dfc.inputs.streams import DEFAULT_OPTIONS, StreamOptions
 from dfc.inputs.uploads import UploadFile, Uploads
 
 MAXCOUNT: Final = 100_000
 MAXSIZE: Final = 1_000_000_000
 UPLOADS: Final = 2  # one shard goes out while the next is filled; more take more space
-_NUMBER: Final = re.compile(r"%(?:0(\d{1,2}))?d")  # not %20d: in a URL that is a space and a d
 
 
 class WrittenShard(NamedTuple):
@@ -171,7 +170,7 @@ class ShardWriter:
         self._last_key: str | None = None
         self._stored: dict[int, WrittenShard] = {}
         self._closed = False
-        destination_of(self._pattern.url(start_shard), options)  # a URL that cannot work is told at once
+        destination_of(self._pattern.text(start_shard), options)  # a URL that cannot work is told at once
         self._uploads = Uploads(uploads, "dfc-shards")
 
     @property
@@ -231,7 +230,7 @@ class ShardWriter:
             self._give_up(at_once=not isinstance(error, Exception))
 
     def _begin(self) -> SampleArchive:
-        self._file = open_upload(self._pattern.url(self._number), directory=self._directory, options=self._options)
+        self._file = open_upload(self._pattern.text(self._number), directory=self._directory, options=self._options)
         self._archive = SampleArchive(cast(BinaryIO, self._file), self._kind)
         return self._archive
 
@@ -256,27 +255,14 @@ class ShardWriter:
         self._closed = True
         if self._file is not None:
             self._file.discard()
-        self._uploads.stop(at_once=at_once)
+        for problem in self._uploads.stop(at_once=at_once):
+            LOG.warning("%s: %s %s", type(problem).__name__, problem, "; ".join(getattr(problem, "__notes__", ())))
 
     def _warn_of_earlier(self) -> None:
-        url = self._pattern.url(self._number)
+        url = self._pattern.text(self._number)
         try:
             remains = destination_of(url, self._options).exists()
         except Exception:
             return  # it could not be looked up, which is no failure: all shards are stored
         if remains:
             LOG.warning("%s and maybe more are there from an earlier run", url)
-
-
-class ShardPattern:
-    """A URL or path with one number in it: `%06d`, `%d`. ValueError for none or more."""
-
-    def __init__(self, text: str) -> None:
-        parts = _NUMBER.split(text)
-        if len(parts) != 3:
-            raise ValueError(f"the name of shards holds one number, like train-%06d.tar, not {text!r}")
-        self._head, self._width, self._tail = parts[0], int(parts[1] or 1), parts[2]
-
-    def url(self, number: int) -> str:
-        """The name of one shard."""
-        return f"{self._head}{number:0{self._width}d}{self._tail}"

@@ -15,7 +15,8 @@ import pytest
 import webdataset
 
 from dfc.inputs.base import SampleBroken
-from dfc.inputs.writers import ShardPattern, ShardWriter, TarWriter, WrittenShard
+from dfc.inputs.patterns import ShardPattern
+from dfc.inputs.writers import ShardWriter, TarWriter, WrittenShard
 
 
 def samples(count: int, size: int = 1000) -> list[dict[str, Any]]:
@@ -190,8 +191,8 @@ def fail_after_one(writer: TarWriter) -> None:
 
 
 def test_patterns() -> None:
-    assert ShardPattern("http://h/a%20d/x-%06d.tar").url(7) == "http://h/a%20d/x-000007.tar"
-    assert ShardPattern("x-%d.tar").url(1234) == "x-1234.tar"
+    assert ShardPattern("http://h/a%20d/x-%06d.tar").text(7) == "http://h/a%20d/x-000007.tar"
+    assert ShardPattern("x-%d.tar").text(1234) == "x-1234.tar"
     for text in ("x.tar", "x-%d-%d.tar", "x-%s.tar"):
         with pytest.raises(ValueError, match="one number"):
             ShardPattern(text)
