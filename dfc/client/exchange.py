@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Final
-from urllib.parse import urljoin
+from urllib.parse import urljoin, urlsplit
 
 from dfc.client.routing import Query, Route, Router
 from dfc.client.source import Source
@@ -61,15 +61,51 @@ class ObjectCalls:
         return self._retrying(lambda: self._try(method, bucket, name, query, headers or {}, source), source, tries)
 
     def stream(
-        self, url: str, method: str = "GET", headers: Mapping[str, str] | None = None, source: Source | None = None
+        self,
+        url: str,
+        method: str = "GET",
+        headers: Mapping[str, str] | None = None,
+        source: Source | None = None,
+        *,
+        near: tuple[str, str] | None = None,
     ) -> Answer:
-        """A successful answer of the node that the client was given, its body unread, to a read of any URL of it."""
+        """A successful answer of the node that the client was given, its body unread, to a read of any URL of it.
+
+        With `near`, bucket and name of an object, its owner is asked first, once.
+        """
+        if near is not None and (answer := self._near(url, method, headers or {}, source, near)) is not None:
+            return answer
         route = Route(url, direct=False)
         answer = self._retrying(lambda: self._ask(method, route, headers or {}, source), source, None)
         if answer.status < 300:
             return answer
         answer.close()
         raise error_from_answer(answer.status, answer.headers, b"", f"{method} {url}")
+
+    def _near(
+        self, url: str, method: str, headers: Mapping[str, str], source: Source | None, near: tuple[str, str]
+    ) -> Answer | None:
+        """The answer of an object's owner, or None if another node should be asked. Errors that are final are raised."""
+        owner = self._router.owner_url(*near)
+        if owner is None or (source is not None and not source.replayable):
+            return None
+        parts = urlsplit(url)
+        route = Route(f"{owner}{parts.path}?{parts.query}" if parts.query else owner + parts.path, direct=True)
+        try:
+            answer = self._ask(method, route, headers, source)
+        except NotConnected:
+            current_cancellation(self._cancellation).check()
+            self._router.mark_unreachable(owner)
+            return None
+        except DfcError as error:
+            current_cancellation(self._cancellation).check()
+            if not is_worth_retrying(error):
+                raise
+            return None
+        if answer.status < 300:
+            return answer
+        answer.close()
+        return None
 
     def _retrying(self, attempt: Callable[[], Answer], source: Source | None, tries: Tries | None) -> Answer:
         cancellation = current_cancellation(self._cancellation)

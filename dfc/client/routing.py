@@ -80,10 +80,17 @@ class Router:
 
     def route(self, bucket: str, name: str, query: Query) -> Route:
         """Where to send the next try for an object."""
-        owner = self.map().owner(bucket, name)
-        if owner is not None and owner.node.state == "up" and self.is_reachable(owner.node.advertise_url):
-            return Route(owner.node.advertise_url.rstrip("/") + path_of(bucket, name, query), direct=True)
+        owner = self.owner_url(bucket, name)
+        if owner is not None:
+            return Route(owner + path_of(bucket, name, query), direct=True)
         return self.relay(bucket, name, query)
+
+    def owner_url(self, bucket: str, name: str) -> str | None:
+        """The URL of the target that owns an object, None while it is down or cannot be reached from here."""
+        owner = self.map().owner(bucket, name)
+        if owner is None or owner.node.state != "up" or not self.is_reachable(owner.node.advertise_url):
+            return None
+        return owner.node.advertise_url.rstrip("/")
 
     def relay(self, bucket: str, name: str, query: Query) -> Route:
         """Through the node that the client was given."""

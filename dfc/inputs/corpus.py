@@ -130,7 +130,7 @@ class Corpus:
         if len(origins) != 1 or "" in origins:
             raise ValueError("this needs all shards on one DFC cluster")
         origin = origins.pop()
-        return Client(origin, token_for(origin, self.options))
+        return Client(origin, token_for(origin, self.options), retries=self.options.retries)
 
     def batch_shards(self) -> list[BatchShard]:
         """The shards for batch reads."""

@@ -146,8 +146,8 @@ def test_a_broken_connection_is_continued(start_cluster: Any) -> None:
             found += portion
             if len(found) < 1500:  # 80 MB more than the sockets hold
                 continue
-            if counts.retries == 0 and (proxy := cluster.children().get("proxy")):
-                os.kill(proxy, signal.SIGKILL)
+            if counts.retries == 0:
+                os.kill(cluster.children()["target-0"], signal.SIGKILL)  # it is asked directly
                 wait_for(lambda: counts.retries, "the break to be met")
     assert found == [samples[number] for number in order]
     assert counts.retries >= 1
