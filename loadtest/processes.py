@@ -201,6 +201,16 @@ def memory_bytes(pid: int) -> tuple[int, int]:
     return values["VmRSS"], values["VmHWM"]
 
 
+def processor_seconds(root: int) -> float:
+    """Time on processors, in user mode and in the kernel, of a process and all live ones below it."""
+    total = 0
+    for pid in [root, *descendants(root)]:
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            total += int(fields[11]) + int(fields[12])
+    return total / os.sysconf("SC_CLK_TCK")
+
+
 def reset_peak(pid: int) -> None:
     """Make the kernel forget the highest resident size of a process, so that a phase has a peak of its own."""
     with contextlib.suppress(OSError):

@@ -145,6 +145,16 @@ def torch(options: Mapping[str, Any]) -> Result:
     return {"samples": count, "seconds": seconds, "first_s": first_s, "imported_bytes": imported}
 
 
+def numpy(options: Mapping[str, Any]) -> Result:
+    """Batches of the loader without a framework, decoded by threads: options `url`, `workers` (threads), `ours`."""
+    from dfc.inputs.numpy import Loader
+
+    imported = memory_bytes(os.getpid())[0]
+    begin = time.perf_counter()
+    count = sum(len(batch["__key__"]) for batch in Loader(options["url"], threads=options["workers"], **options["ours"]))
+    return {"samples": count, "seconds": time.perf_counter() - begin, "imported_bytes": imported}
+
+
 def interrupted(options: Mapping[str, Any]) -> Result:
     """The keys of one epoch, and the state after `stop` batches; options otherwise as for `torch`."""
     from dfc.inputs import torch as inputs
@@ -176,7 +186,7 @@ def resumed(options: Mapping[str, Any]) -> Result:
 
 
 READERS: dict[str, Callable[[Mapping[str, Any]], Result]] = {
-    reader.__name__: reader for reader in (samples, webdataset, receive, inflate, decode, torch, interrupted, resumed)
+    reader.__name__: reader for reader in (samples, webdataset, receive, inflate, decode, torch, numpy, interrupted, resumed)
 }
 
 

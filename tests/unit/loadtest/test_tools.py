@@ -28,6 +28,7 @@ from loadtest.processes import (
     free_port,
     listener_pid,
     memory_bytes,
+    processor_seconds,
     run,
     running,
 )
@@ -201,3 +202,12 @@ def test_nginx_serves_and_stores(tmp_path):
         assert connection.request("GET", "/folder/a").body == b"bytes"
         connection.close()
     assert not accepts(server.port)
+
+
+def test_time_on_processors_counts_children(tmp_path):
+    busy = "while True: pass"
+    code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {busy!r}]).wait()"
+    with running([sys.executable, "-c", code], tmp_path / "log") as child:
+        child.wait_until(lambda: processor_seconds(child.pid) > 0.3, 30, "0.3 s on a processor")
+        for pid in descendants(child.pid):
+            os.kill(pid, signal.SIGKILL)
