@@ -23,10 +23,11 @@ from dfc.inputs.progress import Progress, State
 from dfc.inputs.repair import Ended, Policy, Slot, repaired
 from dfc.inputs.slots import Reading, dealt_slots, part_slots
 from dfc.inputs.streams import DEFAULT_OPTIONS, StreamOptions
-from dfc.limits import INPUT_AHEAD_BYTES
+from dfc.limits import INPUT_AHEAD_BYTES, MIB
 
 Shuffle = bool | int | Literal["global"]
-WINDOW: Final = 1000  # samples that `shuffle=True` mixes
+WINDOW: Final = 1000  # samples that `shuffle=True` mixes in each worker,
+WINDOW_BYTES: Final = 128 * MIB  # or fewer, if they are large: they are held in memory
 STREAMS: Final = 2  # places of the order that a worker reads at a time when it shuffles
 ERRORS_MAX: Final = 10
 
@@ -40,8 +41,8 @@ class Loader:
     `shards` is any spec of docs/inputs.md, or a `Corpus`. `batch_size` None gives single samples. Each iteration is an epoch,
     the next one unless `set_epoch` says which. `rank` of `ranks` gets its share and no other; all have equally many batches,
     and `equal` says how: "pad" repeats fewer than ranks × batch_size samples, "drop" leaves as many out.
-    `shuffle`: False; True, or a number of samples that are mixed within shards that come in random order; "global": every
-    sample anywhere, fetched one by one (DFC only). `streams`: places of the order that are read at a time.
+    `shuffle`: False; True (1,000 samples, fewer if they are large), or how many samples of shards in random order are mixed;
+    "global": every sample anywhere, fetched one by one (DFC only). `streams`: places of the order that are read at a time.
     `fields` names the extensions that a sample must have, "jpg;png" for whichever there is (it is called by the first name).
     `decode` is that of `dfc.inputs.decoding`; `transform` gets each decoded sample, and what it returns is batched by
     `collate` (a function of a list). `handler` and `maxerrs`: see docs/inputs.md. `epoch_batches` sets the batches of each
@@ -77,7 +78,6 @@ class Loader:
         self.counts = Counts()
         self.batch_size = batch_size
         self.shuffle = shuffle
-        self.rules = replace(_rules(batch_size, shuffle, seed, equal, streams), batches=epoch_batches)
         self.handler = handler
         self.maxerrs = maxerrs
         self.processing = Processing(fields, decode, pickle, transform)
@@ -88,6 +88,8 @@ class Loader:
         self.corpus = (
             shards if isinstance(shards, Corpus) else Corpus.open(shards, options=options, handler=handler, counts=self.counts)
         )
+        rules = _rules(batch_size, _window(self.corpus) if shuffle is True else shuffle, seed, equal, streams)
+        self.rules = replace(rules, batches=epoch_batches)
         if self.rules.scattered and not self.corpus.indexed:
             raise ValueError("shuffle='global' needs the index of a DFC cluster, which these shards do not have")
         self.progress = Progress(self)
@@ -111,7 +113,7 @@ class Loader:
             "shards": self.corpus.digest,
             "seed": rules.seed,
             "batch_size": self.batch_size,
-            "shuffle": "global" if rules.scattered else rules.window if rules.shuffled else False,
+            "shuffle": "global" if rules.scattered else rules.window if rules.shuffled else "none",
             "streams": rules.lanes,
             "equal": rules.equal,
             "epoch_batches": rules.batches,
@@ -131,7 +133,7 @@ class Loader:
         """See `BatchSource`. Raises what the handler raises; closing the iterator ends its threads."""
         policy = self.policy()
         with closing(self.slots(place, epoch, delivered, policy)) as slots:
-            yield from self.assemble(map(self.processing, slots), policy)
+            yield from self.assemble(slots if self.processing.nothing else map(self.processing, slots), policy)
 
     # The parts of `batches`, for those who decode in threads of their own.
 
@@ -246,6 +248,13 @@ class Loader:
         return {**vars(self), "_running": None}
 
 
+def _window(corpus: Corpus) -> int:
+    """What `shuffle=True` means for samples of this size."""
+    if not corpus.indexed or not corpus.samples:
+        return WINDOW
+    return min(WINDOW, max(1, WINDOW_BYTES * corpus.samples // max(1, corpus.size)))
+
+
 def _rules(batch_size: int | None, shuffle: Shuffle, seed: int, equal: Equal, streams: int | None) -> Rules:
     batch = 1 if batch_size is None else batch_size
     if isinstance(shuffle, str):
@@ -254,8 +263,7 @@ def _rules(batch_size: int | None, shuffle: Shuffle, seed: int, equal: Equal, st
         return Rules(batch, seed, scattered=True, equal=equal)
     if shuffle is False:
         return Rules(batch, seed, shuffled=False, lanes=streams or 1, equal=equal)
-    window = WINDOW if shuffle is True else shuffle
-    return Rules(batch, seed, window=window, lanes=STREAMS if streams is None else streams, equal=equal)
+    return Rules(batch, seed, window=shuffle, lanes=STREAMS if streams is None else streams, equal=equal)
 
 
 def _needs_epoch_batches(corpus: Corpus, place: Place) -> str:

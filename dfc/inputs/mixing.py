@@ -199,7 +199,9 @@ class _Stretch(Part):
 
 
 class _ByTurn:
-    """Each slot to the processing of its own source. See `dfc.inputs.loader.Processing`."""
+    """Each slot to the processing of its own source. See `dfc.inputs.processing.Processing`."""
+
+    nothing = False  # there is the number of the source to be taken off
 
     def __init__(self, sources: Sequence[Loader]) -> None:
         self._processing = [source.processing for source in sources]

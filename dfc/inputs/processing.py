@@ -23,6 +23,8 @@ class Processing:
         self.wanted = None if self._fields is None else frozenset(name for names in self._fields for name in names)
         self._decoder = Decoder(decode, pickle=pickle)
         self._transform = transform
+        # Samples are to stay as they are.
+        self.nothing = fields is None and transform is None and (decode is False or decode is None)
 
     def __call__(self, slot: Slot) -> Any:
         if isinstance(slot, InputError):

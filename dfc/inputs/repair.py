@@ -27,13 +27,14 @@ class Policy:
         self._handler = resolve_handler(handler)
         self._maxerrs = maxerrs
         self._counts = counts
-        self._shards = self._samples = 0
+        self._shards = 0
+        self.strained = 0  # broken samples that no good one has made up for
         self._known: set[str] = set()  # shards that were lost
 
     def good(self) -> None:
         """A sample was as it should be."""
-        if self._samples:
-            self._samples -= 1
+        if self.strained:
+            self.strained -= 1
 
     def lost(self, problem: Exception) -> bool:
         """A shard that cannot be read to its end: the form of a handler, but that it raises Ended. Does not count."""
@@ -47,9 +48,9 @@ class Policy:
     def missing(self, problem: InputError) -> None:
         """There is no good sample in this place. Raises what the handler raises, and Ended when it says so."""
         if isinstance(problem, SampleBroken):
-            self._samples += 1
+            self.strained += 1
             self._counts.note(problem)
-            if self._samples > self._maxerrs:
+            if self.strained > self._maxerrs:
                 raise problem
             if not self._handler(problem):
                 raise Ended
@@ -76,12 +77,13 @@ def repaired(items: Iterable[Any], policy: Policy, counts: Counts) -> Iterator[A
                 counts.add(samples_replaced=1)
                 yield _copy(last)
             continue
-        policy.good()
         last = item
-        while owed:
-            owed -= 1
-            counts.add(samples_replaced=1)
-            yield _copy(item)
+        if policy.strained or owed:
+            policy.good()
+            for _ in range(owed):
+                counts.add(samples_replaced=1)
+                yield _copy(item)
+            owed = 0
         yield item
     if owed and problem is not None:
         raise ShardUnreadable(f"no sample can be read: {problem}", url=problem.url) from problem
