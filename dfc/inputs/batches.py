@@ -14,7 +14,7 @@ from dfc.client import BatchItem, Client, RetryPolicy
 from dfc.client.batch import BatchReader
 from dfc.errors import Conflict, DfcError, NotFound, ObjectCorrupt, PreconditionFailed, StorageFailed, Unreachable
 from dfc.http.problems import retry_after_s
-from dfc.inputs.base import Counts, InputError, Sample, ShardBroken, ShardChanged, ShardUnreadable
+from dfc.inputs.base import Counts, InputError, Sample, SampleBroken, ShardChanged, ShardUnreadable
 from dfc.limits import BATCH_ITEMS_MAX, INPUT_BATCH_PORTION_BYTES, TAR_HEADER_BYTES
 from dfc.tar.header import FILE, TarError
 from dfc.tar.samples import split_key
@@ -127,7 +127,7 @@ class BatchRead:
             try:
                 sample = _parse_sample(portion.data, view, at, at + length, url, self._fields)
             except TarError as problem:
-                found.append(ShardBroken(f"{url}: sample {number} arrived broken: {problem}", url=url))
+                found.append(SampleBroken(f"{url}: sample {number} arrived broken: {problem}", url=url))
             else:
                 found.append(sample)
             at += length

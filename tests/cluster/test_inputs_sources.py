@@ -297,6 +297,27 @@ def test_the_global_shuffle_gives_every_sample_once_whoever_reads(spec: str, cor
     assert len(set(sources)) == SHARDS
 
 
+def test_lost_shards_leave_batches_of_the_global_shuffle_as_many_as_they_were(cluster: Cluster, client: Client) -> None:
+    for number in range(4):
+        client.put("lossy", f"l-{number}.tar", tar_of(files_of(number)[:200]))
+    spec = f"{cluster.url}/lossy/l-@4.tar"
+    options: dict[str, Any] = {"shuffle": "global", "decode": False, "transform": key_of, "collate": list}
+    loader, strict = Loader(spec, 20, handler="skip", **options), Loader(spec, 20, **options)
+    client.put("lossy", "l-1.tar", tar_of(files_of(1)[:202]))
+    client.delete("lossy", "l-2.tar")
+    batches = list(loader)
+    assert [len(batch) for batch in batches] == [20] * len(loader)
+    left = {source for batch in batches for source, _ in batch}
+    assert left == {f"{cluster.url}/lossy/l-{number}.tar" for number in (0, 3)}
+    # The samples of l-3 have one member each, those of the others two.
+    assert len({key for batch in batches for key in batch}) == 100 + 200
+    assert loader.counts.shards_skipped == 2
+    assert loader.counts.samples_skipped == loader.counts.samples_replaced == 200
+    assert [error.partition(":")[0] for error in sorted(loader.counts.errors)] == ["ShardChanged", "ShardUnreadable"]
+    with pytest.raises((ShardChanged, ShardUnreadable)):
+        list(strict)
+
+
 def sources_of(cluster: Cluster, **options: Any) -> list[Loader]:
     """Two datasets of very different sizes."""
     return [

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfc.inputs.base import Counts, Sample, ShardBroken
+from dfc.inputs.base import Counts, Sample, SampleBroken
 from dfc.inputs.batches import BatchRead, BatchShard, Portion
 from dfc.tar.header import FILE
 from dfc.tar.samples import split_key
@@ -106,7 +106,7 @@ def test_a_broken_item_is_an_error_in_its_place(item: bytes) -> None:
     good = member("a.jpg", b"1", tarfile.USTAR_FORMAT)
     first, broken, last = parse([good, item, good])
     assert first == last == {"__key__": "a", "__source__": URL, "jpg": b"1"}
-    assert isinstance(broken, ShardBroken)
+    assert isinstance(broken, SampleBroken)
     assert "sample 1" in str(broken)
     assert broken.url == URL
 
