@@ -58,11 +58,13 @@ class _LocalStream(Stream):
             try:
                 count = self._some(view[done:])
             except OSError as problem:
+                if done:
+                    break  # what is here goes first; the next read meets the error again
                 raise ShardUnreadable(f"{self.url}: {problem.strerror or problem}", url=self.url) from problem
             self._done = count == 0
             self._position += count
             done += count
-        if self._done:
+        if self._done and not done:
             self._finish()
         if self._counts is not None:
             self._counts.add(size=done)

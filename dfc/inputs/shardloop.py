@@ -18,7 +18,7 @@ from dfc.inputs.shardreader import Segment, SegmentReader
 from dfc.inputs.specs import Spec, resolve
 from dfc.inputs.streams import DEFAULT_OPTIONS, StreamOptions
 from dfc.inputs.urls import shown
-from dfc.limits import INPUT_AHEAD_BYTES, INPUT_AHEAD_SHARDS
+from dfc.limits import INPUT_AHEAD_BYTES, INPUT_AHEAD_SHARDS, INPUT_READERS_MAX
 
 EPOCHS: Final = 1_000_000  # as it was published: for ever
 MAXERRS: Final = 10  # likewise
@@ -213,7 +213,7 @@ def _segments(refs: Sequence[ShardRef], rules: Rules, epochs: int, progress: _Pr
         number += 1
 
 
-_PLANNED_MAX: Final = 64 * INPUT_AHEAD_SHARDS  # a reader asks for so many segments in advance at most, and for one thread a few
+_PLANNED_MAX: Final = INPUT_READERS_MAX * INPUT_AHEAD_SHARDS  # a reader asks for so many segments in advance at most
 
 
 def _samples(

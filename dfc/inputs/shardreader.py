@@ -18,7 +18,7 @@ from dfc.inputs.base import LOG, Counts, Handler, InputError, Sample, ShardBroke
 from dfc.inputs.streams import DEFAULT_OPTIONS, StreamOptions
 from dfc.inputs.tarsamples import SampleParser
 from dfc.inputs.urls import shown
-from dfc.limits import INPUT_AHEAD_BYTES, INPUT_AHEAD_SHARDS, INPUT_BUFFER_BYTES
+from dfc.limits import INPUT_AHEAD_BYTES, INPUT_AHEAD_SHARDS, INPUT_BUFFER_BYTES, INPUT_READERS_MAX
 from dfc.tar.header import TarError
 
 _JOIN_S = 2.0  # what a closed reader waits for its threads; they end in milliseconds, but for files on dead disks
@@ -79,8 +79,8 @@ class SegmentReader:
         readers: int = 2,
         fields: Collection[str] | None = None,
     ) -> None:
-        if readers < 1:
-            raise ValueError("at least one reader is needed")
+        if not 1 <= readers <= INPUT_READERS_MAX:
+            raise ValueError(f"1 to {INPUT_READERS_MAX} threads can read ahead, not {readers}")
         self.counts = Counts() if counts is None else counts
         self._segments = enumerate(segments)
         self._handler = resolve_handler(handler)
@@ -142,6 +142,9 @@ class SegmentReader:
 
     def _read(self, number: int, segment: Segment) -> Iterator[Portion]:
         lane = self._lane(number)
+        if segment.count == 0:
+            lane.abandon(number)
+            return
         parser: SampleParser | None = None
         whole = False
         try:
@@ -152,7 +155,8 @@ class SegmentReader:
             indexed = segment.indexed or opened.indexed
             parser = SampleParser(opened.url, start=segment.start, indexed=indexed, fields=self._fields)
             cutter = _Cutter(number, segment, opened.etag)
-            while not cutter.done:
+            # A shard that is wanted to its last sample is read to its last byte: only there its checksum is compared.
+            while not cutter.done or (parser.ended and not cutter.surplus):
                 at = parser.sample_at
                 problem: Exception | None = None
                 try:
@@ -164,7 +168,7 @@ class SegmentReader:
                     more, problem = False, error
                 if parser.samples and (portion := cutter.cut(parser, at)):
                     yield portion
-                if problem is not None and not cutter.done:
+                if problem is not None and not (cutter.done and cutter.surplus):
                     raise problem
                 if not more:
                     break
@@ -191,7 +195,8 @@ class SegmentReader:
             raise item
         assert not isinstance(item, Opened)
         try:
-            parser.feed(item.data, 0, item.size)
+            for data, size in item.parts:
+                parser.feed(data, 0, size)
         finally:
             lane.give_back(item)
         return True
@@ -206,7 +211,8 @@ class _Cutter:
     """Takes from a parser the samples of a segment that are wanted."""
 
     def __init__(self, number: int, segment: Segment, etag: str) -> None:
-        self.done = segment.count == 0
+        self.done = False
+        self.surplus = False  # there are samples after the last one that is wanted
         self._number = number
         self._segment = segment
         self._etag = etag
@@ -221,9 +227,10 @@ class _Cutter:
         count = self._segment.count
         stop = len(found) if count is None else min(len(found), skipped + count - self._given)
         portion = Portion(found[skipped:stop] if skipped or stop < len(found) else found)
-        parser.samples.clear()
+        self.surplus = self.surplus or stop < len(found)
         self._given += len(portion)
         self.done = self._given == count
+        parser.samples.clear()
         if not portion:
             return None
         portion.number, portion.segment, portion.etag = self._number, self._segment, self._etag

@@ -107,6 +107,11 @@ class SampleParser:
                 self.unended = True  # one zero block
         self._complete(self.offset)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the end of the archive was met: nothing but zeros may follow."""
+        return self._scanner.ended
+
     def has_open_sample(self) -> bool:
         """Whether there is a sample that was begun and is not in `samples`."""
         return self._sample is not None

@@ -64,6 +64,7 @@ def test_files_that_cannot_be_read(path: Path) -> None:
         open_stream(ShardRef("/nowhere", ("/nor/here",)))
     with open_stream(str(path)) as stream:
         os.truncate(path, 1000)
+        assert stream.readinto(bytearray(MIB)) == 1000
         with pytest.raises(ShardUnreadable, match="shorter"):
             stream.readinto(bytearray(MIB))
 
@@ -93,8 +94,10 @@ def test_commands_end_when_they_are_left(tmp_path: Path) -> None:
     stream = open_stream("pipe:echo x; sleep 60")
     timer = threading.Timer(0.1, stream.abort)
     timer.start()
-    with stream, pytest.raises(ShardUnreadable, match="status"):
-        stream.readinto(bytearray(10))
+    with stream:
+        assert stream.readinto(bytearray(10)) == 2
+        with pytest.raises(ShardUnreadable, match="status"):
+            stream.readinto(bytearray(10))
     timer.join()
     assert time.monotonic() - begun < 10
 

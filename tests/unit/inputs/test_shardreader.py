@@ -260,6 +260,19 @@ def test_another_version_or_fewer_samples_than_planned(shard):
         read(Segment(ref, skip=5, count=1))
 
 
+def test_what_is_wrong_at_the_end_is_found_when_the_last_sample_is_wanted(shard):
+    """As a checksum is that is compared there: here it is the exit status of a command."""
+    ref = shard("x.tar", tar_of("", 30))
+    command = ShardRef(f"pipe:cat {ref.url}; exit 3")
+    for count in (None, 30):
+        counts = Counts()
+        with pytest.raises(ShardUnreadable):
+            read(Segment(command, count=count))
+        assert read(Segment(command, count=count), handler="skip", counts=counts) == names("", 0, 30)
+        assert (counts.shards, counts.shards_skipped) == (0, 1)
+    assert read(Segment(command, count=20)) == names("", 0, 20)
+
+
 def test_errors_of_a_program_are_no_errors_of_shards(shard):
     def segments() -> Iterator[Segment]:
         yield Segment(shard("x.tar", tar_of("", 3)))
@@ -267,7 +280,7 @@ def test_errors_of_a_program_are_no_errors_of_shards(shard):
 
     with pytest.raises(KeyError, match="mine"):
         read(*[], handler="skip") or read_all(segments())
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ValueError, match="1 to 64"):
         SegmentReader([], readers=0)
 
 
