@@ -9,92 +9,28 @@ from __future__ import annotations
 
 import os
 import re
-import time
-from base64 import b64encode
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
-from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
 from dfc.checksum import CHECKSUM_NAME
 from dfc.errors import DfcError, RangeNotSatisfiable, ServerTrouble
-from dfc.http.blocking import ERROR_BODY_BYTES_MAX, Answer, Broken
-from dfc.http.problems import error_from_answer, is_worth_retrying
+from dfc.http.blocking import Answer, Broken
+from dfc.http.problems import is_worth_retrying
 from dfc.http.retry import Cancellation, Cancelled, cancelled_by
-from dfc.inputs.base import Counts, InputError, ShardBroken, ShardChanged, ShardUnreadable
-from dfc.inputs.cluster import locate, token_for, transport_for
+from dfc.inputs.base import LOG, Counts, InputError, ShardBroken, ShardChanged, ShardUnreadable
 from dfc.inputs.streams import Stream, StreamOptions
-from dfc.inputs.urls import origin_of, shown
-from dfc.limits import INPUT_REDIRECTS_MAX, KIB, MIB
+from dfc.inputs.urls import shown
+from dfc.inputs.websource import Source, Version, described, retry_after_s, said
+from dfc.limits import KIB, MIB
 
 if TYPE_CHECKING:
     import xxhash
 
-_REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
-_CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _UNSATISFIED: Final = re.compile(r"bytes \*/(\d+)")
 _XXH3: Final = re.compile(r"[0-9a-f]{32}")
 _SKIP_BYTES: Final = 1 * MIB
+_TRIES_SILENT: Final = 3  # in vain, about a second; then somebody is told who may have mistyped a URL
 _PROGRESS_BYTES: Final = 64 * KIB  # a connection that gave so much and broke is replaced without waiting
-
-
-@dataclass
-class _Version:
-    """What a server says about the object, to see whether it still is the same one. Empty or None: it does not say."""
-
-    etag: str = ""
-    strong: bool = True
-    modified: str = ""
-    size: int | None = None
-
-    def differs(self, other: _Version) -> bool:
-        """Whether both say something that does not agree."""
-        if self.size is not None and other.size is not None and self.size != other.size:
-            return True
-        if self.etag and other.etag:
-            return self.etag != other.etag
-        return bool(self.modified and other.modified and self.modified != other.modified)
-
-
-class _Source:
-    """One of the URLs of a shard. `known` is the version that it gave before."""
-
-    def __init__(self, url: str, options: StreamOptions) -> None:
-        self.url = url
-        self.known: _Version | None = None
-        self._options = options
-        self._transport = transport_for(options)
-
-    def request(self, headers: Mapping[str, str]) -> Answer:
-        """One try: an answer of 200 or 206, or the error that the server's answer means."""
-        place = locate(self.url, self._options)
-        if place is not None:
-            try:
-                return place.cluster.request(place, headers, self._transport)
-            except DfcError:
-                place.cluster.refresh()
-                raise
-        return self._follow(headers)
-
-    def _follow(self, headers: Mapping[str, str]) -> Answer:
-        url, secrets = _without_user(self.url)
-        origin = origin_of(url)
-        token = token_for(origin, self._options)
-        own = {**({"Authorization": f"Bearer {token}"} if token else {}), **secrets, **self._options.headers}
-        for _ in range(INPUT_REDIRECTS_MAX + 1):
-            answer = self._transport.request("GET", url, {**headers, **own})
-            location = answer.headers.get("Location")
-            if answer.status not in _REDIRECTS or not location:
-                if answer.status in (200, 206):
-                    return answer
-                with answer:
-                    raise error_from_answer(answer.status, answer.headers, _beginning(answer), f"GET {shown(url)}")
-            answer.close()
-            url = _sendable(urljoin(url, location))
-            if origin_of(url) != origin:
-                own = {}
-        raise ShardUnreadable(f"{shown(self.url)} is redirected more than {INPUT_REDIRECTS_MAX} times", url=self.url)
 
 
 class WebStream(Stream):
@@ -111,7 +47,7 @@ class WebStream(Stream):
         cancellation: Cancellation | None,
     ) -> None:
         self.url = urls[0]
-        self._sources = [_Source(url, options) for url in urls]
+        self._sources = [Source(url, options) for url in urls]
         self._primary = urls[0]
         self._planned = etag or ""
         self._position = start
@@ -212,7 +148,7 @@ class WebStream(Stream):
             except DfcError as problem:
                 self._failed(problem)
 
-    def _headers(self, source: _Source) -> dict[str, str]:
+    def _headers(self, source: Source) -> dict[str, str]:
         if not self._position and self._end is None:
             return {}
         headers = {"Range": f"bytes={self._position}-{'' if self._end is None else max(self._end - 1, self._position)}"}
@@ -226,10 +162,10 @@ class WebStream(Stream):
             headers["If-Range"] = known.modified
         return headers
 
-    def _accept(self, source: _Source, answer: Answer) -> None:
+    def _accept(self, source: Source, answer: Answer) -> None:
         """Check that the answer continues what was read, and go to its right byte."""
-        first, version = _described(answer)
-        before = source.known or _Version(self._etag_for(source, version), size=self.size)
+        first, version = described(answer)
+        before = source.known or Version(self._etag_for(source, version), size=self.size)
         if before.differs(version):
             raise ShardChanged(f"{shown(source.url)} is another object than the one that was begun or planned", url=source.url)
         source.known = version
@@ -242,17 +178,17 @@ class WebStream(Stream):
             self._end = self.size
         _skip(answer, self._position - first)
 
-    def _etag_for(self, source: _Source, version: _Version) -> str:
+    def _etag_for(self, source: Source, version: Version) -> str:
         """What was planned, if it can be compared: replicas on other servers have ETags of their own making."""
         planned = self._planned
         alike = _XXH3.fullmatch(planned) and _XXH3.fullmatch(version.etag)
         return planned if source.url == self._primary or alike else ""
 
-    def _is_at_end(self, source: _Source, problem: RangeNotSatisfiable) -> bool:
+    def _is_at_end(self, source: Source, problem: RangeNotSatisfiable) -> bool:
         """Whether nothing was wrong but that no byte follows."""
         match = _UNSATISFIED.fullmatch(problem.headers.get("Content-Range", ""))
         size = int(match[1]) if match else None
-        before = source.known or _Version(size=self.size)
+        before = source.known or Version(size=self.size)
         if before.size is not None and size is not None and size != before.size:
             raise ShardChanged(f"{shown(source.url)} has {size} bytes, and not {before.size} as before", url=source.url)
         if size is None or size != self._position:
@@ -266,20 +202,22 @@ class WebStream(Stream):
         if isinstance(problem, Cancelled):
             raise problem
         source = self._sources[self._at]
-        said = str(problem).replace(source.url, shown(source.url))
+        reason = said(problem)
         if is_worth_retrying(problem) or type(problem) is ServerTrouble:
             if self._tries >= self._policy.retries:
-                raise ShardUnreadable(f"{shown(source.url)}: given up after {self._tries + 1} tries: {said}", url=source.url)
+                raise ShardUnreadable(f"{shown(source.url)}: given up after {self._tries + 1} tries: {reason}", url=source.url)
             delay_s = 0.0
             if self._at + 1 >= len(self._sources) and not at_once:
-                delay_s = self._policy.delay_s(self._tries // len(self._sources), _retry_after_s(problem))
+                delay_s = self._policy.delay_s(self._tries // len(self._sources), retry_after_s(problem))
             self._at = (self._at + 1) % len(self._sources)
             self._tries += 1
             if self._counts is not None:
                 self._counts.add(retries=1)
+            if self._tries == _TRIES_SILENT:
+                LOG.warning("%s: still trying: %s", shown(source.url), reason)
             self._cancellation.wait(delay_s)
             return
-        self._problems.append(said)
+        self._problems.append(reason)
         if len(self._sources) == 1:
             raise ShardUnreadable("; ".join(self._problems), url=source.url) from problem
         del self._sources[self._at]
@@ -304,21 +242,6 @@ class WebStream(Stream):
                 raise ShardBroken(f"{shown(self.url)} arrived with xxh3-128={found}, not {self._checksum}", url=self.url)
 
 
-def _described(answer: Answer) -> tuple[int, _Version]:
-    """The first byte of an answer, and the version of the object that it is of."""
-    headers = answer.headers
-    tag = headers.get("ETag") or ""
-    version = _Version(tag.removeprefix("W/").strip('"'), not tag.startswith("W/"), headers.get("Last-Modified") or "")
-    if answer.status == 206:
-        match = _CONTENT_RANGE.fullmatch(headers.get("Content-Range") or "")
-        if match is None:
-            raise Broken("a partial answer without a Content-Range")
-        version.size = None if match[3] == "*" else int(match[3])
-        return int(match[1]), version
-    version.size = answer.length if answer.length is not None else _as_number(headers.get("Content-Length"))
-    return 0, version
-
-
 def _skip(answer: Answer, count: int) -> None:
     scratch = memoryview(bytearray(min(count, _SKIP_BYTES)))
     while count > 0:
@@ -326,40 +249,3 @@ def _skip(answer: Answer, count: int) -> None:
         if got == 0:
             raise Broken(f"the body ended {count} bytes before what was to be read")
         count -= got
-
-
-def _as_number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else None
-
-
-def _beginning(answer: Answer) -> bytes:
-    """What an error page begins with, for its message; nothing when it is too long or breaks off."""
-    try:
-        return answer.read_all(ERROR_BODY_BYTES_MAX)
-    except Broken:
-        return b""
-
-
-def _retry_after_s(problem: DfcError) -> float | None:
-    """Seconds, or a date as HTTP has them."""
-    text = problem.headers.get("Retry-After", "")
-    number = _as_number(text)
-    if number is not None:
-        return float(number)
-    try:
-        return max(parsedate_to_datetime(text).timestamp() - time.time(), 0.0)
-    except ValueError:
-        return None
-
-
-def _without_user(url: str) -> tuple[str, dict[str, str]]:
-    """The URL to ask, and the header that its `user:password@` becomes."""
-    parts = urlsplit(url)
-    user, at, host = parts.netloc.rpartition("@")
-    url = _sendable(urlunsplit((parts.scheme.lower(), host, parts.path, parts.query, "")))
-    return url, {"Authorization": "Basic " + b64encode(unquote(user).encode()).decode()} if at else {}
-
-
-def _sendable(url: str) -> str:
-    """With what a request line cannot hold escaped, and nothing escaped twice."""
-    return quote(url, safe="%/:?#[]@!$&'()*+,;=-._~")

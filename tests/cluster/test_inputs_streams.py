@@ -128,12 +128,12 @@ def test_what_is_not_there(loaded: Cluster) -> None:
         open_stream(f"{loaded.url}/streams/large.bin", start=5, etag="0" * 32)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_network_that_breaks_all_the_time(loaded: Cluster, seed: int) -> None:
     """Before a node that relays: its answers carry the checksum, which holds over all the pieces."""
     rng = random.Random(seed)
     kinds = ("reset", "close", "stall", "refuse")
-    faults = [Fault(rng.choice(kinds), rng.randrange(2 * MIB)) for _ in range(10)]  # type: ignore[arg-type]
+    faults = [Fault(rng.choice(kinds), rng.randrange(2 * MIB)) for _ in range(8)]  # type: ignore[arg-type]
     counts = Counts()
     options = StreamOptions(direct=False, read_timeout_s=0.3)
     with FlakyNetwork(loaded.url, faults) as network:
