@@ -58,7 +58,8 @@ class UploadFile(io.BufferedIOBase):
             return self._open_spool().write(data)
         except OSError as problem:
             self._failed = problem
-            raise _named(problem, self._directory) from None
+            path = getattr(self._spool, "name", None)
+            raise _named(problem, os.path.dirname(path) if isinstance(path, str) else self._directory) from None
 
     def tell(self) -> int:
         return self._open_spool().tell()
