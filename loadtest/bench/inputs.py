@@ -93,8 +93,8 @@ def jpeg(bench: Bench) -> list[Row]:
     path = bench.memory / "pictures.tar"
     path.write_bytes(body)
     cases = (
-        ("jpeg", "torch", "workers", "DataLoader with 2 workers"),
-        ("jpeg-threads", "numpy", "threads", "2 threads, NumPy"),
+        ("jpeg", "torch", f"DataLoader with {WORKERS} workers"),
+        ("jpeg-threads", "numpy", f"{WORKERS} threads, NumPy"),
     )
     try:
         with stored(bench.memory / "inputs", [body], PICTURE_SHARDS) as dataset:
