@@ -58,9 +58,8 @@ def open_cached(
 
     assert options.cache_dir is not None
     cache = _cache(options.cache_dir, options.cache_bytes)
-    hits = cache.hits
     stream = cache.open(ref.url, opener, start=start, end=end, etag=etag, cancellation=cancellation)
-    if counts is not None and cache.hits > hits:
+    if counts is not None and isinstance(stream, CachedStream) and stream.was_there:
         counts.add(shards_cached=1)
     return stream
 
@@ -108,6 +107,7 @@ class ShardCache:
         found = self._find(name, url, etag, start, end)
         if found is not None:
             self.hits += 1
+            found.was_there = True
             return found
         self.misses += 1
         try:
@@ -221,7 +221,9 @@ class ShardCache:
 
 
 class CachedStream(Stream):
-    """A part of a cached file."""
+    """A part of a cached file. `was_there`: it had not to be fetched."""
+
+    was_there = False
 
     def __init__(self, file: Any, url: str, etag: str, indexed: bool, start: int, end: int | None) -> None:
         self._file = file

@@ -12,6 +12,7 @@ import sys
 import tarfile
 import threading
 from collections import Counter
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 from harness import Cluster, wait_for
 
 from dfc.client import Client
+from dfc.inputs import gopen
 from dfc.inputs.base import Counts, SampleBroken, ShardChanged, ShardUnreadable
 from dfc.inputs.batches import BatchShard
 from dfc.inputs.gather import Gather
@@ -28,6 +30,8 @@ from dfc.inputs.mapstyle import MapDataset
 from dfc.inputs.mixing import Mixture
 from dfc.inputs.order import Place
 from dfc.inputs.streams import Stream, StreamOptions, open_stream
+from loadtest.nginx import nginx
+from loadtest.processes import find_program
 
 SHARDS = 5
 IMAGE_BYTES = 20_000
@@ -370,14 +374,27 @@ def test_a_mixture_goes_on_anywhere(cluster: Cluster, spec: str, shuffle: Any) -
         Mixture(sources_of(cluster, shuffle=shuffle), [1, 2], 10, seed=5, epoch_samples=1500).load_state_dict(state)
 
 
-def test_torch_reads_a_mixture_with_workers(cluster: Cluster, spec: str) -> None:
+@pytest.mark.parametrize("kind", ["mixture", "global"])
+def test_torch_reads_it_with_workers_and_resumes(cluster: Cluster, spec: str, kind: str) -> None:
     torch = pytest.importorskip("dfc.inputs.torch")
-    mixture = Mixture(sources_of(cluster), [1, 1], 10, seed=5, epoch_samples=600)
-    loader = torch.DataLoader(torch.ShardDataset(mixture), num_workers=2)
-    found = [tuple(batch["cls"]) for batch in loader]
-    parts = [[tuple(batch["cls"]) for batch in mixture.batches(Place(0, 1, worker, 2), 0)] for worker in range(2)]
-    assert found == [batch for pair in zip(*parts, strict=True) for batch in pair]
-    assert len(found) == 60
+
+    def source() -> Loader:
+        if kind == "mixture":
+            return Mixture(sources_of(cluster), [1, 1], 10, seed=5, epoch_samples=600)
+        return Loader(f"{cluster.url}/gathered/s-{{0,1}}.tar", 10, decode=False, fields=["cls"], shuffle="global")
+
+    plain = source()
+    loader = torch.DataLoader(torch.ShardDataset(source()), num_workers=2)
+    iterator = iter(loader)
+    found = [tuple(next(iterator)["cls"]) for _ in range(21)]
+    state = loader.state_dict()
+    found += [tuple(batch["cls"]) for batch in iterator]
+    parts = [[tuple(batch["cls"]) for batch in plain.batches(Place(0, 1, worker, 2), 0)] for worker in range(2)]
+    assert found == [batch for pair in zip_longest(*parts) for batch in pair if batch]
+    assert len(found) == len(plain)
+    other = torch.DataLoader(torch.ShardDataset(source()), num_workers=2)
+    other.load_state_dict(state)
+    assert [tuple(batch["cls"]) for batch in other] == found[21:]
 
 
 def test_sources_of_a_mixture_are_checked(cluster: Cluster, spec: str) -> None:
@@ -449,3 +466,24 @@ def test_processes_share_a_cache(spec: str, corpus: Any, tmp_path: Path, readers
     assert {fields for fields, _ in said} == {str(sum(len(sample) for sample in corpus[1]))}
     whole = sum(path.stat().st_size for path in tmp_path.iterdir())
     assert sum(int(received) for _, received in said) == whole
+
+
+def test_a_cache_in_front_of_any_web_server(tmp_path: Path) -> None:
+    if find_program("nginx") is None:
+        pytest.fail("nginx is not installed: `apt-get install nginx-light` (.ci/run does so as root)")
+    options = StreamOptions(cache_dir=str(tmp_path / "cache"))
+    with nginx(tmp_path / "nginx", workers=1) as server:
+        files = [files_of(shard)[:40] for shard in range(2)]
+        for shard in range(2):
+            (server.root / f"n-{shard}.tar").write_bytes(tar_of(files[shard]))
+
+        def read() -> Counts:
+            dataset = gopen.sharditerator_once(f"{server.url}/n-@2.tar", decode=False, options=options)
+            expected = [sample for shard in range(2) for sample in samples_of(files[shard], f"{server.url}/n-{shard}.tar")]
+            assert list(dataset) == expected
+            return dataset.counts
+
+        assert [read().shards_cached for _ in range(2)] == [0, 2]
+        files[1] = files_of(1)[:50]
+        (server.root / "n-1.tar").write_bytes(tar_of(files[1]))
+        assert read().shards_cached == 1
