@@ -207,11 +207,11 @@ class Part:
         lanes = samples % self.lanes
         return self.start + lanes * size + np.minimum(lanes, rest) + samples // self.lanes
 
-    def padding(self, start: int = 0) -> int:
-        """How many of the samples, from the `start`-th delivered on, are there a second time to fill the last batches."""
+    def repeated(self) -> list[int] | None:
+        """From which number on, for each lane, samples are there a second time to fill the last batches; None: nowhere."""
         if self.start + self.size <= self.epoch.total:
-            return 0
-        return sum(int((self.positions(chunk) >= self.epoch.total).sum()) for chunk in self.order(start))
+            return None
+        return [max(0, self.epoch.total - self.lane(lane)[0]) for lane in range(self.lanes)]
 
     def numbers(self, start: int = 0) -> Iterator[Integers]:
         """The numbers of the samples as they are delivered."""

@@ -82,6 +82,8 @@ class Progress:
     def load_state_dict(self, state: State, ranks: int, workers: int) -> None:
         """The next iteration goes on there."""
         check_state(self._source, state, ranks, workers)
+        if "part" in state:
+            raise ValueError("this is the state of a single worker, as torchdata's StatefulDataLoader keeps it")
         self.reset(state["epoch"], state["batches"])
 
 

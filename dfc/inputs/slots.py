@@ -7,12 +7,10 @@ which one small request for each end finds out. Where they are not, whole shards
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Final
-
-import numpy as np
 
 from dfc.inputs.base import Counts, InputError, Sample, ShardUnreadable
 from dfc.inputs.corpus import Corpus
@@ -39,7 +37,7 @@ def part_slots(corpus: Corpus, part: Part, start: int, reading: Reading, counts:
         yield from _scattered(corpus, part, start, reading, counts)
         return
     firsts, gone = part.still_needed(start)
-    padded = _padded(part)
+    repeated = part.repeated()
     waiting: dict[int, Slot] = {}
     count = part.lanes
     with ExitStack() as stack:
@@ -60,18 +58,9 @@ def part_slots(corpus: Corpus, part: Part, start: int, reading: Reading, counts:
                     for other in gone & waiting.keys():
                         gone.remove(other)
                         del waiting[other]
-                if i in padded:
+                if repeated is not None and i // count >= repeated[i % count]:
                     counts.add(samples_padded=1)
                 yield waiting.pop(i)
-
-
-def _padded(part: Part) -> Collection[int]:
-    """The samples of a part that are there a second time."""
-    total = part.epoch.total
-    if part.start + part.size <= total:
-        return ()
-    samples = np.arange(part.size)
-    return frozenset(samples[part.positions(samples) >= total].tolist())
 
 
 class _LaneCounts(Counts):
@@ -150,7 +139,7 @@ def _scattered(corpus: Corpus, part: Part, start: int, reading: Reading, counts:
     """Through batch reads, each sample from where it is."""
     from dfc.inputs.gather import Gather
 
-    padded = _padded(part)
+    repeated = part.repeated()
     place = start
     gather = Gather(
         corpus.batch_shards(),
@@ -165,7 +154,7 @@ def _scattered(corpus: Corpus, part: Part, start: int, reading: Reading, counts:
     with gather:
         for found in gather:
             for slot in found:
-                if place in padded:
+                if repeated is not None and place >= repeated[0]:
                     counts.add(samples_padded=1)
                 place += 1
                 yield slot

@@ -113,6 +113,12 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
         self._shared[1:, _BEGUN] = 0
         self._shared[0, _EPOCH], self._shared[0, _DELIVERED], self._shared[0, _WORKERS] = epoch, delivered, workers
 
+    def check_workers(self, workers: int) -> None:
+        """ValueError when the state that was loaded is of another number of workers."""
+        expected = int(self._shared[0, _WORKERS])
+        if int(self._shared[0, _DELIVERED]) and expected not in (0, workers):
+            raise ValueError(f"the state is of {expected} workers for each rank, here are {workers}")
+
     def __iter__(self) -> Iterator[Any]:
         """What this process is to deliver: a part of the rank's batches in a worker, else all of them."""
         worker, workers = _worker()
@@ -125,9 +131,8 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
             begun = int(own[_BEGUN])
             epoch = int(self._shared[0, _EPOCH]) + begun
             delivered = 0 if begun else int(self._shared[0, _DELIVERED])
-            expected = int(self._shared[0, _WORKERS])
-            if delivered and expected not in (0, workers):
-                raise ValueError(f"the state is of {expected} workers for each rank, this is one of {workers}")
+            if delivered:
+                self.check_workers(workers)
             own[_BEGUN] = begun + 1
             # DataLoader takes a batch from each worker in turn, beginning with worker 0: so that it goes on where it was.
             part = (worker + delivered) % workers
@@ -177,6 +182,8 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
         """Go on there. ValueError for the state of something else, or another number of ranks or workers; ShardChanged."""
         check_state(self.source, state, self.place.ranks, None if data.get_worker_info() is None else _worker()[1])
         if "part" in state:
+            if data.get_worker_info() is None:
+                raise ValueError("this is the state of a single worker, as torchdata's StatefulDataLoader keeps it")
             self._loaded = dict(state)
             return
         self.progress.reset(state["epoch"], state["batches"])
@@ -210,6 +217,7 @@ class DataLoader(data.DataLoader[Any]):  # type: ignore[misc]
                 raise ValueError(f"{name}= is an option of the dataset here: it makes the batches")
         if num_workers > LOADER_WORKERS_MAX:
             raise ValueError(f"at most {LOADER_WORKERS_MAX} workers, not {num_workers}")
+        options.setdefault("collate_fn", _as_it_is)
         super().__init__(dataset, batch_size=None, num_workers=num_workers, **options)
         dataset.driven = True
 
@@ -228,6 +236,7 @@ class DataLoader(data.DataLoader[Any]):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Any]:
         """The next epoch, or what is left of the one that a state was loaded of."""
         progress = self.dataset.progress
+        self.dataset.check_workers(self._workers)
         epoch, delivered = progress.begin()
         self.dataset.start(epoch, delivered, self._workers)
         return self._counted(super().__iter__(), progress)
@@ -263,6 +272,10 @@ class DataLoader(data.DataLoader[Any]):  # type: ignore[misc]
     @property
     def _workers(self) -> int:
         return max(1, int(self.num_workers))
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch  # the dataset has made tensors of all that can be one
 
 
 def as_tensors(value: Any) -> Any:

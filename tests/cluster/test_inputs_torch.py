@@ -302,7 +302,13 @@ def test_other_ranks_workers_and_shards_are_refused(spec: str, cluster: Cluster,
     dataset = ShardDataset(spec, 4)
     dataset.load_state_dict({**state, "batches": 3})
     with pytest.raises(ValueError, match="the state is of 2 workers"):
+        list(DataLoader(dataset, num_workers=3))
+    dataset = ShardDataset(spec, 4)
+    dataset.load_state_dict({**state, "batches": 3})
+    with pytest.raises(ValueError, match="the state is of 2 workers"):
         list(torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=3))
+    with pytest.raises(ValueError, match="a single worker"):
+        DataLoader(ShardDataset(spec, 4), num_workers=2).load_state_dict({**state, "part": 1})
     client.create_bucket("changing")
     put_uneven(client, "changing")
     changing = f"{cluster.url}/changing/t-@000005.tar"

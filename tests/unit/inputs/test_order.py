@@ -44,6 +44,11 @@ def delivered(part: Part, start: int = 0) -> list[int]:
     return [number for chunk in part.numbers(start) for number in chunk.tolist()]
 
 
+def repeats_of(part: Part) -> int:
+    repeated = part.repeated()
+    return 0 if repeated is None else sum(i // part.lanes >= repeated[i % part.lanes] for i in range(part.size))
+
+
 @given(COUNTS, RULES, st.integers(0, 5), st.integers(1, 5), st.integers(1, 4))
 def test_every_sample_once_and_equally_many_batches(
     counts: list[int], rules: Rules, number: int, ranks: int, workers: int
@@ -59,7 +64,7 @@ def test_every_sample_once_and_equally_many_batches(
     for rank in range(ranks):
         parts = [Part(epoch, Place(rank, ranks, worker, workers)) for worker in range(workers)]
         batches.append(sum(part.batches for part in parts))
-        padding += sum(part.padding() for part in parts)
+        padding += sum(repeats_of(part) for part in parts)
         # DataLoader takes from its workers in turn: none may run out before one that comes later.
         sizes = [part.batches for part in parts]
         assert sizes == sorted(sizes, reverse=True)
@@ -79,6 +84,23 @@ def test_every_sample_once_and_equally_many_batches(
         assert times.max() == 1
         assert padding == 0
         assert total - len(seen) < unit
+
+
+@given(COUNTS, RULES, st.integers(1, 30), st.integers(1, 3), st.integers(1, 3))
+def test_an_epoch_of_so_many_batches(counts: list[int], rules: Rules, batches: int, ranks: int, workers: int) -> None:
+    """Whatever there is; it comes again, or some of it not at all."""
+    epoch = epoch_of(counts, replace(rules, batches=batches), 0)
+    seen: list[int] = []
+    repeats = 0
+    for rank in range(ranks):
+        parts = [Part(epoch, Place(rank, ranks, worker, workers)) for worker in range(workers)]
+        assert sum(part.batches for part in parts) == batches
+        for part in parts:
+            seen += delivered(part)
+            repeats += repeats_of(part)
+    times = np.bincount(seen, minlength=epoch.total)
+    assert times.max() - times.min() <= 1
+    assert repeats == max(0, len(seen) - epoch.total)
 
 
 @given(COUNTS, RULES, st.integers(1, 3), st.integers(1, 3), st.data())
