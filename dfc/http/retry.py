@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -50,6 +50,7 @@ class Cancellation:
         self._event = threading.Event()
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
+        self._actions: list[Callable[[], None]] = []
 
     @property
     def is_set(self) -> bool:
@@ -61,6 +62,9 @@ class Cancellation:
         with self._lock:
             for sock in self._sockets:
                 _shut_down(sock)
+            actions = list(self._actions)
+        for action in actions:
+            action()
 
     def check(self) -> None:
         if self._event.is_set():
@@ -76,6 +80,18 @@ class Cancellation:
             self._sockets.add(sock)
         if self._event.is_set():
             _shut_down(sock)
+
+    def add(self, action: Callable[[], None]) -> None:
+        """Have this done when it is cancelled, at once if it is already: for what is no socket."""
+        with self._lock:
+            self._actions.append(action)
+        if self._event.is_set():
+            action()
+
+    def remove(self, action: Callable[[], None]) -> None:
+        with self._lock:
+            if action in self._actions:
+                self._actions.remove(action)
 
     def untrack(self, sock: socket.socket) -> None:
         with self._lock:

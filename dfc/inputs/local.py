@@ -12,8 +12,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, NamedTuple
 
+from dfc.http.retry import Cancellation
 from dfc.inputs.base import Counts, ShardChanged, ShardUnreadable
 from dfc.inputs.streams import Stream, StreamOptions
 from dfc.inputs.urls import kind_of, local_path
@@ -26,27 +27,39 @@ _END_WAIT_S: Final = 5.0  # for a command that has closed its output
 
 
 def open_local(
-    url: str, start: int, end: int | None, etag: str | None, options: StreamOptions, counts: Counts | None
+    url: str,
+    start: int,
+    end: int | None,
+    etag: str | None,
+    options: StreamOptions,
+    counts: Counts | None,
+    cancellation: Cancellation | None,
 ) -> Stream:
     """The stream of a URL that is not on the web. See `open_stream`."""
+    part = _Part(url, start, end, counts, cancellation or Cancellation())
     kind = kind_of(url)
     if kind == "file":
-        return FileStream(url, start, end, etag, counts)
+        return FileStream(part, etag)
     if kind == "fsspec":
-        return FsspecStream(url, start, end, etag, options, counts)
-    if kind == "pipe":
-        return PipeStream(url, start, end, counts)
-    return StandardInput(url, start, end, counts)
+        return FsspecStream(part, etag, options)
+    return PipeStream(part) if kind == "pipe" else StandardInput(part)
+
+
+class _Part(NamedTuple):
+    """What all of them are given."""
+
+    url: str
+    start: int
+    end: int | None
+    counts: Counts | None
+    cancellation: Cancellation
 
 
 class _LocalStream(Stream):
     """Fills buffers from a raw file at `_position`, up to `_end`."""
 
-    def __init__(self, url: str, start: int, end: int | None, counts: Counts | None) -> None:
-        self.url = url
-        self._position = start
-        self._end = end
-        self._counts = counts
+    def __init__(self, part: _Part) -> None:
+        self.url, self._position, self._end, self._counts, self._cancellation = part
         self._done = False
 
     def readinto(self, buffer: bytearray | memoryview) -> int:
@@ -58,6 +71,7 @@ class _LocalStream(Stream):
             try:
                 count = self._some(view[done:])
             except OSError as problem:
+                self._cancellation.check()
                 if done:
                     break  # what is here goes first; the next read meets the error again
                 raise ShardUnreadable(f"{self.url}: {problem.strerror or problem}", url=self.url) from problem
@@ -65,10 +79,14 @@ class _LocalStream(Stream):
             self._position += count
             done += count
         if self._done and not done:
+            self._cancellation.check()
             self._finish()
         if self._counts is not None:
             self._counts.add(size=done)
         return done
+
+    def abort(self) -> None:
+        self._cancellation.cancel()
 
     def _some(self, view: memoryview) -> int:
         raise NotImplementedError
@@ -93,8 +111,9 @@ class _LocalStream(Stream):
 class FileStream(_LocalStream):
     """A local file. Its `etag` is made of size and time of change."""
 
-    def __init__(self, url: str, start: int, end: int | None, etag: str | None, counts: Counts | None) -> None:
-        super().__init__(url, start, end, counts)
+    def __init__(self, part: _Part, etag: str | None) -> None:
+        super().__init__(part)
+        url, start = part.url, part.start
         path = local_path(url)
         try:
             self._file = io.FileIO(path)
@@ -132,10 +151,10 @@ def file_etag(facts: os.stat_result) -> str:
 class StandardInput(_LocalStream):
     """Standard input, once; closing leaves it open."""
 
-    def __init__(self, url: str, start: int, end: int | None, counts: Counts | None) -> None:
-        super().__init__(url, start, end, counts)
+    def __init__(self, part: _Part) -> None:
+        super().__init__(part)
         self._file: BinaryIO = sys.stdin.buffer
-        self._skip(start)
+        self._skip(part.start)
 
     def _some(self, view: memoryview) -> int:
         return self._file.readinto(view)  # type: ignore[attr-defined, no-any-return]
@@ -147,13 +166,14 @@ class StandardInput(_LocalStream):
 class PipeStream(_LocalStream):
     """The output of a shell command (bash with `pipefail` where there is one). It counts only if its exit status is 0."""
 
-    def __init__(self, url: str, start: int, end: int | None, counts: Counts | None) -> None:
-        super().__init__(url, start, end, counts)
+    def __init__(self, part: _Part) -> None:
+        super().__init__(part)
+        self._owner = os.getpid()
         bash = shutil.which("bash")
         shell = [bash, "-o", "pipefail", "-c"] if bash else ["/bin/sh", "-c"]
         self._said = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
-            [*shell, url.removeprefix("pipe:")],
+            [*shell, part.url.removeprefix("pipe:")],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._said,
@@ -166,8 +186,9 @@ class PipeStream(_LocalStream):
             fcntl.fcntl(self._output, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         except OSError:
             pass  # this user's pipes are used up; small ones do as well
+        self._cancellation.add(self._kill)
         try:
-            self._skip(start)
+            self._skip(part.start)
         except BaseException:
             self.close()
             raise
@@ -188,7 +209,7 @@ class PipeStream(_LocalStream):
         self._said.seek(max(size - INPUT_PIPE_CHARS_KEPT, 0))
         return self._said.read().decode(errors="replace").strip()
 
-    def abort(self) -> None:
+    def _kill(self) -> None:
         if self._process.poll() is None:
             try:
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -199,9 +220,11 @@ class PipeStream(_LocalStream):
         if self._output.closed:
             return
         self._output.close()
-        self.abort()
-        self._process.wait()
         self._said.close()
+        if os.getpid() == self._owner:  # after a fork the command is the parent's
+            self._cancellation.remove(self._kill)
+            self._kill()
+            self._process.wait()
 
     def __del__(self) -> None:
         if hasattr(self, "_output"):
@@ -211,13 +234,11 @@ class PipeStream(_LocalStream):
 class FsspecStream(_LocalStream):
     """A file of a filesystem that fsspec knows; opened anew at the same byte when reading fails."""
 
-    def __init__(
-        self, url: str, start: int, end: int | None, etag: str | None, options: StreamOptions, counts: Counts | None
-    ) -> None:
-        super().__init__(url, start, end, counts)
+    def __init__(self, part: _Part, etag: str | None, options: StreamOptions) -> None:
+        super().__init__(part)
         import fsspec
 
-        self._filesystem, self._path = fsspec.core.url_to_fs(url, **options.storage_options)
+        self._filesystem, self._path = fsspec.core.url_to_fs(part.url, **options.storage_options)
         self._retries = options.retries
         self._policy = options.policy
         self._file: Any = None
@@ -259,9 +280,7 @@ class FsspecStream(_LocalStream):
     def _wait(self, attempt: int) -> None:
         if self._counts is not None:
             self._counts.add(retries=1)
-        from dfc.http.retry import Cancellation
-
-        Cancellation().wait(self._policy.delay_s(attempt, None))
+        self._cancellation.wait(self._policy.delay_s(attempt, None))
 
     def close(self) -> None:
         opened, self._file = self._file, None

@@ -129,7 +129,7 @@ def open_stream(
     for url in urls:
         try:
             if url not in web:
-                return open_local(url, start, end, etag, options, counts)
+                return open_local(url, start, end, etag, options, counts, cancellation)
             if url == web[0]:
                 return WebStream(web, start, end, etag, options, counts, cancellation)
         except ShardUnreadable as problem:
