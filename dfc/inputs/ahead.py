@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -206,7 +206,7 @@ def _work(
 ) -> None:
     while (job := jobs.get()) is not None:
         try:
-            for item in pieces(job, options, counts, free):
+            for item in _pieces(job, options, counts, free, items):
                 items.put((job.number, item))
         except Exception as problem:
             items.put((job.number, as_input_error(problem, job.extent.ref.url)))
@@ -256,7 +256,9 @@ class _Slots:
         self._free.put(piece.slot)
 
 
-def pieces(job: Job, options: StreamOptions, counts: Counts, free: SimpleQueue[Slot | None]) -> Iterator[Opened | Piece]:
+def _pieces(
+    job: Job, options: StreamOptions, counts: Counts, free: SimpleQueue[Slot | None], items: SimpleQueue[Item]
+) -> Iterator[Opened | Piece]:
     """How the shard was opened, then its bytes, decompressed, each piece in a slot that was free."""
     slots = _Slots(free, job.cancellation)
     ref, start, end, etag = job.extent
@@ -284,7 +286,8 @@ def pieces(job: Job, options: StreamOptions, counts: Counts, free: SimpleQueue[S
                 begin = bytes(buffer[:size])
                 slots.give_back(piece)
                 chunks = _raw(stream, begin)
-                yield from _gathered(_cut(_decompressed(chunks, kind) if kind else map(bytes, chunks), start, end), slots)
+                decompressed = _decompressed(chunks, kind) if kind else map(bytes, chunks)
+                yield from _gathered(_cut(decompressed, start, end), slots, items.empty)
             return
 
 
@@ -342,19 +345,20 @@ def _cut(chunks: Iterable[bytes], start: int, end: int | None) -> Iterator[bytes
         raise TarError(f"the archive has only {at} bytes", start)
 
 
-def _gathered(chunks: Iterable[bytes], slots: _Slots) -> Iterator[Piece]:
-    """Several chunks to a slot, so that compressed shards are read as far ahead as others; few at first."""
+def _gathered(chunks: Iterable[bytes], slots: _Slots, is_hungry: Callable[[], bool]) -> Iterator[Piece]:
+    """Several chunks to a slot, so that compressed shards are read as far ahead as others; but at once what is waited for.
+
+    Who waits for them parses a chunk quickly and then leaves the interpreter to this thread; four chunks it would wait for.
+    """
     parts: list[tuple[bytes | bytearray, int]] = []
     size = 0
-    enough = INPUT_BUFFER_BYTES_MIN
     try:
         for chunk in chunks:
             parts.append((chunk, len(chunk)))
             size += len(chunk)
-            if size >= enough:
+            if size >= INPUT_BUFFER_BYTES or is_hungry():
                 yield Piece(parts, slots.take())
                 parts, size = [], 0
-                enough = min(enough * 2, INPUT_BUFFER_BYTES)
     except Exception:
         if parts:
             yield Piece(parts, slots.take())  # what came before the error
