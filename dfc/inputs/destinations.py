@@ -32,7 +32,6 @@ from dfc.http.retry import Cancellation, RetryPolicy, current_cancellation
 from dfc.inputs.cluster import cluster_at, is_cluster, transport_for
 from dfc.inputs.streams import DEFAULT_OPTIONS, StreamOptions
 from dfc.inputs.urls import kind_of, local_path, split_cluster_url
-from dfc.limits import UPLOAD_SPOOL_MEMORY_BYTES
 from dfc.names import check_bucket_name, check_object_name, parse_object_path
 
 _OBJECTS_PATH: Final = "/v1/objects/"
@@ -50,8 +49,11 @@ class Destination(ABC):
         self.options = options
 
     def open_spool(self, directory: str | None) -> BinaryIO:
-        """An empty file to fill, in the directory (None: TMPDIR); small ones stay in memory."""
-        return cast(BinaryIO, tempfile.SpooledTemporaryFile(UPLOAD_SPOOL_MEMORY_BYTES, dir=directory, prefix="dfc-"))
+        """An empty file without a name to fill, in the directory (None: TMPDIR).
+
+        Without a buffer: a forked child would write what is in it a second time when it ends.
+        """
+        return cast(BinaryIO, tempfile.TemporaryFile(buffering=0, dir=directory, prefix="dfc-"))
 
     @abstractmethod
     def store(self, spool: BinaryIO, *, exclusive: bool = False) -> None:
@@ -193,7 +195,7 @@ class FileDestination(Destination):
             return super().open_spool(directory)
         folder, name = os.path.split(self._path)
         self._part = os.path.join(folder, f".{name[:_PART_NAME_CHARS]}.{secrets.token_hex(4)}.part")
-        return open(self._part, "x+b", buffering=READ_BYTES)
+        return cast(BinaryIO, open(self._part, "x+b", buffering=0))
 
     def store(self, spool: BinaryIO, *, exclusive: bool = False) -> None:
         if not self._part:
@@ -201,7 +203,6 @@ class FileDestination(Destination):
             with open(self._path, "wb") as file:
                 shutil.copyfileobj(spool, file, READ_BYTES)
             return
-        spool.flush()
         os.fsync(spool.fileno())
         if exclusive:
             os.link(self._part, self._path)  # fails when it is there, which a rename does not
@@ -259,7 +260,6 @@ class CloudDestination(Destination):
         filesystem, path = self._filesystem()
         if exclusive and filesystem.exists(path):
             raise _taken(self.url)
-        spool.flush()
         # A spool has no name; this one opens it anew from its first byte.
         _persistently(lambda: filesystem.put_file(f"/proc/self/fd/{spool.fileno()}", path), self.options.retries)
 

@@ -188,7 +188,9 @@ class DfcFileSystem(DfcReads):
         if mode == "ab" and self.exists(path):
             etag = self.info(path)["ETag"]
         destination = _Object(self.client, place, path, self._options, etag)
-        upload = UploadFile(destination, exclusive=mode == "xb", autocommit=autocommit)
+        # Who appends to what is not there must not replace what somebody else begins meanwhile.
+        exclusive = mode == "xb" or (mode == "ab" and etag is None)
+        upload = UploadFile(destination, exclusive=exclusive, autocommit=autocommit)
         if etag is not None:
             with self.open(path) as before:
                 while data := before.read(_COPY_BYTES):

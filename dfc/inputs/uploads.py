@@ -45,6 +45,7 @@ class UploadFile(io.BufferedIOBase):
         self._autocommit = autocommit
         self._failed: BaseException | None = None
         self._handled = sys.exc_info()[1]  # what was being handled when it was opened
+        self._process = os.getpid()
         self._spool = destination.open_spool(directory)
 
     def writable(self) -> bool:
@@ -54,8 +55,13 @@ class UploadFile(io.BufferedIOBase):
         return True
 
     def write(self, data: ReadableBuffer, /) -> int:
+        spool = self._open_spool()
+        view = memoryview(data).cast("B")
         try:
-            return self._open_spool().write(data)
+            at = 0
+            while at < len(view):  # a full disk takes a part of it before it refuses the rest
+                at += spool.write(view[at:])
+            return at
         except OSError as problem:
             self._failed = problem
             path = getattr(self._spool, "name", None)
@@ -89,6 +95,7 @@ class UploadFile(io.BufferedIOBase):
         if spool is None:
             return
         try:
+            check_process(self._process)
             if self._failed is not None:
                 raise OSError(errno.EIO, "it was not stored: a write to it has failed", self.name)
             try:
@@ -102,7 +109,7 @@ class UploadFile(io.BufferedIOBase):
     def discard(self) -> None:
         """Forget what was written. Idempotent."""
         spool, self._spool = self._spool, None
-        if spool is not None:
+        if spool is not None and self._process == os.getpid():
             self._destination.discard(spool)
         super().close()
 
@@ -121,12 +128,14 @@ class UploadFile(io.BufferedIOBase):
 
     def __del__(self) -> None:
         if self._spool is not None:
-            LOG.warning("%s was not closed, so it was not stored", self.name)
+            if self._process == os.getpid():
+                LOG.warning("%s was not closed, so it was not stored", self.name)
             self.discard()
 
     def _open_spool(self) -> BinaryIO:
         if self._spool is None or self.closed:
             raise ValueError("I/O operation on closed file")
+        check_process(self._process)
         return self._spool
 
 
@@ -143,9 +152,11 @@ class Uploads:
         self._executor = ThreadPoolExecutor(parallel, thread_name_prefix=name)
         self._running: set[Future[None]] = set()
         self._cancellation = Cancellation()
+        self._process = os.getpid()
 
     def add(self, upload: Callable[[], None]) -> None:
         """Start one; wait while as many as allowed are under way."""
+        check_process(self._process)
         context = contextvars.copy_context()
         self._running.add(self._executor.submit(context.run, self._run, upload))
         while len(self._running) >= self._parallel:
@@ -158,12 +169,15 @@ class Uploads:
 
     def finish(self) -> None:
         """Wait for the last ones."""
+        check_process(self._process)
         while self._running:
             self._collect()
         self._executor.shutdown()
 
     def stop(self, *, at_once: bool = False) -> list[BaseException]:
         """Wait for those that are under way, or end them; what they failed with, and nobody was told."""
+        if self._process != os.getpid():
+            return []
         if at_once:
             self._cancellation.cancel()
         self._executor.shutdown(wait=True, cancel_futures=True)
@@ -179,6 +193,12 @@ class Uploads:
         done, self._running = wait(self._running, return_when=FIRST_COMPLETED)
         for future in done:
             future.result()
+
+
+def check_process(number: int) -> None:
+    """ValueError in a forked child: what a thread of the parent does, and what the parent has in its files, is the parent's."""
+    if number != os.getpid():
+        raise ValueError("it was opened by another process, before a fork: open it where it is used")
 
 
 def _named(problem: OSError, directory: str | None) -> OSError:

@@ -293,6 +293,11 @@ def test_appending(fs: DfcFileSystem, bucket: str) -> None:
         file.close()
     assert caught.value.errno == errno.ESTALE
     assert fs.cat(path) == b"other\n"
+    file = fs.open(f"{path}-new", "ab")
+    file.write(b"mine\n")
+    fs.pipe(f"{path}-new", b"theirs\n")
+    with pytest.raises(FileExistsError):
+        file.close()
 
 
 def test_exclusive_files_are_decided_when_they_are_stored(fs: DfcFileSystem, bucket: str) -> None:

@@ -21,7 +21,6 @@ from dfc.errors import BadName, Forbidden, Unreachable
 from dfc.inputs.streams import StreamOptions
 from dfc.inputs.uploads import UploadFile
 from dfc.inputs.writers import ShardWriter, open_upload
-from dfc.limits import UPLOAD_SPOOL_MEMORY_BYTES
 
 
 def test_a_file_is_there_when_it_is_closed(tmp_path: Path) -> None:
@@ -102,9 +101,9 @@ def test_names_of_every_length_fit(tmp_path: Path) -> None:
 
 def test_commands_get_it_whole_and_their_status_counts(tmp_path: Path) -> None:
     with open_upload(f"pipe:cat > {tmp_path}/out") as file:
-        file.write(b"x" * (UPLOAD_SPOOL_MEMORY_BYTES + 1))
+        file.write(b"x" * (5_000_000))
         assert os.listdir(tmp_path) == []
-    assert (tmp_path / "out").stat().st_size == UPLOAD_SPOOL_MEMORY_BYTES + 1
+    assert (tmp_path / "out").stat().st_size == 5_000_000
     with pytest.raises(OSError, match="ended with status 3"):
         with open_upload("pipe:exit 3") as file:
             file.write(b"x" * 1_000_000)
@@ -117,10 +116,10 @@ def test_standard_output() -> None:
 
 def test_clouds_by_fsspec() -> None:
     with open_upload("memory://bucket/a/b.bin") as file:
-        file.write(b"x" * (UPLOAD_SPOOL_MEMORY_BYTES + 1))
+        file.write(b"x" * (5_000_000))
     with open_upload("memory://bucket/small.bin") as file:
         file.write(b"small")
-    assert fsspec.filesystem("memory").size("/bucket/a/b.bin") == UPLOAD_SPOOL_MEMORY_BYTES + 1
+    assert fsspec.filesystem("memory").size("/bucket/a/b.bin") == 5_000_000
     assert fsspec.filesystem("memory").cat("/bucket/small.bin") == b"small"
     with pytest.raises(FileExistsError), open_upload("memory://bucket/small.bin", exclusive=True) as file:
         file.write(b"other")

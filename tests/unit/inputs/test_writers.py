@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import logging
 import os
+import subprocess
+import sys
 import tarfile
 import threading
 from pathlib import Path
@@ -188,6 +190,45 @@ def fail_after_one(writer: TarWriter) -> None:
     with writer:
         writer.write(samples(1)[0])
         raise KeyError
+
+
+def test_a_forked_child_leaves_the_writer_alone(tmp_path: Path) -> None:
+    """It inherits a half-filled shard: it can neither write to it nor, by ending, write or remove anything."""
+    program = f"""
+import os, sys
+from dfc.inputs.writers import ShardWriter
+for pattern in ("{tmp_path}/file-%d.tar", "pipe:cat > {tmp_path}/pipe-%d.tar"):
+    with ShardWriter(pattern, maxcount=3) as writer:
+        for at in range(5):
+            writer.write({{"__key__": f"{{at}}", "bin": bytes(2_000_000)}})
+        child = os.fork()
+        if child == 0:
+            try:
+                writer.write({{"__key__": "child", "bin": b"1"}})
+            except ValueError as problem:
+                print(problem, flush=True)
+            del writer
+            sys.exit()
+        assert os.waitpid(child, 0)[1] == 0
+        writer.write({{"__key__": "5", "bin": b"parent"}})
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines() == ["it was opened by another process, before a fork: open it where it is used"] * 2
+    assert sorted(os.listdir(tmp_path)) == ["file-0.tar", "file-1.tar", "pipe-0.tar", "pipe-1.tar"]
+    for name in ("file", "pipe"):
+        assert [keys_in(tmp_path / f"{name}-{number}.tar") for number in range(2)] == [["0", "1", "2"], ["3", "4", "5"]]
+
+
+def test_a_program_that_ends_without_close(tmp_path: Path) -> None:
+    program = f"""
+from dfc.inputs.writers import ShardWriter
+writer = ShardWriter("{tmp_path}/s-%d.tar", maxcount=3)
+for at in range(5):
+    writer.write({{"__key__": f"{{at}}", "bin": b"1"}})
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert "s-1.tar was not closed, so it was not stored" in done.stderr
+    assert os.listdir(tmp_path) == ["s-0.tar"]
 
 
 def test_patterns() -> None:
