@@ -28,6 +28,7 @@ from dfc.limits import (
 
 Integers = NDArray[np.int64]
 READERS: Final = 2  # one more finds its items while the other's arrive
+_GROUPS_MAX: Final = 16  # asked for at a time, however small they are
 
 
 class Numbering:
@@ -78,9 +79,11 @@ class Gather:
         self._numbers = numbers
         self._connect = connect
         self._readers = readers
-        self._group_bytes = max(INPUT_BATCH_PORTION_BYTES, ahead_bytes // readers)
-        average = max(1, size // max(1, self._numbering.count))
-        self._items = int(min(INPUT_BATCH_ITEMS, max(1, INPUT_BATCH_BYTES // average)))
+        self._ahead_bytes = max(INPUT_BATCH_PORTION_BYTES, ahead_bytes)
+        self._average = max(1, size // max(1, self._numbering.count))
+        # Some groups at a time fit into memory, so that one that has arrived makes room for the next to begin.
+        group_bytes = min(INPUT_BATCH_BYTES, self._ahead_bytes // (2 * readers))
+        self._items = int(min(INPUT_BATCH_ITEMS, max(1, group_bytes // self._average)))
         self.counts = counts or Counts()
         self._lost: dict[int, InputError] = {}  # by shard
         self._client: Client | None = None
@@ -135,24 +138,30 @@ class Gather:
             self.close()
 
     def _fill(self, groups: Iterator[Integers], client: Client, spare: list[bytearray]) -> None:
-        """Keep one group more than there are threads, so that none waits for the next."""
-        while len(self._pending) <= self._readers:
-            numbers = next(groups, None)
+        """Ask for as many groups as fit into memory as a whole, and for two at least.
+
+        So no node keeps an answer open, of which it has a limited number, for a consumer that takes its time.
+        """
+        while len(self._pending) < 2 or self._held() + self._items * self._average <= self._ahead_bytes:
+            numbers = next(groups, None) if len(self._pending) < _GROUPS_MAX else None
             if numbers is None:
                 return
-            wanted = self._numbering.locate(numbers)
             read = BatchRead(
                 client,
                 self._shards,
-                wanted,
+                self._numbering.locate(numbers),
                 counts=self.counts,
                 lost=self._lost,
                 policy=self._policy,
                 fields=self._fields,
             )
-            group = _Group(read, len(wanted), self._group_bytes, spare)
+            group = _Group(read, len(numbers), self._ahead_bytes, spare)
             self._pending.append(group)
             self._tasks.put(group)
+
+    def _held(self) -> int:
+        """What the groups that were asked for have in bytes, by the average."""
+        return self._average * sum(group.count for group in self._pending)
 
     def _groups(self) -> Iterator[Integers]:
         """The numbers in groups that grow to their size, so that the first samples come soon."""

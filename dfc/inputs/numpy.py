@@ -56,8 +56,8 @@ def threaded(source: loader.Loader, threads: int, place: Place, epoch: int, deli
     policy = source.policy()
     ahead = _AHEAD_SAMPLES if source.batch_size is None else _AHEAD_BATCHES * source.batch_size
     with closing(source.slots(place, epoch, delivered, policy)) as slots:
-        if threads == 0:
-            yield from source.assemble(map(source.processing, slots), policy)
+        if threads == 0 or source.processing.nothing:
+            yield from source.assemble(slots if source.processing.nothing else map(source.processing, slots), policy)
             return
         with closing(map_in_threads(source.processing, slots, threads, ahead)) as items:
             yield from source.assemble(items, policy)

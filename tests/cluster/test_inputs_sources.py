@@ -135,6 +135,25 @@ def test_dropping_it_in_mid_stream_ends_its_threads(cluster: Cluster, corpus: An
     wait_for(lambda: threading.active_count() == before, "the threads to end")
 
 
+def test_a_consumer_that_takes_its_time_keeps_no_answer_open(cluster: Cluster, corpus: Any) -> None:
+    shards, samples = corpus
+    size = sum(len(value) for sample in samples for value in sample.values())
+    pids = [pid for name, pid in cluster.children().items() if name.startswith("target")]
+
+    def blobs_open() -> int:
+        links = [os.path.realpath(f"/proc/{pid}/fd/{fd}") for pid in pids for fd in os.listdir(f"/proc/{pid}/fd")]
+        return sum("/objects/" in link and not link.endswith(".idx") for link in links)
+
+    order = np.random.default_rng(1).permutation(len(samples))
+    with Gather(shards, [order], lambda: Client(cluster.url), size=size, ahead_bytes=16_000_000) as gather:
+        iterator = iter(gather)
+        found = next(iterator)
+        wait_for(lambda: blobs_open() == 0, "the answers to be taken whole")
+        assert gather.counts.size < 20_000_000 < size
+        found += flat(iterator)
+    assert found == [samples[number] for number in order]
+
+
 def test_a_broken_connection_is_continued(start_cluster: Any) -> None:
     cluster = start_cluster(targets=1)
     files = files_of(0)
@@ -191,6 +210,26 @@ def test_numbers_that_are_none_raise(cluster: Cluster, corpus: Any) -> None:
     shards, samples = corpus
     with pytest.raises(IndexError):
         list(Gather(shards, [np.array([len(samples)])], lambda: Client(cluster.url)))
+
+
+LEFT = """
+import sys
+from dfc.inputs.numpy import Loader
+from dfc.inputs.mixing import Mixture
+
+options = {"decode": False, "transform": lambda sample: 1, "threads": 2, "shuffle": "global"}
+source = Loader(sys.argv[1], 10, collate=sum, **options)
+if sys.argv[2] == "mixture":
+    source = Mixture([Loader(sys.argv[1], **options)] * 2, [1, 2], 10, collate=sum)
+iterator = iter(source)
+print(next(iterator))
+"""
+
+
+@pytest.mark.parametrize("kind", ["global", "mixture"])
+def test_the_interpreter_ends_in_mid_epoch(spec: str, kind: str) -> None:
+    ended = subprocess.run([sys.executable, "-c", LEFT, spec, kind], capture_output=True, text=True, timeout=30, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "10\n", "")
 
 
 # Random access.
