@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, Protocol
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 from dfc import __version__
 from dfc.checksum import Buffer
@@ -171,11 +172,10 @@ class Answer:
         self._abandon()
 
     def forget(self) -> None:
-        """In a child after a fork: let go of the connection, which is the parent's, without its locks."""
+        """In a child after a fork: it is the parent's, and `Transport.forget` has closed the copy of its connection."""
         link, self._link = self._link, None
         if link is not None:
             self._response.close()
-            link.connection.close()
 
     def _abandon(self) -> None:
         link, self._link = self._link, None
@@ -244,6 +244,7 @@ class Transport:
         self._connect_timeout_s = connect_timeout_s
         self._lock = threading.Lock()
         self._idle: list[_Link] = []
+        self._links: WeakSet[_Link] = WeakSet()  # all that are open
         self._tls: ssl.SSLContext | None = None
         self._closed = False
 
@@ -288,10 +289,13 @@ class Transport:
             link.close()
 
     def forget(self) -> None:
-        """In a child after a fork: let go of the connections, which are the parent's."""
-        idle, self._idle = self._idle, []
-        for link in idle:
-            link.connection.close()
+        """In a child after a fork: close its copies of all connections, also of those in use, which would keep them open after
+        the parent has closed them. No locks: other threads of the parent may have held them."""
+        for link in tuple(self._links):
+            descriptor = link.sock.detach()
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._idle = []
 
     def give_back(self, link: _Link) -> None:
         link.cancellation.untrack(link.sock)
@@ -331,7 +335,10 @@ class Transport:
             raise NotConnected(f"{what}: cannot connect to {host}:{port}: {problem.strerror or problem}") from None
         assert connection.sock is not None
         connection.sock.settimeout(self.read_timeout_s)
-        return _Link(origin, connection, cancellation)
+        link = _Link(origin, connection, cancellation)
+        with self._lock:
+            self._links.add(link)
+        return link
 
     def _tls_context(self) -> ssl.SSLContext:
         with self._lock:

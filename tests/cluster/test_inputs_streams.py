@@ -218,6 +218,9 @@ children = []
 for _ in range(3):
     child = os.fork()
     if not child:
+        files = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+        if any("socket:" in file for file in files):
+            os._exit(2)
         status = 0 if all(read(url) == whole for _ in range(3)) else 1
         del opened  # a copy of the parent's, who reads on
         os._exit(status)
