@@ -13,8 +13,9 @@ from types import TracebackType
 from typing import Self
 
 from dfc.http.retry import Cancelled
-from dfc.inputs.ahead import Extent, Job, Lane, Opened
+from dfc.inputs.ahead import Lane
 from dfc.inputs.base import LOG, Counts, Handler, InputError, Sample, ShardBroken, ShardRef, resolve_handler
+from dfc.inputs.pieces import Extent, Job, Opened
 from dfc.inputs.streams import DEFAULT_OPTIONS, StreamOptions
 from dfc.inputs.tarsamples import SampleParser
 from dfc.inputs.urls import shown

@@ -362,3 +362,44 @@ def test_a_fork_leaves_the_parent_alone(shard):
     assert (done.returncode, done.stderr) == (0, "")
     assert "does not survive a fork" in done.stdout
     assert done.stdout.endswith("True\n")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_mixture_of_parts_errors_and_early_ends(shard, seed):
+    """What comes is what each part holds, whatever was left early or broken before it, and nothing ever waits for ever."""
+    draw = random.Random(seed)
+    data = tar_of("", 40, 150_000)
+    starts = starts_of(data)
+    refs = [
+        shard("plain.tar", data),
+        shard("packed.tar", gzip.compress(data, 1)),
+        ShardRef(f"pipe:cat {shard('piped.tar', data).url}"),
+    ]
+    cut = shard("cut.tar", data[: starts[10] + 5000])
+    segments: list[Segment] = []
+    expected: list[list[str]] = []
+    for _ in range(30):
+        lo = draw.randrange(40)
+        hi = draw.randint(lo, 40)
+        kind = draw.choice(["count", "end", "both", "cut", "missing"])
+        if kind == "cut":
+            segments.append(Segment(cut))
+            expected.append(names("", 0, 10))
+        elif kind == "missing":
+            segments.append(Segment(ShardRef("/nowhere/x.tar")))
+            expected.append([])
+        else:
+            skip = draw.randint(0, 2) if lo + 2 <= hi else 0
+            end = starts[hi] if kind != "count" and hi < 40 else None
+            count = None if kind == "end" and (end or hi == 40) else hi - lo - skip
+            segments.append(Segment(draw.choice(refs), starts[lo], skip, count, end=end if lo < hi else None))
+            expected.append(names("", lo + skip, hi) if lo < hi else [])
+            if lo == hi:
+                segments[-1] = Segment(refs[0], starts[lo], count=0)
+    found: list[list[str]] = [[] for _ in segments]
+    with SegmentReader(
+        segments, handler="skip", readers=draw.randint(1, 4), ahead_bytes=draw.choice([1, 8 * MIB, 64 * MIB])
+    ) as reader:
+        for portion in reader.portions():
+            found[portion.number] += keys(portion)
+    assert found == expected
