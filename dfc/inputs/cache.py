@@ -98,11 +98,10 @@ class ShardCache:
         Raises what the opener raises, ShardChanged when what it opens has another ETag, Cancelled.
         """
         if not etag:
-            stream = opener(start, end)
-            etag = stream.etag
-            if not etag or stream.size is None:
-                return stream
-            stream.close()
+            with opener(0, 1) as stream:  # one byte, and what the server says of the whole
+                etag = stream.etag
+                if not etag or stream.size is None:
+                    return opener(start, end)
         name = _name_of(url, etag)
         found = self._find(name, url, etag, start, end)
         if found is not None:

@@ -192,7 +192,7 @@ class KeyIndex:
 
     def numbers(self, key: str) -> NDArray[np.int64]:
         """All numbers of samples that may have the key, the lowest first."""
-        wanted = np.uint64(_hash(key))
+        wanted = np.uint64(hash_of(key))
         lo, hi = (int(np.searchsorted(self._hashes, wanted, side=side)) for side in _SIDES)
         return self._numbers[lo:hi]
 
@@ -200,7 +200,8 @@ class KeyIndex:
 _SIDES: Final = ("left", "right")
 
 
-def _hash(key: str) -> int:
+def hash_of(key: str) -> int:
+    """What stands for a key in an index of them."""
     return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogateescape"))
 
 
@@ -216,7 +217,7 @@ def _read_keys(corpus: Corpus, client: Client, numbering: Numbering) -> KeyIndex
             at[info.shard] = ordinal + 1
             for number in names[info.shard]:  # a shard may be named twice
                 if ordinal < (corpus.shards[number].samples or 0):
-                    hashes[numbering.first_of(number) + ordinal] = _hash(info.key)
+                    hashes[numbering.first_of(number) + ordinal] = hash_of(info.key)
         for name, numbers in names.items():
             shard = corpus.shards[numbers[0]]
             if at.get(name, 0) != shard.samples:

@@ -11,6 +11,7 @@ Decoders of pictures and decompressors let other threads run meanwhile, so threa
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +25,7 @@ from dfc.limits import INPUT_THREADS_MAX
 
 A = TypeVar("A")
 B = TypeVar("B")
+_THREADS: Final = "dfc-decode"
 _GROUP: Final = 8  # samples that a thread is given at a time: handing over costs some 30 µs, decoding a picture 1 ms
 _AHEAD_BATCHES: Final = 2  # that are decoded before they are asked for
 _AHEAD_SAMPLES: Final = 64  # the same without batches
@@ -68,7 +70,7 @@ def map_in_threads(function: Callable[[A], B], values: Iterable[A], threads: int
     iterator = iter(values)
     running: deque[Future[list[B]]] = deque()
     groups = max(threads + 1, -(-ahead // _GROUP))
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="dfc-decode")
+    pool = ThreadPoolExecutor(threads, thread_name_prefix=_THREADS)
 
     def fill() -> None:
         while len(running) < groups and (group := list(islice(iterator, _GROUP))):
@@ -81,8 +83,9 @@ def map_in_threads(function: Callable[[A], B], values: Iterable[A], threads: int
             fill()
             yield from found
     finally:
-        # What runs is waited for: a thread that outlives its loader would use memory and cores of what comes next.
-        pool.shutdown(wait=True, cancel_futures=True)
+        # What runs is waited for: a thread that outlives its loader would use memory and cores of what comes next. But not in
+        # one of them, where the garbage collector may have come by.
+        pool.shutdown(wait=not threading.current_thread().name.startswith(_THREADS), cancel_futures=True)
 
 
 def _apply(function: Callable[[A], B], group: list[A]) -> list[B]:

@@ -311,6 +311,18 @@ def labels(samples: list[dict[str, Any]]) -> list[int]:
     return [sample["cls"] for sample in samples]
 
 
+def test_shards_that_are_replaced_have_other_numbers(cluster: Cluster, client: Client) -> None:
+    client.put("changing", "a.tar", tar_of(files_of(0)[:20]))
+    url = f"{cluster.url}/changing/a.tar"
+    known, unknown = MapDataset(url, decode=False), MapDataset(url, decode=False)
+    assert known["d/000003"] == known[3]
+    client.put("changing", "a.tar", tar_of(files_of(0)[:30]))
+    for read in (lambda: known[3], lambda: known["d/000003"], lambda: unknown["d/000003"]):
+        with pytest.raises(ShardChanged, match=r"changing/a\.tar"):
+            read()
+    assert len(MapDataset(url)) == 15
+
+
 def test_shards_without_an_index_have_no_random_access(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(tar_of(files_of(0)[:4]))
     with pytest.raises(ValueError, match="index"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import random
+import resource
 import subprocess
 import sys
 import threading
@@ -123,6 +124,19 @@ def test_a_directory_that_cannot_be_written_is_no_obstacle(tmp_path: Path) -> No
     cache, origin = ShardCache(tmp_path / "gone"), Origin()
     os.rmdir(tmp_path / "gone")
     assert read(cache.open(URL, origin, etag=origin.etag)) == origin.data
+
+
+def test_a_disk_that_takes_no_more_is_no_obstacle(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache, origin = ShardCache(tmp_path), Origin()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, hard))
+    try:
+        stream = cache.open(URL, origin, start=2, etag=origin.etag)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert read(stream) == origin.data[2:]
+    assert files(cache) == []
+    assert "too large" in caplog.text
 
 
 def test_what_breaks_off_leaves_nothing(tmp_path: Path) -> None:
