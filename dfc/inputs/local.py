@@ -124,6 +124,8 @@ class FileStream(_LocalStream):
             if stat.S_ISREG(facts.st_mode):
                 self.size, self.etag = facts.st_size, file_etag(facts)
                 self._check_version(etag)
+                if start > self.size:
+                    raise ShardUnreadable(f"{path} has {self.size} bytes, and is to be read from byte {start}", url=url)
                 self._file.seek(start)
                 os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
             else:

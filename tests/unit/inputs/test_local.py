@@ -46,6 +46,9 @@ def test_files(path: Path) -> None:
     assert counts.size == len(BODY)
     assert read(f"file://{str(path).replace(' ', '%20')}", start=1_000_000) == BODY[1_000_000:]
     assert read(f"file:{path}", start=10, end=20) == BODY[10:20]
+    assert read(str(path), start=len(BODY)) == b""
+    with pytest.raises(ShardUnreadable, match="from byte"):
+        open_stream(str(path), start=len(BODY) + 1)
     with open_stream(str(path)) as stream:
         assert (stream.size, stream.indexed) == (len(BODY), False)
         etag = stream.etag
