@@ -24,7 +24,7 @@ from dfc.http.retry import Cancellation
 from dfc.inputs.base import ShardRef, ShardUnreadable
 from dfc.inputs.cluster import Place, is_decided, locate
 from dfc.inputs.streams import DEFAULT_OPTIONS, StreamOptions, open_stream
-from dfc.inputs.urls import SHARD_ENDINGS, kind_of, local_path, shown
+from dfc.inputs.urls import SHARD_ENDINGS, kind_of, local_path, shown, split_cluster_url
 from dfc.limits import INPUT_SHARDS_FILE_BYTES_MAX, MIB, SHARD_SPEC_NAMES_MAX
 from dfc.names import object_path
 
@@ -34,7 +34,7 @@ _WILDCARD: Final = re.compile(r"[*?\[]")
 _URL_WILDCARD: Final = re.compile(r"[*\[]")  # a "?" begins the query
 _PLAIN_URL: Final = re.compile(r"https?://[A-Za-z0-9._:-]+/[A-Za-z0-9._/-]*\.(?:tar|tgz|tar\.[a-z0-9]+)")
 _RANGE: Final = re.compile(r"\{[0-9]+\.\.[0-9]+(?:\.\.[0-9]+)?\}")
-_HIDDEN: Final = re.compile(r"(?:^|/)\.")
+_HIDDEN: Final = re.compile(r"(?<![^/])\.")  # where a name begins
 
 
 class _ShardsFile(msgspec.Struct):
@@ -126,11 +126,12 @@ def _list_web(url: str, options: StreamOptions) -> Iterable[str]:
     try:
         listed = place.cluster.client.list(place.bucket, prefix=selection.prefix)
         names = [info.name for info in listed if selection.matches(info.name)]
+        names = _shards_only(names, selection.prefix) if prefix else names
     except BucketNotFound as problem:
         raise NoShards(str(problem)) from problem
     except DfcError as problem:
         raise ShardUnreadable(f"{shown(url)} cannot be listed: {problem}", url=url) from problem
-    return _found([_web_url(url, place.bucket, name) for name in _shards_only(names, prefix)], shown(url))
+    return _found([_web_url(url, place.bucket, name) for name in names], shown(url))
 
 
 def locate_for_sure(url: str, options: StreamOptions) -> Place | None:
@@ -162,7 +163,7 @@ def _list_local(url: str) -> Iterable[str]:
     form = "file:" if url.startswith("file:") else ""
     if path.endswith("/"):
         found = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
-        return _found([form + name for name in sorted(_shards_only(found, True))], url)
+        return _found([form + name for name in sorted(_shards_only(found, path))], url)
     if not _WILDCARD.search(path):
         return [url]
     found = [name for name in glob.glob(path, recursive=True) if not os.path.isdir(name)]
@@ -182,12 +183,14 @@ def _list_fsspec(url: str, options: StreamOptions) -> Iterable[str]:
         found = []
     except OSError as problem:
         raise ShardUnreadable(f"{url}: {problem}", url=url) from problem
-    return _found([str(filesystem.unstrip_protocol(name)) for name in _shards_only(found, prefix)], url)
+    found = _shards_only(found, path) if prefix else found
+    return _found([str(filesystem.unstrip_protocol(name)) for name in found], url)
 
 
-def _shards_only(names: list[str], prefix: bool) -> list[str]:
-    """A prefix stands for the shards below it, by the ends of their names; there may be other files."""
-    return [name for name in names if name.lower().endswith(SHARD_ENDINGS) and not _HIDDEN.search(name)] if prefix else names
+def _shards_only(names: list[str], prefix: str) -> list[str]:
+    """A prefix stands for the shards below it, by the ends of their names; there may be other files, and hidden ones."""
+    below = len(prefix)  # what the prefix itself is called does not count: `./data/`, `/home/me/.cache/`
+    return [name for name in names if name.lower().endswith(SHARD_ENDINGS) and not _HIDDEN.search(name, below)]
 
 
 def _found(urls: list[str], spec: str) -> list[str]:
@@ -197,6 +200,9 @@ def _found(urls: list[str], spec: str) -> list[str]:
 
 
 # Files that list shards.
+
+# Of what fsspec knows, these are surely elsewhere. Others (`local:`, `git:`, chains like `simplecache::…`) may read files here.
+_REMOTE: Final = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "hdfs", "webhdfs", "hf"))
 
 
 def _is_shards_file(url: str) -> bool:
@@ -230,16 +236,27 @@ def _read_whole(url: str, options: StreamOptions) -> bytes:
     return bytes(data)
 
 
+def _is_remote(name: str, base: str) -> bool:
+    """Whether a list that lies elsewhere may name this: an object store, or the place where it lies itself."""
+    scheme = name.partition("://")[0].lower()
+    return "::" not in name and (scheme in _REMOTE or scheme == base.partition("://")[0].lower())
+
+
 def _absolute(base: str, name: str) -> str:
     """What a file that lists shards means by a name. It cannot name commands, nor, from elsewhere, files of this machine."""
     kind, here = kind_of(name), kind_of(base)
     relative = kind == "file" and not name.startswith("file:")
-    if kind in ("pipe", "stdin") or (kind == "file" and not relative and here != "file"):
+    local = kind == "file" and (not relative or (name.startswith("/") and here == "cluster"))
+    if kind in ("pipe", "stdin") or (here != "file" and (local or (kind == "fsspec" and not _is_remote(name, base)))):
         raise BadShardSpec(f"{shown(base)} names {name[:200]!r}: a list of shards names URLs")
     if not relative:
         return name
     if here == "web":
         return urljoin(base, name)
+    if here == "cluster":
+        bucket, path = split_cluster_url(base)
+        form = "dfc://" if base.startswith("dfc://") else "dfc:"
+        return f"{form}{bucket}/{posixpath.join(posixpath.dirname(path), name)}"
     scheme, slashes, path = base.rpartition("://")
     escaped = quote(name) if scheme == "file" and slashes else name
     return scheme + slashes + posixpath.join(posixpath.dirname(path), escaped)

@@ -104,6 +104,14 @@ def test_local_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert urls(f"{at}/{{a-0,missing}}.tar") == [f"{at}/a-0.tar", f"{at}/missing.tar"], "what is named is not looked up"
     monkeypatch.chdir(tmp_path)
     assert urls("a-*.tar") == ["a-0.tar"]
+    assert urls("./sub/") == ["./sub/c.tar.zst"]
+    assert urls("sub/../sub/") == ["sub/../sub/c.tar.zst"]
+    hidden = tmp_path / ".cache" / "s"
+    hidden.mkdir(parents=True)
+    (hidden / "d.tar").write_bytes(b"")
+    assert urls(f"{hidden}/") == [f"{hidden}/d.tar"], "a folder that is named is not hidden"
+    assert urls(f"local://{hidden}/") == [f"file://{hidden}/d.tar"]
+    assert f"{hidden}/d.tar" not in urls(f"{at}/")
     for nothing in (f"{at}/x-*.tar", f"{at}/nowhere/"):
         with pytest.raises(NoShards):
             resolve(nothing)
@@ -158,13 +166,45 @@ def test_shards_files_of_a_server_name_no_files_and_no_commands(tmp_path: Path) 
             listed = name
             expected = means if ":" in means else server.url + means
             assert resolve(f"{server.url}/d/x.shards?v=1", options=options) == [ShardRef(expected)]
-        for refused in ("pipe:rm x", "file:///etc/passwd", "-"):
+        for refused in (
+            "pipe:rm x",
+            "file:///etc/passwd",
+            "-",
+            "local:///etc/passwd",
+            "simplecache::file:///etc/passwd",
+            "simplecache::s3://b/k",
+            "git:///srv/repository:x.tar",
+            "memory://x.tar",
+        ):
             listed = refused
             with pytest.raises(BadShardSpec, match="names URLs"):
                 resolve(f"{server.url}/x.shards", options=options)
     (tmp_path / "x.shards").write_text(json.dumps({"shards": ["pipe:rm x"]}))
     with pytest.raises(BadShardSpec, match="names URLs"):
         resolve(str(tmp_path / "x.shards"))
+
+
+def test_shards_files_of_clusters_and_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    def text_of(name: str) -> bytes:
+        return json.dumps({"shards": [name]}).encode()
+
+    for base, name, means in (
+        ("dfc:b/d/x.shards", "a.tar", "dfc:b/d/a.tar"),
+        ("dfc:b/x.shards", "a.tar", "dfc:b/a.tar"),
+        ("dfc://b/d/x.shards", "a.tar", "dfc://b/d/a.tar"),
+        ("dfc:b/x.shards", "/etc/passwd", None),
+        ("dfc://b/x.shards", "/etc/passwd", None),
+        ("memory://b/x.shards", "a.tar", "memory://b/a.tar"),
+        ("memory://b/x.shards", "memory://c/a.tar", "memory://c/a.tar"),
+        ("memory://b/x.shards", "local:///etc/passwd", None),
+        ("local:///d/x.shards", "local:///e/a.tar", "local:///e/a.tar"),
+    ):
+        monkeypatch.setattr("dfc.inputs.specs._read_whole", lambda url, options, name=name: text_of(name))
+        if means is None:
+            with pytest.raises(BadShardSpec, match="names URLs"):
+                resolve(base)
+        else:
+            assert urls(base) == [means]
 
 
 def test_other_servers_cannot_list() -> None:
