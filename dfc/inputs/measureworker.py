@@ -27,6 +27,7 @@ from dfc.tar.header import TarError
 PORTION_BYTES: Final = 32 * MIB  # of a shard, held in memory for what is measured without a network
 ARCHIVE_BYTES_MAX: Final = 4 * PORTION_BYTES  # some compressed shards grow a thousand times
 _PIECE_BYTES: Final = 1 * MIB
+INTERRUPTED: Final = 130  # exit code
 FOREVER: Final = 1_000_000_000  # epochs
 Amounts = Generator[float, None, None]
 
@@ -214,19 +215,22 @@ def run(task: Task, wait: Callable[[], None]) -> tuple[float, float]:
 
 
 def main() -> int:
-    task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return INTERRUPTED  # who started us has gone
+    task = msgspec.json.decode(line, type=Task)
 
     def wait() -> None:
         print("ready", flush=True)
         if not sys.stdin.buffer.readline():
-            raise KeyboardInterrupt  # who started us has gone
+            raise KeyboardInterrupt
 
     found: dict[str, Any]
     try:
         amount, seconds = run(task, wait)
         found = {"amount": amount, "seconds": seconds}
-    except KeyboardInterrupt:
-        return 130
+    except (KeyboardInterrupt, BrokenPipeError):
+        return INTERRUPTED
     except (DfcError, OSError, ValueError, ImportError) as problem:
         found = {"error": str(problem) or type(problem).__name__}
     print(msgspec.json.encode(found).decode(), flush=True)

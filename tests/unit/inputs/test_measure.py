@@ -5,15 +5,18 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
+import msgspec
 import pytest
 from PIL import Image
 
 from dfc.inputs.base import InputError, ShardBroken, ShardRef
 from dfc.inputs.measure import Measured, default_workers, measure
-from dfc.inputs.measureworker import PARTS, Task, read_portion, run
+from dfc.inputs.measureworker import INTERRUPTED, PARTS, Task, read_portion, run
 from dfc.inputs.streams import StreamOptions
 
 OPTIONS = StreamOptions(retries=0)
@@ -149,3 +152,12 @@ def test_a_process_that_fails_says_why(plain, tmp_path):
 def test_an_unknown_form_of_pictures_is_a_wrong_value(plain):
     with pytest.raises(ValueError, match="rgb9"):
         measure([plain], workers=[1], seconds=0.2, decode="rgb9", retries=0)
+
+
+@pytest.mark.parametrize("told", [b"", None])
+def test_a_process_that_is_left_alone_ends_without_a_word(plain, told):
+    line = msgspec.json.encode(task("parser", plain)) + b"\n" if told is None else told
+    command = [sys.executable, "-m", "dfc.inputs.measureworker"]
+    done = subprocess.run(command, input=line, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (INTERRUPTED, b"")
+    assert done.stdout == (b"ready\n" if told is None else b"")
