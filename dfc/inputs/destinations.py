@@ -29,9 +29,9 @@ from dfc.errors import BadRequest, DfcError, NotFound, PreconditionFailed, Unrea
 from dfc.http.blocking import ERROR_BODY_BYTES_MAX
 from dfc.http.problems import error_from_answer, is_worth_retrying, retry_after_s
 from dfc.http.retry import Cancellation, RetryPolicy, current_cancellation
-from dfc.inputs.cluster import cluster_at, is_cluster, transport_for
+from dfc.inputs.cluster import cluster_at, is_cluster, token_for, transport_for
 from dfc.inputs.streams import DEFAULT_OPTIONS, StreamOptions
-from dfc.inputs.urls import kind_of, local_path, split_cluster_url
+from dfc.inputs.urls import kind_of, local_path, origin_of, shown, split_cluster_url
 from dfc.names import check_bucket_name, check_object_name, parse_object_path
 
 _OBJECTS_PATH: Final = "/v1/objects/"
@@ -84,7 +84,7 @@ def destination_of(url: str | os.PathLike[str], options: StreamOptions = DEFAULT
         return CommandDestination(text.removeprefix("pipe:"), options)
     if kind == "cluster":
         bucket, name = split_cluster_url(text)
-        return ClusterDestination(cluster_at(options.cluster_url.rstrip("/"), options).client, bucket, name, text, options)
+        return ClusterDestination(cluster_at(origin_of(options.cluster_url), options).client, bucket, name, text, options)
     return WebDestination(text, options) if kind == "web" else CloudDestination(text, options)
 
 
@@ -113,18 +113,15 @@ class ClusterDestination(Destination):
 
 
 class WebDestination(Destination):
-    """A URL that takes PUT. A DFC node is recognised when the spool is complete; other servers get Content-MD5 along.
-
-    It is sent without a token: what needs one is a DFC node.
-    """
+    """A URL that takes PUT. A DFC node is recognised when the spool is complete; other servers get Content-MD5 along."""
 
     def __init__(self, url: str, options: StreamOptions) -> None:
         super().__init__(url, options)
         parts = urlsplit(url)
         if not parts.hostname:
-            raise BadRequest(f"not the URL of an object: {url}")
+            raise BadRequest(f"not the URL of an object: {shown(url)}")
         netloc = parts.netloc.rpartition("@")[2]
-        self._origin = f"{parts.scheme}://{netloc}"
+        self._origin = origin_of(url)
         self._target = urlunsplit((parts.scheme, netloc, parts.path or "/", parts.query, ""))
         self._path = parts.path
         self._queried = bool(parts.query)  # a signed URL, not one of DFC's
@@ -132,6 +129,9 @@ class WebDestination(Destination):
         if parts.username is not None:
             login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             self._headers["Authorization"] = "Basic " + base64.b64encode(login.encode()).decode()
+        elif token := token_for(self._origin, options):
+            # For a node of DFC that is not recognised, since it cannot answer just now.
+            self._headers.setdefault("Authorization", f"Bearer {token}")
 
     def store(self, spool: BinaryIO, *, exclusive: bool = False) -> None:
         own = self._cluster()
@@ -160,7 +160,7 @@ class WebDestination(Destination):
             path = path[len(_OBJECTS_PATH) - 1 :]
         bucket, name = parse_object_path(path)
         if not name:
-            raise BadRequest(f"not the URL of an object: {self.url}")
+            raise BadRequest(f"not the URL of an object: {shown(self.url)}")
         return ClusterDestination(cluster_at(self._origin, self.options).client, bucket, name, self.url, self.options)
 
     def _put(self, spool: BinaryIO, headers: dict[str, str]) -> None:
@@ -177,9 +177,9 @@ class WebDestination(Destination):
                     continue
                 body = answer.read_all(ERROR_BODY_BYTES_MAX)
                 if not 200 <= answer.status < 300:
-                    raise error_from_answer(answer.status, answer.headers, body, f"PUT {url}")
+                    raise error_from_answer(answer.status, answer.headers, body, f"PUT {shown(url)}")
                 return
-        raise Unreachable(f"PUT {self._target}: redirected more than {_HOPS_MAX} times")
+        raise Unreachable(f"PUT {shown(self._target)}: redirected more than {_HOPS_MAX} times")
 
 
 class FileDestination(Destination):
@@ -308,4 +308,4 @@ def _sync_directory(path: str) -> None:
 
 
 def _taken(url: str) -> FileExistsError:
-    return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), url)
+    return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), shown(url))

@@ -144,7 +144,7 @@ class DfcFileSystem(DfcReads):
                 raise IsADirectoryError(errno.EISDIR, "a folder is deleted with recursive=True", each)
             self._map(self._rm_if_there, [(name,) for name in self.find(each, maxdepth=maxdepth)], raising=True)
             if maxdepth is None:
-                self._made = {made: None for made in self._made if not f"{made}/".startswith(f"{each}/")}
+                self._made = {made: None for made in list(self._made) if not f"{made}/".startswith(f"{each}/")}
                 self.rmdir(each)
 
     def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
@@ -153,8 +153,8 @@ class DfcFileSystem(DfcReads):
         with as_os_errors(path):
             place = _writable(path, folder=True)
             if place.name:
-                while len(self._made) >= _MADE_MAX:
-                    del self._made[next(iter(self._made))]
+                if len(self._made) >= _MADE_MAX:
+                    self._made.clear()
                 self._made[path] = None
             elif self.exists(path):
                 raise _exists(path)

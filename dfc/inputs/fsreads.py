@@ -19,6 +19,7 @@ from dfc.inputs.cluster import cluster_at
 from dfc.inputs.fsmembers import Info, file_info, find_members, folder_info, member_info
 from dfc.inputs.fspaths import MEMBERS, Place, as_os_errors, folders_of, parent_of, place_of, strip_protocol
 from dfc.inputs.streams import StreamOptions
+from dfc.inputs.urls import origin_of
 
 PARALLEL: Final = 16  # requests of one call for many ranges or objects
 
@@ -36,7 +37,7 @@ class DfcReads(AbstractFileSystem):  # type: ignore[misc]
     @property
     def url(self) -> str:
         """A node of the cluster."""
-        return self._options.cluster_url.rstrip("/")
+        return origin_of(self._options.cluster_url)
 
     @property
     def client(self) -> Client:
@@ -88,7 +89,7 @@ class DfcReads(AbstractFileSystem):  # type: ignore[misc]
                 if path not in self._made:
                     raise
                 found = {}
-            found |= {made: folder_info(made) for made in self._made if parent_of(made) == path and made not in found}
+            found |= {made: folder_info(made) for made in list(self._made) if parent_of(made) == path and made not in found}
             if not found:
                 info = self.info(path)
                 found = {path: info} if info["type"] == "file" else {}
@@ -191,13 +192,14 @@ class DfcReads(AbstractFileSystem):  # type: ignore[misc]
         if outfile is not None or MEMBERS in rpath or hasattr(lpath, "write"):
             super().get_file(rpath, lpath, callback=callback, outfile=outfile, **options)
             return
-        if self.isdir(rpath):
+        info = self.info(rpath)
+        if info["type"] == "directory":
             os.makedirs(lpath, exist_ok=True)
             return
         os.makedirs(os.path.dirname(os.path.abspath(lpath)), exist_ok=True)
         with as_os_errors(rpath):
             place = place_of(rpath)
-            callback.set_size(self.info(rpath)["size"])
+            callback.set_size(info["size"])
             self.client.get_to_file(place.bucket, place.name, lpath, resume=False, progress=callback.relative_update)
 
     # What the methods above share.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from dfc.http.retry import Cancellation, cancelled_by
 from dfc.inputs.destinations import Destination
+from dfc.inputs.urls import shown
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -82,7 +83,7 @@ class UploadFile(io.BufferedIOBase):
         problem = sys.exc_info()[1]
         if problem is not None and problem is not self._handled:
             # A text layer, a compressor or fsspec's OpenFile closes it so when their `with` block fails.
-            LOG.warning("%s was not stored: it was closed because of %r", self.name, problem)
+            LOG.warning("%s was not stored: it was closed because of %r", shown(self.name), problem)
             self.discard()
         elif self._autocommit:
             self.commit()
@@ -97,11 +98,11 @@ class UploadFile(io.BufferedIOBase):
         try:
             check_process(self._process)
             if self._failed is not None:
-                raise OSError(errno.EIO, "it was not stored: a write to it has failed", self.name)
+                raise OSError(errno.EIO, "it was not stored: a write to it has failed", shown(self.name))
             try:
                 self._destination.store(spool, exclusive=self._exclusive)
             except Exception as problem:
-                problem.add_note(f"while {self.name} was stored")
+                problem.add_note(f"while {shown(self.name)} was stored")
                 raise
         finally:
             self.discard()
@@ -129,7 +130,7 @@ class UploadFile(io.BufferedIOBase):
     def __del__(self) -> None:
         if self._spool is not None:
             if self._process == os.getpid():
-                LOG.warning("%s was not closed, so it was not stored", self.name)
+                LOG.warning("%s was not closed, so it was not stored", shown(self.name))
             self.discard()
 
     def _open_spool(self) -> BinaryIO:

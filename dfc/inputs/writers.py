@@ -21,6 +21,7 @@ from dfc.inputs.destinations import destination_of
 from dfc.inputs.patterns import ShardPattern
 from dfc.inputs.streams import DEFAULT_OPTIONS, StreamOptions
 from dfc.inputs.uploads import UploadFile, Uploads
+from dfc.inputs.urls import shown
 
 MAXCOUNT: Final = 100_000
 MAXSIZE: Final = 1_000_000_000
@@ -265,4 +266,4 @@ class ShardWriter:
         except Exception:
             return  # it could not be looked up, which is no failure: all shards are stored
         if remains:
-            LOG.warning("%s and maybe more are there from an earlier run", url)
+            LOG.warning("%s and maybe more are there from an earlier run", shown(url))
