@@ -80,6 +80,13 @@ def cluster(start_cluster: Any) -> Cluster:
 
 
 @pytest.fixture(scope="module")
+def fragile(start_cluster: Any) -> Cluster:
+    """For tests that do harm: one kills its target, which comes back; the last one ends it."""
+    cluster: Cluster = start_cluster(targets=1)
+    return cluster
+
+
+@pytest.fixture(scope="module")
 def client(cluster: Cluster) -> Any:
     with Client(cluster.url) as client:
         yield client
@@ -154,8 +161,8 @@ def test_a_consumer_that_takes_its_time_keeps_no_answer_open(cluster: Cluster, c
     assert found == [samples[number] for number in order]
 
 
-def test_a_broken_connection_is_continued(start_cluster: Any) -> None:
-    cluster = start_cluster(targets=1)
+def test_a_broken_connection_is_continued(fragile: Cluster) -> None:
+    cluster = fragile
     files = files_of(0)
     with Client(cluster.url) as client:
         etag = client.put("gathered", "s.tar", tar_of(files)).checksum
@@ -299,9 +306,10 @@ def test_torch_reads_it_with_workers_and_samplers(spec: str, corpus: Any, contex
     data = torch.utils.data
     dataset = MapDataset(f"{spec.rpartition('/')[0]}/s-{{0,1}}.tar", decode=True, only="cls")
     assert dataset["d/000000"]["cls"] == 0  # the parent has connections, which its children must not use
+    workers = 1 if context == "spawn" else 2  # each imports torch anew
     part, _ = data.random_split(dataset, [0.5, 0.5], generator=torch.Generator().manual_seed(1))
     loader = data.DataLoader(
-        part, batch_size=32, shuffle=True, num_workers=2, collate_fn=labels, multiprocessing_context=context
+        part, batch_size=32, shuffle=True, num_workers=workers, collate_fn=labels, multiprocessing_context=context
     )
     found = [label for batch in loader for label in batch]
     assert sorted(found) == sorted(dataset[number]["cls"] for number in part.indices)
@@ -459,8 +467,8 @@ def test_sources_of_a_mixture_are_checked(cluster: Cluster, spec: str) -> None:
 # The local cache.
 
 
-def test_shards_are_read_from_the_cache_when_the_server_is_gone(start_cluster: Any, tmp_path: Path) -> None:
-    cluster = start_cluster(targets=1)
+def test_shards_are_read_from_the_cache_when_the_server_is_gone(fragile: Cluster, tmp_path: Path) -> None:
+    cluster = fragile
     body = tar_of(files_of(0))
     with Client(cluster.url) as client:
         etag = client.put("gathered", "s.tar", body).checksum
@@ -503,17 +511,16 @@ def test_a_loader_with_a_cache_fetches_every_shard_once_for_all_its_epochs_and_w
     assert cached.counts.shards_cached > SHARDS
 
 
-@pytest.mark.parametrize("readers", [4])
-def test_processes_share_a_cache(spec: str, corpus: Any, tmp_path: Path, readers: int) -> None:
+def test_processes_share_a_cache(spec: str, corpus: Any, tmp_path: Path) -> None:
     program = (
         "import sys; from dfc.inputs.loader import Loader; "
         "loader = Loader(sys.argv[1], decode=False, cache_dir=sys.argv[2], seed=int(sys.argv[3])); "
         "print(sum(len(sample) for sample in loader), loader.counts.size)"
     )
     command = [sys.executable, "-c", program, spec, str(tmp_path)]
-    running = [subprocess.Popen([*command, str(seed)], stdout=subprocess.PIPE, text=True) for seed in range(readers)]
+    running = [subprocess.Popen([*command, str(seed)], stdout=subprocess.PIPE, text=True) for seed in range(3)]
     said = [process.communicate(timeout=60)[0].split() for process in running]
-    assert [process.returncode for process in running] == [0] * readers
+    assert [process.returncode for process in running] == [0, 0, 0]
     assert {fields for fields, _ in said} == {str(sum(len(sample) for sample in corpus[1]))}
     whole = sum(path.stat().st_size for path in tmp_path.iterdir())
     assert sum(int(received) for _, received in said) == whole
