@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -51,8 +52,8 @@ class ShardIterator(Iterator[Sample]):
         decoder: Decoder | None,
         handler: HandlerFunction,
         fields: Sequence[Sequence[str]] | None,
-        open_reader: Callable[[Iterator[Segment], HandlerFunction], SegmentReader],
         counts: Counts,
+        reading: Mapping[str, Any],
     ) -> None:
         self.counts = counts
         self._refs = refs
@@ -62,10 +63,15 @@ class ShardIterator(Iterator[Sample]):
         self._decoder = decoder
         self._handler = handler
         self._fields = fields
-        self._open_reader = open_reader
+        self._reading = reading
         self._progress = _Progress()
         self._reader: SegmentReader | None = None
         self._samples: Iterator[Sample] | None = None
+        self._closed = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        # It goes on in another process where it was; what was read ahead stays here.
+        return {**vars(self), "_reader": None, "_samples": None}
 
     @property
     def seed(self) -> int:
@@ -77,12 +83,18 @@ class ShardIterator(Iterator[Sample]):
         """Of the sample that was handed out last."""
         return self._progress.epoch
 
+    @cached_property
+    def _digest(self) -> str:
+        """Of the URLs in order, the replicas of a shard in any order."""
+        lines = ("\t".join(sorted((ref.url, *ref.replicas))) for ref in self._refs)
+        return xxhash.xxh3_128_hexdigest("\n".join(lines).encode())
+
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Sample:
         if self._samples is None:
-            self._samples = self._begin()
+            self._samples = iter(()) if self._closed else self._begin()
         return next(self._samples)
 
     def state_dict(self) -> dict[str, Any]:
@@ -92,7 +104,7 @@ class ShardIterator(Iterator[Sample]):
             "version": _STATE_VERSION,
             "seed": self._rules.seed,
             "shuffle": self._rules.shuffled,
-            "shards": _digest(self._refs),
+            "shards": self._digest,
             "epoch": at.epoch,
             "place": at.place,
             "offset": at.offset,
@@ -104,18 +116,19 @@ class ShardIterator(Iterator[Sample]):
         """Go on where the iterator was that gave this state, with its seed. ValueError for a state of other shards."""
         if state.get("version") != _STATE_VERSION:
             raise ValueError(f"a state of version {state.get('version')!r}; this one reads {_STATE_VERSION}")
-        if state["shards"] != _digest(self._refs):
+        if state["shards"] != self._digest:
             raise ValueError("the state is that of other shards")
         self.close()
+        self._closed = False
         self._rules = Rules(seed=state["seed"], shuffled=state["shuffle"])
         self._progress = _Progress(state["epoch"], state["place"], state["offset"], state["skip"], state["etag"])
-        self._samples = None
 
     def close(self) -> None:
         """End what reads ahead; there are no more samples then."""
         if self._reader is not None:
             self._reader.close()
-        self._samples = iter(())
+        self._reader = self._samples = None
+        self._closed = True
 
     def __enter__(self) -> Self:
         return self
@@ -136,7 +149,7 @@ class ShardIterator(Iterator[Sample]):
             return handler(problem)
 
         segments = _segments(self._refs, self._rules, self._epochs, progress)
-        self._reader = self._open_reader(segments, decide)
+        self._reader = SegmentReader(segments, handler=decide, counts=self.counts, **self._reading)
         prepare = _preparation(self._decoder, self._fields)
         return _samples(self._reader, first, len(self._refs), progress, prepare, decide)
 
@@ -166,16 +179,9 @@ def sharditerator(
     lacks one is broken. `readers` threads read ahead, a shard each, `ahead_bytes` bytes in all.
     Raises BadShardSpec, NoShards, and InputError.
     """
-    counts = Counts() if counts is None else counts
     rules = Rules(seed=secrets.randbits(63) if seed is None else seed, shuffled=shuffle)
     groups = _groups(fields)
     wanted = None if groups is None else frozenset(name for group in groups for name in group)
-
-    def open_reader(segments: Iterator[Segment], decide: HandlerFunction) -> SegmentReader:
-        return SegmentReader(
-            segments, options=options, counts=counts, handler=decide, ahead_bytes=ahead_bytes, readers=readers, fields=wanted
-        )
-
     return ShardIterator(
         resolve(url, options=options, seed=rules.seed),
         epochs=epochs,
@@ -184,8 +190,8 @@ def sharditerator(
         decoder=Decoder(decode, pickle=pickle) if decode else None,
         handler=resolve_handler(handler),
         fields=groups,
-        open_reader=open_reader,
-        counts=counts,
+        counts=Counts() if counts is None else counts,
+        reading={"options": options, "ahead_bytes": ahead_bytes, "readers": readers, "fields": wanted},
     )
 
 
@@ -269,9 +275,3 @@ def _groups(fields: str | Collection[str] | None) -> list[list[str]] | None:
     if not words or not all(words):
         raise ValueError("fields= names at least one extension")
     return [[name for name in word.lower().split(";") if name] for word in words]
-
-
-def _digest(refs: Sequence[ShardRef]) -> str:
-    """Of the URLs in order, the replicas of a shard in any order."""
-    lines = ("\t".join(sorted((ref.url, *ref.replicas))) for ref in refs)
-    return xxhash.xxh3_128_hexdigest("\n".join(lines).encode())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import pickle
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -236,6 +237,23 @@ def test_a_state_is_that_of_its_shards_and_its_version(shards, store):
         again.load_state_dict(state)
         with pytest.raises(ShardChanged):
             next(again)
+
+
+def sent(samples: gopen.ShardIterator) -> gopen.ShardIterator:
+    """As another process gets it."""
+    return pickle.loads(pickle.dumps(samples))  # noqa: S301  (our own)
+
+
+def test_it_travels_to_other_processes_and_goes_on_there(shards):
+    samples = gopen.sharditerator(shards, epochs=2, seed=3, fields="cls txt")
+    whole = list(sent(samples))
+    assert len(whole) == 30
+    assert [next(samples) for _ in range(17)] == whole[:17]
+    again = sent(samples)
+    assert list(again) == list(samples) == whole[17:]
+    assert again.counts.samples == 30
+    samples.close()
+    assert list(sent(samples)) == []
 
 
 def test_closing_ends_it(shards):
