@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -167,6 +168,7 @@ class Recorder(BaseHTTPRequestHandler):
     """A web server that is no DFC node: it answers PUT as its list says, and keeps what was stored."""
 
     protocol_version = "HTTP/1.1"
+    location = "/elsewhere"
     answers: list[int]
     stored: dict[str, bytes]
     seen: list[tuple[str, str, dict[str, str]]]
@@ -179,7 +181,7 @@ class Recorder(BaseHTTPRequestHandler):
             self.stored[self.path] = body
         self.send_response(status)
         if status == 307:
-            self.send_header("Location", "/elsewhere")
+            self.send_header("Location", self.location)
         if status == 503:
             self.send_header("Retry-After", "0")
         self.send_header("Content-Length", "0")
@@ -235,6 +237,32 @@ def test_web_servers_that_refuse_are_not_asked_again(web: tuple[str, type[Record
     assert caught.value.__notes__ == [f"while {url}/up.bin was stored"]
     assert [method for method, _, _ in server.seen] == ["PUT"] or [method for method, _, _ in server.seen] == ["GET", "PUT"]
     assert server.seen[-1][2]["X-Own"] == "1"
+
+
+def test_tokens_and_signatures_stay_where_they_belong(
+    web: tuple[str, type[Recorder]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    url, server = web
+    server.location = url.replace("127.0.0.1", "localhost") + "/elsewhere"
+
+    def put(address: str, **options: Any) -> list[str | None]:
+        server.seen.clear()
+        server.answers[:] = [307]
+        with open_upload(address, options=StreamOptions(**options)) as file:
+            file.write(b"1")
+        return [headers.get("Authorization") for method, _, headers in server.seen if method == "PUT"]
+
+    assert put(f"{url}/a", token="given") == ["Bearer given", None]
+    assert put(url.replace("//", "//me:word@") + "/a") == ["Basic bWU6d29yZA==", None]
+    monkeypatch.setenv("DFC_TOKEN", "mine")
+    monkeypatch.setenv("DFC_URL", "http://cluster.invalid:8080")
+    assert put(f"{url}/a") == [None, None]
+    monkeypatch.setenv("DFC_URL", url)
+    assert put(f"{url}/a") == ["Bearer mine", None]
+    file = open_upload(f"{url}/a?signature=secret")
+    with caplog.at_level(logging.WARNING, "dfc.inputs"):
+        del file
+    assert f"{url}/a?… was not closed" in caplog.text
 
 
 def test_a_server_that_is_not_there(web: tuple[str, type[Recorder]]) -> None:
