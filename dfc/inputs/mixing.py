@@ -29,6 +29,7 @@ from dfc.limits import INPUT_MIX_SOURCES_MAX
 T = TypeVar("T")
 Integers = NDArray[np.int64]
 BLOCK: Final = 10_000  # places; a share is kept to this fraction, and any window of some thousand samples has nearly the shares
+_WINDOW_MIN: Final = 100  # samples of a source of small weight that are mixed with each other all the same
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -173,7 +174,11 @@ class Mixture(Loader):
     def _source_slots(self, number: int, source: Loader, lo: int, hi: int, skip: int) -> Generator[Slot, None, None]:
         """The `lo`-th to the `hi`-th sample of a source, counted through all its epochs, but for the first `skip` of them."""
         # Two sources with one seed and as many shards should not go through them in the same order.
-        rules = replace(source.rules, batch=1, lanes=1, seed=draw_seed(source.rules.seed, number, 3))
+        seed, window = draw_seed(source.rules.seed, number, 3), source.rules.window
+        if source.shuffle is True:
+            # Of the mixture, as many neighbours are mixed as of a single dataset, and all sources need no more memory than one.
+            window = min(window, max(_WINDOW_MIN, window * int(self.turns.shares[number]) // BLOCK))
+        rules = replace(source.rules, batch=1, lanes=1, seed=seed, window=window)
         reading = Reading(source.processing.wanted, max(1, source._reading.ahead_bytes // len(self.sources)))
         while lo < hi:
             turn, at = divmod(lo, source.samples)
