@@ -127,7 +127,8 @@ class Answer:
                 raise
             return self._receiver.count
         except BaseException:
-            self._abandon()  # interrupted: what is left would be taken for the next answer
+            self._failure = Broken(f"{self._what}: interrupted")  # and not at its end
+            self._abandon()  # what is left would be taken for the next answer
             raise
         if self._receiver.count == 0 or self._left == 0:
             self._finish()

@@ -20,7 +20,7 @@ from dfc.client.routing import Router
 from dfc.errors import BadName, DfcError, ServerTrouble
 from dfc.http.blocking import Answer, Transport
 from dfc.http.problems import error_from_answer, is_worth_retrying
-from dfc.http.retry import Cancellation, RetryPolicy
+from dfc.http.retry import Cancellation, Cancelled, RetryPolicy
 from dfc.inputs.streams import StreamOptions
 from dfc.inputs.urls import kind_of, origin_of, split_cluster_url
 from dfc.limits import INPUT_MAP_BYTES_MAX
@@ -184,6 +184,8 @@ def _ask(origin: str, options: StreamOptions) -> bool | None:
         return bool(ClusterMap.decode(data).cluster_id)
     except msgspec.MsgspecError:
         return False
+    except Cancelled:
+        raise  # it says nothing about the server
     except DfcError as problem:
         undecided = is_worth_retrying(problem) or type(problem) is ServerTrouble
         return None if undecided else False

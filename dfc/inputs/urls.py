@@ -20,6 +20,7 @@ Kind = Literal["web", "cluster", "pipe", "stdin", "file", "fsspec"]
 # By these ends of their names shards are found among other files.
 SHARD_ENDINGS: Final = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.lz4", ".tar.bz2", ".tar.xz")
 _FOREIGN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
+_USER: Final = re.compile(r"//[^/]*@")
 _WEB: Final = re.compile(r"https?://", re.IGNORECASE)
 
 
@@ -71,5 +72,8 @@ def shown(url: str) -> str:
     """A URL for messages: without user, password and query, which may hold signatures."""
     if kind_of(url) != "web":
         return url
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return _USER.sub("//", url.partition("?")[0])
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "…" if parts.query else "", ""))

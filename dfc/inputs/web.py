@@ -73,7 +73,7 @@ class WebStream(Stream):
         view = memoryview(buffer).cast("B")
         if self._end is not None:
             view = view[: max(self._end - self._position, 0)]
-        done = 0
+        done, begin = 0, self._position
         with cancelled_by(self._cancellation):
             while done < len(view):
                 try:
@@ -82,6 +82,11 @@ class WebStream(Stream):
                     if done == 0:
                         raise
                     break  # it is raised again by the next call, which finds the same
+                except BaseException:
+                    # A signal, say. Nobody gets what has come, so that whoever reads on must get it again.
+                    self.close()
+                    self._position = begin
+                    raise
                 if count == 0:
                     self._end = self._position
                     break
@@ -116,6 +121,9 @@ class WebStream(Stream):
                 count = answer.receive(view)
                 if count == 0 and self.size is not None and self._position < self.size:
                     raise Broken(f"the body ended at byte {self._position} of {self.size}")
+                if count == 0 and self.size is None and answer.status == 206:
+                    # A server may give less than what was asked for, and this one does not say how much there is.
+                    raise Broken(f"a part ended at byte {self._position} of nobody knows how many")
             except Broken as problem:
                 self._answer = None
                 self._failed(problem, at_once=self._position - self._broke_at >= _PROGRESS_BYTES)
@@ -168,11 +176,11 @@ class WebStream(Stream):
         before = source.known or Version(self._etag_for(source, version), size=self.size)
         if before.differs(version):
             raise ShardChanged(f"{shown(source.url)} is another object than the one that was begun or planned", url=source.url)
-        source.known = version
+        source.known = version = before.updated(version)
         if first > self._position:
             raise Broken(f"{shown(source.url)}: the answer begins at byte {first}, not {self._position}")
         self.url, self.etag = source.url, version.etag
-        self.size = self.size if version.size is None else version.size
+        self.size = version.size
         self.indexed = (answer.headers.get("X-DFC-Samples") or "").isdigit()
         if self._end is None and self.size is not None:
             self._end = self.size

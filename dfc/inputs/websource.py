@@ -11,13 +11,13 @@ from email.utils import parsedate_to_datetime
 from typing import Final
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
-from dfc.errors import DfcError
+from dfc.errors import BadRequest, DfcError
 from dfc.http.blocking import ERROR_BODY_BYTES_MAX, Answer, Broken
 from dfc.http.problems import error_from_answer
 from dfc.inputs.base import ShardUnreadable
 from dfc.inputs.cluster import locate, token_for, transport_for
 from dfc.inputs.streams import StreamOptions
-from dfc.inputs.urls import origin_of, shown
+from dfc.inputs.urls import kind_of, origin_of, shown
 from dfc.limits import INPUT_REDIRECTS_MAX
 
 _REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
@@ -42,6 +42,12 @@ class Version:
             return self.etag != other.etag
         return bool(self.modified and other.modified and self.modified != other.modified)
 
+    def updated(self, other: Version) -> Version:
+        """What is known after one more answer: those to `If-Range` may leave out what the first one said."""
+        tagged = other if other.etag else self
+        size = self.size if other.size is None else other.size
+        return Version(tagged.etag, tagged.strong, other.modified or self.modified, size)
+
 
 class Source:
     """One of the URLs of a shard. `known` is the version that it gave before."""
@@ -54,14 +60,19 @@ class Source:
 
     def request(self, headers: Mapping[str, str]) -> Answer:
         """One try: an answer of 200 or 206, or the error that the server's answer means."""
-        place = locate(self.url, self._options)
-        if place is not None:
-            try:
-                return place.cluster.request(place, headers, self._transport)
-            except DfcError:
-                place.cluster.refresh()
+        try:
+            place = locate(self.url, self._options)
+            if place is None:
+                return self._follow(headers)
+        except ValueError as problem:  # also names of hosts and numbers of ports that cannot be
+            if kind_of(self.url) != "web":
                 raise
-        return self._follow(headers)
+            raise BadRequest(f"{shown(self.url)} is no URL that can be asked, or is redirected to none: {problem}") from None
+        try:
+            return place.cluster.request(place, headers, self._transport)
+        except DfcError:
+            place.cluster.refresh()
+            raise
 
     def _follow(self, headers: Mapping[str, str]) -> Answer:
         url, secrets = _without_user(self.url)

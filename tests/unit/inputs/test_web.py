@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from odd_server import Asked, Goodbye, Hangup, OddServer, head, ranged
 from dfc.checksum import checksum_of
 from dfc.http.retry import Cancellation, Cancelled
 from dfc.inputs.base import Counts, ShardBroken, ShardChanged, ShardRef, ShardUnreadable
+from dfc.inputs.cluster import _CACHES
 from dfc.inputs.streams import StreamOptions, open_stream
 from dfc.limits import KIB, MIB
 
@@ -447,3 +449,95 @@ def test_a_stream_that_is_forgotten_gives_its_connection_back() -> None:
             assert stream.readinto(bytearray(len(BODY) - 100)) == len(BODY) - 100
             del stream
         assert server.connections == 1
+
+
+def test_parts_of_nobody_knows_how_many_bytes() -> None:
+    def answer(asked: Asked) -> Iterator[bytes]:
+        first = asked.start
+        if first >= len(BODY):
+            yield head("416 No", "Content-Length: 0", f"Content-Range: bytes */{len(BODY)}")
+            return
+        part = BODY[first : first + 1_000_000]
+        yield head("206 OK", f"Content-Length: {len(part)}", f"Content-Range: bytes {first}-{first + len(part) - 1}/*")
+        yield part
+
+    with OddServer(answer) as server:
+        assert read(server.url + "/x", start=10) == BODY[10:]
+        assert read(server.url + "/x", start=10, end=2_500_000) == BODY[10:2_500_000]
+
+
+def test_a_part_that_leaves_out_what_the_whole_said_of_its_version() -> None:
+    """RFC 9110 says that a 206 to If-Range leaves out Last-Modified."""
+    old, new = ("Mon, 01 Jan 2024 00:00:00 GMT", BODY), ("Mon, 01 Jan 2024 00:00:07 GMT", BODY[::-1])
+
+    def answer(asked: Asked) -> Iterator[bytes]:
+        date, body = old if asked.number < 2 else new
+        if asked.headers.get("if-range", "") == date:
+            yield ranged(body, asked)
+        else:
+            yield head("200 OK", f"Content-Length: {len(body)}", f"Last-Modified: {date}")
+        yield body[asked.start : asked.start + 300_000]
+        raise Goodbye
+
+    with OddServer(answer) as server, pytest.raises(ShardChanged):
+        read(server.url + "/x")
+
+
+@pytest.mark.parametrize("location", ["http://h:99999999/x", "http://[::1/x", "http://a..b/x", "file:///etc/passwd"])
+def test_redirects_to_what_is_no_url(location: str) -> None:
+    def answer(asked: Asked) -> Iterator[bytes]:
+        yield head("302 Found", "Content-Length: 0", f"Location: {location}")
+
+    def good(asked: Asked) -> Iterator[bytes]:
+        yield ranged(BODY, asked) + BODY
+
+    with OddServer(answer) as server, OddServer(good) as other:
+        with pytest.raises(ShardUnreadable):
+            read(server.url + "/x")
+        assert read(ShardRef(server.url + "/x", ("http://[::1/x", other.url + "/x"))) == BODY
+
+
+def test_who_reads_on_after_an_interruption_misses_nothing() -> None:
+    class Rang(Exception):
+        pass
+
+    def ring(*_: object) -> None:
+        raise Rang
+
+    def answer(asked: Asked) -> Iterator[bytes]:
+        yield head("200 OK", "Transfer-Encoding: chunked")
+        yield b"%x\r\n" % len(BODY) + BODY[:1_000_000]
+        if asked.number == 0:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            server.closing.wait(10)
+        yield BODY[1_000_000:] + b"\r\n0\r\n\r\n"
+
+    before = signal.signal(signal.SIGUSR1, ring)
+    try:
+        with OddServer(answer) as server, open_stream(server.url + "/x", options=PLAIN) as stream:
+            buffer = bytearray(len(BODY))
+            with pytest.raises(Rang):
+                stream.readinto(buffer)
+            assert stream.readinto(buffer) == len(BODY)
+            assert buffer == BODY
+            assert stream.readinto(buffer) == 0
+            server.closing.set()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_who_is_cancelled_learns_nothing_about_a_server() -> None:
+    cancellation = Cancellation()
+
+    def answer(asked: Asked) -> Iterator[bytes]:
+        cancellation.cancel()
+        server.closing.wait(10)
+        yield b""
+
+    options = StreamOptions(read_timeout_s=5)
+    with OddServer(answer) as server:
+        with pytest.raises(Cancelled):
+            open_stream(server.url + "/x", options=options, cancellation=cancellation)
+        assert server.targets() == ["/v1/cluster"]
+        assert server.url not in _CACHES.known
+        server.closing.set()
