@@ -64,12 +64,13 @@ class Corpus:
         options: StreamOptions = DEFAULT_OPTIONS,
         handler: Handler = "raise",
         counts: Counts | None = None,
+        seed: int | None = None,
     ) -> Corpus:
         """Look a spec up (see `dfc.inputs.specs`). A shard that is not there goes to `handler`, and is left out when that lets
-        it; `counts` is told. ShardUnreadable when a server does not answer, or nothing is left."""
+        it; `counts` is told. `seed` chooses replicas. ShardUnreadable when a server does not answer, or nothing is left."""
         handle = resolve_handler(handler)
         shards, lost = [], []
-        for found in _look_up(resolve(spec, options=options), options):
+        for found in _look_up(resolve(spec, options=options, seed=seed), options):
             if isinstance(found, Shard):
                 shards.append(found)
                 continue

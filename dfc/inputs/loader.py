@@ -86,7 +86,7 @@ class Loader:
         if cache_dir is not None:
             options = replace(options, cache_dir=cache_dir)
         self.corpus = (
-            shards if isinstance(shards, Corpus) else Corpus.open(shards, options=options, handler=handler, counts=self.counts)
+            shards if isinstance(shards, Corpus) else Corpus.open(shards, options=options, handler=handler, counts=self.counts, seed=seed)
         )
         rules = _rules(batch_size, _window(self.corpus) if shuffle is True else shuffle, seed, equal, streams)
         self.rules = replace(rules, batches=epoch_batches)
