@@ -81,6 +81,7 @@ class Answer:
         self._what = what
         self.status = response.status
         self.headers: Headers = response.headers
+        self.early = link.spoiled  # it came before the body of the request was through
         # http.client does not say when a body ends early, so the bytes are counted here.
         self._left = response.length
         self._chunked = bool(response.chunked)

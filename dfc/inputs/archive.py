@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, Final, Literal, NamedTuple, cast
 
@@ -97,10 +98,18 @@ class SampleArchive:
         self.size += len(END_OF_ARCHIVE)
         self._write(END_OF_ARCHIVE)
         if self._compressor is not None:
-            self._file.write(self._compressor.flush())
+            self._put(self._compressor.flush())
 
     def _write(self, data: Buffer) -> None:
-        self._file.write(data if self._compressor is None else self._compressor.compress(data))
+        self._put(data if self._compressor is None else self._compressor.compress(data))
+
+    def _put(self, data: Buffer) -> None:
+        rest = memoryview(data)
+        while len(rest):
+            count = self._file.write(rest)
+            if count is None:
+                raise BlockingIOError(errno.EAGAIN, "the file takes no more: it must not be in non-blocking mode")
+            rest = rest[count:]  # raw files may take less than they are given
 
 
 def _encoded(sample: Mapping[str, Any], key: str, encode: Encode) -> Mapping[str, Any]:

@@ -83,7 +83,8 @@ class _Caches:
         self.lock = threading.Lock()
         self.clusters: dict[tuple[str, str | None], Cluster] = {}
         self.transports: dict[tuple[float, float], Transport] = {}
-        self.known: dict[str, bool] = {}  # by origin: whether it is a DFC node; survives a fork
+        # By origin, and by token since a node may tell nothing without one: whether it is a DFC node. Survives a fork.
+        self.known: dict[tuple[str, str | None], bool] = {}
 
 
 _CACHES: Final = _Caches()
@@ -163,19 +164,20 @@ def token_for(origin: str, options: StreamOptions) -> str | None:
 
 def is_cluster(origin: str, options: StreamOptions) -> bool:
     """Whether a server answers for a cluster's map like a DFC node. No when it cannot be asked now; then it is asked again."""
-    known = _CACHES.known.get(origin)
+    key = (origin, token_for(origin, options))
+    known = _CACHES.known.get(key)
     if known is None:
         known = _ask(origin, options)
         if known is None:
             return False
-        _CACHES.known[origin] = known
+        _CACHES.known[key] = known
     return known
 
 
 def is_decided(url: str, options: StreamOptions) -> bool:
     """Whether it is known what serves a URL; asks."""
     origin = origin_of(url)
-    return is_cluster(origin, options) or origin in _CACHES.known
+    return is_cluster(origin, options) or (origin, token_for(origin, options)) in _CACHES.known
 
 
 def _ask(origin: str, options: StreamOptions) -> bool | None:

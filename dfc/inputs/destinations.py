@@ -171,13 +171,15 @@ class WebDestination(Destination):
             with transport_for(self.options).request("PUT", url, headers, source) as answer:
                 location = answer.headers.get("Location")
                 if answer.status in _REDIRECTS and location:
-                    if urlsplit(urljoin(url, location))[:2] != urlsplit(url)[:2]:
-                        headers = {name: value for name, value in headers.items() if name != "Authorization"}
                     url = urljoin(url, location)
+                    if origin_of(url) != self._origin:  # it gets nothing that was meant for this server
+                        headers = {name: value for name, value in headers.items() if name not in self._headers}
                     continue
                 body = answer.read_all(ERROR_BODY_BYTES_MAX)
                 if not 200 <= answer.status < 300:
                     raise error_from_answer(answer.status, answer.headers, body, f"PUT {shown(url)}")
+                if answer.early:
+                    raise Unreachable(f"PUT {shown(url)}: was answered with {answer.status} before all of it was sent")
                 return
         raise Unreachable(f"PUT {shown(self._target)}: redirected more than {_HOPS_MAX} times")
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO, Final, NamedTuple
 
 from dfc.http.retry import Cancellation
-from dfc.inputs.base import Counts, ShardChanged, ShardUnreadable
+from dfc.inputs.base import Counts, InputError, ShardChanged, ShardUnreadable
 from dfc.inputs.streams import Stream, StreamOptions
 from dfc.inputs.urls import kind_of, local_path
 from dfc.limits import INPUT_PIPE_CHARS_KEPT, MIB
@@ -246,13 +246,22 @@ class FsspecStream(_LocalStream):
         self._file: Any = None
         facts = self._trying(lambda: self._filesystem.info(self._path))
         self.size = facts.get("size")
+        self._version = _version(facts)
+        self._begun = False
         self.etag = str(facts.get("ETag") or facts.get("etag") or "").strip('"')
         self._check_version(etag)
         self._trying(self._open)
 
     def _open(self) -> None:
+        if self._begun and _version(self._filesystem.info(self._path)) != self._version:
+            raise ShardChanged(f"{self.url} is another file than the one that was begun", url=self.url)
         self._file = self._filesystem.open(self._path, "rb", block_size=_FSSPEC_BLOCK_BYTES)
         self._file.seek(self._position)
+        self._begun = True
+
+    def _finish(self) -> None:
+        if self.size is not None and self._position < min(self.size, self._end if self._end is not None else self.size):
+            raise ShardUnreadable(f"{self.url} ended at byte {self._position} of {self.size}", url=self.url)
 
     def _some(self, view: memoryview) -> int:
         def read() -> int:
@@ -268,6 +277,8 @@ class FsspecStream(_LocalStream):
         while True:
             try:
                 return step()
+            except InputError:
+                raise
             except (FileNotFoundError, PermissionError, IsADirectoryError) as problem:
                 raise ShardUnreadable(f"{self.url}: {problem or type(problem).__name__}", url=self.url) from problem
             except (ImportError, ValueError, TypeError, NotImplementedError):
@@ -288,3 +299,10 @@ class FsspecStream(_LocalStream):
         opened, self._file = self._file, None
         if opened is not None:
             opened.close()
+
+
+def _version(facts: dict[str, Any]) -> list[Any]:
+    """What the filesystems of fsspec tell of a file that is another one after it was replaced."""
+    return [
+        facts.get(name) for name in ("size", "ETag", "etag", "generation", "created", "mtime", "LastModified", "last_modified")
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 import tarfile
 from typing import Any
 
@@ -118,6 +119,27 @@ def test_values_are_encoded_by_extension_or_function() -> None:
         pack({"__key__": "a", "cls": object()}, True, None)
     with pytest.raises(SampleBroken, match="cannot be encoded: division"):
         pack({"__key__": "a", "cls": 0}, lambda sample: {"cls": 1 / sample["cls"]}, None)
+
+
+def test_raw_files_that_take_a_part_at_a_time() -> None:
+    class Slow(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: Any, /) -> int | None:
+            stored.write(memoryview(data)[:limit])
+            return min(limit, len(data)) or None
+
+    for kind in (None, "gz"):
+        stored, whole, limit = io.BytesIO(), io.BytesIO(), 700
+        for file in (Slow(), whole):
+            archive = SampleArchive(file, kind)  # type: ignore[arg-type]
+            archive.add(pack({"__key__": "a", "bin": random.Random(1).randbytes(100_000)}, False, None))
+            archive.finish()
+        assert stored.getvalue() == whole.getvalue()
+    limit = 0
+    with pytest.raises(BlockingIOError):
+        SampleArchive(Slow(), None).finish()  # type: ignore[arg-type]
 
 
 def test_the_name_says_how_it_is_compressed() -> None:

@@ -17,11 +17,13 @@ from typing import Any
 
 import fsspec
 import pytest
+from odd_server import Asked, Goodbye, OddServer, head
 
 from dfc.errors import BadName, Forbidden, Unreachable
 from dfc.inputs.streams import StreamOptions
 from dfc.inputs.uploads import UploadFile
 from dfc.inputs.writers import ShardWriter, open_upload
+from dfc.limits import MIB
 
 
 def test_a_file_is_there_when_it_is_closed(tmp_path: Path) -> None:
@@ -253,6 +255,11 @@ def test_tokens_and_signatures_stay_where_they_belong(
         return [headers.get("Authorization") for method, _, headers in server.seen if method == "PUT"]
 
     assert put(f"{url}/a", token="given") == ["Bearer given", None]
+    assert put(f"{url}/a", direct=False, headers={"cookie": "c=1", "X-Own": "1"}) == [None, None]
+    first, second = [headers for method, _, headers in server.seen if method == "PUT"]
+    assert (first["cookie"], first["X-Own"]) == ("c=1", "1")
+    assert not {"cookie", "X-Own"} & set(second)
+    assert second["Content-MD5"] == first["Content-MD5"]
     assert put(url.replace("//", "//me:word@") + "/a") == ["Basic bWU6d29yZA==", None]
     monkeypatch.setenv("DFC_TOKEN", "mine")
     monkeypatch.setenv("DFC_URL", "http://cluster.invalid:8080")
@@ -263,6 +270,19 @@ def test_tokens_and_signatures_stay_where_they_belong(
     with caplog.at_level(logging.WARNING, "dfc.inputs"):
         del file
     assert f"{url}/a?… was not closed" in caplog.text
+
+
+def test_who_says_thanks_too_early_has_stored_nothing() -> None:
+    def answer(asked: Asked) -> Iterator[bytes]:
+        yield head("200 OK", "Content-Length: 0")
+        raise Goodbye
+
+    with OddServer(answer) as server:
+        file = open_upload(server.url + "/up.bin", options=StreamOptions(direct=False, retries=1))
+        file.write(bytes(8 * MIB))
+        with pytest.raises(Unreachable, match="before all of it was sent"):
+            file.close()
+        assert len(server.asked) == 2
 
 
 def test_a_server_that_is_not_there(web: tuple[str, type[Recorder]]) -> None:

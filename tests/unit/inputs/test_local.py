@@ -163,6 +163,26 @@ def test_fsspec() -> None:
         open_stream("nosuch://d/x.tar")
 
 
+def test_files_of_stores_that_change_or_end_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec.register_implementation("moody", Moody, clobber=True)
+    store = fsspec.filesystem("moody")
+    store.pipe("/d/y.tar", BODY)
+    buffer = bytearray(1_000_000)
+    with open_stream("moody://d/y.tar") as stream:
+        assert stream.readinto(buffer) == len(buffer)
+        store.pipe("/d/y.tar", BODY[::-1])
+        Moody.failures = 1
+        with pytest.raises(ShardChanged):
+            stream.readinto(buffer)
+    assert Moody.failures == 0
+
+    info = Moody.info
+    monkeypatch.setattr(Moody, "info", lambda self, path, **options: {**info(self, path), "size": len(BODY) + 1})
+    with pytest.raises(ShardUnreadable, match=f"at byte {len(BODY)} of {len(BODY) + 1}"):
+        read("moody://d/y.tar")
+    assert read("moody://d/y.tar", end=1000) == BODY[::-1][:1000]
+
+
 def test_gopen(path: Path) -> None:
     with gopen(str(path)) as file:
         assert isinstance(file, io.BufferedIOBase)
