@@ -2,6 +2,7 @@
 
 InputError                what a loader raises about data; `url` names the shard
  ├─ ShardUnreadable       it cannot be opened, or broke off for good after all retries
+ │   └─ ShardShort        it ends before the part that is to be read begins
  ├─ ShardBroken           it ends early, is no tar, or its compression is broken
  ├─ ShardChanged          it is another object than the one that was planned or begun
  └─ SampleBroken          a field is missing or cannot be decoded; `key` names the sample
@@ -35,6 +36,10 @@ class InputError(DfcError):
 
 class ShardUnreadable(InputError):
     code = "shard_unreadable"
+
+
+class ShardShort(ShardUnreadable):
+    code = "shard_short"
 
 
 class ShardBroken(InputError):

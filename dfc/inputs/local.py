@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO, Final, NamedTuple
 
 from dfc.http.retry import Cancellation
-from dfc.inputs.base import Counts, InputError, ShardChanged, ShardUnreadable
+from dfc.inputs.base import Counts, InputError, ShardChanged, ShardShort, ShardUnreadable
 from dfc.inputs.streams import Stream, StreamOptions
 from dfc.inputs.urls import kind_of, local_path
 from dfc.limits import INPUT_PIPE_CHARS_KEPT, MIB
@@ -125,7 +125,7 @@ class FileStream(_LocalStream):
                 self.size, self.etag = facts.st_size, file_etag(facts)
                 self._check_version(etag)
                 if start > self.size:
-                    raise ShardUnreadable(f"{path} has {self.size} bytes, and is to be read from byte {start}", url=url)
+                    raise ShardShort(f"{path} has {self.size} bytes, and is to be read from byte {start}", url=url)
                 self._file.seek(start)
                 os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
             else:

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 from dfc.http.retry import Cancellation, Cancelled
-from dfc.inputs.base import Counts, ShardRef
+from dfc.inputs.base import Counts, ShardRef, ShardShort
 from dfc.inputs.streams import Stream, StreamOptions, open_stream
 from dfc.limits import INPUT_BUFFER_BYTES, INPUT_BUFFER_BYTES_MIN, MIB, TAR_HEADER_BYTES
 from dfc.tar.compression import Decompressor, kind_of_bytes
@@ -137,9 +137,15 @@ def read_pieces(
     while True:
         job.cancellation.check()
         first, stop = (start, end) if direct else (0, None)
-        stream = open_stream(
-            ref, start=first, end=stop, etag=etag, options=options, counts=counts, cancellation=job.cancellation
-        )
+        try:
+            stream = open_stream(
+                ref, start=first, end=stop, etag=etag, options=options, counts=counts, cancellation=job.cancellation
+            )
+        except ShardShort:
+            if not first:
+                raise
+            direct = False
+            continue
         with job.reading(stream):
             piece = slots.fill(stream, INPUT_BUFFER_BYTES_MIN)
             (buffer, size), *_ = piece.parts

@@ -63,7 +63,7 @@ class Portion(list[Sample]):
 class SegmentReader:
     """Reads segments in order. `segments` may be endless: they are taken as they come near.
 
-    `readers` threads read ahead, a segment each, at most `ahead_bytes` in all (and at least two buffers of 4 MiB each).
+    `readers` threads read ahead, a segment each, at most `ahead_bytes` in all (and at least two buffers of 2 MiB each).
     `handler` decides about a shard that cannot be read to its end: go on with the next one, stop quietly, or raise. `counts`
     gets `shards`, `shards_skipped`, `samples_skipped` (that were cut off), `keys_repeated`, `shards_unended`, `size` and
     `retries`; `samples` is left to who hands them out. With `fields`, other extensions are not copied out.

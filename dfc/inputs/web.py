@@ -17,7 +17,7 @@ from dfc.errors import DfcError, RangeNotSatisfiable, ServerTrouble
 from dfc.http.blocking import Answer, Broken
 from dfc.http.problems import is_worth_retrying
 from dfc.http.retry import Cancellation, Cancelled, cancelled_by
-from dfc.inputs.base import LOG, Counts, InputError, ShardBroken, ShardChanged, ShardUnreadable
+from dfc.inputs.base import LOG, Counts, InputError, ShardBroken, ShardChanged, ShardShort, ShardUnreadable
 from dfc.inputs.streams import Stream, StreamOptions
 from dfc.inputs.urls import shown
 from dfc.inputs.websource import Source, Version, described, retry_after_s, said
@@ -227,7 +227,8 @@ class WebStream(Stream):
             return
         self._problems.append(reason)
         if len(self._sources) == 1:
-            raise ShardUnreadable("; ".join(self._problems), url=source.url) from problem
+            kind = ShardShort if isinstance(problem, RangeNotSatisfiable) else ShardUnreadable
+            raise kind("; ".join(self._problems), url=source.url) from problem
         del self._sources[self._at]
         self._at %= len(self._sources)
 

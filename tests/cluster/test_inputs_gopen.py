@@ -97,3 +97,14 @@ def test_segments_between_the_samples_that_the_index_names(stored: Cluster) -> N
         found = pairs([sample for portion in reader.portions() for sample in portion])
         assert reader.counts.size <= sum(hi - lo for lo, hi in parts) * (SIZE_BYTES + 3072) + 2 * 10240
     assert found == [member for lo, hi in parts for member in members(2)[2 * lo : 2 * hi]]
+
+
+def test_a_part_of_a_shard_that_is_compressed_to_less_than_where_it_begins(stored: Cluster) -> None:
+    """Its name does not tell, and the server only says that there is no such range."""
+    data = tar_of([(f"{number:03d}.bin", bytes(10_000)) for number in range(50)])
+    with Client(stored.url) as client:
+        client.put("b", "zeros.tar", gzip.compress(data))
+    segment = Segment(ShardRef(f"{stored.url}/b/zeros.tar"), 40 * 10_752, count=5)
+    with SegmentReader([segment]) as reader:
+        found = [sample["__key__"] for portion in reader.portions() for sample in portion]
+    assert found == [f"{number:03d}" for number in range(40, 45)]
