@@ -35,6 +35,7 @@ class _Progress:
     offset: int = 0
     skip: int = 0
     etag: str = ""
+    replica: int = -1  # which of the URLs of the shard, in alphabetic order, the etag is of; -1: any
     errors: int = 0  # not made good by samples
     fruitful: int = 0  # number of the last segment that gave a sample
 
@@ -110,6 +111,7 @@ class ShardIterator(Iterator[Sample]):
             "offset": at.offset,
             "skip": at.skip,
             "etag": at.etag,
+            "replica": at.replica,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -121,7 +123,8 @@ class ShardIterator(Iterator[Sample]):
         self.close()
         self._closed = False
         self._rules = Rules(seed=state["seed"], shuffled=state["shuffle"])
-        self._progress = _Progress(state["epoch"], state["place"], state["offset"], state["skip"], state["etag"])
+        replica = state.get("replica", -1)
+        self._progress = _Progress(state["epoch"], state["place"], state["offset"], state["skip"], state["etag"], replica)
 
     def close(self) -> None:
         """End what reads ahead; there are no more samples then."""
@@ -204,7 +207,7 @@ def _segments(refs: Sequence[ShardRef], rules: Rules, epochs: int, progress: _Pr
     """All shards from where `progress` is on. InputError when a whole epoch gave no sample: it would go on for ever."""
     number = progress.epoch * len(refs) + progress.place
     begin, end = number, epochs * len(refs)
-    offset, skip, etag = progress.offset, progress.skip, progress.etag or None
+    offset, skip, etag, replica = progress.offset, progress.skip, progress.etag or None, progress.replica
     order = None
     while number < end:
         epoch, place = divmod(number, len(refs))
@@ -215,8 +218,15 @@ def _segments(refs: Sequence[ShardRef], rules: Rules, epochs: int, progress: _Pr
                 f"no sample was found in any of {len(refs)} shards, the first is {shown(refs[0].url)}", url=refs[0].url
             )
         ref = refs[int(order[place])]
-        yield Segment(ref, offset, skip, etag=etag) if number == begin else Segment(ref)
+        yield Segment(_beginning_with(ref, replica), offset, skip, etag=etag) if number == begin else Segment(ref)
         number += 1
+
+
+def _beginning_with(ref: ShardRef, replica: int) -> ShardRef:
+    """The same shard, read from this replica if it can be: each server has etags of its own."""
+    urls = sorted((ref.url, *ref.replicas))
+    first = urls[replica] if 0 <= replica < len(urls) else ref.url
+    return ref if first == ref.url else ShardRef(first, tuple(url for url in (ref.url, *ref.replicas) if url != first))
 
 
 _PLANNED_MAX: Final = INPUT_READERS_MAX * INPUT_AHEAD_SHARDS  # a reader asks for so many segments in advance at most
@@ -235,6 +245,10 @@ def _samples(
         number = first + portion.number
         progress.epoch, progress.place = divmod(number, shards)
         progress.offset, progress.skip, progress.etag = portion.at, portion.skipped, portion.etag
+        ref, source = portion.segment.ref, portion[0]["__source__"]
+        if ref.replicas:
+            urls = sorted((ref.url, *ref.replicas))
+            progress.replica = urls.index(source) if source in urls else -1
         for sample in portion:
             progress.skip += 1
             if prepare is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import pickle
 import tarfile
 from collections.abc import Callable
@@ -237,6 +238,29 @@ def test_a_state_is_that_of_its_shards_and_its_version(shards, store):
         again.load_state_dict(state)
         with pytest.raises(ShardChanged):
             next(again)
+
+
+def test_going_on_with_the_replica_that_was_read(store):
+    urls = [store(name, tar_of("x", 9)) for name in ("p.tar", "q.tar", "r.tar")]
+    for number, url in enumerate(urls):
+        os.utime(url, (number, number))  # each has an etag of its own, as on servers of its own
+    first = lambda url: [url, *(other for other in urls if other != url)]  # noqa: E731
+    for before in urls:
+        with gopen.sharditerator_once([first(before)], handler="raise") as samples:
+            assert next(samples)["__source__"] == before
+            state = samples.state_dict()
+        for now in urls:
+            with gopen.sharditerator_once([first(now)], handler="raise") as again:
+                assert json.loads(json.dumps(state)) == state
+                again.load_state_dict(state)
+                assert [(sample["__key__"], sample["__source__"]) for sample in again] == [
+                    (f"x{n}", before) for n in range(1, 9)
+                ]
+    with gopen.sharditerator_once([first(urls[2])]) as samples:
+        assert next(samples)["__source__"] == urls[2], "without a state the first is the first"
+        state = {name: value for name, value in samples.state_dict().items() if name != "replica"}
+        samples.load_state_dict(state)
+        assert next(samples)["__key__"] == "x1", "states that were saved before replicas counted"
 
 
 def sent(samples: gopen.ShardIterator) -> gopen.ShardIterator:
