@@ -16,6 +16,7 @@ from multiprocessing.context import get_spawning_popen
 from typing import Any, Final
 
 import numpy as np
+import numpy.random  # torch seeds it in every worker; an import there, right after a fork, was seen to fail
 
 try:
     import torch
