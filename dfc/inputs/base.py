@@ -11,6 +11,7 @@ InputError                what a loader raises about data; `url` names the shard
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -77,34 +78,35 @@ class Counts:
     keys_repeated: int = 0  # a repeated extension began a new sample with the same key
     retries: int = 0  # connections that broke, or were refused, and were tried again
     errors: list[str] = field(default_factory=list)  # the first ERRORS_KEPT of them
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def add(self, **amounts: int) -> None:
         """Add to counters by name."""
-        with self._lock:
+        with _LOCK:
             for name, amount in amounts.items():
                 setattr(self, name, getattr(self, name) + amount)
 
     def note(self, problem: BaseException) -> None:
         """Keep the text of an error, unless there are many already."""
-        with self._lock:
+        with _LOCK:
             if len(self.errors) < ERRORS_KEPT:
                 self.errors.append(f"{type(problem).__name__}: {problem}")
 
     def as_dict(self) -> dict[str, Any]:
         """All counters by name, for logs."""
-        found = {name: value for name, value in vars(self).items() if name != "_lock"}
-        found["errors"] = list(self.errors)
-        return found
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.as_dict()  # a lock does not travel between processes
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+        return {**vars(self), "errors": list(self.errors)}
 
 
 ERRORS_KEPT: Final = 100
+# One for all counts, so that a child can have a new one: a thread of the parent may have held it in the moment of the fork.
+_LOCK = threading.Lock()
+
+
+def _renew_lock() -> None:
+    global _LOCK
+    _LOCK = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 # True: go on without what failed; False: end quietly; or it raises. The form of WebDataset's handlers.
 HandlerFunction = Callable[[Exception], bool]
 Handler = Literal["raise", "warn", "skip"] | HandlerFunction

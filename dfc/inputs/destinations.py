@@ -13,6 +13,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -238,10 +239,17 @@ class CommandDestination(Destination):
     def store(self, spool: BinaryIO, *, exclusive: bool = False) -> None:
         spool.seek(0)
         # What follows `pipe:` is a shell command by definition; it never comes out of data.
-        with subprocess.Popen(self._command, shell=True, stdin=subprocess.PIPE) as process:  # noqa: S602
+        with subprocess.Popen(self._command, shell=True, stdin=subprocess.PIPE, process_group=0) as process:  # noqa: S602
             assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError), process.stdin:  # its exit status says why
-                shutil.copyfileobj(spool, process.stdin, READ_BYTES)
+            try:
+                with contextlib.suppress(BrokenPipeError):  # its exit status says why
+                    shutil.copyfileobj(spool, process.stdin, READ_BYTES)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)  # or it would take what it has for all
+                raise
+            finally:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.close()
         if process.returncode:
             raise OSError(errno.EIO, f"the command ended with status {process.returncode}", self.url)
 

@@ -6,6 +6,7 @@ The lists are dlinputs' and WebDataset's. Of an extension with several parts the
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,6 +17,9 @@ import msgspec
 
 from dfc.limits import INPUT_FIELD_BYTES_MAX
 
+_PADDING: Final = re.compile(rb"\0*")  # zeros are allowed between members of gzip, and at the end
+# What follows a member is copied: a first member gets all of a field, further ones, of which there may be many, bit by bit.
+_MEMBER_BYTES: Final = 1024
 FieldFunction = Callable[[bytes], Any]
 
 NUMBERS: Final = frozenset(("cls", "cls2", "count", "index", "inx"))
@@ -82,15 +86,22 @@ def decompress(data: bytes) -> bytes:
     """What a .gz field holds, all of its members; at most INPUT_FIELD_BYTES_MAX bytes. ValueError, zlib.error when broken."""
     parts: list[bytes] = []
     left = INPUT_FIELD_BYTES_MAX
-    while data:
+    view = memoryview(data)
+    at, amount = 0, len(data)
+    while at < len(data):
         member = zlib.decompressobj(31)  # 31: with the header and the checksum of gzip
-        parts.append(member.decompress(data, left + 1))  # 0 would mean: without a bound
-        left -= len(parts[-1])
-        if left < 0:
-            raise ValueError("too large when decompressed")
-        if not member.eof:
-            raise ValueError("ends early")
-        data = member.unused_data.lstrip(b"\0")  # padding with zeros is allowed between members and at the end
+        while not member.eof:
+            if at >= len(data):
+                raise ValueError("ends early")
+            piece = view[at : at + amount]
+            parts.append(member.decompress(piece, left + 1))  # 0 would mean: without a bound
+            left -= len(parts[-1])
+            if left < 0:
+                raise ValueError("too large when decompressed")
+            at += len(piece) - len(member.unused_data)
+            amount *= 2
+        at = _PADDING.match(data, at).end()  # type: ignore[union-attr]
+        amount = _MEMBER_BYTES
     if not parts:
         raise ValueError("ends early")
     return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -213,7 +213,7 @@ def _is_shards_file(url: str) -> bool:
 def _read_shards_file(url: str, options: StreamOptions, chooser: random.Random) -> Iterator[ShardRef]:
     try:
         listed = msgspec.json.decode(_read_whole(url, options), type=_ShardsFile)
-    except msgspec.MsgspecError as problem:
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as problem:
         raise BadShardSpec(f'{shown(url)} is no list of shards, {{"shards": [[url, replica, …], …]}}: {problem}') from None
     if not listed.shards:
         raise NoShards(f"{shown(url)} lists no shard")

@@ -23,6 +23,7 @@ from dfc.inputs.encoding import encode_field
 from dfc.limits import INPUT_EXTENSIONS_KEPT
 
 DATA = Path(__file__).parents[2] / "data"
+NOISE = random.Random(1).randbytes(10_000)
 PNG = encode_field("png", np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
 
 
@@ -101,6 +102,8 @@ def test_other_data_is_what_webdataset_makes_of_it(name):
         ("mp", msgpack.packb({1: [b"x", "y"]}), {1: [b"x", "y"]}),
         ("txt.gz", gzip.compress(b"one ") + gzip.compress(b"two"), "one two"),
         ("json.gz", gzip.compress(b"[1]") + bytes(16), [1]),
+        ("bin.gz", b"\0".join((gzip.compress(b"one"), gzip.compress(b""), gzip.compress(NOISE), b"\0")), b"one" + NOISE),
+        ("bin.gz", gzip.compress(b"") * 20_000, b""),  # in a moment
         ("bin.gz", gzip.compress(b"raw"), b"raw"),
         ("bin", b"\0\1", b"\0\1"),
         ("_cls", b"7", b"7"),
@@ -135,6 +138,8 @@ def test_json_may_have_numbers_that_are_none():
         ("jpg", b"\xff\xd8\xff\xe0 nothing"),
         ("txt.gz", b"no gzip"),
         ("txt.gz", gzip.compress(b"text")[:-3]),
+        ("txt.gz", gzip.compress(b"text") + gzip.compress(b"text" * 1000)[:-3]),
+        ("txt.gz", gzip.compress(b"text") + b"more"),
         ("txt.gz", b""),
         ("npy", b"no array"),
         ("npz", b"no archive"),

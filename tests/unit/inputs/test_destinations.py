@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import logging
 import os
 import stat
@@ -20,6 +21,7 @@ import pytest
 from odd_server import Asked, Goodbye, OddServer, head
 
 from dfc.errors import BadName, Forbidden, Unreachable
+from dfc.inputs.destinations import destination_of
 from dfc.inputs.streams import StreamOptions
 from dfc.inputs.uploads import UploadFile
 from dfc.inputs.writers import ShardWriter, open_upload
@@ -110,6 +112,21 @@ def test_commands_get_it_whole_and_their_status_counts(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="ended with status 3"):
         with open_upload("pipe:exit 3") as file:
             file.write(b"x" * 1_000_000)
+
+
+def test_commands_take_no_part_for_the_whole(tmp_path: Path) -> None:
+    class Failing(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            if self.tell():
+                assert (tmp_path / "begun").open().read() == "1"  # waits for the command
+                raise MemoryError
+            return super().read(10)
+
+    os.mkfifo(tmp_path / "begun")
+    destination = destination_of(f"pipe:printf 1 > {tmp_path}/begun; cat > {tmp_path}/out; touch {tmp_path}/done")
+    with pytest.raises(MemoryError):
+        destination.store(Failing(bytes(100)))
+    assert not (tmp_path / "done").exists()
 
 
 def test_standard_output() -> None:

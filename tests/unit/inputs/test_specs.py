@@ -143,7 +143,19 @@ def test_shards_files(tmp_path: Path) -> None:
     assert {resolve(f"{at}/x.shards", seed=seed)[0].url for seed in range(20)} == {f"{at}/a.tar", "http://h/a.tar"}
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"shards": {}}', '{"shards": [1]}', '{"shards": []}', '{"shards": [[]]}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"metadata": {"a": ' + "[" * 100_000,
+        "",
+        "[]",
+        "{}",
+        '{"shards": {}}',
+        '{"shards": [1]}',
+        '{"shards": []}',
+        '{"shards": [[]]}',
+    ],
+)
 def test_shards_files_that_are_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.shards").write_text(text)
     with pytest.raises((BadShardSpec, NoShards)):
