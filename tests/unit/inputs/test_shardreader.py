@@ -403,3 +403,40 @@ def test_any_mixture_of_parts_errors_and_early_ends(shard, seed):
         for portion in reader.portions():
             found[portion.number] += keys(portion)
     assert found == expected
+
+
+def test_compressed_shards_of_several_buffers(shard):
+    """They have a thread more, which receives; it ends with them, however they end."""
+    data = bytearray(tar_of("", 8, MIB))
+    starts = starts_of(bytes(data))
+    for number, start in enumerate(starts):
+        data[start + 512 : start + 512 + MIB] = random.Random(number).randbytes(MIB)
+    packed = gzip.compress(data, 1)
+    ref = shard("x.tgz", packed)
+    with SegmentReader([Segment(ref)]) as reader:
+        found = [sample["bin"] for portion in reader.portions() for sample in portion]
+    assert found == [random.Random(number).randbytes(MIB) for number in range(8)]
+    assert read(Segment(ref, starts[5], end=starts[6])) == names("", 5, 6)
+    assert read(Segment(ref, count=2), Segment(ref, starts[1], count=1)) == [*names("", 0, 2), *names("", 1, 2)]
+    counts = Counts()
+    cut = shard("cut.tgz", packed[: len(packed) // 2])
+    assert read(Segment(cut), Segment(ref), handler="skip", counts=counts)[-8:] == names("", 0, 8)
+    assert (counts.shards, counts.shards_skipped) == (1, 1)
+    with pytest.raises(ShardUnreadable):
+        read(Segment(ShardRef(f"pipe:cat {ref.url}; exit 3")))
+    for forget in (False, True):
+        reader = SegmentReader([Segment(ref)] * 4)
+        portions = reader.portions()
+        next(portions)
+        if forget:
+            del portions, reader
+        else:
+            portions.close()
+        wait_for(lambda: not own_threads(), "the threads to end")
+    reader = SegmentReader([Segment(ShardRef(f"pipe:head -c 1000000 {ref.url}; sleep 1000"))])
+    asking = threading.Thread(target=lambda: list(reader.portions()))
+    asking.start()
+    wait_for(lambda: reader.counts.size >= 1_000_000 or len(own_threads()) == 2, "the command to fall silent")
+    reader.close()
+    asking.join(10)
+    assert not asking.is_alive()
