@@ -24,6 +24,7 @@ from dfc.limits import INPUT_AHEAD_BYTES, INPUT_AHEAD_SHARDS, INPUT_READERS_MAX
 EPOCHS: Final = 1_000_000  # as it was published: for ever
 MAXERRS: Final = 10  # likewise
 _STATE_VERSION: Final = 1
+_PLANNED_MAX: Final = INPUT_READERS_MAX * INPUT_AHEAD_SHARDS  # a reader asks for so many segments in advance at most
 
 
 @dataclass
@@ -227,9 +228,6 @@ def _beginning_with(ref: ShardRef, replica: int) -> ShardRef:
     urls = sorted((ref.url, *ref.replicas))
     first = urls[replica] if 0 <= replica < len(urls) else ref.url
     return ref if first == ref.url else ShardRef(first, tuple(url for url in (ref.url, *ref.replicas) if url != first))
-
-
-_PLANNED_MAX: Final = INPUT_READERS_MAX * INPUT_AHEAD_SHARDS  # a reader asks for so many segments in advance at most
 
 
 def _samples(
