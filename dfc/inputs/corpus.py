@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -87,18 +88,20 @@ class Corpus:
     def __len__(self) -> int:
         return len(self.shards)
 
-    @property
+    @cached_property
     def indexed(self) -> bool:
         """Whether the number of samples of every shard is known."""
         return all(shard.samples is not None for shard in self.shards)
 
-    @property
+    @cached_property
     def counts(self) -> Integers:
         """Samples of each shard. ValueError that names a shard whose number is not known."""
         for shard in self.shards:
             if shard.samples is None:
                 raise ValueError(f"the number of samples of {shard.ref.url} is not known: it has no index of a DFC cluster")
-        return np.array([shard.samples for shard in self.shards], dtype=np.int64)
+        counts = np.array([shard.samples for shard in self.shards], dtype=np.int64)
+        counts.flags.writeable = False
+        return counts
 
     @property
     def samples(self) -> int:
@@ -110,7 +113,7 @@ class Corpus:
         """Bytes of all shards as far as they are known."""
         return sum(shard.size or 0 for shard in self.shards)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """A checksum of all versions, in hex: equal when the same samples have the same numbers."""
         hasher = xxhash.xxh3_128()

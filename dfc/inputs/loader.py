@@ -80,13 +80,15 @@ class Loader:
         self.shuffle = shuffle
         self.handler = handler
         self.maxerrs = maxerrs
-        self.processing = Processing(fields, decode, pickle, transform)
+        self.processing = Processing(fields, decode, pickle, transform, collate)
         self._collate = collate
         self._reading = Reading(self.processing.wanted, ahead_bytes)
         if cache_dir is not None:
             options = replace(options, cache_dir=cache_dir)
         self.corpus = (
-            shards if isinstance(shards, Corpus) else Corpus.open(shards, options=options, handler=handler, counts=self.counts, seed=seed)
+            shards
+            if isinstance(shards, Corpus)
+            else Corpus.open(shards, options=options, handler=handler, counts=self.counts, seed=seed)
         )
         rules = _rules(batch_size, _window(self.corpus) if shuffle is True else shuffle, seed, equal, streams)
         self.rules = replace(rules, batches=epoch_batches)
@@ -169,7 +171,9 @@ class Loader:
                 return
             while batch := list(islice(good, self.batch_size)):
                 self.counts.add(samples=len(batch))
-                yield self._collated(batch, policy)
+                made = [self._collated(batch, policy)]
+                del batch  # nothing of it is held while the next one is made
+                yield made.pop()
         except Ended:
             return
 
@@ -199,7 +203,6 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """The next epoch, or what is left of the one that a state was loaded of."""
-        self.close()
         running = self._iterate(*self.progress.begin())
         self._running = weakref.ref(running)
         return running
@@ -232,7 +235,7 @@ class Loader:
         self.progress.load_state_dict(state, self.place.ranks, 1)
 
     def close(self) -> None:
-        """End an iteration that was left before its end, with its threads."""
+        """End the last iteration, if it was left before its end, with its threads. One that nobody holds has ended already."""
         running, self._running = self._running, None
         iteration = None if running is None else running()
         if iteration is not None:

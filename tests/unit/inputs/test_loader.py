@@ -304,6 +304,17 @@ def test_mistakes_are_named(folder: Path) -> None:
         Loader(spec(folder), epoch_batches=0)
 
 
+def test_two_iterations_at_a_time(folder: Path) -> None:
+    """Are two epochs; the state is that of the second."""
+    with Loader(spec(folder), 8) as loader, Loader(spec(folder), 8) as other:
+        whole = [labels(other), labels(other)]
+        first, second = iter(loader), iter(loader)
+        pairs = list(zip(first, second, strict=True))
+        assert labels(batch for batch, _ in pairs) == whole[0]
+        assert labels(batch for _, batch in pairs) == whole[1]
+        assert loader.epoch == 2
+
+
 def test_a_loader_left_in_the_middle_ends_its_threads(folder: Path) -> None:
     before = threading.active_count()
     loader = Loader(spec(folder), 2)
