@@ -27,11 +27,11 @@ import pictures
 import resnet
 import torch
 import torch.distributed as dist
-from dfc.inputs.torch import DataLoader, ShardDataset
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dfc.inputs.mapstyle import MapDataset
+from dfc.inputs.torch import DataLoader, ShardDataset
 
 PICTURES = ("jpg", "jpeg", "png")
 WARMUP_EPOCHS = 5
@@ -72,7 +72,9 @@ class Trainer:
         self.view = View(options.size, options.seed, train=True)
         # Rank and ranks come from torch.distributed. All ranks get equally many batches, all of them full.
         self.dataset = ShardDataset(options.train, options.batch_size, seed=options.seed, decode=False, transform=self.view)
-        self.loader = DataLoader(self.dataset, num_workers=options.workers, pin_memory=device.type == "cuda")
+        self.loader = DataLoader(
+            self.dataset, options.workers, persistent_workers=options.workers > 0, pin_memory=device.type == "cuda"
+        )
         self.epoch = self.step = 0
         self.mean = torch.tensor(pictures.MEAN, device=device).reshape(1, 3, 1, 1)
         self.deviation = torch.tensor(pictures.DEVIATION, device=device).reshape(1, 3, 1, 1)
