@@ -45,6 +45,7 @@ class UploadFile(io.BufferedIOBase):
         self._exclusive = exclusive
         self._autocommit = autocommit
         self._failed: BaseException | None = None
+        self._forgotten = False
         self._handled = sys.exc_info()[1]  # what was being handled when it was opened
         self._process = os.getpid()
         self._spool = destination.open_spool(directory)
@@ -81,7 +82,9 @@ class UploadFile(io.BufferedIOBase):
         if self.closed:
             return
         problem = sys.exc_info()[1]
-        if problem is not None and problem is not self._handled:
+        if self._forgotten:
+            self.__del__()
+        elif problem is not None and problem is not self._handled:
             # A text layer, a compressor or fsspec's OpenFile closes it so when their `with` block fails.
             LOG.warning("%s was not stored: it was closed because of %r", shown(self.name), problem)
             self.discard()
@@ -132,6 +135,11 @@ class UploadFile(io.BufferedIOBase):
             if self._process == os.getpid():
                 LOG.warning("%s was not closed, so it was not stored", shown(self.name))
             self.discard()
+
+    def _dealloc_warn(self, _source: object) -> None:
+        """Text layers and buffers that are forgotten call this of what is below them, to have it warn, before they close it
+        (CPython's `io`; elsewhere nobody calls it)."""
+        self._forgotten = True
 
     def _open_spool(self) -> BinaryIO:
         if self._spool is None or self.closed:

@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -67,12 +67,30 @@ def test_an_exception_stores_nothing_and_leaves_what_was_there(tmp_path: Path) -
 
 
 def test_a_forgotten_file_is_not_stored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = open_upload(tmp_path / "out.bin")
+    file: Any = open_upload(tmp_path / "out.bin")
     file.write(b"half")
     with caplog.at_level(logging.WARNING, "dfc.inputs"):
         del file
     assert os.listdir(tmp_path) == []
     assert "out.bin was not closed, so it was not stored" in caplog.text
+    (tmp_path / "out.txt").write_text("whole")
+    layers: list[Callable[[Any], Any]] = [
+        io.TextIOWrapper,
+        io.BufferedWriter,
+        lambda file: io.TextIOWrapper(io.BufferedWriter(file)),
+    ]
+    for layer in layers:
+        caplog.clear()
+        file = layer(open_upload(tmp_path / "out.txt"))
+        file.write("half" if isinstance(file, io.TextIOWrapper) else b"half")
+        file.flush()
+        with caplog.at_level(logging.WARNING, "dfc.inputs"):
+            del file
+        assert (tmp_path / "out.txt").read_text() == "whole"
+        assert "out.txt was not closed, so it was not stored" in caplog.text
+        with layer(open_upload(tmp_path / "out.bin")) as file:
+            file.write("done" if isinstance(file, io.TextIOWrapper) else b"done")
+        assert (tmp_path / "out.bin").read_text() == "done"
 
 
 def test_exclusive_files_replace_nothing(tmp_path: Path) -> None:
