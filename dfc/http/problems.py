@@ -78,7 +78,7 @@ def error_from_answer(status: int, headers: Headers, body: bytes, what: str) -> 
     """The error that a status of 300 or more stands for; `what`, method and URL, is for answers that say nothing themselves."""
     try:
         problem = msgspec.json.decode(body, type=_Body).error
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         problem = _Problem()
     kind = _BY_STATUS.get(status)
     if kind is None or kind.code != problem.code:

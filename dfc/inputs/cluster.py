@@ -184,7 +184,7 @@ def _ask(origin: str, options: StreamOptions) -> bool | None:
     try:
         data = fetch_map(origin, token_for(origin, options), transport_for(options))
         return bool(ClusterMap.decode(data).cluster_id)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
     except Cancelled:
         raise  # it says nothing about the server

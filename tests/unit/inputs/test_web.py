@@ -529,6 +529,30 @@ def test_who_reads_on_after_an_interruption_misses_nothing() -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        b'{"x": ' + b"[" * 50_000,
+        b'{"cluster_id": "\xff"}',
+        b'{"error": {"code": "\xff"}}',
+        b'{"error": {"x":' + b"[" * 50_000,
+        b"",
+    ],
+)
+def test_answers_that_are_no_json_are_of_no_dfc_node(said: bytes) -> None:
+    def answer(asked: Asked) -> Iterator[bytes]:
+        if asked.target == "/x":
+            yield ranged(BODY, asked) + BODY
+            return
+        yield head("200 OK" if asked.target == "/v1/cluster" else "404 No", f"Content-Length: {len(said)}") + said
+
+    options = StreamOptions(read_timeout_s=5)
+    with OddServer(answer) as server:
+        assert read(server.url + "/x", options=options) == BODY
+        with pytest.raises(ShardUnreadable, match="404"):
+            read(server.url + "/y", options=options)
+
+
 def test_who_is_cancelled_learns_nothing_about_a_server() -> None:
     cancellation = Cancellation()
 
