@@ -90,6 +90,7 @@ class SegmentReader:
         self._lanes = [Lane(options, self.counts, slots) for _ in range(readers)]
         self._planned: deque[tuple[int, Segment]] = deque()
         self._closed = False
+        self.number = 0  # of the segment that is being read
         # Also when it is forgotten, and when the interpreter ends.
         self._finalizer = weakref.finalize(self, _close_all, self._lanes)
 
@@ -102,6 +103,7 @@ class SegmentReader:
             self._plan()
             while self._planned and not self._closed:
                 number, segment = self._planned.popleft()
+                self.number = number
                 try:
                     yield from self._read(number, segment)
                 except Cancelled:

@@ -6,7 +6,6 @@ which one small request for each end finds out. Where they are not, whole shards
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -53,9 +52,10 @@ def part_slots(corpus: Corpus, part: Part, start: int, reading: Reading, counts:
                     lane = i % count
                     found = next(lanes[lane])
                     after = following[lane] + len(found) * count
-                    waiting.update(zip(range(following[lane], after, count), found, strict=True))
+                    fresh = range(following[lane], after, count)
+                    waiting.update(zip(fresh, found, strict=True))
                     following[lane] = after
-                    for other in gone & waiting.keys():
+                    for other in gone.intersection(fresh) if gone else ():
                         gone.remove(other)
                         del waiting[other]
                 if repeated is not None and i // count >= repeated[i % count]:
@@ -82,7 +82,7 @@ def _lane_slots(
 ) -> Generator[list[Sample] | list[InputError], None, None]:
     """The samples of these runs, exactly as many as they have: errors stand in the places of those that cannot be had."""
     lengths: list[int] = []
-    problems: deque[InputError] = deque()  # one for each segment that came short
+    problems: dict[int, InputError] = {}  # of segments that came short, or turned out to be damaged at their end
 
     def segments() -> Iterator[Segment]:
         for run in runs:
@@ -91,10 +91,21 @@ def _lane_slots(
 
     def keep(problem: Exception) -> bool:
         assert isinstance(problem, InputError)
-        problems.append(problem)
+        problems[reader.number] = problem
         return True
 
     number = given = 0
+    # The last sample of a segment waits for its end: only there the checksum of a whole shard is compared.
+    last: list[Sample] = []
+
+    def ended(stop: int) -> Iterator[list[Sample] | list[InputError]]:
+        for segment in range(number, stop):
+            problem = problems.pop(segment, None)
+            if problem is not None:
+                yield [problem] * (lengths[segment] - (given if segment == number else 0))
+            else:
+                yield last
+
     with SegmentReader(
         segments(),
         options=corpus.options,
@@ -105,16 +116,15 @@ def _lane_slots(
         fields=reading.fields,
     ) as reader:
         for portion in reader.portions():
-            while number < portion.number:
-                if given < lengths[number]:
-                    yield [problems.popleft()] * (lengths[number] - given)
-                number, given = number + 1, 0
+            if number < portion.number:
+                yield from ended(portion.number)
+                number, given = portion.number, 0
+            if given + len(portion) == lengths[number]:
+                last = [portion.pop()]
             given += len(portion)
-            yield portion
-    for length in lengths[number:]:
-        if given < length:
-            yield [problems.popleft()] * (length - given)
-        given = 0
+            if portion:
+                yield portion
+        yield from ended(len(lengths))
 
 
 def _segment(corpus: Corpus, run: Run) -> Segment:
