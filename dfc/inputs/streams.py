@@ -127,11 +127,12 @@ def open_stream(
     web = tuple(url for url in urls if kind_of(url) in ("web", "cluster"))
     problems: list[ShardUnreadable] = []
     for url in urls:
+        planned = etag if url == urls[0] else None  # what is elsewhere has etags of another making
         try:
             if url not in web:
-                return open_local(url, start, end, etag, options, counts, cancellation)
+                return open_local(url, start, end, planned, options, counts, cancellation)
             if url == web[0]:
-                return WebStream(web, start, end, etag, options, counts, cancellation)
+                return WebStream(web, start, end, planned, options, counts, cancellation)
         except ShardUnreadable as problem:
             problems.append(problem)
     if len(problems) == 1:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from email.utils import formatdate
+from pathlib import Path
 
 import pytest
 from odd_server import Asked, Goodbye, Hangup, OddServer, head, ranged
@@ -518,7 +519,7 @@ def test_who_reads_on_after_an_interruption_misses_nothing() -> None:
     try:
         with OddServer(answer) as server, open_stream(server.url + "/x", options=PLAIN) as stream:
             buffer = bytearray(len(BODY))
-            with pytest.raises(Rang):
+            with pytest.raises(Rang):  # noqa: PT012  (the signal may come before the read begins)
                 reading.set()
                 stream.readinto(buffer)
             assert stream.readinto(buffer) == len(BODY)
@@ -551,6 +552,22 @@ def test_answers_that_are_no_json_are_of_no_dfc_node(said: bytes) -> None:
         assert read(server.url + "/x", options=options) == BODY
         with pytest.raises(ShardUnreadable, match="404"):
             read(server.url + "/y", options=options)
+
+
+def test_files_and_servers_step_in_for_each_other_though_etags_differ(tmp_path: Path) -> None:
+    (tmp_path / "x.tar").write_bytes(BODY)
+
+    def answer(asked: Asked) -> Iterator[bytes]:
+        if asked.target == "/gone":
+            yield head("404 Gone", "Content-Length: 0")
+        else:
+            yield ranged(BODY, asked, 'ETag: "v1"') + BODY[asked.start :]
+
+    with OddServer(answer) as server:
+        assert read(ShardRef(server.url + "/gone", (f"{tmp_path}/x.tar",)), etag="0" * 32) == BODY
+        assert read(ShardRef(f"{tmp_path}/gone", (server.url + "/x",)), etag="5-0") == BODY
+        with pytest.raises(ShardChanged):
+            read(ShardRef(f"{tmp_path}/x.tar", (server.url + "/x",)), etag="5-0")
 
 
 def test_who_is_cancelled_learns_nothing_about_a_server() -> None:
