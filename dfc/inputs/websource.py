@@ -105,7 +105,7 @@ def described(answer: Answer) -> tuple[int, Version]:
             raise Broken("a partial answer without a Content-Range")
         version.size = None if match[3] == "*" else int(match[3])
         return int(match[1]), version
-    version.size = answer.length if answer.length is not None else _as_number(headers.get("Content-Length"))
+    version.size = answer.length  # a Content-Length beside chunks means nothing
     return 0, version
 
 

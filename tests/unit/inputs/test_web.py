@@ -570,6 +570,15 @@ def test_files_and_servers_step_in_for_each_other_though_etags_differ(tmp_path: 
             read(ShardRef(f"{tmp_path}/x.tar", (server.url + "/x",)), etag="5-0")
 
 
+def test_a_length_beside_chunks_means_nothing() -> None:
+    def answer(asked: Asked) -> Iterator[bytes]:
+        yield head("200 OK", "Transfer-Encoding: chunked", f"Content-Length: {len(BODY) // 2}")
+        yield b"%x\r\n" % len(BODY) + BODY + b"\r\n0\r\n\r\n"
+
+    with OddServer(answer) as server:
+        assert read(server.url + "/x") == BODY
+
+
 def test_who_is_cancelled_learns_nothing_about_a_server() -> None:
     cancellation = Cancellation()
 
