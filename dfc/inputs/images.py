@@ -14,9 +14,11 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dfc.inputs.batchmemory import empty
 from dfc.limits import INPUT_IMAGE_PIXELS_MAX
 
 Pixels = NDArray[np.uint8]
+Room = Callable[[tuple[int, ...], Any], NDArray[Any]]  # makes an array of a shape and a type
 
 
 class Form(NamedTuple):
@@ -98,13 +100,16 @@ def image_decoder(form: str) -> Callable[[bytes], Any]:
     if kind == "torch":
         from dfc.inputs.images_torch import to_tensor
 
-        return lambda data: to_tensor(_decode_array(data, real, mode))
+        return lambda data: to_tensor(_decode_array(data, real, mode, np.empty))
     return partial(_decode_array, real=real, mode=mode)
 
 
-def _decode_array(data: bytes, real: bool, mode: str) -> NDArray[Any]:
-    """Shape (height, width, channels), or (height, width) for mode L; uint8, or float32 in [0, 1]. ValueError, OSError."""
-    pixels = _decode_jpeg(data, mode) if data[:2] == b"\xff\xd8" else None
+def _decode_array(data: bytes, real: bool, mode: str, room: Room = empty) -> NDArray[Any]:
+    """Shape (height, width, channels), or (height, width) for mode L; uint8, or float32 in [0, 1]. ValueError, OSError.
+
+    `room` gives the array where the decoder allows that.
+    """
+    pixels = _decode_jpeg(data, mode, np.empty if real else room) if data[:2] == b"\xff\xd8" else None
     if pixels is None:
         image = _open(data)
         if image.mode.startswith(("I", "F")):
@@ -112,12 +117,13 @@ def _decode_array(data: bytes, real: bool, mode: str) -> NDArray[Any]:
         pixels = np.array(image if image.mode == mode else image.convert(mode), np.uint8)
     if not real:
         return pixels
-    values = pixels.astype(np.float32)
+    values = room(pixels.shape, np.float32)
+    values[:] = pixels
     values /= np.float32(255)  # not times 1/255, which rounds every second value otherwise than the other libraries
     return values
 
 
-def _decode_jpeg(data: bytes, mode: str) -> Pixels | None:
+def _decode_jpeg(data: bytes, mode: str, room: Room) -> Pixels | None:
     """None for what only Pillow can decode, or must judge: CMYK, damaged data."""
     library = _simplejpeg()
     if library is None:
@@ -127,7 +133,8 @@ def _decode_jpeg(data: bytes, mode: str) -> Pixels | None:
         _check_size(width, height)
         if colors in ("CMYK", "YCCK"):
             return None
-        pixels: Pixels = library.decode_jpeg(data, "GRAY" if mode == "L" else mode)
+        pixels: Pixels = room((height, width, 1 if mode == "L" else len(mode)), np.uint8)
+        library.decode_jpeg(data, "GRAY" if mode == "L" else mode, buffer=pixels)
     except TooLarge:
         raise
     except ValueError:

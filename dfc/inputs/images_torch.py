@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 try:
@@ -12,9 +11,12 @@ try:
 except ImportError:
     raise ImportError("this form of pictures needs torch: pip install 'dfc[torch]'") from None
 
+from dfc.inputs.batchmemory import empty
+
 
 def to_tensor(pixels: NDArray[Any]) -> Any:
     """The same numbers with the channels first: (height, width, channels) becomes (channels, height, width)."""
-    return torch.from_numpy(
-        np.ascontiguousarray(pixels.transpose(2, 0, 1)) if pixels.ndim == 3 else np.ascontiguousarray(pixels)
-    )
+    turned = pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels
+    found = empty(turned.shape, pixels.dtype)
+    found[...] = turned
+    return torch.from_numpy(found)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dfc.inputs.base import InputError, Sample
+from dfc.inputs.batchmemory import outside
 from dfc.inputs.decoding import Decoder, Spec, broken
 from dfc.inputs.repair import Slot
 
@@ -14,7 +15,12 @@ class Processing:
     """From an undecoded sample to what is batched. An error instead of it passes, or comes out when it cannot be decoded."""
 
     def __init__(
-        self, fields: Sequence[str] | None, decode: Spec, pickle: bool, transform: Callable[[Sample], Any] | None
+        self,
+        fields: Sequence[str] | None,
+        decode: Spec,
+        pickle: bool,
+        transform: Callable[[Sample], Any] | None,
+        collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         if isinstance(fields, str):
             raise ValueError(f"fields= takes a list of extensions, not {fields!r}")
@@ -23,6 +29,7 @@ class Processing:
         self.wanted = None if self._fields is None else frozenset(name for names in self._fields for name in names)
         self._decoder = Decoder(decode, pickle=pickle)
         self._transform = transform
+        self._stays = transform is None and collate is None  # what is decoded is what is batched
         # Samples are to stay as they are.
         self.nothing = fields is None and transform is None and (decode is False or decode is None)
 
@@ -30,7 +37,8 @@ class Processing:
         if isinstance(slot, InputError):
             return slot
         try:
-            item: Any = self._decoder(slot if self._fields is None else _chosen(slot, self._fields))
+            chosen = slot if self._fields is None else _chosen(slot, self._fields)
+            item: Any = self._decoder(chosen) if self._stays else outside(self._decoder, chosen)
             if self._transform is not None:
                 try:
                     item = self._transform(item)

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from dfc.inputs.base import SampleBroken
+from dfc.inputs.batchmemory import stack, writing
 from dfc.inputs.decoding import broken
 from dfc.inputs.filters.stages import Filter
 
@@ -61,7 +62,13 @@ def combine(values: list[Any], combine_tensors: bool = True, combine_scalars: bo
     if torch is None or not combine_tensors or not isinstance(first, torch.Tensor):
         return values
     alike = all(isinstance(value, torch.Tensor) and value.shape == first.shape for value in values)
-    return torch.stack(values) if alike else values
+    if not alike:
+        return values
+    if writing() is None:
+        return torch.stack(values)
+    from dfc.inputs.batchmemory_torch import stack_tensors
+
+    return stack_tensors(values)
 
 
 def _stack_arrays(values: list[Any], expand: bool) -> Any:
@@ -76,7 +83,7 @@ def _stack_arrays(values: list[Any], expand: bool) -> Any:
         return _expanded(values) if expand and len({value.ndim for value in values}) == 1 else values
     if dtype.hasobject:
         return values
-    return np.stack(values)
+    return stack(values)
 
 
 def _expanded(values: list[Any]) -> Any:
