@@ -16,9 +16,11 @@ from dfc.client.client import Client
 from dfc.client.reader import ObjectReader
 from dfc.errors import NotFound, NotSeekable, PreconditionFailed, RangeNotSatisfiable
 from dfc.inputs.cluster import cluster_at
+from dfc.inputs.destinations import FileDestination
 from dfc.inputs.fsmembers import Info, file_info, find_members, folder_info, member_info
-from dfc.inputs.fspaths import MEMBERS, Place, as_os_errors, folders_of, parent_of, place_of, strip_protocol
+from dfc.inputs.fspaths import Place, as_os_errors, folders_of, parent_of, place_of, strip_protocol
 from dfc.inputs.streams import StreamOptions
+from dfc.inputs.uploads import UploadFile
 from dfc.inputs.urls import origin_of
 
 PARALLEL: Final = 16  # requests of one call for many ranges or objects
@@ -189,7 +191,7 @@ class DfcReads(AbstractFileSystem):  # type: ignore[misc]
     def get_file(self, rpath: str, lpath: Any, callback: Any = DEFAULT_CALLBACK, outfile: Any = None, **options: Any) -> None:
         """Store a file locally: whole and verified, or not at all."""
         rpath = self._strip_protocol(rpath)
-        if outfile is not None or MEMBERS in rpath or hasattr(lpath, "write"):
+        if outfile is not None or hasattr(lpath, "write"):
             super().get_file(rpath, lpath, callback=callback, outfile=outfile, **options)
             return
         info = self.info(rpath)
@@ -200,6 +202,10 @@ class DfcReads(AbstractFileSystem):  # type: ignore[misc]
         with as_os_errors(rpath):
             place = place_of(rpath)
             callback.set_size(info["size"])
+            if place.member is not None:
+                with UploadFile(FileDestination(os.fspath(lpath), self._options)) as target:
+                    super().get_file(rpath, None, callback=callback, outfile=target, **options)
+                return
             self.client.get_to_file(place.bucket, place.name, lpath, resume=False, progress=callback.relative_update)
 
     # What the methods above share.

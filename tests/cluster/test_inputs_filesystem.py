@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import multiprocessing
 import os
 import pickle
+import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from harness import Cluster
 
 from dfc.checksum import checksum_of
 from dfc.inputs.filesystem import DfcFileSystem
+from dfc.inputs.fsreads import DfcFile
 from dfc.inputs.writers import TarWriter
 
 TOKEN = "a-secret-of-the-tests"
@@ -246,6 +249,36 @@ def test_members_of_shards(fs: DfcFileSystem, bucket: str, ending: str) -> None:
         with pytest.raises(OSError, match="read only") as caught:
             use()
         assert caught.value.errno == errno.EROFS
+
+
+def test_members_are_fetched_whole_and_not_beyond_their_folder(
+    fs: DfcFileSystem, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = io.BytesIO()
+    with tarfile.open(fileobj=body, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name in ("a/one.bin", "two.bin", "../above.bin", "a/../../beside.bin"):
+            member = tarfile.TarInfo(name)
+            member.size = 100_000
+            tar.addfile(member, io.BytesIO(name[-9:].encode() * 20_000))
+    path = f"{bucket}/s.tar"
+    fs.pipe(path, body.getvalue())
+    (tmp_path / "to").mkdir()
+    fs.get(f"{path}//a/one.bin", f"{tmp_path}/to/one.bin")
+    fs.get(f"{path}//two.bin", f"{tmp_path}/to/sub/two.bin")
+    assert (tmp_path / "to" / "one.bin").read_bytes() == (b"a/one.bin" * 20_000)[:100_000]
+    assert (tmp_path / "to" / "sub" / "two.bin").stat().st_size == 100_000
+    with pytest.raises(ValueError, match="outside"):  # fsspec looks after that
+        fs.get(f"{path}//", f"{tmp_path}/to/all/", recursive=True)
+    assert not [*tmp_path.glob("*.bin"), *tmp_path.glob("to/above*"), *tmp_path.glob("to/beside*")]
+
+    def fail(*_: object) -> bytes:
+        raise ConnectionError("no more")
+
+    (tmp_path / "to" / "one.bin").write_bytes(b"before")
+    monkeypatch.setattr(DfcFile, "_fetch_range", fail)
+    with pytest.raises(ConnectionError):
+        fs.get(f"{path}//a/one.bin", f"{tmp_path}/to/one.bin")
+    assert (tmp_path / "to" / "one.bin").read_bytes() == b"before"
 
 
 def test_members_of_what_is_no_shard(fs: DfcFileSystem, bucket: str) -> None:
