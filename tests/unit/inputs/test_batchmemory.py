@@ -19,6 +19,8 @@ from dfc.inputs.batchmemory import Reader, Writer, address, empty, outside, stac
 from dfc.inputs.batchmemory_torch import Sending, stack_tensors
 
 SHAPE = (3, 50)
+# Samples of a batch, what becomes of it, and which one of those that are held is dropped.
+STEP = st.tuples(st.integers(1, 40), st.sampled_from(["keep", "slice", "drop", "late"]), st.integers(0, 100))
 
 
 class Line:
@@ -84,11 +86,7 @@ def test_any_part_of_a_batch_keeps_it(line: Line) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.integers(1, 40), st.sampled_from(["keep", "slice", "drop", "late"]), st.integers(0, 100)), max_size=40
-    )
-)
+@given(st.lists(STEP, max_size=40))
 def test_random_holding(steps: list[tuple[int, str, int]]) -> None:
     line = Line(3)
     held: list[Any] = []
@@ -241,6 +239,23 @@ def test_a_forked_process_frees_nothing(line: Line) -> None:
     assert len({each["x"].data_ptr() for each in (batch, *kept)}) == 6
 
 
+def test_a_process_that_a_worker_forks_frees_nothing(line: Line) -> None:
+    def collate(batch: Any) -> Any:
+        child = os.fork()
+        if child == 0:  # pragma: no cover
+            batch.clear()
+            line.writer.done()
+            gc.collect()
+            os._exit(0)
+        os.waitpid(child, 0)
+        return batch
+
+    batch = line.pass_on(5, collate=collate)
+    for value in range(5):
+        check(line.pass_on(value))
+    check(batch)
+
+
 # What is placed where.
 
 
@@ -317,7 +332,8 @@ def test_all_kinds_of_tensors_arrive(line: Line) -> None:
     assert found["channels_last"].is_contiguous(memory_format=torch.channels_last)
     assert isinstance(found["parameter"], torch.nn.Parameter)
     assert [each.tolist() for each in found["sizes"]] == [each.tolist() for each in sizes]
-    assert (found["tuple"][0] == 3).all() and found["tuple"][1] == "text"
+    assert (found["tuple"][0] == 3).all()
+    assert found["tuple"][1] == "text"
     assert found["turned"].stride() == torch.zeros(4, *SHAPE).mT.stride()
     assert (found["turned"] == 6).all()
     assert found["pair"][0] == 1

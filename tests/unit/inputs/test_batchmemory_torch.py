@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import io
+import multiprocessing
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,8 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
-def load(
-    shards: str, epochs_batches: int = BATCHES, *, workers: int = WORKERS, batch: int = BATCH, **options: Any
-) -> DataLoader:
-    dataset = ShardDataset(shards, batch, epoch_batches=epochs_batches, shuffle=8, seed=3)
+def load(shards: str, batches: int = BATCHES, *, workers: int = WORKERS, **options: Any) -> DataLoader:
+    dataset = ShardDataset(shards, BATCH, epoch_batches=batches, shuffle=8, seed=3)
     return DataLoader(dataset, workers, **options)
 
 
@@ -78,6 +77,11 @@ def check(batch: Any) -> None:
     assert batch["npy"].shape == (len(batch["cls"]), SIDE, SIDE)
     assert (batch["npy"] == batch["cls"].reshape(-1, 1, 1)).all()
     assert batch["cls"].tolist() == [int(key) for key in batch["__key__"]]
+
+
+def end(loader: Any) -> None:
+    """Persistent workers."""
+    loader._iterator._shutdown_workers()
 
 
 def in_slot(tensor: torch.Tensor) -> bool:
@@ -106,7 +110,7 @@ def test_what_is_held_stays_what_it_was(shards: str, context: str) -> None:
                 check(part)
     assert count == 3 * BATCHES
     assert 1 <= len(places) <= WORKERS * 4
-    loader._iterator._shutdown_workers()
+    end(loader)
 
 
 def test_all_batches_of_an_epoch_at_once(shards: str) -> None:
@@ -178,7 +182,7 @@ def test_persistent_workers_that_are_left_early(shards: str) -> None:
                 break
     for batch in (*loader, *kept):
         check(batch)
-    loader._iterator._shutdown_workers()
+    end(loader)
 
 
 def test_two_loaders_in_turn(shards: str) -> None:
@@ -197,22 +201,14 @@ def test_a_worker_that_is_killed(shards: str) -> None:
     batches = iter(loader)
     kept = [next(batches) for _ in range(3)]
     first = kept[0]["npy"].clone()
-    victim = next(process for process in _children() if process)
-    os.kill(victim, signal.SIGKILL)
+    os.kill(next(process.pid for process in multiprocessing.active_children() if process.pid), signal.SIGKILL)
     with pytest.raises(RuntimeError, match="worker"):
-        for batch in batches:
-            check(batch)
+        list(batches)
     for batch in kept:
         check(batch)
     for batch in loader:
         check(batch)
     assert torch.equal(kept[0]["npy"], first)
-
-
-def _children() -> list[int]:
-    import multiprocessing
-
-    return [process.pid for process in multiprocessing.active_children() if process.pid]
 
 
 def test_batches_are_as_good_as_others(shards: str, tmp_path: Path) -> None:
@@ -230,7 +226,8 @@ def test_batches_are_as_good_as_others(shards: str, tmp_path: Path) -> None:
     for other in batches:
         check(other)
     loss.backward()
-    assert weights.grad is not None and weights.grad.sum() > 0
+    assert weights.grad is not None
+    assert weights.grad.sum() > 0
     assert torch.equal(moved, wanted * 2 + 1)
 
 
@@ -274,19 +271,19 @@ def test_single_samples(shards: str) -> None:
 
 
 @pytest.fixture
-def plain(pictures: dict[str, str]) -> Iterator[Any]:
+def plain(pictures: dict[str, str]) -> Callable[..., list[Any]]:
     def find(name: str, **options: Any) -> list[Any]:
         """What a loader gives in this process."""
         with Loader(pictures[name], 6, shuffle=False, **options) as loader:
             return list(loader)
 
-    yield find
+    return find
 
 
 @pytest.mark.parametrize("form", ["rgb8", "rgb", "l8", "rgba8", "torchrgb8", "torchrgb"])
 @pytest.mark.parametrize("name", ["alike", "unlike", "mixed"])
 def test_pictures(pictures: dict[str, str], plain: Any, name: str, form: str) -> None:
-    options = {"decode": form, "handler": "skip", "maxerrs": 100}
+    options: dict[str, Any] = {"decode": form, "handler": "skip", "maxerrs": 100}
     wanted = plain(name, **options)
     found = list(DataLoader(ShardDataset(pictures[name], 6, shuffle=False, **options), 1))
     assert len(found) == len(wanted) == 6
