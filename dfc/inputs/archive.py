@@ -8,7 +8,7 @@ from typing import Any, BinaryIO, Final, Literal, NamedTuple, cast
 
 from dfc.checksum import Buffer
 from dfc.inputs.base import Sample, SampleBroken
-from dfc.limits import KIB
+from dfc.limits import KIB, SAMPLE_RECORDS_MAX
 from dfc.tar.compressor import open_compressor
 from dfc.tar.index import index_kind
 from dfc.tar.samples import split_key
@@ -68,6 +68,10 @@ def pack(sample: Mapping[str, Any], encode: Encode, last_key: str | None) -> Rec
             raise SampleBroken(f"{key!r}: {problem}", key=key) from None
     if not seen:
         raise SampleBroken(f"{key!r} is a sample without a field", key=key)
+    if len(seen) > SAMPLE_RECORDS_MAX:
+        raise SampleBroken(
+            f"{key!r} has {len(seen)} fields: readers would take more than {SAMPLE_RECORDS_MAX} for two", key=key
+        )
     return Record(key, pieces, sum(map(len, pieces)), payload)
 
 
@@ -131,7 +135,7 @@ def _bytes_of(value: Any, extension: str, key: str) -> Buffer:
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, memoryview):
-        return value.cast("B") if value.contiguous else bytes(value)
+        return value.cast("B") if value.c_contiguous else bytes(value)
     if not isinstance(value, bytes | bytearray):
         raise SampleBroken(f"the field {extension!r} of {key!r} is no bytes but {type(value).__name__}", key=key)
     return value

@@ -7,6 +7,7 @@ import random
 import tarfile
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,12 +102,19 @@ def test_equal_samples_give_equal_bytes_in_any_order_of_fields() -> None:
         ({"__key__": "x" * 5000, "txt": b""}, "tar member"),
         ({"__key__": "\udc80", "txt": b""}, "encode"),
         ({"__key__": "before", "txt": b""}, "sample before"),
+        ({"__key__": "a"} | {f"f{number}": b"" for number in range(4097)}, "4097 fields"),
     ],
 )
 def test_samples_that_would_not_come_back_are_refused(sample: dict[str, Any], message: str) -> None:
     with pytest.raises(SampleBroken, match=message) as caught:
         pack(sample, False, "before")
     assert caught.value.key == (sample.get("__key__") if isinstance(sample.get("__key__"), str) else "")
+
+
+def test_memory_in_any_order_is_written_as_rows() -> None:
+    rows = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    for array in (rows, np.asfortranarray(rows), np.repeat(rows, 2, axis=1)[:, ::2]):
+        assert bytes(pack({"__key__": "a", "bin": array.data}, False, None).pieces[1]) == rows.tobytes()
 
 
 def test_values_are_encoded_by_extension_or_function() -> None:
