@@ -218,8 +218,8 @@ class DataLoader(data.DataLoader[Any]):  # type: ignore[misc]
     """torch's DataLoader for a `ShardDataset`; it counts the batches that it hands out, to be resumed at any of them.
 
     All options of torch's, but for those about making batches. The state is that of the last batch that was handed out,
-    however many the workers have made ahead. Batches lie in memory that workers use again once nothing of them is alive,
-    which takes fewer than half of their time beside `reuse_memory=False`.
+    however many the workers have made ahead. Batches of workers lie in memory that is used again once nothing of them is
+    alive in this process; `reuse_memory=False` has all of them copied into new memory instead, as torch does it.
     """
 
     dataset: ShardDataset
