@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
+from operator import index
 from typing import Any, Final, Literal
 
 from dfc.inputs.base import Counts, Handler, Sample, SampleBroken
@@ -47,7 +48,7 @@ class Loader:
     `decode` is that of `dfc.inputs.decoding`; `transform` gets each decoded sample, and what it returns is batched by
     `collate` (a function of a list). `handler` and `maxerrs`: see docs/inputs.md. `epoch_batches` sets the batches of each
     rank in an epoch; without an index (other servers than DFC) more than one rank or worker cannot do without.
-    `cache_dir` keeps whole shards as local files. A `Corpus` has its options already.
+    `cache_dir` keeps whole shards as local files. A `Corpus` has its other options already.
     Raises ShardUnreadable, ValueError.
     """
 
@@ -74,6 +75,7 @@ class Loader:
         ahead_bytes: int = INPUT_AHEAD_BYTES,
         options: StreamOptions = DEFAULT_OPTIONS,
     ) -> None:
+        batch_size, seed = None if batch_size is None else index(batch_size), index(seed)
         self.place = Place(rank, ranks)
         self.counts = Counts()
         self.batch_size = batch_size
@@ -83,13 +85,16 @@ class Loader:
         self.processing = Processing(fields, decode, pickle, transform, collate)
         self._collate = collate
         self._reading = Reading(self.processing.wanted, ahead_bytes)
+        if isinstance(shards, Corpus):
+            if options not in (DEFAULT_OPTIONS, shards.options):
+                raise ValueError("a corpus has its options already: give options= to Corpus.open")
+            options = shards.options
         if cache_dir is not None:
             options = replace(options, cache_dir=cache_dir)
-        self.corpus = (
-            shards
-            if isinstance(shards, Corpus)
-            else Corpus.open(shards, options=options, handler=handler, counts=self.counts, seed=seed)
-        )
+        if isinstance(shards, Corpus):
+            self.corpus = replace(shards, options=options)
+        else:
+            self.corpus = Corpus.open(shards, options=options, handler=handler, counts=self.counts, seed=seed)
         rules = _rules(batch_size, _window(self.corpus) if shuffle is True else shuffle, seed, equal, streams)
         self.rules = replace(rules, batches=epoch_batches)
         if self.rules.scattered and not self.corpus.indexed:
@@ -203,12 +208,11 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """The next epoch, or what is left of the one that a state was loaded of."""
-        running = self._iterate(*self.progress.begin())
+        running = self._iterate(*self.progress.begin(), self.progress.iteration)
         self._running = weakref.ref(running)
         return running
 
-    def _iterate(self, epoch: int, delivered: int) -> Generator[Any, None, None]:
-        iteration = self.progress.iteration
+    def _iterate(self, epoch: int, delivered: int, iteration: int) -> Generator[Any, None, None]:
         with closing(self.batches(self.place, epoch, delivered)) as batches:
             for batch in batches:
                 if self.progress.iteration == iteration:

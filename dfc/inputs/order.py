@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import index
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -87,7 +88,7 @@ class Rules:
 
 def draw_seed(*numbers: int) -> int:
     """A seed below 2^63 that follows from these numbers."""
-    return xxhash.xxh3_64_intdigest(b"".join(number.to_bytes(8, "little") for number in numbers)) >> 1
+    return xxhash.xxh3_64_intdigest(b"".join(index(number).to_bytes(8, "little") for number in numbers)) >> 1
 
 
 def shard_order(count: int, rules: Rules, epoch: int, round_number: int = 0) -> Integers:
@@ -146,7 +147,7 @@ class Epoch:
         """The numbers of the samples at these positions, which are neighbours if the order is scattered."""
         at = positions % self.total
         if self._scatter is not None:
-            turns = np.flatnonzero(np.diff(at) < 0) + 1  # back to the front
+            turns = np.flatnonzero(np.diff(at) <= 0) + 1  # back to the front
             runs = [run for run in np.split(at, turns) if len(run)]
             return np.concatenate([self._scatter.ordinals(int(run[0]), int(run[-1]) + 1) for run in runs])
         turn = np.searchsorted(self._ends, at, side="right")

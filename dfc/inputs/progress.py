@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import index
 from typing import Any, Protocol
 
 from dfc.inputs.base import Counts, ShardChanged
@@ -65,7 +66,7 @@ class Progress:
         """The next iteration begins behind so many batches of this epoch."""
         if epoch < 0 or delivered < 0:
             raise ValueError(f"there is no epoch {epoch} with {delivered} batches")
-        self.epoch, self.delivered, self._pending = epoch, delivered, True
+        self.epoch, self.delivered, self._pending = index(epoch), delivered, True
         self.iteration += 1
 
     def state_dict(self, ranks: int, workers: int) -> State:

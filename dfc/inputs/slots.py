@@ -180,6 +180,8 @@ def dealt_slots(
     while True:
         seed = draw_seed(rules.seed, epoch, place.rank, place.ranks, place.worker, place.workers, round_number)
         order = shard_order(len(corpus), rules, epoch, round_number).tolist()
+        # Who had nothing in the round before gets another shard in this one, also in an order that is always the same.
+        order = order[empty % len(order) :] + order[: empty % len(order)]
         found = 0
         # Nothing moves from one round into another: all samples come before any comes again.
         with closing(_dealt(corpus, order, place, reading, policy, counts)) as samples:

@@ -14,11 +14,13 @@ import pytest
 from job_shards import samples, tar_of
 
 from dfc.inputs.base import Counts, InputError, SampleBroken, ShardBroken, ShardChanged, ShardUnreadable
+from dfc.inputs.corpus import Corpus
 from dfc.inputs.loader import Loader
 from dfc.inputs.order import Place
 from dfc.inputs.processing import Processing
 from dfc.inputs.progress import Progress
 from dfc.inputs.repair import Ended, Policy, repaired
+from dfc.inputs.streams import StreamOptions
 
 UNEVEN = (7, 0, 13, 5, 31)
 TOTAL = sum(UNEVEN)
@@ -102,6 +104,39 @@ def test_shards_are_dealt_out(folder: Path, readers: tuple[int, int]) -> None:
 def test_readers_that_share_a_shard_take_its_samples_in_turn(folder: Path) -> None:
     loader = Loader(f"{folder}/s-4.tar", 1, epoch_batches=9, shuffle=False)
     assert [labels(loader.batches(Place(rank, 3), 0))[:3] for rank in range(3)] == [[25, 28, 31], [26, 29, 32], [27, 30, 33]]
+
+
+def test_readers_of_empty_shards_get_others(folder: Path) -> None:
+    """Also in an order that is the same in every round; so do those who share a shard of fewer samples than they are."""
+    loader = Loader(spec(folder), 1, epoch_batches=3, shuffle=False)
+    assert [labels(loader.batches(Place(rank, 5), 0)) for rank in range(5)][:2] == [[0, 1, 2], [7, 8, 9]]
+    assert all(len(labels(loader.batches(Place(rank, 40), 0))) == 3 for rank in range(40))
+
+
+def test_numbers_of_numpy_are_numbers(folder: Path) -> None:
+    with Loader(spec(folder), np.int64(4), seed=np.int64(3)) as loader, Loader(spec(folder), 4, seed=3) as same:
+        loader.set_epoch(np.int64(2))
+        same.set_epoch(2)
+        assert labels(loader) == labels(same)
+        loader.set_epoch(np.int64(2))
+        assert json.dumps(loader.state_dict())
+
+
+def test_an_iteration_that_begins_after_the_epoch_was_set_does_not_count(folder: Path) -> None:
+    with Loader(spec(folder), 4) as loader:
+        early = iter(loader)
+        loader.set_epoch(5)
+        next(early)
+        assert loader.state_dict()["batches"] == 0
+        assert len(list(loader)) == TOTAL // 4
+
+
+def test_a_corpus_may_be_cached(folder: Path, tmp_path: Path) -> None:
+    corpus = Corpus.open(spec(folder))
+    assert Loader(corpus, cache_dir=str(tmp_path)).corpus.options.cache_dir == str(tmp_path)
+    assert corpus.options.cache_dir is None
+    with pytest.raises(ValueError, match="its options already"):
+        Loader(corpus, options=StreamOptions(token="t"))
 
 
 def test_nothing_to_go_through_again_is_an_error(folder: Path) -> None:
