@@ -218,11 +218,11 @@ class DfcReads(AbstractFileSystem):  # type: ignore[misc]
                 return None
             raise
 
-    def read_part(self, path: str, start: int, end: int, etag: str | None) -> bytes:
-        """A range of the version with that etag; OSError(ESTALE) when it is another by now."""
+    def read_part(self, path: str, start: int, end: int | None, etag: str | None) -> bytes:
+        """A range of the version with that etag (`end` None: the rest); OSError(ESTALE) when it is another by now."""
         with as_os_errors(path):
             place = place_of(path)
-            with self._reader(place, start, end - start) as reader:
+            with self._reader(place, start, None if end is None else end - start) as reader:
                 if etag and reader.info.etag != etag:
                     raise PreconditionFailed("it was replaced while it was read")
                 return reader.readall()
@@ -290,7 +290,7 @@ class DfcFile(AbstractBufferedFile):  # type: ignore[misc]
         if start >= end:
             return b""
         if self.details.get("compressed"):
-            whole: bytes = self.fs.cat_file(self.path)
+            whole: bytes = self.fs.read_part(self.path, 0, None, self.details["ETag"])
             return whole[start:end]
         part: bytes = self.fs.read_part(self.path, start, end, self.details["ETag"])
         return part

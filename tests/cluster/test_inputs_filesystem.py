@@ -211,6 +211,24 @@ def test_a_file_that_is_replaced_while_it_is_read(fs: DfcFileSystem, bucket: str
     assert caught.value.errno == errno.ESTALE
 
 
+@pytest.mark.parametrize("ending", ["tar", "tgz"])
+def test_a_shard_that_is_replaced_while_a_member_is_read(fs: DfcFileSystem, bucket: str, ending: str, tmp_path: Path) -> None:
+    path = f"{bucket}/s.{ending}"
+    for body in (b"a" * 1000, b"b" * 5000):
+        with TarWriter(tmp_path / f"s.{ending}") as writer:
+            writer.write({"__key__": "m", "bin": body})
+        if body[:1] == b"b":
+            file = fs.open(f"{path}//m.bin")
+        fs.put(str(tmp_path / f"s.{ending}"), path)
+    with file:
+        if ending == "tgz":  # such a member was read whole when it was opened
+            assert file.read() == b"a" * 1000
+        with pytest.raises(OSError, match="replaced") as caught:
+            file._fetch_range(0, 1000)
+    assert caught.value.errno == errno.ESTALE
+    assert fs.cat(f"{path}//m.bin") == b"b" * 5000
+
+
 @pytest.mark.parametrize("ending", ["tar", "tgz", "tar.zst"])
 def test_members_of_shards(fs: DfcFileSystem, bucket: str, ending: str) -> None:
     local = Path(f"/dev/shm/dfc-test-{os.getpid()}.{ending}")
