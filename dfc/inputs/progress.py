@@ -49,6 +49,11 @@ class Progress:
         self.iteration += 1
         return self.epoch, self.delivered
 
+    @property
+    def ahead(self) -> int:
+        """How many batches the next iteration leaves out, because they were delivered before a state was saved."""
+        return self.delivered if self._pending else 0
+
     def add(self) -> None:
         """One more batch was delivered."""
         self.delivered += 1

@@ -32,15 +32,19 @@ from dfc.inputs.batchmemory import AVAILABLE, Reader, Writer
 from dfc.inputs.batchmemory_torch import Sending
 from dfc.inputs.corpus import Corpus
 from dfc.inputs.loader import Loader
-from dfc.inputs.order import Place, batches_before
+from dfc.inputs.order import Place, batches_before, draw_seed
 from dfc.inputs.progress import BatchSource, Progress, State, check_state, make_state
 from dfc.limits import LOADER_BATCHES_HELD, LOADER_WORKERS_MAX
 
 _COUNTERS: Final = tuple(field.name for field in fields_of(Counts) if field.type == "int")
-# Columns of row 0 of the shared tensor: where the next iterations begin, and the workers of the state that says so (0: any).
-_EPOCH, _DELIVERED, _WORKERS = range(3)
+# Columns of row 0 of the shared tensor: where the next iterations begin, the workers of the state that says so (0: any), and
+# how often that was said.
+_EPOCH, _DELIVERED, _WORKERS, _TURN = range(4)
 _PREFETCHED: Final = 2  # torch's default
-_BEGUN: Final = 0  # column of row 1 + w, of worker w: iterations that it has begun since; then its counters
+# Columns of row 1 + w, of worker w: the iteration that it began last and its epoch, in one number, so that nobody reads halves
+# (0: none), and the turn of row 0 that it was of; then its counters.
+_BEGUN, _OF_TURN, _COUNTED = range(3)
+_EPOCH_BITS: Final = 32
 _UPDATE_BATCHES: Final = 16  # after so many the counters are shared; of single samples, which are many, not after each
 
 
@@ -76,9 +80,10 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
         self.driven = False  # by a DataLoader of this module, which says where each iteration begins
         self.memory: Writer | None = None  # in a worker: where batches are made
         self._planned = {name: getattr(self.source.counts, name) for name in _COUNTERS}
-        self._shared = torch.zeros((1 + LOADER_WORKERS_MAX, 1 + len(_COUNTERS)), dtype=torch.int64).share_memory_()
+        self._shared = torch.zeros((1 + LOADER_WORKERS_MAX, _COUNTED + len(_COUNTERS)), dtype=torch.int64).share_memory_()
         self._loaded: State | None = None  # of this worker alone
         self._running: tuple[int, int, int] | None = None  # epoch, part, and batches of it delivered in this process
+        self._iterations = 0  # that began in this process
 
     @property
     def place(self) -> Place:
@@ -92,7 +97,7 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
     @property
     def counts(self) -> Counts:
         """What all workers have read and left out, up to now or up to some batches ago."""
-        rows = self._shared[1:, 1:].sum(dim=0).tolist()
+        rows = self._shared[1:, _COUNTED:].sum(dim=0).tolist()
         totals = {name: self._planned[name] + row for name, row in zip(_COUNTERS, rows, strict=True)}
         return Counts(**totals, errors=list(self.source.counts.errors))
 
@@ -101,14 +106,14 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
         """The epoch that is running, or comes next."""
         if self.driven:
             return self.progress.epoch
-        return int(self._shared[0, _EPOCH]) + max(0, int(self._shared[1:, _BEGUN].max()) - 1)
+        return max(self._begun(), default=int(self._shared[0, _EPOCH]))
 
     def __len__(self) -> int:
         return self.source.length(self.place.ranks)
 
     def set_epoch(self, epoch: int) -> None:
         """Which epoch the next iteration is. What was loaded of that epoch stays loaded."""
-        if self._shared[1:, _BEGUN].any():
+        if not self.driven and self._begun():
             self.progress.reset(epoch)
         else:
             self.progress.set_epoch(epoch)
@@ -117,8 +122,35 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
 
     def start(self, epoch: int, delivered: int = 0, workers: int = 0) -> None:
         """The next iteration begins behind so many batches of an epoch, the one after it at the beginning of the next."""
-        self._shared[1:, _BEGUN] = 0
-        self._shared[0, _EPOCH], self._shared[0, _DELIVERED], self._shared[0, _WORKERS] = epoch, delivered, workers
+        self._shared[0, :_TURN] = torch.tensor([epoch, delivered, workers])
+        self._shared[0, _TURN] += 1
+
+    def _begun(self) -> list[int]:
+        """The epochs of the iterations that have begun since `start`."""
+        rows = self._shared[1:, : _OF_TURN + 1].numpy()
+        begun = rows[(rows[:, _BEGUN] != 0) & (rows[:, _OF_TURN] == int(self._shared[0, _TURN])), _BEGUN]
+        return [int(epoch) for epoch in begun & ((1 << _EPOCH_BITS) - 1)]
+
+    def _next_epoch(self, worker: int) -> int:
+        """The epoch of an iteration that begins here: the same in all its workers, whichever begins first, and whatever others
+        have begun, of this number of workers or another, or have come too late for."""
+        info = data.get_worker_info()
+        # torch draws a number for all workers of an iteration; those that persist have one for all of theirs.
+        base = int.from_bytes(os.urandom(7), "little") if info is None else info.seed - info.id
+        self._iterations += 1
+        key = draw_seed(base % (1 << 63), self._iterations) >> _EPOCH_BITS or 1
+        rows = self._shared[1:, _BEGUN].tolist()
+        if rows[worker] >> _EPOCH_BITS == key:  # an earlier one of the same number: torch was seeded again
+            key ^= 1 << 30
+        epoch = next((row & (1 << _EPOCH_BITS) - 1 for row in rows if row >> _EPOCH_BITS == key), None)
+        if epoch is None:
+            epoch = max((begun + 1 for begun in self._begun()), default=int(self._shared[0, _EPOCH]))
+        self._note(worker, key, epoch)
+        return epoch
+
+    def _note(self, worker: int, key: int, epoch: int) -> None:
+        self._shared[1 + worker, _OF_TURN] = self._shared[0, _TURN]
+        self._shared[1 + worker, _BEGUN] = key << _EPOCH_BITS | epoch
 
     def check_workers(self, workers: int) -> None:
         """ValueError when the state that was loaded is of another number of workers."""
@@ -132,15 +164,17 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
         own = self._shared[1 + worker]
         if self._loaded is not None:
             epoch, part, done = self._loaded["epoch"], self._loaded["part"], self._loaded["batches"]
-            own[_BEGUN] = epoch + 1 - int(self._shared[0, _EPOCH])
+            self._note(worker, 1, epoch)
             self._loaded = None
         else:
-            begun = int(own[_BEGUN])
-            epoch = int(self._shared[0, _EPOCH]) + begun
-            delivered = 0 if begun else int(self._shared[0, _DELIVERED])
+            if self.driven:  # each iteration is told where it begins
+                epoch = int(self._shared[0, _EPOCH])
+                self._note(worker, 1, epoch)
+            else:
+                epoch = self._next_epoch(worker)
+            delivered = int(self._shared[0, _DELIVERED]) if epoch == int(self._shared[0, _EPOCH]) else 0
             if delivered:
                 self.check_workers(workers)
-            own[_BEGUN] = begun + 1
             # DataLoader takes a batch from each worker in turn, beginning with worker 0: so that it goes on where it was.
             part = (worker + delivered) % workers
             done = batches_before(delivered, part, workers)
@@ -150,7 +184,7 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
 
     def _iterate(self, place: Place, epoch: int, done: int, own: torch.Tensor) -> Generator[Any, None, None]:
         counts = self.source.counts
-        row = own.numpy()[1:]
+        row = own.numpy()[_COUNTED:]
         base = row - [getattr(counts, name) for name in _COUNTERS]
         batches = self.source.batches(place, epoch, done)
         try:
@@ -178,7 +212,7 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
         ranks = self.place.ranks
         info = data.get_worker_info()
         if info is None and self._running is None:
-            if self._shared[1:, _BEGUN].any():
+            if self._begun():
                 raise RuntimeError("workers read this dataset: take state_dict() of the DataLoader, of dfc.inputs.torch")
             epoch, delivered = int(self._shared[0, _EPOCH]), int(self._shared[0, _DELIVERED])
             return make_state(self.source, ranks, int(self._shared[0, _WORKERS]) or 1, epoch, delivered)
@@ -255,10 +289,11 @@ class DataLoader(data.DataLoader[Any]):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Any]:
         """The next epoch, or what is left of the one that a state was loaded of."""
         progress = self.dataset.progress
-        self.dataset.check_workers(self._workers)
+        if progress.ahead:
+            self.dataset.check_workers(self._workers)
         epoch, delivered = progress.begin()
         self.dataset.start(epoch, delivered, self._workers)
-        return self._counted(super().__iter__(), progress)
+        return self._counted(super().__iter__(), progress, progress.iteration)
 
     def _get_iterator(self) -> Any:
         """torch's, for each iteration or once with persistent workers. What workers send is received as long as it lives."""
@@ -273,8 +308,7 @@ class DataLoader(data.DataLoader[Any]):  # type: ignore[misc]
         iterator.batch_memory = reader
         return iterator
 
-    def _counted(self, batches: Iterator[Any], progress: Progress) -> Iterator[Any]:
-        iteration = progress.iteration
+    def _counted(self, batches: Iterator[Any], progress: Progress, iteration: int) -> Iterator[Any]:
         try:
             for batch in batches:
                 if progress.iteration == iteration:  # or else another one has begun meanwhile
@@ -294,12 +328,17 @@ class DataLoader(data.DataLoader[Any]):  # type: ignore[misc]
             self._iterator = None  # of persistent workers: the next iteration starts new ones
 
     def state_dict(self) -> State:
-        """Where it is, as plain values: to be saved with a checkpoint."""
+        """Where it is, as plain values: to be saved with a checkpoint. RuntimeError with `in_order=False`."""
+        if not getattr(self, "in_order", True):
+            raise RuntimeError(
+                "with in_order=False batches come as they are made: no number of them tells which were delivered"
+            )
         return self.dataset.progress.state_dict(self.dataset.place.ranks, self._workers)
 
     def load_state_dict(self, state: State) -> None:
         """Go on behind the batches that were handed out. ValueError for the state of something else, ShardChanged."""
         self.dataset.progress.load_state_dict(state, self.dataset.place.ranks, self._workers)
+        self.dataset.start(state["epoch"], state["batches"], self._workers)
 
     @property
     def _workers(self) -> int:

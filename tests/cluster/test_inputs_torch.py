@@ -211,6 +211,81 @@ def test_an_epoch_that_is_left_early_ends_its_workers(spec: str) -> None:
     assert len(list(loader)) == len(loader)
 
 
+class _Late:
+    """Keeps the last worker from its first iteration until it was said once more where iterations begin."""
+
+    def __init__(self, turns: int) -> None:
+        self.turns = turns
+
+    def __call__(self, worker: int) -> None:
+        info = torch.utils.data.get_worker_info()
+        if worker == info.num_workers - 1:
+            wait_for(lambda: int(info.dataset._shared[0, 3]) >= self.turns, "the next iteration")
+
+
+def test_who_looks_at_one_batch_first_loses_nothing(spec: str) -> None:
+    """Also when not all workers have begun by then, and whoever looks: each epoch is whole, and of one order."""
+    whole = [labels(_epoch_of(spec, epoch)) for epoch in range(3)]
+
+    loader = DataLoader(ShardDataset(spec, 4), 2, persistent_workers=True, worker_init_fn=_Late(2))
+    next(iter(loader))
+    loader.set_epoch(0)
+    assert [labels(loader) for _ in range(2)] == whole[:2]
+
+    dataset = ShardDataset(spec, 4)
+    plain = torch.utils.data.DataLoader(
+        dataset, batch_size=None, num_workers=2, persistent_workers=True, worker_init_fn=_Late(1)
+    )
+    next(iter(plain))
+    dataset.set_epoch(0)
+    assert [labels(plain) for _ in range(2)] == whole[:2]
+    assert dataset.epoch == 1
+
+    dataset = ShardDataset(spec, 4)
+    next(iter(dataset))
+    assert labels(torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2)) == whole[1]
+    found = labels(torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=3))
+    assert {label for batch in found for label in batch} == set(range(TOTAL))
+
+
+def test_torch_seeded_again_makes_other_epochs_all_the_same(spec: str) -> None:
+    dataset = ShardDataset(spec, 4)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2)
+    found = []
+    for _ in range(3):
+        torch.manual_seed(0)
+        found.append(labels(loader))
+    assert found == [labels(_epoch_of(spec, epoch)) for epoch in range(3)]
+
+
+def _epoch_of(spec: str, epoch: int) -> DataLoader:
+    loader = DataLoader(ShardDataset(spec, 4), 2)
+    loader.set_epoch(epoch)
+    return loader
+
+
+def test_going_back_to_a_state_in_the_same_program(spec: str) -> None:
+    loader = DataLoader(ShardDataset(spec, 4), 2)
+    running = iter(loader)
+    begun = labels(next(running) for _ in range(5))
+    state = loader.state_dict()
+    rest = labels(running)
+    loader.load_state_dict(state)
+    loader.set_epoch(loader.epoch)  # keeps the place in it
+    assert labels(loader) == rest
+    loader.set_epoch(0)
+    assert labels(loader) == begun + rest
+    # The next epoch may be of another number of workers.
+    assert len(labels(DataLoader(loader.dataset, 3))) == len(loader)
+
+
+def test_there_is_no_state_of_batches_that_come_as_they_are_made(spec: str) -> None:
+    loader = DataLoader(ShardDataset(spec, 4), 2, in_order=False)
+    assert len(labels(loader)) == len(loader)
+    with pytest.raises(RuntimeError, match="in_order"):
+        loader.state_dict()
+
+
 def test_a_dataset_travels(spec: str) -> None:
     dataset = ShardDataset(spec, 4, seed=2, fields=["cls"], decode={"cls": int})
     copy = pickle.loads(pickle.dumps(dataset))  # noqa: S301

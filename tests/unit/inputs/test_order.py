@@ -179,6 +179,11 @@ def test_split_has_no_gaps(total: int, parts: int) -> None:
     assert all(left[1] == right[0] for left, right in pairwise(bounds))
 
 
+def test_one_sample_is_repeated_as_often_as_it_takes() -> None:
+    for rules in (Rules(4), Rules(4, scattered=True)):
+        assert delivered(Part(epoch_of([0, 1], rules, 0), Place())) == [0] * 4
+
+
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     counts = [50] * 20
     orders = {
