@@ -111,7 +111,7 @@ class TarWriter:
             self.abort()
             raise
         if self._upload is not None:
-            self._upload.close()
+            self._upload.commit()  # whatever is being handled: who closes a writer in an `except` block wants what it has
 
     def abort(self) -> None:
         """Store nothing. A file that was given is left without an end of archive, so that it does not look complete."""

@@ -186,6 +186,17 @@ def test_tar_writers_store_nothing_after_an_exception(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_writers_store_what_they_have_when_they_are_closed_in_a_handler(tmp_path: Path) -> None:
+    for writer in (TarWriter(tmp_path / "one.tar"), ShardWriter(f"{tmp_path}/many-%d.tar")):
+        writer.write(samples(1)[0])
+        try:
+            raise StopIteration
+        except StopIteration:
+            writer.close()
+    assert sorted(os.listdir(tmp_path)) == ["many-0.tar", "one.tar"]
+    assert (tmp_path / "many-0.tar").read_bytes() == (tmp_path / "one.tar").read_bytes()
+
+
 def fail_after_one(writer: TarWriter) -> None:
     with writer:
         writer.write(samples(1)[0])
