@@ -45,6 +45,7 @@ _PREFETCHED: Final = 2  # torch's default
 # (0: none), and the turn of row 0 that it was of; then its counters.
 _BEGUN, _OF_TURN, _COUNTED = range(3)
 _EPOCH_BITS: Final = 32
+_EPOCH_MASK: Final = (1 << _EPOCH_BITS) - 1
 _UPDATE_BATCHES: Final = 16  # after so many the counters are shared; of single samples, which are many, not after each
 
 
@@ -127,9 +128,13 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
 
     def _begun(self) -> list[int]:
         """The epochs of the iterations that have begun since `start`."""
-        rows = self._shared[1:, : _OF_TURN + 1].numpy()
-        begun = rows[(rows[:, _BEGUN] != 0) & (rows[:, _OF_TURN] == int(self._shared[0, _TURN])), _BEGUN]
-        return [int(epoch) for epoch in begun & ((1 << _EPOCH_BITS) - 1)]
+        now = int(self._shared[0, _TURN])
+        return [begun & _EPOCH_MASK for begun, turn in self._rows() if begun and turn == now]
+
+    def _rows(self) -> list[tuple[int, int]]:
+        """What each worker began last, and the turn that it was of."""
+        turns = self._shared[1:, _OF_TURN].tolist()  # first: `_note` writes it last
+        return list(zip(self._shared[1:, _BEGUN].tolist(), turns, strict=True))
 
     def _next_epoch(self, worker: int) -> int:
         """The epoch of an iteration that begins here: the same in all its workers, whichever begins first, and whatever others
@@ -139,18 +144,23 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
         base = int.from_bytes(os.urandom(7), "little") if info is None else info.seed - info.id
         self._iterations += 1
         key = draw_seed(base % (1 << 63), self._iterations) >> _EPOCH_BITS or 1
-        rows = self._shared[1:, _BEGUN].tolist()
-        if rows[worker] >> _EPOCH_BITS == key:  # an earlier one of the same number: torch was seeded again
+        now = int(self._shared[0, _TURN])
+        rows = self._rows()  # once: others begin meanwhile
+        if rows[worker][0] >> _EPOCH_BITS == key:  # an earlier one of the same number: torch was seeded again
             key ^= 1 << 30
-        epoch = next((row & (1 << _EPOCH_BITS) - 1 for row in rows if row >> _EPOCH_BITS == key), None)
-        if epoch is None:
-            epoch = max((begun + 1 for begun in self._begun()), default=int(self._shared[0, _EPOCH]))
-        self._note(worker, key, epoch)
+        for begun, turn in rows:
+            if begun >> _EPOCH_BITS == key:
+                epoch, now = begun & _EPOCH_MASK, turn
+                break
+        else:
+            since = [begun & _EPOCH_MASK for begun, turn in rows if begun and turn == now]
+            epoch = max(since) + 1 if since else int(self._shared[0, _EPOCH])
+        self._note(worker, key, epoch, now)
         return epoch
 
-    def _note(self, worker: int, key: int, epoch: int) -> None:
-        self._shared[1 + worker, _OF_TURN] = self._shared[0, _TURN]
+    def _note(self, worker: int, key: int, epoch: int, turn: int) -> None:
         self._shared[1 + worker, _BEGUN] = key << _EPOCH_BITS | epoch
+        self._shared[1 + worker, _OF_TURN] = turn
 
     def check_workers(self, workers: int) -> None:
         """ValueError when the state that was loaded is of another number of workers."""
@@ -164,12 +174,12 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
         own = self._shared[1 + worker]
         if self._loaded is not None:
             epoch, part, done = self._loaded["epoch"], self._loaded["part"], self._loaded["batches"]
-            self._note(worker, 1, epoch)
+            self._note(worker, 1, epoch, int(self._shared[0, _TURN]))
             self._loaded = None
         else:
             if self.driven:  # each iteration is told where it begins
                 epoch = int(self._shared[0, _EPOCH])
-                self._note(worker, 1, epoch)
+                self._note(worker, 1, epoch, int(self._shared[0, _TURN]))
             else:
                 epoch = self._next_epoch(worker)
             delivered = int(self._shared[0, _DELIVERED]) if epoch == int(self._shared[0, _EPOCH]) else 0
