@@ -230,10 +230,12 @@ class CachedStream(Stream):
         self.size = whole = os.fstat(file.fileno()).st_size
         start = min(start, whole)
         self._left = max(0, (whole if end is None else min(end, whole)) - start)
+        # The ETag of a node is the checksum of the whole.
+        self._hasher = xxhash.xxh3_128() if indexed and self._left == whole and _CHECKSUM.fullmatch(etag) else None
         file.seek(start)
 
     def readinto(self, buffer: bytearray | memoryview) -> int:
-        """Fill the buffer, except at the end; 0 there."""
+        """Fill the buffer, except at the end; 0 there. A file that turns out to be damaged there is removed: ShardBroken."""
         view = memoryview(buffer)[: self._left]
         done = 0
         while done < len(view):
@@ -245,6 +247,12 @@ class CachedStream(Stream):
                 raise ShardBroken(f"{self._file.name}, cached of {self.url}, ends early", url=self.url)
             done += count
         self._left -= done
+        if self._hasher is not None:
+            self._hasher.update(view)
+            if not self._left and self._hasher.hexdigest() != self.etag:
+                with suppress(OSError):
+                    os.unlink(self._file.name)
+                raise ShardBroken(f"{self._file.name}, cached of {self.url}, was damaged; it is removed", url=self.url)
         return done
 
     def close(self) -> None:

@@ -27,9 +27,9 @@ class Policy:
         self._handler = resolve_handler(handler)
         self._maxerrs = maxerrs
         self._counts = counts
-        self._shards = 0
         self.strained = 0  # broken samples that no good one has made up for
-        self._known: set[str] = set()  # shards that were lost
+        self._known: set[str] = set()  # shards of samples that were missing
+        self._lost: set[str] = set()  # shards that were lost, however often they come
 
     def good(self) -> None:
         """A sample was as it should be."""
@@ -38,8 +38,8 @@ class Policy:
 
     def lost(self, problem: Exception) -> bool:
         """A shard that cannot be read to its end: the form of a handler, but that it raises Ended. Does not count."""
-        self._shards += 1
-        if self._shards > self._maxerrs:
+        self._lost.add(getattr(problem, "url", ""))
+        if len(self._lost) > self._maxerrs:
             raise problem
         if not self._handler(problem):
             raise Ended

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from dfc.http.retry import Cancellation, Cancelled
 from dfc.inputs.base import ShardBroken, ShardChanged, ShardUnreadable
@@ -44,7 +45,7 @@ class Origin:
 
     def __init__(self, size: int = 10_000, etag: str | None = None, known: bool = True, fail: bool = False) -> None:
         self.data = random.Random(size).randbytes(size)
-        self.etag = f"{size:032x}" if etag is None else etag
+        self.etag = xxhash.xxh3_128_hexdigest(self.data) if etag is None else etag
         self.known, self.fail = known, fail
         self.streams: list[MemoryStream] = []
 
@@ -78,6 +79,18 @@ def test_it_is_fetched_once_and_any_part_is_read_from_the_file(tmp_path: Path) -
     assert all(stream.closed for stream in origin.streams)
     assert files(cache) == [f"{origin.etag}.indexed"]
     assert (cache.hits, cache.misses) == (3, 1)
+
+
+@pytest.mark.parametrize("size", [10_000, 5_000, 0])
+def test_a_file_that_was_damaged_is_told_of_and_removed(tmp_path: Path, size: int) -> None:
+    cache, origin = ShardCache(tmp_path), Origin()
+    assert read(cache.open(URL, origin, etag=origin.etag)) == origin.data
+    path = tmp_path / f"{origin.etag}.indexed"
+    path.write_bytes((bytes([origin.data[0] ^ 1]) + origin.data[1:])[:size])
+    with pytest.raises(ShardBroken, match=r"indexed, cached of .*damaged"):
+        read(cache.open(URL, origin, etag=origin.etag))
+    assert not path.exists()
+    assert read(cache.open(URL, origin, etag=origin.etag)) == origin.data  # fetched anew
 
 
 def test_without_a_planned_etag_the_server_is_asked_for_it(tmp_path: Path) -> None:

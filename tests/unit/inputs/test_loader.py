@@ -113,6 +113,12 @@ def test_readers_of_empty_shards_get_others(folder: Path) -> None:
     assert all(len(labels(loader.batches(Place(rank, 40), 0))) == 3 for rank in range(40))
 
 
+def test_a_shard_that_is_lost_in_every_round_is_one_lost_shard(folder: Path) -> None:
+    with Loader([spec(folder), f"{folder}/missing.tar"], 1, epoch_batches=5 * TOTAL, handler="skip", maxerrs=1) as loader:
+        assert Counter(labels(loader)) == dict.fromkeys(range(TOTAL), 5)
+        assert loader.counts.shards_skipped >= 4
+
+
 def test_numbers_of_numpy_are_numbers(folder: Path) -> None:
     with Loader(spec(folder), np.int64(4), seed=np.int64(3)) as loader, Loader(spec(folder), 4, seed=3) as same:
         loader.set_epoch(np.int64(2))
