@@ -39,14 +39,10 @@ class _Slot:
     """A file in memory without a name: it is gone with the last process that maps it, however that ends."""
 
     def __init__(self, number: int, size: int) -> None:
-        self.number, self.size = number, size
+        self.number, self.size, self.fd = number, size, -1
         self.fd = os.memfd_create("dfc-batch", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(self.fd, size)
-            self.memory = mmap.mmap(self.fd, size)
-        except BaseException:
-            os.close(self.fd)
-            raise
+        os.ftruncate(self.fd, size)
+        self.memory = mmap.mmap(self.fd, size)
         self.root: weakref.ref[Bytes] | None = None  # the arrays of this process, while there are any
 
     @property
@@ -122,7 +118,7 @@ class Writer:
         self._size = LOADER_SLOT_BYTES
         self._wanted = 0
         self.use: Use | None = None
-        self._full = False
+        self._open = False  # a batch is made or packed, and there may be a slot for it
 
     def __getstate__(self) -> dict[str, Any]:
         return {"slots_max": self.slots_max, "token": self.token}
@@ -134,7 +130,7 @@ class Writer:
     @contextmanager
     def making(self) -> Iterator[None]:
         """Within it, a new batch is made: what `empty` gives is memory of a slot, if one is free."""
-        self.use, self._full, self._wanted = None, False, 0
+        self.use, self._open, self._wanted = None, True, 0
         token = _writing.set(self)
         try:
             yield
@@ -143,15 +139,15 @@ class Writer:
 
     def done(self) -> None:
         """The batch is packed: its slot belongs to what was made of it alone."""
-        self.use = None
+        self.use, self._open = None, False
 
     def place(self, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any] | None:
         """Room for an array of the batch that is made. None when there is none."""
         size = prod(shape) * dtype.itemsize
         self._wanted += size + _ALIGN
-        if self.use is None and not self._full:
+        if self.use is None and self._open:
             self.use = self._claim()
-            self._full = self.use is None
+            self._open = self.use is not None
         if self.use is None or dtype.hasobject:
             return None
         found = self.use.place(shape, dtype)

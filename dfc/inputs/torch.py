@@ -276,6 +276,8 @@ class DataLoader(data.DataLoader[Any]):  # type: ignore[misc]
             raise ValueError(f"at most {LOADER_WORKERS_MAX} workers, not {num_workers}")
         self._memory: Writer | None = None
         collate = options.pop("collate_fn", None) or _as_it_is
+        if isinstance(collate, Sending):  # of another DataLoader, of which this one is a copy
+            collate = collate.collate
         if num_workers and reuse_memory and AVAILABLE:
             ahead = options.get("prefetch_factor") or _PREFETCHED
             self._memory = Writer(ahead + LOADER_BATCHES_HELD)

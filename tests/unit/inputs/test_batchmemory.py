@@ -135,6 +135,13 @@ def test_a_batch_that_is_not_sent_frees_its_slot(line: Line) -> None:
     assert len(line.writer._slots) == 1
 
 
+def test_nothing_is_placed_for_who_does_not_make_batches_here(line: Line) -> None:
+    """As in a loader of torch's that was given the `collate_fn` of ours."""
+    tensor = torch.ones(3)
+    assert Sending(lambda batch: batch, line.writer)([tensor])[0] is tensor
+    assert line.writer._slots == []
+
+
 def test_slots_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batchmemory, "LOADER_SLOT_BYTES", 10_000)
     line = Line()
@@ -154,10 +161,11 @@ def test_no_more_files(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise OSError(24, "Too many open files")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "memfd_create", refuse)
-        check(line.pass_on(1))
-        assert slots_of(line) == 0
+    for name in ("memfd_create", "ftruncate"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, refuse)
+            check(line.pass_on(1))
+            assert slots_of(line) == 0
     check(line.pass_on(2))
     assert slots_of(line) == 1
 

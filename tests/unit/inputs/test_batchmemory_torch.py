@@ -260,6 +260,15 @@ def test_torchs_own_loader_is_left_alone(shards: str) -> None:
         assert not in_slot(batch["npy"])
 
 
+def test_a_copy_of_a_loader(shards: str) -> None:
+    first = load(shards)
+    for batch in DataLoader(first.dataset, first.num_workers, collate_fn=first.collate_fn):
+        check(batch)
+        assert in_slot(batch["npy"])
+    for batch in first:
+        check(batch)
+
+
 def test_single_samples(shards: str) -> None:
     kept = list(DataLoader(ShardDataset(shards, epoch_batches=40, shuffle=False), WORKERS))
     assert len(kept) == 40
