@@ -183,7 +183,7 @@ class Loader:
             return
 
     def _collated(self, batch: list[Any], policy: Policy) -> Any:
-        from dfc.inputs.filters.batching import collate
+        from dfc.inputs.filters.batching import collate, odd_one
 
         if self._collate is not None:
             return self._collate(batch)
@@ -192,13 +192,9 @@ class Loader:
                 return collate(batch)
             except SampleBroken as problem:  # it lacks a field that others have
                 policy.missing(problem)
-                broken_ones = [n for n, sample in enumerate(batch) if sample.get("__key__") == problem.key]
-                other = next((sample for sample in batch if sample.get("__key__") != problem.key), None)
-                if other is None:
-                    raise
-                for n in broken_ones:
-                    batch[n] = other
-                self.counts.add(samples_replaced=len(broken_ones))
+                odd, other, _ = odd_one(batch)  # there may be no key by which to find it
+                batch[odd] = batch[other]
+                self.counts.add(samples_replaced=1)
         return collate(batch)
 
     # Iteration in this process.

@@ -42,13 +42,22 @@ def collate(samples: Sequence[Any], combine_tensors: bool = True, combine_scalar
         raise _unequal(samples) from None
 
 
-def _unequal(samples: Sequence[Mapping[str, Any]]) -> SampleBroken:
-    """Which sample is to blame: one without a field that half of the others have, else one with a field that few have."""
+def odd_one(samples: Sequence[Mapping[str, Any]]) -> tuple[int, int, str]:
+    """Of samples with different fields: the place of one that is to blame, that of one which is better, and what is wrong.
+
+    To blame is one without a field that half of the others have, else one with a field that few have.
+    """
     counts = Counter(name for sample in samples for name in sample)
     name, count = next((name, count) for name, count in counts.most_common() if count < len(samples))
     lacks = 2 * count >= len(samples)
-    sample = next(sample for sample in samples if (name not in sample) == lacks)
-    return broken(sample, f"has {'no' if lacks else 'a'} field {name!r}, unlike others of its batch")
+    lacking = [name not in sample for sample in samples]
+    what = f"has {'no' if lacks else 'a'} field {name!r}, unlike others of its batch"
+    return lacking.index(lacks), lacking.index(not lacks), what
+
+
+def _unequal(samples: Sequence[Mapping[str, Any]]) -> SampleBroken:
+    odd, _, what = odd_one(samples)
+    return broken(samples[odd], what)
 
 
 def combine(values: list[Any], combine_tensors: bool = True, combine_scalars: bool = True, expand: bool = False) -> Any:

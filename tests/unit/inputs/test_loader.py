@@ -327,6 +327,14 @@ def test_a_sample_that_lacks_a_field_is_replaced_in_its_batch(tmp_path: Path) ->
     assert batch["__key__"] == ["a", "b", "a", "d"]
     assert (loader.counts.samples_replaced, loader.counts.samples_skipped) == (1, 1)
 
+    def without_keys(sample: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in sample.items() if not name.startswith("_")}
+
+    loader = Loader(f"{tmp_path}/s.tar", 4, shuffle=False, handler="skip", transform=without_keys)
+    (batch,) = loader
+    assert batch["cls"].tolist() == [1, 1, 1, 3]
+    assert (loader.counts.samples_replaced, loader.counts.samples_skipped) == (1, 1)
+
 
 def test_collate_and_transform_make_any_batch(folder: Path) -> None:
     loader = Loader(f"{folder}/s-0.tar", 7, shuffle=False, transform=lambda sample: (sample["__key__"], sample["cls"]))
