@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields as fields_of
 from itertools import count, islice
+from multiprocessing.connection import wait
 from multiprocessing.context import get_spawning_popen
 from typing import Any, Final
 
@@ -46,6 +47,7 @@ _PREFETCHED: Final = 2  # torch's default
 _BEGUN, _OF_TURN, _COUNTED = range(3)
 _EPOCH_BITS: Final = 32
 _EPOCH_MASK: Final = (1 << _EPOCH_BITS) - 1
+_WORKER_END_S: Final = 1.0  # from when a worker's connections break until it is known to have ended
 _UPDATE_BATCHES: Final = 16  # after so many the counters are shared; of single samples, which are many, not after each
 
 
@@ -326,8 +328,11 @@ class DataLoader(data.DataLoader[Any]):  # type: ignore[misc]
                 if progress.iteration == iteration:  # or else another one has begun meanwhile
                     progress.add()
                 yield batch
-        except Exception:
-            self._end_workers(batches)
+        except Exception as problem:
+            try:
+                _blame_worker(batches, problem)
+            finally:
+                self._end_workers(batches)
             raise
         if progress.iteration == iteration:
             progress.end()
@@ -355,6 +360,16 @@ class DataLoader(data.DataLoader[Any]):  # type: ignore[misc]
     @property
     def _workers(self) -> int:
         return max(1, int(self.num_workers))
+
+
+def _blame_worker(batches: Iterator[Any], problem: Exception) -> None:
+    """RuntimeError, as torch's own, when a worker ended just while it handed over a batch."""
+    workers = getattr(batches, "_workers", ())
+    if workers and isinstance(problem, ConnectionError | EOFError | FileNotFoundError):
+        ending = wait([worker.sentinel for worker in workers], _WORKER_END_S)
+        ended = [str(worker.pid) for worker in workers if worker.sentinel in ending]
+        if ended:
+            raise RuntimeError(f"DataLoader worker (pid {', '.join(ended)}) exited unexpectedly") from problem
 
 
 def _as_it_is(batch: Any) -> Any:
