@@ -58,8 +58,8 @@ def bench_input(
     from dfc.errors import DfcError
     from dfc.inputs.base import InputError
     from dfc.inputs.measure import measure
-    from dfc.inputs.specs import resolve
-    from dfc.inputs.streams import StreamOptions
+    from dfc.inputs.sources.specs import resolve
+    from dfc.inputs.sources.streams import StreamOptions
 
     counts = _parse_workers(workers)
     # The token belongs to the cluster of DFC_URL, which the loaders know; only without one it goes where the URL says.

@@ -22,7 +22,7 @@ from dfc.cli.options import RETRIES, Json, Retries
 from dfc.cli.program import ProgramCommand
 from dfc.cli.session import Session, format_size, session_of, size_option
 from dfc.errors import DfcError
-from dfc.inputs.patterns import ShardPattern, has_number
+from dfc.inputs.storing.patterns import ShardPattern, has_number
 
 if TYPE_CHECKING:
     from dfc.cli.cutting import Shard, ShardCutter
@@ -63,7 +63,7 @@ class Uploader:
     """Uploads complete shards in threads; waits when too many are under way, so that the space they take is bounded."""
 
     def __init__(self, session: Session, pattern: Pattern, jobs: int) -> None:
-        from dfc.inputs.uploads import Uploads
+        from dfc.inputs.storing.uploads import Uploads
 
         self._session = session
         self._pattern = pattern

@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from typing import Any, Final
 
 from dfc.inputs.base import Sample, SampleBroken
-from dfc.inputs.extensions import IMAGES, FieldFunction, decompress, standard, suffixes
+from dfc.inputs.fields.extensions import IMAGES, FieldFunction, decompress, standard, suffixes
 from dfc.limits import INPUT_EXTENSIONS_KEPT
 
 _BYTES: Final = (bytes, bytearray, memoryview)
@@ -35,7 +35,7 @@ class Decoder:
     `spec` says how:
     True               by the last part of the extension; pictures as float32 RGB in [0, 1], shape (height, width, 3)
     a name             the same, with pictures in this form: rgb8, rgb, rgba8, rgba, l8, l (numpy), torchrgb8, … (torch),
-                       pil, pilrgb, pilrgba, pill; see `dfc.inputs.images.FORMS`
+                       pil, pilrgb, pilrgba, pill; see `dfc.inputs.fields.images.FORMS`
     False, None        nothing is decoded
     {ext: how}         how is a function of the bytes, a name, or False for bytes; "seg.png" goes before "png", and "*" is
                        for all others; without it they are decoded as with True
@@ -126,7 +126,7 @@ _NOT_CHOSEN: Final = object()
 
 def _check_spec(spec: Any) -> None:
     if isinstance(spec, str):
-        from dfc.inputs.images import FORMS
+        from dfc.inputs.fields.images import FORMS
 
         if spec not in FORMS:
             raise ValueError(f"{spec!r} is no form of pictures; there are {', '.join(FORMS)}")
@@ -149,7 +149,7 @@ def _chosen(spec: Any, ext: str, pickle: bool) -> Any:
     if spec is None or spec is False:
         return None
     if isinstance(spec, str):
-        from dfc.inputs.images import image_decoder
+        from dfc.inputs.fields.images import image_decoder
 
         return image_decoder(spec) if ext.rpartition(".")[2] in IMAGES else _NOT_CHOSEN
     if isinstance(spec, Mapping):

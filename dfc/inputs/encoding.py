@@ -11,7 +11,7 @@ import msgpack
 
 from dfc.inputs.base import Sample
 from dfc.inputs.decoding import broken
-from dfc.inputs.extensions import IMAGES, JSONS, MESSAGES, NUMBERS, PICKLES, TENSORS
+from dfc.inputs.fields.extensions import IMAGES, JSONS, MESSAGES, NUMBERS, PICKLES, TENSORS
 
 
 def encode(sample: Sample, *, pickle: bool = False) -> Sample:
@@ -45,11 +45,11 @@ def encode_field(ext: str, value: Any, *, pickle: bool = False) -> bytes:
     if kind in PICKLES:
         return _pickle(kind, value, pickle)
     if kind in IMAGES:
-        from dfc.inputs.images import encode_image
+        from dfc.inputs.fields.images import encode_image
 
         return encode_image(value, kind)
     if kind in TENSORS or kind in ("npy", "npz"):
-        from dfc.inputs import arrays
+        from dfc.inputs.fields import arrays
 
         return {"npy": arrays.encode_npy, "npz": arrays.encode_npz}.get(kind, arrays.encode_ten)(value)
     return _text(kind, value)

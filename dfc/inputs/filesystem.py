@@ -18,11 +18,11 @@ from fsspec.core import get_compression
 
 from dfc.client.client import Client
 from dfc.errors import PreconditionFailed
-from dfc.inputs.destinations import ClusterDestination
-from dfc.inputs.fspaths import MEMBERS, Place, as_os_errors, place_of
-from dfc.inputs.fsreads import DfcFile, DfcReads
-from dfc.inputs.streams import StreamOptions
-from dfc.inputs.uploads import UploadFile
+from dfc.inputs.files.fspaths import MEMBERS, Place, as_os_errors, place_of
+from dfc.inputs.files.fsreads import DfcFile, DfcReads
+from dfc.inputs.sources.streams import StreamOptions
+from dfc.inputs.storing.destinations import ClusterDestination
+from dfc.inputs.storing.uploads import UploadFile
 from dfc.limits import MIB
 
 BLOCK_BYTES: Final = 4 * MIB

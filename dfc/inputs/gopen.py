@@ -9,9 +9,9 @@ for sample in gopen.sharditerator("http://nvdata/imagenet-@001000.tgz", epochs=9
 from __future__ import annotations
 
 from dfc.inputs.base import Counts, InputError, SampleBroken, ShardBroken, ShardChanged, ShardRef, ShardUnreadable
-from dfc.inputs.opening import gopen
-from dfc.inputs.shardloop import ShardIterator, sharditerator, sharditerator_once
-from dfc.inputs.streams import StreamOptions
+from dfc.inputs.shards.shardloop import ShardIterator, sharditerator, sharditerator_once
+from dfc.inputs.sources.opening import gopen
+from dfc.inputs.sources.streams import StreamOptions
 
 __all__ = [
     "Counts",

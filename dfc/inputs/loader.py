@@ -16,14 +16,14 @@ from operator import index
 from typing import Any, Final, Literal
 
 from dfc.inputs.base import Counts, Handler, Sample, SampleBroken
-from dfc.inputs.corpus import Corpus
 from dfc.inputs.decoding import Spec
-from dfc.inputs.order import ORDER_VERSION, Epoch, Equal, Part, Place, Rules, padded_total, split
-from dfc.inputs.processing import Processing
-from dfc.inputs.progress import Progress, State
-from dfc.inputs.repair import Ended, Policy, Slot, repaired
-from dfc.inputs.slots import Reading, dealt_slots, part_slots
-from dfc.inputs.streams import DEFAULT_OPTIONS, StreamOptions
+from dfc.inputs.epochs.corpus import Corpus
+from dfc.inputs.epochs.order import ORDER_VERSION, Epoch, Equal, Part, Place, Rules, padded_total, split
+from dfc.inputs.epochs.processing import Processing
+from dfc.inputs.epochs.progress import Progress, State
+from dfc.inputs.epochs.repair import Ended, Policy, Slot, repaired
+from dfc.inputs.epochs.slots import Reading, dealt_slots, part_slots
+from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
 from dfc.limits import INPUT_AHEAD_BYTES, MIB
 
 Shuffle = bool | int | Literal["global"]

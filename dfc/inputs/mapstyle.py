@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from dfc.client import Client
 from dfc.inputs.base import Counts, Handler, InputError, Sample, SampleBroken, ShardChanged, resolve_handler
-from dfc.inputs.batches import BatchRead
-from dfc.inputs.corpus import Corpus
 from dfc.inputs.decoding import Decoder, Spec
-from dfc.inputs.gather import Numbering
-from dfc.inputs.streams import DEFAULT_OPTIONS, StreamOptions
+from dfc.inputs.epochs.batches import BatchRead
+from dfc.inputs.epochs.corpus import Corpus
+from dfc.inputs.epochs.gather import Numbering
+from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
 from dfc.limits import INPUT_BATCH_ITEMS
 
 Index = int | str

@@ -18,7 +18,7 @@ import msgspec
 from dfc.inputs.base import InputError, ShardRef
 from dfc.inputs.decoding import Decoder
 from dfc.inputs.measureworker import Portion, Task, read_portion
-from dfc.inputs.streams import StreamOptions
+from dfc.inputs.sources.streams import StreamOptions
 from dfc.limits import INPUT_RETRIES
 
 LINK, DECOMPRESSOR, PARSER, DECODER = "link", "decompressor", "parser", "decoder"

@@ -18,8 +18,8 @@ from dfc.errors import DfcError
 from dfc.inputs import gopen
 from dfc.inputs.base import Sample, ShardBroken, ShardRef
 from dfc.inputs.decoding import Decoder
-from dfc.inputs.streams import StreamOptions, open_stream
-from dfc.inputs.tarsamples import SampleParser
+from dfc.inputs.shards.tarsamples import SampleParser
+from dfc.inputs.sources.streams import StreamOptions, open_stream
 from dfc.limits import INPUT_BUFFER_BYTES, MIB
 from dfc.tar.compression import MAGIC_BYTES, CompressionError, Decompressor, kind_of_bytes
 from dfc.tar.header import TarError

@@ -19,11 +19,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfc.inputs.base import Counts, Handler
+from dfc.inputs.epochs.order import (
+    ORDER_VERSION,
+    Epoch,
+    Equal,
+    Part,
+    Place,
+    Rules,
+    WindowShuffle,
+    draw_seed,
+    padded_total,
+    split,
+)
+from dfc.inputs.epochs.progress import Progress, State
+from dfc.inputs.epochs.repair import Policy, Slot
+from dfc.inputs.epochs.slots import Reading, part_slots
 from dfc.inputs.loader import ERRORS_MAX, Loader
-from dfc.inputs.order import ORDER_VERSION, Epoch, Equal, Part, Place, Rules, WindowShuffle, draw_seed, padded_total, split
-from dfc.inputs.progress import Progress, State
-from dfc.inputs.repair import Policy, Slot
-from dfc.inputs.slots import Reading, part_slots
 from dfc.limits import INPUT_MIX_SOURCES_MAX
 
 T = TypeVar("T")
@@ -204,7 +215,7 @@ class _Stretch(Part):
 
 
 class _ByTurn:
-    """Each slot to the processing of its own source. See `dfc.inputs.processing.Processing`."""
+    """Each slot to the processing of its own source. See `dfc.inputs.epochs.processing.Processing`."""
 
     nothing = False  # there is the number of the source to be taken off
 

@@ -20,7 +20,7 @@ from itertools import islice
 from typing import Any, Final, TypeVar
 
 from dfc.inputs import loader
-from dfc.inputs.order import Place
+from dfc.inputs.epochs.order import Place
 from dfc.limits import INPUT_THREADS_MAX
 
 A = TypeVar("A")

@@ -23,7 +23,7 @@ try:
 except ImportError as problem:
     raise ImportError("dfc.inputs.tensorflow needs TensorFlow: pip install 'dfc[tensorflow]'") from problem
 
-from dfc.inputs.corpus import Corpus
+from dfc.inputs.epochs.corpus import Corpus
 from dfc.inputs.loader import Loader
 from dfc.inputs.numpy import default_threads, threaded
 

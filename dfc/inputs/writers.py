@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, BinaryIO, Final, NamedTuple, cast
 
-from dfc.inputs.archive import Compress, Encode, SampleArchive, kind_for, pack
 from dfc.inputs.base import LOG
-from dfc.inputs.destinations import destination_of
-from dfc.inputs.patterns import ShardPattern
-from dfc.inputs.streams import DEFAULT_OPTIONS, StreamOptions
-from dfc.inputs.uploads import UploadFile, Uploads
-from dfc.inputs.urls import shown
+from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
+from dfc.inputs.sources.urls import shown
+from dfc.inputs.storing.archive import Compress, Encode, SampleArchive, kind_for, pack
+from dfc.inputs.storing.destinations import destination_of
+from dfc.inputs.storing.patterns import ShardPattern
+from dfc.inputs.storing.uploads import UploadFile, Uploads
 
 MAXCOUNT: Final = 100_000
 MAXSIZE: Final = 1_000_000_000

@@ -24,8 +24,8 @@ from PIL import Image
 from dfc.client import Client
 from dfc.inputs import gopen
 from dfc.inputs.base import InputError, SampleBroken, ShardBroken, ShardUnreadable
-from dfc.inputs.shardloop import ShardIterator
-from dfc.inputs.streams import StreamOptions
+from dfc.inputs.shards.shardloop import ShardIterator
+from dfc.inputs.sources.streams import StreamOptions
 
 SAMPLES = 60  # a shard
 SIZE_BYTES = 20_000  # a sample

@@ -14,8 +14,8 @@ from job_shards import tar_of
 from dfc.client import Client
 from dfc.inputs import gopen
 from dfc.inputs.base import Sample, ShardChanged, ShardRef
-from dfc.inputs.shardreader import Segment, SegmentReader
-from dfc.inputs.streams import StreamOptions
+from dfc.inputs.shards.shardreader import Segment, SegmentReader
+from dfc.inputs.sources.streams import StreamOptions
 from dfc.limits import MIB
 
 SAMPLES = 200  # a shard

@@ -23,13 +23,13 @@ from harness import Cluster, wait_for
 from dfc.client import Client
 from dfc.inputs import gopen
 from dfc.inputs.base import Counts, SampleBroken, ShardChanged, ShardUnreadable
-from dfc.inputs.batches import BatchShard
-from dfc.inputs.gather import Gather
+from dfc.inputs.epochs.batches import BatchShard
+from dfc.inputs.epochs.gather import Gather
+from dfc.inputs.epochs.order import Place
 from dfc.inputs.loader import Loader
 from dfc.inputs.mapstyle import MapDataset
 from dfc.inputs.mixing import Mixture
-from dfc.inputs.order import Place
-from dfc.inputs.streams import Stream, StreamOptions, open_stream
+from dfc.inputs.sources.streams import Stream, StreamOptions, open_stream
 from loadtest.nginx import nginx
 from loadtest.processes import find_program
 

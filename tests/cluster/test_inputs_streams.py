@@ -19,9 +19,9 @@ from job_shards import samples, tar_of
 from dfc.client import Client
 from dfc.errors import BadShardSpec, NoShards
 from dfc.inputs.base import Counts, ShardChanged, ShardRef, ShardUnreadable
-from dfc.inputs.cluster import locate
-from dfc.inputs.specs import resolve
-from dfc.inputs.streams import Stream, StreamOptions, open_stream
+from dfc.inputs.sources.cluster import locate
+from dfc.inputs.sources.specs import resolve
+from dfc.inputs.sources.streams import Stream, StreamOptions, open_stream
 from dfc.limits import MIB
 from loadtest.nginx import nginx
 from loadtest.processes import find_program
@@ -199,7 +199,7 @@ def test_a_cluster_that_is_restarted_in_the_middle(start_cluster: Callable[..., 
 
 FORKS = """
 import os, sys
-from dfc.inputs.streams import open_stream
+from dfc.inputs.sources.streams import open_stream
 
 def read(url):
     data = bytearray()

@@ -19,7 +19,7 @@ from harness import Cluster, wait_for
 from dfc.checksum import checksum_of
 from dfc.client import Client
 from dfc.errors import Unauthorized
-from dfc.inputs.streams import StreamOptions
+from dfc.inputs.sources.streams import StreamOptions
 from dfc.inputs.writers import ShardWriter, TarWriter, open_upload
 from dfc.limits import MIB
 from loadtest.nginx import nginx

@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 
 from dfc.inputs.base import SampleBroken
-from dfc.inputs.batchmemory import stack, writing
 from dfc.inputs.decoding import broken
+from dfc.inputs.epochs.batchmemory import stack, writing
 from dfc.inputs.filters.stages import Filter
 
 _NUMBERS: Final = (int, float, np.number, np.bool_)
@@ -75,7 +75,7 @@ def combine(values: list[Any], combine_tensors: bool = True, combine_scalars: bo
         return values
     if writing() is None:
         return torch.stack(values)
-    from dfc.inputs.batchmemory_torch import stack_tensors
+    from dfc.inputs.torch.batchmemory import stack_tensors
 
     return stack_tensors(values)
 

@@ -17,7 +17,7 @@ from PIL import Image
 from dfc.inputs.base import InputError, ShardBroken, ShardRef
 from dfc.inputs.measure import Measured, default_workers, measure
 from dfc.inputs.measureworker import INTERRUPTED, PARTS, Task, read_portion, run
-from dfc.inputs.streams import StreamOptions
+from dfc.inputs.sources.streams import StreamOptions
 
 OPTIONS = StreamOptions(retries=0)
 SAMPLES = 40

@@ -17,7 +17,7 @@ import pytest
 import webdataset
 
 from dfc.inputs.base import SampleBroken
-from dfc.inputs.patterns import ShardPattern
+from dfc.inputs.storing.patterns import ShardPattern
 from dfc.inputs.writers import ShardWriter, TarWriter, WrittenShard
 
 

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import dfc.inputs.filters as df
-from dfc.inputs import extensions
-from dfc.inputs.images import FORMS
+from dfc.inputs.fields import extensions
+from dfc.inputs.fields.images import FORMS
 
 PAGE = (Path(__file__).parents[4] / "docs" / "inputs.md").read_text(encoding="utf-8")
 

@@ -1,0 +1,1 @@
+"""What an epoch is: which sample comes when, from where it is read, how far it is."""

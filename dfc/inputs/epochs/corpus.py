@@ -1,0 +1,262 @@
+"""What is there to read: the shards of a spec with their versions, sizes and numbers of samples, looked up once.
+
+Counts come from the index of a DFC cluster: one listing for each bucket, however many shards. A corpus is a plain value; it
+travels to worker processes, which look nothing up again. Shards of other servers and files have no counts (`indexed` False).
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from os.path import commonprefix
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from dfc.errors import DfcError, NotFound, PreconditionFailed
+from dfc.inputs.base import Counts, Handler, InputError, ShardChanged, ShardRef, ShardUnreadable, resolve_handler
+from dfc.inputs.sources.cluster import Place, locate, token_for
+from dfc.inputs.sources.specs import locate_for_sure, resolve
+from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
+
+if TYPE_CHECKING:
+    from dfc.client import Client
+    from dfc.inputs.epochs.batches import BatchShard
+
+Integers = NDArray[np.int64]
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_PROBE: Final = "x"
+_ASK_MAX: Final = 16  # shards of one bucket that are asked for one by one; more are looked up in a listing
+_ASK_THREADS: Final = 16
+# A listing is given up when it shows so many times more objects than are wanted: then the bucket is much larger than the spec.
+_LISTING_RATIO: Final = 100
+
+
+class Shard(NamedTuple):
+    """One shard as it was looked up. What its server does not tell is empty or None; `bucket` and `name` are DFC's."""
+
+    ref: ShardRef
+    etag: str = ""
+    size: int | None = None
+    samples: int | None = None
+    bucket: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Shards in the order of their spec. `options` are how they are opened; `lost` tells of those that are not there."""
+
+    shards: tuple[Shard, ...]
+    options: StreamOptions = DEFAULT_OPTIONS
+    lost: tuple[InputError, ...] = field(default=(), compare=False)
+
+    @classmethod
+    def open(
+        cls,
+        spec: str | Sequence[str],
+        *,
+        options: StreamOptions = DEFAULT_OPTIONS,
+        handler: Handler = "raise",
+        counts: Counts | None = None,
+        seed: int | None = None,
+    ) -> Corpus:
+        """Look a spec up (see `dfc.inputs.sources.specs`). A shard that is not there goes to `handler`, and is left out when
+        that lets it; `counts` is told. `seed` chooses replicas. ShardUnreadable when a server does not answer, or nothing is
+        left."""
+        handle = resolve_handler(handler)
+        shards, lost = [], []
+        for found in _look_up(resolve(spec, options=options, seed=seed), options):
+            if isinstance(found, Shard):
+                shards.append(found)
+                continue
+            lost.append(found)
+            if counts is not None:
+                counts.add(shards_skipped=1)
+                counts.note(found)
+            if not handle(found):
+                break
+        if not shards:
+            raise ShardUnreadable(f"there are no shards in {spec!r}")
+        return cls(tuple(shards), options, tuple(lost))
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    @cached_property
+    def indexed(self) -> bool:
+        """Whether the number of samples of every shard is known."""
+        return all(shard.samples is not None for shard in self.shards)
+
+    @cached_property
+    def counts(self) -> Integers:
+        """Samples of each shard. ValueError that names a shard whose number is not known."""
+        for shard in self.shards:
+            if shard.samples is None:
+                raise ValueError(f"the number of samples of {shard.ref.url} is not known: it has no index of a DFC cluster")
+        counts = np.array([shard.samples for shard in self.shards], dtype=np.int64)
+        counts.flags.writeable = False
+        return counts
+
+    @property
+    def samples(self) -> int:
+        """All samples. ValueError when not known."""
+        return int(self.counts.sum())
+
+    @property
+    def size(self) -> int:
+        """Bytes of all shards as far as they are known."""
+        return sum(shard.size or 0 for shard in self.shards)
+
+    @cached_property
+    def digest(self) -> str:
+        """A checksum of all versions, in hex: equal when the same samples have the same numbers."""
+        hasher = xxhash.xxh3_128()
+        for shard in self.shards:
+            # Without a version there is but the name; hosts and ports change.
+            what = shard.etag or min((shard.ref.url, *shard.ref.replicas)).rpartition("/")[2]
+            hasher.update(f"{what}\0{shard.samples}\0{shard.size if shard.etag else ''}\n".encode())
+        return hasher.hexdigest()
+
+    def connect(self) -> Client:
+        """A client of one's own for the cluster that has all the shards. ValueError when they are not all on one."""
+        from dfc.client import Client
+
+        origins = set()
+        for url in {_bucket_url(shard) for shard in self.shards}:
+            place = locate(url, self.options) if url else None
+            origins.add(place.cluster.client.url if place is not None else "")
+        if len(origins) != 1 or "" in origins:
+            raise ValueError("this needs all shards on one DFC cluster")
+        origin = origins.pop()
+        return Client(origin, token_for(origin, self.options), retries=self.options.retries)
+
+    def batch_shards(self) -> list[BatchShard]:
+        """The shards for batch reads."""
+        from dfc.inputs.epochs.batches import BatchShard
+
+        return [
+            BatchShard(shard.ref.url, shard.bucket, shard.name, shard.etag, count)
+            for shard, count in zip(self.shards, self.counts.tolist(), strict=True)
+        ]
+
+    def sample_offsets(self, number: int) -> NDArray[np.uint64]:
+        """Where each sample of a shard begins in the (uncompressed) archive, and where the last ends: one small request.
+
+        ShardChanged, ShardUnreadable.
+        """
+        shard = self.shards[number]
+        place = locate(shard.ref.url, self.options)
+        if place is None:
+            raise ShardUnreadable(f"{shard.ref.url} is not on a DFC cluster any more", url=shard.ref.url)
+        try:
+            offsets = place.cluster.client.sample_offsets(shard.bucket, shard.name, etag=shard.etag or None)
+        except PreconditionFailed as problem:
+            raise ShardChanged(f"{shard.ref.url}: {problem}", url=shard.ref.url) from problem
+        except DfcError as problem:
+            raise ShardUnreadable(f"{shard.ref.url}: {problem}", url=shard.ref.url) from problem
+        if len(offsets) != (shard.samples or 0) + 1:
+            raise ShardChanged(f"{shard.ref.url} has {len(offsets) - 1} samples by now, not {shard.samples}", url=shard.ref.url)
+        return offsets
+
+
+class _Found(Protocol):
+    """What a listing and a HEAD both tell."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def etag(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def samples(self) -> int | None: ...
+
+
+def _look_up(refs: Sequence[ShardRef], options: StreamOptions) -> Iterator[Shard | InputError]:
+    """The shards in their order; an error for one that is not there."""
+    places = _places(refs, options)
+    wanted: dict[tuple[int, str], tuple[Client, set[str]]] = {}
+    for place in places:
+        if place is not None and place.name:
+            wanted.setdefault((id(place.cluster), place.bucket), (place.cluster.client, set()))[1].add(place.name)
+    found: dict[tuple[int, str], dict[str, _Found]] = {}
+    for key, (client, names) in wanted.items():
+        try:
+            found[key] = _facts(client, key[1], names)
+        except NotFound:
+            found[key] = {}
+        except DfcError as problem:
+            raise ShardUnreadable(f"{client.url}/{key[1]}/ cannot be listed: {problem}", url=client.url) from problem
+    for ref, place in zip(refs, places, strict=True):
+        if place is None or not place.name:
+            yield Shard(ref)
+            continue
+        facts = found[id(place.cluster), place.bucket].get(place.name)
+        if facts is not None:
+            yield Shard(ref, facts.etag, facts.size, facts.samples, place.bucket, place.name)
+        elif ref.replicas:
+            yield Shard(ref)  # another server may have it
+        else:
+            yield ShardUnreadable(f"there is no {ref.url}", url=ref.url)
+
+
+def _places(refs: Sequence[ShardRef], options: StreamOptions) -> list[Place | None]:
+    """What `locate` says of each; names that need no decoding only once for all that lie beside each other."""
+    folders: dict[str, Place | None] = {}
+    places: list[Place | None] = []
+    for ref in refs:
+        folder, slash, name = ref.url.rpartition("/")
+        if not _PLAIN_NAME.fullmatch(name):
+            places.append(locate_for_sure(ref.url, options))
+            continue
+        if folder not in folders:
+            folders[folder] = locate_for_sure(folder + slash + _PROBE, options)
+        place = folders[folder]
+        places.append(place and place._replace(name=place.name.removesuffix(_PROBE) + name))
+    return places
+
+
+def _facts(client: Client, bucket: str, names: set[str]) -> dict[str, _Found]:
+    """What a cluster knows of these objects; those that are not there are missing."""
+    if len(names) <= _ASK_MAX:
+        return _ask(client, bucket, names)
+    ordered = sorted(names, key=str.encode)
+    prefix = commonprefix([ordered[0], ordered[-1]])  # noqa: RUF071 — names are no paths
+    found: dict[str, _Found] = {}
+    seen = 0
+    for page in client.list_pages(bucket, prefix=prefix):
+        seen += len(page.objects)
+        found.update((info.name, info) for info in page.objects if info.name in names)
+        if len(found) == len(names) or (page.objects and page.objects[-1].name.encode() >= ordered[-1].encode()):
+            return found
+        if seen > _LISTING_RATIO * (bisect_left(ordered, page.objects[-1].name) + _ASK_MAX if page.objects else 1):
+            return found | _ask(client, bucket, names - found.keys())
+    return found
+
+
+def _ask(client: Client, bucket: str, names: Iterable[str]) -> dict[str, _Found]:
+    def stat(name: str) -> _Found | None:
+        try:
+            return client.stat(bucket, name)
+        except NotFound:
+            return None
+
+    ordered = list(names)
+    if len(ordered) == 1:
+        facts = [stat(ordered[0])]
+    else:
+        with ThreadPoolExecutor(min(_ASK_THREADS, max(1, len(ordered)))) as pool:
+            facts = list(pool.map(stat, ordered))
+    return {name: found for name, found in zip(ordered, facts, strict=True) if found is not None}
+
+
+def _bucket_url(shard: Shard) -> str:
+    """A URL that stands for the server and bucket of a shard; empty when it is not DFC's."""
+    return shard.ref.url.rpartition("/")[0] + "/x" if shard.name else ""

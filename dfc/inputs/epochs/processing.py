@@ -1,0 +1,61 @@
+"""From an undecoded sample to what is batched: fields chosen, decoded, transformed. Good in any thread or process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dfc.inputs.base import InputError, Sample
+from dfc.inputs.decoding import Decoder, Spec, broken
+from dfc.inputs.epochs.batchmemory import outside
+from dfc.inputs.epochs.repair import Slot
+
+
+class Processing:
+    """From an undecoded sample to what is batched. An error instead of it passes, or comes out when it cannot be decoded."""
+
+    def __init__(
+        self,
+        fields: Sequence[str] | None,
+        decode: Spec,
+        pickle: bool,
+        transform: Callable[[Sample], Any] | None,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        if isinstance(fields, str):
+            raise ValueError(f"fields= takes a list of extensions, not {fields!r}")
+        # For each field what it may be called, by the first of which it goes.
+        self._fields = None if fields is None else [[name for name in field.lower().split(";") if name] for field in fields]
+        self.wanted = None if self._fields is None else frozenset(name for names in self._fields for name in names)
+        self._decoder = Decoder(decode, pickle=pickle)
+        self._transform = transform
+        self._stays = transform is None and collate is None  # what is decoded is what is batched
+        # Samples are to stay as they are.
+        self.nothing = fields is None and transform is None and (decode is False or decode is None)
+
+    def __call__(self, slot: Slot) -> Any:
+        if isinstance(slot, InputError):
+            return slot
+        try:
+            chosen = slot if self._fields is None else _chosen(slot, self._fields)
+            item: Any = self._decoder(chosen) if self._stays else outside(self._decoder, chosen)
+            if self._transform is not None:
+                try:
+                    item = self._transform(item)
+                except InputError:
+                    raise
+                except Exception as problem:
+                    raise broken(slot, "cannot be transformed", problem) from problem
+        except InputError as problem:
+            return problem
+        return item
+
+
+def _chosen(sample: Sample, fields: list[list[str]]) -> Sample:
+    chosen: Sample = {"__key__": sample["__key__"], "__source__": sample["__source__"]}
+    for names in fields:
+        name = next((name for name in names if name in sample), None)
+        if name is None:
+            raise broken(sample, f"has no field {';'.join(names)!r}")
+        chosen[names[0]] = sample[name]
+    return chosen

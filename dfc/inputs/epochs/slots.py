@@ -1,0 +1,245 @@
+"""The undecoded samples of one worker, in the order of an epoch (`order`), from any batch of it on.
+
+Where the numbers of samples are known, nothing is read that is not needed: each lane begins and ends at the byte of a sample,
+which one small request for each end finds out. Where they are not, whole shards are dealt out to all workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Final
+
+from dfc.inputs.base import Counts, InputError, Sample, ShardUnreadable
+from dfc.inputs.epochs.corpus import Corpus
+from dfc.inputs.epochs.order import Part, Place, Rules, Run, WindowShuffle, draw_seed, shard_order
+from dfc.inputs.epochs.repair import Policy, Slot
+from dfc.inputs.shards.shardreader import Segment, SegmentReader
+from dfc.limits import INPUT_AHEAD_BYTES
+
+_READERS: Final = 2  # threads of a lane: one opens the next shard while the other still reads
+_EMPTY_ROUNDS_MAX: Final = 100  # without a sample for a worker, before it is an error: shards may be empty, and dealt anew
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How shards are read: `fields` are the extensions that are wanted (None: all), `ahead_bytes` are those of all lanes."""
+
+    fields: frozenset[str] | None = None
+    ahead_bytes: int = INPUT_AHEAD_BYTES
+
+
+def part_slots(corpus: Corpus, part: Part, start: int, reading: Reading, counts: Counts) -> Iterator[Slot]:
+    """The samples of a part as they are delivered, from the `start`-th on; an error in the place of each that cannot be had."""
+    if part.epoch.rules.scattered:
+        yield from _scattered(corpus, part, start, reading, counts)
+        return
+    firsts, gone = part.still_needed(start)
+    repeated = part.repeated()
+    waiting: dict[int, Slot] = {}
+    count = part.lanes
+    with ExitStack() as stack:
+        lanes = []
+        for lane, first in enumerate(firsts):
+            lo, hi = part.lane(lane)
+            slots = _lane_slots(corpus, part.epoch.runs(min(lo + first, hi), hi), reading, count, counts)
+            lanes.append(stack.enter_context(closing(slots)))
+        following = [first * count + lane for lane, first in enumerate(firsts)]
+        for chunk in part.order(start):
+            for i in chunk.tolist():
+                while i not in waiting:
+                    lane = i % count
+                    found = next(lanes[lane])
+                    after = following[lane] + len(found) * count
+                    fresh = range(following[lane], after, count)
+                    waiting.update(zip(fresh, found, strict=True))
+                    following[lane] = after
+                    for other in gone.intersection(fresh) if gone else ():
+                        gone.remove(other)
+                        del waiting[other]
+                if repeated is not None and i // count >= repeated[i % count]:
+                    counts.add(samples_padded=1)
+                yield waiting.pop(i)
+
+
+class _LaneCounts(Counts):
+    """Of a reader whose lost samples and shards are counted when their places are come to."""
+
+    def __init__(self, counts: Counts) -> None:
+        super().__init__()
+        self._total = counts
+
+    def add(self, **amounts: int) -> None:
+        self._total.add(**{name: amount for name, amount in amounts.items() if not name.endswith("_skipped")})
+
+    def note(self, problem: BaseException) -> None:
+        pass
+
+
+def _lane_slots(
+    corpus: Corpus, runs: Iterable[Run], reading: Reading, lanes: int, counts: Counts
+) -> Generator[list[Sample] | list[InputError], None, None]:
+    """The samples of these runs, exactly as many as they have: errors stand in the places of those that cannot be had."""
+    lengths: list[int] = []
+    problems: dict[int, InputError] = {}  # of segments that came short, or turned out to be damaged at their end
+
+    def segments() -> Iterator[Segment]:
+        for run in runs:
+            lengths.append(run.length)
+            yield _segment(corpus, run)
+
+    def keep(problem: Exception) -> bool:
+        assert isinstance(problem, InputError)
+        problems[reader.number] = problem
+        return True
+
+    number = given = 0
+    # The last sample of a segment waits for its end: only there the checksum of a whole shard is compared.
+    last: list[Sample] = []
+
+    def ended(stop: int) -> Iterator[list[Sample] | list[InputError]]:
+        for segment in range(number, stop):
+            problem = problems.pop(segment, None)
+            if problem is not None:
+                yield [problem] * (lengths[segment] - (given if segment == number else 0))
+            else:
+                yield last
+
+    with SegmentReader(
+        segments(),
+        options=corpus.options,
+        counts=_LaneCounts(counts),
+        handler=keep,
+        ahead_bytes=reading.ahead_bytes // lanes,
+        readers=_READERS,
+        fields=reading.fields,
+    ) as reader:
+        for portion in reader.portions():
+            if number < portion.number:
+                yield from ended(portion.number)
+                number, given = portion.number, 0
+            if given + len(portion) == lengths[number]:
+                last = [portion.pop()]
+            given += len(portion)
+            if portion:
+                yield portion
+        yield from ended(len(lengths))
+
+
+def _segment(corpus: Corpus, run: Run) -> Segment:
+    """Where a run is in its shard: in bytes, so that nothing else is read."""
+    shard = corpus.shards[run.shard]
+    etag, indexed = shard.etag or None, bool(shard.name)
+    if run.start == 0 and run.length == shard.samples:
+        return Segment(shard.ref, count=run.length, etag=etag, indexed=indexed)
+    stop = run.start + run.length
+    try:
+        offsets = corpus.sample_offsets(run.shard)
+    except InputError:
+        # Reading it will say what is wrong, in the right place.
+        return Segment(shard.ref, skip=run.start, count=run.length, etag=etag, indexed=indexed)
+    if shard.size is not None and int(offsets[-1]) > shard.size:  # compressed, whatever its name says
+        return Segment(shard.ref, skip=run.start, count=run.length, etag=etag, indexed=indexed)
+    end = int(offsets[stop]) if stop + 1 < len(offsets) else None
+    return Segment(shard.ref, int(offsets[run.start]), 0, run.length, etag, indexed, end)
+
+
+def _scattered(corpus: Corpus, part: Part, start: int, reading: Reading, counts: Counts) -> Iterator[Slot]:
+    """Through batch reads, each sample from where it is."""
+    from dfc.inputs.epochs.gather import Gather
+
+    repeated = part.repeated()
+    place = start
+    gather = Gather(
+        corpus.batch_shards(),
+        part.numbers(start),
+        corpus.connect,
+        size=corpus.size,
+        ahead_bytes=reading.ahead_bytes,
+        counts=counts,
+        policy=corpus.options.policy,
+        fields=reading.fields,
+    )
+    with gather:
+        for found in gather:
+            for slot in found:
+                if repeated is not None and place >= repeated[0]:
+                    counts.add(samples_padded=1)
+                place += 1
+                yield slot
+
+
+def dealt_slots(
+    corpus: Corpus, rules: Rules, place: Place, epoch: int, reading: Reading, policy: Policy, counts: Counts
+) -> Generator[Sample, None, None]:
+    """Where no numbers are known: whole shards, dealt out to the workers of all ranks in turn, and, if the rules say how many
+    batches an epoch has, again and again. With fewer shards than workers, those that share one take its samples in turn.
+    """
+    round_number = empty = 0
+    while True:
+        seed = draw_seed(rules.seed, epoch, place.rank, place.ranks, place.worker, place.workers, round_number)
+        order = shard_order(len(corpus), rules, epoch, round_number).tolist()
+        # Who had nothing in the round before gets another shard in this one, also in an order that is always the same.
+        order = order[empty % len(order) :] + order[: empty % len(order)]
+        found = 0
+        # Nothing moves from one round into another: all samples come before any comes again.
+        with closing(_dealt(corpus, order, place, reading, policy, counts)) as samples:
+            for sample in _shuffled(samples, WindowShuffle(seed, rules.window, None)):
+                found += 1
+                yield sample
+        if rules.batches is None:
+            return
+        empty = 0 if found else empty + 1
+        if empty == _EMPTY_ROUNDS_MAX:
+            url = corpus.shards[order[0]].ref.url
+            raise ShardUnreadable(f"there are no samples to go through again, in {url} for one", url=url)
+        round_number += 1
+
+
+def _shuffled(samples: Iterator[list[Sample]], shuffle: WindowShuffle) -> Iterator[Sample]:
+    waiting: dict[int, Sample] = {}
+    read = given = 0
+    ended = False
+    for chunk in shuffle.order():
+        for i in chunk.tolist():
+            while i >= read and not ended:
+                some = next(samples, None)
+                if some is None:
+                    ended = True
+                else:
+                    waiting.update(enumerate(some, read))
+                    read += len(some)
+            if i < read:
+                given += 1
+                yield waiting.pop(i)
+            if ended and given == read:
+                return
+
+
+def _dealt(
+    corpus: Corpus, order: list[int], place: Place, reading: Reading, policy: Policy, counts: Counts
+) -> Generator[list[Sample], None, None]:
+    """The share of one worker of all shards in this order."""
+    consumers, consumer = place.ranks * place.workers, place.rank * place.workers + place.worker
+    first = consumer % len(order)
+    # Those who share the shard at this place of the order, and which of them this one is.
+    sharing, turn = len(range(first, consumers, len(order))), consumer // len(order)
+    shards = (corpus.shards[number] for number in order[first::consumers])
+    number = seen = 0
+    with SegmentReader(
+        (Segment(shard.ref, etag=shard.etag or None) for shard in shards),
+        options=corpus.options,
+        counts=counts,
+        handler=policy.lost,
+        ahead_bytes=reading.ahead_bytes,
+        readers=_READERS,
+        fields=reading.fields,
+    ) as reader:
+        for portion in reader.portions():
+            if portion.number != number:
+                number, seen = portion.number, 0
+            mine = portion[(turn - seen) % sharing :: sharing] if sharing > 1 else portion
+            seen += len(portion)
+            if mine:
+                yield mine

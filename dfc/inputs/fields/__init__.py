@@ -1,0 +1,1 @@
+"""What extensions mean, and the forms that fields have as bytes: pictures, arrays."""

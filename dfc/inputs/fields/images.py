@@ -1,0 +1,232 @@
+"""Pictures of samples, to and from arrays, PIL images and tensors (extra `images`: Pillow, and simplejpeg where it is there).
+
+What is decoded comes from strangers: few formats, none that starts another program, and a bound on pixels before any is
+read. The extension does not count, the bytes do: a PNG named .jpg is read. EXIF's orientation is not applied.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dfc.inputs.epochs.batchmemory import empty
+from dfc.limits import INPUT_IMAGE_PIXELS_MAX
+
+Pixels = NDArray[np.uint8]
+Room = Callable[[tuple[int, ...], Any], NDArray[Any]]  # makes an array of a shape and a type
+
+
+class Form(NamedTuple):
+    """As what a picture is decoded: `real` in [0, 1] or uint8; RGB, RGBA or L (grey, which has no axis for channels)."""
+
+    kind: Literal["numpy", "torch", "pil"]
+    real: bool
+    mode: Literal["RGB", "RGBA", "L"]
+
+
+# WebDataset's names. Torch's have the channels first.
+FORMS: Final[dict[str, Form]] = {
+    "rgb8": Form("numpy", False, "RGB"),
+    "rgb": Form("numpy", True, "RGB"),
+    "rgba8": Form("numpy", False, "RGBA"),
+    "rgba": Form("numpy", True, "RGBA"),
+    "l8": Form("numpy", False, "L"),
+    "l": Form("numpy", True, "L"),
+    "torchrgb8": Form("torch", False, "RGB"),
+    "torchrgb": Form("torch", True, "RGB"),
+    "torch": Form("torch", True, "RGB"),
+    "torchrgba8": Form("torch", False, "RGBA"),
+    "torchrgba": Form("torch", True, "RGBA"),
+    "torchl8": Form("torch", False, "L"),
+    "torchl": Form("torch", True, "L"),
+    "pil": Form("pil", False, "RGB"),
+    "pilrgb": Form("pil", False, "RGB"),
+    "pilrgba": Form("pil", False, "RGBA"),
+    "pill": Form("pil", False, "L"),
+}
+JPEG_QUALITY: Final = 95  # as high as files still gain from; what is stored again and again should not show it
+_FORMATS: Final = ("JPEG", "PNG", "PPM", "WEBP", "GIF", "BMP", "TIFF", "JPEG2000", "AVIF")
+_DEEP: Final = 65535  # the white of pictures with 16 bits a channel
+_SAVED_AS: Final = {
+    **dict.fromkeys(("jpg", "jpeg", "jpe", "jfif"), "JPEG"),
+    **dict.fromkeys(("pbm", "pgm", "ppm", "pnm"), "PPM"),
+    **dict.fromkeys(("tif", "tiff"), "TIFF"),
+    "gif": "GIF",
+    "webp": "WEBP",
+    "bmp": "BMP",
+    "jp2": "JPEG2000",
+    "avif": "AVIF",
+}
+_OPTIONS: Final[dict[str, dict[str, Any]]] = {
+    "JPEG": {"quality": JPEG_QUALITY, "subsampling": 0},
+    "WEBP": {"lossless": True},
+    "AVIF": {"quality": JPEG_QUALITY},
+}
+
+
+@cache
+def _pillow() -> tuple[Any, tuple[str, ...]]:
+    """`PIL.Image` and the formats to read that it knows."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ImportError("pictures need Pillow: pip install 'dfc[images]'") from None
+    Image.init()
+    return Image, tuple(name for name in _FORMATS if name in Image.OPEN)
+
+
+@cache
+def _simplejpeg() -> Any:
+    """The library that decodes JPEG twice as fast as Pillow, with the same pixels; None where it is not installed."""
+    try:
+        import simplejpeg
+    except ImportError:
+        return None
+    return simplejpeg
+
+
+@cache
+def image_decoder(form: str) -> Callable[[bytes], Any]:
+    """The function for a name in FORMS. ImportError that says what to install when a library is missing."""
+    kind, real, mode = FORMS[form]
+    _pillow()
+    if kind == "pil":
+        return partial(_decode_pil, mode=mode)
+    if kind == "torch":
+        from dfc.inputs.fields.images_torch import to_tensor
+
+        return lambda data: to_tensor(_decode_array(data, real, mode, np.empty))
+    return partial(_decode_array, real=real, mode=mode)
+
+
+def _decode_array(data: bytes, real: bool, mode: str, room: Room = empty) -> NDArray[Any]:
+    """Shape (height, width, channels), or (height, width) for mode L; uint8, or float32 in [0, 1]. ValueError, OSError.
+
+    `room` gives the array where the decoder allows that.
+    """
+    pixels = _decode_jpeg(data, mode, np.empty if real else room) if data[:2] == b"\xff\xd8" else None
+    if pixels is None:
+        image = _open(data)
+        if image.mode.startswith(("I", "F")):
+            return _deep_pixels(image, real, mode)
+        pixels = np.array(image if image.mode == mode else image.convert(mode), np.uint8)
+    if not real:
+        return pixels
+    values = room(pixels.shape, np.float32)
+    values[:] = pixels
+    values /= np.float32(255)  # not times 1/255, which rounds every second value otherwise than the other libraries
+    return values
+
+
+def _decode_jpeg(data: bytes, mode: str, room: Room) -> Pixels | None:
+    """None for what only Pillow can decode, or must judge: CMYK, damaged data."""
+    library = _simplejpeg()
+    if library is None:
+        return None
+    try:
+        height, width, colors, _ = library.decode_jpeg_header(data)
+        _check_size(width, height)
+        if colors in ("CMYK", "YCCK"):
+            return None
+        pixels: Pixels = room((height, width, 1 if mode == "L" else len(mode)), np.uint8)
+        library.decode_jpeg(data, "GRAY" if mode == "L" else mode, buffer=pixels)
+    except TooLarge:
+        raise
+    except ValueError:
+        return None
+    return pixels[:, :, 0] if mode == "L" else pixels
+
+
+class TooLarge(ValueError):
+    """A picture has more than INPUT_IMAGE_PIXELS_MAX pixels."""
+
+
+def _check_size(width: int, height: int) -> None:
+    if width * height > INPUT_IMAGE_PIXELS_MAX:
+        raise TooLarge(f"a picture of {width} x {height} is too large")
+
+
+def _open(data: bytes) -> Any:
+    library, formats = _pillow()
+    image = library.open(io.BytesIO(data), formats=formats)
+    _check_size(image.width, image.height)
+    image.load()
+    return image
+
+
+def _deep_pixels(image: Any, real: bool, mode: str) -> NDArray[Any]:
+    """Pictures of 16 bits and of floats, which Pillow would clip at 255 instead of scaling them."""
+    found = np.asarray(image)
+    values = found.astype(np.float32) if image.mode == "F" else found.astype(np.float32) / np.float32(_DEEP)
+    np.clip(values, 0, 1, out=values)
+    result: NDArray[Any] = values if real else np.rint(values * 255).astype(np.uint8)
+    if mode != "L":
+        result = np.repeat(result[:, :, np.newaxis], len(mode), axis=2)
+    if mode == "RGBA":
+        result[:, :, 3] = 1 if real else 255
+    return result
+
+
+def _decode_pil(data: bytes, mode: str) -> Any:
+    image = _open(data)
+    if image.mode.startswith(("I", "F")):
+        return _pillow()[0].fromarray(_deep_pixels(image, False, "L")).convert(mode)
+    return image.convert(mode)  # also where it has this mode: a plain image that holds no file
+
+
+def encode_image(value: Any, kind: str) -> bytes:
+    """A picture in the format of an extension's last part: PNG for those that name none.
+
+    Takes PIL images; arrays of shape (h, w), (h, w, 1), (h, w, 3) or (h, w, 4), uint8 or floats in [0, 1], and uint16 (grey,
+    PNG and TIFF only); tensors with the channels first. ValueError, TypeError for others. JPEG has no transparency: it is
+    left out.
+    """
+    library, _ = _pillow()
+    format_name = _SAVED_AS.get(kind, "PNG")
+    if isinstance(value, library.Image):
+        image = value
+    else:
+        pixels = _to_pixels(value)
+        jpeg = _simplejpeg()
+        if format_name == "JPEG" and jpeg is not None and pixels.ndim == 3 and pixels.shape[2] == 3:
+            return bytes(jpeg.encode_jpeg(np.ascontiguousarray(pixels), JPEG_QUALITY, "RGB", "444"))
+        image = library.fromarray(np.ascontiguousarray(pixels))
+    if format_name == "PPM":
+        wanted = {"pbm": "1", "pgm": "L", "ppm": "RGB"}.get(kind, image.mode)
+        image = image if image.mode == wanted or image.mode.startswith("I") else image.convert(wanted)
+    elif format_name == "JPEG" and image.mode not in ("L", "RGB"):
+        image = image.convert("RGB")
+    stream = io.BytesIO()
+    image.save(stream, format_name, **_OPTIONS.get(format_name, {}))
+    return stream.getvalue()
+
+
+def _to_pixels(value: Any) -> NDArray[Any]:
+    pixels = _numpy_pixels(value)
+    if np.issubdtype(pixels.dtype, np.floating):
+        if not (pixels.min() > -0.001 and pixels.max() < 1.001):  # dlinputs' bounds; also refuses NaN
+            raise ValueError(f"floats of pictures are in [0, 1], not {pixels.min()} to {pixels.max()}")
+        pixels = np.rint(np.clip(pixels, 0, 1) * 255).astype(np.uint8)
+    if pixels.dtype == np.uint8 or (pixels.dtype == np.uint16 and pixels.ndim == 2):
+        return pixels
+    raise ValueError(f"no picture is made of {pixels.dtype} with {pixels.ndim} dimensions")
+
+
+def _numpy_pixels(value: Any) -> NDArray[Any]:
+    if hasattr(value, "detach"):  # a tensor, wherever it is
+        value = value.detach().cpu().numpy()
+        if value.ndim == 3:
+            value = value.transpose(1, 2, 0)
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"no picture can be made of {type(value).__name__}")
+    if value.ndim == 3 and value.shape[2] == 1:
+        value = value[:, :, 0]
+    if value.ndim not in (2, 3) or (value.ndim == 3 and value.shape[2] not in (3, 4)) or not value.size:
+        raise ValueError(f"no picture has the shape {value.shape}")
+    pixels: NDArray[Any] = value
+    return pixels

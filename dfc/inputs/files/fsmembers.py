@@ -1,0 +1,72 @@
+"""The members of a shard as files in folders, for the filesystem `dfc://`: read only, from the shard's index."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from dfc.client.client import Client
+from dfc.client.models import ObjectInfo
+from dfc.errors import MemberNotFound, NotSeekable, RangeNotSatisfiable
+from dfc.inputs.files.fspaths import MEMBERS, Place, folders_of
+
+Info = dict[str, Any]
+_FILE = "file"
+
+
+def modified_at(text: str) -> datetime | None:
+    """From RFC 3339, to the second: a listing knows more of it than a HEAD."""
+    return datetime.fromisoformat(text).replace(microsecond=0) if text else None
+
+
+def file_info(path: str, found: ObjectInfo) -> Info:
+    return {"name": path, "size": found.size, "type": "file", "ETag": found.etag, "mtime": modified_at(found.modified)}
+
+
+def folder_info(path: str) -> Info:
+    return {"name": path, "size": 0, "type": "directory"}
+
+
+def member_info(client: Client, place: Place) -> Info:
+    """A member, or a folder of members. NotAShard; NotFound for neither."""
+    assert place.member is not None
+    path = f"{place.bucket}/{place.name}{MEMBERS}{place.member}"
+    if place.member:
+        try:
+            # One byte tells the size of the whole, too.
+            with client.open_member(place.bucket, place.name, place.member, length=1) as reader:
+                return file_info(path, reader.info)
+        except RangeNotSatisfiable:
+            with client.open_member(place.bucket, place.name, place.member) as reader:
+                return file_info(path, reader.info)
+        except NotSeekable:
+            with client.open_member(place.bucket, place.name, place.member) as reader:
+                return {**file_info(path, reader.info), "compressed": True}
+        except MemberNotFound:
+            pass
+    found = find_members(client, place, withdirs=True)
+    if not found and place.member:
+        raise MemberNotFound(f"{place.bucket}/{place.name} has no member {place.member}")
+    return folder_info(path)
+
+
+def find_members(client: Client, place: Place, *, withdirs: bool = False, maxdepth: int | None = None) -> dict[str, Info]:
+    """The members below a folder by their paths, at most so many levels down. NotAShard, NotFound."""
+    assert place.member is not None
+    below = f"{place.member}/" if place.member else ""
+    shard = client.stat(place.bucket, place.name)
+    modified = modified_at(shard.modified)
+    root = f"{place.bucket}/{place.name}{MEMBERS}"
+    found: dict[str, Info] = {}
+    for member in client.members(place.bucket, place.name):
+        path = root + member.name
+        if member.type == _FILE and member.name.startswith(below) and path not in found:
+            etag = f"{shard.etag}-{member.offset:x}-{member.size:x}"
+            found[path] = {"name": path, "size": member.size, "type": "file", "ETag": etag, "mtime": modified}
+    if withdirs:
+        folders = folders_of([path[len(root) :] for path in found], place.member)
+        found |= {root + name: folder_info(root + name) for name in folders}
+    if maxdepth is not None:
+        start = len(root + below)
+        found = {path: info for path, info in found.items() if path.count("/", start) < maxdepth}
+    return dict(sorted(found.items()))

@@ -1,0 +1,1 @@
+"""From the bytes of shards to undecoded samples: read ahead, decompressed, parsed."""

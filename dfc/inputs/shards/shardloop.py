@@ -1,0 +1,289 @@
+"""`sharditerator`: the samples of all shards, epoch after epoch, in an order that a seed decides; resumed at any sample."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import TracebackType
+from typing import Any, Final, Self
+
+import xxhash
+
+from dfc.inputs.base import Counts, Handler, HandlerFunction, InputError, Sample, SampleBroken, ShardRef, resolve_handler
+from dfc.inputs.decoding import Decoder
+from dfc.inputs.decoding import Spec as DecodeSpec
+from dfc.inputs.epochs.order import Rules, shard_order
+from dfc.inputs.shards.shardreader import Segment, SegmentReader
+from dfc.inputs.sources.specs import Spec, resolve
+from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
+from dfc.inputs.sources.urls import shown
+from dfc.limits import INPUT_AHEAD_BYTES, INPUT_AHEAD_SHARDS, INPUT_READERS_MAX
+
+EPOCHS: Final = 1_000_000  # as it was published: for ever
+MAXERRS: Final = 10  # likewise
+_STATE_VERSION: Final = 1
+_PLANNED_MAX: Final = INPUT_READERS_MAX * INPUT_AHEAD_SHARDS  # a reader asks for so many segments in advance at most
+
+
+@dataclass
+class _Progress:
+    """Where the next sample is: after `skip` samples from `offset` of the shard at place `place` of the order of `epoch`."""
+
+    epoch: int = 0
+    place: int = 0
+    offset: int = 0
+    skip: int = 0
+    etag: str = ""
+    replica: int = -1  # which of the URLs of the shard, in alphabetic order, the etag is of; -1: any
+    errors: int = 0  # not made good by samples
+    fruitful: int = 0  # number of the last segment that gave a sample
+
+
+class ShardIterator(Iterator[Sample]):
+    """What `sharditerator` returns. Not for several threads at a time, but for `close` and `counts`."""
+
+    def __init__(
+        self,
+        refs: Sequence[ShardRef],
+        *,
+        epochs: int,
+        rules: Rules,
+        maxerrs: int | None,
+        decoder: Decoder | None,
+        handler: HandlerFunction,
+        fields: Sequence[Sequence[str]] | None,
+        counts: Counts,
+        reading: Mapping[str, Any],
+    ) -> None:
+        self.counts = counts
+        self._refs = refs
+        self._epochs = epochs
+        self._rules = rules
+        self._maxerrs = maxerrs
+        self._decoder = decoder
+        self._handler = handler
+        self._fields = fields
+        self._reading = reading
+        self._progress = _Progress()
+        self._reader: SegmentReader | None = None
+        self._samples: Iterator[Sample] | None = None
+        self._closed = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        # It goes on in another process where it was; what was read ahead stays here.
+        return {**vars(self), "_reader": None, "_samples": None}
+
+    @property
+    def seed(self) -> int:
+        """What the order follows from; drawn at random if none was given."""
+        return self._rules.seed
+
+    @property
+    def epoch(self) -> int:
+        """Of the sample that was handed out last."""
+        return self._progress.epoch
+
+    @cached_property
+    def _digest(self) -> str:
+        """Of the URLs in order, the replicas of a shard in any order."""
+        lines = ("\t".join(sorted((ref.url, *ref.replicas))) for ref in self._refs)
+        return xxhash.xxh3_128_hexdigest("\n".join(lines).encode())
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Sample:
+        if self._samples is None:
+            self._samples = iter(()) if self._closed else self._begin()
+        return next(self._samples)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next sample is, in plain values. As it is after the sample that was handed out last."""
+        at = self._progress
+        return {
+            "version": _STATE_VERSION,
+            "seed": self._rules.seed,
+            "shuffle": self._rules.shuffled,
+            "shards": self._digest,
+            "epoch": at.epoch,
+            "place": at.place,
+            "offset": at.offset,
+            "skip": at.skip,
+            "etag": at.etag,
+            "replica": at.replica,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the iterator was that gave this state, with its seed. ValueError for a state of other shards."""
+        if state.get("version") != _STATE_VERSION:
+            raise ValueError(f"a state of version {state.get('version')!r}; this one reads {_STATE_VERSION}")
+        if state["shards"] != self._digest:
+            raise ValueError("the state is that of other shards")
+        self.close()
+        self._closed = False
+        self._rules = Rules(seed=state["seed"], shuffled=state["shuffle"])
+        replica = state.get("replica", -1)
+        self._progress = _Progress(state["epoch"], state["place"], state["offset"], state["skip"], state["etag"], replica)
+
+    def close(self) -> None:
+        """End what reads ahead; there are no more samples then."""
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = self._samples = None
+        self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _begin(self) -> Iterator[Sample]:
+        # None of the parts may hold this object, or a forgotten iterator would wait for the garbage collector.
+        progress, maxerrs, handler = self._progress, self._maxerrs, self._handler
+        first = progress.epoch * len(self._refs) + progress.place
+        progress.fruitful = first
+
+        def decide(problem: Exception) -> bool:
+            progress.errors += 1
+            if maxerrs is not None and progress.errors >= maxerrs:
+                raise problem
+            return handler(problem)
+
+        segments = _segments(self._refs, self._rules, self._epochs, progress)
+        self._reader = SegmentReader(segments, handler=decide, counts=self.counts, **self._reading)
+        prepare = _preparation(self._decoder, self._fields)
+        return _samples(self._reader, first, len(self._refs), progress, prepare, decide)
+
+
+def sharditerator(
+    url: Spec,
+    epochs: int = EPOCHS,
+    shuffle: bool = True,
+    maxerrs: int | None = MAXERRS,
+    *,
+    decode: DecodeSpec = True,
+    seed: int | None = None,
+    handler: Handler = "warn",
+    fields: str | Sequence[str] | None = None,
+    pickle: bool = False,
+    readers: int = 2,
+    ahead_bytes: int = INPUT_AHEAD_BYTES,
+    counts: Counts | None = None,
+    options: StreamOptions = DEFAULT_OPTIONS,
+) -> ShardIterator:
+    """Samples of all shards, `epochs` times over, the shards in another order each time if `shuffle`.
+
+    `url`: a spec of shards, or a list (docs/inputs.md). A shard or sample that cannot be read goes to `handler` and is left
+    out, unless that raises; so many errors as `maxerrs` raise in any case, where each good sample makes up for one (None: no
+    bound). `decode`, `pickle`: as for `dfc.inputs.decoding.Decoder`; False leaves bytes. `seed`: equal seeds give equal orders;
+    None draws one. `fields`: only these extensions (a list, or words; "jpg;png" stands for one of them), and a sample that
+    lacks one is broken. `readers` threads read ahead, a shard each, `ahead_bytes` bytes in all.
+    Raises BadShardSpec, NoShards, and InputError.
+    """
+    rules = Rules(seed=secrets.randbits(63) if seed is None else seed, shuffled=shuffle)
+    groups = _groups(fields)
+    wanted = None if groups is None else frozenset(name for group in groups for name in group)
+    return ShardIterator(
+        resolve(url, options=options, seed=rules.seed),
+        epochs=epochs,
+        rules=rules,
+        maxerrs=maxerrs,
+        decoder=Decoder(decode, pickle=pickle) if decode else None,
+        handler=resolve_handler(handler),
+        fields=groups,
+        counts=Counts() if counts is None else counts,
+        reading={"options": options, "ahead_bytes": ahead_bytes, "readers": readers, "fields": wanted},
+    )
+
+
+def sharditerator_once(url: Spec, maxerrs: int | None = MAXERRS, **arguments: Any) -> ShardIterator:
+    """`sharditerator` for one epoch in the order of the shards; takes the same arguments."""
+    return sharditerator(url, **{"epochs": 1, "shuffle": False, "maxerrs": maxerrs, **arguments})
+
+
+def _segments(refs: Sequence[ShardRef], rules: Rules, epochs: int, progress: _Progress) -> Iterator[Segment]:
+    """All shards from where `progress` is on. InputError when a whole epoch gave no sample: it would go on for ever."""
+    number = progress.epoch * len(refs) + progress.place
+    begin, end = number, epochs * len(refs)
+    offset, skip, etag, replica = progress.offset, progress.skip, progress.etag or None, progress.replica
+    order = None
+    while number < end:
+        epoch, place = divmod(number, len(refs))
+        if order is None or place == 0:
+            order = shard_order(len(refs), rules, epoch)
+        if number - progress.fruitful > 2 * len(refs) + _PLANNED_MAX:
+            raise InputError(
+                f"no sample was found in any of {len(refs)} shards, the first is {shown(refs[0].url)}", url=refs[0].url
+            )
+        ref = refs[int(order[place])]
+        yield Segment(_beginning_with(ref, replica), offset, skip, etag=etag) if number == begin else Segment(ref)
+        number += 1
+
+
+def _beginning_with(ref: ShardRef, replica: int) -> ShardRef:
+    """The same shard, read from this replica if it can be: each server has etags of its own."""
+    urls = sorted((ref.url, *ref.replicas))
+    first = urls[replica] if 0 <= replica < len(urls) else ref.url
+    return ref if first == ref.url else ShardRef(first, tuple(url for url in (ref.url, *ref.replicas) if url != first))
+
+
+def _samples(
+    reader: SegmentReader,
+    first: int,
+    shards: int,
+    progress: _Progress,
+    prepare: Callable[[Sample], Sample] | None,
+    decide: HandlerFunction,
+) -> Iterator[Sample]:
+    counts = reader.counts
+    for portion in reader.portions():
+        number = first + portion.number
+        progress.epoch, progress.place = divmod(number, shards)
+        progress.offset, progress.skip, progress.etag = portion.at, portion.skipped, portion.etag
+        ref, source = portion.segment.ref, portion[0]["__source__"]
+        if ref.replicas:
+            urls = sorted((ref.url, *ref.replicas))
+            progress.replica = urls.index(source) if source in urls else -1
+        for sample in portion:
+            progress.skip += 1
+            if prepare is not None:
+                try:
+                    sample = prepare(sample)
+                except SampleBroken as problem:
+                    counts.add(samples_skipped=1)
+                    counts.note(problem)
+                    if not decide(problem):
+                        return
+                    continue
+            counts.samples += 1  # by this thread alone
+            if progress.errors:
+                progress.errors -= 1
+            progress.fruitful = number
+            yield sample
+
+
+def _preparation(decoder: Decoder | None, groups: Sequence[Sequence[str]] | None) -> Callable[[Sample], Sample] | None:
+    """What is to be done with a sample before it is handed out; None: nothing."""
+    if groups is None:
+        return decoder
+
+    def prepare(sample: Sample) -> Sample:
+        for group in groups:
+            if not any(name in sample for name in group):
+                key, source, what = sample["__key__"], sample["__source__"], " or ".join(group)
+                raise SampleBroken(f"{shown(source)}: sample {key!r} has no field {what}", url=source, key=key)
+        return sample if decoder is None else decoder(sample)
+
+    return prepare
+
+
+def _groups(fields: str | Collection[str] | None) -> list[list[str]] | None:
+    if fields is None:
+        return None
+    words = fields.split() if isinstance(fields, str) else list(fields)
+    if not words or not all(words):
+        raise ValueError("fields= names at least one extension")
+    return [[name for name in word.lower().split(";") if name] for word in words]

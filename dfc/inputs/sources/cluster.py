@@ -1,0 +1,215 @@
+"""Which web servers are DFC nodes: asked once a process and origin, then objects are read from the node that owns them.
+
+Caches belong to one process: after a fork (a DataLoader's workers) the child makes connections of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+
+from dfc.client.exchange import ObjectCalls
+from dfc.client.routing import Router
+from dfc.errors import BadName, DfcError, ServerTrouble
+from dfc.http.blocking import Answer, Transport
+from dfc.http.problems import error_from_answer, is_worth_retrying
+from dfc.http.retry import Cancellation, Cancelled, RetryPolicy
+from dfc.inputs.sources.streams import StreamOptions
+from dfc.inputs.sources.urls import kind_of, origin_of, split_cluster_url
+from dfc.limits import INPUT_MAP_BYTES_MAX
+from dfc.names import check_bucket_name, check_object_name, parse_object_path
+from dfc.placement.map import ClusterMap
+
+if TYPE_CHECKING:
+    from dfc.client import Client
+
+_ONCE: Final = RetryPolicy(retries=0)  # streams have tries of their own
+_OBJECTS: Final = "/v1/objects"
+
+
+class Cluster:
+    """A DFC cluster as one origin shows it."""
+
+    def __init__(self, url: str, token: str | None, transport: Transport) -> None:
+        self._url = url
+        self._token = token
+        self._router = Router(url, lambda _patient: fetch_map(url, token, transport))
+        self._cancellation = Cancellation()  # that of a stream goes before it
+
+    @cached_property
+    def client(self) -> Client:
+        """For listings, counts and batches. Streams need none, and begin the sooner."""
+        from dfc.client import Client
+
+        return Client(self._url, self._token)
+
+    def request(self, place: Place, headers: Mapping[str, str], transport: Transport) -> Answer:
+        """One try to get an object: from its owner, or through the node that was named. Its errors are those of the node."""
+        calls = ObjectCalls(self._router, transport, self._token, _ONCE, self._cancellation)
+        return calls.call("GET", place.bucket, place.name, headers=headers)
+
+    def refresh(self) -> None:
+        """Expect another owner before the next try."""
+        self._router.refresh()
+
+    def close(self) -> None:
+        """Close what is idle."""
+        if "client" in self.__dict__:
+            self.client.close()
+
+    def forget(self) -> None:
+        """In a child after a fork: let go of what is the parent's."""
+        if "client" in self.__dict__:
+            self.client._forget()
+
+
+class Place(NamedTuple):
+    """An object of a cluster; with an empty name the whole bucket."""
+
+    cluster: Cluster
+    bucket: str
+    name: str
+
+
+class _Caches:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.clusters: dict[tuple[str, str | None], Cluster] = {}
+        self.transports: dict[tuple[float, float], Transport] = {}
+        # By origin, and by token since a node may tell nothing without one: whether it is a DFC node. Survives a fork.
+        self.known: dict[tuple[str, str | None], bool] = {}
+
+
+_CACHES: Final = _Caches()
+
+
+def _forget() -> None:
+    """In a child after a fork. Locks of the parent may be held by threads that the child does not have."""
+    for transport in _CACHES.transports.values():
+        transport.forget()
+    for cluster in _CACHES.clusters.values():
+        cluster.forget()
+    known = _CACHES.known
+    _CACHES.__init__()  # type: ignore[misc]
+    _CACHES.known = known
+
+
+def _close() -> None:
+    """At the end of the process: idle connections are closed in good order."""
+    for transport in _CACHES.transports.values():
+        transport.close()
+    for cluster in _CACHES.clusters.values():
+        cluster.close()
+
+
+os.register_at_fork(after_in_child=_forget)
+atexit.register(_close)
+
+
+def transport_for(options: StreamOptions) -> Transport:
+    """The connections of this process."""
+    key = (options.connect_timeout_s, options.read_timeout_s)
+    with _CACHES.lock:
+        found = _CACHES.transports.get(key)
+        if found is None:
+            found = _CACHES.transports[key] = Transport(
+                Cancellation(), read_timeout_s=options.read_timeout_s, connect_timeout_s=options.connect_timeout_s
+            )
+        return found
+
+
+def locate(url: str, options: StreamOptions) -> Place | None:
+    """The object, or with a final slash the bucket or prefix, that a URL names if its server is a DFC node, else None.
+
+    ValueError for a `dfc:` URL that names nothing.
+    """
+    if kind_of(url) == "cluster":
+        bucket, name = split_cluster_url(url)
+        return Place(cluster_at(origin_of(options.cluster_url), options), check_bucket_name(bucket), _checked(name))
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or parts.query or parts.username or options.headers or not options.direct:
+        return None
+    path = parts.path.removeprefix(_OBJECTS) if parts.path.startswith(_OBJECTS + "/") else parts.path
+    try:
+        bucket, name = _parse_path(path or "/")
+    except BadName:
+        return None
+    origin = origin_of(url)
+    return Place(cluster_at(origin, options), bucket, name) if is_cluster(origin, options) else None
+
+
+def cluster_at(origin: str, options: StreamOptions) -> Cluster:
+    """The cluster that a node belongs to; one for each origin and token in this process."""
+    key = (origin, token_for(origin, options))
+    transport = transport_for(options)
+    with _CACHES.lock:
+        found = _CACHES.clusters.get(key)
+        if found is None:
+            found = _CACHES.clusters[key] = Cluster(*key, transport)
+        return found
+
+
+def token_for(origin: str, options: StreamOptions) -> str | None:
+    """The token that a server may see: that of the cluster of `dfc:`, or one that was given without saying for which."""
+    everywhere = options.token is not None and options.cluster is None
+    return options.cluster_token if everywhere or origin == origin_of(options.cluster_url) else None
+
+
+def is_cluster(origin: str, options: StreamOptions) -> bool:
+    """Whether a server answers for a cluster's map like a DFC node. No when it cannot be asked now; then it is asked again."""
+    key = (origin, token_for(origin, options))
+    known = _CACHES.known.get(key)
+    if known is None:
+        known = _ask(origin, options)
+        if known is None:
+            return False
+        _CACHES.known[key] = known
+    return known
+
+
+def is_decided(url: str, options: StreamOptions) -> bool:
+    """Whether it is known what serves a URL; asks."""
+    origin = origin_of(url)
+    return is_cluster(origin, options) or (origin, token_for(origin, options)) in _CACHES.known
+
+
+def _ask(origin: str, options: StreamOptions) -> bool | None:
+    try:
+        data = fetch_map(origin, token_for(origin, options), transport_for(options))
+        return bool(ClusterMap.decode(data).cluster_id)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    except Cancelled:
+        raise  # it says nothing about the server
+    except DfcError as problem:
+        undecided = is_worth_retrying(problem) or type(problem) is ServerTrouble
+        return None if undecided else False
+
+
+def fetch_map(origin: str, token: str | None, transport: Transport) -> bytes:
+    """The JSON of a cluster's map, or of whatever answers there; one try."""
+    headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    url = f"{origin}/v1/cluster"
+    with transport.request("GET", url, headers) as answer:
+        if answer.status == 200:
+            return answer.read_all(INPUT_MAP_BYTES_MAX)
+        raise error_from_answer(answer.status, answer.headers, b"", f"GET {url}")
+
+
+def _parse_path(path: str) -> tuple[str, str]:
+    """`parse_object_path`, which knows no prefixes within a bucket."""
+    if path.endswith("/") and path.count("/") > 2:
+        bucket, name = parse_object_path(path[:-1])
+        return bucket, name + "/"
+    return parse_object_path(path)
+
+
+def _checked(name: str) -> str:
+    return name if not name or name.endswith("/") else check_object_name(name)

@@ -1,0 +1,308 @@
+"""Shards that no web server gives: files, standard input, the output of commands, and what fsspec knows (S3, GCS, …)."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any, BinaryIO, Final, NamedTuple
+
+from dfc.http.retry import Cancellation
+from dfc.inputs.base import Counts, InputError, ShardChanged, ShardShort, ShardUnreadable
+from dfc.inputs.sources.streams import Stream, StreamOptions
+from dfc.inputs.sources.urls import kind_of, local_path
+from dfc.limits import INPUT_PIPE_CHARS_KEPT, MIB
+
+_FSSPEC_BLOCK_BYTES: Final = 8 * MIB  # object stores answer in tens of milliseconds: fewer, larger requests
+_PIPE_BYTES: Final = 1 * MIB  # instead of 64 KiB: fewer system calls. Users without privileges get so much
+_SKIP_BYTES: Final = 1 * MIB
+_END_WAIT_S: Final = 5.0  # for a command that has closed its output
+
+
+def open_local(
+    url: str,
+    start: int,
+    end: int | None,
+    etag: str | None,
+    options: StreamOptions,
+    counts: Counts | None,
+    cancellation: Cancellation | None,
+) -> Stream:
+    """The stream of a URL that is not on the web. See `open_stream`."""
+    part = _Part(url, start, end, counts, cancellation or Cancellation())
+    kind = kind_of(url)
+    if kind == "file":
+        return FileStream(part, etag)
+    if kind == "fsspec":
+        return FsspecStream(part, etag, options)
+    return PipeStream(part) if kind == "pipe" else StandardInput(part)
+
+
+class _Part(NamedTuple):
+    """What all of them are given."""
+
+    url: str
+    start: int
+    end: int | None
+    counts: Counts | None
+    cancellation: Cancellation
+
+
+class _LocalStream(Stream):
+    """Fills buffers from a raw file at `_position`, up to `_end`."""
+
+    def __init__(self, part: _Part) -> None:
+        self.url, self._position, self._end, self._counts, self._cancellation = part
+        self._done = False
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:
+        view = memoryview(buffer).cast("B")
+        if self._end is not None:
+            view = view[: max(self._end - self._position, 0)]
+        done = 0
+        while done < len(view) and not self._done:
+            try:
+                count = self._some(view[done:])
+            except OSError as problem:
+                self._cancellation.check()
+                if done:
+                    break  # what is here goes first; the next read meets the error again
+                raise ShardUnreadable(f"{self.url}: {problem.strerror or problem}", url=self.url) from problem
+            self._done = count == 0
+            self._position += count
+            done += count
+        if self._done and not done:
+            self._cancellation.check()
+            self._finish()
+        if self._counts is not None:
+            self._counts.add(size=done)
+        return done
+
+    def abort(self) -> None:
+        self._cancellation.cancel()
+
+    def _some(self, view: memoryview) -> int:
+        raise NotImplementedError
+
+    def _finish(self) -> None:
+        """The end of the file has been met, at the earliest after its last byte; it may be met again."""
+
+    def _skip(self, count: int) -> None:
+        """Read what comes before the start of something that cannot seek."""
+        scratch = memoryview(bytearray(min(count, _SKIP_BYTES)))
+        while count > 0:
+            got = self._some(scratch[:count])
+            if got == 0:
+                raise ShardUnreadable(f"{self.url} ends {count} bytes before what was to be read", url=self.url)
+            count -= got
+
+    def _check_version(self, planned: str | None) -> None:
+        if planned and self.etag and planned != self.etag:
+            raise ShardChanged(f"{self.url} is another file than the one that was planned", url=self.url)
+
+
+class FileStream(_LocalStream):
+    """A local file. Its `etag` is made of size and time of change."""
+
+    def __init__(self, part: _Part, etag: str | None) -> None:
+        super().__init__(part)
+        url, start = part.url, part.start
+        path = local_path(url)
+        try:
+            self._file = io.FileIO(path)
+        except OSError as problem:
+            raise ShardUnreadable(f"{path}: {problem.strerror}", url=url) from problem
+        try:
+            facts = os.fstat(self._file.fileno())
+            if stat.S_ISREG(facts.st_mode):
+                self.size, self.etag = facts.st_size, file_etag(facts)
+                self._check_version(etag)
+                if start > self.size:
+                    raise ShardShort(f"{path} has {self.size} bytes, and is to be read from byte {start}", url=url)
+                self._file.seek(start)
+                os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+            else:
+                self._skip(start)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _some(self, view: memoryview) -> int:
+        return self._file.readinto(view)
+
+    def _finish(self) -> None:
+        if self.size is not None and self._position < min(self.size, self._end if self._end is not None else self.size):
+            raise ShardUnreadable(f"{self.url} became shorter while it was read", url=self.url)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def file_etag(facts: os.stat_result) -> str:
+    """What stands for the version of a file."""
+    return f"{facts.st_size:x}-{facts.st_mtime_ns:x}"
+
+
+class StandardInput(_LocalStream):
+    """Standard input, once; closing leaves it open."""
+
+    def __init__(self, part: _Part) -> None:
+        super().__init__(part)
+        self._file: BinaryIO = sys.stdin.buffer
+        self._skip(part.start)
+
+    def _some(self, view: memoryview) -> int:
+        return self._file.readinto(view)  # type: ignore[attr-defined, no-any-return]
+
+    def close(self) -> None:
+        pass
+
+
+class PipeStream(_LocalStream):
+    """The output of a shell command (bash with `pipefail` where there is one). It counts only if its exit status is 0."""
+
+    def __init__(self, part: _Part) -> None:
+        super().__init__(part)
+        self._owner = os.getpid()
+        bash = shutil.which("bash")
+        shell = [bash, "-o", "pipefail", "-c"] if bash else ["/bin/sh", "-c"]
+        self._said = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [*shell, part.url.removeprefix("pipe:")],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            bufsize=0,
+            process_group=0,  # so that all of a pipeline can be ended
+        )
+        assert self._process.stdout is not None
+        self._output: Any = self._process.stdout
+        try:
+            fcntl.fcntl(self._output, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        except OSError:
+            pass  # this user's pipes are used up; small ones do as well
+        self._cancellation.add(self._kill)
+        try:
+            self._skip(part.start)
+        except BaseException:
+            self.close()
+            raise
+
+    def _some(self, view: memoryview) -> int:
+        return int(self._output.readinto(view))
+
+    def _finish(self) -> None:
+        try:
+            status = self._process.wait(_END_WAIT_S)
+        except subprocess.TimeoutExpired:
+            return  # it has given all and does something else now
+        if status != 0:
+            raise ShardUnreadable(f"{self.url} ended with status {status}: {self._last_words()}", url=self.url)
+
+    def _last_words(self) -> str:
+        size = self._said.seek(0, os.SEEK_END)
+        self._said.seek(max(size - INPUT_PIPE_CHARS_KEPT, 0))
+        return self._said.read().decode(errors="replace").strip()
+
+    def _kill(self) -> None:
+        if self._process.poll() is None:
+            try:
+                os.killpg(self._process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def close(self) -> None:
+        if self._output.closed:
+            return
+        self._output.close()
+        self._said.close()
+        if os.getpid() == self._owner:  # after a fork the command is the parent's
+            self._cancellation.remove(self._kill)
+            self._kill()
+            self._process.wait()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_output"):
+            self.close()
+
+
+class FsspecStream(_LocalStream):
+    """A file of a filesystem that fsspec knows; opened anew at the same byte when reading fails."""
+
+    def __init__(self, part: _Part, etag: str | None, options: StreamOptions) -> None:
+        super().__init__(part)
+        import fsspec
+
+        self._filesystem, self._path = fsspec.core.url_to_fs(part.url, **options.storage_options)
+        self._retries = options.retries
+        self._policy = options.policy
+        self._file: Any = None
+        facts = self._trying(lambda: self._filesystem.info(self._path))
+        self.size = facts.get("size")
+        self._version = _version(facts)
+        self._begun = False
+        self.etag = str(facts.get("ETag") or facts.get("etag") or "").strip('"')
+        self._check_version(etag)
+        self._trying(self._open)
+
+    def _open(self) -> None:
+        if self._begun and _version(self._filesystem.info(self._path)) != self._version:
+            raise ShardChanged(f"{self.url} is another file than the one that was begun", url=self.url)
+        self._file = self._filesystem.open(self._path, "rb", block_size=_FSSPEC_BLOCK_BYTES)
+        self._file.seek(self._position)
+        self._begun = True
+
+    def _finish(self) -> None:
+        if self.size is not None and self._position < min(self.size, self._end if self._end is not None else self.size):
+            raise ShardUnreadable(f"{self.url} ended at byte {self._position} of {self.size}", url=self.url)
+
+    def _some(self, view: memoryview) -> int:
+        def read() -> int:
+            if self._file is None:
+                self._open()
+            return int(self._file.readinto(view))
+
+        return int(self._trying(read))
+
+    def _trying(self, step: Callable[[], Any]) -> Any:
+        """What a step gives, tried again after errors that may pass."""
+        attempt = 0
+        while True:
+            try:
+                return step()
+            except InputError:
+                raise
+            except (FileNotFoundError, PermissionError, IsADirectoryError) as problem:
+                raise ShardUnreadable(f"{self.url}: {problem or type(problem).__name__}", url=self.url) from problem
+            except (ImportError, ValueError, TypeError, NotImplementedError):
+                raise  # the program is wrong, or something is not installed
+            except Exception as problem:  # each of these libraries has errors of its own
+                self.close()
+                if attempt >= self._retries:
+                    raise ShardUnreadable(f"{self.url}: {problem or type(problem).__name__}", url=self.url) from problem
+            self._wait(attempt)
+            attempt += 1
+
+    def _wait(self, attempt: int) -> None:
+        if self._counts is not None:
+            self._counts.add(retries=1)
+        self._cancellation.wait(self._policy.delay_s(attempt, None))
+
+    def close(self) -> None:
+        opened, self._file = self._file, None
+        if opened is not None:
+            opened.close()
+
+
+def _version(facts: dict[str, Any]) -> list[Any]:
+    """What the filesystems of fsspec tell of a file that is another one after it was replaced."""
+    return [
+        facts.get(name) for name in ("size", "ETag", "etag", "generation", "created", "mtime", "LastModified", "last_modified")
+    ]

@@ -1,0 +1,140 @@
+"""Shards as raw bytes: one way to open a URL of any kind, read it through, and lose nothing when connections break.
+
+`open_stream` picks by the kind of URL (`urls`): web servers (`web`: continued in mid-shard when connections break; the objects
+of DFC nodes are read from their owners, `cluster`), and files, commands and what fsspec knows (`local`).
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, Self
+
+from dfc.http.blocking import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
+from dfc.http.retry import Cancellation, RetryPolicy
+from dfc.inputs.base import Counts, ShardRef, ShardUnreadable
+from dfc.inputs.sources.urls import kind_of
+from dfc.limits import INPUT_RETRIES
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """How shards are opened; plain values, so that they travel to worker processes.
+
+    `cluster` and `token` are those of `dfc:` URLs, by default `DFC_URL` and `DFC_TOKEN`. The token goes to the nodes of that
+    cluster; when it is given without `cluster`, to all servers that URLs name; never to where those redirect. `retries` are
+    tries without a new byte; the wait between them doubles from 0.25 to 4 s. `direct`: find out whether a web server is a DFC
+    node and then read from the owner of each object. `verify`: compare what was read whole with the checksum that DFC names.
+    `headers` go with every request to the server that the URL names. `storage_options` are for fsspec.
+    `cache_dir` is a directory where whole shards are kept, up to `cache_bytes` (None: as the disk has room); see `cache`.
+    """
+
+    cluster: str | None = None
+    token: str | None = field(default=None, repr=False)
+    retries: int = INPUT_RETRIES
+    connect_timeout_s: float = CONNECT_TIMEOUT_S
+    read_timeout_s: float = READ_TIMEOUT_S
+    direct: bool = True
+    verify: bool = True
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    cache_dir: str | None = None
+    cache_bytes: int | None = None
+
+    @property
+    def policy(self) -> RetryPolicy:
+        """The waits between tries."""
+        return RetryPolicy(retries=self.retries)
+
+    @property
+    def cluster_url(self) -> str:
+        """The URL of the cluster that `dfc:` means."""
+        return self.cluster or os.environ.get("DFC_URL") or DEFAULT_CLUSTER
+
+    @property
+    def cluster_token(self) -> str | None:
+        """The token for that cluster."""
+        return self.token or os.environ.get("DFC_TOKEN") or None
+
+
+DEFAULT_CLUSTER: Final = "http://127.0.0.1:8080"
+DEFAULT_OPTIONS: Final = StreamOptions()
+
+
+class Stream(ABC):
+    """The bytes of one shard, or of a range of it. Belongs to one thread at a time, but for `abort`.
+
+    `url` is where it is read from now (one of its replicas), `etag` what the server calls this version (empty: nothing), `size`
+    the bytes of the whole object (None: not known). `indexed`: a DFC node has parsed this tar when it was uploaded, so the
+    checksums of its headers need not be looked at again.
+    """
+
+    url: str
+    etag: str = ""
+    size: int | None = None
+    indexed: bool = False
+
+    @abstractmethod
+    def readinto(self, buffer: bytearray | memoryview) -> int:
+        """Fill the buffer, except at the end; 0 there.
+
+        Raises ShardUnreadable when it breaks off for good, ShardChanged when it is another object by then, ShardBroken when the
+        bytes are not those that were stored. What came before an error is handed out first.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Cheap at any point, and idempotent."""
+
+    def abort(self) -> None:  # noqa: B027  (reading a local file ends soon anyway)
+        """From any thread: what waits in `readinto` ends soon, with `Cancelled` or an error. `close` is still to be called."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def open_stream(
+    ref: ShardRef | str,
+    *,
+    start: int = 0,
+    end: int | None = None,
+    etag: str | None = None,
+    options: StreamOptions = DEFAULT_OPTIONS,
+    counts: Counts | None = None,
+    cancellation: Cancellation | None = None,
+) -> Stream:
+    """The bytes `start` to `end` (exclusive; None: to the last) of a shard, from the first of its URLs that gives them.
+
+    `etag` is the version that was planned: ShardChanged when it is another by now (servers, not files). `counts` is told of
+    retries and of bytes received. `cancellation` ends from any thread what waits here and, later, in `readinto`. Raises
+    ShardUnreadable when none of the URLs can be opened, ValueError for a URL of no known kind.
+    """
+    from dfc.inputs.sources.local import open_local
+    from dfc.inputs.sources.web import WebStream
+
+    if options.cache_dir is not None and kind_of(ref if isinstance(ref, str) else ref.url) in ("web", "cluster", "fsspec"):
+        from dfc.inputs.sources.cache import open_cached
+
+        named = ShardRef(ref) if isinstance(ref, str) else ref
+        return open_cached(named, start=start, end=end, etag=etag, options=options, counts=counts, cancellation=cancellation)
+    urls = (ref,) if isinstance(ref, str) else tuple(dict.fromkeys((ref.url, *ref.replicas)))
+    web = tuple(url for url in urls if kind_of(url) in ("web", "cluster"))
+    problems: list[ShardUnreadable] = []
+    for url in urls:
+        planned = etag if url == urls[0] else None  # what is elsewhere has etags of another making
+        try:
+            if url not in web:
+                return open_local(url, start, end, planned, options, counts, cancellation)
+            if url == web[0]:
+                return WebStream(web, start, end, planned, options, counts, cancellation)
+        except ShardUnreadable as problem:
+            problems.append(problem)
+    if len(problems) == 1:
+        raise problems[0]
+    raise ShardUnreadable("; ".join(map(str, problems)), url=urls[0])

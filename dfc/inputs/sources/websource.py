@@ -1,0 +1,151 @@
+"""One URL of a shard on a web server: asking it once, and what its answers say about the version of the object."""
+
+from __future__ import annotations
+
+import re
+import time
+from base64 import b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Final
+from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
+
+from dfc.errors import BadRequest, DfcError
+from dfc.http.blocking import ERROR_BODY_BYTES_MAX, Answer, Broken
+from dfc.http.problems import error_from_answer
+from dfc.inputs.base import ShardUnreadable
+from dfc.inputs.sources.cluster import locate, token_for, transport_for
+from dfc.inputs.sources.streams import StreamOptions
+from dfc.inputs.sources.urls import kind_of, origin_of, shown
+from dfc.limits import INPUT_REDIRECTS_MAX
+
+_REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
+_CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_QUERY: Final = re.compile(r"(https?://[^\s?]*)\?[^\s:]*")
+
+
+@dataclass
+class Version:
+    """What a server says about the object, to see whether it still is the same one. Empty or None: it does not say."""
+
+    etag: str = ""
+    strong: bool = True
+    modified: str = ""
+    size: int | None = None
+
+    def differs(self, other: Version) -> bool:
+        """Whether both say something that does not agree."""
+        if self.size is not None and other.size is not None and self.size != other.size:
+            return True
+        if self.etag and other.etag:
+            return self.etag != other.etag
+        return bool(self.modified and other.modified and self.modified != other.modified)
+
+    def updated(self, other: Version) -> Version:
+        """What is known after one more answer: those to `If-Range` may leave out what the first one said."""
+        tagged = other if other.etag else self
+        size = self.size if other.size is None else other.size
+        return Version(tagged.etag, tagged.strong, other.modified or self.modified, size)
+
+
+class Source:
+    """One of the URLs of a shard. `known` is the version that it gave before."""
+
+    def __init__(self, url: str, options: StreamOptions) -> None:
+        self.url = url
+        self.known: Version | None = None
+        self._options = options
+        self._transport = transport_for(options)
+
+    def request(self, headers: Mapping[str, str]) -> Answer:
+        """One try: an answer of 200 or 206, or the error that the server's answer means."""
+        try:
+            place = locate(self.url, self._options)
+            if place is None:
+                return self._follow(headers)
+        except ValueError as problem:  # also names of hosts and numbers of ports that cannot be
+            if kind_of(self.url) != "web":
+                raise
+            raise BadRequest(f"{shown(self.url)} is no URL that can be asked, or is redirected to none: {problem}") from None
+        try:
+            return place.cluster.request(place, headers, self._transport)
+        except DfcError:
+            place.cluster.refresh()
+            raise
+
+    def _follow(self, headers: Mapping[str, str]) -> Answer:
+        url, secrets = _without_user(self.url)
+        origin = origin_of(url)
+        token = token_for(origin, self._options)
+        own = {**({"Authorization": f"Bearer {token}"} if token else {}), **secrets, **self._options.headers}
+        for _ in range(INPUT_REDIRECTS_MAX + 1):
+            answer = self._transport.request("GET", url, {**headers, **own})
+            location = answer.headers.get("Location")
+            if answer.status not in _REDIRECTS or not location:
+                if answer.status in (200, 206):
+                    return answer
+                with answer:
+                    raise error_from_answer(answer.status, answer.headers, _beginning(answer), f"GET {shown(url)}")
+            answer.close()
+            url = _sendable(urljoin(url, location))
+            if origin_of(url) != origin:
+                own = {}
+        raise ShardUnreadable(f"{shown(self.url)} is redirected more than {INPUT_REDIRECTS_MAX} times", url=self.url)
+
+
+def described(answer: Answer) -> tuple[int, Version]:
+    """The first byte of an answer, and the version of the object that it is of."""
+    headers = answer.headers
+    tag = headers.get("ETag") or ""
+    version = Version(tag.removeprefix("W/").strip('"'), not tag.startswith("W/"), headers.get("Last-Modified") or "")
+    if answer.status == 206:
+        match = _CONTENT_RANGE.fullmatch(headers.get("Content-Range") or "")
+        if match is None:
+            raise Broken("a partial answer without a Content-Range")
+        version.size = None if match[3] == "*" else int(match[3])
+        return int(match[1]), version
+    version.size = answer.length  # a Content-Length beside chunks means nothing
+    return 0, version
+
+
+def _as_number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() else None
+
+
+def _beginning(answer: Answer) -> bytes:
+    """What an error page begins with, for its message; nothing when it is too long or breaks off."""
+    try:
+        return answer.read_all(ERROR_BODY_BYTES_MAX)
+    except Broken:
+        return b""
+
+
+def retry_after_s(problem: DfcError) -> float | None:
+    """Seconds, or a date as HTTP has them."""
+    text = problem.headers.get("Retry-After", "")
+    number = _as_number(text)
+    if number is not None:
+        return float(number)
+    try:
+        return max(parsedate_to_datetime(text).timestamp() - time.time(), 0.0)
+    except ValueError:
+        return None
+
+
+def said(problem: DfcError) -> str:
+    """The message of an error without the queries of the URLs in it, which may hold signatures."""
+    return _QUERY.sub(r"\1?…", str(problem))
+
+
+def _without_user(url: str) -> tuple[str, dict[str, str]]:
+    """The URL to ask, and the header that its `user:password@` becomes."""
+    parts = urlsplit(url)
+    user, at, host = parts.netloc.rpartition("@")
+    url = _sendable(urlunsplit((parts.scheme.lower(), host, parts.path, parts.query, "")))
+    return url, {"Authorization": "Basic " + b64encode(unquote(user).encode()).decode()} if at else {}
+
+
+def _sendable(url: str) -> str:
+    """With what a request line cannot hold escaped, and nothing escaped twice."""
+    return quote(url, safe="%/:?#[]@!$&'()*+,;=-._~")

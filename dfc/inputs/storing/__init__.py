@@ -1,0 +1,1 @@
+"""Shards on their way out: what may be written, where it goes, how it is stored whole."""

@@ -1,0 +1,219 @@
+"""Files that are stored when they are closed, whole or not at all, and uploads that run while the next is filled."""
+
+from __future__ import annotations
+
+import contextvars
+import errno
+import io
+import logging
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from types import TracebackType
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from dfc.http.retry import Cancellation, cancelled_by
+from dfc.inputs.sources.urls import shown
+from dfc.inputs.storing.destinations import Destination
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+LOG: Final = logging.getLogger("dfc.inputs")
+
+
+class UploadFile(io.BufferedIOBase):
+    """A writable, seekable binary file. `close` stores what was written; leaving a `with` block by an exception stores nothing.
+
+    The same under other layers: what is closed while an exception is on its way, which came after it was opened, is not stored.
+    Neither is a file that is forgotten, or one in which a write has failed: what was stored there before stays.
+    `autocommit=False` leaves the storing to `commit`, or the forgetting to `discard`. `exclusive`: FileExistsError if something
+    is there. `directory` is where it is kept meanwhile (None: TMPDIR).
+    """
+
+    mode = "wb"
+
+    def __init__(
+        self, destination: Destination, directory: str | None = None, *, exclusive: bool = False, autocommit: bool = True
+    ) -> None:
+        super().__init__()
+        self._spool: BinaryIO | None = None
+        self.name = destination.url
+        self._destination = destination
+        self._directory = directory
+        self._exclusive = exclusive
+        self._autocommit = autocommit
+        self._failed: BaseException | None = None
+        self._forgotten = False
+        self._handled = sys.exc_info()[1]  # what was being handled when it was opened
+        self._process = os.getpid()
+        self._spool = destination.open_spool(directory)
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        spool = self._open_spool()
+        view = memoryview(data).cast("B")
+        try:
+            at = 0
+            while at < len(view):  # a full disk takes a part of it before it refuses the rest
+                at += spool.write(view[at:])
+            return at
+        except OSError as problem:
+            self._failed = problem
+            path = getattr(self._spool, "name", None)
+            raise _named(problem, os.path.dirname(path) if isinstance(path, str) else self._directory) from None
+
+    def tell(self) -> int:
+        return self._open_spool().tell()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        spool = self._open_spool()
+        spool.seek(offset, whence)
+        return spool.tell()
+
+    def close(self) -> None:
+        """Store what was written. DfcError, OSError; the file is closed all the same. Idempotent."""
+        if self.closed:
+            return
+        problem = sys.exc_info()[1]
+        if self._forgotten:
+            self.__del__()
+        elif problem is not None and problem is not self._handled:
+            # A text layer, a compressor or fsspec's OpenFile closes it so when their `with` block fails.
+            LOG.warning("%s was not stored: it was closed because of %r", shown(self.name), problem)
+            self.discard()
+        elif self._autocommit:
+            self.commit()
+        else:
+            super().close()
+
+    def commit(self) -> None:
+        """Store what was written, and close. DfcError, OSError."""
+        spool = self._spool
+        if spool is None:
+            return
+        try:
+            check_process(self._process)
+            if self._failed is not None:
+                raise OSError(errno.EIO, "it was not stored: a write to it has failed", shown(self.name))
+            try:
+                self._destination.store(spool, exclusive=self._exclusive)
+            except Exception as problem:
+                problem.add_note(f"while {shown(self.name)} was stored")
+                raise
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        """Forget what was written. Idempotent."""
+        spool, self._spool = self._spool, None
+        if spool is not None and self._process == os.getpid():
+            self._destination.discard(spool)
+        super().close()
+
+    abort = discard
+
+    def __enter__(self) -> UploadFile:
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error_type is None:
+            self.close()
+        else:
+            self.discard()
+
+    def __del__(self) -> None:
+        if self._spool is not None:
+            if self._process == os.getpid():
+                LOG.warning("%s was not closed, so it was not stored", shown(self.name))
+            self.discard()
+
+    def _dealloc_warn(self, _source: object) -> None:
+        """Text layers and buffers that are forgotten call this of what is below them, to have it warn, before they close it
+        (CPython's `io`; elsewhere nobody calls it)."""
+        self._forgotten = True
+
+    def _open_spool(self) -> BinaryIO:
+        if self._spool is None or self.closed:
+            raise ValueError("I/O operation on closed file")
+        check_process(self._process)
+        return self._spool
+
+
+class Uploads:
+    """Runs uploads in threads, fewer than `parallel` while the caller fills another: so many spools take space at a time.
+
+    The first failure is raised by the next call. Used by one thread.
+    """
+
+    def __init__(self, parallel: int, name: str = "dfc-upload") -> None:
+        if parallel < 1:
+            raise ValueError(f"at least one upload at a time, not {parallel}")
+        self._parallel = parallel
+        self._executor = ThreadPoolExecutor(parallel, thread_name_prefix=name)
+        self._running: set[Future[None]] = set()
+        self._cancellation = Cancellation()
+        self._process = os.getpid()
+
+    def add(self, upload: Callable[[], None]) -> None:
+        """Start one; wait while as many as allowed are under way."""
+        check_process(self._process)
+        context = contextvars.copy_context()
+        self._running.add(self._executor.submit(context.run, self._run, upload))
+        while len(self._running) >= self._parallel:
+            self._collect()
+
+    def check(self) -> None:
+        """Raise what an upload has failed with by now."""
+        if any(future.done() for future in self._running):
+            self._collect()
+
+    def finish(self) -> None:
+        """Wait for the last ones."""
+        check_process(self._process)
+        while self._running:
+            self._collect()
+        self._executor.shutdown()
+
+    def stop(self, *, at_once: bool = False) -> list[BaseException]:
+        """Wait for those that are under way, or end them; what they failed with, and nobody was told."""
+        if self._process != os.getpid():
+            return []
+        if at_once:
+            self._cancellation.cancel()
+        self._executor.shutdown(wait=True, cancel_futures=True)
+        running, self._running = self._running, set()
+        problems = (future.exception() for future in running if not future.cancelled())
+        return [problem for problem in problems if problem is not None]
+
+    def _run(self, upload: Callable[[], None]) -> None:
+        with cancelled_by(self._cancellation):
+            upload()
+
+    def _collect(self) -> None:
+        done, self._running = wait(self._running, return_when=FIRST_COMPLETED)
+        for future in done:
+            future.result()
+
+
+def check_process(number: int) -> None:
+    """ValueError in a forked child: what a thread of the parent does, and what the parent has in its files, is the parent's."""
+    if number != os.getpid():
+        raise ValueError("it was opened by another process, before a fork: open it where it is used")
+
+
+def _named(problem: OSError, directory: str | None) -> OSError:
+    """The same error, naming the directory in which there was no space: only then can one do something about it."""
+    if problem.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or problem.filename is not None:
+        return problem
+    import tempfile
+
+    return OSError(problem.errno, os.strerror(problem.errno), directory or tempfile.gettempdir())

@@ -1,0 +1,16 @@
+"""PyTorch: shards as an `IterableDataset` that makes whole batches in its workers, and a `DataLoader` that can be resumed.
+
+dataset = ShardDataset("http://nvdata/imagenet-@000147.tar", 256, decode="torchrgb8", fields=["jpg;png", "cls"])
+for batch in DataLoader(dataset, num_workers=4): train(batch["jpg"], batch["cls"])
+"""
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as problem:
+    raise ImportError("dfc.inputs.torch needs PyTorch: pip install 'dfc[torch]'") from problem
+
+from dfc.inputs.torch.dataloader import DataLoader
+from dfc.inputs.torch.dataset import ShardDataset
+from dfc.inputs.torch.tensors import as_tensors
+
+__all__ = ["DataLoader", "ShardDataset", "as_tensors"]

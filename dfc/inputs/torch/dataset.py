@@ -1,0 +1,257 @@
+"""Shards as an `IterableDataset` that makes whole batches in the workers of a DataLoader.
+
+What processes of one rank know of each other is one small tensor in shared memory: which epoch it is, how far it was when a
+state was loaded, and a row of counters for each worker.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import fields as fields_of
+from itertools import count, islice
+from multiprocessing.context import get_spawning_popen
+from typing import Any, Final
+
+import torch
+from torch import distributed
+from torch.utils import data
+
+from dfc.inputs.base import Counts
+from dfc.inputs.epochs.batchmemory import Writer
+from dfc.inputs.epochs.corpus import Corpus
+from dfc.inputs.epochs.order import Place, batches_before, draw_seed
+from dfc.inputs.epochs.progress import BatchSource, Progress, State, check_state, make_state
+from dfc.inputs.loader import Loader
+from dfc.inputs.torch.tensors import as_tensors
+from dfc.limits import LOADER_WORKERS_MAX
+
+_COUNTERS: Final = tuple(field.name for field in fields_of(Counts) if field.type == "int")
+# Columns of row 0 of the shared tensor: where the next iterations begin, the workers of the state that says so (0: any), and
+# how often that was said.
+_EPOCH, _DELIVERED, _WORKERS, _TURN = range(4)
+# Columns of row 1 + w, of worker w: the iteration that it began last and its epoch, in one number, so that nobody reads halves
+# (0: none), and the turn of row 0 that it was of; then its counters.
+_BEGUN, _OF_TURN, _COUNTED = range(3)
+_EPOCH_BITS: Final = 32
+_EPOCH_MASK: Final = (1 << _EPOCH_BITS) - 1
+_UPDATE_BATCHES: Final = 16  # after so many the counters are shared; of single samples, which are many, not after each
+
+
+class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
+    """Batches of the samples of shards. Use it with `DataLoader` of this module, or with torch's and `batch_size=None`.
+
+    `shards`, `batch_size` and all options are those of `dfc.inputs.loader.Loader`; another `BatchSource` may stand for them.
+    `rank` and `ranks` are by default those of `torch.distributed` when it is initialised, else of `RANK` and `WORLD_SIZE` in
+    the environment, else 0 of 1. Arrays become tensors. Each iteration is an epoch, the next one unless `set_epoch` says which,
+    also with persistent workers. One dataset belongs to one DataLoader at a time. `len` is the number of batches of each rank.
+    """
+
+    def __init__(
+        self,
+        shards: str | Sequence[str] | Corpus | BatchSource,
+        batch_size: int | None = None,
+        *,
+        rank: int | None = None,
+        ranks: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if (rank is None) != (ranks is None):
+            raise ValueError("rank= and ranks= are given together")
+        if isinstance(shards, str | Sequence | Corpus):
+            self.source: BatchSource = Loader(shards, batch_size, **options)
+        elif batch_size is not None or options:
+            raise ValueError("a source of batches has its options already")
+        else:
+            self.source = shards
+        self._rank = None if rank is None or ranks is None else (rank, ranks)
+        self.progress = Progress(self.source)
+        self.driven = False  # by a DataLoader of this module, which says where each iteration begins
+        self.memory: Writer | None = None  # in a worker: where batches are made
+        self._planned = {name: getattr(self.source.counts, name) for name in _COUNTERS}
+        self._shared = torch.zeros((1 + LOADER_WORKERS_MAX, _COUNTED + len(_COUNTERS)), dtype=torch.int64).share_memory_()
+        self._loaded: State | None = None  # of this worker alone
+        self._running: tuple[int, int, int] | None = None  # epoch, part, and batches of it delivered in this process
+        self._iterations = 0  # that began in this process
+
+    @property
+    def place(self) -> Place:
+        """The rank that this is, of how many."""
+        if self._rank is not None:
+            return Place(*self._rank)
+        if distributed.is_available() and distributed.is_initialized():
+            return Place(distributed.get_rank(), distributed.get_world_size())
+        return Place(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+
+    @property
+    def counts(self) -> Counts:
+        """What all workers have read and left out, up to now or up to some batches ago."""
+        rows = self._shared[1:, _COUNTED:].sum(dim=0).tolist()
+        totals = {name: self._planned[name] + row for name, row in zip(_COUNTERS, rows, strict=True)}
+        return Counts(**totals, errors=list(self.source.counts.errors))
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is running, or comes next."""
+        if self.driven:
+            return self.progress.epoch
+        return max(self._begun(), default=int(self._shared[0, _EPOCH]))
+
+    def __len__(self) -> int:
+        return self.source.length(self.place.ranks)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which epoch the next iteration is. What was loaded of that epoch stays loaded."""
+        if not self.driven and self._begun():
+            self.progress.reset(epoch)
+        else:
+            self.progress.set_epoch(epoch)
+        if not self.driven:  # or else its workers, of which one may not have begun yet, would read it
+            self.start(self.progress.epoch, self.progress.delivered, int(self._shared[0, _WORKERS]))
+
+    def start(self, epoch: int, delivered: int = 0, workers: int = 0) -> None:
+        """The next iteration begins behind so many batches of an epoch, the one after it at the beginning of the next."""
+        self._shared[0, :_TURN] = torch.tensor([epoch, delivered, workers])
+        self._shared[0, _TURN] += 1
+
+    def _begun(self) -> list[int]:
+        """The epochs of the iterations that have begun since `start`."""
+        now = int(self._shared[0, _TURN])
+        return [begun & _EPOCH_MASK for begun, turn in self._rows() if begun and turn == now]
+
+    def _rows(self) -> list[tuple[int, int]]:
+        """What each worker began last, and the turn that it was of."""
+        turns = self._shared[1:, _OF_TURN].tolist()  # first: `_note` writes it last
+        return list(zip(self._shared[1:, _BEGUN].tolist(), turns, strict=True))
+
+    def _next_epoch(self, worker: int) -> int:
+        """The epoch of an iteration that begins here: the same in all its workers, whichever begins first, and whatever others
+        have begun, of this number of workers or another, or have come too late for."""
+        info = data.get_worker_info()
+        # torch draws a number for all workers of an iteration; those that persist have one for all of theirs.
+        base = int.from_bytes(os.urandom(7), "little") if info is None else info.seed - info.id
+        self._iterations += 1
+        key = draw_seed(base % (1 << 63), self._iterations) >> _EPOCH_BITS or 1
+        now = int(self._shared[0, _TURN])
+        rows = self._rows()  # once: others begin meanwhile
+        if rows[worker][0] >> _EPOCH_BITS == key:  # an earlier one of the same number: torch was seeded again
+            key ^= 1 << 30
+        for begun, turn in rows:
+            if begun >> _EPOCH_BITS == key:
+                epoch, now = begun & _EPOCH_MASK, turn
+                break
+        else:
+            since = [begun & _EPOCH_MASK for begun, turn in rows if begun and turn == now]
+            epoch = max(since) + 1 if since else int(self._shared[0, _EPOCH])
+        self._note(worker, key, epoch, now)
+        return epoch
+
+    def _note(self, worker: int, key: int, epoch: int, turn: int) -> None:
+        self._shared[1 + worker, _BEGUN] = key << _EPOCH_BITS | epoch
+        self._shared[1 + worker, _OF_TURN] = turn
+
+    def check_workers(self, workers: int) -> None:
+        """ValueError when the state that was loaded is of another number of workers."""
+        expected = int(self._shared[0, _WORKERS])
+        if int(self._shared[0, _DELIVERED]) and expected not in (0, workers):
+            raise ValueError(f"the state is of {expected} workers for each rank, here are {workers}")
+
+    def __iter__(self) -> Iterator[Any]:
+        """What this process is to deliver: a part of the rank's batches in a worker, else all of them."""
+        worker, workers = _worker()
+        own = self._shared[1 + worker]
+        if self._loaded is not None:
+            epoch, part, done = self._loaded["epoch"], self._loaded["part"], self._loaded["batches"]
+            self._note(worker, 1, epoch, int(self._shared[0, _TURN]))
+            self._loaded = None
+        else:
+            if self.driven:  # each iteration is told where it begins
+                epoch = int(self._shared[0, _EPOCH])
+                self._note(worker, 1, epoch, int(self._shared[0, _TURN]))
+            else:
+                epoch = self._next_epoch(worker)
+            delivered = int(self._shared[0, _DELIVERED]) if epoch == int(self._shared[0, _EPOCH]) else 0
+            if delivered:
+                self.check_workers(workers)
+            # DataLoader takes a batch from each worker in turn, beginning with worker 0: so that it goes on where it was.
+            part = (worker + delivered) % workers
+            done = batches_before(delivered, part, workers)
+        rank = self.place
+        self._running = (epoch, part, done)
+        return self._iterate(Place(rank.rank, rank.ranks, part, workers), epoch, done, own)
+
+    def _iterate(self, place: Place, epoch: int, done: int, own: torch.Tensor) -> Generator[Any, None, None]:
+        counts = self.source.counts
+        row = own.numpy()[_COUNTED:]
+        base = row - [getattr(counts, name) for name in _COUNTERS]
+        batches = self.source.batches(place, epoch, done)
+        try:
+            for number in count(1):
+                # Nothing holds a batch here while the next one is made: its memory can be used again.
+                with nullcontext() if self.memory is None else self.memory.making():
+                    made = [as_tensors(batch) for batch in islice(batches, 1)]
+                if not made:
+                    break
+                self._running = (epoch, place.worker, done + number)
+                if number % _UPDATE_BATCHES == 0:
+                    row[:] = base + [getattr(counts, name) for name in _COUNTERS]
+                yield made.pop()
+        finally:
+            close = getattr(batches, "close", None)
+            if close is not None:
+                close()
+            row[:] = base + [getattr(counts, name) for name in _COUNTERS]
+
+    def state_dict(self) -> State:
+        """Where it is: in a worker that worker's own place, as torchdata's StatefulDataLoader keeps it.
+
+        RuntimeError when workers read it and this is not one of them: only who takes their batches knows; ask the DataLoader.
+        """
+        ranks = self.place.ranks
+        info = data.get_worker_info()
+        if info is None and self._running is None:
+            if self._begun():
+                raise RuntimeError("workers read this dataset: take state_dict() of the DataLoader, of dfc.inputs.torch")
+            epoch, delivered = int(self._shared[0, _EPOCH]), int(self._shared[0, _DELIVERED])
+            return make_state(self.source, ranks, int(self._shared[0, _WORKERS]) or 1, epoch, delivered)
+        workers = _worker()[1]
+        if self._running is None:
+            epoch, part, done = int(self._shared[0, _EPOCH]), _worker()[0], 0
+        else:
+            epoch, part, done = self._running
+        state = make_state(self.source, ranks, workers, epoch, done)
+        return state if info is None else {**state, "part": part}
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on there. ValueError for the state of something else, or another number of ranks or workers; ShardChanged."""
+        check_state(self.source, state, self.place.ranks, None if data.get_worker_info() is None else _worker()[1])
+        if "part" in state:
+            if data.get_worker_info() is None:
+                raise ValueError("this is the state of a single worker, as torchdata's StatefulDataLoader keeps it")
+            self._loaded = dict(state)
+            return
+        self.progress.reset(state["epoch"], state["batches"])
+        self._running = None
+        self.start(state["epoch"], state["batches"], state["workers"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {**vars(self), "_running": None}
+        if get_spawning_popen() is not None:  # to a worker of this rank, where `torch.distributed` is not initialised
+            state["_rank"] = (self.place.rank, self.place.ranks)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if not self._shared.is_shared():
+            self._shared = self._shared.share_memory_()
+
+
+def _worker() -> tuple[int, int]:
+    info = data.get_worker_info()
+    if info is None:
+        return 0, 1
+    if info.num_workers > LOADER_WORKERS_MAX:
+        raise ValueError(f"at most {LOADER_WORKERS_MAX} workers, not {info.num_workers}")
+    return info.id, info.num_workers

@@ -1,0 +1,76 @@
+"""Paths of `dfc://`, and its errors as those of a filesystem."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from dfc.errors import (
+    BadName,
+    BucketNotEmpty,
+    DfcError,
+    MemberNotFound,
+    NoSpace,
+    NotAShard,
+    ObjectNotFound,
+    PreconditionFailed,
+    Unauthorized,
+    Unavailable,
+    Unreachable,
+)
+from dfc.inputs.files.fspaths import Place, as_os_errors, folders_of, parent_of, place_of, strip_protocol
+
+
+@pytest.mark.parametrize(
+    ("given", "path", "place", "parent"),
+    [
+        ("dfc://", "", Place("", "", None), ""),
+        ("dfc://b/", "b", Place("b", "", None), ""),
+        ("dfc:b/o", "b/o", Place("b", "o", None), "b"),
+        ("/b/d/o/", "b/d/o", Place("b", "d/o", None), "b/d"),
+        ("b/s.tar//", "b/s.tar//", Place("b", "s.tar", ""), "b"),
+        ("dfc://b/s.tar//m.jpg", "b/s.tar//m.jpg", Place("b", "s.tar", "m.jpg"), "b/s.tar//"),
+        ("dfc://b/s.tar//d/e/", "b/s.tar//d/e", Place("b", "s.tar", "d/e"), "b/s.tar//d"),
+        ("dfc://b/s.tar//./m.jpg", "b/s.tar//./m.jpg", Place("b", "s.tar", "./m.jpg"), "b/s.tar//."),
+        ("dfc://b/s.tar///abs/m", "b/s.tar///abs/m", Place("b", "s.tar", "/abs/m"), "b/s.tar///abs"),
+    ],
+)
+def test_paths(given: str, path: str, place: Place, parent: str) -> None:
+    assert strip_protocol(given) == path
+    assert strip_protocol(path) == path
+    assert place_of(path) == place
+    assert parent_of(path) == parent
+
+
+@pytest.mark.parametrize("path", ["b//m", "b/../o", "-b/o", "v1/o", "b/o\n"])
+def test_paths_of_nothing(path: str) -> None:
+    with pytest.raises(BadName):
+        place_of(path)
+
+
+def test_folders_that_names_imply() -> None:
+    assert folders_of(["a/b/c", "a/d", "e", "a/b/f"], "") == {"a", "a/b"}
+    assert folders_of(["b/a/b/c", "b/x"], "b") == {"b/a", "b/a/b"}
+
+
+@pytest.mark.parametrize(
+    ("problem", "number", "kind"),
+    [
+        (ObjectNotFound("x"), errno.ENOENT, FileNotFoundError),
+        (MemberNotFound("x"), errno.ENOENT, FileNotFoundError),
+        (NotAShard("x"), errno.ENOTDIR, NotADirectoryError),
+        (Unauthorized(), errno.EACCES, PermissionError),
+        (BadName("x"), errno.EINVAL, OSError),
+        (BucketNotEmpty("x"), errno.ENOTEMPTY, OSError),
+        (PreconditionFailed("x"), errno.ESTALE, OSError),
+        (NoSpace("x"), errno.ENOSPC, OSError),
+        (Unreachable("x"), errno.ECONNREFUSED, ConnectionRefusedError),
+        (Unavailable("x"), errno.EIO, OSError),
+        (DfcError("x"), errno.EIO, OSError),
+    ],
+)
+def test_errors_of_the_cluster_become_those_of_a_filesystem(problem: DfcError, number: int, kind: type[OSError]) -> None:
+    with pytest.raises(kind) as caught, as_os_errors("b/o"):
+        raise problem
+    assert (caught.value.errno, caught.value.filename, caught.value.__cause__) == (number, "b/o", problem)

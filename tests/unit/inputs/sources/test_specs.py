@@ -1,0 +1,234 @@
+"""From specs to shards, where no cluster is needed; tests/cluster/test_inputs_streams.py has the rest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+from odd_server import Asked, OddServer, head, ranged
+
+from dfc.errors import BadShardSpec, NoShards
+from dfc.inputs.base import ShardRef, ShardUnreadable
+from dfc.inputs.sources.specs import resolve
+from dfc.inputs.sources.streams import StreamOptions
+from dfc.inputs.sources.urls import kind_of, local_path, shown
+
+
+def urls(spec: object) -> list[str]:
+    found = resolve(spec)  # type: ignore[arg-type]
+    assert not any(ref.replicas for ref in found)
+    return [ref.url for ref in found]
+
+
+def test_kinds() -> None:
+    kinds = {
+        "http://h/x": "web",
+        "HTTPS://h/x": "web",
+        "dfc:b/o": "cluster",
+        "dfc://b/o": "cluster",
+        "pipe:cat x": "pipe",
+        "-": "stdin",
+        "file:///x": "file",
+        "file:x": "file",
+        "/a/b": "file",
+        "a:b.tar": "file",
+        "s3://b/k": "fsspec",
+        "simplecache::s3://b/k": "fsspec",
+    }
+    assert {url: kind_of(url) for url in kinds} == kinds
+
+
+def test_paths_of_file_urls() -> None:
+    assert local_path("file:///a%20b") == "/a b"
+    assert local_path("file://localhost/a") == "/a"
+    assert local_path("file:a%20b") == "a%20b"
+    assert local_path("a%20b") == "a%20b"
+    with pytest.raises(ValueError, match="nvdata"):
+        local_path("file://nvdata/a")
+
+
+def test_what_messages_show_of_a_url() -> None:
+    assert shown("http://me:secret@host:81/a.tar?Signature=1") == "http://host:81/a.tar?…"
+    assert shown("dfc:b/a.tar") == "dfc:b/a.tar"
+
+
+def test_the_published_count() -> None:
+    found = urls("http://nvdata/imagenet-@001000.tgz")
+    assert (len(found), found[0], found[-1]) == (1000, "http://nvdata/imagenet-000000.tgz", "http://nvdata/imagenet-000999.tgz")
+
+
+def test_only_the_path_of_a_url_is_expanded() -> None:
+    assert urls("http://user@10.0.0.1:80/a%20b-@2.tar?x={1,2}") == [
+        f"http://user@10.0.0.1:80/a%20b-{n}.tar?x={{1,2}}" for n in (0, 1)
+    ]
+    assert urls("http://h/{train,val}-@2.tar") == [f"http://h/{part}-{n}.tar" for n in (0, 1) for part in ("train", "val")]
+
+
+def test_commands_keep_their_braces() -> None:
+    assert urls("pipe:curl me@h/x-{08..10}.tar | awk '{print $1, $2}'") == [
+        f"pipe:curl me@h/x-{n}.tar | awk '{{print $1, $2}}'" for n in ("08", "09", "10")
+    ]
+    assert urls("-") == ["-"]
+
+
+def test_lists() -> None:
+    assert resolve(["a-@2.tar", ["b.tar", "c.tar"], ShardRef("d", ("e",)), Path("f.tar")]) == [
+        ShardRef("a-0.tar"),
+        ShardRef("a-1.tar"),
+        ShardRef("b.tar", ("c.tar",)),
+        ShardRef("d", ("e",)),
+        ShardRef("f.tar"),
+    ]
+    assert urls('["a.tar", "b-{0..1}.tar"]') == ["a.tar", "b-0.tar", "b-1.tar"]
+    for empty in ([], (), [[]]):
+        with pytest.raises((NoShards, BadShardSpec)):
+            resolve(empty)
+    with pytest.raises(BadShardSpec):
+        resolve(f"x-@{10**9}.tar")
+
+
+def test_local_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a-0.tar", "a-1.TGZ", "b@2.tar", "sub/c.tar.zst", "sub/readme.txt", "sub/.hidden.tar"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"")
+    at = str(tmp_path)
+    assert urls(f"{at}/a-*") == [f"{at}/a-0.tar", f"{at}/a-1.TGZ"]
+    assert urls(f"{at}/") == [f"{at}/a-0.tar", f"{at}/a-1.TGZ", f"{at}/b@2.tar", f"{at}/sub/c.tar.zst"]
+    assert urls(f"{at}/**/*.zst") == [f"{at}/sub/c.tar.zst"]
+    assert urls(f"file://{at}/a-?.tar") == [f"file:{at}/a-0.tar"]
+    assert urls(f"{at}/b@2.tar") == [f"{at}/b@2.tar"], "a file that is there is no count"
+    assert urls(f"{at}/{{a-0,missing}}.tar") == [f"{at}/a-0.tar", f"{at}/missing.tar"], "what is named is not looked up"
+    monkeypatch.chdir(tmp_path)
+    assert urls("a-*.tar") == ["a-0.tar"]
+    assert urls("./sub/") == ["./sub/c.tar.zst"]
+    assert urls("sub/../sub/") == ["sub/../sub/c.tar.zst"]
+    hidden = tmp_path / ".cache" / "s"
+    hidden.mkdir(parents=True)
+    (hidden / "d.tar").write_bytes(b"")
+    assert urls(f"{hidden}/") == [f"{hidden}/d.tar"], "a folder that is named is not hidden"
+    assert urls(f"local://{hidden}/") == [f"file://{hidden}/d.tar"]
+    assert f"{hidden}/d.tar" not in urls(f"{at}/")
+    for nothing in (f"{at}/x-*.tar", f"{at}/nowhere/"):
+        with pytest.raises(NoShards):
+            resolve(nothing)
+
+
+def test_fsspec() -> None:
+    memory = fsspec.filesystem("memory")
+    for name in ("s/a-0.tar", "s/a-1.tar", "s/deep/b.tgz", "s/notes.txt"):
+        memory.pipe(f"/{name}", b"")
+    try:
+        assert urls("memory://s/a-@2.tar") == ["memory://s/a-0.tar", "memory://s/a-1.tar"]
+        assert urls("memory://s/a-*.tar") == ["memory:///s/a-0.tar", "memory:///s/a-1.tar"]
+        assert urls("memory://s/") == ["memory:///s/a-0.tar", "memory:///s/a-1.tar", "memory:///s/deep/b.tgz"]
+        with pytest.raises(NoShards):
+            resolve("memory://nowhere/")
+    finally:
+        memory.rm("/s", recursive=True)
+
+
+def test_shards_files(tmp_path: Path) -> None:
+    (tmp_path / "x.shards").write_text(
+        json.dumps({"shards": [["a.tar", "http://h/a.tar"], "b.tar", ["/c.tar"]], "metadata": {"n": 3}})
+    )
+    at = str(tmp_path)
+    first = resolve(f"{at}/x.shards", seed=1)
+    assert {first[0].url, *first[0].replicas} == {f"{at}/a.tar", "http://h/a.tar"}
+    assert first[1:] == [ShardRef(f"{at}/b.tar"), ShardRef("/c.tar")]
+    assert all(resolve(f"{at}/x.shards", seed=1) == first for _ in range(5))
+    assert {resolve(f"{at}/x.shards", seed=seed)[0].url for seed in range(20)} == {f"{at}/a.tar", "http://h/a.tar"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"metadata": {"a": ' + "[" * 100_000,
+        "",
+        "[]",
+        "{}",
+        '{"shards": {}}',
+        '{"shards": [1]}',
+        '{"shards": []}',
+        '{"shards": [[]]}',
+    ],
+)
+def test_shards_files_that_are_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.shards").write_text(text)
+    with pytest.raises((BadShardSpec, NoShards)):
+        resolve(str(tmp_path / "x.shards"))
+
+
+def test_shards_files_of_a_server_name_no_files_and_no_commands(tmp_path: Path) -> None:
+    def answer(asked: Asked) -> Iterator[bytes]:
+        body = json.dumps({"shards": [[listed]]}).encode()
+        yield ranged(body, asked) + body
+
+    options = StreamOptions(direct=False)
+    with OddServer(answer) as server:
+        for name, means in (
+            ("sub/a b.tar", "/d/sub/a b.tar"),
+            ("/a.tar", "/a.tar"),
+            ("s3://b/k", "s3://b/k"),
+            ("dfc:b/o", "dfc:b/o"),
+        ):
+            listed = name
+            expected = means if ":" in means else server.url + means
+            assert resolve(f"{server.url}/d/x.shards?v=1", options=options) == [ShardRef(expected)]
+        for refused in (
+            "pipe:rm x",
+            "file:///etc/passwd",
+            "-",
+            "local:///etc/passwd",
+            "simplecache::file:///etc/passwd",
+            "simplecache::s3://b/k",
+            "git:///srv/repository:x.tar",
+            "memory://x.tar",
+        ):
+            listed = refused
+            with pytest.raises(BadShardSpec, match="names URLs"):
+                resolve(f"{server.url}/x.shards", options=options)
+    (tmp_path / "x.shards").write_text(json.dumps({"shards": ["pipe:rm x"]}))
+    with pytest.raises(BadShardSpec, match="names URLs"):
+        resolve(str(tmp_path / "x.shards"))
+
+
+def test_shards_files_of_clusters_and_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    def text_of(name: str) -> bytes:
+        return json.dumps({"shards": [name]}).encode()
+
+    for base, name, means in (
+        ("dfc:b/d/x.shards", "a.tar", "dfc:b/d/a.tar"),
+        ("dfc:b/x.shards", "a.tar", "dfc:b/a.tar"),
+        ("dfc://b/d/x.shards", "a.tar", "dfc://b/d/a.tar"),
+        ("dfc:b/x.shards", "/etc/passwd", None),
+        ("dfc://b/x.shards", "/etc/passwd", None),
+        ("memory://b/x.shards", "a.tar", "memory://b/a.tar"),
+        ("memory://b/x.shards", "memory://c/a.tar", "memory://c/a.tar"),
+        ("memory://b/x.shards", "local:///etc/passwd", None),
+        ("local:///d/x.shards", "local:///e/a.tar", "local:///e/a.tar"),
+    ):
+        monkeypatch.setattr("dfc.inputs.sources.specs._read_whole", lambda url, options, name=name: text_of(name))
+        if means is None:
+            with pytest.raises(BadShardSpec, match="names URLs"):
+                resolve(base)
+        else:
+            assert urls(base) == [means]
+
+
+def test_other_servers_cannot_list() -> None:
+    def answer(_asked: Asked) -> Iterator[bytes]:
+        yield head("404 No", "Content-Length: 0")
+
+    with OddServer(answer) as server:
+        for path in ("/train-*.tar", "/b/", "/"):
+            with pytest.raises(BadShardSpec, match="only a DFC server can"):
+                resolve(server.url + path)
+        assert urls(server.url + "/train-@1.tar") == [server.url + "/train-0.tar"]
+    with OddServer(answer) as unasked:
+        pass
+    with pytest.raises(ShardUnreadable, match="does not answer"):
+        resolve(unasked.url + "/train-*.tar", options=StreamOptions(retries=0, connect_timeout_s=1, read_timeout_s=2))
