@@ -92,8 +92,9 @@ class Supervisor:
             await self._start(targets, disks)
             if not self._stopping.is_set():
                 url = self._children[0].url
+                each = "1 disk each" if disks == 1 else f"{disks} disks each"
                 self._say(
-                    f"DFC is ready at {url}  ({targets} targets with {disks} disks each, data in {self._root})\n"
+                    f"DFC is ready at {url}  ({targets} targets with {each}, data in {self._root})\n"
                     f"  upload:  curl -T dataset.tar {url}/dataset.tar\n"
                     f"  read:    curl -O {url}/dataset.tar\n"
                     "Stop with Ctrl-C."

@@ -20,11 +20,16 @@ import pictures
 import resnet
 import torch
 import torch.distributed as dist
-from dfc.inputs.numpy import Loader
-from nvidia.dali import fn, pipeline_def, types
-from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from dfc.inputs.numpy import Loader
+
+try:
+    from nvidia.dali import fn, pipeline_def, types
+    from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
+except ImportError:
+    raise SystemExit("this program needs NVIDIA DALI, which works without a GPU too: pip install nvidia-dali-cuda120") from None
 
 PICTURES = ("jpg", "jpeg", "png")
 

@@ -98,7 +98,7 @@ class Trainer:
             self.write_keys(batch)
             seen += len(batch["__key__"])
             self.step += 1
-            if self.step % self.options.print_every == 0 and self.rank == 0:
+            if (self.step % self.options.print_every == 0 or self.step == len(self.loader)) and self.rank == 0:
                 speed = seen * self.ranks / (time.monotonic() - began)
                 at = f"epoch {self.epoch} step {self.step}/{len(self.loader)}"
                 print(f"{at} loss {loss:.3f} {speed:.0f} pictures/s", flush=True)

@@ -23,7 +23,9 @@ EXTENSIONS = {".jpg": "jpg", ".jpeg": "jpg", ".png": "png"}
 
 
 def pictures(folder: Path) -> list[tuple[Path, int]]:
-    """(path, number of the class) of every picture, in the order of the names."""
+    """(path, number of the class) of every picture, in the order of the names. Prints the numbers."""
+    if not folder.is_dir():
+        raise SystemExit(f"{folder}: no such folder")
     classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
     found = [
         (path, label)
@@ -33,6 +35,9 @@ def pictures(folder: Path) -> list[tuple[Path, int]]:
     ]
     if not found:
         raise SystemExit(f"{folder}: no picture in it; wanted are files like {folder}/CLASS/NAME.jpg")
+    for label, name in enumerate(classes):
+        print(f"class {label}: {name}")
+    print(f"{len(classes)} classes: train with --classes {len(classes)}")
     return found
 
 

@@ -21,13 +21,13 @@ SourceName = Literal["tar", "zip", "directory", "tfrecord", "parquet", "lmdb", "
 
 @dataclass(frozen=True)
 class Format:
-    """`endings` of the names of its files, `levels` of its compression, `extra`: what else it needs, (module, pip's extra)."""
+    """`endings` of the names of its files, `levels` of its compression, `library`: the module it needs, if any."""
 
     endings: tuple[str, ...]
     kind: str | None = None  # of a tar: what `index_kind` says of its name
     levels: range | None = None
     is_tree: bool = False
-    extra: tuple[str, str] | None = None
+    library: str | None = None
 
 
 FORMATS: Final[dict[FormatName, Format]] = {
@@ -38,8 +38,8 @@ FORMATS: Final[dict[FormatName, Format]] = {
     "zip": Format((".zip",), levels=range(10)),
     "directory": Format((), is_tree=True),
     "tfrecord": Format((".tfrecord", ".tfrecords")),
-    "parquet": Format((".parquet",), levels=range(20), extra=("pyarrow", "parquet")),
-    "lmdb": Format((), is_tree=True, extra=("lmdb", "lmdb")),
+    "parquet": Format((".parquet",), levels=range(20), library="pyarrow"),
+    "lmdb": Format((), is_tree=True, library="lmdb"),
     "recordio": Format((".rec",)),
     "sequencefile": Format((".seq",)),
     "dali-index": Format((".idx",)),

@@ -63,10 +63,10 @@ class SampleWriter(Protocol):
     def finish(self) -> None: ...
 
 
-def need(module: str, extra: str) -> None:
+def need(module: str) -> None:
     """ExtraMissing, naming what to install, when a library is not there."""
     if find_spec(module) is None:
-        raise ExtraMissing(f"this format needs {module} on every node: pip install 'dfc[{extra}]'")
+        raise ExtraMissing(f"this format needs {module} on every node: pip install {module}")
 
 
 class ByteReader:

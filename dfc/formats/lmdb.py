@@ -27,7 +27,7 @@ class LmdbWriter:
     """Writes `data.mdb` into a directory; `finish` closes it. `close` gives up, and is harmless after `finish`."""
 
     def __init__(self, directory: str) -> None:
-        need("lmdb", "lmdb")
+        need("lmdb")
         import lmdb
 
         self.path = os.path.join(directory, FILE_NAME)

@@ -71,7 +71,7 @@ class ParquetWriter:
     they are, 1 to 19 are zstd's. The same samples, columns and library give the same bytes."""
 
     def __init__(self, sink: Sink, columns: Sequence[str], level: int | None = None) -> None:
-        need("pyarrow", "parquet")
+        need("pyarrow")
         import pyarrow
         import pyarrow.parquet
 
@@ -167,7 +167,7 @@ def read_parquet(source: Readable, file: str) -> Iterator[SampleData]:
 
 
 def _open(source: Readable, file: str) -> Any:
-    need("pyarrow", "parquet")
+    need("pyarrow")
     import pyarrow
     import pyarrow.parquet
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -70,7 +71,8 @@ def run_node(role: Role, make: Callable[[Settings], Node], arguments: Sequence[s
         print(f"dfc {role}: {error.message}", file=sys.stderr)
         return EXIT_OPERATOR_ERROR
     except OSError as error:
-        print(f"dfc {role}: {error}", file=sys.stderr)
+        taken = "; another program has that port: --port takes another one" if error.errno == errno.EADDRINUSE else ""
+        print(f"dfc {role}: {error}{taken}", file=sys.stderr)
         return EXIT_OPERATOR_ERROR
 
 

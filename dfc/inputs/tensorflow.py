@@ -21,7 +21,7 @@ import numpy as np
 try:
     import tensorflow as tf
 except ImportError as problem:
-    raise ImportError("dfc.inputs.tensorflow needs TensorFlow: pip install 'dfc[tensorflow]'") from problem
+    raise ImportError("dfc.inputs.tensorflow needs TensorFlow: pip install tensorflow") from problem
 
 from dfc.inputs.epochs.corpus import Corpus
 from dfc.inputs.loader import Loader

@@ -40,7 +40,7 @@ def pillow() -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise MissingLibrary("pictures need Pillow on every worker: pip install 'dfc[images]'") from None
+        raise MissingLibrary("pictures need Pillow on every worker: pip install Pillow") from None
     Image.MAX_IMAGE_PIXELS = JOB_IMAGE_PIXELS_MAX
     return Image
 

@@ -75,7 +75,7 @@ def _pillow() -> tuple[Any, tuple[str, ...]]:
     try:
         from PIL import Image
     except ImportError:
-        raise ImportError("pictures need Pillow: pip install 'dfc[images]'") from None
+        raise ImportError("pictures need Pillow: pip install Pillow simplejpeg") from None
     Image.init()
     return Image, tuple(name for name in _FORMATS if name in Image.OPEN)
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 try:
     import torch
 except ImportError:
-    raise ImportError("this form of pictures needs torch: pip install 'dfc[torch]'") from None
+    raise ImportError("this form of pictures needs torch: pip install torch") from None
 
 from dfc.inputs.epochs.batchmemory import empty
 

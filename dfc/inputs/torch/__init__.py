@@ -7,7 +7,7 @@ for batch in DataLoader(dataset, num_workers=4): train(batch["jpg"], batch["cls"
 try:
     import torch as _torch  # noqa: F401
 except ImportError as problem:
-    raise ImportError("dfc.inputs.torch needs PyTorch: pip install 'dfc[torch]'") from problem
+    raise ImportError("dfc.inputs.torch needs PyTorch: pip install torch") from problem
 
 from dfc.inputs.torch.dataloader import DataLoader
 from dfc.inputs.torch.dataset import ShardDataset

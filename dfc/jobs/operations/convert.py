@@ -60,10 +60,10 @@ def check(options: Options, pattern: OutputPattern) -> None:
             raise BadRequest(f"{options.format} is an index of whole shards; 'samples_per_shard' has no meaning")
         if not pattern.is_numbered:
             raise BadRequest("with samples_per_shard the pattern needs a number, such as %06d")
-    if form.extra is not None:
-        need(*form.extra)
+    if form.library is not None:
+        need(form.library)
     if options.source == "parquet":
-        need("pyarrow", "parquet")
+        need("pyarrow")
 
 
 def _check_pattern(format: FormatName, pattern: OutputPattern) -> None:

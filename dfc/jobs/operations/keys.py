@@ -46,7 +46,7 @@ def check(options: Options, pattern: OutputPattern) -> None:
     if pattern.text.endswith(".txt") and fields is not None and "members" in fields:
         raise BadRequest("plain text has one key a line and no members; take .ndjson or .parquet")
     if pattern.text.endswith(".parquet") and find_spec("pyarrow") is None:
-        raise BadRequest("a Parquet manifest needs pyarrow on every node: pip install 'dfc[parquet]'")
+        raise BadRequest("a Parquet manifest needs pyarrow on every node: pip install pyarrow")
 
 
 class _ListTask(msgspec.Struct, frozen=True):

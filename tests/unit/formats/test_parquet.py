@@ -141,5 +141,5 @@ def test_damage_is_an_error_and_never_a_crash():
 
 def test_without_the_library(monkeypatch):
     monkeypatch.setattr(base, "find_spec", lambda name: None)
-    with pytest.raises(ExtraMissing, match=r"pip install 'dfc\[parquet\]'"):
+    with pytest.raises(ExtraMissing, match="pip install pyarrow"):
         written(ParquetWriter, [], ())

@@ -294,8 +294,8 @@ def test_options_that_cannot_be(tmp_path, options, pattern, message):
 def test_a_library_that_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.setattr(base, "find_spec", lambda name: None)
     put(tmp_path, "a.tar", samples("a", txt="1"))
-    for format, extra in (("parquet", "parquet"), ("lmdb", "lmdb")):
-        with pytest.raises(ExtraMissing, match=rf"pip install 'dfc\[{extra}\]'"):
+    for format, module in (("parquet", "pyarrow"), ("lmdb", "lmdb")):
+        with pytest.raises(ExtraMissing, match=f"pip install {module}"):
             convert_to(tmp_path, format)
 
 

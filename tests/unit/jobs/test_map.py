@@ -170,7 +170,7 @@ def test_without_pillow_the_job_says_what_to_install(tmp_path, monkeypatch):
     put(tmp_path, "a.tar", [("a.png", picture())])
     pillow.cache_clear()
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(MissingLibrary, match=r"dfc\[images\]"):
+    with pytest.raises(MissingLibrary, match="pip install Pillow"):
         mapped(tmp_path, function="tensor")
 
 
