@@ -123,6 +123,7 @@ def test_a_port_that_is_taken_is_said_so(tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "ddress already in use" in done.stderr
+    assert "--port takes another one" in done.stderr
 
 
 def test_an_open_host_without_a_token_is_said_loudly(tmp_path: Path) -> None:
