@@ -24,6 +24,7 @@ from dfc.inputs.epochs.corpus import Corpus
 from dfc.inputs.epochs.order import Place, batches_before, draw_seed
 from dfc.inputs.epochs.progress import BatchSource, Progress, State, check_state, make_state
 from dfc.inputs.loader import Loader
+from dfc.inputs.torch.orphans import end_with_parent
 from dfc.inputs.torch.tensors import as_tensors
 from dfc.limits import LOADER_WORKERS_MAX
 
@@ -161,6 +162,8 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Any]:
         """What this process is to deliver: a part of the rank's batches in a worker, else all of them."""
         worker, workers = _worker()
+        if data.get_worker_info() is not None:
+            end_with_parent()
         own = self._shared[1 + worker]
         if self._loaded is not None:
             epoch, part, done = self._loaded["epoch"], self._loaded["part"], self._loaded["batches"]
