@@ -38,6 +38,7 @@ _DRAIN_TIMEOUT_S: Final = 0.2  # and so is waiting so long for it
 _JOIN_BYTES: Final = 64 * KIB  # smaller chunks go out in one piece with their frame
 _HEAD_BYTES_MAX: Final = 16 * KIB
 _SENDFILE_BYTES_MAX: Final = 1 << 30  # the kernel moves at most 2 GiB at a time
+_NO_SUCH_HOST: Final = frozenset((socket.EAI_NONAME, socket.EAI_NODATA))  # others are troubles of the resolver
 Origin = tuple[str, str, int]
 
 
@@ -53,6 +54,10 @@ class Body(Protocol):
 
 class NotConnected(Unreachable):
     """No connection could be made; the request was not sent."""
+
+
+class WrongAddress(NotConnected):
+    """There is no host of that name, or it speaks no TLS, or not with a certificate to trust: the URL is hardly meant so."""
 
 
 class Broken(Unreachable):
@@ -334,7 +339,10 @@ class Transport:
         try:
             connection.connect()
         except OSError as problem:
-            raise NotConnected(f"{what}: cannot connect to {host}:{port}: {problem.strerror or problem}") from None
+            wrong = isinstance(problem, socket.gaierror) and problem.errno in _NO_SUCH_HOST
+            wrong = wrong or (isinstance(problem, ssl.SSLError) and problem.errno == ssl.SSL_ERROR_SSL)
+            kind = WrongAddress if wrong else NotConnected
+            raise kind(f"{what}: cannot connect to {host}:{port}: {_cause(problem)}") from None
         assert connection.sock is not None
         connection.sock.settimeout(self.read_timeout_s)
         link = _Link(origin, connection, cancellation)
@@ -562,6 +570,15 @@ def _may_continue(sock: socket.socket) -> bool:
         # Part of a head: what is missing comes at once. Waiting for more than was peeked needs another look.
         select.select([], [], [], 0.001)
     return True
+
+
+def _cause(problem: OSError) -> str:
+    """Why no connection could be made, for whoever wrote the URL."""
+    if isinstance(problem, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {problem.verify_message}"
+    if isinstance(problem, ssl.SSLError):
+        return f"TLS handshake failed: is it http://? ({problem.reason or problem})"
+    return problem.strerror or str(problem)
 
 
 def _is_readable(sock: socket.socket, timeout_s: float) -> bool:

@@ -217,7 +217,7 @@ def _places(refs: Sequence[ShardRef], options: StreamOptions) -> list[Place | No
             places.append(locate_for_sure(ref.url, options))
             continue
         if folder not in folders:
-            folders[folder] = locate_for_sure(folder + slash + _PROBE, options)
+            folders[folder] = locate_for_sure(folder + slash + _PROBE, options, meant=ref.url)
         place = folders[folder]
         places.append(place and place._replace(name=place.name.removesuffix(_PROBE) + name))
     return places

@@ -18,7 +18,7 @@ import msgspec
 from dfc.client.exchange import ObjectCalls
 from dfc.client.routing import Router
 from dfc.errors import BadName, DfcError, ServerTrouble
-from dfc.http.blocking import Answer, Transport
+from dfc.http.blocking import Answer, Transport, WrongAddress
 from dfc.http.problems import error_from_answer, is_worth_retrying
 from dfc.http.retry import Cancellation, Cancelled, RetryPolicy
 from dfc.inputs.sources.streams import StreamOptions
@@ -83,7 +83,8 @@ class _Caches:
         self.lock = threading.Lock()
         self.clusters: dict[tuple[str, str | None], Cluster] = {}
         self.transports: dict[tuple[float, float], Transport] = {}
-        # By origin, and by token since a node may tell nothing without one: whether it is a DFC node. Survives a fork.
+        self.reached: set[str] = set()  # origins that have answered anything. Survives a fork, as does the next:
+        # By origin, and by token since a node may tell nothing without one: whether it is a DFC node.
         self.known: dict[tuple[str, str | None], bool] = {}
 
 
@@ -96,9 +97,9 @@ def _forget() -> None:
         transport.forget()
     for cluster in _CACHES.clusters.values():
         cluster.forget()
-    known = _CACHES.known
+    kept = _CACHES.known, _CACHES.reached
     _CACHES.__init__()  # type: ignore[misc]
-    _CACHES.known = known
+    _CACHES.known, _CACHES.reached = kept
 
 
 def _close() -> None:
@@ -164,23 +165,35 @@ def token_for(origin: str, options: StreamOptions) -> str | None:
 
 def is_cluster(origin: str, options: StreamOptions) -> bool:
     """Whether a server answers for a cluster's map like a DFC node. No when it cannot be asked now; then it is asked again."""
+    return _look(origin, options) is True
+
+
+def trouble_with(url: str, options: StreamOptions) -> DfcError | None:
+    """Why it cannot be known now what serves a URL; None when it is known. Asks."""
+    found = _look(origin_of(url), options)
+    return None if isinstance(found, bool) else found
+
+
+def is_in_vain(problem: DfcError, url: str, options: StreamOptions) -> bool:
+    """Whether nobody need try this URL again: its host or scheme is wrong. Where a server has answered before, these may be
+    wrong just for a while: names of containers come and go with them."""
+    origin = origin_of(options.cluster_url if kind_of(url) == "cluster" else url)
+    return isinstance(problem, WrongAddress) and origin not in _CACHES.reached
+
+
+def _look(origin: str, options: StreamOptions) -> bool | DfcError:
+    """Whether it is a DFC node, or why that is not known."""
     key = (origin, token_for(origin, options))
     known = _CACHES.known.get(key)
-    if known is None:
-        known = _ask(origin, options)
-        if known is None:
-            return False
-        _CACHES.known[key] = known
-    return known
+    if known is not None:
+        return known
+    found = _ask(origin, options)
+    if isinstance(found, bool):
+        _CACHES.known[key] = found
+    return found
 
 
-def is_decided(url: str, options: StreamOptions) -> bool:
-    """Whether it is known what serves a URL; asks."""
-    origin = origin_of(url)
-    return is_cluster(origin, options) or (origin, token_for(origin, options)) in _CACHES.known
-
-
-def _ask(origin: str, options: StreamOptions) -> bool | None:
+def _ask(origin: str, options: StreamOptions) -> bool | DfcError:
     try:
         data = fetch_map(origin, token_for(origin, options), transport_for(options))
         return bool(ClusterMap.decode(data).cluster_id)
@@ -190,7 +203,7 @@ def _ask(origin: str, options: StreamOptions) -> bool | None:
         raise  # it says nothing about the server
     except DfcError as problem:
         undecided = is_worth_retrying(problem) or type(problem) is ServerTrouble
-        return None if undecided else False
+        return problem if undecided else False
 
 
 def fetch_map(origin: str, token: str | None, transport: Transport) -> bytes:
@@ -198,6 +211,7 @@ def fetch_map(origin: str, token: str | None, transport: Transport) -> bytes:
     headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     url = f"{origin}/v1/cluster"
     with transport.request("GET", url, headers) as answer:
+        _CACHES.reached.add(origin)
         if answer.status == 200:
             return answer.read_all(INPUT_MAP_BYTES_MAX)
         raise error_from_answer(answer.status, answer.headers, b"", f"GET {url}")

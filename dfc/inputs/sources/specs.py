@@ -20,11 +20,12 @@ import msgspec
 
 from dfc import shards
 from dfc.errors import BadShardSpec, BucketNotFound, DfcError, NoShards
-from dfc.http.retry import Cancellation
-from dfc.inputs.base import ShardRef, ShardUnreadable
-from dfc.inputs.sources.cluster import Place, is_decided, locate
+from dfc.http.retry import Cancellation, current_cancellation
+from dfc.inputs.base import LOG, ShardRef, ShardUnreadable
+from dfc.inputs.sources.cluster import Place, is_in_vain, locate, trouble_with
 from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions, open_stream
-from dfc.inputs.sources.urls import SHARD_ENDINGS, kind_of, local_path, shown, split_cluster_url
+from dfc.inputs.sources.urls import SHARD_ENDINGS, kind_of, local_path, origin_of, shown, split_cluster_url
+from dfc.inputs.sources.websource import retry_after_s, said
 from dfc.limits import INPUT_SHARDS_FILE_BYTES_MAX, MIB, SHARD_SPEC_NAMES_MAX
 from dfc.names import object_path
 
@@ -35,6 +36,8 @@ _URL_WILDCARD: Final = re.compile(r"[*\[]")  # a "?" begins the query
 _PLAIN_URL: Final = re.compile(r"https?://[A-Za-z0-9._:-]+/[A-Za-z0-9._/-]*\.(?:tar|tgz|tar\.[a-z0-9]+)")
 _RANGE: Final = re.compile(r"\{[0-9]+\.\.[0-9]+(?:\.\.[0-9]+)?\}")
 _HIDDEN: Final = re.compile(r"(?<![^/])\.")  # where a name begins
+
+_TRIES_SILENT: Final = 2  # in vain; then somebody is told who may have mistyped a URL
 
 
 class _ShardsFile(msgspec.Struct):
@@ -134,14 +137,26 @@ def _list_web(url: str, options: StreamOptions) -> Iterable[str]:
     return _found([_web_url(url, place.bucket, name) for name in names], shown(url))
 
 
-def locate_for_sure(url: str, options: StreamOptions) -> Place | None:
-    """`locate`, asked again while the server does not answer: a wrong guess here would be an error for good."""
-    attempt = 0
-    while kind_of(url) == "web" and not is_decided(url, options):
-        if attempt >= options.retries:
-            raise ShardUnreadable(f"{shown(url)} is to be listed, and its server does not answer", url=url)
-        Cancellation().wait(options.policy.delay_s(attempt, None))
-        attempt += 1
+def locate_for_sure(url: str, options: StreamOptions, *, meant: str = "") -> Place | None:
+    """`locate`, asked again while the server does not answer: a wrong guess here would be an error for good. `meant` is the URL
+    for messages, when it is another.
+
+    ShardUnreadable, at once when there is no such host.
+    """
+    meant = meant or url
+    tries = 0
+    while kind_of(url) == "web" and (problem := trouble_with(url, options)) is not None:
+        reason = said(problem).removeprefix(f"GET {origin_of(url)}/v1/cluster: ")
+        if is_in_vain(problem, url, options):
+            raise ShardUnreadable(f"{shown(meant)}: {reason}", url=meant) from problem
+        if tries >= options.retries:
+            raise ShardUnreadable(
+                f"{shown(meant)}: given up after {tries + 1} tries: {reason}; is `dfc serve` running there?", url=meant
+            ) from problem
+        tries += 1
+        if tries == _TRIES_SILENT:
+            LOG.warning("%s: still trying: %s", shown(meant), reason)
+        current_cancellation(Cancellation()).wait(options.policy.delay_s(tries - 1, retry_after_s(problem)))
     return locate(url, options)
 
 

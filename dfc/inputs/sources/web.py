@@ -18,6 +18,7 @@ from dfc.http.blocking import Answer, Broken
 from dfc.http.problems import is_worth_retrying
 from dfc.http.retry import Cancellation, Cancelled, cancelled_by
 from dfc.inputs.base import LOG, Counts, InputError, ShardBroken, ShardChanged, ShardShort, ShardUnreadable
+from dfc.inputs.sources.cluster import is_in_vain
 from dfc.inputs.sources.streams import Stream, StreamOptions
 from dfc.inputs.sources.urls import shown
 from dfc.inputs.sources.websource import Source, Version, described, retry_after_s, said
@@ -211,7 +212,8 @@ class WebStream(Stream):
             raise problem
         source = self._sources[self._at]
         reason = said(problem)
-        if is_worth_retrying(problem) or type(problem) is ServerTrouble:
+        wrong = source.known is None and is_in_vain(problem, source.url, self._options)
+        if (is_worth_retrying(problem) and not wrong) or type(problem) is ServerTrouble:
             if self._tries >= self._policy.retries:
                 raise ShardUnreadable(f"{shown(source.url)}: given up after {self._tries + 1} tries: {reason}", url=source.url)
             delay_s = 0.0

@@ -133,7 +133,7 @@ def retry_after_s(problem: DfcError) -> float | None:
         return None
 
 
-def said(problem: DfcError) -> str:
+def said(problem: Exception) -> str:
     """The message of an error without the queries of the URLs in it, which may hold signatures."""
     return _QUERY.sub(r"\1?…", str(problem))
 

@@ -29,14 +29,17 @@ from dfc.client.source import READ_BYTES, FileObjectSource
 from dfc.errors import BadRequest, DfcError, NotFound, PreconditionFailed, Unreachable
 from dfc.http.blocking import ERROR_BODY_BYTES_MAX
 from dfc.http.problems import error_from_answer, is_worth_retrying, retry_after_s
-from dfc.http.retry import Cancellation, RetryPolicy, current_cancellation
-from dfc.inputs.sources.cluster import cluster_at, is_cluster, token_for, transport_for
+from dfc.http.retry import Cancellation, current_cancellation
+from dfc.inputs.base import LOG
+from dfc.inputs.sources.cluster import cluster_at, is_cluster, is_in_vain, token_for, transport_for
 from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
 from dfc.inputs.sources.urls import kind_of, local_path, origin_of, shown, split_cluster_url
+from dfc.inputs.sources.websource import said
 from dfc.names import check_bucket_name, check_object_name, parse_object_path
 
 _OBJECTS_PATH: Final = "/v1/objects/"
 _HOPS_MAX: Final = 5
+_TRIES_SILENT: Final = 3  # in vain; then somebody is told who may have mistyped a URL
 _REDIRECTS: Final = frozenset((307, 308))  # the others turn a PUT into a GET
 _PART_NAME_CHARS: Final = 60  # with all that is added, at most 255 bytes
 _NEVER: Final = Cancellation()
@@ -142,7 +145,7 @@ class WebDestination(Destination):
         digest = base64.b64encode(_md5(spool)).decode()
         headers = {**self._headers, "Content-MD5": digest, **({"If-None-Match": "*"} if exclusive else {})}
         try:
-            _persistently(lambda: self._put(spool, headers), self.options.retries)
+            _persistently(lambda: self._put(spool, headers), self)
         except PreconditionFailed:
             raise _taken(self.url) from None
 
@@ -271,7 +274,7 @@ class CloudDestination(Destination):
         if exclusive and filesystem.exists(path):
             raise _taken(self.url)
         # A spool has no name; this one opens it anew from its first byte.
-        _persistently(lambda: filesystem.put_file(f"/proc/self/fd/{spool.fileno()}", path), self.options.retries)
+        _persistently(lambda: filesystem.put_file(f"/proc/self/fd/{spool.fileno()}", path), self)
 
     def exists(self) -> bool:
         filesystem, path = self._filesystem()
@@ -284,9 +287,9 @@ class CloudDestination(Destination):
         return found
 
 
-def _persistently(attempt: Callable[[], None], retries: int) -> None:
+def _persistently(attempt: Callable[[], None], destination: Destination) -> None:
     """Try until it works; errors of networks and busy servers are worth another try."""
-    policy = RetryPolicy(retries=retries)
+    url, options = destination.url, destination.options
     cancellation = current_cancellation(_NEVER)
     for number in count():
         cancellation.check()
@@ -295,9 +298,15 @@ def _persistently(attempt: Callable[[], None], retries: int) -> None:
             return
         except (DfcError, ConnectionError, TimeoutError) as problem:
             cancellation.check()
-            if number >= retries or (isinstance(problem, DfcError) and not is_worth_retrying(problem)):
+            if number >= options.retries:
                 raise
-            delay_s = policy.delay_s(number, retry_after_s(problem) if isinstance(problem, DfcError) else None)
+            delay_s = options.policy.delay_s(number, None)
+            if isinstance(problem, DfcError):
+                if not is_worth_retrying(problem) or is_in_vain(problem, url, options):
+                    raise
+                delay_s = options.policy.delay_s(number, retry_after_s(problem))
+            if number + 1 == _TRIES_SILENT:
+                LOG.warning("%s: still trying: %s", shown(url), said(problem))
         cancellation.wait(delay_s)
 
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
-from odd_server import Asked, OddServer, head, ranged
+from odd_server import Asked, Goodbye, OddServer, head, ranged
 
-from dfc.errors import BadShardSpec, NoShards
+from dfc.errors import BadShardSpec, NoShards, Unreachable
 from dfc.inputs.base import ShardRef, ShardUnreadable
+from dfc.inputs.epochs.corpus import Corpus
 from dfc.inputs.sources.specs import resolve
-from dfc.inputs.sources.streams import StreamOptions
+from dfc.inputs.sources.streams import StreamOptions, open_stream
 from dfc.inputs.sources.urls import kind_of, local_path, shown
+from dfc.inputs.writers import open_upload
 
 
 def urls(spec: object) -> list[str]:
@@ -228,7 +235,77 @@ def test_other_servers_cannot_list() -> None:
             with pytest.raises(BadShardSpec, match="only a DFC server can"):
                 resolve(server.url + path)
         assert urls(server.url + "/train-@1.tar") == [server.url + "/train-0.tar"]
-    with OddServer(answer) as unasked:
+
+
+def test_why_a_server_is_not_reached(caplog: pytest.LogCaptureFixture) -> None:
+    """A refused connection is tried again, and somebody hears of it; what is surely mistyped is said at once."""
+    with OddServer(lambda _asked: iter(())) as gone:
         pass
-    with pytest.raises(ShardUnreadable, match="does not answer"):
-        resolve(unasked.url + "/train-*.tar", options=StreamOptions(retries=0, connect_timeout_s=1, read_timeout_s=2))
+    with pytest.raises(ShardUnreadable, match=r"train-\*.tar: given up after 3 tries: .* refused; is `dfc serve` running"):
+        resolve(gone.url + "/train-*.tar", options=StreamOptions(retries=2))
+    assert [record.getMessage().partition(": ")[2][:12] for record in caplog.records] == ["still trying"]
+    with pytest.raises(ShardUnreadable) as caught:
+        Corpus.open(gone.url + "/toy/train-@3.tar", options=StreamOptions(retries=0))
+    assert str(caught.value).startswith(gone.url + "/toy/train-0.tar: given up")
+
+
+@contextmanager
+def without_tls() -> Iterator[int]:
+    """The port of a server that answers a first byte which is none of HTTP at once, as nodes and nginx do."""
+
+    def serve() -> None:
+        while data := (sock := listener.accept()[0]).recv(4096):
+            with sock:
+                sock.sendall(head("400 Bad" if data[0] == 0x16 else "404 No", "Content-Length: 0", "Connection: close"))
+        sock.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield port
+        socket.create_connection(("127.0.0.1", port)).close()
+        thread.join()
+
+
+@pytest.mark.parametrize("path", ["/toy/train-*.tar", "/toy/train-@3.tar", "/toy/"])
+def test_addresses_that_cannot_be_right_are_refused_at_once(path: str) -> None:
+    began_s = time.monotonic()
+    with without_tls() as port:
+        for origin, cause in (
+            ("http://no-such-host.localhost.invalid", "not known"),
+            (f"https://127.0.0.1:{port}", r"TLS handshake failed: is it http://\?"),
+        ):
+            with pytest.raises(ShardUnreadable, match=cause):
+                Corpus.open(origin + path)
+            with pytest.raises(ShardUnreadable, match=cause):
+                open_stream(origin + "/toy/x.tar")
+            with pytest.raises(Unreachable, match=cause), open_upload(origin + "/toy/x.tar") as file:
+                file.write(b"1")
+    assert time.monotonic() - began_s < 5
+
+
+def test_a_name_that_was_known_may_be_gone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of containers vanish while they restart; the resolver of this machine knows none that does."""
+    failures = []
+
+    def resolver(*given: Any, **more: Any) -> Any:
+        if len(failures) < 3:
+            failures.append(given)
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return known(*given, **more)
+
+    known = socket.getaddrinfo
+
+    def answer(asked: Asked) -> Iterator[bytes]:
+        if asked.target == "/v1/cluster":
+            yield head("503 Starting", "Content-Length: 0")
+            raise Goodbye
+        yield head("200 OK", "Content-Length: 1") + b"x"
+        raise Goodbye
+
+    with OddServer(answer) as server:
+        open_stream(server.url + "/x").close()
+        monkeypatch.setattr(socket, "getaddrinfo", resolver)
+        open_stream(server.url + "/x").close()
+    assert len(failures) == 3
