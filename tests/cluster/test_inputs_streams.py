@@ -19,6 +19,7 @@ from job_shards import samples, tar_of
 from dfc.client import Client
 from dfc.errors import BadShardSpec, NoShards
 from dfc.inputs.base import Counts, ShardChanged, ShardRef, ShardUnreadable
+from dfc.inputs.epochs.corpus import Corpus
 from dfc.inputs.sources.cluster import locate
 from dfc.inputs.sources.specs import resolve
 from dfc.inputs.sources.streams import Stream, StreamOptions, open_stream
@@ -93,6 +94,13 @@ def test_specs_against_a_cluster(loaded: Cluster, monkeypatch: pytest.MonkeyPatc
             resolve(nothing)
     with pytest.raises(BadShardSpec, match="no bucket"):
         resolve(f"{url}/")
+    for forgotten in (f"{url}/streams", f"{url}/v1/objects/streams"):
+        with pytest.raises(ShardUnreadable, match=f"did you mean {forgotten}/ "):
+            Corpus.open(forgotten)
+        with pytest.raises(ShardUnreadable, match=f"did you mean {forgotten}/ "):
+            read(forgotten)
+    with pytest.raises(ShardUnreadable, match=r"streams$"):
+        Corpus.open(f"{url}/default/streams")
 
 
 def test_a_shards_file_in_a_cluster(loaded: Cluster) -> None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dfc.errors import DfcError, NotFound, PreconditionFailed
 from dfc.inputs.base import Counts, Handler, InputError, ShardChanged, ShardRef, ShardUnreadable, resolve_handler
-from dfc.inputs.sources.cluster import Place, locate, token_for
+from dfc.inputs.sources.cluster import Place, hint_at_bucket, locate, token_for
 from dfc.inputs.sources.specs import locate_for_sure, resolve
 from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
 
@@ -204,7 +204,7 @@ def _look_up(refs: Sequence[ShardRef], options: StreamOptions) -> Iterator[Shard
         elif ref.replicas:
             yield Shard(ref)  # another server may have it
         else:
-            yield ShardUnreadable(f"there is no {ref.url}", url=ref.url)
+            yield ShardUnreadable(f"there is no {ref.url}{hint_at_bucket(ref.url, options)}", url=ref.url)
 
 
 def _places(refs: Sequence[ShardRef], options: StreamOptions) -> list[Place | None]:

@@ -22,7 +22,7 @@ from dfc.http.blocking import Answer, Transport, WrongAddress
 from dfc.http.problems import error_from_answer, is_worth_retrying
 from dfc.http.retry import Cancellation, Cancelled, RetryPolicy
 from dfc.inputs.sources.streams import StreamOptions
-from dfc.inputs.sources.urls import kind_of, origin_of, split_cluster_url
+from dfc.inputs.sources.urls import kind_of, origin_of, shown, split_cluster_url
 from dfc.limits import INPUT_MAP_BYTES_MAX
 from dfc.names import check_bucket_name, check_object_name, parse_object_path
 from dfc.placement.map import ClusterMap
@@ -179,6 +179,18 @@ def is_in_vain(problem: DfcError, url: str, options: StreamOptions) -> bool:
     wrong just for a while: names of containers come and go with them."""
     origin = origin_of(options.cluster_url if kind_of(url) == "cluster" else url)
     return isinstance(problem, WrongAddress) and origin not in _CACHES.reached
+
+
+def hint_at_bucket(url: str, options: StreamOptions) -> str:
+    """For the message about an object that is not there: whether a bucket has the name, and only the slash is missing."""
+    place = locate(url, options)
+    if place is None or kind_of(url) != "web" or urlsplit(url).path.removeprefix(_OBJECTS).count("/") != 1:
+        return ""
+    try:
+        place.cluster.client.bucket(place.name)
+    except DfcError:
+        return ""
+    return f"; did you mean {shown(url)}/ ?"
 
 
 def _look(origin: str, options: StreamOptions) -> bool | DfcError:

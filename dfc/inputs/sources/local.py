@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 from dfc.http.retry import Cancellation
 from dfc.inputs.base import Counts, InputError, ShardChanged, ShardShort, ShardUnreadable
 from dfc.inputs.sources.streams import Stream, StreamOptions
-from dfc.inputs.sources.urls import kind_of, local_path
+from dfc.inputs.sources.urls import hint_at_scheme, kind_of, local_path
 from dfc.limits import INPUT_PIPE_CHARS_KEPT, MIB
 
 _FSSPEC_BLOCK_BYTES: Final = 8 * MIB  # object stores answer in tens of milliseconds: fewer, larger requests
@@ -118,7 +118,7 @@ class FileStream(_LocalStream):
         try:
             self._file = io.FileIO(path)
         except OSError as problem:
-            raise ShardUnreadable(f"{path}: {problem.strerror}", url=url) from problem
+            raise ShardUnreadable(f"{path}: {problem.strerror}{hint_at_scheme(path)}", url=url) from problem
         try:
             facts = os.fstat(self._file.fileno())
             if stat.S_ISREG(facts.st_mode):

@@ -24,7 +24,7 @@ from dfc.http.retry import Cancellation, current_cancellation
 from dfc.inputs.base import LOG, ShardRef, ShardUnreadable
 from dfc.inputs.sources.cluster import Place, is_in_vain, locate, trouble_with
 from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions, open_stream
-from dfc.inputs.sources.urls import SHARD_ENDINGS, kind_of, local_path, origin_of, shown, split_cluster_url
+from dfc.inputs.sources.urls import SHARD_ENDINGS, hint_at_scheme, kind_of, local_path, origin_of, shown, split_cluster_url
 from dfc.inputs.sources.websource import retry_after_s, said
 from dfc.limits import INPUT_SHARDS_FILE_BYTES_MAX, MIB, SHARD_SPEC_NAMES_MAX
 from dfc.names import object_path
@@ -210,7 +210,7 @@ def _shards_only(names: list[str], prefix: str) -> list[str]:
 
 def _found(urls: list[str], spec: str) -> list[str]:
     if not urls:
-        raise NoShards(f"no shard matches {spec}")
+        raise NoShards(f"no shard matches {spec}{hint_at_scheme(spec)}")
     return urls
 
 

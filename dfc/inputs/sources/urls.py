@@ -21,6 +21,7 @@ Kind = Literal["web", "cluster", "pipe", "stdin", "file", "fsspec"]
 SHARD_ENDINGS: Final = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.lz4", ".tar.bz2", ".tar.xz")
 _FOREIGN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 _USER: Final = re.compile(r"//[^/]*@")
+_HOST: Final = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}/|localhost/")
 _WEB: Final = re.compile(r"https?://", re.IGNORECASE)
 
 
@@ -57,6 +58,11 @@ def split_cluster_url(url: str) -> tuple[str, str]:
     if not bucket:
         raise ValueError(f"a dfc: URL is dfc:bucket/object, not {url!r}")
     return bucket, name
+
+
+def hint_at_scheme(path: str) -> str:
+    """For the message about a file that is not there: whether it looks like the URL of a server."""
+    return f"; did you mean http://{path} ?" if _HOST.match(path) else ""
 
 
 def origin_of(url: str) -> str:

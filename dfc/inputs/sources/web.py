@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from dfc.checksum import CHECKSUM_NAME
-from dfc.errors import DfcError, RangeNotSatisfiable, ServerTrouble
+from dfc.errors import DfcError, NotFound, RangeNotSatisfiable, ServerTrouble
 from dfc.http.blocking import Answer, Broken
 from dfc.http.problems import is_worth_retrying
 from dfc.http.retry import Cancellation, Cancelled, cancelled_by
 from dfc.inputs.base import LOG, Counts, InputError, ShardBroken, ShardChanged, ShardShort, ShardUnreadable
-from dfc.inputs.sources.cluster import is_in_vain
+from dfc.inputs.sources.cluster import hint_at_bucket, is_in_vain
 from dfc.inputs.sources.streams import Stream, StreamOptions
 from dfc.inputs.sources.urls import shown
 from dfc.inputs.sources.websource import Source, Version, described, retry_after_s, said
@@ -229,6 +229,8 @@ class WebStream(Stream):
             return
         self._problems.append(reason)
         if len(self._sources) == 1:
+            if isinstance(problem, NotFound):
+                self._problems[-1] += hint_at_bucket(source.url, self._options)
             kind = ShardShort if isinstance(problem, RangeNotSatisfiable) else ShardUnreadable
             raise kind("; ".join(self._problems), url=source.url) from problem
         del self._sources[self._at]

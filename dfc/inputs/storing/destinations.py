@@ -33,7 +33,7 @@ from dfc.http.retry import Cancellation, current_cancellation
 from dfc.inputs.base import LOG
 from dfc.inputs.sources.cluster import cluster_at, is_cluster, is_in_vain, token_for, transport_for
 from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
-from dfc.inputs.sources.urls import kind_of, local_path, origin_of, shown, split_cluster_url
+from dfc.inputs.sources.urls import hint_at_scheme, kind_of, local_path, origin_of, shown, split_cluster_url
 from dfc.inputs.sources.websource import said
 from dfc.names import check_bucket_name, check_object_name, parse_object_path
 
@@ -201,7 +201,12 @@ class FileDestination(Destination):
             return super().open_spool(directory)
         folder, name = os.path.split(self._path)
         self._part = os.path.join(folder, f".{name[:_PART_NAME_CHARS]}.{secrets.token_hex(4)}.part")
-        return cast(BinaryIO, open(self._part, "x+b", buffering=0))
+        try:
+            return cast(BinaryIO, open(self._part, "x+b", buffering=0))
+        except FileNotFoundError:
+            if hint := hint_at_scheme(self.url):
+                raise FileNotFoundError(errno.ENOENT, f"there is no such directory{hint}", folder) from None
+            raise
 
     def store(self, spool: BinaryIO, *, exclusive: bool = False) -> None:
         if not self._part:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 import time
@@ -247,6 +248,19 @@ def test_why_a_server_is_not_reached(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ShardUnreadable) as caught:
         Corpus.open(gone.url + "/toy/train-@3.tar", options=StreamOptions(retries=0))
     assert str(caught.value).startswith(gone.url + "/toy/train-0.tar: given up")
+
+
+def test_a_scheme_that_was_forgotten() -> None:
+    for path in ("localhost:8080/toy/train-0.tar", "[::1]:80/x.tar", "localhost/x.tar"):
+        with pytest.raises(ShardUnreadable, match="did you mean http://" + re.escape(path)):
+            open_stream(path)
+        with pytest.raises(FileNotFoundError, match="did you mean http://" + re.escape(path)):
+            open_upload(path)
+    for spec in ("nvdata:8080/toy/train-*.tar", "nvdata:8080/toy/"):
+        with pytest.raises(NoShards, match="did you mean http://nvdata"):
+            resolve(spec)
+    with pytest.raises(ShardUnreadable, match=r"directory$"):
+        open_stream("a:b/train.tar")
 
 
 @contextmanager
