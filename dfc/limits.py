@@ -119,6 +119,7 @@ JOB_OPEN_SOURCES_MAX: Final = 256  # files that a task has open at a time; proce
 INPUT_IMAGE_PIXELS_MAX: Final = 1 << 26  # of one picture: 8,192 x 8,192, 200 MB decoded, 800 MB as floats
 INPUT_FIELD_BYTES_MAX: Final = 1 * GIB  # that a compressed field (.gz, .npz) may grow to
 INPUT_EXTENSIONS_KEPT: Final = 10_000  # whose decoders are remembered; names come with the data
+INPUT_EXTENSIONS_SHOWN: Final = 20  # of those that are there, in the message that one is not
 INPUT_RETRIES: Final = 10  # without a new byte: about 20 s, longer than a node needs to serve again after a restart
 INPUT_REDIRECTS_MAX: Final = 5
 INPUT_SHARDS_FILE_BYTES_MAX: Final = 64 * MIB  # of a .shards file: a million URLs

@@ -13,11 +13,12 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
 from dfc.errors import DfcError
+from dfc.limits import INPUT_EXTENSIONS_SHOWN
 
 LOG: Final = logging.getLogger("dfc.inputs")
 # `__key__` and `__source__` (the URL of the shard), then a value for each extension: bytes, or what they were decoded to.
@@ -53,6 +54,25 @@ class ShardChanged(InputError):
 
 class SampleBroken(InputError):
     code = "sample_broken"
+
+
+class Wanted(frozenset[str]):
+    """The extensions that are to be read of samples. `others`: some that were met beside them, for messages."""
+
+    def __init__(self, _names: Iterable[str] = ()) -> None:
+        self.others: set[str] = set()
+
+    def leave_out(self, extension: str) -> None:
+        """It was met, and is not wanted."""
+        if len(self.others) < INPUT_EXTENSIONS_SHOWN:
+            self.others.add(extension)
+
+    def lacking(self, names: Iterable[str], sample: Sample) -> str:
+        """What to say of a sample that has none of these fields."""
+        found = ", ".join(repr(name) for name in sample if not name.startswith("_"))
+        others = ", ".join(map(repr, sorted(self.others)))
+        lacking = f"has no field {' or '.join(map(repr, names))}"
+        return lacking + (f", only {found}" if found else "") + (f"; not asked for, but there: {others}" if others else "")
 
 
 class ShardRef(NamedTuple):

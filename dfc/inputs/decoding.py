@@ -195,6 +195,6 @@ def broken(sample: Any, what: str, problem: BaseException | None = None) -> Samp
     key, url = str(named.get("__key__", "")), str(named.get("__source__", named.get("__url__", "")))  # `__url__`: WebDataset's
     if isinstance(problem, SampleBroken):
         return type(problem)(str(problem), url=problem.url or url, key=problem.key or key)
-    reason = "" if problem is None else f": {str(problem)[:200] or type(problem).__name__}"
+    reason = "" if problem is None else f": {type(problem).__name__}: {str(problem)[:200]}".removesuffix(": ")
     place = f" of {url}" if url else ""
     return SampleBroken(f"sample {key!r}{place}: {what}{reason}", url=url, key=key)

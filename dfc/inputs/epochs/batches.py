@@ -14,7 +14,7 @@ from dfc.client import BatchItem, Client, RetryPolicy
 from dfc.client.batch import BatchReader
 from dfc.errors import Conflict, DfcError, NotFound, ObjectCorrupt, PreconditionFailed, StorageFailed, Unreachable
 from dfc.http.problems import retry_after_s
-from dfc.inputs.base import Counts, InputError, Sample, SampleBroken, ShardChanged, ShardUnreadable
+from dfc.inputs.base import Counts, InputError, Sample, SampleBroken, ShardChanged, ShardUnreadable, Wanted
 from dfc.limits import BATCH_ITEMS_MAX, INPUT_BATCH_PORTION_BYTES, TAR_HEADER_BYTES
 from dfc.tar.header import FILE, TarError
 from dfc.tar.samples import split_key
@@ -215,6 +215,8 @@ def _parse_sample(data: bytearray, view: memoryview, start: int, end: int, url: 
             key, extension = parts
             if fields is None or extension in fields:
                 sample[extension] = view[body : body + size].tobytes()
+            elif isinstance(fields, Wanted):
+                fields.leave_out(extension)
         at = body + (size + TAR_HEADER_BYTES - 1 & -TAR_HEADER_BYTES)
     if key is None:
         raise TarError("a sample without members", 0)
@@ -235,6 +237,8 @@ def _parse_any(item: bytes, url: str, fields: Collection[str] | None) -> Sample:
             sample["__key__"], extension = parts
             if fields is None or extension in fields:
                 sample[extension] = item[offset : offset + size]
+            elif isinstance(fields, Wanted):
+                fields.leave_out(extension)
     if not found:
         raise TarError("a sample without members", 0)
     return sample

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dfc.inputs.base import InputError, Sample
+from dfc.inputs.base import InputError, Sample, Wanted
 from dfc.inputs.decoding import Decoder, Spec, broken
 from dfc.inputs.epochs.batchmemory import outside
 from dfc.inputs.epochs.repair import Slot
@@ -25,8 +25,8 @@ class Processing:
         if isinstance(fields, str):
             raise ValueError(f"fields= takes a list of extensions, not {fields!r}")
         # For each field what it may be called, by the first of which it goes.
-        self._fields = None if fields is None else [[name for name in field.lower().split(";") if name] for field in fields]
-        self.wanted = None if self._fields is None else frozenset(name for names in self._fields for name in names)
+        self._fields = [[name for name in field.lower().split(";") if name] for field in fields or ()]
+        self.wanted = None if fields is None else Wanted(name for names in self._fields for name in names)
         self._decoder = Decoder(decode, pickle=pickle)
         self._transform = transform
         self._stays = transform is None and collate is None  # what is decoded is what is batched
@@ -37,7 +37,7 @@ class Processing:
         if isinstance(slot, InputError):
             return slot
         try:
-            chosen = slot if self._fields is None else _chosen(slot, self._fields)
+            chosen = slot if self.wanted is None else self._chosen(slot, self.wanted)
             item: Any = self._decoder(chosen) if self._stays else outside(self._decoder, chosen)
             if self._transform is not None:
                 try:
@@ -46,16 +46,17 @@ class Processing:
                     raise
                 except Exception as problem:
                     raise broken(slot, "cannot be transformed", problem) from problem
+                if item is None:
+                    raise broken(slot, "transform returned None: it must return the sample")
         except InputError as problem:
             return problem
         return item
 
-
-def _chosen(sample: Sample, fields: list[list[str]]) -> Sample:
-    chosen: Sample = {"__key__": sample["__key__"], "__source__": sample["__source__"]}
-    for names in fields:
-        name = next((name for name in names if name in sample), None)
-        if name is None:
-            raise broken(sample, f"has no field {';'.join(names)!r}")
-        chosen[names[0]] = sample[name]
-    return chosen
+    def _chosen(self, sample: Sample, wanted: Wanted) -> Sample:
+        chosen: Sample = {"__key__": sample["__key__"], "__source__": sample["__source__"]}
+        for names in self._fields:
+            name = next((name for name in names if name in sample), None)
+            if name is None:
+                raise broken(sample, wanted.lacking(names, sample))
+            chosen[names[0]] = sample[name]
+        return chosen

@@ -105,8 +105,9 @@ def check_state(source: BatchSource, state: State, ranks: int, workers: int | No
     workers = state["workers"] if workers is None else workers
     if (state["ranks"], state["workers"]) != (ranks, workers):
         raise ValueError(
-            f"the state is of {state['ranks']} ranks × {state['workers']} workers, this is {ranks} ranks × {workers} workers: "
-            "the order of samples depends on both; begin an epoch anew with set_epoch()"
+            f"use {state['ranks']} ranks × {state['workers']} workers again, or begin an epoch anew with set_epoch(): "
+            f"the state is of {state['ranks']} ranks × {state['workers']} workers, this is {ranks} ranks × {workers} workers, "
+            "and the order of samples depends on both"
         )
     for name, value in source.signature.items():
         if name == "shards" and state.get(name) != value:

@@ -52,7 +52,11 @@ def odd_one(samples: Sequence[Mapping[str, Any]]) -> tuple[int, int, str]:
     lacks = 2 * count >= len(samples)
     lacking = [name not in sample for sample in samples]
     what = f"has {'no' if lacks else 'a'} field {name!r}, unlike others of its batch"
-    return lacking.index(lacks), lacking.index(not lacks), what
+    odd, other = lacking.index(lacks), lacking.index(not lacks)
+    instead = next((field for field in samples[odd] if field not in samples[other]), None)
+    if lacks and instead is not None:
+        what += f': fields=["{name};{instead}", …] of a loader takes whichever there is'
+    return odd, other, what
 
 
 def _unequal(samples: Sequence[Mapping[str, Any]]) -> SampleBroken:

@@ -11,7 +11,17 @@ from typing import Any, Final, Self
 
 import xxhash
 
-from dfc.inputs.base import Counts, Handler, HandlerFunction, InputError, Sample, SampleBroken, ShardRef, resolve_handler
+from dfc.inputs.base import (
+    Counts,
+    Handler,
+    HandlerFunction,
+    InputError,
+    Sample,
+    SampleBroken,
+    ShardRef,
+    Wanted,
+    resolve_handler,
+)
 from dfc.inputs.decoding import Decoder
 from dfc.inputs.decoding import Spec as DecodeSpec
 from dfc.inputs.epochs.order import Rules, shard_order
@@ -154,7 +164,7 @@ class ShardIterator(Iterator[Sample]):
 
         segments = _segments(self._refs, self._rules, self._epochs, progress)
         self._reader = SegmentReader(segments, handler=decide, counts=self.counts, **self._reading)
-        prepare = _preparation(self._decoder, self._fields)
+        prepare = _preparation(self._decoder, self._fields, self._reading["fields"])
         return _samples(self._reader, first, len(self._refs), progress, prepare, decide)
 
 
@@ -185,7 +195,7 @@ def sharditerator(
     """
     rules = Rules(seed=secrets.randbits(63) if seed is None else seed, shuffled=shuffle)
     groups = _groups(fields)
-    wanted = None if groups is None else frozenset(name for group in groups for name in group)
+    wanted = None if groups is None else Wanted(name for group in groups for name in group)
     return ShardIterator(
         resolve(url, options=options, seed=rules.seed),
         epochs=epochs,
@@ -265,16 +275,19 @@ def _samples(
             yield sample
 
 
-def _preparation(decoder: Decoder | None, groups: Sequence[Sequence[str]] | None) -> Callable[[Sample], Sample] | None:
+def _preparation(
+    decoder: Decoder | None, groups: Sequence[Sequence[str]] | None, wanted: Wanted | None
+) -> Callable[[Sample], Sample] | None:
     """What is to be done with a sample before it is handed out; None: nothing."""
-    if groups is None:
+    if groups is None or wanted is None:
         return decoder
 
     def prepare(sample: Sample) -> Sample:
         for group in groups:
             if not any(name in sample for name in group):
-                key, source, what = sample["__key__"], sample["__source__"], " or ".join(group)
-                raise SampleBroken(f"{shown(source)}: sample {key!r} has no field {what}", url=source, key=key)
+                key, source = sample["__key__"], sample["__source__"]
+                what = f"{shown(source)}: sample {key!r} {wanted.lacking(group, sample)}"
+                raise SampleBroken(what, url=source, key=key)
         return sample if decoder is None else decoder(sample)
 
     return prepare

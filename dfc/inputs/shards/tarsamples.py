@@ -13,7 +13,7 @@ from collections.abc import Collection
 from typing import Final
 from zlib import adler32
 
-from dfc.inputs.base import Sample
+from dfc.inputs.base import Sample, Wanted
 from dfc.limits import INPUT_MEMBER_BYTES_MAX, SAMPLE_RECORDS_MAX, TAR_HEADER_BYTES, TAR_META_BYTES_MAX
 from dfc.tar.header import FILE, PAX_WANTED, TarError, stored_sum
 from dfc.tar.samples import split_key
@@ -48,6 +48,7 @@ class SampleParser:
         self._start = start
         self._indexed = indexed
         self._fields = None if fields is None else frozenset(fields)
+        self._wanted = fields
         self._scanner = Scanner()
         self._scanner.next = start
         self._scanning = False  # the scanner is inside of a chain of headers, or at the end
@@ -293,4 +294,6 @@ class SampleParser:
             if len(self._extensions) >= _REMEMBERED_MAX:
                 self._extensions.clear()
             self._extensions[name] = extension
+        elif isinstance(self._wanted, Wanted):
+            self._wanted.leave_out(extension)
         return extension

@@ -56,7 +56,9 @@ def pack(sample: Mapping[str, Any], encode: Encode, last_key: str | None) -> Rec
             continue
         name, lower = f"{key}.{extension}", extension.lower()
         if split_key(name) != (key, lower):
-            raise SampleBroken(f"readers would not find the field {extension!r} of the sample {key!r} again", key=key)
+            raise SampleBroken(
+                f"readers would not find the field {extension!r} of the sample {key!r} again{_hint(key)}", key=key
+            )
         if lower in seen:
             raise SampleBroken(f"{key!r} has the field {lower!r} twice: extensions are lower case", key=key)
         seen.add(lower)
@@ -73,6 +75,11 @@ def pack(sample: Mapping[str, Any], encode: Encode, last_key: str | None) -> Rec
             f"{key!r} has {len(seen)} fields: readers would take more than {SAMPLE_RECORDS_MAX} for two", key=key
         )
     return Record(key, pieces, sum(map(len, pieces)), payload)
+
+
+def _hint(key: str) -> str:
+    base = key.rpartition("/")[2]
+    return ": no dots in keys, what follows the first one is taken for the extension" if "." in base else ""
 
 
 class SampleArchive:

@@ -157,7 +157,10 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
         """ValueError when the state that was loaded is of another number of workers."""
         expected = int(self._shared[0, _WORKERS])
         if int(self._shared[0, _DELIVERED]) and expected not in (0, workers):
-            raise ValueError(f"the state is of {expected} workers for each rank, here are {workers}")
+            raise ValueError(
+                f"use {expected} workers again, or begin an epoch anew with set_epoch(): "
+                f"the state is of {expected} workers for each rank, here are {workers}"
+            )
 
     def __iter__(self) -> Iterator[Any]:
         """What this process is to deliver: a part of the rank's batches in a worker, else all of them."""

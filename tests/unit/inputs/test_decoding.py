@@ -241,7 +241,7 @@ def test_a_function_takes_the_whole_sample():
         "cls": b"1",
         "n": 2,
     }
-    with pytest.raises(SampleBroken, match="sample 'a': cannot be decoded: no"):
+    with pytest.raises(SampleBroken, match="sample 'a': cannot be decoded: ValueError: no"):
         decode({"__key__": "a"}, lambda sample: (_ for _ in ()).throw(ValueError("no")))
 
 

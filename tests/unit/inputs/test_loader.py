@@ -182,7 +182,7 @@ def test_states_of_something_else_are_refused(folder: Path) -> None:
         return Loader(shards, batch_size, epoch_batches=10, **options)
 
     state = loader().state_dict()
-    with pytest.raises(ValueError, match=r"1 ranks × 1 workers, this is 2 ranks × 1 workers"):
+    with pytest.raises(ValueError, match=r"^use 1 ranks × 1 workers again, .* this is 2 ranks × 1 workers"):
         loader(ranks=2).load_state_dict(state)
     with pytest.raises(ValueError, match="seed=0, this is seed=1"):
         loader(seed=1).load_state_dict(state)
@@ -301,8 +301,9 @@ def test_fields_are_chosen_and_called_by_their_first_name() -> None:
     assert processing(sample) == {"__key__": "k", "__source__": "s", "jpg": b"p", "cls": b"1"}
     missing = processing({"__key__": "k", "__source__": "s", "png": b"p"})
     assert isinstance(missing, SampleBroken)
-    assert "no field 'cls'" in str(missing)
+    assert str(missing).endswith("has no field 'cls', only 'png'")
     assert missing.key == "k"
+    assert pickle.loads(pickle.dumps(processing)).wanted == processing.wanted  # noqa: S301
     with pytest.raises(ValueError, match="list of extensions"):
         Processing("jpg", True, False, None)
 
@@ -313,8 +314,25 @@ def test_a_transform_that_fails_is_about_its_sample() -> None:
     problem = processing({"__key__": "k", "__source__": "s", "cls": b"0"})
     assert isinstance(problem, SampleBroken)
     assert isinstance(problem.__cause__, ZeroDivisionError)
+    assert str(problem).endswith("cannot be transformed: ZeroDivisionError: integer division or modulo by zero")
     passed = InputError("before")
     assert processing(passed) is passed
+
+
+def test_a_field_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
+    (tmp_path / "s.tar").write_bytes(tar_of(samples(["a", "b"], cls="1", jpg="x", JSON="1")))
+    with pytest.raises(
+        SampleBroken, match=r"'a'.* has no field 'jpeg' or 'png', only 'cls'; not asked for, but there: 'jpg', 'json'"
+    ):
+        list(Loader(f"{tmp_path}/s.tar", 2, shuffle=False, fields=["jpeg;png", "cls"]))
+
+
+def test_a_transform_that_returns_nothing_is_an_error(folder: Path) -> None:
+    def transform(sample: dict[str, Any]) -> None:
+        sample["cls"] += 1
+
+    with pytest.raises(SampleBroken, match=r"'000'.*: transform returned None: it must return the sample"):
+        list(Loader(f"{folder}/s-0.tar", 7, shuffle=False, transform=transform))
 
 
 def test_a_sample_that_lacks_a_field_is_replaced_in_its_batch(tmp_path: Path) -> None:

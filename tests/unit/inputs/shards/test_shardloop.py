@@ -114,7 +114,9 @@ def test_only_the_fields_that_are_wanted(shards, store):
         with gopen.sharditerator_once(shards, fields=fields) as samples:
             assert next(samples).keys() == {"__key__", "__source__", "txt", "cls"}
     with gopen.sharditerator_once(shards, fields="png txt", handler="raise") as samples:
-        with pytest.raises(SampleBroken, match=r"train-0000\.tar: sample 'a0' has no field png") as caught:
+        with pytest.raises(
+            SampleBroken, match=r"train-0000\.tar: sample 'a0' has no field 'png', only 'txt'.* there: 'cls'"
+        ) as caught:
             next(samples)
     assert (caught.value.key, caught.value.url) == ("a0", shards.replace("@0005", "0000"))
     with pytest.raises(ValueError, match="fields="):

@@ -90,8 +90,8 @@ def test_equal_samples_give_equal_bytes_in_any_order_of_fields() -> None:
     [
         ({"txt": b""}, "__key__"),
         ({"__key__": 7, "txt": b""}, "__key__"),
-        ({"__key__": "a.b", "txt": b""}, "not find the field"),
-        ({"__key__": "d/", "txt": b""}, "not find the field"),
+        ({"__key__": "d.1/a.b", "txt": b""}, "not find the field 'txt' of the sample 'd.1/a.b' again: no dots in keys"),
+        ({"__key__": "d.1/", "txt": b""}, "not find the field 'txt' of the sample 'd.1/' again$"),
         ({"__key__": "__meta__/a", "txt": b""}, "not find the field"),
         ({"__key__": "a", "x/y": b""}, "not find the field"),
         ({"__key__": "a", "txt": b"", "TXT": b""}, "twice"),
