@@ -21,7 +21,7 @@ from dfc.errors import PreconditionFailed
 from dfc.inputs.files.fspaths import MEMBERS, Place, as_os_errors, place_of
 from dfc.inputs.files.fsreads import DfcFile, DfcReads
 from dfc.inputs.sources.streams import StreamOptions
-from dfc.inputs.storing.destinations import ClusterDestination
+from dfc.inputs.storing.servers import ClusterDestination
 from dfc.inputs.storing.uploads import UploadFile
 from dfc.limits import MIB
 

@@ -177,8 +177,9 @@ def trouble_with(url: str, options: StreamOptions) -> DfcError | None:
 def is_in_vain(problem: DfcError, url: str, options: StreamOptions) -> bool:
     """Whether nobody need try this URL again: its host or scheme is wrong. Where a server has answered before, these may be
     wrong just for a while: names of containers come and go with them."""
-    origin = origin_of(options.cluster_url if kind_of(url) == "cluster" else url)
-    return isinstance(problem, WrongAddress) and origin not in _CACHES.reached
+    if not isinstance(problem, WrongAddress):
+        return False
+    return origin_of(options.cluster_url if kind_of(url) == "cluster" else url) not in _CACHES.reached
 
 
 def hint_at_bucket(url: str, options: StreamOptions) -> str:

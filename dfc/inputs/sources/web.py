@@ -174,7 +174,7 @@ class WebStream(Stream):
     def _accept(self, source: Source, answer: Answer) -> None:
         """Check that the answer continues what was read, and go to its right byte."""
         first, version = described(answer)
-        before = source.known or Version(self._etag_for(source, version), size=self.size)
+        before = source.known or Version(self._etag_for(source, answer), size=self.size)
         if before.differs(version):
             raise ShardChanged(f"{shown(source.url)} is another object than the one that was begun or planned", url=source.url)
         source.known = version = before.updated(version)
@@ -187,11 +187,11 @@ class WebStream(Stream):
             self._end = self.size
         _skip(answer, self._position - first)
 
-    def _etag_for(self, source: Source, version: Version) -> str:
-        """What was planned, if it can be compared: replicas on other servers have ETags of their own making."""
-        planned = self._planned
-        alike = _XXH3.fullmatch(planned) and _XXH3.fullmatch(version.etag)
-        return planned if source.url == self._primary or alike else ""
+    def _etag_for(self, source: Source, answer: Answer) -> str:
+        """What was planned, if it can be compared: replicas on other servers have ETags of their own making. Those of DFC are
+        checksums; so are those of S3, and look the same."""
+        alike = _XXH3.fullmatch(self._planned) and _checksum_of(answer)
+        return self._planned if source.url == self._primary or alike else ""
 
     def _is_at_end(self, source: Source, problem: RangeNotSatisfiable) -> bool:
         """Whether nothing was wrong but that no byte follows."""
@@ -237,8 +237,8 @@ class WebStream(Stream):
         self._at %= len(self._sources)
 
     def _expect_checksum(self, answer: Answer) -> None:
-        kind, _, value = (answer.headers.get("X-DFC-Checksum") or "").partition("=")
-        if kind == CHECKSUM_NAME and _XXH3.fullmatch(value) and self.size is not None:
+        value = _checksum_of(answer)
+        if value and self.size is not None:
             import xxhash
 
             self._hasher = xxhash.xxh3_128()
@@ -253,6 +253,12 @@ class WebStream(Stream):
             self._hasher = None
             if found != self._checksum:
                 raise ShardBroken(f"{shown(self.url)} arrived with xxh3-128={found}, not {self._checksum}", url=self.url)
+
+
+def _checksum_of(answer: Answer) -> str:
+    """The checksum of the whole object that a DFC node names, else empty."""
+    kind, _, value = (answer.headers.get("X-DFC-Checksum") or "").partition("=")
+    return value if kind == CHECKSUM_NAME and _XXH3.fullmatch(value) else ""
 
 
 def _skip(answer: Answer, count: int) -> None:

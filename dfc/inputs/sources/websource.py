@@ -88,7 +88,7 @@ class Source:
                 with answer:
                     raise error_from_answer(answer.status, answer.headers, _beginning(answer), f"GET {shown(url)}")
             answer.close()
-            url = _sendable(urljoin(url, location))
+            url = sendable(urljoin(url, location))
             if origin_of(url) != origin:
                 own = {}
         raise ShardUnreadable(f"{shown(self.url)} is redirected more than {INPUT_REDIRECTS_MAX} times", url=self.url)
@@ -142,10 +142,10 @@ def _without_user(url: str) -> tuple[str, dict[str, str]]:
     """The URL to ask, and the header that its `user:password@` becomes."""
     parts = urlsplit(url)
     user, at, host = parts.netloc.rpartition("@")
-    url = _sendable(urlunsplit((parts.scheme.lower(), host, parts.path, parts.query, "")))
+    url = sendable(urlunsplit((parts.scheme.lower(), host, parts.path, parts.query, "")))
     return url, {"Authorization": "Basic " + b64encode(unquote(user).encode()).decode()} if at else {}
 
 
-def _sendable(url: str) -> str:
+def sendable(url: str) -> str:
     """With what a request line cannot hold escaped, and nothing escaped twice."""
     return quote(url, safe="%/:?#[]@!$&'()*+,;=-._~")

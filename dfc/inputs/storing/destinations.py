@@ -1,15 +1,12 @@
-"""Where uploads go: a DFC cluster, any server that takes PUT, a file, a cloud through fsspec, a command.
+"""Where uploads go: a DFC cluster, any server that takes PUT (`servers`), a file, a cloud through fsspec, a command.
 
-Every kind takes a complete *spool* (a temporary file) and stores it as one thing, or not at all: what was there before stays
-until the new bytes are whole.
+What was there before stays until the new bytes are whole.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import errno
-import hashlib
 import os
 import secrets
 import shutil
@@ -17,60 +14,16 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from itertools import count
 from typing import Any, BinaryIO, Final, cast
-from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
-from dfc.client.client import Client
-from dfc.client.source import READ_BYTES, FileObjectSource
-from dfc.errors import BadRequest, DfcError, NotFound, PreconditionFailed, Unreachable
-from dfc.http.blocking import ERROR_BODY_BYTES_MAX
-from dfc.http.problems import error_from_answer, is_worth_retrying, retry_after_s
-from dfc.http.retry import Cancellation, current_cancellation
-from dfc.inputs.base import LOG
-from dfc.inputs.sources.cluster import cluster_at, is_cluster, is_in_vain, token_for, transport_for
+from dfc.client.source import READ_BYTES
+from dfc.inputs.sources.cluster import cluster_at
 from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
-from dfc.inputs.sources.urls import hint_at_scheme, kind_of, local_path, origin_of, shown, split_cluster_url
-from dfc.inputs.sources.websource import said
-from dfc.names import check_bucket_name, check_object_name, parse_object_path
+from dfc.inputs.sources.urls import hint_at_scheme, kind_of, local_path, origin_of, split_cluster_url
+from dfc.inputs.storing.destination import Destination, persistently, taken
+from dfc.inputs.storing.servers import ClusterDestination, WebDestination
 
-_OBJECTS_PATH: Final = "/v1/objects/"
-_HOPS_MAX: Final = 5
-_TRIES_SILENT: Final = 3  # in vain; then somebody is told who may have mistyped a URL
-_REDIRECTS: Final = frozenset((307, 308))  # the others turn a PUT into a GET
 _PART_NAME_CHARS: Final = 60  # with all that is added, at most 255 bytes
-_NEVER: Final = Cancellation()
-
-
-class Destination(ABC):
-    """One thing to be stored at `url`."""
-
-    def __init__(self, url: str, options: StreamOptions) -> None:
-        self.url = url
-        self.options = options
-
-    def open_spool(self, directory: str | None) -> BinaryIO:
-        """An empty file without a name to fill, in the directory (None: TMPDIR).
-
-        Without a buffer: a forked child would write what is in it a second time when it ends.
-        """
-        return cast(BinaryIO, tempfile.TemporaryFile(buffering=0, dir=directory, prefix="dfc-"))
-
-    @abstractmethod
-    def store(self, spool: BinaryIO, *, exclusive: bool = False) -> None:
-        """Store all bytes of the spool; `exclusive`: FileExistsError when something is there. DfcError, OSError."""
-
-    def discard(self, spool: BinaryIO) -> None:
-        """Free the spool, stored or not. Idempotent."""
-        with contextlib.suppress(OSError):  # what is still buffered may not fit on the disk, and is not wanted
-            spool.close()
-
-    def exists(self) -> bool:
-        """Whether something is stored there, as far as that can be asked."""
-        return False
 
 
 def destination_of(url: str | os.PathLike[str], options: StreamOptions = DEFAULT_OPTIONS) -> Destination:
@@ -90,102 +43,6 @@ def destination_of(url: str | os.PathLike[str], options: StreamOptions = DEFAULT
         bucket, name = split_cluster_url(text)
         return ClusterDestination(cluster_at(origin_of(options.cluster_url), options).client, bucket, name, text, options)
     return WebDestination(text, options) if kind == "web" else CloudDestination(text, options)
-
-
-class ClusterDestination(Destination):
-    """An object of a cluster; checked by its checksum, tried again by the client."""
-
-    def __init__(self, client: Client, bucket: str, name: str, url: str, options: StreamOptions) -> None:
-        super().__init__(url, options)
-        self._client = client
-        self._bucket = check_bucket_name(bucket)
-        self._name = check_object_name(name)
-
-    def store(self, spool: BinaryIO, *, exclusive: bool = False) -> None:
-        spool.seek(0)
-        try:
-            self._client.put(self._bucket, self._name, spool, if_none_match="*" if exclusive else None)
-        except PreconditionFailed:
-            raise _taken(self.url) from None
-
-    def exists(self) -> bool:
-        try:
-            self._client.stat(self._bucket, self._name)
-        except NotFound:
-            return False
-        return True
-
-
-class WebDestination(Destination):
-    """A URL that takes PUT. A DFC node is recognised when the spool is complete; other servers get Content-MD5 along."""
-
-    def __init__(self, url: str, options: StreamOptions) -> None:
-        super().__init__(url, options)
-        parts = urlsplit(url)
-        if not parts.hostname:
-            raise BadRequest(f"not the URL of an object: {shown(url)}")
-        netloc = parts.netloc.rpartition("@")[2]
-        self._origin = origin_of(url)
-        self._target = urlunsplit((parts.scheme, netloc, parts.path or "/", parts.query, ""))
-        self._path = parts.path
-        self._queried = bool(parts.query)  # a signed URL, not one of DFC's
-        self._headers = dict(options.headers)
-        if parts.username is not None:
-            login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-            self._headers["Authorization"] = "Basic " + base64.b64encode(login.encode()).decode()
-        elif token := token_for(self._origin, options):
-            # For a node of DFC that is not recognised, since it cannot answer just now.
-            self._headers.setdefault("Authorization", f"Bearer {token}")
-
-    def store(self, spool: BinaryIO, *, exclusive: bool = False) -> None:
-        own = self._cluster()
-        if own is not None:
-            own.store(spool, exclusive=exclusive)
-            return
-        digest = base64.b64encode(_md5(spool)).decode()
-        headers = {**self._headers, "Content-MD5": digest, **({"If-None-Match": "*"} if exclusive else {})}
-        try:
-            _persistently(lambda: self._put(spool, headers), self)
-        except PreconditionFailed:
-            raise _taken(self.url) from None
-
-    def exists(self) -> bool:
-        own = self._cluster()
-        if own is not None:
-            return own.exists()
-        with transport_for(self.options).request("HEAD", self._target, self._headers) as answer:
-            return answer.status < 300
-
-    def _cluster(self) -> ClusterDestination | None:
-        if self._queried or not self.options.direct or not is_cluster(self._origin, self.options):
-            return None
-        path = self._path
-        if path.startswith(_OBJECTS_PATH):
-            path = path[len(_OBJECTS_PATH) - 1 :]
-        bucket, name = parse_object_path(path)
-        if not name:
-            raise BadRequest(f"not the URL of an object: {shown(self.url)}")
-        return ClusterDestination(cluster_at(self._origin, self.options).client, bucket, name, self.url, self.options)
-
-    def _put(self, spool: BinaryIO, headers: dict[str, str]) -> None:
-        url = self._target
-        for _ in range(_HOPS_MAX):
-            spool.seek(0)
-            source = FileObjectSource(spool)
-            with transport_for(self.options).request("PUT", url, headers, source) as answer:
-                location = answer.headers.get("Location")
-                if answer.status in _REDIRECTS and location:
-                    url = urljoin(url, location)
-                    if origin_of(url) != self._origin:  # it gets nothing that was meant for this server
-                        headers = {name: value for name, value in headers.items() if name not in self._headers}
-                    continue
-                body = answer.read_all(ERROR_BODY_BYTES_MAX)
-                if not 200 <= answer.status < 300:
-                    raise error_from_answer(answer.status, answer.headers, body, f"PUT {shown(url)}")
-                if answer.early:
-                    raise Unreachable(f"PUT {shown(url)}: was answered with {answer.status} before all of it was sent")
-                return
-        raise Unreachable(f"PUT {shown(self._target)}: redirected more than {_HOPS_MAX} times")
 
 
 class FileDestination(Destination):
@@ -277,9 +134,9 @@ class CloudDestination(Destination):
     def store(self, spool: BinaryIO, *, exclusive: bool = False) -> None:
         filesystem, path = self._filesystem()
         if exclusive and filesystem.exists(path):
-            raise _taken(self.url)
+            raise taken(self.url)
         # A spool has no name; this one opens it anew from its first byte.
-        _persistently(lambda: filesystem.put_file(f"/proc/self/fd/{spool.fileno()}", path), self)
+        persistently(lambda: filesystem.put_file(f"/proc/self/fd/{spool.fileno()}", path), self)
 
     def exists(self) -> bool:
         filesystem, path = self._filesystem()
@@ -292,44 +149,9 @@ class CloudDestination(Destination):
         return found
 
 
-def _persistently(attempt: Callable[[], None], destination: Destination) -> None:
-    """Try until it works; errors of networks and busy servers are worth another try."""
-    url, options = destination.url, destination.options
-    cancellation = current_cancellation(_NEVER)
-    for number in count():
-        cancellation.check()
-        try:
-            attempt()
-            return
-        except (DfcError, ConnectionError, TimeoutError) as problem:
-            cancellation.check()
-            if number >= options.retries:
-                raise
-            delay_s = options.policy.delay_s(number, None)
-            if isinstance(problem, DfcError):
-                if not is_worth_retrying(problem) or is_in_vain(problem, url, options):
-                    raise
-                delay_s = options.policy.delay_s(number, retry_after_s(problem))
-            if number + 1 == _TRIES_SILENT:
-                LOG.warning("%s: still trying: %s", shown(url), said(problem))
-        cancellation.wait(delay_s)
-
-
-def _md5(spool: BinaryIO) -> bytes:
-    spool.seek(0)
-    hasher = hashlib.md5(usedforsecurity=False)
-    while data := spool.read(READ_BYTES):
-        hasher.update(data)
-    return hasher.digest()
-
-
 def _sync_directory(path: str) -> None:
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)
     finally:
         os.close(directory)
-
-
-def _taken(url: str) -> FileExistsError:
-    return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), shown(url))

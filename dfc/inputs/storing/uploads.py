@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from dfc.http.retry import Cancellation, cancelled_by
 from dfc.inputs.sources.urls import shown
-from dfc.inputs.storing.destinations import Destination
+from dfc.inputs.storing.destination import Destination
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -276,6 +276,23 @@ def test_replicas_take_over_in_the_middle() -> None:
             read(ShardRef(second.url + "/x", (second.url + "/y",)))
 
 
+def test_etags_of_replicas_are_compared_if_both_are_of_dfc() -> None:
+    """Those of S3 are made of 32 hexadecimal digits too."""
+    planned, other = "0" * 32, "1" * 32
+
+    def missing(_asked: Asked) -> Iterator[bytes]:
+        yield head("404 No", "Content-Length: 0")
+
+    def store(asked: Asked) -> Iterator[bytes]:
+        checksum = f"X-DFC-Checksum: xxh3-128={other}" if asked.target == "/node" else "X-Amz-Id: 1"
+        yield ranged(BODY, asked, f'ETag: "{other}"', checksum) + BODY
+
+    with OddServer(missing) as first, OddServer(store) as second:
+        assert read(ShardRef(first.url + "/x", (second.url + "/s3",)), etag=planned) == BODY
+        with pytest.raises(ShardChanged):
+            read(ShardRef(first.url + "/x", (second.url + "/node",)), etag=planned)
+
+
 def test_a_replica_of_another_size_is_another_object() -> None:
     def dying(asked: Asked) -> Iterator[bytes]:
         yield ranged(BODY, asked) + BODY[:1_000_000]

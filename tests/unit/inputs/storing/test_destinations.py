@@ -21,6 +21,7 @@ import pytest
 from odd_server import Asked, Goodbye, OddServer, head
 
 from dfc.errors import BadName, Forbidden, Unreachable
+from dfc.inputs.base import InputError
 from dfc.inputs.sources.streams import StreamOptions
 from dfc.inputs.storing.destinations import destination_of
 from dfc.inputs.storing.uploads import UploadFile
@@ -207,6 +208,7 @@ class Recorder(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     location = "/elsewhere"
     answers: list[int]
+    facts: dict[str, str]  # headers that HEAD gets
     stored: dict[str, bytes]
     seen: list[tuple[str, str, dict[str, str]]]
 
@@ -216,6 +218,9 @@ class Recorder(BaseHTTPRequestHandler):
         status = self.answers.pop(0) if self.answers else 201
         if status < 300:
             self.stored[self.path] = body
+        if status == 0:
+            self.close_connection = True  # the answer is lost
+            return
         self.send_response(status)
         if status == 307:
             self.send_header("Location", self.location)
@@ -230,7 +235,12 @@ class Recorder(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    do_HEAD = do_GET
+    def do_HEAD(self) -> None:
+        self.seen.append(("HEAD", self.path, dict(self.headers)))
+        self.send_response(200)
+        for name, value in self.facts.items():
+            self.send_header(name, value)
+        self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -238,7 +248,7 @@ class Recorder(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def web() -> Iterator[tuple[str, type[Recorder]]]:
-    handler = type("Handler", (Recorder,), {"answers": [], "stored": {}, "seen": []})
+    handler = type("Handler", (Recorder,), {"answers": [], "facts": {}, "stored": {}, "seen": []})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
@@ -305,6 +315,43 @@ def test_tokens_and_signatures_stay_where_they_belong(
     with caplog.at_level(logging.WARNING, "dfc.inputs"):
         del file
     assert f"{url}/a?… was not closed" in caplog.text
+
+
+@pytest.mark.parametrize("location", ["http://h:99999999/x", "http://[::1/x", "http://a..b/x", f"http://{'a' * 70}/x"])
+def test_redirects_to_what_is_no_url(web: tuple[str, type[Recorder]], location: str) -> None:
+    url, server = web
+    server.location = location
+    server.answers[:] = [307]
+    file = open_upload(f"{url}/a?signature=secret")
+    file.write(b"1")
+    with pytest.raises(InputError, match="redirected to none") as caught:
+        file.close()
+    assert "secret" not in str(caught.value)
+
+
+def test_exclusive_uploads_whose_answer_was_lost(web: tuple[str, type[Recorder]]) -> None:
+    """The second try finds the object there: it is compared with what was sent."""
+    url, server = web
+
+    def put(answers: list[int], **facts: str) -> None:
+        server.seen.clear()
+        server.answers[:] = answers
+        server.facts = {name.replace("_", "-"): value for name, value in facts.items()}
+        with open_upload(f"{url}/up.bin", exclusive=True, options=StreamOptions(direct=False)) as file:
+            file.write(b"body")
+
+    tag = hashlib.md5(b"body").hexdigest()
+    put([0, 412], Content_Length="4", ETag=f'"{tag}"')
+    assert [method for method, _, _ in server.seen] == ["PUT", "PUT", "HEAD"]
+    put([503, 412], Content_MD5=base64.b64encode(hashlib.md5(b"body").digest()).decode())
+    for facts in ({"Content_Length": "5"}, {"Content_MD5": "other", "Content_Length": "4"}):
+        with pytest.raises(FileExistsError, match="File exists"):
+            put([0, 412], **facts)
+    with pytest.raises(FileExistsError, match="maybe from an earlier try whose answer was lost"):
+        put([0, 412], Content_Length="4", ETag='"0-4"')
+    with pytest.raises(FileExistsError, match="File exists"):
+        put([412], Content_Length="4", ETag=f'"{tag}"')
+    assert [method for method, _, _ in server.seen] == ["PUT"]
 
 
 def test_who_says_thanks_too_early_has_stored_nothing() -> None:
