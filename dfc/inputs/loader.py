@@ -22,7 +22,8 @@ from dfc.inputs.epochs.order import ORDER_VERSION, Epoch, Equal, Part, Place, Ru
 from dfc.inputs.epochs.processing import Processing
 from dfc.inputs.epochs.progress import Progress, State
 from dfc.inputs.epochs.repair import Ended, Policy, Slot, repaired
-from dfc.inputs.epochs.slots import Reading, dealt_slots, part_slots
+from dfc.inputs.epochs.slots import Reading, dealt_slots, filled_up, part_slots
+from dfc.inputs.epochs.summary import contents, needs_epoch_batches, spec_shown, warn_of_padding
 from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
 from dfc.limits import INPUT_AHEAD_BYTES, MIB
 
@@ -99,6 +100,9 @@ class Loader:
         self.rules = replace(rules, batches=epoch_batches)
         if self.rules.scattered and not self.corpus.indexed:
             raise ValueError("shuffle='global' needs the index of a DFC cluster, which these shards do not have")
+        self._spec = spec_shown(shards)
+        if self.corpus.indexed and self.samples and rank == 0 and equal == "pad" and epoch_batches is None:
+            warn_of_padding(self.samples, self.padding(ranks), self.rules.batch, ranks)
         self.progress = Progress(self)
         self._running: weakref.ref[Generator[Any, None, None]] | None = None  # it ends when nobody iterates any more
 
@@ -156,11 +160,11 @@ class Loader:
             yield from part_slots(self.corpus, part, delivered * batch, self._reading, self.counts)
             return
         if batches is None and place.ranks * place.workers > 1:
-            raise ValueError(_needs_epoch_batches(self.corpus, place))
+            raise ValueError(needs_epoch_batches(self.corpus, place))
         found = dealt_slots(self.corpus, self.rules, place, epoch, self._reading, policy, self.counts)
         with closing(found):
             if batches is None:
-                yield from islice(_filled_up(found, self.rules, self.counts), delivered * batch, None)
+                yield from islice(filled_up(found, self.rules, self.counts), delivered * batch, None)
             else:
                 first, last = split(batches, place.workers, place.worker)
                 yield from islice(found, delivered * batch, (last - first) * batch)
@@ -250,6 +254,20 @@ class Loader:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_running": None}
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.summary(self.place.ranks)})"
+
+    def summary(self, ranks: int) -> str:
+        """What it reads, and how much that is for each rank, in a line. Asks nobody."""
+        try:
+            what = "samples" if self.batch_size is None else "batches"
+            return f"{self._contents()}, {self.length(ranks)} {what} for each of {ranks} ranks"
+        except (TypeError, ValueError):  # not known, or none
+            return self._contents()
+
+    def _contents(self) -> str:
+        return contents(self._spec, self.corpus)
+
 
 def _window(corpus: Corpus) -> int:
     """What `shuffle=True` means for samples of this size."""
@@ -267,26 +285,3 @@ def _rules(batch_size: int | None, shuffle: Shuffle, seed: int, equal: Equal, st
     if shuffle is False:
         return Rules(batch, seed, shuffled=False, lanes=streams or 1, equal=equal)
     return Rules(batch, seed, window=shuffle, lanes=STREAMS if streams is None else streams, equal=equal)
-
-
-def _needs_epoch_batches(corpus: Corpus, place: Place) -> str:
-    url = next(shard.ref.url for shard in corpus.shards if shard.samples is None)
-    return (
-        f"{place.ranks} ranks × {place.workers} workers cannot have equally many batches of shards without an index ({url}): "
-        "give epoch_batches=, or store them in a DFC cluster"
-    )
-
-
-def _filled_up(samples: Iterator[Sample], rules: Rules, counts: Counts) -> Iterator[Sample]:
-    """Whole batches of as many samples as there are: the first ones again at the end, or an incomplete batch left out."""
-    batch = rules.batch
-    first: list[Sample] = []
-    while chunk := list(islice(samples, batch)):
-        first = first or chunk
-        lacking = batch - len(chunk)
-        if lacking and rules.equal == "drop":
-            return
-        for n in range(lacking):
-            chunk.append(dict(first[n % len(first)]))
-        counts.add(samples_padded=lacking)
-        yield from chunk

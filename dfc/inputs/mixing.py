@@ -155,6 +155,9 @@ class Mixture(Loader):
             "epoch_samples": self._samples,
         }
 
+    def _contents(self) -> str:
+        return f"{len(self.sources)} sources, {self._samples} samples"
+
     def length(self, ranks: int = 1) -> int:
         """See `BatchSource`."""
         return padded_total(self._samples, self.rules, ranks) // ranks // self.rules.batch

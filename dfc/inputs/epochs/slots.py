@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from dfc.inputs.base import Counts, InputError, Sample, ShardUnreadable
 from dfc.inputs.epochs.corpus import Corpus
 from dfc.inputs.epochs.order import Part, Place, Rules, Run, WindowShuffle, draw_seed, shard_order
 from dfc.inputs.epochs.repair import Policy, Slot
+from dfc.inputs.epochs.summary import warn_of_padding
 from dfc.inputs.shards.shardreader import Segment, SegmentReader
 from dfc.limits import INPUT_AHEAD_BYTES
 
@@ -243,3 +245,21 @@ def _dealt(
             seen += len(portion)
             if mine:
                 yield mine
+
+
+def filled_up(samples: Iterator[Sample], rules: Rules, counts: Counts) -> Iterator[Sample]:
+    """Whole batches of as many samples as there are: the first ones again at the end, or an incomplete batch left out."""
+    batch = rules.batch
+    first: list[Sample] = []
+    total = 0
+    while chunk := list(islice(samples, batch)):
+        first = first or chunk
+        lacking = batch - len(chunk)
+        total += len(chunk)
+        if lacking and rules.equal == "drop":
+            return
+        for n in range(lacking):
+            chunk.append(dict(first[n % len(first)]))
+        counts.add(samples_padded=lacking)
+        warn_of_padding(total, lacking, batch, 1)
+        yield from chunk

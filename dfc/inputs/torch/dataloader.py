@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from torch.utils import data
 
+from dfc.inputs.base import Counts
 from dfc.inputs.epochs.batchmemory import AVAILABLE, Reader, Writer
 from dfc.inputs.epochs.progress import Progress, State
 from dfc.inputs.torch.batchmemory import Sending
@@ -50,6 +51,14 @@ class DataLoader(data.DataLoader[Any]):  # type: ignore[misc]
     def epoch(self) -> int:
         """The epoch that is running, or comes next."""
         return self.dataset.progress.epoch
+
+    @property
+    def counts(self) -> Counts:
+        """Those of the dataset."""
+        return self.dataset.counts
+
+    def __repr__(self) -> str:
+        return f"DataLoader({self.dataset!r}, {self.num_workers} workers)"
 
     def set_epoch(self, epoch: int) -> None:
         """Which epoch the next iteration is. What was loaded of that epoch stays loaded."""

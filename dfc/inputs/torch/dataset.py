@@ -61,13 +61,14 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
         super().__init__()
         if (rank is None) != (ranks is None):
             raise ValueError("rank= and ranks= are given together")
+        self._rank = None if rank is None or ranks is None else (rank, ranks)
         if isinstance(shards, str | Sequence | Corpus):
-            self.source: BatchSource = Loader(shards, batch_size, **options)
+            place = self.place
+            self.source: BatchSource = Loader(shards, batch_size, rank=place.rank, ranks=place.ranks, **options)
         elif batch_size is not None or options:
             raise ValueError("a source of batches has its options already")
         else:
             self.source = shards
-        self._rank = None if rank is None or ranks is None else (rank, ranks)
         self.progress = Progress(self.source)
         self.driven = False  # by a DataLoader of this module, which says where each iteration begins
         self.memory: Writer | None = None  # in a worker: where batches are made
@@ -76,6 +77,10 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
         self._loaded: State | None = None  # of this worker alone
         self._running: tuple[int, int, int] | None = None  # epoch, part, and batches of it delivered in this process
         self._iterations = 0  # that began in this process
+
+    def __repr__(self) -> str:
+        source = self.source
+        return f"ShardDataset({source.summary(self.place.ranks) if isinstance(source, Loader) else source})"
 
     @property
     def place(self) -> Place:
