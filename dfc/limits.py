@@ -136,6 +136,7 @@ INPUT_BATCH_BYTES: Final = 16 * MIB  # of samples that one batch read asks for, 
 INPUT_BATCH_PORTION_BYTES: Final = 2 * MIB  # of an answer that a reading thread hands over at a time
 INPUT_BATCH_AHEAD_BYTES: Final = 32 * MIB  # of answers that have arrived and are not yet used, of all threads
 INPUT_MEMBER_BYTES_MAX: Final = 4 * GIB  # of one member of a sample, which is held in memory whole
+INPUT_SAMPLE_BYTES_MAX: Final = 8 * GIB  # of all members of one sample that are wanted
 INPUT_BUFFER_BYTES: Final = 2 * MIB  # smaller ones wake the reading thread too often, which then waits for the interpreter
 INPUT_BUFFER_BYTES_MIN: Final = 256 * KIB  # the first of a shard, and all on slow links: samples come sooner
 INPUT_AHEAD_BYTES: Final = 16 * MIB  # read ahead, of all shards together. Measured: 32 MiB cost 15 % more CPU, out of caches

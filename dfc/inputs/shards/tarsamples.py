@@ -14,7 +14,13 @@ from typing import Final
 from zlib import adler32
 
 from dfc.inputs.base import Sample, Wanted
-from dfc.limits import INPUT_MEMBER_BYTES_MAX, SAMPLE_RECORDS_MAX, TAR_HEADER_BYTES, TAR_META_BYTES_MAX
+from dfc.limits import (
+    INPUT_MEMBER_BYTES_MAX,
+    INPUT_SAMPLE_BYTES_MAX,
+    SAMPLE_RECORDS_MAX,
+    TAR_HEADER_BYTES,
+    TAR_META_BYTES_MAX,
+)
 from dfc.tar.header import FILE, PAX_WANTED, TarError, stored_sum
 from dfc.tar.samples import split_key
 from dfc.tar.scanner import Scanner, padded
@@ -71,6 +77,8 @@ class SampleParser:
         end = len(data) if end is None else end
         view = memoryview(data)
         base = self.offset - start
+        if self._sample is not None:
+            self._weigh(self._sample, 0, self.offset)  # what lay in one buffer whole was not weighed yet: it is not much
         position = start
         while position < end:
             if self._skip:
@@ -222,10 +230,16 @@ class SampleParser:
             text = name[:80].decode(errors="replace")
             raise TarError(f"member {text!r} has more than {INPUT_MEMBER_BYTES_MAX} bytes", offset)
         assert self._sample is not None
+        self._weigh(self._sample, size, offset)
         self._sample[extension] = b""
         self._open_name, self._open_field = name, extension
         self._left = size - len(piece)
         self._pieces = [piece.tobytes()]
+
+    def _weigh(self, sample: Sample, more: int, offset: int) -> None:
+        """Refuse a sample that would take too much memory with so many bytes more."""
+        if more + sum(map(len, sample.values())) > INPUT_SAMPLE_BYTES_MAX:
+            raise TarError(f"sample {self._key[:80]!r} has more than {INPUT_SAMPLE_BYTES_MAX} bytes", offset)
 
     def _pass(self, view: memoryview, position: int, end: int) -> int:
         """Go on in the body of a member that began in an earlier buffer."""

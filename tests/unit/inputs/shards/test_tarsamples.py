@@ -280,6 +280,25 @@ def test_members_are_bounded(monkeypatch):
     assert "more than 5000 bytes" in broken(tar_of([("a.jpg", tarfile.REGTYPE, b"x" * 6000)], tarfile.USTAR_FORMAT)[:1000])[1]
 
 
+@pytest.mark.parametrize("pieces", [1, 700, 512, 4096])
+@pytest.mark.parametrize("count", [4, 60])
+def test_samples_are_bounded(monkeypatch, pieces, count):
+    """Whether their members are few and large, or many and small; those that are not wanted do not count."""
+    monkeypatch.setattr(tarsamples, "INPUT_SAMPLE_BYTES_MAX", 20_000)
+    members = [(f"large.{number}", tarfile.REGTYPE, b"x" * (30_000 // count)) for number in range(count)]
+    data = tar_of(
+        [("small.0", tarfile.REGTYPE, b"x" * 15_000), *members, ("next.0", tarfile.REGTYPE, b"")], tarfile.USTAR_FORMAT
+    )
+    parser = SampleParser("shard")
+    with pytest.raises(TarError, match="sample 'large' has more than 20000 bytes"):
+        feed_all(parser, data, pieces)
+    assert [sample["__key__"] for sample in parser.samples] == ["small"]
+    assert parser.has_open_sample()
+    wanted = SampleParser("shard", fields=["0", "1"])
+    feed_all(wanted, data, pieces)
+    assert [len(sample) for sample in wanted.samples] == [3, 4, 3]
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 10239), st.integers(1, 255), st.lists(st.integers(0, 10240), max_size=4))
 @example(156, ord("0") ^ ord("x"), [])
