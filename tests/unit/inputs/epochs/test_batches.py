@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dfc.inputs.base import Counts, Sample, SampleBroken
+from dfc.inputs.base import Counts, Sample, SampleBroken, Wanted
 from dfc.inputs.epochs.batches import BatchRead, BatchShard, Portion
 from dfc.tar.header import FILE
 from dfc.tar.samples import split_key
@@ -91,6 +91,9 @@ def test_only_wanted_fields_are_kept() -> None:
     items = [member(name, b"1", tarfile.GNU_FORMAT) for name in names]
     kept = [set(sample) - {"__key__", "__source__"} for sample in parse(items, fields={"cls"})]
     assert kept == [set(), {"cls"}, {"cls"}]
+    wanted = Wanted({"jpg"})
+    assert len(parse(items, fields=wanted)) == 3
+    assert wanted.lacking(["jpg"], {"__key__": "b"}) == "has no field 'jpg'; not asked for, but there: 'cls'"
 
 
 @pytest.mark.parametrize(
