@@ -22,7 +22,7 @@ from dfc.limits import INPUT_REDIRECTS_MAX
 
 _REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
-_QUERY: Final = re.compile(r"(https?://[^\s?]*)\?[^\s:]*")
+_QUERY: Final = re.compile(r"(https?://[^\s?]+)\?[^\s:]*")
 
 
 @dataclass
