@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ def member(name: str, body: bytes, kind: int, directory: bool = False) -> bytes:
     return buffer.getvalue()[:end]
 
 
-def parse(items: list[bytes], fields: set[str] | None = None, spare: int = 0) -> list[Any]:
+def parse(items: list[bytes], fields: Collection[str] | None = None, spare: int = 0) -> list[Any]:
     read = BatchRead(None, [SHARD], [(0, number) for number in range(len(items))], counts=Counts(), fields=fields)  # type: ignore[arg-type]
     data = bytearray(b"".join(items) + b"x" * spare)
     return read.parse(Portion(range(len(items)), [len(item) for item in items], data), 0)
