@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import threading
 from pathlib import Path
@@ -53,6 +54,7 @@ def count_calls(lab: Any, scenario: str) -> int:
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_one_failing_call_fails_the_request_and_leaves_nothing(lab: Any, scenario: str, number: int) -> None:
+    gc.collect()  # what other tests have left in this process
     threads, opened = threading.active_count(), descriptors()
     for call in range(count_calls(lab, scenario)):
         path = lab.fresh()
@@ -73,7 +75,8 @@ def test_one_failing_call_fails_the_request_and_leaves_nothing(lab: Any, scenari
         disk.close()
         allowed = lab.scenarios[scenario].allowed(acknowledged)
         lab.expect(path, allowed)
-    assert (threading.active_count(), descriptors()) == (threads, opened)
+    assert threading.active_count() <= threads
+    assert descriptors() <= opened  # what other tests have left in this process may end meanwhile
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
