@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import random
 import re
@@ -216,9 +217,10 @@ def test_commands_of_the_guide(running: Cluster, tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150)
         assert done.returncode == 0, f"{script}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
         printed.append(done.stdout)
-    made, looked, first, batches, more = printed[:5]
+    made, looked, reports, first, batches, more = printed[:6]
     assert "train-000000.tar" in made
     assert re.search(r"\S+/\d{6} \(\d+, \d+, 3\) [0-3]\n", looked)
+    assert json.loads(reports[reports.index("{") :])["problems"]["broken"] == []
     assert re.search(r"^epoch 0 step 20/\d+ loss ", first, re.MULTILINE)
     assert first.count("samples right") == 2
     assert re.fullmatch(r"(\d+ torch\.Size\(\[16\]\)\n){2}", batches)
