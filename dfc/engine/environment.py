@@ -102,6 +102,9 @@ def end_group(scratch: str) -> NoReturn:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             os.killpg(0, signal.SIGTERM)
     shutil.rmtree(scratch, ignore_errors=True)
+    with suppress(Exception):
+        # Named semaphores: the process that would remove them after us ends with the group.
+        util._run_finalizers(0)  # type: ignore[attr-defined]
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(0)
