@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import http.client
 import os
-import select
 import socket
 import ssl
 import threading
@@ -19,25 +18,20 @@ from typing import Final, Protocol
 from urllib.parse import urlsplit
 from weakref import WeakSet
 
-from dfc import __version__
 from dfc.checksum import Buffer
 from dfc.errors import BadRequest, Unreachable
 from dfc.http.problems import Headers
 from dfc.http.receiving import Receiver
 from dfc.http.retry import Cancellation, current_cancellation
-from dfc.limits import KIB, MIB
+from dfc.http.sending import is_readable, may_continue, send, send_file, send_head, send_piece
+from dfc.limits import KIB
 
 CONNECT_TIMEOUT_S: Final = 5.0
 READ_TIMEOUT_S: Final = 60.0  # without a single byte; nodes send or fail long before
-EXPECT_TIMEOUT_S: Final = 2.0  # a server that does not know `Expect` gets the body after so long
-EXPECT_BYTES: Final = 1 * MIB  # larger bodies ask first: a refusal then costs one round trip instead of a broken connection
 IDLE_CONNECTIONS_MAX: Final = 16
 ERROR_BODY_BYTES_MAX: Final = 64 * KIB
 _DRAIN_BYTES: Final = 64 * KIB  # reading so much is cheaper than a new connection
 _DRAIN_TIMEOUT_S: Final = 0.2  # and so is waiting so long for it
-_JOIN_BYTES: Final = 64 * KIB  # smaller chunks go out in one piece with their frame
-_HEAD_BYTES_MAX: Final = 16 * KIB
-_SENDFILE_BYTES_MAX: Final = 1 << 30  # the kernel moves at most 2 GiB at a time
 _NO_SUCH_HOST: Final = frozenset((socket.EAI_NONAME, socket.EAI_NODATA))  # others are troubles of the resolver
 Origin = tuple[str, str, int]
 
@@ -230,7 +224,7 @@ class _Link:
 
     def is_usable(self) -> bool:
         """An idle connection with something to read was closed by the node, or has an answer to nothing."""
-        return not _is_readable(self.sock, 0)
+        return not is_readable(self.sock, 0)
 
     def close(self) -> None:
         self.cancellation.untrack(self.sock)
@@ -384,7 +378,7 @@ class Transport:
                         break
                 return upload.finish()
             with _own_errors(what):
-                _send_head(link.connection, method, url, headers)
+                send_head(link.connection, method, url, headers)
                 return Answer(self, link, link.connection.getresponse(), what)
         except BaseException:
             link.close()
@@ -412,22 +406,22 @@ class Upload:
         self._chunked = size is None
         link.spoiled = True  # until the last byte is sent
         with _own_errors(what):
-            asks = _send_head(link.connection, method, url, headers, size, body=True)
-            if asks and not _may_continue(link.sock):
+            asks = send_head(link.connection, method, url, headers, size, body=True)
+            if asks and not may_continue(link.sock):
                 self.wanted = False
 
     def send(self, data: Buffer) -> bool:
         """The next bytes, all of them; whether more are wanted."""
         if self.wanted and len(data) > 0:
             with self._fatal():
-                self.wanted = _send_piece(self._link.sock, data, self._chunked)
+                self.wanted = send_piece(self._link.sock, data, self._chunked)
         return self.wanted
 
     def send_file(self, file: int, offset: int, count: int) -> bool:
         """The next bytes from an open file, moved by the kernel; whether more are wanted. Broken when the file has fewer."""
         if self.wanted and count > 0:
             with self._fatal():
-                self.wanted = _send_file(self._link.sock, file, offset, count, self._chunked)
+                self.wanted = send_file(self._link.sock, file, offset, count, self._chunked)
         return self.wanted
 
     def finish(self) -> Answer:
@@ -435,7 +429,7 @@ class Upload:
         link = self._link
         with self._fatal():
             if self._chunked and self.wanted:
-                self.wanted = _send(link.sock, b"0\r\n\r\n")
+                self.wanted = send(link.sock, b"0\r\n\r\n")
             link.spoiled = not self.wanted
             return Answer(self._transport, link, link.connection.getresponse(), self._what)
 
@@ -461,117 +455,6 @@ def _origin(url: str) -> Origin:
     return parts.scheme, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
 
 
-def _send_head(
-    connection: http.client.HTTPConnection,
-    method: str,
-    url: str,
-    headers: Mapping[str, str],
-    size: int | None = None,
-    *,
-    body: bool = False,
-) -> bool:
-    """Whether the node is asked before the body is sent. `size` None with `body`: chunked."""
-    parts = urlsplit(url)
-    connection.putrequest(method, (parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
-    connection.putheader("User-Agent", f"dfc/{__version__}")
-    for name, value in headers.items():
-        connection.putheader(name, value)
-    asks = body and (size is None or size >= EXPECT_BYTES)
-    if body:
-        if size is None:
-            connection.putheader("Transfer-Encoding", "chunked")
-        else:
-            connection.putheader("Content-Length", str(size))
-        if asks:
-            connection.putheader("Expect", "100-continue")
-    connection.endheaders()
-    return asks
-
-
-def _send_piece(sock: socket.socket, data: Buffer, chunked: bool) -> bool:
-    # A TLS socket may be readable for its own reasons.
-    if not isinstance(sock, ssl.SSLSocket) and _is_readable(sock, 0):
-        return False
-    if not chunked:
-        return _send(sock, data)
-    head = b"%x\r\n" % len(data)
-    if len(data) <= _JOIN_BYTES:
-        return _send(sock, b"".join((head, data, b"\r\n")))
-    return _send(sock, head) and _send(sock, data) and _send(sock, b"\r\n")
-
-
-def _send(sock: socket.socket, data: Buffer) -> bool:
-    try:
-        sock.sendall(data)
-    except (BrokenPipeError, ConnectionResetError):
-        # The node may have answered, and why, before it closed: then that is still to be read.
-        if not _is_readable(sock, EXPECT_TIMEOUT_S):
-            raise
-        return False
-    return True
-
-
-def _send_file(sock: socket.socket, file: int, offset: int, count: int, chunked: bool) -> bool:
-    if chunked and not _send(sock, b"%x\r\n" % count):
-        return False
-    plain = not isinstance(sock, ssl.SSLSocket)
-    end = offset + count
-    while offset < end:
-        if not plain:
-            data = os.pread(file, min(_DRAIN_BYTES, end - offset), offset)
-            if data and not _send(sock, data):
-                return False
-            moved = len(data)
-        elif (found := _send_some(sock, file, offset, end - offset)) is None:
-            return False
-        else:
-            moved = found
-        if moved == 0:
-            raise Broken(f"the file that is sent ends at byte {offset}")
-        offset += moved
-    return not chunked or _send(sock, b"\r\n")
-
-
-def _send_some(sock: socket.socket, file: int, offset: int, count: int) -> int | None:
-    """One step of the kernel's; None when an answer is there. The socket has a timeout, so the descriptor does not block."""
-    poll = select.poll()
-    poll.register(sock, select.POLLOUT | select.POLLIN)
-    timeout_s = sock.gettimeout()
-    while True:
-        events = poll.poll(None if timeout_s is None else timeout_s * 1000)
-        if not events:
-            raise TimeoutError
-        if events[0][1] & select.POLLIN:
-            return None
-        try:
-            return os.sendfile(sock.fileno(), file, offset, min(count, _SENDFILE_BYTES_MAX))
-        except BlockingIOError:
-            continue
-        except (BrokenPipeError, ConnectionResetError):
-            if not _is_readable(sock, EXPECT_TIMEOUT_S):
-                raise
-            return None
-
-
-def _may_continue(sock: socket.socket) -> bool:
-    """Wait for `100 Continue` and consume it; False when there is a final answer, which is left to be read."""
-    if isinstance(sock, ssl.SSLSocket):
-        return True  # TLS cannot be peeked into; an early answer is noticed while sending
-    while _is_readable(sock, EXPECT_TIMEOUT_S):
-        head = sock.recv(_HEAD_BYTES_MAX, socket.MSG_PEEK)
-        end = head.find(b"\r\n\r\n")
-        if not head or not b"HTTP/1.1 100".startswith(head[:12]):
-            return False
-        if end >= 0:
-            sock.recv(end + 4)
-            return True
-        if len(head) == _HEAD_BYTES_MAX:
-            return False
-        # Part of a head: what is missing comes at once. Waiting for more than was peeked needs another look.
-        select.select([], [], [], 0.001)
-    return True
-
-
 def _cause(problem: OSError) -> str:
     """Why no connection could be made, for whoever wrote the URL."""
     if isinstance(problem, ssl.SSLCertVerificationError):
@@ -579,9 +462,3 @@ def _cause(problem: OSError) -> str:
     if isinstance(problem, ssl.SSLError):
         return f"TLS handshake failed: is it http://? ({problem.reason or problem})"
     return problem.strerror or str(problem)
-
-
-def _is_readable(sock: socket.socket, timeout_s: float) -> bool:
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    return bool(poll.poll(timeout_s * 1000))

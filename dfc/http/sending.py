@@ -1,0 +1,143 @@
+"""A request on its way out: its head, and its body in pieces or from a file. An answer that comes meanwhile ends the sending.
+
+Errors are those of sockets, and ValueError for a file that is shorter than was said; `dfc.http.blocking` makes its own of them.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import select
+import socket
+import ssl
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import urlsplit
+
+from dfc import __version__
+from dfc.checksum import Buffer
+from dfc.limits import KIB, MIB
+
+EXPECT_TIMEOUT_S: Final = 2.0  # a server that does not know `Expect` gets the body after so long
+EXPECT_BYTES: Final = 1 * MIB  # larger bodies ask first: a refusal then costs one round trip instead of a broken connection
+_JOIN_BYTES: Final = 64 * KIB  # smaller chunks go out in one piece with their frame
+_HEAD_BYTES_MAX: Final = 16 * KIB
+_READ_BYTES: Final = 64 * KIB  # of a file that goes out over TLS
+_SENDFILE_BYTES_MAX: Final = 1 << 30  # the kernel moves at most 2 GiB at a time
+
+
+def send_head(
+    connection: http.client.HTTPConnection,
+    method: str,
+    url: str,
+    headers: Mapping[str, str],
+    size: int | None = None,
+    *,
+    body: bool = False,
+) -> bool:
+    """Whether the node is asked before the body is sent. `size` None with `body`: chunked."""
+    parts = urlsplit(url)
+    connection.putrequest(method, (parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
+    connection.putheader("User-Agent", f"dfc/{__version__}")
+    for name, value in headers.items():
+        connection.putheader(name, value)
+    asks = body and (size is None or size >= EXPECT_BYTES)
+    if body:
+        if size is None:
+            connection.putheader("Transfer-Encoding", "chunked")
+        else:
+            connection.putheader("Content-Length", str(size))
+        if asks:
+            connection.putheader("Expect", "100-continue")
+    connection.endheaders()
+    return asks
+
+
+def send_piece(sock: socket.socket, data: Buffer, chunked: bool) -> bool:
+    # A TLS socket may be readable for its own reasons.
+    if not isinstance(sock, ssl.SSLSocket) and is_readable(sock, 0):
+        return False
+    if not chunked:
+        return send(sock, data)
+    head = b"%x\r\n" % len(data)
+    if len(data) <= _JOIN_BYTES:
+        return send(sock, b"".join((head, data, b"\r\n")))
+    return send(sock, head) and send(sock, data) and send(sock, b"\r\n")
+
+
+def send(sock: socket.socket, data: Buffer) -> bool:
+    try:
+        sock.sendall(data)
+    except (BrokenPipeError, ConnectionResetError):
+        # The node may have answered, and why, before it closed: then that is still to be read.
+        if not is_readable(sock, EXPECT_TIMEOUT_S):
+            raise
+        return False
+    return True
+
+
+def send_file(sock: socket.socket, file: int, offset: int, count: int, chunked: bool) -> bool:
+    if chunked and not send(sock, b"%x\r\n" % count):
+        return False
+    plain = not isinstance(sock, ssl.SSLSocket)
+    end = offset + count
+    while offset < end:
+        if not plain:
+            data = os.pread(file, min(_READ_BYTES, end - offset), offset)
+            if data and not send(sock, data):
+                return False
+            moved = len(data)
+        elif (found := _send_some(sock, file, offset, end - offset)) is None:
+            return False
+        else:
+            moved = found
+        if moved == 0:
+            raise ValueError(f"the file that is sent ends at byte {offset}")
+        offset += moved
+    return not chunked or send(sock, b"\r\n")
+
+
+def _send_some(sock: socket.socket, file: int, offset: int, count: int) -> int | None:
+    """One step of the kernel's; None when an answer is there. The socket has a timeout, so the descriptor does not block."""
+    poll = select.poll()
+    poll.register(sock, select.POLLOUT | select.POLLIN)
+    timeout_s = sock.gettimeout()
+    while True:
+        events = poll.poll(None if timeout_s is None else timeout_s * 1000)
+        if not events:
+            raise TimeoutError
+        if events[0][1] & select.POLLIN:
+            return None
+        try:
+            return os.sendfile(sock.fileno(), file, offset, min(count, _SENDFILE_BYTES_MAX))
+        except BlockingIOError:
+            continue
+        except (BrokenPipeError, ConnectionResetError):
+            if not is_readable(sock, EXPECT_TIMEOUT_S):
+                raise
+            return None
+
+
+def may_continue(sock: socket.socket) -> bool:
+    """Wait for `100 Continue` and consume it; False when there is a final answer, which is left to be read."""
+    if isinstance(sock, ssl.SSLSocket):
+        return True  # TLS cannot be peeked into; an early answer is noticed while sending
+    while is_readable(sock, EXPECT_TIMEOUT_S):
+        head = sock.recv(_HEAD_BYTES_MAX, socket.MSG_PEEK)
+        end = head.find(b"\r\n\r\n")
+        if not head or not b"HTTP/1.1 100".startswith(head[:12]):
+            return False
+        if end >= 0:
+            sock.recv(end + 4)
+            return True
+        if len(head) == _HEAD_BYTES_MAX:
+            return False
+        # Part of a head: what is missing comes at once. Waiting for more than was peeked needs another look.
+        select.select([], [], [], 0.001)
+    return True
+
+
+def is_readable(sock: socket.socket, timeout_s: float) -> bool:
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
