@@ -302,7 +302,8 @@ def test_a_broken_sample_is_replaced_by_another_of_its_batch(spec: str) -> None:
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_torch_reads_it_with_workers_and_samplers(spec: str, corpus: Any, context: str) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     data = torch.utils.data
     dataset = MapDataset(f"{spec.rpartition('/')[0]}/s-{{0,1}}.tar", decode=True, only="cls")
     assert dataset["d/000000"]["cls"] == 0  # the parent has connections, which its children must not use
@@ -435,7 +436,7 @@ def test_a_mixture_goes_on_anywhere(cluster: Cluster, spec: str, shuffle: Any) -
 
 @pytest.mark.parametrize("kind", ["mixture", "global"])
 def test_torch_reads_it_with_workers_and_resumes(cluster: Cluster, spec: str, kind: str) -> None:
-    torch = pytest.importorskip("dfc.inputs.torch")
+    from dfc.inputs import torch
 
     def source() -> Loader:
         if kind == "mixture":
