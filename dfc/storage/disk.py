@@ -187,9 +187,12 @@ class Disk:
         """The tar index when it is open already; None says nothing. No I/O."""
         return self.parts.indexes.get(self.parts.path(row))
 
-    def rebuild_index(self, row: ObjectRow) -> ShardIndex:
-        """Build the index of a shard anew, after reading it raised IndexCorrupt. Raises like `open_index`."""
-        return self._reader.rebuild_index(row)
+    def rebuild_index(self, row: ObjectRow, damaged: ShardIndex | None = None) -> ShardIndex:
+        """Build the index of a shard anew, after reading it raised IndexCorrupt. Raises like `open_index`.
+
+        With `damaged`, the index that was read, nothing is built when another thread has done it meanwhile.
+        """
+        return self._reader.rebuild_index(row, damaged)
 
     # --- writes
 

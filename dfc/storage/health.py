@@ -16,8 +16,10 @@ from dfc.errors import NoSpace, ServerTrouble, StorageFailed, Unavailable
 
 _log = logging.getLogger(__name__)
 _FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
-# Shortages of this process or machine, not faults of the medium.
-_NOT_THE_DISK: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN))
+# Shortages of this process or machine, and two threads that met at one name: not faults of the medium.
+_NOT_THE_DISK: Final = frozenset(
+    (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN, errno.ENOENT, errno.EEXIST)
+)
 # SQLite's primary codes for the same: no descriptor or memory to be had, or a lock that was held too long.
 _PASSING: Final = frozenset((sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM))
 

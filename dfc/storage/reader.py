@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
+from concurrent.futures import Future
 from typing import Final
 
 import xxhash
@@ -30,7 +32,8 @@ class BlobReader:
     def __init__(self, parts: DiskParts) -> None:
         self._parts = parts
         self._lock = threading.Lock()
-        self._building: dict[str, threading.Lock] = {}
+        self._building: dict[str, Future[ShardIndex]] = {}
+        self._temporaries = itertools.count(1)
 
     def open_blob(self, row: ObjectRow) -> int:
         """See `Disk.open_blob`."""
@@ -66,15 +69,9 @@ class BlobReader:
         path = self._parts.path(row)
         return self._parts.indexes.get(path) or self._load(row, path) or self._build(row, path)
 
-    def rebuild_index(self, row: ObjectRow) -> ShardIndex:
+    def rebuild_index(self, row: ObjectRow, damaged: ShardIndex | None) -> ShardIndex:
         """See `Disk.rebuild_index`."""
-        path = self._parts.path(row)
-        self._parts.indexes.forget(path)
-        self._write_index(row, path)
-        index = self._load(row, path)
-        if index is None:
-            raise StorageFailed(f"the index of {row.name!r} could not be built")
-        return index
+        return self._build(row, self._parts.path(row), damaged, again=True)
 
     def _load(self, row: ObjectRow, path: str) -> ShardIndex | None:
         """The index beside the blob; None when it is missing, damaged or of another blob."""
@@ -94,17 +91,36 @@ class BlobReader:
             return None
         return self._parts.indexes.keep(path, index)
 
-    def _build(self, row: ObjectRow, path: str) -> ShardIndex:
-        """Build the index again, once for all threads that want it."""
+    def _build(self, row: ObjectRow, path: str, damaged: ShardIndex | None = None, *, again: bool = False) -> ShardIndex:
+        """Build the index, once for all threads that want it at the same time: they share its outcome.
+
+        `again`: the one that is there is no good. `damaged` is the one that the caller has met, if it knows.
+        """
         with self._lock:
-            lock = self._building.setdefault(path, threading.Lock())
-        with lock:
-            index = self._parts.indexes.get(path) or self._load(row, path)
-            if index is None:
-                self._write_index(row, path)
-                index = self._load(row, path)
-        with self._lock:
-            self._building.pop(path, None)
+            shared = self._building.get(path)
+            if shared is None:
+                mine = self._building[path] = Future[ShardIndex]()
+        if shared is not None:
+            return shared.result()
+        try:
+            mine.set_result(self._build_alone(row, path, damaged, again))
+        except BaseException as error:
+            mine.set_exception(error)
+        finally:
+            with self._lock:
+                del self._building[path]
+        return mine.result()
+
+    def _build_alone(self, row: ObjectRow, path: str, damaged: ShardIndex | None, again: bool) -> ShardIndex:
+        indexes = self._parts.indexes
+        # Another thread may have been through with it just before this one came.
+        index = None if again and damaged is None else indexes.get(path)
+        if index is None and not again:
+            index = self._load(row, path)
+        if index is None or index is damaged:
+            indexes.forget(path)
+            self._write_index(row, path)
+            index = self._load(row, path)
         if index is None:
             raise StorageFailed(f"the index of {row.name!r} could not be built")
         return index
@@ -112,9 +128,9 @@ class BlobReader:
     def _write_index(self, row: ObjectRow, path: str) -> None:
         parts = self._parts
         fd = self.open_blob(row)
-        temporary = f"{parts.root}/{layout.TEMPORARY}/{row.version}{layout.INDEX_SUFFIX}"
+        # A name that nobody else has: the scrubber and readers build beside each other.
+        temporary = f"{parts.root}/{layout.TEMPORARY}/{row.version}-{next(self._temporaries)}{layout.INDEX_SUFFIX}"
         try:
-            remove_if_there(parts.filesystem, (temporary,))
             damage = write_index(parts, fd, row, temporary)
             if damage is None:
                 parts.filesystem.rename(temporary, path + layout.INDEX_SUFFIX)

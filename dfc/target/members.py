@@ -47,7 +47,7 @@ class MemberRoutes:
             return await self._by_index(exchange, disk, row, index, given[0], query)
         except IndexCorrupt:
             # Large indexes are checked as they are read. A new one is made from the shard; then it is asked once more.
-            index = await self._local.call(disk.rebuild_index, row)
+            index = await self._local.call(disk.rebuild_index, row, index)
             return await self._by_index(exchange, disk, row, index, given[0], query)
 
     async def _by_index(
@@ -66,11 +66,11 @@ class MemberRoutes:
     def _list(self, disk: Disk, row: ObjectRow, index: ShardIndex, what: str) -> Answer:
         if what == "offsets":
             headers = (("Content-Type", OCTETS), ("ETag", f'"{row.checksum}"'), *SAFETY_HEADERS)
-            pieces = self._local.iterate(_or_rebuild(disk, row, list_offsets(index)))
+            pieces = self._local.iterate(_or_rebuild(disk, row, index, list_offsets(index)))
             return StreamAnswer(200, pieces, headers, content_length=8 * (index.sample_count + 1))
         if what not in ("members", "samples"):
             raise BadRequest("list is 'members', 'samples' or 'offsets'")
-        lines = _or_rebuild(disk, row, list_members(index) if what == "members" else list_samples(index))
+        lines = _or_rebuild(disk, row, index, list_members(index) if what == "members" else list_samples(index))
         return StreamAnswer(200, self._local.iterate(lines), [("Content-Type", NDJSON), *SAFETY_HEADERS])
 
     async def _sample(
@@ -147,12 +147,12 @@ class MemberRoutes:
         return file, close
 
 
-def _or_rebuild(disk: Disk, row: ObjectRow, lines: Iterator[bytes]) -> Iterator[bytes]:
+def _or_rebuild(disk: Disk, row: ObjectRow, index: ShardIndex, lines: Iterator[bytes]) -> Iterator[bytes]:
     """The lines; when the index turns out damaged half-way this answer breaks off, and the next one has a new index."""
     try:
         yield from lines
     except IndexCorrupt:
-        disk.rebuild_index(row)
+        disk.rebuild_index(row, index)
         raise
 
 

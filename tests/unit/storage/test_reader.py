@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dfc.errors import NotAShard, ObjectCorrupt, ObjectNotFound
+from dfc.errors import NotAShard, ObjectCorrupt, ObjectNotFound, Unavailable
 from dfc.storage import Disk, RowChanged
 
 
@@ -112,6 +112,46 @@ def test_an_index_is_built_once_for_all_who_want_it(disk: Disk, tar_of: Callable
     assert len(found) == 8
     assert len(set(map(id, found))) == 1
     assert disk.stats.indexes_rebuilt == 1
+
+
+def test_readers_of_one_damaged_index_cost_the_disk_nothing(disk: Disk, tar_of: Callable[..., bytes]) -> None:
+    """What a power loss brings: an index is torn, and everybody who meets it asks for a new one at the same time."""
+    row = disk.put_small("b", "s.tar", tar_of(300)).row
+    damaged = disk.open_index(row)
+    os.truncate(disk.index_path(row), os.path.getsize(disk.index_path(row)) // 2)
+    begin = threading.Barrier(24)
+    found: list[Any] = []
+
+    def ask(number: int) -> None:
+        begin.wait()
+        try:
+            found.append(disk.rebuild_index(row, damaged) if number % 2 else disk.rebuild_index(row))
+        except Exception as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [index.sample_count for index in found] == [300] * 24
+    assert (disk.stats.io_errors, disk.state) == (0, "up")
+    assert os.listdir(disk.path + "/temporary") == []
+    built = disk.stats.indexes_rebuilt
+    assert disk.rebuild_index(row, damaged) is disk.open_index(row)  # somebody has done it already
+    assert disk.stats.indexes_rebuilt == built
+
+
+def test_a_failed_build_of_an_index_is_tried_again_by_the_next_reader(disk: Disk, tar_of: Callable[..., bytes]) -> None:
+    row = disk.put_small("b", "s.tar", tar_of(20)).row
+    os.unlink(disk.index_path(row))
+    temporary = disk.path + "/temporary"
+    os.rename(temporary, temporary + "-away")
+    with pytest.raises(Unavailable):
+        disk.open_index(row)
+    os.rename(temporary + "-away", temporary)
+    assert disk.open_index(row).sample_count == 20
+    assert (disk.stats.io_errors, disk.state) == (0, "up")
 
 
 def test_building_an_index_notices_damaged_bytes(disk: Disk, tar_of: Callable[..., bytes]) -> None:
