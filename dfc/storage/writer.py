@@ -1,16 +1,19 @@
 """One upload: a blob under its new version name, hashed and indexed as it arrives, and the commit that makes it the object.
 
 Until `commit` returns, the old object is the object. Whatever fails, `abort` leaves no file and no descriptor; it runs by
-itself when a method raises.
+itself when a method raises. It may come from another thread at any time: while bytes are being written it takes effect
+when they are, and from the moment that `commit` begins it does nothing, for then the commit alone decides.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from dfc.checksum import BodyHasher, Buffer, ExpectedChecksums
-from dfc.errors import LengthMismatch, NoSpace, TooLarge
+from dfc.errors import LengthMismatch, NoSpace, TooLarge, Unavailable
 from dfc.storage import layout
 from dfc.storage.commit import OutcomeUnknown
 from dfc.storage.filesystem import write_all
@@ -24,7 +27,7 @@ from dfc.tar.index import TarError, index_kind
 
 
 class BlobWriter:
-    """Made by `Disk.begin_put`. For one thread at a time: `write`* → `finish` → `commit`, or `abort` at any point."""
+    """Made by `Disk.begin_put`. For one thread at a time: `write`* → `finish` → `commit`; `abort` at any point, from anywhere."""
 
     def __init__(
         self,
@@ -54,7 +57,8 @@ class BlobWriter:
         self._path = self._version = ""
         self._index: IndexWriter | None = None
         self._row: ObjectRow | None = None
-        self._ended = False
+        self._lock = threading.Lock()
+        self._busy = self._aborted = self._ended = False
         self._claimed = 0 if size is None else size
         _claim(parts, self._claimed)
         try:
@@ -82,10 +86,10 @@ class BlobWriter:
 
     def write(self, data: Buffer) -> None:
         """Take the next bytes of the body. Raises LengthMismatch, TooLarge, NoSpace or StorageFailed."""
-        received = self._received + len(data)
-        if received > self._limit():
-            self._refuse_length(received)
-        try:
+        with self._working("writing a blob"):
+            received = self._received + len(data)
+            if received > self._limit():
+                self._refuse_length(received)
             self._hasher.update(data)
             if self._index is not None:
                 self._index.feed(data)
@@ -93,30 +97,17 @@ class BlobWriter:
             self._received = received
             if received - self._flushed >= self._parts.options.writeback_bytes:
                 self._flush()
-        except OSError as error:
-            self.abort()
-            raise self._parts.health.translate(error, "writing a blob") from error
-        except BaseException:
-            self.abort()
-            raise
 
     def finish(self) -> ObjectRow:
         """The body is complete: check it, close the blob with its footer and make it durable.
 
         The row that `commit` will store. Raises LengthMismatch, ChecksumMismatch, NoSpace or StorageFailed.
         """
-        try:
+        with self._working("finishing a blob"):
             if self._size is not None and self._received != self._size:
                 self._refuse_length(self._received)
-            checksum = self._hasher.finish()
-            row = self._describe(checksum)
+            row = self._describe(self._hasher.finish())
             self._close_blob(row)
-        except OSError as error:
-            self.abort()
-            raise self._parts.health.translate(error, "finishing a blob") from error
-        except BaseException:
-            self.abort()
-            raise
         self._row = row
         return row
 
@@ -127,35 +118,75 @@ class BlobWriter:
         Raises PreconditionFailed, JobCancelled, what the guard raises, NoSpace or StorageFailed; then nothing has changed.
         """
         row = self._row
-        if row is None or self._ended:
-            raise RuntimeError("commit comes once, after finish")
+        with self._lock:
+            if row is None or (self._ended and not self._aborted):
+                raise RuntimeError("commit comes once, after finish")
+            if self._aborted:
+                raise Unavailable("the upload was broken off")
+            self._ended = True  # before the catalog is asked: an abort must not touch what may be the object already
         parts = self._parts
         try:
             staged = self._staged
             operation = Put(row, precondition) if staged is None else Stage(row, staged, precondition)
             outcome = parts.committer.submit(operation)
         except OutcomeUnknown:
-            self._end()  # the next opening of the disk decides, so both blobs stay
-            raise
+            raise  # the next opening of the disk decides, so both blobs stay
         except Exception:
-            self.abort()
+            self._remove()
             raise
-        self._end()
+        finally:
+            self._release(self._claimed)
         parts.stats.puts += 1
         parts.stats.put_bytes += row.size
         parts.discard(outcome.garbage if outcome.stored else (row,))
         return PutResult(row, outcome.replaced, row.warnings)
 
     def abort(self) -> None:
-        """Leave nothing behind. Idempotent; does nothing after a commit."""
-        if self._ended:
-            return
-        self._end()
-        parts = self._parts
+        """Leave nothing behind. Idempotent; does nothing once `commit` has begun. Blocks for no other thread."""
+        with self._lock:
+            if self._ended or self._aborted:
+                return
+            self._aborted = True
+            if self._busy:
+                return  # the thread that is at work cleans up when it comes out: the descriptor is its own until then
+            self._ended = True
+        self._clean_up()
+
+    # --- inside
+
+    @contextmanager
+    def _working(self, doing: str) -> Iterator[None]:
+        """A thread is at work on the blob. An error aborts the upload, and so does an `abort` that came meanwhile."""
+        with self._lock:
+            if self._aborted or self._ended:
+                raise Unavailable("the upload was broken off")
+            self._busy = True
+        failed = True
+        try:
+            yield
+            failed = False
+        except OSError as error:
+            raise self._parts.health.translate(error, doing) from error
+        finally:
+            with self._lock:
+                self._busy = False
+                self._aborted = aborted = self._aborted or failed
+                self._ended = aborted
+            if aborted:
+                self._clean_up()
+        if aborted:
+            raise Unavailable("the upload was broken off")
+
+    def _clean_up(self) -> None:
+        self._release(self._claimed)
         if self._fd >= 0:
             with suppress(OSError):
-                parts.filesystem.close(self._fd)
+                self._parts.filesystem.close(self._fd)
             self._fd = -1
+        self._remove()
+
+    def _remove(self) -> None:
+        parts = self._parts
         try:
             if self._path:
                 parts.filesystem.unlink(self._path)
@@ -167,13 +198,10 @@ class BlobWriter:
         except OSError as error:
             parts.health.count(error, "removing an unfinished index")
 
-    # --- inside
-
     def _limit(self) -> int:
         return self._parts.options.object_bytes_max if self._size is None else self._size
 
     def _refuse_length(self, received: int) -> None:
-        self.abort()
         if self._size is None:
             raise TooLarge(f"an object has at most {self._parts.options.object_bytes_max} bytes")
         what = "at least " if received > self._size else ""
@@ -231,10 +259,6 @@ class BlobWriter:
             parts.directories.sync_chain(self._path.rpartition("/")[0])
             parts.stats.fsyncs += 1
             parts.stats.fsync_seconds += time.perf_counter() - started
-
-    def _end(self) -> None:
-        self._ended = True
-        self._release(self._claimed)
 
 
 def _claim(parts: DiskParts, size: int) -> None:

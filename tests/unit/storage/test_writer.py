@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from dfc.checksum import ExpectedChecksums, checksum_of
-from dfc.errors import ChecksumMismatch, LengthMismatch, NoSpace, TooLarge
-from dfc.storage import Disk
+from dfc.errors import ChecksumMismatch, LengthMismatch, NoSpace, StorageFailed, TooLarge, Unavailable
+from dfc.storage import Disk, Precondition
 from dfc.storage.filesystem import FileSystem, FileSystemSpace
 
 BODY = os.urandom(100_000)
@@ -139,8 +141,10 @@ def test_an_aborted_upload_leaves_nothing_and_may_be_aborted_again(open_disk: An
             writer.finish()
         writer.abort()
         writer.abort()
-        with pytest.raises(RuntimeError):
+        with pytest.raises(Unavailable if last == "finish" else RuntimeError):
             writer.commit()
+        with pytest.raises(Unavailable):
+            writer.write(b"x")
     assert open_disk.files() == set()
     assert os.listdir(disk.path + "/temporary") == []
     assert len(os.listdir("/proc/self/fd")) == descriptors
@@ -153,6 +157,94 @@ def test_abort_after_commit_does_nothing(disk: Disk) -> None:
     writer.commit()
     writer.abort()
     assert disk.read_small(disk.lookup("b", "a")) == b"x"
+
+
+@pytest.mark.parametrize("outcome", ["stored", "refused"])
+def test_an_abort_beside_a_commit_leaves_the_decision_to_the_commit(open_disk: Any, outcome: str) -> None:
+    """The handler of an upload is cancelled while its row is in the catalog's transaction."""
+    disk = open_disk()
+    put(disk, "a.tar", b"old")
+    files, descriptors = open_disk.files(), len(os.listdir("/proc/self/fd"))
+    writer = disk.begin_put("b", "a.tar", size=3)
+    writer.write(b"new")
+    writer.finish()
+
+    def guard() -> None:
+        aborting = threading.Thread(target=writer.abort)
+        aborting.start()
+        aborting.join()
+        if outcome == "refused":
+            raise Unavailable("not now")
+
+    if outcome == "refused":
+        with pytest.raises(Unavailable, match="not now"):
+            writer.commit(Precondition(guard=guard))
+        assert open_disk.files() == files
+    else:
+        writer.commit(Precondition(guard=guard))
+    writer.abort()
+    assert disk.read_small(disk.lookup("b", "a.tar")) == (b"new" if outcome == "stored" else b"old")
+    assert len(open_disk.files()) == len(files)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert disk.quarantined() == []
+
+
+class Gate(FileSystem):
+    """Holds the first call of one kind until it is opened, then lets it work, or fail."""
+
+    def __init__(self, held: str, error: int = 0) -> None:
+        self.held, self.error = held, error
+        self.reached, self.let_go = threading.Event(), threading.Event()
+        self.armed = False
+
+    def _wait(self, name: str) -> None:
+        if self.armed and name == self.held:
+            self.armed = False
+            self.reached.set()
+            assert self.let_go.wait(30)
+            if self.error:
+                raise OSError(self.error, os.strerror(self.error))
+
+    def write(self, fd: int, data: Any) -> int:
+        self._wait("write")
+        return super().write(fd, data)
+
+    def fdatasync(self, fd: int) -> None:
+        self._wait("fdatasync")
+        super().fdatasync(fd)
+
+
+@pytest.mark.parametrize("error", [0, errno.EIO])
+@pytest.mark.parametrize("held", ["write", "fdatasync"])
+def test_an_abort_beside_a_write_waits_for_nobody_and_closes_nothing_under_it(open_disk: Any, held: str, error: int) -> None:
+    gate = Gate(held, error)
+    disk = open_disk(gate)
+    put(disk, "a.tar", b"old")
+    files, descriptors = open_disk.files(), len(os.listdir("/proc/self/fd"))
+    writer = disk.begin_put("b", "a.tar", size=3)
+    raised: list[Exception] = []
+
+    def upload() -> None:
+        try:
+            writer.write(b"new")
+            writer.finish()
+            writer.commit()
+        except Exception as found:
+            raised.append(found)
+
+    gate.armed = True
+    uploading = threading.Thread(target=upload)
+    uploading.start()
+    assert gate.reached.wait(30)
+    writer.abort()  # comes back at once, although the disk does not
+    assert len(os.listdir("/proc/self/fd")) > descriptors
+    gate.let_go.set()
+    uploading.join()
+    assert [type(found) for found in raised] == [StorageFailed if error else Unavailable]
+    assert open_disk.files() == files
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert disk.read_small(disk.lookup("b", "a.tar")) == b"old"
+    assert disk.stats.io_errors == (1 if error else 0)
 
 
 def test_writing_out_begins_with_the_upload_and_stays_two_pieces_behind(open_disk: Any) -> None:
