@@ -29,6 +29,14 @@ LINGER_BYTES: Final = 1 * MIB  # read and thrown away after an early answer, so 
 LINGER_S: Final = 2.0
 TRANSFER_POLL_S: Final = 0.02  # a thread waits so long for a socket before it gives it back to the event loop
 
+# Threads of one disk of a target, and what waits for them. A disk that hangs holds up to so many requests, and no other disk.
+DISK_READ_THREADS: Final = 32
+DISK_WRITE_THREADS: Final = 64  # small uploads wait in them for their group's commit
+DISK_CALLS_MAX: Final = 1024  # of each kind under way; one more is answered 503. Each may hold a body of SMALL_BODY_BYTES
+NODE_THREADS: Final = 16  # of a target, for work that is of no disk
+BATCH_THREADS: Final = 32  # of a target, for batch reads, which take from many disks at once
+DISK_ANSWER_S: Final = 2.0  # a disk that says nothing for so long is reported as failed until it does
+
 # Tar index.
 TAR_HEADER_BYTES: Final = 512
 TAR_META_BYTES_MAX: Final = 1 * MIB  # one pax or GNU long-name body; GNU tar itself writes a few KiB

@@ -15,6 +15,7 @@ from typing import Final
 
 ACCESS_FLUSH_LINES: Final = 256
 ACCESS_FLUSH_S: Final = 0.5
+CUT: Final = ',"cut":true'
 
 
 class JsonFormatter(logging.Formatter):
@@ -65,8 +66,19 @@ class AccessLog:
         self._thread.start()
 
     def line(
-        self, remote: str, method: str, path: str, status: int, sent: int, received: int, seconds: float, request_id: str
+        self,
+        remote: str,
+        method: str,
+        path: str,
+        status: int,
+        sent: int,
+        received: int,
+        seconds: float,
+        request_id: str,
+        *,
+        cut: bool = False,
     ) -> None:
+        """`cut`: this node broke the answer off; `status` was sent before that was known."""
         now = time.time()
         second = int(now)
         if second != self._second:
@@ -80,7 +92,8 @@ class AccessLog:
             path = json.dumps(path)[1:-1]
         lines.append(
             f'{{"time":"{self._stamp}.{int((now - second) * 1000):03d}Z","access":"{method} {path}","status":{status},'
-            f'"sent":{sent},"received":{received},"seconds":{seconds:.6f},"remote":"{remote}","request_id":"{request_id}"}}\n'
+            f'"sent":{sent},"received":{received},"seconds":{seconds:.6f},"remote":"{remote}",'
+            f'"request_id":"{request_id}"{CUT if cut else ""}}}\n'
         )
 
     def flush(self) -> None:

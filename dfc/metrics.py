@@ -46,6 +46,7 @@ class RequestStats:
         self.routes: dict[str, RouteStats] = {}
         self.connections = 0
         self.connections_refused = 0
+        self.cut: dict[str, int] = {}  # answers that this server broke off, by route
 
     def record(self, method: str, route: str, status: int, seconds: float, received: int, sent: int) -> None:
         key = (method, route, status)
@@ -92,6 +93,10 @@ class _RequestCollector(Collector):
             received.add_metric((route,), stats.received_bytes)
             sent.add_metric((route,), stats.sent_bytes)
         yield from (latency, received, sent)
+        cut = CounterMetricFamily("dfc_answers_cut", "Answers begun that this node broke off", labels=("route",))
+        for route in sorted(self._stats.routes.keys() | self._stats.cut.keys()):
+            cut.add_metric((route,), self._stats.cut.get(route, 0))
+        yield cut
         yield GaugeMetricFamily("dfc_http_connections", "Open connections", self._stats.connections)
         yield CounterMetricFamily("dfc_http_connections_refused", "Connections over the cap", self._stats.connections_refused)
 

@@ -3,29 +3,35 @@
 They stand in for aiohttp's own response classes, whose header handling costs more than a whole small read here. An answer
 to a request whose body was not read ends the connection gracefully: write, shut down the sending side, read and discard a
 little, close; otherwise the client would see a reset and not the answer.
+
+An answer that has begun and cannot be finished is cut: the connection breaks, so that no client takes a part for the whole,
+and the cut is logged and counted, since the status went out before it was known.
 """
 
 from __future__ import annotations
 
 import asyncio
 import http
+import logging
 import os
 import select
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from dfc.errors import DfcError
-from dfc.http.transfer import SendFile, drive, duplicate, wait_ready
+from dfc.http.transfer import SendFile, drive, duplicate, to_its_end, wait_ready
 from dfc.limits import LINGER_BYTES, LINGER_S
 
 if TYPE_CHECKING:
     from dfc.http.exchange import Exchange
 
+_log: Final = logging.getLogger("dfc.http")
 Headers = Sequence[tuple[str, str]] | str
 JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
@@ -38,6 +44,10 @@ PAGE_HEADERS: Final = (
 WRITE_BUFFER_BYTES: Final = 64 * 1024  # above it an answer waits for the client before the next request is read
 _REASONS: Final = {status.value: status.phrase for status in http.HTTPStatus}
 _ENCODER: Final = msgspec.json.Encoder()
+
+
+class AnswerCut(ConnectionError):
+    """This server cannot finish an answer that it has begun."""
 
 
 def header_lines(headers: Sequence[tuple[str, str]]) -> str:
@@ -66,7 +76,7 @@ class Answer:
     `headers` are pairs, or a text of whole header lines that was made before.
     """
 
-    __slots__ = ("_closing", "body", "content_length", "headers", "sent_bytes", "status")
+    __slots__ = ("_closing", "body", "content_length", "cut", "headers", "sent_bytes", "status")
 
     def __init__(self, status: int, body: bytes = b"", headers: Headers = (), *, content_length: int | None = None) -> None:
         self.status = status
@@ -74,6 +84,7 @@ class Answer:
         self.headers = headers if isinstance(headers, str) else header_lines(headers)
         self.content_length = len(body) if content_length is None else content_length
         self.sent_bytes = 0
+        self.cut = False  # whether this server broke it off
         self._closing = False
 
     @property
@@ -111,43 +122,95 @@ class Answer:
         """Called by aiohttp after `prepare`; nothing is left to do."""
 
 
-class FileAnswer(Answer):
-    """`content_length` bytes of an open file from `offset`, by sendfile. Owns the descriptor."""
+class BulkAnswer(Answer):
+    """An answer whose body is made or moved while it is sent, so that either side may break it off."""
 
-    __slots__ = ("_file", "_offset")
-
-    def __init__(self, status: int, file: int, offset: int, count: int, headers: Headers) -> None:
-        super().__init__(status, b"", headers, content_length=count)
-        self._file = file
-        self._offset = offset
+    __slots__ = ()
 
     async def prepare(self, exchange: Exchange) -> None:
+        """Send it. ConnectionError when the client is gone or has stalled; AnswerCut, one of them, when this server failed."""
+        self._closing = exchange.must_close
         try:
-            if exchange.method == "HEAD":
-                await super().prepare(exchange)
-                return
-            self._closing = exchange.must_close
-            await self._send(exchange, self._head(exchange, self._length_line()))
+            await self._send(exchange)
+        except AnswerCut as error:
+            self._note_cut(exchange, str(error), bug=False)
+            raise
+        except (asyncio.CancelledError, ConnectionError):
+            exchange.abort()
+            raise
+        except Exception as error:
+            message = error.message if isinstance(error, DfcError) else f"{type(error).__name__}: {error}"
+            self._note_cut(exchange, message, bug=not isinstance(error, DfcError | OSError))
+            raise AnswerCut(message) from error
         finally:
-            os.close(self._file)
+            await self._release()
         if self._closing:
             await finish_connection(exchange)
 
-    async def _send(self, exchange: Exchange, head: bytes) -> None:
+    def _note_cut(self, exchange: Exchange, why: str, *, bug: bool) -> None:
+        self.cut = True
+        exchange.abort()
+        line = "%s %s: cut off after %d bytes: %s (request %s)"
+        _log.warning(
+            line, exchange.method, exchange.target_path, self.sent_bytes, why, exchange.request_id, exc_info=bug or None
+        )
+
+    async def _send(self, exchange: Exchange) -> None:
+        raise NotImplementedError
+
+    async def _release(self) -> None:
+        """Let go of what the body came from, however it ended."""
+
+
+class FileAnswer(BulkAnswer):
+    """`content_length` bytes of an open file from `offset`, by sendfile. Owns the descriptor.
+
+    `threads` wait for the file. `on_error` hears, in one of them, of a file that cannot be read, and where: `(error, offset)`.
+    """
+
+    __slots__ = ("_file", "_offset", "_on_error", "_threads")
+
+    def __init__(
+        self,
+        status: int,
+        file: int,
+        offset: int,
+        count: int,
+        headers: Headers,
+        threads: ThreadPoolExecutor,
+        on_error: Callable[[OSError, int], object],
+    ) -> None:
+        super().__init__(status, b"", headers, content_length=count)
+        self._file = file
+        self._offset = offset
+        self._threads = threads
+        self._on_error = on_error
+
+    async def _send(self, exchange: Exchange) -> None:
+        head = self._head(exchange, self._length_line())
+        if exchange.method == "HEAD":
+            exchange.open_transport().write(head)
+            return
         await exchange.write_buffer_empty()
         with duplicate(exchange.socket()) as sink:
             transfer = SendFile(sink, head, self._file, self._offset, self.content_length)
             try:
-                await drive(transfer, exchange.bulk.threads, stall_s=exchange.bulk.read_stall_timeout_s)
+                await drive(transfer, self._threads, stall_s=exchange.bulk.read_stall_timeout_s)
+            except (ConnectionError, DfcError):
+                raise
+            except OSError as error:
+                told = asyncio.get_running_loop().run_in_executor(self._threads, self._on_error, error, transfer.offset)
+                await to_its_end(told)
+                raise
             finally:
                 self.sent_bytes = transfer.moved
 
+    async def _release(self) -> None:
+        os.close(self._file)
 
-class StreamAnswer(Answer):
-    """A body of unknown length from an async iterator, chunked; with `content_length` given, exactly so many bytes.
 
-    An error while streaming breaks the connection: the client never takes a part for the whole.
-    """
+class StreamAnswer(BulkAnswer):
+    """A body of unknown length from an async iterator, chunked; with `content_length` given, exactly so many bytes."""
 
     __slots__ = ("_chunks", "_on_close")
 
@@ -164,27 +227,24 @@ class StreamAnswer(Answer):
         self._chunks = chunks
         self._on_close = on_close
 
-    async def prepare(self, exchange: Exchange) -> None:
+    async def _send(self, exchange: Exchange) -> None:
         chunked = self.content_length < 0 and not exchange.is_http10
         self._closing = exchange.must_close or (self.content_length < 0 and not chunked)
         framing = "Transfer-Encoding: chunked\r\n" if chunked else "" if self.content_length < 0 else self._length_line()
+        exchange.open_transport().write(self._head(exchange, framing))
+        if exchange.method != "HEAD":
+            await self._stream(exchange, chunked)
+
+    async def _release(self) -> None:
         try:
-            exchange.open_transport().write(self._head(exchange, framing))
-            if exchange.method != "HEAD":
-                await self._stream(exchange, chunked)
-        except BaseException:
-            exchange.abort()
-            raise
-        finally:
             await self._chunks.aclose()  # type: ignore[attr-defined]  # every iterator given is a generator
+        finally:
             if self._on_close is not None:
                 self._on_close()
-        if self._closing:
-            await finish_connection(exchange)
 
     async def _stream(self, exchange: Exchange, chunked: bool) -> None:
         transport = exchange.open_transport()
-        async for chunk in self._chunks:
+        while (chunk := await self._next()) is not None:
             if not chunk:
                 continue
             if transport.is_closing():
@@ -196,7 +256,14 @@ class StreamAnswer(Answer):
         if chunked:
             exchange.open_transport().write(b"0\r\n\r\n")
         elif 0 <= self.content_length != self.sent_bytes:
-            raise ConnectionAbortedError(f"{self.sent_bytes} bytes came instead of {self.content_length}")
+            raise AnswerCut(f"{self.sent_bytes} bytes came instead of {self.content_length}")
+
+    async def _next(self) -> bytes | None:
+        """The next piece; None at the end. A connection that breaks behind the iterator is not the client's."""
+        try:
+            return await anext(self._chunks, None)
+        except ConnectionError as error:
+            raise AnswerCut(str(error) or type(error).__name__) from error
 
 
 async def finish_connection(exchange: Exchange) -> None:

@@ -12,11 +12,12 @@ import asyncio
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import Any, Final, Protocol
 
 from dfc.errors import DfcError, Unavailable
-from dfc.http.answers import TAR, Answer, finish_connection
+from dfc.http.answers import TAR, Answer, BulkAnswer
 from dfc.http.batch_items import BatchItem, BatchRequest, OnMissing, parse_request
 from dfc.http.common import SAFETY_HEADERS, flag
 from dfc.http.exchange import Exchange
@@ -88,34 +89,41 @@ async def read_request(exchange: Exchange) -> BatchRequest:
 
 
 async def answer_batch(
-    exchange: Exchange, request: BatchRequest, owner_of: Callable[[str, str], str], open_part: Opener, gate: BatchGate
+    exchange: Exchange,
+    request: BatchRequest,
+    owner_of: Callable[[str, str], str],
+    open_part: Opener,
+    gate: BatchGate,
+    threads: ThreadPoolExecutor,
 ) -> Answer:
-    """The tar of all items. `owner_of` names the owner of an object, `open_part` is awaited for each owner's part.
+    """The tar of all items. `owner_of` names the owner of an object, `open_part` is awaited for each owner's part; `threads`
+    read and merge.
 
     With `?lengths=1` the length of each item goes first, and no end of an archive follows.
     """
     with_lengths = flag(exchange.query_parameters(BATCH_QUERY), "lengths")
     gate.enter()
-    parts: list[Part] = []
+    found: dict[str, Part] = {}
+
+    async def open_for(owner: str, items: list[BatchItem]) -> None:
+        found[owner] = await open_part(owner, items, request.on_missing)
+
     try:
-        owners, by_owner, places = await asyncio.get_running_loop().run_in_executor(
-            exchange.bulk.threads, _split, request.items, owner_of
-        )
-        opened = await asyncio.gather(
-            *(open_part(owner, items, request.on_missing) for owner, items in by_owner.items()), return_exceptions=True
-        )
-        parts += [part for part in opened if not isinstance(part, BaseException)]
-        _raise_first(opened, list(places.values()))
-        runs, total = await asyncio.get_running_loop().run_in_executor(
-            exchange.bulk.threads, _runs, owners, [part.lengths for part in parts]
-        )
+        loop = asyncio.get_running_loop()
+        owners, by_owner, places = await loop.run_in_executor(threads, _split, request.items, owner_of)
+        # Cancelled, it raises when all of them have ended; what they have opened is known then.
+        ended = await asyncio.gather(*(open_for(owner, items) for owner, items in by_owner.items()), return_exceptions=True)
+        _raise_first(ended, list(places.values()))
+        parts = [found[owner] for owner in by_owner]
+        runs, total = await loop.run_in_executor(threads, _runs, owners, [part.lengths for part in parts])
         begin = _lengths(owners, [part.lengths for part in parts]) if with_lengths else b""
     except BaseException:
         gate.leave()
-        await _close(parts, whole=False)
+        await _close(found.values(), whole=False)
         raise
     headers = [("Content-Type", _OCTETS if with_lengths else TAR), *SAFETY_HEADERS]
-    return BatchAnswer(headers, parts, runs, total, gate, begin=begin, tail=b"" if with_lengths else END_OF_ARCHIVE)
+    tail = b"" if with_lengths else END_OF_ARCHIVE
+    return BatchAnswer(headers, parts, runs, total, gate, threads=threads, begin=begin, tail=tail)
 
 
 def _split(
@@ -162,10 +170,10 @@ def _lengths(owners: array[int], lengths: list[Sequence[int]]) -> bytes:
     return whole.tobytes()
 
 
-def _raise_first(opened: Iterable[object], places: list[list[int]]) -> None:
+def _raise_first(ended: Iterable[object], places: list[list[int]]) -> None:
     """Raise the error of the first item that has one; an error of a whole part counts first of all."""
     errors: list[ItemError] = []
-    for result, where in zip(opened, places, strict=True):
+    for result, where in zip(ended, places, strict=True):
         if isinstance(result, ItemError):
             errors.append(ItemError(where[result.number], result.error))
         elif isinstance(result, BaseException):
@@ -179,10 +187,10 @@ async def _close(parts: Iterable[Part], *, whole: bool) -> None:
         await part.close(whole=whole)
 
 
-class BatchAnswer(Answer):
+class BatchAnswer(BulkAnswer):
     """Runs of bytes of parts as one body of known length. Owns the parts; cut off rather than short."""
 
-    __slots__ = ("_begin", "_gate", "_parts", "_runs", "_tail")
+    __slots__ = ("_begin", "_gate", "_parts", "_runs", "_tail", "_threads", "_whole")
 
     def __init__(
         self,
@@ -192,39 +200,34 @@ class BatchAnswer(Answer):
         total: int,
         gate: BatchGate,
         *,
+        threads: ThreadPoolExecutor,
         begin: bytes = b"",
         tail: bytes = b"",
     ) -> None:
         super().__init__(200, b"", headers, content_length=len(begin) + total + len(tail))
         self._parts, self._runs, self._gate, self._begin, self._tail = parts, runs, gate, begin, tail
+        self._threads = threads
+        self._whole = False
 
-    async def prepare(self, exchange: Exchange) -> None:
-        self._closing = exchange.must_close
+    async def _send(self, exchange: Exchange) -> None:
         head = self._head(exchange, self._length_line())
-        whole = False
-        try:
-            await exchange.write_buffer_empty()
-            with duplicate(exchange.socket()) as sink:
-                transfer = Merge(sink, head + self._begin, [part.source for part in self._parts], self._runs, self._tail)
-                try:
-                    await self._drive(exchange, transfer)
-                finally:
-                    self.sent_bytes = max(0, transfer.moved - len(head))
-            whole = True
-        except DfcError as error:
-            raise ConnectionAbortedError(error.message) from error
-        finally:
-            self._gate.leave()
-            if not whole:
-                exchange.abort()
-            await _close(self._parts, whole=whole)
-        if self._closing:
-            await finish_connection(exchange)
+        await exchange.write_buffer_empty()
+        with duplicate(exchange.socket()) as sink:
+            transfer = Merge(sink, head + self._begin, [part.source for part in self._parts], self._runs, self._tail)
+            try:
+                await self._drive(exchange, transfer)
+            finally:
+                self.sent_bytes = max(0, transfer.moved - len(head))
+        self._whole = True
+
+    async def _release(self) -> None:
+        self._gate.leave()
+        await _close(self._parts, whole=self._whole)
 
     async def _drive(self, exchange: Exchange, transfer: Merge) -> None:
         while True:
             try:
-                await drive(transfer, exchange.bulk.threads, stall_s=exchange.bulk.read_stall_timeout_s)
+                await drive(transfer, self._threads, stall_s=exchange.bulk.read_stall_timeout_s)
                 return
             except ReadStalled:
                 raise

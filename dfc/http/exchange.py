@@ -24,7 +24,7 @@ from aiohttp.web import BaseRequest
 
 from dfc.errors import BadRequest, LengthMismatch, TooLarge
 from dfc.http.pipeline import HelperPool
-from dfc.http.transfer import STALL_S, BufferPool, Pace, ReadStalled, Receive, drive, duplicate
+from dfc.http.transfer import STALL_S, BufferPool, Pace, ReadStalled, Receive, drive, duplicate, to_its_end
 from dfc.limits import JSON_BODY_BYTES_MAX, SMALL_BODY_BYTES, TRANSFER_BUFFER_BYTES
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -204,21 +204,22 @@ class Exchange(BaseRequest):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadRequest(f"bad JSON: {error}") from None
 
-    async def receive(self, sink: Callable[[memoryview], object]) -> None:
-        """Feed the body to `sink` in a thread, in pieces of up to 256 KiB.
+    async def receive(self, sink: Callable[[memoryview], object], threads: ThreadPoolExecutor) -> None:
+        """Feed the body to `sink` in one of `threads`, in pieces of up to 256 KiB.
 
+        When it returns or raises, `sink` is not running any more.
         With a known length the connection's socket is taken over, and the connection ends with the answer: the parser
         never sees the body. Raises LengthMismatch and BodyTimeout; errors of the sink pass through.
         """
         self.send_continue()
         length = self.declared_length
         if length is None or length <= SMALL_BODY_BYTES:
-            await self._receive_chunks(sink)
+            await self._receive_chunks(sink, threads)
             return
         await self.write_buffer_empty()  # the 100 Continue
         begun = self.take_over()
         if begun:
-            await self._loop.run_in_executor(self.bulk.threads, sink, memoryview(begun))
+            await to_its_end(self._loop.run_in_executor(threads, sink, memoryview(begun)))
         self.received_bytes = len(begun)
         if len(begun) == length:
             return
@@ -226,7 +227,7 @@ class Exchange(BaseRequest):
             transfer = Receive(source, length - len(begun), sink, self.bulk.buffers, self.bulk.helpers)
             try:
                 pace = self.bulk.pace(self.pause_s)
-                await drive(transfer, self.bulk.threads, pace=pace, stall_s=self.pause_s or STALL_S)
+                await drive(transfer, threads, pace=pace, stall_s=self.pause_s or STALL_S)
             finally:
                 self.received_bytes += transfer.moved
         self._taken = True
@@ -248,13 +249,13 @@ class Exchange(BaseRequest):
         """The body has been moved to its end by somebody else."""
         self._taken = True
 
-    async def _receive_chunks(self, sink: Callable[[memoryview], object]) -> None:
+    async def _receive_chunks(self, sink: Callable[[memoryview], object], threads: ThreadPoolExecutor) -> None:
         waiting = bytearray()
         run = self._loop.run_in_executor
         async for piece in self.chunks():
             waiting += piece
             if len(waiting) >= TRANSFER_BUFFER_BYTES:
-                await run(self.bulk.threads, sink, memoryview(waiting))
+                await to_its_end(run(threads, sink, memoryview(waiting)))
                 waiting = bytearray()
         if waiting:
-            await run(self.bulk.threads, sink, memoryview(waiting))
+            await to_its_end(run(threads, sink, memoryview(waiting)))

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from dfc.errors import BodyTimeout, LengthMismatch, Unavailable
-from dfc.http.answers import Answer, StreamAnswer, finish_connection
+from dfc.http.answers import Answer, AnswerCut, BulkAnswer, StreamAnswer
 from dfc.http.exchange import Exchange
 from dfc.http.peer import PeerConnection, PeerGone, PeerPool, PeerResponse
 from dfc.http.transfer import Splice, drive, duplicate, wait_ready
@@ -215,10 +215,10 @@ async def _cancel(future: asyncio.Future[Any] | None) -> None:
         future.exception()  # looked at, so that nobody logs that it never was
 
 
-class SpliceAnswer(Answer):
+class SpliceAnswer(BulkAnswer):
     """A large body of known length from another node, by splice. Owns the node's connection."""
 
-    __slots__ = ("_begun", "_connection", "_relay", "_reusable")
+    __slots__ = ("_begun", "_connection", "_done", "_relay", "_reusable")
 
     def __init__(
         self,
@@ -232,29 +232,25 @@ class SpliceAnswer(Answer):
         super().__init__(response.status, b"", headers, content_length=length)
         self._relay, self._connection, self._reusable = relay, connection, reusable
         self._begun = response.begun
+        self._done = False
 
-    async def prepare(self, exchange: Exchange) -> None:
-        self._closing = exchange.must_close
+    async def _send(self, exchange: Exchange) -> None:
         head = self._head(exchange, self._length_line())
-        done = False
-        try:
-            await exchange.write_buffer_empty()
-            with duplicate(exchange.socket()) as sink:
-                rest = self.content_length - len(self._begun)
-                transfer = Splice(self._connection.socket, sink, head + self._begun, rest)
-                try:
-                    await drive(transfer, exchange.bulk.threads, stall_s=exchange.bulk.read_stall_timeout_s)
-                finally:
-                    self.sent_bytes = max(0, transfer.moved - len(head))
-                    transfer.close()
-            done = True
-        except LengthMismatch as error:
-            raise ConnectionAbortedError("the other node broke off") from error
-        finally:
-            if done:
-                self._relay.finish(self._connection, self._reusable)
-            else:
-                self._connection.close()
-                exchange.abort()
-        if self._closing:
-            await finish_connection(exchange)
+        await exchange.write_buffer_empty()
+        with duplicate(exchange.socket()) as sink:
+            rest = self.content_length - len(self._begun)
+            transfer = Splice(self._connection.socket, sink, head + self._begun, rest)
+            try:
+                await drive(transfer, exchange.bulk.threads, stall_s=exchange.bulk.read_stall_timeout_s)
+            except LengthMismatch as error:
+                raise AnswerCut(f"the node at {self._connection.url} broke off its answer") from error
+            finally:
+                self.sent_bytes = max(0, transfer.moved - len(head))
+                transfer.close()
+        self._done = True
+
+    async def _release(self) -> None:
+        if self._done:
+            self._relay.finish(self._connection, self._reusable)
+        else:
+            self._connection.close()

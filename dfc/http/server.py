@@ -344,6 +344,8 @@ class NodeServer(web.Server):
         """Count a finished request and write its line of the access log."""
         seconds = time.perf_counter() - exchange.started_s
         self.stats.record(exchange.method, exchange.route, answer.status, seconds, exchange.received_bytes, answer.sent_bytes)
+        if answer.cut:
+            self.stats.cut[exchange.route] = self.stats.cut.get(exchange.route, 0) + 1
         if self._access is not None:
             self._access.line(
                 exchange.remote or "",
@@ -354,4 +356,5 @@ class NodeServer(web.Server):
                 exchange.received_bytes,
                 seconds,
                 exchange.request_id,
+                cut=answer.cut,
             )

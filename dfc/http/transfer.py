@@ -8,6 +8,7 @@ sockets stay non-blocking throughout, since a duplicate shares that flag with th
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import select
@@ -16,12 +17,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from dfc.errors import BodyTimeout, LengthMismatch
 from dfc.http.pipeline import HelperPool, SinkHelper
 from dfc.limits import MIB, PIPE_BYTES, TRANSFER_BUFFER_BYTES, TRANSFER_POLL_S
 
+T = TypeVar("T")
 STALL_S: Final = 60.0  # without a byte, where nothing else is said
 SENDFILE_BYTES: Final = 2 * MIB  # one call, as nginx has it: with 8 MiB a single stream was 5 to 15 % slower as a rule
 TURN_BYTES: Final = 64 * MIB  # after so many bytes a step lets another transfer have the thread
@@ -107,7 +109,7 @@ async def drive(transfer: Transfer, threads: ThreadPoolExecutor, *, pace: Pace |
     while True:
         before = transfer.moved
         # The thread owns descriptors of the caller: they may be closed only after the step has ended.
-        wait = await _uninterrupted(loop.run_in_executor(threads, transfer.step))
+        wait = await to_its_end(loop.run_in_executor(threads, transfer.step))
         if wait is None:
             return
         now = loop.time()
@@ -127,12 +129,17 @@ async def drive(transfer: Transfer, threads: ThreadPoolExecutor, *, pace: Pace |
             raise BodyTimeout("the body has stalled") if pace is not None else ReadStalled("the client has stalled")
 
 
-async def _uninterrupted(step: asyncio.Future[Wait | None]) -> Wait | None:
+async def to_its_end(work: asyncio.Future[T]) -> T:
+    """The result of what runs in a thread. Cancelled, it raises only once the thread is done with it: until then descriptors
+    and buffers that the thread uses must stay as they are."""
     try:
-        return await asyncio.shield(step)
+        return await asyncio.shield(work)
     except asyncio.CancelledError:
-        with suppress(Exception):
-            await step
+        while not work.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait((work,))
+        if not work.cancelled():
+            work.exception()  # looked at, so that nobody logs that it never was
         raise
 
 
@@ -157,7 +164,13 @@ class SendFile:
         self._wait = Wait(((sink.fileno(), select.POLLOUT),))
         self.moved = 0
 
+    @property
+    def offset(self) -> int:
+        """The next byte of the file that is to go out."""
+        return self._offset
+
     def step(self) -> Wait | None:
+        """Raises ConnectionError for the client's side, other kinds of OSError for the file's (or the network's)."""
         started_s, turn_start, turn_end = time.monotonic(), self.moved, self.moved + TURN_BYTES
         sink, file = self._sink.fileno(), self._file
         while self._head or self._remaining:
@@ -174,7 +187,7 @@ class SendFile:
                     return self._wait
                 continue
             if not sent:
-                raise ConnectionAbortedError("the file is shorter than its catalog row says")
+                raise OSError(errno.ENODATA, f"the file ends at byte {self._offset}")
             self._offset += sent
             self._remaining -= sent
             self.moved += sent

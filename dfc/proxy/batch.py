@@ -27,7 +27,7 @@ class BatchRoutes:
         """A list of items from anywhere."""
         request = await read_request(exchange)
         self._cluster.check_ready()
-        return await answer_batch(exchange, request, self._owner_of, self._open, self._gate)
+        return await answer_batch(exchange, request, self._owner_of, self._open, self._gate, exchange.bulk.threads)
 
     def _owner_of(self, bucket: str, name: str) -> str:
         return self._cluster.owner(bucket, name).node.id

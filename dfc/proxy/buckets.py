@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from dfc.errors import BadRequest, BucketDeleting, BucketNotEmpty
-from dfc.http.answers import NDJSON, Answer, StreamAnswer, json_answer
+from dfc.http.answers import NDJSON, Answer, AnswerCut, StreamAnswer, json_answer
 from dfc.http.common import flag, page_limit
 from dfc.http.exchange import Exchange
 from dfc.names import check_bucket_name
@@ -196,9 +196,9 @@ async def _interleave(streams: Sequence[aiohttp.ClientResponse]) -> AsyncIterato
                 if newline:
                     await queue.put(lines + newline)
                 begun = rest
-            await queue.put(ConnectionAbortedError("a target ended in mid-line") if begun else None)
+            await queue.put(AnswerCut("a target ended in mid-line") if begun else None)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            await queue.put(ConnectionAbortedError(f"a target broke off: {error}"))
+            await queue.put(AnswerCut(f"a target broke off: {error}"))
 
     tasks = [asyncio.create_task(pump(stream)) for stream in streams]
     try:

@@ -18,6 +18,7 @@ from dfc import __version__
 from dfc.config import Settings
 from dfc.engine.base import Engine
 from dfc.errors import Conflict, DfcError, JobFinished, Unavailable
+from dfc.http.answers import AnswerCut
 from dfc.jobs.journal import Journal
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.records import JobRecord, JobState, NewJob, job_json
@@ -302,7 +303,7 @@ class JobService:
                 except TimeoutError:
                     yield None
             if self._stopping:
-                raise ConnectionAbortedError("this proxy ends")
+                raise AnswerCut("this proxy ends")
             await asyncio.sleep(EVENT_INTERVAL_S)
 
 

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from dfc.errors import BadRequest, DfcError
+from dfc.errors import BadRequest
 from dfc.http.answers import Answer, StreamAnswer, json_answer, text_answer
 from dfc.http.common import OBJECT_QUERY, SAFETY_HEADERS, flag, page_limit
 from dfc.http.exchange import Exchange
@@ -122,11 +122,8 @@ class WebRoutes:
 async def _names(first: Page, rest: AsyncIterator[Page]) -> AsyncIterator[bytes]:
     """The text of pages; an error after the first one breaks the connection."""
     yield _name_lines([row[0] for row in first.rows], first.prefixes)
-    try:
-        async for page in rest:
-            yield _name_lines([row[0] for row in page.rows], page.prefixes)
-    except DfcError as error:
-        raise ConnectionAbortedError(error.message) from error
+    async for page in rest:
+        yield _name_lines([row[0] for row in page.rows], page.prefixes)
 
 
 def _name_lines(names: list[str], prefixes: list[str]) -> bytes:

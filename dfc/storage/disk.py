@@ -14,7 +14,7 @@ from typing import Final
 
 from dfc.checksum import ExpectedChecksums
 from dfc.clock import HybridClock
-from dfc.errors import DiskRefused, ObjectCorrupt, ObjectNotFound, StorageFailed
+from dfc.errors import DiskRefused, ObjectCorrupt, ObjectNotFound, ServerTrouble, StorageFailed
 from dfc.storage import identity, layout, sweep
 from dfc.storage.cache import RowCache
 from dfc.storage.catalog import Catalog, ListedTuple
@@ -167,6 +167,18 @@ class Disk:
     def read_small(self, row: ObjectRow) -> bytes:
         """The whole body, verified against its checksum; for objects up to SMALL_READ_BYTES. Raises like `open_blob`."""
         return self._reader.read_small(row)
+
+    def read_failed(self, row: ObjectRow, offset: int, error: OSError) -> ServerTrouble:
+        """Tell of a blob from `open_blob` that cannot be read at an offset; what to raise instead.
+
+        The error counts against the disk. When the medium cannot give those bytes a second time either, or the blob ends
+        before them (ENODATA), the object is quarantined.
+        """
+        return self._reader.read_failed(row, offset, error)
+
+    def index_failed(self, error: OSError, offset: int) -> ServerTrouble:
+        """The same for the file of an index, which can be built again: no object is the worse for it."""
+        return self.parts.health.translate(error, f"reading an index at byte {offset}")
 
     def index_path(self, row: ObjectRow) -> str:
         """Where the tar index of an object lies, if it has one."""

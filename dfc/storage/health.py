@@ -20,6 +20,10 @@ _FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 _NOT_THE_DISK: Final = frozenset(
     (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN, errno.ENOENT, errno.EEXIST)
 )
+# What the medium itself says of bytes that it cannot give; ENODATA also stands for a file that ends too early.
+UNREADABLE: Final = frozenset(
+    (errno.EIO, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN, errno.EREMOTEIO, errno.EILSEQ, errno.ENXIO, errno.ESTALE)
+)
 # SQLite's primary codes for the same: no descriptor or memory to be had, or a lock that was held too long.
 _PASSING: Final = frozenset((sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM))
 

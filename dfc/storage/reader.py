@@ -11,10 +11,11 @@ from typing import Final
 
 import xxhash
 
-from dfc.errors import NotAShard, ObjectCorrupt, ObjectNotFound, StorageFailed
+from dfc.errors import NotAShard, ObjectCorrupt, ObjectNotFound, ServerTrouble, StorageFailed
 from dfc.limits import MIB
 from dfc.storage import layout
 from dfc.storage.filesystem import remove_if_there
+from dfc.storage.health import UNREADABLE
 from dfc.storage.indexes import IndexWriter
 from dfc.storage.operations import Quarantine
 from dfc.storage.parts import DiskParts
@@ -53,7 +54,7 @@ class BlobReader:
         try:
             data = parts.filesystem.pread(fd, row.size + len(footer) + 1, 0)
         except OSError as error:
-            raise parts.health.translate(error, "reading a blob") from error
+            raise self.read_failed(row, 0, error) from error
         finally:
             parts.filesystem.close(fd)
         body = data[: row.size]
@@ -61,6 +62,30 @@ class BlobReader:
             self._quarantine(row, "its bytes fail their checksum")
             raise ObjectCorrupt(f"the stored bytes of {row.name!r} fail their checksum")
         return body
+
+    def read_failed(self, row: ObjectRow, offset: int, error: OSError) -> ServerTrouble:
+        """See `Disk.read_failed`."""
+        answer = self._parts.health.translate(error, "reading a blob")
+        if error.errno not in UNREADABLE or not self._is_unreadable(row, offset):
+            return answer
+        self._quarantine(row, f"it cannot be read at byte {offset}: {error.strerror}")
+        return ObjectCorrupt(f"the stored bytes of {row.name!r} cannot be read")
+
+    def _is_unreadable(self, row: ObjectRow, offset: int) -> bool:
+        """Look a second time, at the medium: a cable that was touched is no reason to stop serving an object."""
+        filesystem = self._parts.filesystem
+        try:
+            fd = filesystem.open(self._parts.path(row))
+        except OSError:
+            return False  # replaced meanwhile; what is really gone is met by the next one who opens it
+        try:
+            os.posix_fadvise(fd, offset, _BUFFER_BYTES, os.POSIX_FADV_DONTNEED)
+            wanted = min(_BUFFER_BYTES, layout.blob_bytes(row) - offset)
+            return len(filesystem.pread(fd, wanted, offset)) != wanted
+        except OSError as error:
+            return error.errno in UNREADABLE
+        finally:
+            filesystem.close(fd)
 
     def open_index(self, row: ObjectRow) -> ShardIndex:
         """See `Disk.open_index`."""
@@ -166,7 +191,10 @@ class BlobReader:
 
 
 def quarantine(parts: DiskParts, row: ObjectRow, reason: str, *, restore: bool = False) -> str:
-    """Stop serving a row if it is still the current one; "quarantined", "restored", "changed", or "failed" (cannot write)."""
+    """Stop serving a row if it is still the current one; "quarantined", "restored", "changed", or "failed" (cannot write).
+
+    Whoever finds a blob bad, a reader or the scrubber, comes through here.
+    """
     try:
         outcome, garbage = parts.committer.submit(Quarantine(row, reason, parts.clock, restore=restore))
     except StorageFailed as error:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from dfc.errors import ObjectCorrupt, ObjectNotFound
+from dfc.errors import ObjectCorrupt, ObjectNotFound, ServerTrouble
 from dfc.storage import layout
 from dfc.storage.parts import DiskParts
 from dfc.storage.rows import ObjectRow
@@ -75,6 +75,10 @@ class Staging:
         except OSError as error:
             raise parts.health.translate(error, "opening a staged blob") from error
         raise ObjectCorrupt(f"the staged bytes of {staged.row.name!r} have the wrong length")
+
+    def read_failed(self, error: OSError, offset: int) -> ServerTrouble:
+        """Tell of a staged blob that cannot be read at an offset; the job will fail or write it again."""
+        return self._parts.health.translate(error, f"reading a staged blob at byte {offset}")
 
     def totals(self) -> dict[str, StagedTotal]:
         """What each job has staged."""

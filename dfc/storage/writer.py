@@ -27,7 +27,7 @@ from dfc.tar.index import TarError, index_kind
 
 
 class BlobWriter:
-    """Made by `Disk.begin_put`. For one thread at a time: `write`* → `finish` → `commit`; `abort` at any point, from anywhere."""
+    """Made by `Disk.begin_put`. For one thread at a time: `write`* → `finish` → `commit`, and for all `abort`."""
 
     def __init__(
         self,

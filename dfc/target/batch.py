@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 from dfc.errors import BucketNotFound, DfcError, NotSeekable, StorageFailed, Unavailable
-from dfc.http.answers import Answer
+from dfc.http.answers import Answer, AnswerCut
 from dfc.http.batch import (
     BatchAnswer,
     BatchGate,
@@ -21,6 +23,7 @@ from dfc.http.batch_peer import PeerParts, encode_preamble
 from dfc.http.exchange import Exchange
 from dfc.http.merge import ByteSource
 from dfc.http.peer import PeerPool
+from dfc.http.transfer import to_its_end
 from dfc.limits import BATCH_DECODED_BYTES_MAX
 from dfc.storage import layout
 from dfc.storage.disk import Disk
@@ -53,7 +56,7 @@ class BatchRoutes:
         """A list of items from anywhere."""
         request = await read_request(exchange)
         await self._learn_buckets(request.items)
-        return await answer_batch(exchange, request, self._owner_of, self._open, self._asked)
+        return await answer_batch(exchange, request, self._owner_of, self._open, self._asked, self._local.batches)
 
     async def own_batch(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """A list of items of this target: how long each is, then their bytes."""
@@ -70,7 +73,8 @@ class BatchRoutes:
             raise
         begin = encode_preamble(part.resolved.lengths.tobytes(), part.checksums)
         total = sum(part.lengths)
-        return BatchAnswer([("Content-Type", OCTETS)], [part], [(0, total)], total, self._own, begin=begin)
+        headers, threads = [("Content-Type", OCTETS)], self._local.batches
+        return BatchAnswer(headers, [part], [(0, total)], total, self._own, threads=threads, begin=begin)
 
     async def _learn_buckets(self, items: Sequence[BatchItem]) -> None:
         """A bucket that this target's map lacks is asked for once; then it is missing."""
@@ -100,7 +104,12 @@ class BatchRoutes:
     async def _open_own(self, items: list[BatchItem], on_missing: OnMissing) -> OwnPart:
         from dfc.target.resolving import resolve  # a node that serves no batches does without numpy
 
-        resolved = await self._local.call(resolve, items, on_missing, self._find)
+        resolving = self._local.batches.submit(resolve, items, on_missing, self._find)
+        try:
+            resolved = await asyncio.shield(asyncio.wrap_future(resolving))
+        except asyncio.CancelledError:
+            resolving.add_done_callback(_let_go)
+            raise
         try:
             left = BATCH_DECODED_BYTES_MAX
             for decoding in resolved.decodings:
@@ -119,11 +128,11 @@ class BatchRoutes:
     async def _decode(self, resolved: Resolved, decoding: Decoding) -> None:
         has_slot = await self._slots.take(decoding.kind)
         try:
-            file = await self._local.call(_decoded, resolved, decoding)
+            run = asyncio.get_running_loop().run_in_executor
+            await to_its_end(run(self._local.batches, _decode, resolved, decoding))
         finally:
             if has_slot:
                 self._slots.give()
-        resolved.files.replace(decoding.number, file)
 
     def _find(self, bucket: str, name: str) -> tuple[str, Disk]:
         found = self._local.map.bucket(bucket)
@@ -135,11 +144,22 @@ class BatchRoutes:
         return found.id, disk
 
 
+def _let_go(resolving: Future[Resolved]) -> None:
+    """Nobody waits for it any more."""
+    if not resolving.cancelled() and resolving.exception() is None:
+        resolving.result().files.close()
+
+
+def _decode(resolved: Resolved, decoding: Decoding) -> None:
+    """Let the archive of a compressed shard, as far as it is needed, stand in for it."""
+    resolved.files.replace(decoding.number, _decoded(resolved, decoding))
+
+
 def _decoded(resolved: Resolved, decoding: Decoding) -> IO[Any]:
-    """The archive of a compressed shard, as far as it is needed, in a file without a name on the shard's disk."""
+    """The same, in a file without a name on the shard's disk."""
     disk = decoding.disk
     disk.parts.space.require(decoding.size)
-    body = cast(BinaryIO, BlobBody(resolved.files.descriptor(decoding.number), decoding.row.size))
+    body = cast(BinaryIO, BlobBody(disk, decoding.row, resolved.files.descriptor(decoding.number)))
     file = tempfile.TemporaryFile(dir=f"{disk.path}/{layout.TEMPORARY}")
     try:
         for piece in read_member_range(body, decoding.kind, 0, decoding.size):
@@ -168,4 +188,4 @@ class OwnPart:
         self.resolved.files.close()
 
     async def reopen(self) -> None:
-        raise ConnectionAbortedError("a disk of this target does not give the bytes that it should")
+        raise AnswerCut("a disk of this target does not give the bytes that it should")

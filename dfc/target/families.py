@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from dfc.errors import StorageFailed
+from dfc.errors import DfcError
 from dfc.storage.disk import Disk
+from dfc.storage.health import DiskState
+from dfc.storage.rows import DiskSpace
+from dfc.storage.stats import DiskStats
 
 # family, attribute of DiskStats, help
 _COUNTERS: Final = (
@@ -41,10 +45,28 @@ _GAUGES: Final = (
 )
 
 
-def disk_families(map_version: int, disks: Sequence[Disk]) -> Iterable[Metric]:
-    """Reads catalogs and file systems; called in a thread."""
+class DiskReport(NamedTuple):
+    """What a disk said of itself. `space` is None when its file system could not be measured."""
+
+    disk_id: str
+    state: DiskState
+    stats: DiskStats
+    objects: int
+    space: DiskSpace | None
+
+
+def report_on(disk: Disk) -> DiskReport:
+    """Reads the catalog and asks the file system."""
+    try:
+        return DiskReport(disk.id, disk.state, replace(disk.stats), disk.totals()[0], disk.space())
+    except DfcError:
+        return DiskReport(disk.id, "failed", replace(disk.parts.stats), 0, None)
+
+
+def disk_families(map_version: int, reports: Sequence[DiskReport]) -> Iterable[Metric]:
+    """A disk that does not answer is shown as it was when it last did, and not up."""
     yield GaugeMetricFamily("dfc_map_version", "Version of the cluster map", map_version)
-    stats = {disk.id: disk.stats for disk in disks}
+    stats = {report.disk_id: report.stats for report in reports}
     for name, attribute, about in _COUNTERS:
         counter = CounterMetricFamily(name, about, labels=("disk",))
         for disk_id, values in stats.items():
@@ -55,23 +77,21 @@ def disk_families(map_version: int, disks: Sequence[Disk]) -> Iterable[Metric]:
         for disk_id, values in stats.items():
             gauge.add_metric((disk_id,), getattr(values, attribute))
         yield gauge
-    yield from _space(disks)
+    yield from _space(reports)
 
 
-def _space(disks: Sequence[Disk]) -> Iterable[Metric]:
+def _space(reports: Sequence[DiskReport]) -> Iterable[Metric]:
     up = GaugeMetricFamily("dfc_disk_up", "1: the disk takes writes", labels=("disk",))
     capacity = GaugeMetricFamily("dfc_disk_capacity_bytes", "Size of the disk's file system", labels=("disk",))
     used = GaugeMetricFamily("dfc_disk_used_bytes", "Bytes used on it", labels=("disk",))
     free = GaugeMetricFamily("dfc_disk_free_bytes", "Bytes that uploads may still use", labels=("disk",))
     objects = GaugeMetricFamily("dfc_catalog_objects", "Objects in the catalog", labels=("disk",))
-    for disk in disks:
-        up.add_metric((disk.id,), 1 if disk.state == "up" else 0)
-        objects.add_metric((disk.id,), disk.totals()[0])
-        try:
-            space = disk.space()
-        except StorageFailed:
-            continue
-        capacity.add_metric((disk.id,), space.capacity)
-        used.add_metric((disk.id,), space.used)
-        free.add_metric((disk.id,), space.free)
+    for report in reports:
+        label = (report.disk_id,)
+        up.add_metric(label, 1 if report.state == "up" else 0)
+        objects.add_metric(label, report.objects)
+        if report.space is not None:
+            capacity.add_metric(label, report.space.capacity)
+            used.add_metric(label, report.space.used)
+            free.add_metric(label, report.space.free)
     return (up, capacity, used, free, objects)

@@ -14,8 +14,10 @@ from dfc.errors import Conflict, NotAShard
 from dfc.http.answers import NDJSON, Answer, StreamAnswer, json_answer
 from dfc.http.common import page_limit
 from dfc.http.exchange import Exchange
+from dfc.http.transfer import to_its_end
 from dfc.limits import CLUSTER_MAP_BYTES_MAX, LIST_PAGE_MAX
 from dfc.names import is_hidden
+from dfc.pages import merge_pages
 from dfc.placement.map import BucketEntry, ClusterMap
 from dfc.shards import Glob, Prefix, expand
 from dfc.storage.disk import Disk
@@ -92,27 +94,18 @@ class InternalRoutes:
 
     async def objects(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         query = exchange.query_parameters(None)
-        page = await self._local.call(
-            list_page,
-            self._disks(),
-            query.get("bucket_id", ""),
-            query.get("prefix", ""),
-            query.get("start_after", ""),
-            query.get("delimiter", ""),
-            page_limit(query),
-        )
+        asked = (query.get("bucket_id", ""), query.get("prefix", ""), query.get("start_after", ""), query.get("delimiter", ""))
+        limit = page_limit(query)
+        page = merge_pages(await self._local.of_each(lambda disk: list_page(disk, *asked, limit)), limit)
         return Answer(200, msgspec.msgpack.encode(page), [("Content-Type", MSGPACK)])
 
     async def buckets(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        return json_answer(await self._local.call(self._count))
-
-    def _count(self) -> dict[str, tuple[int, int]]:
         total: dict[str, tuple[int, int]] = {}
-        for disk in self._disks():
-            for bucket_id in disk.bucket_ids():
-                before, more = total.get(bucket_id, (0, 0)), disk.counts(bucket_id)
+        for counts in await self._local.of_each(_counts):
+            for bucket_id, more in counts.items():
+                before = total.get(bucket_id, (0, 0))
                 total[bucket_id] = (before[0] + more[0], before[1] + more[1])
-        return total
+        return json_answer(total)
 
     async def remove_bucket(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """Delete what is left of a bucket that the map calls `deleting`."""
@@ -121,15 +114,14 @@ class InternalRoutes:
             raise Conflict(f"the bucket {bucket.name!r} is not being deleted")
         removed = 0
         for disk in self._disks():
-            removed += await self._local.call(disk.remove_bucket, parameters[0])
+            removed += await self._local.threads(disk).write(disk.remove_bucket, parameters[0])
         return json_answer({"removed": removed})
 
     async def take_map(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Decide by this map from now on. Answered when no commit that was decided by an older one is under way."""
         new: ClusterMap = await exchange.json(ClusterMap, CLUSTER_MAP_BYTES_MAX)
         if self._local.take_map(new):
-            for disk in self._disks():
-                await self._local.call(disk.settle)
+            await asyncio.gather(*(self._local.threads(disk).write(disk.settle) for disk in self._disks()))
         return json_answer({"version": self._local.map.version})
 
     # --- keys
@@ -143,11 +135,11 @@ class InternalRoutes:
             return StreamAnswer(200, self._keys(rows, fields), [("Content-Type", NDJSON)])
 
     async def _keys(self, rows: Iterator[tuple[Disk, ObjectRow]], fields: str) -> AsyncIterator[bytes]:
-        call = self._local.call
-        while (entry := await call(next, rows, None)) is not None:
+        while (entry := await to_its_end(self._local.begin(next, rows, None))) is not None:
             disk, row = entry
-            index = await call(disk.open_index, row)
-            async for piece in self._local.iterate(list_keys(index, row.name, "key" if fields == "key" else "all")):
+            threads = self._local.threads(disk)
+            index = await threads.read(disk.open_index, row)
+            async for piece in threads.iterate(list_keys(index, row.name, "key" if fields == "key" else "all")):
                 yield piece
 
     # --- scrubbing
@@ -158,26 +150,25 @@ class InternalRoutes:
         return json_answer({"started": True}, 202)
 
     async def scrub_status(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        return json_answer({"disks": await self._local.call(self._scrub_status)})
+        return json_answer({"disks": await self._local.of_each(self._scrub_status)})
 
-    def _scrub_status(self) -> list[dict[str, Any]]:
+    def _scrub_status(self, disk: Disk) -> dict[str, Any]:
         names = {bucket.id: bucket.name for bucket in self._local.map.buckets}
-        status = []
-        for disk_id, scrubber in sorted(self._scrubbers.items()):
-            progress = scrubber.progress
-            quarantined = [
-                {"bucket": names.get(q.bucket_id, q.bucket_id), "object": q.name, "version": q.version, "reason": q.reason}
-                for q in self._local.disks[disk_id].quarantined()
-            ]
-            status.append(
-                {
-                    "disk": disk_id,
-                    "node": self._local.node_id,
-                    "state": progress.state,
-                    "bytes_done": progress.bytes_done,
-                    "bytes_total": progress.bytes_total,
-                    "errors": progress.errors,
-                    "quarantined": quarantined,
-                }
-            )
-        return status
+        progress = self._scrubbers[disk.id].progress
+        quarantined = [
+            {"bucket": names.get(q.bucket_id, q.bucket_id), "object": q.name, "version": q.version, "reason": q.reason}
+            for q in disk.quarantined()
+        ]
+        return {
+            "disk": disk.id,
+            "node": self._local.node_id,
+            "state": progress.state,
+            "bytes_done": progress.bytes_done,
+            "bytes_total": progress.bytes_total,
+            "errors": progress.errors,
+            "quarantined": quarantined,
+        }
+
+
+def _counts(disk: Disk) -> dict[str, tuple[int, int]]:
+    return {bucket_id: disk.counts(bucket_id) for bucket_id in disk.bucket_ids()}

@@ -1,4 +1,4 @@
-"""Listings of one target: pages of its disks, with common prefixes rolled up by seeks instead of scans."""
+"""Listings of one disk: pages, with common prefixes rolled up by seeks instead of scans."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from collections.abc import Sequence
 from typing import Final
 
 from dfc.names import HIDDEN_PREFIX, is_hidden
-from dfc.pages import Page, Row, merge_pages
+from dfc.pages import Page, Row
 from dfc.storage.disk import Disk
 
 PROBE_ROWS: Final = 200  # rows read at a time while prefixes are rolled up
 
 
-def list_page(disks: Sequence[Disk], bucket_id: str, prefix: str, start_after: str, delimiter: str, limit: int) -> Page:
-    """At most `limit` names and prefixes after `start_after`, from all disks. Blocking."""
-    one = _rolled_up if delimiter else _plain
-    return merge_pages([one(disk, bucket_id, prefix, start_after, delimiter, limit) for disk in disks], limit)
+def list_page(disk: Disk, bucket_id: str, prefix: str, start_after: str, delimiter: str, limit: int) -> Page:
+    """At most `limit` names and prefixes of one disk after `start_after`. Blocking."""
+    if delimiter:
+        return _rolled_up(disk, bucket_id, prefix, start_after, delimiter, limit)
+    return _plain(disk, bucket_id, prefix, start_after, limit)
 
 
-def _plain(disk: Disk, bucket_id: str, prefix: str, start_after: str, _delimiter: str, limit: int) -> Page:
+def _plain(disk: Disk, bucket_id: str, prefix: str, start_after: str, limit: int) -> Page:
     rows: list[Row] = disk.list_tuples(bucket_id, prefix=prefix, start_after=start_after, limit=limit)
     more = len(rows) == limit
     hidden = _first_hidden(rows, prefix)

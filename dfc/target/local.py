@@ -1,21 +1,26 @@
-"""What a target has: its disks, the map it decides by, and threads for disk calls."""
+"""What a target has: its disks with their threads, the map it decides by, and threads for what is of no disk."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, TypeVar
 
-from dfc.errors import BucketDeleting, BucketNotFound, Unavailable
+from dfc.errors import BucketDeleting, BucketNotFound, StorageFailed, Unavailable
 from dfc.http.peer import ControlClient
+from dfc.limits import BATCH_THREADS, DISK_ANSWER_S, NODE_THREADS
 from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap
 from dfc.storage.disk import Disk
+from dfc.target.families import DiskReport
+from dfc.target.threads import CLOSE_S, DiskThreads
 
 T = TypeVar("T")
 _log: Final = logging.getLogger("dfc.target")
-DISK_THREADS: Final = 64  # small uploads wait in them for their group's commit
+EACH_DISK_S: Final = 20.0  # less than nodes wait for each other's answers
 MAP_REFRESH_S: Final = 0.5  # a bucket that nobody knows is asked for at most this often
 
 
@@ -29,33 +34,65 @@ class Place(NamedTuple):
 class Local:
     """The state that all routes of a target share."""
 
-    def __init__(self, control: ControlClient, proxy_url: str) -> None:
+    def __init__(self, control: ControlClient, proxy_url: str, transfer_threads: int) -> None:
         self.control = control
         self.proxy_url = proxy_url.rstrip("/")
         self.node_id = ""
         self.map: ClusterMap = EMPTY_MAP
         self.disks: dict[str, Disk] = {}
-        self._threads = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="disk")
+        self.batches = ThreadPoolExecutor(BATCH_THREADS, thread_name_prefix="batch")  # they read from many disks at once
+        self._transfer_threads = transfer_threads
+        self._disk_threads: dict[str, DiskThreads] = {}
+        self._threads = ThreadPoolExecutor(NODE_THREADS, thread_name_prefix="node")
         self._refreshed_s = 0.0
 
+    def add(self, disk: Disk) -> None:
+        """A disk that was opened. Blocks: it is asked how it is."""
+        self._disk_threads[disk.id] = DiskThreads(disk, self._transfer_threads)
+        self.disks[disk.id] = disk
+
     def close(self) -> None:
+        """Wait for what is under way, then close the disks; one that hangs is left behind after a while."""
         self._threads.shutdown(wait=True)
-        for disk in self.disks.values():
+        self.batches.shutdown(wait=False, cancel_futures=True)
+        closing = [threading.Thread(target=self._close, args=(disk,), daemon=True) for disk in self.disks.values()]
+        for thread in closing:
+            thread.start()
+        deadline_s = time.monotonic() + 2 * CLOSE_S
+        for thread in closing:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+
+    def _close(self, disk: Disk) -> None:
+        if self._disk_threads[disk.id].close():
             disk.close()
+        else:
+            _log.error("disk %s does not answer, and is left as it is", disk.id)
 
     # --- threads
 
-    async def call(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
-        """Run a blocking call in a thread. When the caller is cancelled the call still runs to its end."""
-        loop = asyncio.get_running_loop()
-        if named:
-            return await loop.run_in_executor(self._threads, lambda: function(*arguments, **named))
-        return await loop.run_in_executor(self._threads, function, *arguments)
+    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run a blocking call that is of no disk in a thread. When the caller is cancelled it still runs to its end."""
+        return await self.begin(function, *arguments)
 
-    async def iterate(self, iterator: Iterator[bytes]) -> AsyncIterator[bytes]:
-        """The pieces of a blocking iterator, each made in a thread."""
-        while (piece := await self.call(next, iterator, None)) is not None:
-            yield piece
+    def begin(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        """The same, for who must not go on before it has ended (see `to_its_end`)."""
+        return asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+    def threads(self, disk: Disk) -> DiskThreads:
+        return self._disk_threads[disk.id]
+
+    async def reports(self) -> list[DiskReport]:
+        """What every disk says of itself, also of those that do not answer."""
+        return await asyncio.gather(*(threads.report(DISK_ANSWER_S) for threads in self._disk_threads.values()))
+
+    async def of_each(self, function: Callable[[Disk], T]) -> list[T]:
+        """What a quick call says of each disk, in the order of their ids. StorageFailed when one does not answer."""
+        disks = [self.disks[disk_id] for disk_id in sorted(self.disks)]
+        try:
+            async with asyncio.timeout(EACH_DISK_S):
+                return await asyncio.gather(*(self.threads(disk).read(function, disk) for disk in disks))
+        except TimeoutError:
+            raise StorageFailed("a disk of this target does not answer") from None
 
     # --- the map
 

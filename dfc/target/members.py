@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import BinaryIO, Final, cast
 
 from dfc.errors import BadRequest, MemberNotFound, NotAShard, SampleNotFound
-from dfc.http.answers import NDJSON, TAR, Answer, FileAnswer, StreamAnswer, header_lines
+from dfc.http.answers import NDJSON, TAR, Answer, FileAnswer, Headers, StreamAnswer, header_lines
 from dfc.http.common import SAFETY_HEADERS, content_type
 from dfc.http.conditions import http_date, is_not_modified, is_plain, requested_range
 from dfc.http.exchange import Exchange
@@ -42,12 +43,12 @@ class MemberRoutes:
             raise NotAShard(f"{row.name!r} has no tar index{': ' + row.warnings[0] if row.warnings else ''}")
         index = disk.cached_index(row)
         if index is None:
-            index = await self._local.call(disk.open_index, row)
+            index = await self._local.threads(disk).read(disk.open_index, row)
         try:
             return await self._by_index(exchange, disk, row, index, given[0], query)
         except IndexCorrupt:
             # Large indexes are checked as they are read. A new one is made from the shard; then it is asked once more.
-            index = await self._local.call(disk.rebuild_index, row, index)
+            index = await self._local.threads(disk).read(disk.rebuild_index, row, index)
             return await self._by_index(exchange, disk, row, index, given[0], query)
 
     async def _by_index(
@@ -66,17 +67,17 @@ class MemberRoutes:
     def _list(self, disk: Disk, row: ObjectRow, index: ShardIndex, what: str) -> Answer:
         if what == "offsets":
             headers = (("Content-Type", OCTETS), ("ETag", f'"{row.checksum}"'), *SAFETY_HEADERS)
-            pieces = self._local.iterate(_or_rebuild(disk, row, index, list_offsets(index)))
+            pieces = self._local.threads(disk).iterate(_or_rebuild(disk, row, index, list_offsets(index)))
             return StreamAnswer(200, pieces, headers, content_length=8 * (index.sample_count + 1))
         if what not in ("members", "samples"):
             raise BadRequest("list is 'members', 'samples' or 'offsets'")
         lines = _or_rebuild(disk, row, index, list_members(index) if what == "members" else list_samples(index))
-        return StreamAnswer(200, self._local.iterate(lines), [("Content-Type", NDJSON), *SAFETY_HEADERS])
+        return StreamAnswer(200, self._local.threads(disk).iterate(lines), [("Content-Type", NDJSON), *SAFETY_HEADERS])
 
     async def _sample(
         self, exchange: Exchange, disk: Disk, row: ObjectRow, index: ShardIndex, key: str, extension: str | None
     ) -> Answer:
-        sample = await self._local.call(index.find_sample, key)
+        sample = await self._local.threads(disk).read(index.find_sample, key)
         if sample is None:
             raise SampleNotFound(f"{row.name!r} has no sample {key[:200]!r}")
         if extension is not None:
@@ -86,7 +87,7 @@ class MemberRoutes:
             raise MemberNotFound(f"sample {key[:200]!r} has no {extension[:80]!r}")
         length = sum(len(member_header(m.name, m.size)) + m.size + len(padding(m.size)) for m in sample.members)
         file, close = await self._open(disk, row, index.kind)
-        pieces = self._local.iterate(_sample_tar(file, row.size, index.kind, sample))
+        pieces = self._local.threads(disk).iterate(_sample_tar(BlobBody(disk, row, file), index.kind, sample))
         headers = [("Content-Type", TAR), *SAFETY_HEADERS]
         total = length + len(END_OF_ARCHIVE)
         return StreamAnswer(200, pieces, headers, content_length=total, on_close=close)
@@ -116,9 +117,9 @@ class MemberRoutes:
         if count <= SMALL_READ_BYTES:
             body = read_range(disk.blob_path(row), offset, count)
             if body is None or len(body) != count:
-                body = await self._local.call(_read_range, disk, row, offset, count)
+                body = await self._local.threads(disk).read(_read_range, disk, row, offset, count)
             return Answer(status, body, lines)
-        return FileAnswer(status, await self._local.call(disk.open_blob, row), offset, count, lines)
+        return await blob_answer(self._local, disk, row, status, offset, count, lines)
 
     async def _decompressed(
         self, exchange: Exchange, disk: Disk, row: ObjectRow, index: ShardIndex, member: Member, lines: str
@@ -126,14 +127,16 @@ class MemberRoutes:
         if exchange.method == "HEAD":
             return Answer(200, b"", lines, content_length=member.size)
         file, close = await self._open(disk, row, index.kind)
-        pieces: AsyncIterator[bytes] = self._local.iterate(_decompress(file, row.size, index.kind, member.offset, member.size))
+        pieces: AsyncIterator[bytes] = self._local.threads(disk).iterate(
+            _decompress(BlobBody(disk, row, file), index.kind, member.offset, member.size)
+        )
         return StreamAnswer(200, pieces, lines, content_length=member.size, on_close=close)
 
     async def _open(self, disk: Disk, row: ObjectRow, kind: str) -> tuple[int, Callable[[], None]]:
         """The blob to read a shard from and what ends that. Unavailable while too many shards of large windows are read."""
         has_slot = await self.slots.take(kind)
         try:
-            file = await self._local.call(disk.open_blob, row)
+            file = await self._local.threads(disk).open(disk.open_blob, row, release=os.close)
         except BaseException:
             if has_slot:
                 self.slots.give()
@@ -156,39 +159,64 @@ def _or_rebuild(disk: Disk, row: ObjectRow, index: ShardIndex, lines: Iterator[b
         raise
 
 
+async def blob_answer(
+    local: Local, disk: Disk, row: ObjectRow, status: int, offset: int, count: int, headers: Headers
+) -> FileAnswer:
+    """So many bytes of a blob, by sendfile in the threads of its disk."""
+    threads = local.threads(disk)
+    file = await threads.open(disk.open_blob, row, release=os.close)
+
+    def failed(error: OSError, at: int) -> None:
+        disk.read_failed(row, at, error)
+
+    return FileAnswer(status, file, offset, count, headers, threads.sending, failed)
+
+
 def _read_range(disk: Disk, row: ObjectRow, offset: int, count: int) -> bytes:
     file = disk.open_blob(row)
     try:
-        return os.pread(file, count, offset)
+        return BlobBody(disk, row, file).pread(count, offset)
     finally:
         os.close(file)
 
 
 class BlobBody:
-    """The object's bytes of a blob, without its footer, as the readers of archives want them."""
+    """The object's bytes of a blob, without its footer, as the readers of archives want them. Bytes that cannot be read, or
+    are not there, are raised as the disk's errors."""
 
-    def __init__(self, file: int, size: int) -> None:
-        self._file, self._size, self._position = file, size, 0
+    def __init__(self, disk: Disk, row: ObjectRow, file: int) -> None:
+        self._disk, self._row, self._file = disk, row, file
+        self._position = 0
 
     def read(self, count: int = -1) -> bytes:
-        left = self._size - self._position
-        data = os.pread(self._file, left if count < 0 else min(count, left), self._position)
+        left = self._row.size - self._position
+        data = self.pread(left if count < 0 else min(count, left), self._position)
         self._position += len(data)
         return data
 
+    def pread(self, count: int, offset: int) -> bytes:
+        """Exactly `count` bytes."""
+        try:
+            data = os.pread(self._file, count, offset)
+            if len(data) != count:
+                raise OSError(errno.ENODATA, f"the blob ends at byte {offset + len(data)}")
+            return data
+        except OSError as error:
+            raise self._disk.read_failed(self._row, offset, error) from error
 
-def _decompress(file: int, size: int, kind: str, offset: int, count: int) -> Iterator[bytes]:
-    return read_member_range(cast(BinaryIO, BlobBody(file, size)), kind, offset, count)
+
+def _decompress(body: BlobBody, kind: str, offset: int, count: int) -> Iterator[bytes]:
+    return read_member_range(cast(BinaryIO, body), kind, offset, count)
 
 
-def _sample_tar(file: int, size: int, kind: str, sample: Sample) -> Iterator[bytes]:
+def _sample_tar(body: BlobBody, kind: str, sample: Sample) -> Iterator[bytes]:
     """A tar of the members of a sample, with headers of our own; the shard is read once, from the first to the last."""
     first, last = sample.members[0], sample.members[-1]
     count = last.offset + last.size - first.offset
     if kind == "tar":
-        pieces = _ranges(file, first.offset, count)
+        pieces = _ranges(body, first.offset, count)
     else:
-        pieces = _decompress(file, size, kind, first.offset, count)
+        pieces = _decompress(body, kind, first.offset, count)
     position, piece = first.offset, b""  # `piece` begins at `position` of the archive
     for member in sample.members:
         yield member_header(member.name, member.size)
@@ -208,11 +236,9 @@ def _sample_tar(file: int, size: int, kind: str, sample: Sample) -> Iterator[byt
     yield END_OF_ARCHIVE
 
 
-def _ranges(file: int, offset: int, size: int) -> Iterator[bytes]:
+def _ranges(body: BlobBody, offset: int, size: int) -> Iterator[bytes]:
     end = offset + size
     while offset < end:
-        piece = os.pread(file, min(TRANSFER_BUFFER_BYTES, end - offset), offset)
-        if not piece:
-            raise ConnectionAbortedError("the blob is shorter than its index says")
+        piece = body.pread(min(TRANSFER_BUFFER_BYTES, end - offset), offset)
         offset += len(piece)
         yield piece

@@ -19,7 +19,7 @@ from dfc import metrics
 from dfc.clock import HybridClock
 from dfc.config import Settings
 from dfc.engine.beside import WorkersBeside
-from dfc.errors import DiskRefused, OperatorError, StorageFailed, Unavailable
+from dfc.errors import DiskRefused, OperatorError, Unavailable
 from dfc.http.answers import Answer, json_answer
 from dfc.http.batch import BATCH_QUERY
 from dfc.http.common import LISTING_QUERY, OBJECT_QUERY, health_answer, metrics_answer
@@ -36,7 +36,7 @@ from dfc.storage.identity import read_identity
 from dfc.storage.rows import DiskOptions
 from dfc.storage.scrub import Scrubber
 from dfc.target.batch import BatchRoutes
-from dfc.target.families import disk_families
+from dfc.target.families import DiskReport, disk_families
 from dfc.target.internal import InternalRoutes, ShardSelection
 from dfc.target.local import Local
 from dfc.target.members import MemberRoutes
@@ -58,7 +58,7 @@ class TargetNode:
         self.id = ""
         self._pool = PeerPool(settings.peer_timeout_s)
         self._control = ControlClient(settings.token, settings.peer_timeout_s)
-        self.local = Local(self._control, settings.proxy_url)
+        self.local = Local(self._control, settings.proxy_url, settings.transfer_threads)
         self._scrubbers: dict[str, Scrubber] = {}
         self._members = MemberRoutes(self.local)
         relay = Relay(self._pool, settings.peer_timeout_s)
@@ -66,6 +66,7 @@ class TargetNode:
         web = dict.fromkeys(("GET", "PUT", "DELETE"), self._objects.web)
         self.server = NodeServer(settings, self._routes(), Route("/", web, query=None))
         self._registry = metrics.make_registry(self.server.stats, self._families)
+        self._reports: list[DiskReport] = []
         self._heart: asyncio.Task[None] | None = None
         self._workers: WorkersBeside | None = None
         self._url = self._advertised = ""
@@ -178,7 +179,7 @@ class TargetNode:
         settings = self.settings
         for path in settings.disks:
             disk = Disk.open(path, cluster_id, clock, _disk_options(settings, path))
-            self.local.disks[disk.id] = disk
+            self.local.add(disk)
             scrubber = Scrubber(
                 disk, bytes_per_s=settings.scrub_rate_bytes_per_s, interval_s=settings.scrub_interval_s or math.inf
             )
@@ -191,8 +192,7 @@ class TargetNode:
         while True:
             await asyncio.sleep(self.settings.heartbeat_s)
             try:
-                entries = await self.local.call(self._describe_disks)
-                await self._register(self.local.map.cluster_id, entries)
+                await self._register(self.local.map.cluster_id, self._describe(await self.local.reports()))
                 failing = False
             except (Unavailable, RemoteError) as error:
                 if not failing:
@@ -201,19 +201,15 @@ class TargetNode:
             except Exception:
                 _log.exception("a heartbeat failed; they go on")
 
-    def _describe_disks(self) -> tuple[DiskEntry, ...]:
-        entries = []
+    def _describe(self, reports: Iterable[DiskReport]) -> tuple[DiskEntry, ...]:
         known = {d.id: d for node in self.local.map.nodes if node.id == self.id for d in node.disks}
-        for disk in self.local.disks.values():
-            was = known.get(disk.id)
+        entries = []
+        for report in reports:
+            was = known.get(report.disk_id)
             weight = was.weight if was else 1.0
-            try:
-                space, objects = disk.space(), disk.totals()[0]
-                entry = DiskEntry(
-                    id=disk.id, weight=weight, state=disk.state, capacity=space.capacity, used=space.used, objects=objects
-                )
-            except StorageFailed:
-                entry = DiskEntry(id=disk.id, weight=weight, state="failed")
+            entry = DiskEntry(id=report.disk_id, weight=weight, state=report.state, objects=report.objects)
+            if report.space is not None:
+                entry = msgspec.structs.replace(entry, capacity=report.space.capacity, used=report.space.used)
             entries.append(entry)
         return tuple(entries)
 
@@ -248,10 +244,11 @@ class TargetNode:
         return json_answer(self.local.map)
 
     async def _metrics(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        return await self.local.call(metrics_answer, self._registry)
+        self._reports = await self.local.reports()
+        return await asyncio.to_thread(metrics_answer, self._registry)
 
     def _families(self) -> Iterable[Metric]:
-        return disk_families(self.local.map.version, list(self.local.disks.values()))
+        return disk_families(self.local.map.version, self._reports)
 
 
 def _disk_options(settings: Settings, path: str) -> DiskOptions:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import lru_cache
 from typing import Final
 
 from dfc.checksum import CHECKSUM_NAME, ExpectedChecksums
 from dfc.errors import BadRequest, PreconditionFailed, TooLarge, Unavailable
-from dfc.http.answers import Answer, FileAnswer, header_lines, json_answer
+from dfc.http.answers import Answer, header_lines, json_answer
 from dfc.http.common import INSIDE_QUERY, OBJECT_QUERY, SAFETY_HEADERS, content_type
 from dfc.http.conditions import entity_tags, http_date, is_not_modified, is_plain, requested_range
 from dfc.http.exchange import Exchange
@@ -23,8 +21,9 @@ from dfc.storage.nowait import read_object
 from dfc.storage.rows import ObjectRow, Precondition, PutResult, RowChanged
 from dfc.tar.index import index_kind
 from dfc.target.local import Local, Place
-from dfc.target.members import MemberRoutes
+from dfc.target.members import MemberRoutes, blob_answer
 from dfc.target.slots import Slots
+from dfc.target.uploads import store
 
 REREADS_MAX: Final = 8  # a row that changes under the reader so often is a storm of uploads
 
@@ -97,7 +96,7 @@ class ObjectRoutes:
     async def _get(self, exchange: Exchange, bucket: BucketEntry, disk: Disk, name: str, query: Mapping[str, str]) -> Answer:
         row = disk.lookup_cached(bucket.id, name)
         if row is None:
-            row = await self._local.call(disk.lookup, bucket.id, name)
+            row = await self._local.threads(disk).read(disk.lookup, bucket.id, name)
         for _ in range(REREADS_MAX):
             try:
                 if query and not query.keys().isdisjoint(INSIDE_QUERY):
@@ -123,9 +122,9 @@ class ObjectRoutes:
         if row.size <= SMALL_READ_BYTES:
             body = read_object(disk.blob_path(row), row)
             if body is None:
-                body = await self._local.call(disk.read_small, row)
+                body = await self._local.threads(disk).read(disk.read_small, row)
             return Answer(status, body if status == 200 else body[start:stop], lines)
-        return FileAnswer(status, await self._local.call(disk.open_blob, row), start, stop - start, lines)
+        return await blob_answer(self._local, disk, row, status, start, stop - start, lines)
 
     # --- PUT
 
@@ -139,7 +138,7 @@ class ObjectRoutes:
         precondition = self._precondition(exchange, place, name)
         if precondition.names_an_object:
             # Asked before the body is read; decided inside the transaction.
-            await self._local.call(_check_early, precondition, place, name)
+            await self._local.threads(place.disk).read(_check_early, precondition, place, name)
         put = self._put_small if length is not None and length <= SMALL_BODY_BYTES else self._put_large
         has_slot = await self.slots.take(index_kind(name))
         try:
@@ -164,7 +163,7 @@ class ObjectRoutes:
         self, exchange: Exchange, place: Place, name: str, expected: ExpectedChecksums, precondition: Precondition
     ) -> PutResult:
         body = await exchange.read_small(SMALL_BODY_BYTES)
-        return await self._local.call(
+        return await self._local.threads(place.disk).write(
             place.disk.put_small,
             place.bucket.id,
             name,
@@ -177,30 +176,14 @@ class ObjectRoutes:
     async def _put_large(
         self, exchange: Exchange, place: Place, name: str, expected: ExpectedChecksums, precondition: Precondition
     ) -> PutResult:
-        call = self._local.call
-        writer = await call(
-            place.disk.begin_put,
-            place.bucket.id,
-            name,
-            size=exchange.declared_length,
-            expected=expected,
-            durability=place.bucket.durability,
-        )
-        try:
-            await exchange.receive(writer.write)
-            await call(writer.finish)
-            # From here the commit decides; a client that goes away now may find its object stored.
-            return await asyncio.shield(call(writer.commit, precondition))
-        except BaseException:
-            with suppress(asyncio.CancelledError):
-                await asyncio.shield(call(writer.abort))
-            raise
+        durability = place.bucket.durability
+        return await store(self._local, exchange, place, name, expected, precondition, durability=durability)
 
     # --- DELETE
 
     async def _delete(self, exchange: Exchange, place: Place, name: str) -> Answer:
         precondition = self._precondition(exchange, place, name)
-        await self._local.call(place.disk.delete, place.bucket.id, name, precondition=precondition)
+        await self._local.threads(place.disk).write(place.disk.delete, place.bucket.id, name, precondition=precondition)
         return Answer(204)
 
 

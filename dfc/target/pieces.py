@@ -6,6 +6,7 @@ numbers; what is left for each piece is one `preadv` into its place in the windo
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -16,13 +17,19 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dfc.errors import StorageFailed, Unavailable
+from dfc.errors import DfcError, StorageFailed, Unavailable
 from dfc.limits import BATCH_OPEN_SHARDS_MAX, BATCH_WINDOW_BYTES
 from dfc.storage.rows import RowChanged
 
 Integers = NDArray[np.int64]
+# What a file that cannot be read means: `(error, offset)` to the error to raise.
+ReadFailed = Callable[[OSError, int], DfcError]
 TEXT = -1  # in the place of a file's number: the piece is of the text
 COLD_PIECE_S = 50e-6  # a piece that is in memory takes 4 µs, one that has to come from flash 80 and more
+
+
+def _own_file_failed(error: OSError, offset: int) -> DfcError:
+    return StorageFailed(f"reading a decompressed shard: {error.strerror}")
 
 
 class Files:
@@ -30,12 +37,14 @@ class Files:
 
     def __init__(self) -> None:
         self._openers: list[Callable[[], int]] = []
+        self._failed: list[ReadFailed] = []
         self._open: dict[int, int] = {}
         self._kept: list[IO[Any]] = []
 
-    def add(self, opener: Callable[[], int]) -> int:
+    def add(self, opener: Callable[[], int], failed: ReadFailed) -> int:
         """The number of a new file; it is opened at once while there is room, so that it stays what it is."""
         self._openers.append(opener)
+        self._failed.append(failed)
         number = len(self._openers) - 1
         if len(self._open) < BATCH_OPEN_SHARDS_MAX:
             self._open[number] = opener()
@@ -47,7 +56,12 @@ class Files:
         if opened is not None:
             os.close(opened)
         self._kept.append(file)
+        self._failed[number] = _own_file_failed
         self._openers[number] = lambda: os.dup(file.fileno())
+
+    def failed(self, number: int, offset: int, error: OSError) -> DfcError:
+        """What to raise for a file that cannot be read at an offset."""
+        return self._failed[number](error, offset)
 
     def descriptor(self, number: int) -> int:
         found = self._open.get(number)
@@ -168,17 +182,24 @@ class PieceSource:
                     view[begin:end] = self._text[offset : offset + end - begin]
                 continue
             descriptor = self._files.descriptor(number)
-            for offset, begin, end in zip(offsets[low:high], begins[low:high], ends[low:high], strict=True):
-                if preadv(descriptor, (view[begin:end],), offset) != end - begin:
-                    self._copy(number, offset, view[begin:end])
+            offset = 0
+            try:
+                for offset, begin, end in zip(offsets[low:high], begins[low:high], ends[low:high], strict=True):
+                    if preadv(descriptor, (view[begin:end],), offset) != end - begin:
+                        self._copy(number, offset, view[begin:end])
+            except OSError as error:
+                raise self._files.failed(number, offset, error) from error
 
     def _copy(self, number: int, offset: int, view: memoryview) -> None:
         if number == TEXT:
             view[:] = self._text[offset : offset + len(view)]
             return
         descriptor, filled = self._files.descriptor(number), 0
-        while filled < len(view):
-            count = os.preadv(descriptor, (view[filled:],), offset + filled)
-            if not count:
-                raise StorageFailed("a blob is shorter than its index says")
-            filled += count
+        try:
+            while filled < len(view):
+                count = os.preadv(descriptor, (view[filled:],), offset + filled)
+                if not count:
+                    raise OSError(errno.ENODATA, f"the blob ends at byte {offset + filled}")
+                filled += count
+        except OSError as error:
+            raise self._files.failed(number, offset + filled, error) from error

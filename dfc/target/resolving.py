@@ -151,7 +151,7 @@ class _Work:
                 return
         inside = [place for place in where if not _is_whole(items[place])]
         if len(inside) < len(where):
-            file = self._resolved.files.add(lambda: disk.open_blob(row))
+            file = self._resolved.files.add(lambda: disk.open_blob(row), lambda error, at: disk.read_failed(row, at, error))
             for place in sorted(set(where).difference(inside)):
                 self._part(place, row.name, file, 0, row.size)
         if not inside:
@@ -161,7 +161,7 @@ class _Work:
             self._fail(inside[0], NotAShard(f"{row.name!r} has no tar index{why}"))
             return
         index = disk.open_index(row)
-        file = self._resolved.files.add(lambda: disk.open_blob(row))
+        file = self._resolved.files.add(lambda: disk.open_blob(row), lambda error, at: disk.read_failed(row, at, error))
         end = max(self._samples(index, row, file, inside), self._members(index, row, file, inside))
         if index.compressed and end:
             self._resolved.decodings.append(Decoding(file, inside[0], disk, row, index.kind, end))

@@ -102,8 +102,10 @@ class SourceRoutes:
     async def index(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """The bytes of the index of a shard; it is built again first when it is missing or damaged."""
         found = await self._find(exchange.query_parameters(INDEX_QUERY))
-        file = await self._local.call(_open_index, found)
-        return FileAnswer(200, file, 0, os.fstat(file).st_size, [("Content-Type", "application/octet-stream")])
+        threads = self._local.threads(found.disk)
+        file = await threads.open(_open_index, found, release=os.close)
+        headers = [("Content-Type", "application/octet-stream")]
+        return FileAnswer(200, file, 0, os.fstat(file).st_size, headers, threads.sending, found.disk.index_failed)
 
     async def _find(self, query: Mapping[str, str]) -> _Found:
         for name in ("bucket", "object"):
@@ -116,10 +118,10 @@ class SourceRoutes:
             raise Unavailable("this target does not hold the object by its map; the map may be changing")
         if "job" in query:
             owner = StagedName(check_job_id(query["job"]), flag(query, "temporary"))
-            entry = await self._local.call(disk.staging.find, bucket.id, name, owner)
+            entry = await self._local.threads(disk).read(disk.staging.find, bucket.id, name, owner)
             row, path = entry.row, disk.staging.path(entry)
         else:
-            row = await self._local.call(disk.lookup, bucket.id, name)
+            row = await self._local.threads(disk).read(disk.lookup, bucket.id, name)
             path = disk.blob_path(row)
         if query.get("version", row.version) != row.version:
             raise PreconditionFailed(f"{name!r} has the version {row.version} by now")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from contextlib import suppress
 from typing import Any, Final
 
 from dfc.checksum import ExpectedChecksums
@@ -24,6 +24,7 @@ from dfc.tar.index import index_kind
 from dfc.target.local import Local, Place
 from dfc.target.objects import put_answer
 from dfc.target.slots import Slots
+from dfc.target.uploads import store
 
 STAGED_QUERY: Final = frozenset(("temporary",))
 
@@ -45,7 +46,7 @@ class StagingRoutes:
         length = exchange.declared_length
         if length is not None and length > self._size_max:
             raise TooLarge(f"an object has at most {self._size_max} bytes")
-        if await self._local.call(place.disk.staging.has_ended, owner.job):
+        if await self._local.threads(place.disk).read(place.disk.staging.has_ended, owner.job):
             raise JobCancelled(f"the job {owner.job} has ended here")
         has_slot = await self._slots.take(index_kind(path.name))
         try:
@@ -65,32 +66,24 @@ class StagingRoutes:
         return bucket
 
     async def _store(self, exchange: Exchange, place: Place, name: str, owner: StagedName) -> PutResult:
-        call = self._local.call
-        writer = await call(
-            place.disk.begin_put,
-            place.bucket.id,
+        return await store(
+            self._local,
+            exchange,
+            place,
             name,
-            size=exchange.declared_length,
-            expected=ExpectedChecksums.from_headers(exchange.headers.get("X-DFC-Checksum"), None),
+            ExpectedChecksums.from_headers(exchange.headers.get("X-DFC-Checksum"), None),
+            Precondition(guard=self._local.commit_guard(place.bucket, name, place.disk)),
             durability="relaxed" if owner.temporary else place.bucket.durability,
             staged=owner,
         )
-        try:
-            await exchange.receive(writer.write)
-            await call(writer.finish)
-            guard = self._local.commit_guard(place.bucket, name, place.disk)
-            return await asyncio.shield(call(writer.commit, Precondition(guard=guard)))
-        except BaseException:
-            with suppress(asyncio.CancelledError):
-                await asyncio.shield(call(writer.abort))
-            raise
 
     async def get(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """The staged bytes, or a range of them."""
         owner, path = _parse(exchange, parameters)
         bucket = await self._local.bucket(path.bucket)
-        staging = self._own_disk(path).staging
-        entry = await self._local.call(staging.find, bucket.id, path.name, owner)
+        disk = self._own_disk(path)
+        staging, threads = disk.staging, self._local.threads(disk)
+        entry = await threads.read(staging.find, bucket.id, path.name, owner)
         row = entry.row
         lines = header_lines(
             (("Content-Type", "application/octet-stream"), ("ETag", f'"{row.checksum}"'), ("Accept-Ranges", "bytes"))
@@ -103,7 +96,8 @@ class StagingRoutes:
             if part is not None:
                 start, stop, status = part.start, part.stop, 206
                 lines += f"Content-Range: bytes {start}-{stop - 1}/{row.size}\r\n"
-        return FileAnswer(status, await self._local.call(staging.open, entry), start, stop - start, lines)
+        file = await threads.open(staging.open, entry, release=os.close)
+        return FileAnswer(status, file, start, stop - start, lines, threads.sending, staging.read_failed)
 
     # --- whole jobs, on every disk of this target
 
@@ -111,8 +105,8 @@ class StagingRoutes:
         """What every job has staged here."""
         found: dict[str, dict[str, Any]] = {}
         now_us = time.time_ns() // 1000
-        for disk in self._disks():
-            for job, total in (await self._local.call(disk.staging.totals)).items():
+        for totals in await self._local.of_each(lambda disk: disk.staging.totals()):
+            for job, total in totals.items():
                 entry = found.setdefault(job, {"objects": 0, "bytes": 0, "oldest_s": 0.0})
                 entry["objects"] += total.objects
                 entry["bytes"] += total.bytes
@@ -125,7 +119,7 @@ class StagingRoutes:
         names = {bucket.id: bucket.name for bucket in self._local.map.buckets}
         objects = []
         for disk in self._disks():
-            for row in await self._local.call(disk.staging.prepare, job):
+            for row in await self._local.threads(disk).write(disk.staging.prepare, job):
                 bucket = names.get(row.bucket_id, row.bucket_id)
                 objects.append({"bucket": bucket, "object": row.name, "size": row.size, "checksum": row.checksum})
         return json_answer({"objects": objects})
@@ -133,13 +127,14 @@ class StagingRoutes:
     async def publish(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """Make the outputs of a job visible: on each disk all at once."""
         job = check_job_id(parameters[0])
-        done = await asyncio.gather(*(self._local.call(disk.staging.publish, job, self._is_open) for disk in self._disks()))
+        call = self._local.threads
+        done = await asyncio.gather(*(call(disk).write(disk.staging.publish, job, self._is_open) for disk in self._disks()))
         return json_answer({"objects": sum(each.objects for each in done), "bytes": sum(each.bytes for each in done)})
 
     async def discard(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """Drop what a job has staged, and let it stage nothing more."""
         job = check_job_id(parameters[0])
-        dropped = await asyncio.gather(*(self._local.call(disk.staging.discard, job) for disk in self._disks()))
+        dropped = await asyncio.gather(*(self._local.threads(disk).write(disk.staging.discard, job) for disk in self._disks()))
         return json_answer({"discarded": sum(dropped)})
 
     def _is_open(self, bucket_id: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -12,12 +13,13 @@ from dataclasses import replace
 import pytest
 
 from dfc.config import Settings
-from dfc.errors import ObjectNotFound, Unavailable
+from dfc.errors import ObjectNotFound, StorageFailed, Unavailable
 from dfc.http.answers import Answer, FileAnswer, StreamAnswer, json_answer, text_answer
 from dfc.http.common import content_type, flag, health_answer, page_limit
 from dfc.http.router import Route
 from dfc.http.server import NodeServer
 from dfc.limits import SMALL_BODY_BYTES
+from dfc.metrics import make_registry, render
 
 LARGE = 3_000_000
 CALM = Settings(port=0, access_log=False, drain_timeout_s=5.0)
@@ -41,6 +43,7 @@ class Program:
         self.entered = asyncio.Event()
         self.received = bytearray()
         self.problem: BaseException | None = None
+        self.read_errors: list[tuple[int | None, int]] = []
 
     async def hello(self, exchange, parameters):
         return text_answer("hello")
@@ -59,7 +62,7 @@ class Program:
     async def receive(self, exchange, parameters):
         self.received.clear()
         try:
-            await exchange.receive(self.received.__iadd__)
+            await exchange.receive(self.received.__iadd__, exchange.bulk.threads)
         except BaseException as problem:
             self.problem = problem
             raise
@@ -71,11 +74,14 @@ class Program:
     async def ignore(self, exchange, parameters):
         return text_answer("I do not want it")
 
+    def note(self, error: OSError, offset: int) -> None:
+        self.read_errors.append((error.errno, offset))
+
     async def file(self, exchange, parameters):
-        return FileAnswer(200, os.open(self.path, os.O_RDONLY), 0, LARGE, [])
+        return FileAnswer(200, os.open(self.path, os.O_RDONLY), 0, LARGE, [], exchange.bulk.threads, self.note)
 
     async def short_file(self, exchange, parameters):
-        return FileAnswer(200, os.open(self.path, os.O_RDONLY), 10, LARGE, [])
+        return FileAnswer(200, os.open(self.path, os.O_RDONLY), 10, LARGE, [], exchange.bulk.threads, self.note)
 
     async def stream(self, exchange, parameters):
         async def pieces() -> AsyncIterator[bytes]:
@@ -89,6 +95,20 @@ class Program:
         async def pieces() -> AsyncIterator[bytes]:
             yield b"x" * 1000
             raise ValueError("in mid-stream")
+
+        return StreamAnswer(200, pieces(), [])
+
+    async def failing_stream(self, exchange, parameters):
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b"x" * 1000
+            raise StorageFailed("the disk is gone")
+
+        return StreamAnswer(200, pieces(), [])
+
+    async def broken_off_stream(self, exchange, parameters):
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b"x" * 1000
+            raise ConnectionResetError("the other node went away")
 
         return StreamAnswer(200, pieces(), [])
 
@@ -109,7 +129,8 @@ class Program:
         get = {
             "/v1/hello": self.hello, "/v1/hold": self.hold, "/v1/crash": self.crash, "/v1/known/{status}": self.known,
             "/v1/file": self.file, "/v1/short-file": self.short_file, "/v1/stream": self.stream,
-            "/v1/broken-stream": self.broken_stream, "/v1/short-stream": self.short_stream, "/v1/endless": self.endless,
+            "/v1/broken-stream": self.broken_stream,
+            "/v1/failing-stream": self.failing_stream, "/v1/broken-off-stream": self.broken_off_stream, "/v1/short-stream": self.short_stream, "/v1/endless": self.endless,
         }  # fmt: skip
         put = {"/v1/receive": self.receive, "/v1/small": self.small, "/v1/ignore": self.ignore}
         return [
@@ -380,18 +401,49 @@ async def test_a_file_and_a_stream(start):
         assert (await client.head())[1]["content-length"] == str(LARGE)
 
 
-@pytest.mark.parametrize("path", ["short-file", "broken-stream", "short-stream"])
-async def test_a_body_that_cannot_be_finished_breaks_the_connection(start, path, caplog):
-    server, _ = await start()
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [("short-file", "the file ends"), ("broken-stream", "in mid-stream"), ("short-stream", "1000 bytes came instead of 2000"),
+     ("failing-stream", "the disk is gone"), ("broken-off-stream", "the other node went away")],
+)  # fmt: skip
+async def test_a_body_that_cannot_be_finished_breaks_the_connection_and_is_told(start, path, why, caplog, capfd):
+    server, program = await start(replace(CALM, access_log=True))
     client = await Client.open(server)
-    client.send(f"GET /v1/{path} HTTP/1.1\nHost: a\n\n")
-    status, headers = await client.head()
+    with caplog.at_level(logging.WARNING):
+        client.send(f"GET /v1/{path} HTTP/1.1\nHost: a\nX-Request-Id: abc\n\n")
+        status, headers = await client.head()
+        body = await client.rest()
     assert status == 200
-    body = await client.rest()
     if "content-length" in headers:
         assert len(body) < int(headers["content-length"])
     else:
         assert not body.endswith(b"0\r\n\r\n")
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("dfc.http", "WARNING")
+    assert why in record.getMessage()
+    assert "(request abc)" in record.getMessage()
+    assert (record.exc_info is not None) == (path == "broken-stream")  # only what nobody foresaw has a traceback
+    assert server.stats.cut == {f"/v1/{path}": 1}
+    assert f'dfc_answers_cut_total{{route="/v1/{path}"}} 1.0'.encode() in render(make_registry(server.stats))
+    assert program.read_errors == ([(errno.ENODATA, os.path.getsize(program.path))] if path == "short-file" else [])
+    assert server._access is not None
+    server._access.flush()
+    (line,) = [json.loads(line) for line in capfd.readouterr().err.splitlines() if '"access"' in line]
+    assert (line["status"], line["cut"], line["request_id"]) == (200, True, "abc")
+
+
+async def test_a_client_that_goes_away_in_mid_answer_is_no_cut_of_ours(start, caplog, capfd):
+    server, _ = await start(replace(CALM, access_log=True))
+    client = await Client.open(server)
+    client.send("GET /v1/endless HTTP/1.1\nHost: a\n\n")
+    await client.head()
+    client.writer.transport.abort()
+    while not server.stats.requests:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert server.stats.cut == {}
+    assert server._access is not None
+    server._access.flush()
+    assert '"cut"' not in capfd.readouterr().err
 
 
 async def test_errors(start, caplog):

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dfc.pages import Page, merge_pages
 from dfc.target import listing
 from dfc.target.listing import list_page
 
 NAMES = st.text(alphabet="ab/-é", min_size=1, max_size=6)
+
+
+def page_of(disks: Any, *asked: Any) -> Page:
+    """A page of a target with so many disks."""
+    return merge_pages([list_page(disk, *asked) for disk in disks], asked[-1])
 
 
 class FakeDisk:
@@ -60,7 +68,7 @@ def test_pages_against_the_model(placed, prefix, start_after, delimiter, limit, 
     try:
         found, position = [], start_after
         for _ in range(200):
-            page = list_page(disks, "b", prefix, position, delimiter, limit)
+            page = page_of(disks, "b", prefix, position, delimiter, limit)
             assert len(page.rows) + len(page.prefixes) <= limit
             found += entries_of(page)
             if not page.more:
@@ -73,17 +81,17 @@ def test_pages_against_the_model(placed, prefix, start_after, delimiter, limit, 
 
 def test_a_large_folder_costs_one_seek():
     disk = FakeDisk([f"{letter}/{number:05d}" for letter in "abcd" for number in range(5000)] + ["z"])
-    page = list_page([disk], "b", "", "", "/", 100)
+    page = page_of([disk], "b", "", "", "/", 100)
     assert (page.prefixes, [row[0] for row in page.rows], page.more) == (["a/", "b/", "c/", "d/"], ["z"], False)
     assert disk.given < 10 * listing.PROBE_ROWS
 
 
 def test_a_page_says_whether_there_is_more():
     disk = FakeDisk(["a", "b/1", "b/2", "c"])
-    assert not list_page([disk], "b", "", "", "/", 10).more
-    assert list_page([disk], "b", "", "", "/", 2).more
-    assert list_page([disk], "b", "", "b/", "/", 10).rows[0][0] == "c"
-    assert not list_page([disk], "b", "nothing", "", "", 10).more
+    assert not page_of([disk], "b", "", "", "/", 10).more
+    assert page_of([disk], "b", "", "", "/", 2).more
+    assert page_of([disk], "b", "", "b/", "/", 10).rows[0][0] == "c"
+    assert not page_of([disk], "b", "nothing", "", "", 10).more
 
 
 LINEAGES = [f".dfc/jobs/{number:05}.json" for number in range(3000)]
@@ -111,7 +119,7 @@ def test_own_objects_are_shown_only_to_who_asks_for_them(prefix, start_after, de
     disk = FakeDisk(LINEAGES + SEEN)
     found, position = [], start_after
     while True:
-        page = list_page([disk], "b", prefix, position, delimiter, limit)
+        page = page_of([disk], "b", prefix, position, delimiter, limit)
         assert len(page.rows) + len(page.prefixes) <= limit
         found += entries_of(page)
         if not page.more:

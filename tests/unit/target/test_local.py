@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import msgspec
 import pytest
 
 from dfc.errors import BucketDeleting, BucketNotFound, Unavailable
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
+from dfc.storage.rows import DiskSpace
+from dfc.storage.stats import DiskStats
 from dfc.target.local import Local
 from dfc.target.node import weight_of
 
@@ -45,6 +45,22 @@ class Registry:
         return self.map
 
 
+class FakeDisk:
+    """As much of a disk as nobody asks for more."""
+
+    def __init__(self, name: str) -> None:
+        self.id, self.state, self.stats = name, "up", DiskStats()
+
+    def totals(self) -> tuple[int, int]:
+        return 0, 0
+
+    def space(self) -> DiskSpace:
+        return DiskSpace(100, 10, 90, 0)
+
+    def close(self) -> None:
+        pass
+
+
 @pytest.fixture
 def registry():
     return Registry()
@@ -52,9 +68,10 @@ def registry():
 
 @pytest.fixture
 def local(registry):
-    made = Local(registry, "http://proxy:1/")
+    made = Local(registry, "http://proxy:1/", 2)
     made.node_id = "t1"
-    made.disks = {name: SimpleNamespace(id=name, close=lambda: None) for name in ("d1", "d2")}
+    for name in ("d1", "d2"):
+        made.add(FakeDisk(name))
     made.take_map(MAP)
     yield made
     made.close()
@@ -147,8 +164,11 @@ def test_the_guard_decides_by_the_map_of_the_commit(local):
 
 
 async def test_a_blocking_iterator_is_followed_to_its_end(local):
-    assert [piece async for piece in local.iterate(iter([b"a", b"b"]))] == [b"a", b"b"]
-    assert await local.call(lambda left, right: left + right, 1, right=2) == 3
+    threads = local.threads(local.disks["d1"])
+    assert [piece async for piece in threads.iterate(iter([b"a", b"b"]))] == [b"a", b"b"]
+    assert await threads.read(lambda left, right: left + right, 1, right=2) == 3
+    assert await local.call(max, 1, 2) == 2
+    assert await local.of_each(lambda disk: disk.id) == ["d1", "d2"]
 
 
 @pytest.mark.parametrize(

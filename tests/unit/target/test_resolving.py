@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from dfc.clock import HybridClock
-from dfc.errors import BucketNotFound, NotSeekable, StorageFailed, Unavailable
+from dfc.errors import BucketNotFound, NotSeekable, ObjectCorrupt, Unavailable
 from dfc.http.batch import ItemError
 from dfc.http.batch_items import BatchItem, OnMissing
 from dfc.http.peer import PeerPool
@@ -182,8 +182,9 @@ def test_a_shard_that_goes_or_shrinks_while_it_is_read(disk: Disk, monkeypatch: 
     resolved = resolve([item("t.tar", number=0)], "fail", found_on(disk))
     Path(disk.blob_path(disk.lookup("b1", "t.tar"))).write_bytes(b"")
     assert resolved.source is not None
-    with pytest.raises(StorageFailed, match="shorter"):
+    with pytest.raises(ObjectCorrupt, match="cannot be read"):
         resolved.source.fill(memoryview(bytearray(10_000)))
+    assert [found.name for found in disk.quarantined()] == ["s0.tar", "s1.tar", "t.tar"]
     resolved.files.close()
 
 
@@ -209,14 +210,15 @@ def test_a_shard_that_is_replaced_while_it_is_read(disk: Disk, monkeypatch: pyte
 
 @pytest.fixture
 def routes(disk: Disk):
-    local = Local(SimpleNamespace(), "http://proxy:1")  # type: ignore[arg-type]
-    local.node_id, local.disks = "t1", {"d1": disk}
+    local = Local(SimpleNamespace(), "http://proxy:1", 2)  # type: ignore[arg-type]
+    local.node_id = "t1"
+    local.add(disk)
     node = NodeEntry(
         id="t1", number=1, role="target", url="http://t1", advertise_url="", state="up", disks=(DiskEntry(id="d1", weight=1.0),)
     )
     local.take_map(ClusterMap(cluster_id="c", version=1, nodes=(node,), buckets=(BucketEntry(id="b1", name="b"),)))
     yield BatchRoutes(local, PeerPool(1.0), "", Slots(0.1))
-    local._threads.shutdown()
+    local.close()
 
 
 async def test_what_is_decompressed_is_bounded(
