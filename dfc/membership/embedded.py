@@ -67,6 +67,7 @@ class EmbeddedRegistry:
         except sqlite3.DatabaseError as error:
             raise DiskRefused(f"{path} is not a registry: {error}") from None
         os.chmod(path, 0o600)
+        self._end_checks()
         self._beats: dict[str, float] = {node.id: time.monotonic() for node in self.map.nodes}
 
     def _open(self) -> None:
@@ -93,6 +94,13 @@ class EmbeddedRegistry:
     def close(self) -> None:
         with self._lock:
             self._database.close()
+
+    def _end_checks(self) -> None:
+        """Whoever was finding out whether a bucket may go is no more: the bucket stays."""
+        with self._change() as draft:
+            for name, bucket in list(draft.buckets.items()):
+                if bucket.state == "checking":
+                    draft.put_bucket(name, msgspec.structs.replace(bucket, state="active"))
 
     @contextmanager
     def _change(self) -> Iterator[_Draft]:

@@ -16,7 +16,8 @@ NodeState = Literal["up", "down", "joining"]
 DiskState = Literal["up", "failed", "joining"]
 Role = Literal["proxy", "target"]
 Durability = Literal["fsync", "relaxed"]
-BucketState = Literal["active", "deleting"]
+# "checking": somebody wants it deleted, and whether it may be is being found out; commits are to be tried again.
+BucketState = Literal["active", "checking", "deleting"]
 
 # What may stand in a map: a weight that could not be hashed by, or an address that is none, would spoil it for good.
 Id = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]

@@ -11,14 +11,14 @@ from urllib.parse import urlencode
 import aiohttp
 import msgspec
 
-from dfc.errors import BadRequest, BucketDeleting, BucketNotEmpty
+from dfc.errors import BadRequest
 from dfc.http.answers import NDJSON, Answer, AnswerCut, StreamAnswer, json_answer
 from dfc.http.common import flag, page_limit
 from dfc.http.exchange import Exchange
 from dfc.names import check_bucket_name
-from dfc.placement.map import BucketEntry, NodeEntry
+from dfc.placement.map import BucketEntry
 from dfc.proxy.cluster import Cluster
-from dfc.proxy.listing import Query, one_page
+from dfc.proxy.deletions import Deletions
 from dfc.proxy.web import listing_answer, listing_query, wants
 from dfc.shards import check
 
@@ -49,9 +49,9 @@ def _check_copies(copies: int | None) -> None:
 class BucketRoutes:
     """Handlers under `/v1/buckets`."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, deletions: Deletions) -> None:
         self._cluster = cluster
-        self._deletions: set[str] = set()
+        self._deletions = deletions
 
     def _describe(self, bucket: BucketEntry, counts: dict[str, tuple[int, int]]) -> dict[str, Any]:
         objects, size = counts.get(bucket.id, (0, 0))
@@ -109,45 +109,10 @@ class BucketRoutes:
         kind = "msgpack" if wants(exchange) == "msgpack" else "json"
         return await listing_answer(self._cluster, listing_query(bucket.id, query), page_limit(query, 1000), kind)
 
-    # --- deletion
-
     async def delete(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-        """One deletion of a bucket at a time: a second one that ends first would take back the mark of the first."""
         name = check_bucket_name(parameters[0])
-        force = flag(exchange.query_parameters(None), "force")
-        if name in self._deletions:
-            raise BucketDeleting(f"the bucket {name!r} is being deleted")
-        self._deletions.add(name)
-        try:
-            await self._delete(name, force)
-        finally:
-            self._deletions.discard(name)
+        await self._deletions.delete(name, force=flag(exchange.query_parameters(None), "force"))
         return Answer(204)
-
-    async def _delete(self, name: str, force: bool) -> None:
-        """Mark it `deleting` everywhere, count, then remove: no commit can slip in between."""
-        bucket = self._cluster.bucket(name)
-        targets = self._cluster.live_targets() if self._cluster.map.targets() else []
-        change = self._cluster.change
-        await change(self._cluster.registry.change_bucket, name, state="deleting")
-        removed = False
-        try:
-            cluster_map = self._cluster.map
-            await self._cluster.ask_all(lambda node: self._cluster.push(node, cluster_map), targets)
-            objects = (await self._cluster.counts()).get(bucket.id, (0, 0))[0] if targets else 0
-            # What no listing shows, lineages of jobs, keeps no bucket alive.
-            if objects and not force and (await one_page(self._cluster, Query(bucket.id), 1)).rows:
-                raise BucketNotEmpty(f"the bucket {name!r} holds {objects} objects; '?force=1' deletes them too")
-            await self._cluster.ask_all(lambda node: self._remove_from(node, bucket.id), targets)
-            await change(self._cluster.registry.remove_bucket, name, bucket.id)
-            removed = True
-        finally:
-            # What an earlier, broken off deletion by force has left stays `deleting`.
-            if not removed and not force and bucket.state == "active" and self._cluster.map.bucket(name) is not None:
-                await asyncio.shield(change(self._cluster.registry.change_bucket, name, state="active"))
-
-    async def _remove_from(self, node: NodeEntry, bucket_id: str) -> None:
-        await self._cluster.control.call("DELETE", f"{node.url}/v1/node/buckets/{bucket_id}", dict)
 
     # --- keys
 

@@ -21,7 +21,7 @@ from dfc.proxy.staged import StagedObject
 def is_bucket_gone(means: Means, record: JobRecord) -> bool:
     """Whether the bucket that the job was accepted for has been deleted, maybe made anew."""
     bucket = means.cluster.map.bucket(record.bucket)
-    return bucket is None or bucket.id != record.bucket_id or bucket.state != "active"
+    return bucket is None or bucket.id != record.bucket_id or bucket.state == "deleting"
 
 
 class Commit:

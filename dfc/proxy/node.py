@@ -24,6 +24,7 @@ from dfc.proxy.admin import AdminRoutes
 from dfc.proxy.batch import BatchRoutes
 from dfc.proxy.buckets import BucketRoutes
 from dfc.proxy.cluster import Cluster
+from dfc.proxy.deletions import Deletions
 from dfc.proxy.jobs import LIST_QUERY, JobRoutes
 from dfc.proxy.jobservice import JobService
 from dfc.proxy.web import WebRoutes
@@ -45,6 +46,7 @@ class ProxyNode:
         self._pool = PeerPool(settings.peer_timeout_s)
         self._control = ControlClient(settings.token, settings.peer_timeout_s)
         self.cluster = Cluster(self.registry, self._control, settings.auto_create, settings.expected_targets)
+        self._deletions = Deletions(self.cluster)
         self.jobs = JobService(self.cluster, settings, directory, self._make_engine)
         self._admin = AdminRoutes(self.cluster, self.id)
         web = WebRoutes(self.cluster, Relay(self._pool, settings.peer_timeout_s))
@@ -67,7 +69,7 @@ class ProxyNode:
         return dict.fromkeys(OBJECT_METHODS, checked)
 
     def _routes(self, web: WebRoutes) -> list[Route]:
-        buckets, admin, jobs = BucketRoutes(self.cluster), self._admin, JobRoutes(self.jobs)
+        buckets, admin, jobs = BucketRoutes(self.cluster, self._deletions), self._admin, JobRoutes(self.jobs)
         named = {"GET": buckets.get, "PUT": buckets.put, "PATCH": buckets.patch, "DELETE": buckets.delete}
         return [
             Route("/v1/objects/{bucket}/{object…}", self._when_ready(web.object), query=OBJECT_QUERY),
@@ -96,6 +98,7 @@ class ProxyNode:
         await self.jobs.open()
         await self.server.serve()
         self.jobs.start()
+        self._deletions.start()
         self._watch = asyncio.create_task(self._watch_nodes())
         return self.server.own_urls()[1]
 
@@ -113,6 +116,7 @@ class ProxyNode:
         """Drain and close; safe to call when `start` failed half-way."""
         if self._watch is not None:
             self._watch.cancel()
+        await self._deletions.stop()
         await self.jobs.stop()
         await self.server.stop()
         self._pool.close()

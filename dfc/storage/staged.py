@@ -7,7 +7,7 @@ job has ended here, by publishing or by discarding, nothing can be staged for it
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -188,22 +188,24 @@ class Published(NamedTuple):
 class Publish(Operation[Published]):
     """Make the rows of a job objects, all at once, by the rule of Put; the job has ended then.
 
-    Nothing may be staged for the job any more (EndJob), and every blob has its footer. `is_open` says whether objects may be
-    put into a bucket; it must not touch the disk.
+    Nothing may be staged for the job any more (EndJob), and every blob has its footer. `is_open` says of each of the buckets
+    whether objects may be put into it, or refuses to publish at all by what it raises; it must not touch the disk.
     """
 
-    def __init__(self, job: str, is_open: Callable[[str], bool]) -> None:
+    def __init__(self, job: str, bucket_ids: Iterable[str], is_open: Callable[[str], bool]) -> None:
         self._job = job
+        self._bucket_ids = set(bucket_ids)
         self._is_open = is_open
 
     def apply(self, transaction: Transaction) -> Published:
+        are_open = {bucket_id for bucket_id in self._bucket_ids if self._is_open(bucket_id)}  # before anything is changed
         staged = _take_rows(transaction, self._job)
         transaction.load((entry.row.bucket_id, entry.row.name) for entry in staged if not entry.owner.temporary)
         garbage: list[ObjectRow] = []
         objects = size = 0
         for entry in staged:
             row = msgspec.structs.replace(entry.row, state=GOOD)
-            if entry.owner.temporary or not self._is_open(row.bucket_id):
+            if entry.owner.temporary or row.bucket_id not in are_open:
                 garbage.append(row)
                 continue
             outcome = Put(row, ALWAYS).apply(transaction)

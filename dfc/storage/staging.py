@@ -102,8 +102,8 @@ class Staging:
     def publish(self, job: str, is_open: Callable[[str], bool]) -> Published:
         """Make all rows of a job objects, except temporary ones, which go. Idempotent: nothing is left the second time.
 
-        `is_open` says of a bucket id whether objects may be put into it. Raises ObjectCorrupt when a blob is not sound any
-        more; StorageFailed, NoSpace.
+        `is_open` says of a bucket id whether objects may be put into it; when it raises, nothing is published. Raises
+        ObjectCorrupt when a blob is not sound any more; StorageFailed, NoSpace.
         """
         parts = self._parts
         with self._publishing:
@@ -114,7 +114,7 @@ class Staging:
             for entry in entries:
                 self._write_footer(entry)
             self._sync(entries)
-            done = parts.committer.submit(Publish(job, is_open))
+            done = parts.committer.submit(Publish(job, (entry.row.bucket_id for entry in entries), is_open))
         parts.discard(done.garbage)
         return done
 

@@ -144,8 +144,10 @@ class Local:
 
         def guard() -> None:
             current = self.map.bucket(bucket.name)
-            if current is None or current.id != bucket.id or current.state != "active":
+            if current is None or current.id != bucket.id or current.state == "deleting":
                 raise BucketDeleting(f"the bucket {bucket.name!r} is being deleted")
+            if current.state == "checking":
+                raise Unavailable(f"whether the bucket {bucket.name!r} can be deleted is being looked at")
             if self.owned_disk(bucket.name, name) is not disk:
                 raise Unavailable("the map has changed meanwhile")
 

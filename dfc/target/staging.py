@@ -138,7 +138,11 @@ class StagingRoutes:
         return json_answer({"discarded": sum(dropped)})
 
     def _is_open(self, bucket_id: str) -> bool:
-        return any(bucket.id == bucket_id and bucket.state == "active" for bucket in self._local.map.buckets)
+        """Whether objects may be put into a bucket. Unavailable while that is not decided: publishing comes back then."""
+        bucket = next((bucket for bucket in self._local.map.buckets if bucket.id == bucket_id), None)
+        if bucket is not None and bucket.state == "checking":
+            raise Unavailable(f"whether the bucket {bucket.name!r} can be deleted is being looked at")
+        return bucket is not None and bucket.state == "active"
 
     def _disks(self) -> list[Disk]:
         return [self._local.disks[disk_id] for disk_id in sorted(self._local.disks)]

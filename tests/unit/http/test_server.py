@@ -130,7 +130,8 @@ class Program:
             "/v1/hello": self.hello, "/v1/hold": self.hold, "/v1/crash": self.crash, "/v1/known/{status}": self.known,
             "/v1/file": self.file, "/v1/short-file": self.short_file, "/v1/stream": self.stream,
             "/v1/broken-stream": self.broken_stream,
-            "/v1/failing-stream": self.failing_stream, "/v1/broken-off-stream": self.broken_off_stream, "/v1/short-stream": self.short_stream, "/v1/endless": self.endless,
+            "/v1/failing-stream": self.failing_stream, "/v1/broken-off-stream": self.broken_off_stream,
+            "/v1/short-stream": self.short_stream, "/v1/endless": self.endless,
         }  # fmt: skip
         put = {"/v1/receive": self.receive, "/v1/small": self.small, "/v1/ignore": self.ignore}
         return [
