@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, TypeVar
@@ -16,7 +15,7 @@ from dfc.limits import BATCH_THREADS, DISK_ANSWER_S, NODE_THREADS
 from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap
 from dfc.storage.disk import Disk
 from dfc.target.families import DiskReport
-from dfc.target.threads import CLOSE_S, DiskThreads
+from dfc.target.threads import CLOSE_S, DiskThreads, ends_in_time
 
 T = TypeVar("T")
 _log: Final = logging.getLogger("dfc.target")
@@ -55,17 +54,14 @@ class Local:
         """Wait for what is under way, then close the disks; one that hangs is left behind after a while."""
         self._threads.shutdown(wait=True)
         self.batches.shutdown(wait=False, cancel_futures=True)
-        closing = [threading.Thread(target=self._close, args=(disk,), daemon=True) for disk in self.disks.values()]
+        closing = [threading.Thread(target=self._close, args=(disk,), name="closing") for disk in self.disks.values()]
         for thread in closing:
             thread.start()
-        deadline_s = time.monotonic() + 2 * CLOSE_S
         for thread in closing:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
+            thread.join()
 
     def _close(self, disk: Disk) -> None:
-        if self._disk_threads[disk.id].close():
-            disk.close()
-        else:
+        if not (self._disk_threads[disk.id].close() and ends_in_time(disk.close, CLOSE_S)):
             _log.error("disk %s does not answer, and is left as it is", disk.id)
 
     # --- threads

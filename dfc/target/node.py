@@ -43,6 +43,7 @@ from dfc.target.members import MemberRoutes
 from dfc.target.objects import ObjectRoutes
 from dfc.target.sources import INDEX_QUERY, LOCATE_QUERY, SHARDS_QUERY, SourceRoutes
 from dfc.target.staging import STAGED_QUERY, StagingRoutes
+from dfc.target.threads import CLOSE_S, ends_in_time
 
 _log: Final = logging.getLogger("dfc.target")
 RESERVE_FRACTION: Final = 0.05  # the reserve is at most so much of a disk
@@ -223,7 +224,7 @@ class TargetNode:
                 await self._heart
         await self.server.stop()
         for scrubber in self._scrubbers.values():
-            await asyncio.to_thread(scrubber.stop)
+            await asyncio.to_thread(ends_in_time, scrubber.stop, CLOSE_S)
         self._pool.close()
         await self._control.close()
         await asyncio.to_thread(self.local.close)

@@ -28,6 +28,14 @@ T = TypeVar("T")
 CLOSE_S: Final = 5.0  # for the calls that are under way when a target ends; a disk that hangs does not keep it
 
 
+def ends_in_time(function: Callable[[], object], timeout_s: float) -> bool:
+    """Run a blocking call that may never come back, in a thread that keeps no process from ending; whether it came back."""
+    thread = threading.Thread(target=function, name="ending", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return not thread.is_alive()
+
+
 class _Pool:
     """Threads for calls of one kind, which are counted."""
 
@@ -72,15 +80,12 @@ class DiskThreads:
     def close(self) -> bool:
         """Wait for the calls under way, but not for ever; whether all have ended."""
         pools = (self._reads.threads, self._writes.threads, self._watch, self.sending, self.receiving)
-        ended = threading.Event()
 
         def wait() -> None:
             for pool in pools:
                 pool.shutdown(wait=True)
-            ended.set()
 
-        threading.Thread(target=wait, name="close-disk", daemon=True).start()
-        return ended.wait(CLOSE_S)
+        return ends_in_time(wait, CLOSE_S)
 
     # --- calls
 
