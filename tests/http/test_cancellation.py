@@ -284,7 +284,7 @@ async def test_a_proxy_keeps_its_promises_wherever_it_is_cancelled(stage: Stage,
     cluster = stage.cluster
     assert cluster.proxy is not None
     striker = Striker(cluster.proxy.server)
-    method, path, body, headers = CASES[case] if case in CASES else ("DELETE", "/v1/buckets/gone", lambda: None, {})
+    method, path, body, headers = CASES.get(case, ("DELETE", "/v1/buckets/gone", lambda: None, {}))
     struck = 0
     for at in range(1, AWAITS_MAX):
         if method in ("PUT", "DELETE") and path.startswith("/b/"):
