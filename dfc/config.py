@@ -57,9 +57,7 @@ class Settings:
     body_min_rate_bytes_per_s: int = _setting(1 * KIB, "Slower uploads, over body_grace_s, are ended with 408.")
     body_grace_s: float = _setting(20.0, "Span over which the minimum rate of an upload is measured.")
     read_stall_timeout_s: float = _setting(120.0, "A client that takes no byte of an answer for so long is cut off.")
-    transfer_threads: int = _setting(
-        32, "Threads for bulk bytes, each way, in targets for each disk; waiting ones hold none."
-    )
+    transfer_threads: int = _setting(32, "Threads for bulk bytes, each way, in targets for each disk; waiting ones hold none.")
     drain_timeout_s: float = _setting(30.0, "At the end, running requests get so long to finish.")
     peer_timeout_s: float = _setting(10.0, "Time for another node to accept a connection or to begin its answer.")
 

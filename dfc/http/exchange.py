@@ -12,7 +12,7 @@ import os
 import re
 import socket as socket_module
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
@@ -24,7 +24,7 @@ from aiohttp.web import BaseRequest
 
 from dfc.errors import BadRequest, LengthMismatch, TooLarge
 from dfc.http.pipeline import HelperPool
-from dfc.http.transfer import STALL_S, BufferPool, Pace, ReadStalled, Receive, drive, duplicate, to_its_end
+from dfc.http.transfer import STALL_S, BufferPool, Pace, ReadStalled, Receive, Sink, drive, duplicate, to_its_end
 from dfc.limits import JSON_BODY_BYTES_MAX, SMALL_BODY_BYTES, TRANSFER_BUFFER_BYTES
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -204,8 +204,8 @@ class Exchange(BaseRequest):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadRequest(f"bad JSON: {error}") from None
 
-    async def receive(self, sink: Callable[[memoryview], object], threads: ThreadPoolExecutor) -> None:
-        """Feed the body to `sink` in one of `threads`, in pieces of up to 256 KiB.
+    async def receive(self, sink: Sink, threads: ThreadPoolExecutor) -> None:
+        """Feed the body to `sink` in one of `threads`.
 
         When it returns or raises, `sink` is not running any more.
         With a known length the connection's socket is taken over, and the connection ends with the answer: the parser
@@ -219,12 +219,12 @@ class Exchange(BaseRequest):
         await self.write_buffer_empty()  # the 100 Continue
         begun = self.take_over()
         if begun:
-            await to_its_end(self._loop.run_in_executor(threads, sink, memoryview(begun)))
+            await to_its_end(self._loop.run_in_executor(threads, sink.write, memoryview(begun)))
         self.received_bytes = len(begun)
         if len(begun) == length:
             return
         with duplicate(self.socket()) as source:
-            transfer = Receive(source, length - len(begun), sink, self.bulk.buffers, self.bulk.helpers)
+            transfer = Receive(source, length - len(begun), sink, self.bulk.buffers, self.bulk.helpers, begun=len(begun))
             try:
                 pace = self.bulk.pace(self.pause_s)
                 await drive(transfer, threads, pace=pace, stall_s=self.pause_s or STALL_S)
@@ -249,13 +249,13 @@ class Exchange(BaseRequest):
         """The body has been moved to its end by somebody else."""
         self._taken = True
 
-    async def _receive_chunks(self, sink: Callable[[memoryview], object], threads: ThreadPoolExecutor) -> None:
+    async def _receive_chunks(self, sink: Sink, threads: ThreadPoolExecutor) -> None:
         waiting = bytearray()
         run = self._loop.run_in_executor
         async for piece in self.chunks():
             waiting += piece
             if len(waiting) >= TRANSFER_BUFFER_BYTES:
-                await to_its_end(run(threads, sink, memoryview(waiting)))
+                await to_its_end(run(threads, sink.write, memoryview(waiting)))
                 waiting = bytearray()
         if waiting:
-            await to_its_end(run(threads, sink, memoryview(waiting)))
+            await to_its_end(run(threads, sink.write, memoryview(waiting)))

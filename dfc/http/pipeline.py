@@ -1,7 +1,7 @@
-"""A second thread for a fast upload: one receives while the other hashes, indexes and writes.
+"""A second thread for a fast upload: one receives and writes while the other hashes and indexes the same bytes.
 
-There are half as many helpers as processors: with more uploads than that, all processors are busy anyway, and an upload
-does everything in its own thread.
+Receiving and writing are two copies by the kernel and most of the work. There are half as many helpers as processors: with
+more uploads than that, all processors are busy anyway, and an upload does everything in its own thread.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from dfc.tar.index import TarError, index_kind
 
 
 class BlobWriter:
-    """Made by `Disk.begin_put`. For one thread at a time: `write`* → `finish` → `commit`, and for all `abort`."""
+    """Made by `Disk.begin_put`: `write`* → `finish` → `commit`, one after the other; `abort` at any time, from any thread."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class BlobWriter:
         self._durable = durability == "fsync"
         self._staged = None if staged is None else staged._replace(job=layout.check_job_id(staged.job))
         self._hasher = BodyHasher(expected)
-        self._received = 0
+        self._received = self._digested = 0
         self._flushed = 0
         self._waited = 0
         self._fd = -1
@@ -58,7 +58,8 @@ class BlobWriter:
         self._index: IndexWriter | None = None
         self._row: ObjectRow | None = None
         self._lock = threading.Lock()
-        self._busy = self._aborted = self._ended = False
+        self._busy = 0  # threads at work on it
+        self._aborted = self._ended = False
         self._claimed = 0 if size is None else size
         _claim(parts, self._claimed)
         try:
@@ -86,17 +87,27 @@ class BlobWriter:
 
     def write(self, data: Buffer) -> None:
         """Take the next bytes of the body. Raises LengthMismatch, TooLarge, NoSpace or StorageFailed."""
+        self.digest(data)
+        self.store(data)
+
+    def store(self, data: Buffer) -> None:
+        """One half of `write`: put the bytes into the file. A thread may do so while another does the other half."""
         with self._working("writing a blob"):
             received = self._received + len(data)
             if received > self._limit():
                 self._refuse_length(received)
-            self._hasher.update(data)
-            if self._index is not None:
-                self._index.feed(data)
             write_all(self._parts.filesystem, self._fd, data)
             self._received = received
             if received - self._flushed >= self._parts.options.writeback_bytes:
                 self._flush()
+
+    def digest(self, data: Buffer) -> None:
+        """The other half: hash and index them. It must have been told all that was stored before `finish`."""
+        with self._working("indexing a blob"):
+            self._hasher.update(data)
+            if self._index is not None:
+                self._index.feed(data)
+            self._digested += len(data)
 
     def finish(self) -> ObjectRow:
         """The body is complete: check it, close the blob with its footer and make it durable.
@@ -106,6 +117,8 @@ class BlobWriter:
         with self._working("finishing a blob"):
             if self._size is not None and self._received != self._size:
                 self._refuse_length(self._received)
+            if self._digested != self._received:
+                raise ValueError(f"{self._received} bytes were stored, {self._digested} of them hashed")
             row = self._describe(self._hasher.finish())
             self._close_blob(row)
         self._row = row
@@ -160,7 +173,7 @@ class BlobWriter:
         with self._lock:
             if self._aborted or self._ended:
                 raise Unavailable("the upload was broken off")
-            self._busy = True
+            self._busy += 1
         failed = True
         try:
             yield
@@ -169,10 +182,11 @@ class BlobWriter:
             raise self._parts.health.translate(error, doing) from error
         finally:
             with self._lock:
-                self._busy = False
+                self._busy -= 1
                 self._aborted = aborted = self._aborted or failed
-                self._ended = aborted
-            if aborted:
+                last = aborted and not self._busy
+                self._ended = self._ended or last
+            if last:
                 self._clean_up()
         if aborted:
             raise Unavailable("the upload was broken off")

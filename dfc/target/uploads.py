@@ -40,7 +40,7 @@ async def store(
         release=BlobWriter.abort,
     )
     try:
-        await exchange.receive(writer.write, threads.receiving)
+        await exchange.receive(writer, threads.receiving)
         await threads.go_on(writer.finish)
     except BaseException:
         with suppress(asyncio.CancelledError):

@@ -42,6 +42,7 @@ class Program:
         self.release = asyncio.Event()
         self.entered = asyncio.Event()
         self.received = bytearray()
+        self.digested = bytearray()
         self.problem: BaseException | None = None
         self.read_errors: list[tuple[int | None, int]] = []
 
@@ -59,13 +60,25 @@ class Program:
     async def known(self, exchange, parameters):
         raise {"404": ObjectNotFound("there is none"), "503": Unavailable("later", retry_after_s=7)}[parameters[0]]
 
+    def write(self, data: memoryview) -> None:
+        self.digest(data)
+        self.store(data)
+
+    def store(self, data: memoryview) -> None:
+        self.received += data
+
+    def digest(self, data: memoryview) -> None:
+        self.digested += data
+
     async def receive(self, exchange, parameters):
         self.received.clear()
+        self.digested.clear()
         try:
-            await exchange.receive(self.received.__iadd__, exchange.bulk.threads)
+            await exchange.receive(self, exchange.bulk.threads)
         except BaseException as problem:
             self.problem = problem
             raise
+        assert self.digested == self.received
         return json_answer({"received": len(self.received), "counted": exchange.received_bytes})
 
     async def small(self, exchange, parameters):

@@ -189,6 +189,25 @@ def test_an_abort_beside_a_commit_leaves_the_decision_to_the_commit(open_disk: A
     assert disk.quarantined() == []
 
 
+def test_two_threads_share_the_work_on_one_upload(open_disk: Any) -> None:
+    disk = open_disk()
+    body = os.urandom(3_000_000)
+    pieces = [body[start : start + 100_000] for start in range(0, len(body), 100_000)]
+    writer = disk.begin_put("b", "a", size=len(body))
+    digesting = threading.Thread(target=lambda: [writer.digest(piece) for piece in pieces])
+    digesting.start()
+    for piece in pieces:
+        writer.store(piece)
+    digesting.join()
+    assert writer.finish().checksum == checksum_of(body)
+    writer.commit()
+    half = disk.begin_put("b", "b", size=10)
+    half.store(bytes(10))
+    with pytest.raises(ValueError, match="0 of them hashed"):
+        half.finish()
+    assert len(open_disk.files()) == 1
+
+
 class Gate(FileSystem):
     """Holds the first call of one kind until it is opened, then lets it work, or fail."""
 
