@@ -11,6 +11,7 @@ GIB: Final = 1024 * MIB
 # Names (docs/http.md).
 BUCKET_NAME_CHARS_MAX: Final = 63
 OBJECT_NAME_BYTES_MAX: Final = 1024  # S3's bound, so that names move between the two
+PATHS_REMEMBERED: Final = 8192  # that were parsed: 2 MB of usual names, 30 MB of the longest
 BLOB_NAME_BYTES_MAX: Final = 180  # escaped name + "@version.idx" stays under the 255 bytes of ext4 and xfs
 
 # HTTP.

@@ -8,11 +8,12 @@ be a valid name if some other program decodes it a second time, so `%252e%252e` 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
 from dfc.errors import BadName
-from dfc.limits import BUCKET_NAME_CHARS_MAX, OBJECT_NAME_BYTES_MAX
+from dfc.limits import BUCKET_NAME_CHARS_MAX, OBJECT_NAME_BYTES_MAX, PATHS_REMEMBERED
 
 DEFAULT_BUCKET: Final = "default"
 HIDDEN_PREFIX: Final = ".dfc/"  # objects of DFC's own; listings show them only to who asks for names that begin so
@@ -81,6 +82,7 @@ def _decode(escaped: str) -> str:
         raise BadName("a name must be UTF-8") from None
 
 
+@lru_cache(maxsize=PATHS_REMEMBERED)
 def parse_object_path(raw: str) -> ObjectPath:
     """Split `/{bucket}/{object…}`, `/{object}` or `/{bucket}/`, still percent-encoded and without a query.
 

@@ -56,12 +56,18 @@ class Router:
     def __init__(self, routes: Sequence[Route]) -> None:
         self.routes = tuple(routes)
         self._fixed = {route.pattern: route for route in routes if "{" not in route.pattern}
+        # Objects of the web namespace, most of all requests, are told from these by their first segment alone.
+        self._segments = {route.pattern.split("/")[1] for route in routes if "{" in route.pattern}
+        if any("{" in segment for segment in self._segments):
+            raise ValueError("the first segment of a route is no parameter")
         self._others = tuple((route.expression.fullmatch, route) for route in routes if "{" in route.pattern)
 
     def find(self, path: str) -> tuple[Route, tuple[str, ...]] | None:
         route = self._fixed.get(path)
         if route is not None:
             return route, ()
+        if path[1:].partition("/")[0] not in self._segments:
+            return None
         for matches, candidate in self._others:
             match = matches(path)
             if match is not None:

@@ -72,7 +72,9 @@ class ObjectRoutes:
     async def _serve(self, exchange: Exchange, path: ObjectPath, query: Mapping[str, str]) -> Answer:
         if not path.name:
             return await self.elsewhere(exchange)
-        bucket = await self._local.bucket(path.bucket, create=exchange.method == "PUT")
+        bucket = self._local.map.bucket(path.bucket)
+        if bucket is None or exchange.method == "PUT":
+            bucket = await self._local.bucket(path.bucket, create=exchange.method == "PUT")
         disk = self._local.owned_disk(path.bucket, path.name)
         if disk is None:
             return await self.elsewhere(exchange)
