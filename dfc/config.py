@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from dfc.errors import ConfigError
+from dfc.hosts import ANY_HOST, host_name
 from dfc.limits import GIB, KIB, MIB
 
 Role = Literal["proxy", "target"]
@@ -46,6 +47,7 @@ class Settings:
     dir: str = _setting("", "Directory of the node's own state; empty: ./dfc-data for a proxy, a target's first disk.")
     url: str = _setting("", "How other nodes reach this one; empty: made from host and port.")
     advertise_url: str = _setting("", "How clients reach this node, named in redirects; empty: the same as url.")
+    allowed_hosts: tuple[str, ...] = _setting((), "More names by which clients may ask for this node (421 for others); *: any.")
     token: str = _setting("", "Bearer token for writes, admin and node-to-node calls; empty: none is asked for.")
     token_for_reads: bool = _setting(False, "Ask for the token on reads too.")
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "Events below this level are not logged.")
@@ -200,8 +202,11 @@ def _check(settings: Settings, role: Role) -> None:
         raise ConfigError(f"port is 0 to 65535, not {settings.port}")
     for name in ("url", "advertise_url", "proxy_url"):
         value = getattr(settings, name)
-        if value and (urlsplit(value).scheme not in ("http", "https") or not urlsplit(value).netloc):
+        if value and not _is_node_url(value):
             raise ConfigError(f"{name} is of the form http://HOST:PORT, not {value!r}")
+    for host in settings.allowed_hosts:
+        if host != ANY_HOST and host_name(host) is None:
+            raise ConfigError(f"allowed_hosts has plain names, without scheme and port and in ASCII, or '*'; not {host!r}")
     for name in SETTINGS:
         value = getattr(settings, name)
         if isinstance(value, (int, float)) and value < 0:
@@ -215,6 +220,14 @@ def _check(settings: Settings, role: Role) -> None:
     _check_scheduler(settings)
     if settings.token and not (settings.token.isascii() and settings.token.isprintable() and " " not in settings.token):
         raise ConfigError("a token is printable ASCII without spaces")
+
+
+def _is_node_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 0) >= 0
+    except ValueError:
+        return False
 
 
 def _check_scheduler(settings: Settings) -> None:

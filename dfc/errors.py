@@ -12,7 +12,8 @@ DfcError
  │   ├─ MethodNotAllowed 405 · BodyTimeout 408
  │   ├─ Conflict 409             BucketConflict, BucketNotEmpty, BucketDeleting, NotSeekable, NotAShard,
  │   │                         JobFinished, OutputExists, JobCancelled
- │   ├─ PreconditionFailed 412 · TooLarge 413 · RangeNotSatisfiable 416 · ChecksumMismatch 422
+ │   ├─ PreconditionFailed 412 · TooLarge 413 · RangeNotSatisfiable 416 · Misdirected 421
+ │   ├─ ChecksumMismatch 422
  ├─ ServerTrouble                the request was fine, this server cannot serve it now
  │   ├─ ObjectCorrupt 500 · StorageFailed 500
  │   ├─ Unavailable 503          a holder is down, the map changes, too busy; carries Retry-After
@@ -208,6 +209,13 @@ class RangeNotSatisfiable(ClientMistake):
 
     def __init__(self, size: int) -> None:
         super().__init__(f"the range lies outside of the {size} bytes", headers={"Content-Range": f"bytes */{size}"})
+
+
+class Misdirected(ClientMistake):
+    """The node was asked for under a name that it does not answer to; the message names the setting that admits one."""
+
+    status = 421
+    code = "misdirected"
 
 
 class ChecksumMismatch(ClientMistake):

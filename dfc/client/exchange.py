@@ -22,8 +22,7 @@ from dfc.http.retry import Cancellation, RetryPolicy, current_cancellation
 _REDIRECTS: Final = frozenset((307, 308))
 _HOPS_MAX: Final = 5
 _NOT_MODIFIED: Final = 304
-_MISDIRECTED: Final = 421
-_FOR_CALLERS: Final = _REDIRECTS | {_NOT_MODIFIED, _MISDIRECTED}
+_FOR_CALLERS: Final = _REDIRECTS | {_NOT_MODIFIED}
 
 
 @dataclass(slots=True)
@@ -148,9 +147,6 @@ class ObjectCalls:
                 route = self._router.redirected(urljoin(route.url, location))
                 if not self._router.is_reachable(route.url):
                     route = self._router.relay(bucket, name, query)
-            elif answer.status == _MISDIRECTED:
-                self._router.refresh()
-                route = self._router.relay(bucket, name, query)
             else:
                 return answer
             answer.close()

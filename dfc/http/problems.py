@@ -15,6 +15,7 @@ from dfc.errors import (
     DfcError,
     Forbidden,
     MethodNotAllowed,
+    Misdirected,
     NoSpace,
     NotFound,
     ObjectNotFound,
@@ -42,6 +43,7 @@ _BY_STATUS: Final[Mapping[int, type[DfcError]]] = {
     412: PreconditionFailed,
     413: TooLarge,
     416: RangeNotSatisfiable,
+    421: Misdirected,
     422: ChecksumMismatch,
     507: NoSpace,
 }

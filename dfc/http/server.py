@@ -22,6 +22,7 @@ from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from dfc.config import Settings
 from dfc.errors import BadRequest, DfcError, Forbidden, LengthMismatch, NotFound, ServerTrouble, Unauthorized
+from dfc.hosts import KnownHosts, host_of
 from dfc.http.answers import Answer, error_answer
 from dfc.http.exchange import Bulk, Exchange
 from dfc.http.router import Route, Router
@@ -36,6 +37,7 @@ REFUSED_PENDING_MAX: Final = 64  # refused connections that are still being told
 REFUSAL_S: Final = 1.0
 LISTEN_BACKLOG: Final = 1024
 LENGTH_MAX: Final = (1 << 63) - 1
+HEALTH_PATH: Final = "/v1/health"  # for whoever asks: balancers use names of their own
 
 
 def _plain_answer(status: str, code: str, message: str, extra: str = "") -> bytes:
@@ -181,6 +183,19 @@ def _with_port(url: str, port: int) -> str:
     return f"{url[:-1]}{port}" if url.endswith(":0") else url
 
 
+def _take_absolute(exchange: Exchange) -> str:
+    """Turn a target in absolute form into a path; its host and port, which count instead of `Host` (RFC 9112, 3.2.2)."""
+    try:
+        parts = urlsplit(exchange.raw_target)
+    except ValueError:
+        raise BadRequest("the target of the request is no URL") from None
+    if parts.scheme != "http" or exchange.method == "CONNECT":
+        raise BadRequest("this is no proxy for other hosts")
+    exchange.target_path = parts.path or "/"
+    exchange.raw_target = f"{exchange.target_path}?{exchange.raw_query}" if exchange.raw_query else exchange.target_path
+    return parts.netloc.rpartition("@")[2]
+
+
 class NodeServer(web.Server):
     """Connections, threads and steps of one node."""
 
@@ -205,7 +220,8 @@ class NodeServer(web.Server):
         self._fallback = fallback
         self._token = f"Bearer {settings.token}".encode() if settings.token else b""
         self._access = AccessLog() if settings.access_log else None
-        self._own_hosts: frozenset[str] = frozenset()
+        self._hosts = KnownHosts((settings.host, *map(host_of, self.own_urls()), *settings.allowed_hosts))
+        self._token_always = bool(settings.token and settings.token_for_reads)
         self._bound: socket.socket | None = None
         self._listener: asyncio.Server | None = None
         self._sweep_handle: asyncio.TimerHandle | None = None
@@ -234,7 +250,6 @@ class NodeServer(web.Server):
     async def serve(self) -> None:
         """Accept connections on the bound address."""
         assert self._bound is not None
-        self._own_hosts = self._own_names()
         self._listener = await self._loop.create_server(self, sock=self._bound, backlog=LISTEN_BACKLOG)
         self._sweep_handle = self._loop.call_later(SWEEP_S, self._sweep)
 
@@ -244,11 +259,6 @@ class NodeServer(web.Server):
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         own = _with_port(settings.url or f"http://{host}:0", self.port)
         return own, _with_port(settings.advertise_url or own, self.port)
-
-    def _own_names(self) -> frozenset[str]:
-        """The hosts under which a request in absolute form may reach this node."""
-        hosts = {urlsplit(url).hostname or "" for url in self.own_urls()}
-        return frozenset(hosts | {"localhost", "127.0.0.1", "::1", self.settings.host})
 
     def _sweep(self) -> None:
         now, timeout_s = self._loop.time(), self.settings.header_timeout_s
@@ -280,11 +290,11 @@ class NodeServer(web.Server):
     async def _answer(self, exchange: Exchange) -> Answer:
         try:
             self._check_framing(exchange)
-            self._check_host(exchange)
+            authority = self._check_host(exchange)
             route, parameters = self._find(exchange.target_path)
             exchange.route = route.pattern
             handler = route.handler(exchange.method)
-            self._check_caller(exchange, route)
+            self._check_caller(exchange, route, authority)
             if route.query is not None and exchange.raw_query:
                 exchange.query_parameters(route.query)
             return await handler(exchange, parameters)
@@ -317,25 +327,30 @@ class NodeServer(web.Server):
             exchange.close_after()
             raise BadRequest(f"a Content-Length is at most {LENGTH_MAX}")
 
-    def _check_host(self, exchange: Exchange) -> None:
-        """A target in absolute form is for proxies; it is taken only when it names this node."""
-        if exchange.target_path.startswith("/"):
-            return
-        parts = urlsplit(exchange.raw_target)
-        if parts.scheme != "http" or (parts.hostname or "") not in self._own_hosts or exchange.method == "CONNECT":
-            exchange.close_after()
-            raise BadRequest("this is no proxy for other hosts")
-        exchange.target_path = parts.path or "/"
-        exchange.raw_target = f"{exchange.target_path}?{exchange.raw_query}" if exchange.raw_query else exchange.target_path
+    def _check_host(self, exchange: Exchange) -> str | None:
+        """By which host and port the client asks for this node; None when it does not say (HTTP/1.0, an empty `Host`).
 
-    def _check_caller(self, exchange: Exchange, route: Route) -> None:
+        Names of strangers are refused where a browser could do harm with them: it adds no token to what a page asks for.
+        """
+        authority = exchange.headers.get("Host") or None
+        try:
+            if not exchange.target_path.startswith("/"):
+                authority = _take_absolute(exchange)
+            if authority is not None and not self._token_always and exchange.target_path != HEALTH_PATH:
+                self._hosts.check(authority)
+        except DfcError:
+            exchange.close_after()
+            raise
+        return authority
+
+    def _check_caller(self, exchange: Exchange, route: Route, authority: str | None) -> None:
         safe = exchange.method in SAFE_METHODS
         if not safe:
             origin = exchange.headers.get("Origin")
-            if origin is not None and origin.partition("://")[2] != exchange.headers.get("Host"):
+            if origin is not None and not (authority and origin.partition("://")[2] == authority):
                 raise Forbidden("this method is not for pages of another origin")
-        wanted = not (safe or route.reads) or route.internal or self.settings.token_for_reads
-        if self._token and wanted and route.pattern != "/v1/health":
+        wanted = not (safe or route.reads) or route.internal or self._token_always
+        if self._token and wanted and route.pattern != HEALTH_PATH:
             given = exchange.headers.get("Authorization", "")
             if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._token):
                 raise Unauthorized

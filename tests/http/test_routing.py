@@ -123,15 +123,15 @@ def test_absolute_uris(connect, http, nodes, bucket, error_of):
             assert connection.answer().body == b"abc"
             connection.request("GET", f"http://{authority}/v1/buckets/{bucket}/objects?limit=1")
             assert b'"name":"x"' in connection.answer().body
-        for target in (
-            "http://example.com/x",
-            f"http://example.com:{port}/{bucket}/x",
-            f"https://{host}/{bucket}/x",
-            "ftp://a/b",
+        for target, status, code in (
+            ("http://example.com/x", 421, "misdirected"),
+            (f"http://example.com:{port}/{bucket}/x", 421, "misdirected"),
+            (f"https://{host}/{bucket}/x", 400, "bad_request"),
+            ("ftp://a/b", 400, "bad_request"),
         ):
             connection = connect(url)
             connection.request("GET", target)
-            error_of(connection.answer(), 400, "bad_request")
+            error_of(connection.answer(), status, code)
             assert connection.is_closed()
 
 

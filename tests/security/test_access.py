@@ -1,13 +1,15 @@
-"""Who may do what: tokens on every unsafe and internal route, pages of other origins, registrations, the hop header."""
+"""Who may do what: tokens on every unsafe and internal route, pages of other origins and under other names, registrations, the
+hop header."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from harness import Cluster
 from security.conftest import RIGHT, TOKEN, Nodes
 from security.wire import Wire, ask
 
@@ -57,16 +59,16 @@ def stable_map(nodes: Nodes) -> Any:
 KNOWN = {"{bucket}": "b", "{object…}": "kept"}
 
 
-def routes(kind: type) -> list[tuple[str, str, bool]]:
-    """(method, path, internal) of every route of a node, from its own table, and of the web namespace; not POST where it only
-    reads."""
+def routes(kind: type) -> list[tuple[str, str, bool, bool]]:
+    """(method, path, internal, changes nothing) of every route of a node, from its own table, and of the web namespace."""
     found = []
     bare = type("Bare", (kind,), {"__getattr__": lambda self, name: _Anything()})
     node: Any = bare.__new__(bare)
     for route in node._routes(_Anything()) if kind is ProxyNode else node._routes():
         path = re.sub(r"\{[a-z_]+…?\}", lambda match: KNOWN.get(match[0], "0123"), route.pattern)
-        found += [(method, path, route.internal) for method in route.handlers if not (method == "POST" and route.reads)]
-    return [*found, ("PUT", "/b/kept", False), ("DELETE", "/b/kept", False), ("PUT", "/new", False), ("GET", "/b/kept", False)]
+        found += [(method, path, route.internal, method in SAFE or route.reads) for method in route.handlers]
+    web = [("PUT", "/b/kept"), ("DELETE", "/b/kept"), ("PUT", "/new"), ("GET", "/b/kept"), ("GET", "/b/"), ("GET", "/")]
+    return [*found, *((method, path, False, method in SAFE) for method, path in web)]
 
 
 class _Anything:
@@ -83,8 +85,8 @@ class _Anything:
 def test_every_unsafe_and_internal_route_wants_the_token(guarded: Nodes, kind: type) -> None:
     url = guarded.proxy if kind is ProxyNode else guarded.owner("kept")
     asked = 0
-    for method, path, internal in routes(kind):
-        if method in SAFE and not internal:
+    for method, path, internal, reads in routes(kind):
+        if reads and not internal:
             continue
         for headers in WRONG:
             for body in (None, b"{}", b"z" * 200_000) if method not in SAFE else (None,):
@@ -201,6 +203,121 @@ def test_pages_of_this_server_may_write(nodes: Nodes, name: str) -> None:
     assert ask(nodes.proxy, "DELETE", f"/b/{name}", {"Origin": nodes.proxy}).status == 204
 
 
+# --- pages whose name resolves to this machine
+
+
+REBOUND = (
+    "evil.example", "EVIL.example", "evil.example.", "localhost.evil.example", "127.0.0.1.evil.example", "127.0.0.1.nip.io",
+    "local.example", "evillocal.example", "home.arpa.example", "xn--80ak6aa92e.com", "0x7f.1", "127.1",
+    "evil.example-local.org",
+)  # fmt: skip
+MALFORMED = (
+    b"localhost@evil.example", b"evil%2eexample", b"evil.example#.local", b"evil.example/.local", b"evil.example\\.local",
+    b"a b", b"localhost, evil.example", b"[::1", b"[evil.example]", b"::1", b"::1:8080", b"[::1]evil.example",
+    b"localhost:80:80", b":80", b"localhost:port", b"evil\xe3\x80\x82example", b"e\xcc\x81vil", b"evil..example", b".local",
+    b"*", b"a" * 64,
+)  # fmt: skip
+ANSWERED = (
+    "127.0.0.1", "127.0.0.1:1", "10.1.2.3", "[::1]", "[::1]:8080", "[fe80::1%eth0]:80", "[fe80::1%25eth0]",
+    "[::ffff:127.0.0.1]", "localhost", "LocalHost:8080", "localhost.", "dfc", "target-1:8080", "my_service", "2130706433",
+    "machine.local", "a.b.local.", "a.localhost", "nas.home.arpa", "node-7.internal", "x.test",
+    "dfc-0.dfc.default.svc.cluster.local",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [ProxyNode, TargetNode])
+def test_no_route_answers_to_a_name_of_a_stranger(nodes: Nodes, kind: type) -> None:
+    """What a page does that was loaded from http://evil.example:PORT, whose name then came to mean this machine."""
+    if nodes.get("kept").status == 404:
+        nodes.put("kept", b"kept")
+    before, map_before = nodes.census.stored(), stable_map(nodes)
+    url = nodes.proxy if kind is ProxyNode else nodes.owner("kept")
+    evil = f"evil.example:{url.rpartition(':')[2]}"
+    asked = 0
+    for method, path, _, reads in routes(kind):
+        if path == "/v1/health":
+            assert ask(url, method, path, {"Host": evil}).status == 200
+            continue
+        for headers in ({"Host": evil}, {"Host": evil, "Origin": f"http://{evil}", "Sec-Fetch-Site": "same-origin"}):
+            for body in (None, b"{}", b"z" * 200_000) if method not in SAFE else (None,):
+                for target in (path, f"http://{evil}{path}"):
+                    given = headers if target == path else {**headers, "Host": "localhost"}
+                    reply = ask(url, method, target, given, body)
+                    assert (reply.status, reply.code) == (421, "misdirected"), (method, target, given, reply)
+                    assert "allowed_hosts" in reply.json()["error"]["message"]
+                    assert reply.headers["connection"] == "close"
+        if method == "GET":
+            assert ask(url, "HEAD", path, {"Host": evil}).status == 421
+            assert ask(url, "GET", path).status != 421
+        asked += not reads
+    assert asked >= 8
+    assert nodes.census.stored() == before
+    assert stable_map(nodes) == map_before
+    assert nodes.get("kept").body == b"kept"
+
+
+@pytest.mark.parametrize("via", ["owner", "proxy", "other"])
+def test_hosts_that_are_answered_and_such_that_are_not(nodes: Nodes, name: str, via: str) -> None:
+    nodes.put(name, b"abc")
+    url = nodes.url(via, name)
+    for host in ANSWERED:
+        assert ask(url, "GET", f"/b/{name}", {"Host": host}).body == b"abc", host
+        assert ask(url, "GET", f"http://{host.replace('%eth0', '')}/b/{name}", {"Host": "evil.example"}).body == b"abc", host
+    for host in REBOUND:
+        assert ask(url, "GET", f"/b/{name}", {"Host": host}).code == "misdirected", host
+        assert ask(url, "GET", f"http://{host}/b/{name}").code == "misdirected", host
+        assert ask(url, "DELETE", f"/b/{name}", {"Host": host}).code == "misdirected", host
+    for raw in MALFORMED:
+        assert ask(url, "DELETE", f"/b/{name}", {"Host": raw}).code == "bad_request", raw
+    for given in (b"Host: localhost\r\nHost: evil.example\r\n", b"Host: localhost\r\nHost: localhost\r\n", b""):
+        with Wire(url) as wire:
+            wire.send(b"DELETE /b/%b HTTP/1.1\r\n" % name.encode() + given + b"\r\n")
+            assert wire.answer().code == "bad_request", given
+    assert nodes.get(name).body == b"abc"
+
+
+def test_a_request_without_a_host_is_answered(nodes: Nodes, name: str) -> None:
+    """Probes of balancers speak HTTP/1.0; browsers do not."""
+    nodes.put(name, b"abc")
+    for head in (b"GET /b/%b HTTP/1.0\r\n\r\n", b"GET /b/%b HTTP/1.1\r\nHost:\r\n\r\n"):
+        with Wire(nodes.proxy) as wire:
+            wire.send(head % name.encode())
+            assert wire.answer().body == b"abc", head
+    with Wire(nodes.proxy) as wire:  # without a host, there is no origin that a page could share with it
+        wire.send(b"DELETE /b/%b HTTP/1.1\r\nHost:\r\nOrigin: null\r\n\r\n" % name.encode())
+        assert wire.answer().code == "forbidden"
+
+
+def test_nodes_and_metrics_are_reached_by_the_url_of_each_node(nodes: Nodes) -> None:
+    for url in (nodes.proxy, *(node.url for node in nodes.map.targets())):
+        for path in ("/metrics", "/v1/health", "/v1/cluster"):
+            assert ask(url, "GET", path).status == 200
+    for node in nodes.map.targets():
+        assert ask(node.url, "GET", "/v1/node/staged").status == 200
+
+
+def test_where_reads_want_the_token_any_name_will_do(start_cluster: Callable[..., Cluster]) -> None:
+    """A browser adds no token to what a page asks for; a proxy in front may then have any name."""
+    cluster = start_cluster(targets=1, disks=1, environment={"DFC_TOKEN": TOKEN, "DFC_TOKEN_FOR_READS": "1"})
+    targets = [node["url"] for node in ask(cluster.url, "GET", "/v1/cluster", RIGHT).json()["nodes"]]
+    for url in (cluster.url, *targets):
+        for headers, status in (({}, 401), (RIGHT, 200)):
+            assert ask(url, "GET", "/v1/buckets", {"Host": "evil.example", **headers}).status == status
+
+
+def test_names_that_the_settings_admit(start_cluster: Callable[..., Cluster], name: str) -> None:
+    environment = {"DFC_ALLOWED_HOSTS": "data.example, Shards.Example.", "DFC_ADVERTISE_URL": "http://cdn.example:0"}
+    proxy = start_cluster(targets=1, disks=1, environment=environment).url.replace("cdn.example", "127.0.0.1")
+    [target] = [node["url"] for node in ask(proxy, "GET", "/v1/cluster").json()["nodes"]]
+    for url in (proxy, target):
+        for host in ("data.example", "DATA.example:80", "shards.example", "cdn.example:8080", "localhost"):
+            origin = {"Host": host, "Origin": f"http://{host}"}
+            assert ask(url, "PUT", f"/b/{name}", origin, b"abc").status in (200, 201), host
+            assert ask(url, "GET", "/b/", {"Host": host}).body == f"{name}\n".encode(), host
+        for host in ("evil.example", "x.data.example", "a.example"):
+            assert ask(url, "GET", "/b/", {"Host": host}).code == "misdirected", host
+
+
 # --- relays
 
 
@@ -240,7 +357,7 @@ def test_redirects_lead_only_to_nodes(nodes: Nodes, name: str) -> None:
     nodes.put(name, b"abc")
     owner = nodes.owner(name)
     for target in (f"/v1/objects/b/{name}", f"http://localhost/v1/objects/b/{name}", f"http://x@127.0.0.1/v1/objects/b/{name}"):
-        reply = ask(nodes.proxy, "GET", target, {"Host": "evil.example", "X-Forwarded-Host": "evil.example"})
+        reply = ask(nodes.proxy, "GET", target, {"Host": "stranger", "X-Forwarded-Host": "evil.example"})
         assert (reply.status, reply.headers["location"]) == (307, f"{owner}/v1/objects/b/{name}")
     for target in ("//evil.example/%2e%2e", "/v1/objects//evil.example", "/v1/objects/b/%0d%0aX:%20y", "/\\evil.example"):
         reply = ask(nodes.proxy, "GET", f"{target}?redirect=1")

@@ -118,10 +118,12 @@ def test_this_is_no_proxy_for_others(unchanged: Nodes, via: str) -> None:
     for target in (
         "http://evil.example/b/x", "http://evil.example:80/", "https://127.0.0.1/b/x", "ftp://127.0.0.1/b/x", "http:///b/x",
         "http://[::1/x", "http://127.0.0.1.evil.example/b/x", "http://127.0.0.1@evil.example/b/x", "file:///etc/passwd",
+        "http://@/b/x", "http://a@/b/x",
     ):  # fmt: skip
         for method, body in (("GET", None), ("PUT", b"x")):
             reply = ask(url, method, target, body=body)
-            assert (reply.status, reply.code) == (400, "bad_request"), (method, target, reply)
+            expected = (421, "misdirected") if "evil.example" in target else (400, "bad_request")
+            assert (reply.status, reply.code) == expected, (method, target, reply)
             assert reply.headers["connection"] == "close"
     for target in (b"evil.example:443", b"127.0.0.1:22", b"/b/x"):
         with Wire(url) as wire:

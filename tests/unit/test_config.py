@@ -81,6 +81,16 @@ def test_lists_are_separated_by_commas(write):
         assert load_settings("target", **given).settings.disks == ("/a", "/b")
 
 
+def test_more_names_of_a_node(write):
+    for given in (
+        {"environment": {"DFC_ALLOWED_HOSTS": "a.example, *"}},
+        {"file": write('allowed_hosts = ["a.example", "*"]')},
+    ):
+        assert load_settings("proxy", **given).settings.allowed_hosts == ("a.example", "*")
+    with pytest.raises(ConfigError, match="allowed_hosts"):
+        load_settings("proxy", file=write('allowed_hosts = [""]'))
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -96,6 +106,14 @@ def test_lists_are_separated_by_commas(write):
         ({"flags": {"connections_max": "0"}}, ("connections_max",)),
         ({"flags": {"url": "example.com"}}, ("url", "http://HOST:PORT")),
         ({"flags": {"advertise_url": "ftp://a"}}, ("advertise_url",)),
+        ({"flags": {"url": "http://[::1"}}, ("url", "http://HOST:PORT")),
+        ({"flags": {"url": "http://a:99999"}}, ("url", "http://HOST:PORT")),
+        ({"flags": {"url": "http://:80"}}, ("url", "http://HOST:PORT")),
+        ({"flags": {"allowed_hosts": "http://a.example"}}, ("allowed_hosts", "'http://a.example'")),
+        ({"flags": {"allowed_hosts": "a.example,b.example:80"}}, ("allowed_hosts", "'b.example:80'")),
+        ({"environment": {"DFC_ALLOWED_HOSTS": "*.example"}}, ("allowed_hosts", "'*.example'")),
+        ({"flags": {"allowed_hosts": "münze.example"}}, ("allowed_hosts", "ASCII")),
+        ({"flags": {"allowed_hosts": "a b"}}, ("allowed_hosts",)),
         ({"flags": {"token": "a b"}}, ("token",)),
         ({"flags": {"token": "ä"}}, ("token",)),
         ({"flags": {"disks": "/d"}}, ("flag --disks", "target")),
@@ -109,7 +127,17 @@ def test_what_is_refused_says_where_it_came_from(given, words):
 
 
 @pytest.mark.parametrize(
-    "text", ["prot = 1", "[section]\nport = 1", "port = ", "port = true", 'port = "x"', "port = [1]", "\x00"]
+    "text",
+    [
+        "prot = 1",
+        "allowed_hosts = [1]",
+        "[section]\nport = 1",
+        "port = ",
+        "port = true",
+        'port = "x"',
+        "port = [1]",
+        "\x00",
+    ],
 )
 def test_files_that_are_refused(write, text):
     file = write(text)

@@ -11,7 +11,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # From the top: what stands on nothing first. `pages` and `shards` are pure, shared by nodes and those outside.
 LAYERS = (
-    ("base", {"__init__", "errors", "limits", "names", "checksum", "clock", "config", "metrics", "logs", "shards", "pages"}),
+    (
+        "base",
+        {"__init__", "errors", "limits", "names", "hosts", "checksum", "clock", "config", "metrics", "logs", "shards", "pages"},
+    ),
     ("domain", {"placement", "tar", "formats", "storage", "jobs"}),
     ("plumbing", {"http", "membership", "engine"}),
     ("nodes", {"proxy", "target"}),

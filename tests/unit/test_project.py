@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from dfc.config import SETTINGS
+from dfc.hosts import KnownHosts
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -124,6 +125,15 @@ def test_compose_file_sets_only_settings_that_exist() -> None:
         for variable in service["environment"]:
             setting = SETTINGS[variable.removeprefix("DFC_").lower()]
             assert role in setting.roles, f"{name}: {variable}"
+
+
+def test_nodes_of_the_compose_file_answer_to_the_names_in_it() -> None:
+    """Each by those of the others' settings, too: they call each other by them."""
+    text = (ROOT / "docker-compose.yml").read_text()
+    authorities = re.findall(r"https?://([^\s/\"]+)", re.sub(r"\$\{[A-Z0-9_]+:-([^}]*)\}", r"\1", text))
+    assert {"proxy:8080", "target-4:8080", "localhost:8084"} <= set(authorities)
+    for authority in authorities:
+        KnownHosts(()).check(authority)
 
 
 def test_image_is_built_without_privileges_and_secrets() -> None:

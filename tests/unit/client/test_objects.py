@@ -22,6 +22,7 @@ from dfc.errors import (
     BadName,
     BadRequest,
     ChecksumMismatch,
+    Misdirected,
     NoSpace,
     ObjectNotFound,
     PreconditionFailed,
@@ -74,11 +75,22 @@ class TestRouting:
         assert client.get("b", "x") == b"1"
         assert [path for path, _ in fake.proxy.requests("GET", "objects")] == ["/v1/objects/b/x?relay=1"]
 
-    def test_a_misdirected_request_is_relayed(self, fake: Any, client: Client) -> None:
-        fake.proxy.objects["b", "x"] = b"1"
-        fake.target.fail("GET", status=421)
-        assert client.get("b", "x") == b"1"
-        assert len(fake.proxy.requests("GET", "/v1/objects/b/x?relay=1")) == 1
+    @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE"])
+    def test_a_node_that_does_not_answer_to_its_name_says_so_once(self, fake: Any, client: Client, method: str) -> None:
+        """Neither another try nor another way would mend it: a setting of the node does."""
+        call = {
+            "GET": lambda: client.get("b", "x"),
+            "HEAD": lambda: client.head("b", "x"),
+            "PUT": lambda: client.put("b", "x", b"1"),
+            "DELETE": lambda: client.delete("b", "x"),
+        }[method]
+        fake.target.fail(method, status=421, code="misdirected")
+        with pytest.raises(Misdirected) as caught:
+            call()
+        said = "said misdirected" if method != "HEAD" else f"HEAD {fake.target.url}/v1/objects/b/x was answered with status 421"
+        assert caught.value.message == said
+        assert len(fake.target.requests(method)) == 1
+        assert fake.proxy.requests(method, "objects") == []
 
     def test_an_endless_redirect_ends(self, fake: Any, client: Client) -> None:
         object.__setattr__(client._calls.policy, "retries", 0)

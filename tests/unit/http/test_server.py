@@ -533,7 +533,41 @@ async def test_absolute_uris_by_every_name_of_the_node(start):
         client.send(f"GET http://{host}/v1/hello HTTP/1.1\nHost: a\n\n")
         assert (await client.answer())[0] == 200
     client.send("GET http://other.example/v1/hello HTTP/1.1\nHost: a\n\n")
-    assert await client.error() == (400, "bad_request")
+    assert await client.error() == (421, "misdirected")
+
+
+@pytest.mark.parametrize(
+    ("settings", "answered", "refused"),
+    [
+        ({}, ("127.0.0.1:1", "localhost", "a"), ("node.example", "a.example")),
+        ({"host": "localhost", "url": "http://node.example:1"}, ("node.example", "NODE.example.:9"), ("a.node.example",)),
+        ({"advertise_url": "https://data.example:0/"}, ("data.example:443",), ("node.example",)),
+        ({"url": "http://münze.example:1"}, ("xn--mnze-0ra.example",), ("munze.example",)),
+        ({"url": "http://[::1]:0"}, ("[::1]:80",), ("node.example",)),
+        ({"allowed_hosts": ("a.example", "B.example.")}, ("a.example", "b.example:1"), ("c.example", "x.a.example")),
+        ({"allowed_hosts": ("*",)}, ("a.example", "evil.example"), ()),
+        ({"token": "t"}, ("a",), ("a.example",)),
+        ({"token_for_reads": True}, ("a",), ("a.example",)),
+    ],
+)
+async def test_hosts_by_the_settings(start, settings, answered, refused):
+    server, _ = await start(replace(CALM, **settings))
+    for host in answered:
+        client = await Client.open(server)
+        client.send(f"GET /v1/hello HTTP/1.1\nHost: {host}\n\n")
+        assert (await client.answer())[0] == 200, host
+    for host in refused:
+        client = await Client.open(server)
+        client.send(f"GET /v1/hello HTTP/1.1\nHost: {host}\n\n")
+        assert await client.error() == (421, "misdirected"), host
+
+
+async def test_a_page_of_the_host_of_an_absolute_uri_is_of_this_origin(start):
+    server, _ = await start()
+    for target, origin, status in (("a:1", "a:1", 200), ("a:1", "b", 403), ("b", "a:1", 403)):
+        client = await Client.open(server)
+        client.send(f"PUT http://{target}/v1/ignore HTTP/1.1\nHost: b\nOrigin: http://{origin}\nContent-Length: 0\n\n")
+        assert (await client.head())[0] == status
 
 
 # --- small pieces
