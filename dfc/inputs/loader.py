@@ -7,10 +7,11 @@ is a `BatchSource`, for the batches of each `Place`; `Progress` says how far an 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
+from inspect import signature
 from itertools import islice
 from operator import index
 from typing import Any, Final, Literal
@@ -267,6 +268,16 @@ class Loader:
 
     def _contents(self) -> str:
         return contents(self._spec, self.corpus)
+
+
+def options_given(options: Mapping[str, Any]) -> list[str]:
+    """The names of those options of a `Loader` that are not as they are by default."""
+    defaults = {name: parameter.default for name, parameter in signature(Loader).parameters.items()}
+    return [
+        name
+        for name, value in options.items()
+        if value is not defaults[name] and (defaults[name] is None or value != defaults[name])
+    ]
 
 
 def _window(corpus: Corpus) -> int:

@@ -13,15 +13,20 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
 from typing import Any, Final, TypeVar
 
 from dfc.inputs import loader
-from dfc.inputs.epochs.order import Place
-from dfc.limits import INPUT_THREADS_MAX
+from dfc.inputs.base import Handler, Sample
+from dfc.inputs.decoding import Spec
+from dfc.inputs.epochs.corpus import Corpus
+from dfc.inputs.epochs.order import Equal, Place
+from dfc.inputs.loader import ERRORS_MAX, Shuffle
+from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
+from dfc.limits import INPUT_AHEAD_BYTES, INPUT_THREADS_MAX
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -37,8 +42,51 @@ class Loader(loader.Loader):
     The order is the same for any number of threads. Threads end with the iteration, also one that is left before its end.
     """
 
-    def __init__(self, *arguments: Any, threads: int | None = None, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(
+        self,
+        shards: str | Sequence[str] | Corpus,
+        batch_size: int | None = None,
+        *,
+        threads: int | None = None,
+        rank: int = 0,
+        ranks: int = 1,
+        shuffle: Shuffle = True,
+        seed: int = 0,
+        equal: Equal = "pad",
+        fields: Sequence[str] | None = None,
+        decode: Spec = True,
+        pickle: bool = False,
+        transform: Callable[[Sample], Any] | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        handler: Handler = "raise",
+        maxerrs: int = ERRORS_MAX,
+        epoch_batches: int | None = None,
+        streams: int | None = None,
+        cache_dir: str | None = None,
+        ahead_bytes: int = INPUT_AHEAD_BYTES,
+        options: StreamOptions = DEFAULT_OPTIONS,
+    ) -> None:
+        super().__init__(
+            shards,
+            batch_size,
+            rank=rank,
+            ranks=ranks,
+            shuffle=shuffle,
+            seed=seed,
+            equal=equal,
+            fields=fields,
+            decode=decode,
+            pickle=pickle,
+            transform=transform,
+            collate=collate,
+            handler=handler,
+            maxerrs=maxerrs,
+            epoch_batches=epoch_batches,
+            streams=streams,
+            cache_dir=cache_dir,
+            ahead_bytes=ahead_bytes,
+            options=options,
+        )
         self.threads = default_threads() if threads is None else threads
         if not 0 <= self.threads <= INPUT_THREADS_MAX:
             raise ValueError(f"a loader has 0 to {INPUT_THREADS_MAX} threads, not {threads}")

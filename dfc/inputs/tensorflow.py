@@ -23,9 +23,14 @@ try:
 except ImportError as problem:
     raise ImportError("dfc.inputs.tensorflow needs TensorFlow: pip install tensorflow") from problem
 
+from dfc.inputs.base import Handler, Sample
+from dfc.inputs.decoding import Spec
 from dfc.inputs.epochs.corpus import Corpus
-from dfc.inputs.loader import Loader
+from dfc.inputs.epochs.order import Equal
+from dfc.inputs.loader import ERRORS_MAX, Loader, Shuffle, options_given
 from dfc.inputs.numpy import default_threads, threaded
+from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
+from dfc.limits import INPUT_AHEAD_BYTES
 
 Shapes = Mapping[str, Sequence[int | None]]
 _GROUP: Final = 64
@@ -44,9 +49,25 @@ def dataset(
     delivered: int = 0,
     threads: int | None = None,
     prefetch: int = PREFETCH,
-    **options: Any,
+    rank: int = 0,
+    ranks: int = 1,
+    shuffle: Shuffle = True,
+    seed: int = 0,
+    equal: Equal = "pad",
+    fields: Sequence[str] | None = None,
+    decode: Spec = True,
+    pickle: bool = False,
+    transform: Callable[[Sample], Any] | None = None,
+    collate: Callable[[list[Any]], Any] | None = None,
+    handler: Handler = "raise",
+    maxerrs: int = ERRORS_MAX,
+    epoch_batches: int | None = None,
+    streams: int | None = None,
+    cache_dir: str | None = None,
+    ahead_bytes: int = INPUT_AHEAD_BYTES,
+    options: StreamOptions = DEFAULT_OPTIONS,
 ) -> tf.data.Dataset:
-    """A dataset of the batches that `Loader(shards, batch_size, **options)` gives, or of a loader or mixture itself.
+    """A dataset of the batches of `dfc.inputs.loader.Loader` with these options, or of a loader or mixture that is given.
 
     An element is a dict of tensors by field, with `__key__` and `__source__`; with `as_tuple` the tuple of these fields, as
     Keras takes it; or whatever `transform` or `collate` makes of them. Types are those of the first element: arrays have
@@ -59,29 +80,52 @@ def dataset(
     len(loader))`; nothing before it is read. `threads` decode (default: one a core, at most eight); they end with the
     iteration, wherever that is left. With `tf.distribute`: `rank=context.input_pipeline_id, ranks=context.num_input_pipelines`.
     """
-    if isinstance(shards, Loader):
-        if batch_size is not None or options:
-            raise ValueError("a loader has its options already")
-        source = shards
-    else:
-        source = Loader(shards, batch_size, **options)
+    given: dict[str, Any] = {
+        "rank": rank,
+        "ranks": ranks,
+        "shuffle": shuffle,
+        "seed": seed,
+        "equal": equal,
+        "fields": fields,
+        "decode": decode,
+        "pickle": pickle,
+        "transform": transform,
+        "collate": collate,
+        "handler": handler,
+        "maxerrs": maxerrs,
+        "epoch_batches": epoch_batches,
+        "streams": streams,
+        "cache_dir": cache_dir,
+        "ahead_bytes": ahead_bytes,
+        "options": options,
+    }
+    source = _source(shards, batch_size, given)
     form = partial(_tuple_of, tuple(as_tuple)) if as_tuple is not None else _same
     passes = _Passes(source, form, epochs, epoch, delivered, default_threads() if threads is None else threads)
     if element_spec is None:
-        names = tuple(as_tuple) if as_tuple is not None else ()
-        element_spec = _Specs(source.batch_size, shapes or {}).of(passes.first(), names)
-    if source.batch_size is None and _is_fixed(element_spec):
+        element_spec = _Specs(source.batch_size, shapes or {}).of(passes.first(), tuple(as_tuple or ()))
+    made = _made_of(passes, element_spec)
+    return made.prefetch(prefetch) if prefetch else made
+
+
+def _source(shards: str | Sequence[str] | Corpus | Loader, batch_size: int | None, given: Mapping[str, Any]) -> Loader:
+    if not isinstance(shards, Loader):
+        return Loader(shards, batch_size, **given)
+    if batch_size is not None or options_given(given):
+        raise ValueError("a loader has its options already")
+    return shards
+
+
+def _made_of(passes: _Passes, element_spec: Any) -> tf.data.Dataset:
+    if passes.source.batch_size is None and _is_fixed(element_spec):
         # TensorFlow takes some 300 µs for each trip to Python; so many samples at a time share one.
         passes.group = _GROUP
         signature = tf.nest.map_structure(lambda spec: tf.TensorSpec((None, *spec.shape), spec.dtype), element_spec)
         made = tf.data.Dataset.from_generator(passes, output_signature=signature).unbatch()
     else:
         made = tf.data.Dataset.from_generator(passes, output_signature=element_spec)
-    if epochs is None:
-        made = made.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-    elif not delivered and (length := _length(source)) is not None:
-        made = made.apply(tf.data.experimental.assert_cardinality(epochs * length))
-    return made.prefetch(prefetch) if prefetch else made
+    count = passes.count()
+    return made if count is None else made.apply(tf.data.experimental.assert_cardinality(count))
 
 
 class _Passes:
@@ -98,7 +142,7 @@ class _Passes:
     ) -> None:
         if epoch < 0 or delivered < 0 or (epochs is not None and epochs < 1):
             raise ValueError(f"no {epochs} epochs from {epoch} on without {delivered} batches")
-        self._source, self._form, self._threads = source, form, threads
+        self.source, self._form, self._threads = source, form, threads
         self._epochs, self._epoch, self._delivered = epochs, epoch, delivered
         self.group = 0  # samples that are stacked to one element; 0: none are
         self._lock = threading.Lock()
@@ -111,6 +155,13 @@ class _Passes:
                 return element
         raise ValueError("there is nothing to take the types of: give element_spec=")
 
+    def count(self) -> int | None:
+        """How many elements there are in an iteration, as TensorFlow says it; None where that is not known."""
+        if self._epochs is None:
+            return int(tf.data.INFINITE_CARDINALITY)
+        length = None if self._delivered else _length(self.source)
+        return None if length is None else self._epochs * length
+
     def __call__(self) -> Generator[Any, None, None]:
         with self._lock:
             number, self._begun = self._begun, self._begun + 1
@@ -120,7 +171,7 @@ class _Passes:
 
     def _elements(self, epoch: int, delivered: int, epochs: int | None, threads: int) -> Generator[Any, None, None]:
         for turn in count() if epochs is None else range(epochs):
-            batches = threaded(self._source, threads, self._source.place, epoch + turn, 0 if turn else delivered)
+            batches = threaded(self.source, threads, self.source.place, epoch + turn, 0 if turn else delivered)
             with closing(batches):
                 yield from map(self._form, batches)
 

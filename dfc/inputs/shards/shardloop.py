@@ -209,9 +209,38 @@ def sharditerator(
     )
 
 
-def sharditerator_once(url: Spec, maxerrs: int | None = MAXERRS, **arguments: Any) -> ShardIterator:
+def sharditerator_once(
+    url: Spec,
+    maxerrs: int | None = MAXERRS,
+    *,
+    epochs: int = 1,
+    shuffle: bool = False,
+    decode: DecodeSpec = True,
+    seed: int | None = None,
+    handler: Handler = "warn",
+    fields: str | Sequence[str] | None = None,
+    pickle: bool = False,
+    readers: int = 2,
+    ahead_bytes: int = INPUT_AHEAD_BYTES,
+    counts: Counts | None = None,
+    options: StreamOptions = DEFAULT_OPTIONS,
+) -> ShardIterator:
     """`sharditerator` for one epoch in the order of the shards; takes the same arguments."""
-    return sharditerator(url, **{"epochs": 1, "shuffle": False, "maxerrs": maxerrs, **arguments})
+    return sharditerator(
+        url,
+        epochs,
+        shuffle,
+        maxerrs,
+        decode=decode,
+        seed=seed,
+        handler=handler,
+        fields=fields,
+        pickle=pickle,
+        readers=readers,
+        ahead_bytes=ahead_bytes,
+        counts=counts,
+        options=options,
+    )
 
 
 def _segments(refs: Sequence[ShardRef], rules: Rules, epochs: int, progress: _Progress) -> Iterator[Segment]:

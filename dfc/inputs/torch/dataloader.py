@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
-from typing import Any, Final
+from multiprocessing.context import BaseContext
+from typing import Any, Final, Literal
 
+import torch
 from torch.utils import data
 
 from dfc.inputs.base import Counts
@@ -22,29 +24,67 @@ _WORKER_END_S: Final = 1.0  # from when a worker's connections break until it is
 class DataLoader(data.DataLoader[Any]):  # type: ignore[misc]
     """torch's DataLoader for a `ShardDataset`; it counts the batches that it hands out, to be resumed at any of them.
 
-    All options of torch's, but for those about making batches. The state is that of the last batch that was handed out,
-    however many the workers have made ahead. Batches of workers lie in memory that is used again once nothing of them is
-    alive in this process; `reuse_memory=False` has all of them copied into new memory instead, as torch does it.
+    Options are those of torch's, where the last five, about making batches, may only be absent: that is the dataset's here. The
+    state is that of the last batch that was handed out, however many the workers have made ahead. Batches of workers lie in
+    memory that is used again once nothing of them is alive in this process; `reuse_memory=False` has all of them copied into
+    new memory instead, as torch does it.
     """
 
     dataset: ShardDataset
 
-    def __init__(self, dataset: ShardDataset, num_workers: int = 0, *, reuse_memory: bool = True, **options: Any) -> None:
-        for name in ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"):
-            if options.pop(name, None):
+    def __init__(
+        self,
+        dataset: ShardDataset,
+        num_workers: int = 0,
+        *,
+        reuse_memory: bool = True,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
+        generator: torch.Generator | None = None,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        batch_size: None = None,
+        shuffle: Literal[False] | None = None,
+        sampler: None = None,
+        batch_sampler: None = None,
+        drop_last: Literal[False] = False,
+    ) -> None:
+        made = {"batch_size": batch_size, "shuffle": shuffle, "sampler": sampler, "batch_sampler": batch_sampler}
+        for name, value in {**made, "drop_last": drop_last}.items():
+            if value:
                 raise ValueError(f"{name}= is an option of the dataset here: it makes the batches")
         if num_workers > LOADER_WORKERS_MAX:
             raise ValueError(f"at most {LOADER_WORKERS_MAX} workers, not {num_workers}")
         self._memory: Writer | None = None
-        collate = options.pop("collate_fn", None) or _as_it_is
+        collate = collate_fn or _as_it_is
         if isinstance(collate, Sending):  # of another DataLoader, of which this one is a copy
             collate = collate.collate
         if num_workers and reuse_memory and AVAILABLE:
-            ahead = options.get("prefetch_factor") or _PREFETCHED
-            self._memory = Writer(ahead + LOADER_BATCHES_HELD)
+            self._memory = Writer((prefetch_factor or _PREFETCHED) + LOADER_BATCHES_HELD)
             collate = Sending(collate, self._memory)
-        options["collate_fn"] = collate
-        super().__init__(dataset, batch_size=None, num_workers=num_workers, **options)
+        # What is younger than the oldest torch that will do, or on its way out, is passed on only where it says something.
+        more: dict[str, Any] = {} if in_order else {"in_order": in_order}
+        if pin_memory_device:
+            more["pin_memory_device"] = pin_memory_device
+        super().__init__(
+            dataset,
+            batch_size=None,
+            num_workers=num_workers,
+            collate_fn=collate,
+            pin_memory=pin_memory,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            **more,
+        )
         dataset.driven = True
 
     @property

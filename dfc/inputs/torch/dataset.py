@@ -7,7 +7,7 @@ state was loaded, and a row of counters for each worker.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import fields as fields_of
 from itertools import count, islice
@@ -18,15 +18,17 @@ import torch
 from torch import distributed
 from torch.utils import data
 
-from dfc.inputs.base import Counts
+from dfc.inputs.base import Counts, Handler, Sample
+from dfc.inputs.decoding import Spec
 from dfc.inputs.epochs.batchmemory import Writer
 from dfc.inputs.epochs.corpus import Corpus
-from dfc.inputs.epochs.order import Place, batches_before, draw_seed
+from dfc.inputs.epochs.order import Equal, Place, batches_before, draw_seed
 from dfc.inputs.epochs.progress import BatchSource, Progress, State, check_state, make_state
-from dfc.inputs.loader import Loader
+from dfc.inputs.loader import ERRORS_MAX, Loader, Shuffle, options_given
+from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
 from dfc.inputs.torch.orphans import end_with_parent
 from dfc.inputs.torch.tensors import as_tensors
-from dfc.limits import LOADER_WORKERS_MAX
+from dfc.limits import INPUT_AHEAD_BYTES, LOADER_WORKERS_MAX
 
 _COUNTERS: Final = tuple(field.name for field in fields_of(Counts) if field.type == "int")
 # Columns of row 0 of the shared tensor: where the next iterations begin, the workers of the state that says so (0: any), and
@@ -43,10 +45,11 @@ _UPDATE_BATCHES: Final = 16  # after so many the counters are shared; of single 
 class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
     """Batches of the samples of shards. Use it with `DataLoader` of this module, or with torch's and `batch_size=None`.
 
-    `shards`, `batch_size` and all options are those of `dfc.inputs.loader.Loader`; another `BatchSource` may stand for them.
-    `rank` and `ranks` are by default those of `torch.distributed` when it is initialised, else of `RANK` and `WORLD_SIZE` in
-    the environment, else 0 of 1. Arrays become tensors. Each iteration is an epoch, the next one unless `set_epoch` says which,
-    also with persistent workers. One dataset belongs to one DataLoader at a time. `len` is the number of batches of each rank.
+    All options are those of `dfc.inputs.loader.Loader` and described there; another `BatchSource` may stand for shards and
+    options. `rank` and `ranks` are by default those of `torch.distributed` when it is initialised, else of `RANK` and
+    `WORLD_SIZE` in the environment, else 0 of 1. Arrays become tensors. Each iteration is an epoch, the next one unless
+    `set_epoch` says which, also with persistent workers. One dataset belongs to one DataLoader at a time. `len` is the number
+    of batches of each rank.
     """
 
     def __init__(
@@ -56,16 +59,47 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
         *,
         rank: int | None = None,
         ranks: int | None = None,
-        **options: Any,
+        shuffle: Shuffle = True,
+        seed: int = 0,
+        equal: Equal = "pad",
+        fields: Sequence[str] | None = None,
+        decode: Spec = True,
+        pickle: bool = False,
+        transform: Callable[[Sample], Any] | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        handler: Handler = "raise",
+        maxerrs: int = ERRORS_MAX,
+        epoch_batches: int | None = None,
+        streams: int | None = None,
+        cache_dir: str | None = None,
+        ahead_bytes: int = INPUT_AHEAD_BYTES,
+        options: StreamOptions = DEFAULT_OPTIONS,
     ) -> None:
         super().__init__()
         if (rank is None) != (ranks is None):
             raise ValueError("rank= and ranks= are given together")
         self._rank = None if rank is None or ranks is None else (rank, ranks)
+        given: dict[str, Any] = {
+            "shuffle": shuffle,
+            "seed": seed,
+            "equal": equal,
+            "fields": fields,
+            "decode": decode,
+            "pickle": pickle,
+            "transform": transform,
+            "collate": collate,
+            "handler": handler,
+            "maxerrs": maxerrs,
+            "epoch_batches": epoch_batches,
+            "streams": streams,
+            "cache_dir": cache_dir,
+            "ahead_bytes": ahead_bytes,
+            "options": options,
+        }
         if isinstance(shards, str | Sequence | Corpus):
             place = self.place
-            self.source: BatchSource = Loader(shards, batch_size, rank=place.rank, ranks=place.ranks, **options)
-        elif batch_size is not None or options:
+            self.source: BatchSource = Loader(shards, batch_size, rank=place.rank, ranks=place.ranks, **given)
+        elif batch_size is not None or options_given(given):
             raise ValueError("a source of batches has its options already")
         else:
             self.source = shards
