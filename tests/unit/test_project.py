@@ -16,6 +16,7 @@ from dfc.hosts import KnownHosts
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+NAME = "dfc-datasets"  # `dfc` on PyPI is a stranger's
 LOCK = tomllib.loads((ROOT / "uv.lock").read_text())
 Pins = dict[tuple[str, str], frozenset[str]]
 
@@ -55,7 +56,7 @@ def _exported(path: Path) -> Pins:
 
 
 def _own_package() -> dict[str, Any]:
-    return next(package for package in LOCK["package"] if package["name"] == "dfc")
+    return next(package for package in LOCK["package"] if package["name"] == NAME)
 
 
 @pytest.mark.parametrize(("file", "groups"), [("requirements.txt", []), ("requirements-dev.txt", ["dev"])])
@@ -65,6 +66,17 @@ def test_exported_requirements_are_in_step_with_the_lock_file(file: str, groups:
     for group in groups:
         roots += own["dev-dependencies"][group]
     assert _exported(ROOT / "deploy" / file) == _locked(roots), "run `make lock`"
+
+
+def test_the_distribution_is_not_called_like_the_one_of_a_stranger() -> None:
+    """Import and command are `dfc`; whoever says `pip install dfc` gets another program."""
+    assert PYPROJECT["project"]["name"] == NAME
+    assert PYPROJECT["project"]["scripts"]["dfc"] == "dfc.cli.main:main"
+    assert PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["dfc"]
+    for folder in ("dfc", "docs", "deploy", "examples", "loadtest"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in (".py", ".md", ".sh", "") and path.is_file():
+                assert not re.search(r"pip install [^`\n]*\bdfc(?!-datasets)(?![/\w])", path.read_text(errors="replace")), path
 
 
 def _declared() -> Iterator[tuple[str, list[str], list[dict[str, Any]]]]:
