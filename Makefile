@@ -10,7 +10,7 @@ EXPORT := uv export --frozen --quiet --no-emit-project --no-annotate --no-header
 
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: pyproject.toml uv.lock deploy/requirements-dev.txt deploy/setup-venv
+$(VENV)/.ready: pyproject.toml uv.lock deploy/requirements-dev.txt deploy/setup-venv deploy/progress deploy/download-size
 	@PYTHON="$(PYTHON)" sh deploy/setup-venv $(VENV)
 	@touch $@
 

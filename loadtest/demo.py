@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +39,9 @@ SAMPLES_PER_SHARD = 100
 TARGETS = 4
 DISKS = 2
 READERS = 4
+PARTS = 9  # as `play` has them
+IMAGES_COUNTED = 200  # between two lines that say how far it is
+PROGRESS_S = 1.0  # between two of a job
 
 
 class DemoFailed(RuntimeError):
@@ -61,9 +65,16 @@ class Demo:
     console: Console
     directory: Path
     steps: list[Step] = field(default_factory=list)
+    part: int = 0
 
     def say(self, text: str) -> None:
-        self.console.print(f"\n[bold]{text}[/bold]")
+        self.part += 1
+        self.console.print(f"\n[bold]{self.part}/{PARTS} {text}[/bold]")
+
+    def count(self, done: int, total: int, what: str) -> None:
+        """How far a step is; a line of its own each time, but on a terminal always the same one."""
+        end = "\r" if self.console.is_terminal and done < total else "\n"
+        self.console.print(f"  {done:>4} of {total} {what}", end=end, highlight=False)
 
     def show(self, *commands: Sequence[str]) -> None:
         """Print a command, or a pipeline of several, as one would type it."""
@@ -82,6 +93,7 @@ class Demo:
         yield step
         step.seconds = time.monotonic() - begin
         self.steps.append(step)
+        self.console.print(f"  {what}: {step.seconds:.1f} s", style="dim", highlight=False)
 
 
 def _quoted(word: str) -> str:
@@ -92,6 +104,11 @@ def _quoted(word: str) -> str:
 
 def play(demo: Demo) -> None:
     """All of it, in order; DemoFailed, ProcessFailed or HttpFailure when something is not as it must be."""
+    demo.console.print(
+        f"On an idle machine this takes half a minute. Nothing is downloaded: {SAMPLES + EXTRA_SAMPLES} images are drawn here. "
+        f"All of it lies in {demo.directory}, which is removed at the end.",
+        highlight=False,
+    )
     demo.say(f"Start a cluster: one proxy, {TARGETS} targets with {DISKS} disks each")
     demo.show(serve_command(demo.directory / "cluster", TARGETS, DISKS))
     begin = time.monotonic()
@@ -111,8 +128,11 @@ def play(demo: Demo) -> None:
 def _make_images(demo: Demo) -> None:
     demo.say("Make an image dataset: JPEG and PNG files, each with a class file")
     with demo.step("make images") as step:
-        step.bytes_moved = make_dataset(demo.directory / "dataset", SAMPLES, first=0)
+        for first in range(0, SAMPLES, IMAGES_COUNTED):
+            step.bytes_moved += make_dataset(demo.directory / "dataset", IMAGES_COUNTED, first=first)
+            demo.count(first + IMAGES_COUNTED, SAMPLES + EXTRA_SAMPLES, "images")
         step.bytes_moved += make_dataset(demo.directory / "extra", EXTRA_SAMPLES, first=SAMPLES)
+        demo.count(SAMPLES + EXTRA_SAMPLES, SAMPLES + EXTRA_SAMPLES, "images")
     step.remark = f"{SAMPLES + EXTRA_SAMPLES} images"
 
 
@@ -191,7 +211,10 @@ def _read_all(demo: Demo, started: Cluster, shards: Sequence[str]) -> dict[str, 
     """All members of all shards by name, compared with the files that they were made of."""
     demo.say(f"Stream all {len(shards)} shards back, {READERS} at a time, and compare every file")
     with demo.step("stream all shards") as step, ThreadPoolExecutor(READERS) as pool:
-        data = list(pool.map(lambda shard: _download(started.url, shard), shards))
+        data = []
+        for shard in pool.map(lambda shard: _download(started.url, shard), shards):
+            data.append(shard)
+            demo.count(len(data), len(shards), "shards")
     step.bytes_moved = sum(len(shard) for shard in data)
     with demo.step("compare every byte") as step:
         members = read_members(data)
@@ -214,7 +237,7 @@ def _run_jobs(demo: Demo, started: Cluster, members: Mapping[str, bytes]) -> Non
     samples = SAMPLES + EXTRA_SAMPLES
     shards = -(-samples // SAMPLES_PER_SHARD)
     for what, argv in job_commands(SAMPLES_PER_SHARD).items():
-        with demo.step(what) as step:
+        with demo.step(what) as step, _progress_shown(demo, started.url):
             job = demo.command(argv, url=started.url)
         step.remark = check_job(job, samples, 1 if what == "list keys" else shards)
         demo.console.print(step.remark, highlight=False)
@@ -225,6 +248,28 @@ def _run_jobs(demo: Demo, started: Cluster, members: Mapping[str, bytes]) -> Non
         raise DemoFailed(f"{len(manifest)} keys instead of {samples}")
     with demo.step("compare samples") as step:
         step.remark = f"{compare(lambda path: _download(started.url, path), members, shards)} files equal"
+
+
+@contextlib.contextmanager
+def _progress_shown(demo: Demo, url: str) -> Iterator[None]:
+    """Now and then, how far the job is that was submitted last."""
+    ended = threading.Event()
+
+    def ask() -> None:
+        while not ended.wait(PROGRESS_S):
+            with contextlib.suppress(HttpFailure, OSError):  # it is for show
+                [job] = json.loads(_download(url, "v1/jobs?limit=1"))["jobs"]
+                tasks = job["progress"]["tasks"]
+                if job["state"] == "running" and tasks["total"]:
+                    demo.count(tasks["done"], tasks["total"], "tasks")
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        asking.join()
 
 
 def _download(url: str, shard: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -43,6 +44,11 @@ def test_the_demo_gets_every_byte_back(tmp_path):
     )
     for command in commands:
         assert command in done.stdout
+    assert done.stdout.startswith("On an idle machine this takes half a minute. Nothing is downloaded")
+    parts = re.findall(r"^(\d+)/(\d+) ", done.stdout, re.MULTILINE)
+    assert parts == [(str(number), "9") for number in range(1, 10)]
+    for far in (" 200 of 1100 images", "1100 of 1100 images", " 1 of 11 shards", "11 of 11 shards"):
+        assert far in done.stdout
     assert list(tmp_path.iterdir()) == []
     assert processes_with(str(tmp_path)) == []
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -155,3 +158,57 @@ def test_image_is_built_without_privileges_and_secrets() -> None:
     assert "TOKEN" not in dockerfile
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     assert "*" in ignored, "only what is named reaches the engine"
+
+
+# --- what `make setup` says while it downloads
+
+
+def test_what_is_downloaded_is_told_beforehand() -> None:
+    """By the sizes in the lock file: it must at least hold the largest file of it that fits, and not all that there are."""
+    command = [sys.executable, "deploy/download-size", "deploy/requirements-dev.txt"]
+    packages, megabytes = map(int, subprocess.check_output(command, cwd=ROOT, text=True, timeout=60).split())
+    exported = _exported(ROOT / "deploy" / "requirements-dev.txt")
+    assert len(exported) - 10 < packages <= len(exported)
+    wheels = [file for package in LOCK["package"] for file in package.get("wheels", []) if package["name"] == "duckdb"]
+    assert megabytes > max(wheel["size"] for wheel in wheels) / 1e6
+    assert megabytes < sum(file["size"] for package in LOCK["package"] for file in package.get("wheels", [])) / 1e6 / 5
+
+
+PIP = """#!/bin/sh
+echo "Looking in indexes: http://index.example/simple"
+echo "Collecting a==1"
+echo "  Downloading a-1-py3-none-any.whl.metadata (2 kB)"
+echo "  Downloading a-1-py3-none-any.whl (1.7 MB)"
+echo "Processing /kept/b-2-py3-none-any.whl (from -r requirements.txt (line 1))"
+echo "  Using cached c-3-py3-none-any.whl (3 MB)"
+echo "ERROR: $1" >&2
+echo "Installing collected packages: a, b"
+exit "$2"
+"""
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_progress_of_an_installation(tmp_path: Path, status: int) -> None:
+    """A line for each file; what pip said only when it failed, and then its failure counts."""
+    pip = tmp_path / "pip"
+    pip.write_text(PIP)
+    pip.chmod(0o755)
+    script = 'say() { echo "setup: $*" >&2; }; . deploy/progress; pip_with_progress 3 "$0" trouble "$1" || exit 7'
+    done = subprocess.run(
+        ["sh", "-euc", script, pip, str(status)],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    lines = done.stderr.splitlines()
+    assert lines[:5] == [
+        "setup: Looking in indexes: http://index.example/simple",
+        "setup: [1/3] a-1-py3-none-any.whl (1.7 MB)",
+        "setup: [2/3] b-2-py3-none-any.whl",
+        "setup: [3/3] c-3-py3-none-any.whl (3 MB) (kept from before)",
+        "setup: unpacking 3 files",
+    ]
+    assert done.returncode == 7 * status
+    assert ("ERROR: trouble" in lines) == bool(status)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pip"]
