@@ -51,6 +51,11 @@ INDEX_FLUSH_BYTES: Final = 256 * KIB  # records are spilled to the index file in
 INDEX_SORT_ROWS: Final = 1 << 18  # rows in memory while sorted runs are merged: 16 bytes each, 4 MiB
 INDEX_RUN_ROWS: Final = 1 << 16  # rows collected before they are sorted and spilled: 1 MiB a table and upload
 INDEX_BLOCK_BYTES: Final = 64 * KIB  # records are checksummed in blocks of this size, verified when first read (5 µs)
+INDEX_CACHE_BYTES: Final = 16 * MIB  # pages of indexes that one disk, or worker, keeps in memory
+INDEX_LOOP_READS_MAX: Final = (
+    200  # of one look-up on the event loop, 1 µs each; a sample of more than 90 members takes a thread
+)
+INDEX_COLUMNS_BYTES: Final = 32 * MIB  # of the records that reading many samples at a time holds
 SAMPLE_RECORDS_MAX: Final = 4096  # members from the first to the last of one sample; bounds what one lookup may cost
 DECOMPRESS_CHUNK_BYTES: Final = 256 * KIB
 DECOMPRESS_MEMORY_MAX: Final = 96 * MIB  # dictionary or window: enough for `xz -9` (65 MiB) and zstd windows of 64 MiB

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
@@ -16,14 +16,15 @@ from dfc.engine.nodes import Nodes, query
 from dfc.errors import NotFound, PreconditionFailed, Unavailable
 from dfc.jobs.store import InputChanged
 from dfc.jobs.tasks import InputShard
-from dfc.limits import GIB, MIB
+from dfc.limits import GIB, INDEX_CACHE_BYTES, MIB
 from dfc.storage.layout import FOOTER_BYTES_MAX, Footer, FooterDamaged, decode_footer
 from dfc.tar.header import TarError
+from dfc.tar.index_file import PageCache
 from dfc.tar.index_reader import ShardIndex
 
 T = TypeVar("T")
 OPEN_FILES_MAX: Final = 512  # below the 1,024 descriptors that a process has where nobody raised it
-OPEN_INDEXES_MAX: Final = 4096  # mapped files; their pages are the page cache's
+OPEN_INDEXES_MAX: Final = 4096  # of this machine, and as many copies; fewer where a process may have few descriptors
 FETCHED_BYTES_MAX: Final = 1 * GIB  # of copies of indexes of other machines, in the scratch directory
 COPY_BYTES: Final = 1 * MIB
 
@@ -40,9 +41,8 @@ class Located(msgspec.Struct, frozen=True):
 class Kept(Generic[T]):
     """The values used last, as many as weigh `limit` together."""
 
-    def __init__(self, limit: int, drop: Callable[[T], None] = lambda _: None) -> None:
+    def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._drop = drop
         self._values: OrderedDict[Any, tuple[T, int]] = OrderedDict()
         self._weight = 0
 
@@ -57,14 +57,10 @@ class Kept(Generic[T]):
         self._values[key] = (value, weight)
         self._weight += weight
         while self._weight > self._limit and len(self._values) > 1:
-            _, (old, its_weight) = self._values.popitem(last=False)
-            self._weight -= its_weight
-            self._drop(old)
+            self._weight -= self._values.popitem(last=False)[1][1]
         return value
 
     def clear(self) -> None:
-        for value, _ in self._values.values():
-            self._drop(value)
         self._values.clear()
         self._weight = 0
 
@@ -81,15 +77,24 @@ class OpenFile:
             os.close(self.descriptor)
 
 
+def open_indexes_max() -> int:
+    """How many indexes may be open: each has a descriptor, as have the blobs, and a quarter is left for everything else."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(32, min(OPEN_INDEXES_MAX, (descriptors * 3 // 4 - OPEN_FILES_MAX) // 2))
+
+
 class OpenShards:
-    """Values that a cache drops live on as long as a task uses them: descriptors and maps end with their last reference."""
+    """Values that a cache drops live on as long as a task uses them: descriptors end with their last reference."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
         self._located: Kept[Located] = Kept(OPEN_INDEXES_MAX)
         self._files: Kept[OpenFile] = Kept(OPEN_FILES_MAX)
-        self._indexes: Kept[ShardIndex] = Kept(OPEN_INDEXES_MAX)
+        indexes = open_indexes_max()
+        self._pages = PageCache(INDEX_CACHE_BYTES)
+        self._indexes: Kept[ShardIndex] = Kept(indexes)
         self._fetched: Kept[ShardIndex] = Kept(FETCHED_BYTES_MAX)
+        self._fetched_weight_min = FETCHED_BYTES_MAX // indexes  # so that there are as few copies as that
         self._far: set[str] = set()  # ids of targets whose files cannot be opened here
 
     def close(self) -> None:
@@ -141,7 +146,7 @@ class OpenShards:
         located = self._locate(shard)
         if located is not None and located.index_path:
             try:
-                index = ShardIndex.open(located.index_path)
+                index = ShardIndex.open(located.index_path, self._pages)
             except (OSError, TarError):
                 pass  # on another machine, or being built anew: the target sends it
             else:
@@ -150,7 +155,7 @@ class OpenShards:
         index, size = self._fetch_index(shard)
         if (index.version, index.checksum) != (shard.version, shard.checksum):
             raise InputChanged(f"{shard.label} was replaced while the job ran")
-        return self._fetched.put(key, index, size)
+        return self._fetched.put(key, index, max(size, self._fetched_weight_min))
 
     def _fetch_index(self, shard: InputShard) -> tuple[ShardIndex, int]:
         path = "/v1/node/index?" + query(bucket=shard.bucket, object=shard.name, version=shard.version)
@@ -162,7 +167,7 @@ class OpenShards:
                     file.write(buffer[:count])
                 file.flush()
                 try:
-                    return ShardIndex.open(file.fileno()), file.tell()
+                    return ShardIndex.open(file.fileno(), self._pages), file.tell()
                 except TarError as error:
                     raise Unavailable(f"the index of {shard.label} arrived damaged: {error}") from None
 

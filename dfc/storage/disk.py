@@ -381,7 +381,7 @@ def _open_parts(root: str, disk_id: str, clock: HybridClock, options: DiskOption
         raise
     cache = RowCache(options.row_cache_rows)
     boot = options.boot_id or _boot_id()
-    indexes = OpenIndexes(options.open_indexes)
+    indexes = OpenIndexes(options.open_indexes, health)
     committer = GroupCommitter(catalog, filesystem, cache, health, stats, boot=boot, on_full=space.give_up_ballast)
     return DiskParts(
         disk_id=disk_id,

@@ -13,8 +13,11 @@ from contextlib import suppress
 from typing import BinaryIO, cast
 
 from dfc.checksum import Buffer
+from dfc.limits import INDEX_CACHE_BYTES
 from dfc.storage.filesystem import FileSystem
+from dfc.storage.health import DiskHealth
 from dfc.tar.index import IndexSummary, ShardIndex, TarError, open_builder
+from dfc.tar.index_file import PageCache
 
 
 class IndexFile(io.RawIOBase):
@@ -106,12 +109,21 @@ class IndexWriter:
 
 
 class OpenIndexes:
-    """The indexes that were used last, by blob path. An index that falls out is closed when its last user lets go."""
+    """The indexes that were used last, by blob path. An index that falls out is closed when its last user lets go.
 
-    def __init__(self, count_max: int) -> None:
+    They share a bounded cache of pages. An error of the disk under a read of any of them is counted, and raised as ours.
+    """
+
+    def __init__(self, count_max: int, health: DiskHealth) -> None:
         self._count_max = count_max
+        self._health = health
+        self._cache = PageCache(INDEX_CACHE_BYTES)
         self._lock = threading.Lock()
         self._open: OrderedDict[str, ShardIndex] = OrderedDict()
+
+    def open(self, path: str) -> ShardIndex:
+        """An index file, not remembered. Raises OSError when it cannot be opened, IndexCorrupt, StorageFailed."""
+        return ShardIndex.open(path, self._cache, lambda error: self._health.translate(error, "reading an index"))
 
     def get(self, path: str) -> ShardIndex | None:
         with self._lock:
@@ -122,18 +134,21 @@ class OpenIndexes:
 
     def keep(self, path: str, index: ShardIndex) -> ShardIndex:
         """Remember an index; gives the one that is remembered, which may be another thread's."""
+        dropped = None  # kept until the lock is given back: closing a file may free its blocks
         with self._lock:
             known = self._open.setdefault(path, index)
             self._open.move_to_end(path)
             if len(self._open) > self._count_max:
-                self._open.popitem(last=False)
+                dropped = self._open.popitem(last=False)
+        del dropped
         if known is not index:
             index.close()
         return known
 
     def forget(self, path: str) -> None:
         with self._lock:
-            self._open.pop(path, None)
+            dropped = self._open.pop(path, None)
+        del dropped
 
     def close(self) -> None:
         with self._lock:

@@ -101,7 +101,7 @@ class BlobReader:
     def _load(self, row: ObjectRow, path: str) -> ShardIndex | None:
         """The index beside the blob; None when it is missing, damaged or of another blob."""
         try:
-            index = ShardIndex.open(path + layout.INDEX_SUFFIX)
+            index = self._parts.indexes.open(path + layout.INDEX_SUFFIX)
             if os.path.getsize(path + layout.INDEX_SUFFIX) <= _VERIFY_BYTES:
                 index.verify()
         except FileNotFoundError:

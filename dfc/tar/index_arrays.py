@@ -13,16 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfc.limits import SAMPLE_RECORDS_MAX, TAR_HEADER_BYTES
-from dfc.tar.index_format import HEADER_BYTES, RECORD, IndexCorrupt
+from dfc.tar.index_file import IndexFile
+from dfc.tar.index_format import RECORD, IndexCorrupt, IndexHeader
+from dfc.tar.index_slices import RECORDS, Slice, next_records, overlay, read_slices
 from dfc.tar.samples import NO_KEY
 
 Integers = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 HEADER_NAME_BYTES: Final = 100  # that a tar header has room for
-_RECORD: Final = np.dtype(
-    [("offset", "=u8"), ("size", "=u8"), ("head", "=u4"), ("name", "=u2"), ("key", "=u2"), ("type", "u1")], align=False
-)
-assert _RECORD.itemsize == RECORD.size
 
 
 @dataclass(frozen=True)
@@ -118,54 +116,41 @@ def concatenate(parts: Sequence[SampleArrays]) -> SampleArrays:
     )  # fmt: skip
 
 
-def read_arrays(data: memoryview, samples_start: int, sample_count: int, records_end: int, numbers: Integers) -> SampleArrays:
+def read_arrays(file: IndexFile, header: IndexHeader, numbers: Integers) -> SampleArrays:
     """The samples with these ordinals. The blocks of the records have been verified; still nothing leads outside of them."""
-    table = np.frombuffer(data, dtype="=u8", count=2 * sample_count, offset=samples_start).reshape(-1, 2)
-    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < sample_count:
-        raise IndexError(f"there are {sample_count} samples; not all of those asked for are among them")
-    starts = table[numbers, 0].astype(np.int64)
-    positions = table[numbers, 1].astype(np.int64)
-    ends = np.full(len(numbers), records_end, dtype=np.int64)
-    inner = np.flatnonzero(numbers + 1 < sample_count)
-    ends[inner] = table[numbers[inner] + 1, 1].astype(np.int64)
-    owners, records, places = _walk(data, records_end, positions, ends)
-    counts = np.bincount(owners, minlength=len(numbers)) if len(owners) else np.zeros(len(numbers), dtype=np.int64)
-    if len(numbers) and not counts.all():
-        raise IndexCorrupt("a sample in an index has no members", int(positions[int(np.argmin(counts))]))
-    first = np.zeros(len(numbers) + 1, dtype=np.int64)
+    return concatenate([_columns(part) for part in read_slices(file, header, numbers)])
+
+
+def _columns(part: Slice) -> SampleArrays:
+    starts, data = part.starts, part.data
+    owners, records, places = _walk(part)
+    counts = np.bincount(owners, minlength=len(starts))
+    if not counts.all():
+        raise IndexCorrupt("a sample in an index has no members", int(part.positions[int(np.argmin(counts))]))
+    first = np.zeros(len(starts) + 1, dtype=np.int64)
     np.cumsum(counts, out=first[1:])
     offsets = records["offset"].astype(np.int64)
     sizes = records["size"].astype(np.int64)
     spans = records["head"].astype(np.int64) + (sizes + (TAR_HEADER_BYTES - 1) & -TAR_HEADER_BYTES)
     last = first[1:] - 1
-    sample_ends = offsets[last] + (sizes[last] + (TAR_HEADER_BYTES - 1) & -TAR_HEADER_BYTES)
-    covered = np.add.reduceat(spans, first[:-1]) if len(numbers) else sample_ends
-    plain = np.logical_and.reduceat(records["head"] == TAR_HEADER_BYTES, first[:-1]) if len(numbers) else np.zeros(0, bool)
-    whole = plain & (covered == sample_ends - starts)
+    ends = offsets[last] + (sizes[last] + (TAR_HEADER_BYTES - 1) & -TAR_HEADER_BYTES)
+    covered = np.add.reduceat(spans, first[:-1])
+    plain = np.logical_and.reduceat(records["head"] == TAR_HEADER_BYTES, first[:-1])
+    whole = plain & (covered == ends - starts)
     names, long_names = _names(data, places + RECORD.size, records["name"].astype(np.int64))
     key_chars = records["key"].astype(np.int64)
-    return SampleArrays(starts, sample_ends, whole, first, offsets, sizes, key_chars, names, long_names)
+    return SampleArrays(starts, ends, whole, first, offsets, sizes, key_chars, names, long_names)
 
 
-def _walk(
-    data: memoryview, records_end: int, positions: Integers, ends: Integers
-) -> tuple[Integers, NDArray[np.void], Integers]:
+def _walk(part: Slice) -> tuple[Integers, NDArray[np.void], Integers]:
     """The records of all samples: whose they are, themselves, where they begin. One step goes to the next record of every
     sample that has one, so that there are as many steps as members in the largest sample."""
-    # A record may begin at any byte: an array of records that overlap, each one byte after the other.
-    last = records_end - RECORD.size
-    overlay = np.ndarray((max(0, last + 1),), dtype=_RECORD, buffer=data, strides=(1,))
-    owner = np.arange(len(positions), dtype=np.int64)
+    all_records = overlay(part.data, RECORDS)
+    owner, positions, ends = np.arange(len(part.starts), dtype=np.int64), part.positions, part.ends
     owners, records, places = [], [], []
     for _ in range(SAMPLE_RECORDS_MAX):  # what lies beyond belongs to no sample
-        if not len(owner):
-            break
-        if positions.min() < HEADER_BYTES or positions.max() > last:
-            raise IndexCorrupt("an index points outside of its records", int(positions.max()))
-        found = overlay[positions]
+        found = all_records[positions]
         after = positions + (found["name"].astype(np.int64) + RECORD.size)
-        if after.max() > records_end:
-            raise IndexCorrupt("a record of an index cannot be read", int(after.max()))
         mine = found["key"] != NO_KEY
         if mine.all():
             owners.append(owner)
@@ -175,32 +160,30 @@ def _walk(
             owners.append(owner[mine])
             records.append(found[mine])
             places.append(positions[mine])
-        more = np.flatnonzero(after < ends)
-        owner, positions, ends = owner[more], after[more], ends[more]
-    if not owners:
-        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=_RECORD), np.zeros(0, dtype=np.int64)
+        rows = next_records(after, ends)
+        if not len(rows):
+            break
+        owner, positions, ends = owner[rows], after[rows], ends[rows]
     all_owners = np.concatenate(owners)
     order = np.argsort(all_owners, kind="stable")
     return all_owners[order], np.concatenate(records)[order], np.concatenate(places)[order]
 
 
-def _names(data: memoryview, positions: Integers, lengths: Integers) -> tuple[Bytes, dict[int, bytes]]:
-    """The names at positions of the file, as rows, and those that do not fit into one."""
-    if not len(lengths):
-        return np.zeros((0, 0), dtype=np.uint8), {}
+def _names(data: Bytes, positions: Integers, lengths: Integers) -> tuple[Bytes, dict[int, bytes]]:
+    """The names at positions of the data, as rows, and those that do not fit into one."""
     width = min(HEADER_NAME_BYTES, int(lengths.max()))
     if width == 0:
         return np.zeros((len(lengths), 0), dtype=np.uint8), {}
-    overlay = np.ndarray((max(0, len(data) - width + 1),), dtype=f"V{width}", buffer=data, strides=(1,))
-    inside = positions < len(overlay)  # the last names of a small index are nearer to its end than a row is wide
+    wide = overlay(data, np.dtype(f"V{width}"))
+    inside = positions < len(wide)  # the last names are nearer to the end than a row is wide
     rows = np.zeros((len(lengths), width), dtype=np.uint8)
-    rows[inside] = overlay[positions[inside]].view(np.uint8).reshape(-1, width)
+    rows[inside] = wide[positions[inside]].view(np.uint8).reshape(-1, width)
     for row in np.flatnonzero(~inside).tolist():
-        piece = bytes(data[positions[row] : positions[row] + min(width, lengths[row])])
-        rows[row, : len(piece)] = np.frombuffer(piece, dtype=np.uint8)
+        piece = data[positions[row] : positions[row] + min(width, lengths[row])]
+        rows[row, : len(piece)] = piece
     rows *= np.arange(width) < lengths[:, None]
     long_names = {
-        row: bytes(data[positions[row] : positions[row] + lengths[row]])
+        row: data[positions[row] : positions[row] + lengths[row]].tobytes()
         for row in np.flatnonzero(lengths > HEADER_NAME_BYTES).tolist()
     }
     return rows, long_names

@@ -17,6 +17,7 @@ from dfc.storage.disk import Disk
 from dfc.storage.nowait import read_range
 from dfc.storage.rows import ObjectRow
 from dfc.tar.index import IndexCorrupt, Member, Sample, ShardIndex
+from dfc.tar.index_file import NotAtHand
 from dfc.tar.listing import list_members, list_offsets, list_samples
 from dfc.tar.reader import read_member_range
 from dfc.tar.writer import END_OF_ARCHIVE, member_header, padding
@@ -59,7 +60,10 @@ class MemberRoutes:
             return self._list(disk, row, index, value)
         if kind == "sample":
             return await self._sample(exchange, disk, row, index, value, query.get("ext"))
-        member = index.find_member(value)
+        try:
+            member = index.find_member_at_hand(value)
+        except NotAtHand:
+            member = await self._local.threads(disk).read(index.find_member, value)
         if member is None:
             raise MemberNotFound(f"{row.name!r} has no member {value[:200]!r}")
         return await self._member(exchange, disk, row, index, member)
@@ -77,7 +81,10 @@ class MemberRoutes:
     async def _sample(
         self, exchange: Exchange, disk: Disk, row: ObjectRow, index: ShardIndex, key: str, extension: str | None
     ) -> Answer:
-        sample = await self._local.threads(disk).read(index.find_sample, key)
+        try:
+            sample = index.find_sample_at_hand(key)
+        except NotAtHand:
+            sample = await self._local.threads(disk).read(index.find_sample, key)
         if sample is None:
             raise SampleNotFound(f"{row.name!r} has no sample {key[:200]!r}")
         if extension is not None:

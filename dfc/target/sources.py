@@ -17,7 +17,7 @@ from dfc.limits import JOB_INPUT_SHARDS_MAX
 from dfc.names import check_bucket_name, check_object_name
 from dfc.storage.disk import Disk
 from dfc.storage.layout import INDEX_SUFFIX, check_job_id
-from dfc.storage.rows import ObjectRow
+from dfc.storage.rows import ObjectRow, RowChanged
 from dfc.storage.staged import StagedName
 from dfc.tar.index import TarError
 from dfc.tar.index_format import HEADER_BYTES, IndexHeader, decode_header
@@ -77,7 +77,10 @@ class SourceRoutes:
         if index is not None:
             facts = (index.archive_size, index.repeated_keys, index.dropped, index.kind)
         else:
-            built = disk.open_index(row)
+            try:
+                built = disk.open_index(row)
+            except RowChanged as change:
+                return self._shard(bucket, disk, change.row)
             facts = (built.archive_size, built.repeated_keys, built.dropped, built.kind)
         size, repeated, dropped, kind = facts
         return InputShard(
@@ -132,8 +135,14 @@ def _open_index(found: _Found) -> int:
     if _header_of(found.path + INDEX_SUFFIX, found.row) is None:
         if found.row.samples is None:
             raise NotAShard(f"{found.row.name!r} has no tar index")
-        found.disk.rebuild_index(found.row)
-    return found.disk.parts.filesystem.open(found.path + INDEX_SUFFIX)
+        try:
+            found.disk.rebuild_index(found.row)
+        except RowChanged as change:
+            raise PreconditionFailed(f"{found.row.name!r} has the version {change.row.version} by now") from None
+    try:
+        return found.disk.parts.filesystem.open(found.path + INDEX_SUFFIX)
+    except OSError as error:
+        raise found.disk.parts.health.translate(error, "opening an index") from error
 
 
 def _header_of(path: str, row: ObjectRow) -> IndexHeader | None:

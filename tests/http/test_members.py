@@ -11,6 +11,7 @@ import tarfile
 from itertools import pairwise
 from urllib.parse import quote
 
+import httpx
 import pytest
 
 ENDINGS = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.lz4", ".tar.bz2", ".tar.xz")
@@ -325,3 +326,26 @@ def test_number_of_samples_is_told(http, shard, nodes):
 def test_offsets_of_a_shard_without_samples(http, make_tar):
     assert http.put("/members/none.tar", content=make_tar([("README", b"x")])).status_code in (200, 201)
     assert http.get("/members/none.tar?list=offsets").content == bytes(8)
+
+
+# --- an index that another process has cut short
+
+
+@pytest.mark.parametrize("query", ["member=002999.b", "sample=002999", "list=offsets", "list=members"])
+def test_an_index_that_is_cut_short_while_it_is_open(http, nodes, bucket, make_tar, query):
+    """Its target goes on, and has a new one at the second question at the latest."""
+    tar = make_tar([(f"{number:06d}.{ending}", b"%d" % number) for number in range(3000) for ending in "ab"])
+    http.put(f"/{bucket}/s.tar", content=tar)
+    owner = nodes.owner(bucket, "s.tar")
+    whole = http.get(f"{owner}/{bucket}/s.tar?{query}").content  # the index is open now
+    http.put(f"/{bucket}/s.tar", content=tar)
+    assert http.get(f"{owner}/{bucket}/s.tar?member=000000.a").content == b"0"
+    located = http.get(f"{owner}/v1/node/locate", params={"bucket": bucket, "object": "s.tar"}).json()
+    os.truncate(located["index_path"], 2 * 4096)
+    try:
+        answer = http.get(f"{owner}/{bucket}/s.tar?{query}")
+    except httpx.RemoteProtocolError:  # the answer had begun
+        assert query.startswith("list")
+    else:
+        assert (answer.status_code, answer.content) == (200, whole)
+    assert http.get(f"{owner}/{bucket}/s.tar?{query}").content == whole

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
-from dfc.errors import NotAShard, ObjectCorrupt, ObjectNotFound, Unavailable
+from dfc.errors import NotAShard, ObjectCorrupt, ObjectNotFound, StorageFailed, Unavailable
 from dfc.storage import Disk, RowChanged
 
 
@@ -140,6 +142,25 @@ def test_readers_of_one_damaged_index_cost_the_disk_nothing(disk: Disk, tar_of: 
     built = disk.stats.indexes_rebuilt
     assert disk.rebuild_index(row, damaged) is disk.open_index(row)  # somebody has done it already
     assert disk.stats.indexes_rebuilt == built
+
+
+def test_an_error_of_the_medium_under_an_open_index(disk: Disk, tar_of: Callable[..., bytes], monkeypatch: Any) -> None:
+    row = disk.put_small("b", "s.tar", tar_of(2000)).row
+    index = disk.open_index(row)
+    assert index.find_member("0001.bin") is not None
+    pread = os.pread
+
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.EIO, "the medium is bad")
+
+    monkeypatch.setattr(os, "pread", fail)
+    for ask in (lambda: index.find_member("1999.bin"), lambda: list(index.members()), lambda: index.spans(np.arange(2000))):
+        with pytest.raises(StorageFailed):
+            ask()
+    assert (disk.stats.io_errors, disk.state) == (3, "up")
+    monkeypatch.setattr(os, "pread", pread)
+    assert index.find_member("1999.bin") is not None
+    assert len(list(index.members())) == 2000
 
 
 def test_a_failed_build_of_an_index_is_tried_again_by_the_next_reader(disk: Disk, tar_of: Callable[..., bytes]) -> None:
