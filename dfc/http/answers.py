@@ -163,12 +163,12 @@ class BulkAnswer(Answer):
 
 
 class FileAnswer(BulkAnswer):
-    """`content_length` bytes of an open file from `offset`, by sendfile. Owns the descriptor.
+    """`count` bytes of an open file from `offset`, by sendfile, and a short `tail` behind them. Owns the descriptor.
 
     `threads` wait for the file. `on_error` hears, in one of them, of a file that cannot be read, and where: `(error, offset)`.
     """
 
-    __slots__ = ("_file", "_offset", "_on_error", "_threads")
+    __slots__ = ("_file", "_offset", "_on_error", "_tail", "_threads")
 
     def __init__(
         self,
@@ -179,8 +179,10 @@ class FileAnswer(BulkAnswer):
         headers: Headers,
         threads: ThreadPoolExecutor,
         on_error: Callable[[OSError, int], object],
+        tail: bytes = b"",
     ) -> None:
-        super().__init__(status, b"", headers, content_length=count)
+        super().__init__(status, b"", headers, content_length=count + len(tail))
+        self._tail = tail
         self._file = file
         self._offset = offset
         self._threads = threads
@@ -193,7 +195,8 @@ class FileAnswer(BulkAnswer):
             return
         await exchange.write_buffer_empty()
         with duplicate(exchange.socket()) as sink:
-            transfer = SendFile(sink, head, self._file, self._offset, self.content_length)
+            count = self.content_length - len(self._tail)
+            transfer = SendFile(sink, head, self._file, self._offset, count)
             try:
                 await drive(transfer, self._threads, stall_s=exchange.bulk.read_stall_timeout_s)
             except (ConnectionError, DfcError):
@@ -204,6 +207,9 @@ class FileAnswer(BulkAnswer):
                 raise
             finally:
                 self.sent_bytes = transfer.moved
+        if self._tail:
+            exchange.open_transport().write(self._tail)
+            self.sent_bytes += len(self._tail)
 
     async def _release(self) -> None:
         os.close(self._file)

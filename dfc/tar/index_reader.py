@@ -231,8 +231,8 @@ class ShardIndex:
             if position >= end:
                 break
         key = members[0].key if members else None
-        if key is None or pieces[0][0] != start:
-            raise IndexCorrupt("a sample in an index has no members, or begins elsewhere than they do", position)
+        if key is None or pieces[0][0] != start or pieces[-1][1] > self.archive_size:
+            raise IndexCorrupt("a sample in an index has no members, or lies elsewhere than they do", position)
         return Sample(key, number, start, pieces[-1][1], tuple(members), tuple(pieces))
 
     # --- in order

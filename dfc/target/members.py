@@ -20,7 +20,7 @@ from dfc.tar.index import IndexCorrupt, Member, Sample, ShardIndex
 from dfc.tar.index_file import NotAtHand
 from dfc.tar.listing import list_members, list_offsets, list_samples
 from dfc.tar.reader import read_member_range
-from dfc.tar.writer import END_OF_ARCHIVE, member_header, padding
+from dfc.tar.writer import END_OF_ARCHIVE
 from dfc.target.local import Local
 from dfc.target.slots import Slots
 
@@ -92,41 +92,55 @@ class MemberRoutes:
                 if member.ext == extension.lower():
                     return await self._member(exchange, disk, row, index, member)
             raise MemberNotFound(f"sample {key[:200]!r} has no {extension[:80]!r}")
-        length = sum(len(member_header(m.name, m.size)) + m.size + len(padding(m.size)) for m in sample.members)
+        return await self._whole_sample(exchange, disk, row, index, sample)
+
+    async def _whole_sample(self, exchange: Exchange, disk: Disk, row: ObjectRow, index: ShardIndex, sample: Sample) -> Answer:
+        """A tar of what a batch gives of this sample: its members with the headers that they have in the shard."""
+        size = sum(end - start for start, end in sample.pieces)
+        etag = f"{row.checksum}-{sample.start:x}-{size:x}-tar"
+        lines = _lines(TAR, etag, row)
+        if not is_plain(exchange.headers) and is_not_modified(exchange.headers, etag, row.modified_us):
+            return Answer(304, b"", lines)
+        if not index.compressed and len(sample.pieces) == 1:
+            return await self._ranged(exchange, disk, row, etag, lines, sample.start, size, END_OF_ARCHIVE)
+        total = size + len(END_OF_ARCHIVE)
+        if exchange.method == "HEAD":
+            return Answer(200, b"", lines, content_length=total)
         file, close = await self._open(disk, row, index.kind)
         pieces = self._local.threads(disk).iterate(_sample_tar(BlobBody(disk, row, file), index.kind, sample))
-        headers = [("Content-Type", TAR), *SAFETY_HEADERS]
-        total = length + len(END_OF_ARCHIVE)
-        return StreamAnswer(200, pieces, headers, content_length=total, on_close=close)
+        return StreamAnswer(200, pieces, lines, content_length=total, on_close=close)
 
     async def _member(self, exchange: Exchange, disk: Disk, row: ObjectRow, index: ShardIndex, member: Member) -> Answer:
         if member.type != "file":
             raise MemberNotFound(f"{member.name[:200]!r} is a {member.type}, not a file with bytes in the archive")
         etag = f"{row.checksum}-{member.offset:x}-{member.size:x}"
-        lines = (
-            f'Content-Type: {content_type(member.name)}\r\nETag: "{etag}"\r\n'
-            f"Last-Modified: {http_date(row.modified_us)}\r\n{_SAFETY_LINES}"
-        )
-        plain = is_plain(exchange.headers)
-        if not plain and is_not_modified(exchange.headers, etag, row.modified_us):
+        lines = _lines(content_type(member.name), etag, row)
+        if not is_plain(exchange.headers) and is_not_modified(exchange.headers, etag, row.modified_us):
             return Answer(304, b"", lines)
         if index.compressed:
             return await self._decompressed(exchange, disk, row, index, member, lines)
+        return await self._ranged(exchange, disk, row, etag, lines, member.offset, member.size)
+
+    async def _ranged(
+        self, exchange: Exchange, disk: Disk, row: ObjectRow, etag: str, lines: str, offset: int, size: int, tail: bytes = b""
+    ) -> Answer:
+        """`size` bytes of the blob from `offset` on and `tail` behind them; or the range of all that which is asked for."""
         lines += "Accept-Ranges: bytes\r\n"
-        start, stop, status = 0, member.size, 200
-        part = None if plain else requested_range(exchange.headers, member.size, etag, row.modified_us)
+        start, stop, status = 0, size + len(tail), 200
+        part = None if is_plain(exchange.headers) else requested_range(exchange.headers, stop, etag, row.modified_us)
         if part is not None:
             start, stop, status = part.start, part.stop, 206
-            lines += f"Content-Range: bytes {start}-{stop - 1}/{member.size}\r\n"
+            lines += f"Content-Range: bytes {start}-{stop - 1}/{size + len(tail)}\r\n"
         if exchange.method == "HEAD":
             return Answer(status, b"", lines, content_length=stop - start)
-        offset, count = member.offset + start, stop - start
+        offset, count = offset + start, max(0, min(stop, size) - start)
+        tail = tail[max(0, start - size) : max(0, stop - size)]
         if count <= SMALL_READ_BYTES:
             body = read_range(disk.blob_path(row), offset, count)
             if body is None or len(body) != count:
                 body = await self._local.threads(disk).read(_read_range, disk, row, offset, count)
-            return Answer(status, body, lines)
-        return await blob_answer(self._local, disk, row, status, offset, count, lines)
+            return Answer(status, body + tail, lines)
+        return await blob_answer(self._local, disk, row, status, offset, count, lines, tail)
 
     async def _decompressed(
         self, exchange: Exchange, disk: Disk, row: ObjectRow, index: ShardIndex, member: Member, lines: str
@@ -157,6 +171,10 @@ class MemberRoutes:
         return file, close
 
 
+def _lines(kind: str, etag: str, row: ObjectRow) -> str:
+    return f'Content-Type: {kind}\r\nETag: "{etag}"\r\nLast-Modified: {http_date(row.modified_us)}\r\n{_SAFETY_LINES}'
+
+
 def _or_rebuild(disk: Disk, row: ObjectRow, index: ShardIndex, lines: Iterator[bytes]) -> Iterator[bytes]:
     """The lines; when the index turns out damaged half-way this answer breaks off, and the next one has a new index."""
     try:
@@ -167,16 +185,16 @@ def _or_rebuild(disk: Disk, row: ObjectRow, index: ShardIndex, lines: Iterator[b
 
 
 async def blob_answer(
-    local: Local, disk: Disk, row: ObjectRow, status: int, offset: int, count: int, headers: Headers
+    local: Local, disk: Disk, row: ObjectRow, status: int, offset: int, count: int, headers: Headers, tail: bytes = b""
 ) -> FileAnswer:
-    """So many bytes of a blob, by sendfile in the threads of its disk."""
+    """So many bytes of a blob, by sendfile in the threads of its disk, and `tail` behind them."""
     threads = local.threads(disk)
     file = await threads.open(disk.open_blob, row, release=os.close)
 
     def failed(error: OSError, at: int) -> None:
         disk.read_failed(row, at, error)
 
-    return FileAnswer(status, file, offset, count, headers, threads.sending, failed)
+    return FileAnswer(status, file, offset, count, headers, threads.sending, failed, tail)
 
 
 def _read_range(disk: Disk, row: ObjectRow, offset: int, count: int) -> bytes:
@@ -217,29 +235,21 @@ def _decompress(body: BlobBody, kind: str, offset: int, count: int) -> Iterator[
 
 
 def _sample_tar(body: BlobBody, kind: str, sample: Sample) -> Iterator[bytes]:
-    """A tar of the members of a sample, with headers of our own; the shard is read once, from the first to the last."""
-    first, last = sample.members[0], sample.members[-1]
-    count = last.offset + last.size - first.offset
+    """The members of a sample as they stand in the archive, and the end of one; a compressed shard is decoded once."""
     if kind == "tar":
-        pieces = _ranges(body, first.offset, count)
+        for start, end in sample.pieces:
+            yield from _ranges(body, start, end - start)
     else:
-        pieces = _decompress(body, kind, first.offset, count)
-    position, piece = first.offset, b""  # `piece` begins at `position` of the archive
-    for member in sample.members:
-        yield member_header(member.name, member.size)
-        left = member.size
-        while left:
-            skipped = min(len(piece), member.offset - position) if position < member.offset else 0
-            position, piece = position + skipped, piece[skipped:]
-            if not piece:
-                piece = next(pieces)
-                continue
-            taken = piece[:left]
-            position, piece, left = position + len(taken), piece[len(taken) :], left - len(taken)
-            yield taken
-        pad = padding(member.size)
-        if pad:
-            yield pad
+        position, pieces = sample.start, list(reversed(sample.pieces))
+        for data in _decompress(body, kind, sample.start, sample.end - sample.start):
+            after = position + len(data)
+            while pieces and pieces[-1][0] < after:
+                start, end = pieces[-1]
+                yield data[max(0, start - position) : end - position]
+                if end > after:
+                    break
+                pieces.pop()
+            position = after
     yield END_OF_ARCHIVE
 
 

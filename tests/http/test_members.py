@@ -148,6 +148,97 @@ def test_every_sample_is_a_tar(http, shard, nodes):
             assert head.headers["Content-Length"] == str(len(answer.content))
 
 
+def batch_of(http, path, key):
+    """The bytes that a batch gives of a sample."""
+    _, bucket, name = path.split("/", 2)
+    answer = http.post("/v1/batch", json={"items": [{"bucket": bucket, "object": name, "sample": key}]})
+    assert answer.status_code == 200, answer.text
+    return answer.content
+
+
+def test_a_sample_is_the_same_bytes_alone_and_in_a_batch(http, shard, nodes):
+    for url in (nodes.proxy, nodes.owner("members", shard.rpartition("/")[2])):
+        for key in SAMPLES:
+            assert http.get(f"{url}{shard}?sample={quote(key)}").content == batch_of(http, shard, key)
+
+
+@pytest.mark.parametrize("ending", [".tar", ".tar.gz"])
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_headers_and_gaps_of_a_sample(http, bucket, compress, ending, form):
+    """Owners, times, long names: nothing is made anew. What lies between its members is left out."""
+    buffer = io.BytesIO()
+    names = ["k.jpg", "k.cls", "noise", "d", "k.txt", f"{'long' * 20}/{'n' * 90}.x", f"{'long' * 20}/{'n' * 90}.y", "z.x"]
+    with tarfile.open(fileobj=buffer, mode="w", format=form) as archive:
+        for number, name in enumerate(names):
+            info = tarfile.TarInfo(name)
+            info.uid, info.gid, info.uname, info.mtime, info.mode = 1234, 55, "someone", 1_600_000_000 + number, 0o640
+            if name == "d":
+                info.type = tarfile.DIRTYPE
+                archive.addfile(info)
+                continue
+            info.size = number * 70_000
+            archive.addfile(info, io.BytesIO(os.urandom(info.size)))
+    content = buffer.getvalue()
+    path = f"/{bucket}/s{ending}"
+    assert http.put(path, content=compress(ending, content)).json()["samples"] == 3
+    for key, wanted in (("k", ["k.jpg", "k.cls", "k.txt"]), (names[5][:-2], names[5:7]), ("z", ["z.x"])):
+        answer = http.get(f"{path}?sample={key}")
+        assert answer.content == batch_of(http, path, key)
+        assert answer.content.endswith(bytes(1024))
+        with tarfile.open(fileobj=io.BytesIO(answer.content)) as found:
+            assert [info.name for info in found] == wanted
+            assert {(info.uid, info.gid, info.uname, info.mode) for info in found} == {(1234, 55, "someone", 0o640)}
+        assert answer.headers["Content-Length"] == http.head(f"{path}?sample={key}").headers["Content-Length"]
+        whole = ending == ".tar" and key != "k"
+        assert ("Accept-Ranges" in answer.headers) == whole
+        part = http.get(f"{path}?sample={key}", headers={"Range": "bytes=1-5"})
+        assert (part.status_code, part.content) == ((206, answer.content[1:6]) if whole else (200, answer.content))
+
+
+def test_ranges_and_conditions_of_a_sample(http, shards, nodes, error_of):
+    for key in ("a/0001", "a/0002"):  # of 5 kB and of 200 kB
+        for url in (nodes.proxy, nodes.owner("members", "shard.tar")):
+            url = f"{url}{shards['.tar']}?sample={key}"
+            whole = http.get(url)
+            body, etag = whole.content, whole.headers["ETag"]
+            size = len(body)
+            assert whole.headers["Accept-Ranges"] == "bytes"
+            assert http.head(url).headers["ETag"] == etag
+            places = [
+                (0, 10),
+                (100, size),
+                (size - 7, size),
+                (size - 1030, size),
+                (size - 1030, size - 1020),
+                (size - 1024, size),
+            ]
+            for start, stop in [*places, (700, size - 1000), (0, size - 1024), (1, size - 1025)]:
+                part = http.get(url, headers={"Range": f"bytes={start}-{stop - 1}"})
+                assert (part.status_code, part.content) == (206, body[start:stop])
+                assert part.headers["Content-Range"] == f"bytes {start}-{stop - 1}/{size}"
+            error_of(http.get(url, headers={"Range": f"bytes={size}-"}), 416, "range_not_satisfiable")
+            assert http.get(url, headers={"If-None-Match": etag}).status_code == 304
+            assert http.get(url, headers={"Range": "bytes=0-0", "If-Range": '"a"'}).content == body
+    etags = {
+        http.get(f"{shards['.tar']}?{what}").headers["ETag"] for what in ("sample=a/0001", "sample=a/0002", "member=a/0001.jpg")
+    }
+    assert len(etags) == 3
+
+
+def test_samples_one_after_the_other_on_one_connection(nodes, shards, connect):
+    """The end of an answer that the kernel sends is written by the node: nothing may come between or before."""
+    connection = connect(nodes.owner("members", "shard.tar"))
+    bodies = []
+    for _ in range(3):
+        for key in ("a/0002", "a/0001", "a/0002"):
+            connection.request("GET", f"{shards['.tar']}?sample={key}")
+            reply = connection.answer()
+            assert reply.status == 200
+            assert reply.body.endswith(bytes(1024))
+            bodies.append(reply.body)
+    assert len(set(bodies)) == 2
+
+
 def test_one_member_of_a_sample(http, shard):
     for key, members in SAMPLES.items():
         for extension, name in members.items():
