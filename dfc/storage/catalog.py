@@ -25,6 +25,7 @@ from dfc.storage.rows import ObjectRow, QuarantinedObject
 
 SCHEMA_VERSION: Final = 2
 STAGED_SINCE: Final = 2  # the schema that brought staged rows
+REMOVED_BUCKET: Final = "removed_bucket/"  # begins the keys in `meta` that remember removed buckets, by when in µs
 _APPLICATION_ID: Final = 0x44464331  # "DFC1": an SQLite file of somebody else is refused
 _IDLE_READERS_MAX: Final = 16  # more are closed when they come back
 _READER_CACHE_KIB: Final = 1024
@@ -420,11 +421,28 @@ class Catalog:
             ).fetchone()
         return int(found[0])
 
+    def was_removed(self, connection: sqlite3.Connection, bucket_id: str) -> bool:
+        """Whether the removal of a bucket was committed, or begun."""
+        found = connection.execute("SELECT 1 FROM meta WHERE key = ?", (REMOVED_BUCKET + bucket_id,)).fetchone()
+        return found is not None
+
+    def removed_buckets(self) -> dict[str, int]:
+        """The ids of removed buckets that are remembered, and when, in µs since 1970."""
+        with self.reader() as connection:
+            return read_removed_buckets(connection)
+
     def meta(self, key: str) -> Any:
         """A value that was stored beside the rows; None when it was not."""
         with self.reader() as connection:
             found = connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return found[0] if found else None
+
+
+def read_removed_buckets(connection: sqlite3.Connection) -> dict[str, int]:
+    found = connection.execute(
+        "SELECT key, value FROM meta WHERE key >= ? AND key < ?", (REMOVED_BUCKET, REMOVED_BUCKET[:-1] + "0")
+    )
+    return {key.removeprefix(REMOVED_BUCKET): us for key, us in found}
 
 
 def encode_previous(row: ObjectRow) -> bytes:

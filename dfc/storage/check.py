@@ -27,7 +27,15 @@ _FOREVER: Final = "f" * 18  # later than every version
 
 # What a crash may leave behind, or what is made again by itself; everything else is damage.
 HARMLESS: Final = frozenset(
-    ("torn_blob", "superseded_blob", "uncommitted_blob", "unpublished_blob", "index_without_blob", "damaged_index")
+    (
+        "torn_blob",
+        "superseded_blob",
+        "removed_blob",
+        "uncommitted_blob",
+        "unpublished_blob",
+        "index_without_blob",
+        "damaged_index",
+    )
 )
 
 
@@ -170,6 +178,7 @@ def _check_files(root: str, catalog: Catalog, filesystem: FileSystem, report: Ch
     kinds = {
         "torn": "torn_blob",
         "superseded": "superseded_blob",
+        "removed": "removed_blob",
         "complete": "uncommitted_blob",
         "unpublished": "unpublished_blob",
         "index": "index_without_blob",

@@ -263,22 +263,13 @@ class Disk:
         parts, removed = self.parts, 0
         layout.check_bucket_id(bucket_id)
         while True:
-            outcome = parts.committer.submit(RemoveSome(bucket_id))
+            outcome = parts.committer.submit(RemoveSome(bucket_id, parts.clock))
             parts.discard(outcome.garbage)
             removed += outcome.removed
             if not outcome.removed:
                 break
-        parts.directories.forget(bucket_id)
-        self._remove_directories(layout.bucket_directory(self.path, bucket_id))
+        sweep.remove_directories(parts, bucket_id)  # leftovers are the sweep's
         return removed
-
-    def _remove_directories(self, bucket: str) -> None:
-        """Remove the directories that are empty; leftovers are the sweep's."""
-        with suppress(OSError):
-            for fan in os.listdir(bucket):
-                with suppress(OSError):
-                    self.parts.filesystem.remove_directory(f"{bucket}/{fan}")
-            self.parts.filesystem.remove_directory(bucket)
 
     # --- listings
 

@@ -4,12 +4,14 @@ goes on until the disk is closed: syncing of relaxed objects, the ballast, old t
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
-from dfc.storage.operations import REMOVED_ROWS, PurgeTombstones
+from dfc.storage import layout
+from dfc.storage.operations import REMOVED_ROWS, ForgetRemovedBuckets, PurgeTombstones
 from dfc.storage.parts import DiskParts
 from dfc.storage.relaxed import RelaxedRows
 from dfc.storage.staged import PurgeEndedJobs
@@ -70,10 +72,17 @@ class Maintenance:
 
 
 def keep_house(parts: DiskParts) -> None:
-    """Forget tombstones, orphans and ends of jobs that are old enough."""
+    """Forget tombstones, orphans, ends of jobs and removed buckets that are old enough."""
     delete_old_orphans(parts)
     before_us = int((time.time() - parts.options.tombstone_keep_s) * 1e6)
     if parts.health.reason is None:
         parts.committer.submit(PurgeEndedJobs(before_us))
+        gone = [
+            bucket_id
+            for bucket_id, us in parts.catalog.removed_buckets().items()
+            if us < before_us and not os.path.exists(layout.bucket_directory(parts.root, bucket_id))
+        ]
+        if gone:
+            parts.committer.submit(ForgetRemovedBuckets(gone[:REMOVED_ROWS]))
     while parts.health.reason is None and parts.committer.submit(PurgeTombstones(before_us)) == REMOVED_ROWS:
         pass

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Iterator
 from urllib.parse import quote
 
-from dfc.storage.catalog import version_parts, version_text
+from dfc.storage.catalog import read_removed_buckets, version_parts, version_text
 from dfc.storage.rows import GOOD, ObjectRow
 
 
@@ -48,6 +48,15 @@ class OldCatalog:
                 yield bucket_id, name, version_text(us, node)
         except sqlite3.Error:
             return
+
+    def removed_buckets(self) -> dict[str, int]:
+        """The buckets whose removal it remembers, and since when, in µs since 1970."""
+        if self._connection is None:
+            return {}
+        try:
+            return read_removed_buckets(self._connection)
+        except sqlite3.Error:
+            return {}
 
     def knows_as_good(self, row: ObjectRow) -> bool:
         """Whether it has exactly this blob as that of a synced, sound object."""

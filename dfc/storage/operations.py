@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 from dfc.clock import HybridClock, version_us
 from dfc.errors import ObjectNotFound, PreconditionFailed
 from dfc.storage.cache import Key
+from dfc.storage.catalog import REMOVED_BUCKET
 from dfc.storage.rows import QUARANTINED, UNSYNCED, ObjectRow, Precondition
 from dfc.storage.transaction import UNVERIFIED, Transaction
 
@@ -219,13 +220,15 @@ class RemoveOutcome:
 class RemoveSome(Operation[RemoveOutcome]):
     """Take the first rows of a bucket out, without tombstones: its id is never used again. 0 removed: it is gone.
 
-    What jobs have staged for it goes first, since the bucket's number goes with its last object.
+    What jobs have staged for it goes first, since the bucket's number goes with its last object. That the bucket was removed
+    is remembered: a crash leaves blobs without rows, and more of them than any other does.
     """
 
     frees_space = True
 
-    def __init__(self, bucket_id: str) -> None:
+    def __init__(self, bucket_id: str, clock: HybridClock) -> None:
         self._bucket_id = bucket_id
+        self._clock = clock
 
     def apply(self, transaction: Transaction) -> RemoveOutcome:
         rows = transaction.some_rows(self._bucket_id, REMOVED_ROWS)
@@ -234,9 +237,24 @@ class RemoveSome(Operation[RemoveOutcome]):
             previous = transaction.previous(row)
             transaction.remove(row)
             garbage += [row] if previous is None else [row, previous]
+        if garbage:
+            transaction.set_meta(REMOVED_BUCKET + self._bucket_id, version_us(self._clock.next_version()))
         if not rows:
             transaction.remove_empty_bucket(self._bucket_id)
         return RemoveOutcome(len(rows), tuple(garbage))
+
+
+class ForgetRemovedBuckets(Operation[None]):
+    """Nothing is left of them."""
+
+    durable = False
+
+    def __init__(self, bucket_ids: Sequence[str]) -> None:
+        self._bucket_ids = bucket_ids
+
+    def apply(self, transaction: Transaction) -> None:
+        for bucket_id in self._bucket_ids:
+            transaction.run("DELETE FROM meta WHERE key = ?", (REMOVED_BUCKET + bucket_id,))
 
 
 class PurgeTombstones(Operation[int]):

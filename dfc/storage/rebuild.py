@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from dfc.storage import identity, layout
-from dfc.storage.catalog import Catalog
+from dfc.storage.catalog import REMOVED_BUCKET, Catalog
 from dfc.storage.filesystem import FileSystem, remove_if_there
 from dfc.storage.indexes import IndexWriter
 from dfc.storage.old_catalog import OldCatalog
@@ -93,6 +93,7 @@ class _Rebuild:
         self._report = report
         self._say = say
         self._old = OldCatalog(_old_catalog(root))
+        self._removed = self._old.removed_buckets()
 
     def close(self) -> None:
         self._old.close()
@@ -129,6 +130,9 @@ class _Rebuild:
             self._set_aside(bucket_id, path, "its footer is that of another object")
             return None
         row = ObjectRow(bucket_id, footer.name, footer.version, footer.size, footer.checksum)
+        if bucket_id in self._removed:
+            self._report.deleted += 1
+            return None
         if footer.job is not None:
             return self._staged_row(path, row, StagedName(footer.job, footer.temporary))
         if self._old.tombstone(bucket_id, row.name) > row.version:
@@ -231,7 +235,7 @@ class _Rebuild:
         return damage
 
     def _keep_tombstones(self) -> None:
-        """Remember deletes further on, so that an older upload still under way elsewhere cannot undo them."""
+        """Remember deletes further on, so that an older upload still under way elsewhere cannot undo them; also of buckets."""
         connection = self._catalog.writer
         transaction = Transaction(self._catalog, "")
         connection.execute("BEGIN IMMEDIATE")
@@ -239,6 +243,8 @@ class _Rebuild:
             if transaction.current(bucket_id, name) is None:
                 transaction.write_tombstone(bucket_id, name, version)
                 self._report.tombstones += 1
+        for bucket_id, us in self._removed.items():
+            transaction.set_meta(REMOVED_BUCKET + bucket_id, us)
         transaction.finish()
         self._filesystem.commit(connection)
         self._catalog.learn_buckets(transaction.buckets)

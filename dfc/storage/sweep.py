@@ -1,8 +1,8 @@
 """The sweep: files in `objects/` that the catalog does not refer to are set aside in `orphans/` and deleted later.
 
 Only files older than this opening of the disk are looked at; an upload that is under way is younger. A crash leaves torn
-blobs, replaced ones, and a few complete ones that were not committed. More complete blobs than that mean that the catalog
-is wrong, not the blobs: then nothing is moved and an alarm is raised.
+blobs, replaced ones, any number of a bucket that was being removed, and a few complete ones that were not committed. More
+complete blobs than that mean that the catalog is wrong, not the blobs: then nothing is moved and an alarm is raised.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
@@ -23,15 +24,16 @@ from dfc.storage.parts import DiskParts
 _log = logging.getLogger(__name__)
 _ORPHANS_A_SWEEP: Final = 50_000  # the rest waits for the next opening; bounds memory
 
-OrphanKind = Literal["torn", "superseded", "complete", "unpublished", "index"]
+OrphanKind = Literal["torn", "superseded", "complete", "unpublished", "index", "removed"]
 
 
 class Orphan(NamedTuple):
     """A file without a row. "complete": its footer is sound and nothing newer of that name is known; "unpublished": a job had
-    staged it, or was about to."""
+    staged it, or was about to; "removed": it is of a bucket whose removal the catalog remembers."""
 
     path: str
     kind: OrphanKind
+    bucket_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,9 @@ def sweep(parts: DiskParts, before: str, stopped: Callable[[], bool] = lambda: F
             complete,
         )
     moved = 0 if alarm else sum(_set_aside(parts, orphan) for orphan in orphans)
+    if not alarm:
+        for bucket_id in {orphan.bucket_id for orphan in orphans if orphan.kind == "removed"}:
+            remove_directories(parts, bucket_id)
     parts.stats.orphans_found += len(orphans)
     parts.stats.orphan_alarm = int(alarm)
     return SweepReport(len(orphans), complete, moved, alarm)
@@ -124,6 +129,7 @@ def _orphans_in(
     unnamed: list[tuple[str, str]] = []  # hashed names without a readable footer: path, version
     kept: set[str] = set()
     indexes: list[str] = []
+    removed = catalog.was_removed(connection, bucket_id)
     for path, file in blob_files(directory):
         if file.version >= before:
             continue
@@ -142,21 +148,23 @@ def _orphans_in(
             continue
         footer = footer or _footer_or_none(filesystem, path)
         if footer is None:
-            yield Orphan(path, "torn")
+            yield Orphan(path, "torn", bucket_id)
+        elif removed:
+            yield Orphan(path, "removed", bucket_id)
         elif footer.job is not None:
-            yield Orphan(path, "unpublished")
+            yield Orphan(path, "unpublished", bucket_id)
         else:
-            yield Orphan(path, "superseded" if newest is not None and newest > file.version else "complete")
+            yield Orphan(path, "superseded" if newest is not None and newest > file.version else "complete", bucket_id)
     if unnamed:
         known = {version_text(us, node) for us, node in catalog.versions(connection, bucket_id)}
         for path, version in unnamed:
             if version in known:
                 kept.add(path)
             else:
-                yield Orphan(path, "torn")
+                yield Orphan(path, "torn", bucket_id)
     for path in indexes:
         if path.removesuffix(layout.INDEX_SUFFIX) not in kept:
-            yield Orphan(path, "index")
+            yield Orphan(path, "index", bucket_id)
 
 
 def _footer_or_none(filesystem: FileSystem, path: str) -> layout.Footer | None:
@@ -169,10 +177,10 @@ def _footer_or_none(filesystem: FileSystem, path: str) -> layout.Footer | None:
 def _set_aside(parts: DiskParts, orphan: Orphan) -> bool:
     filesystem = parts.filesystem
     try:
-        if orphan.kind == "index":
-            filesystem.unlink(orphan.path)  # derived: nothing to keep
+        if orphan.kind in ("index", "removed"):
+            filesystem.unlink(orphan.path)  # derived, or what a removal was about to unlink: nothing to keep
             return True
-        directory = f"{parts.root}/{layout.ORPHANS}/{orphan.path.split('/')[-3]}"
+        directory = f"{parts.root}/{layout.ORPHANS}/{orphan.bucket_id}"
         try:
             filesystem.make_directory(directory)
         except FileExistsError:
@@ -184,6 +192,17 @@ def _set_aside(parts: DiskParts, orphan: Orphan) -> bool:
     except OSError as error:
         parts.health.count(error, "setting an orphan aside")
         return False
+
+
+def remove_directories(parts: DiskParts, bucket_id: str) -> None:
+    """Remove those directories of a bucket that are empty."""
+    parts.directories.forget(bucket_id)
+    bucket = layout.bucket_directory(parts.root, bucket_id)
+    with suppress(OSError):
+        for fan in os.listdir(bucket):
+            with suppress(OSError):
+                parts.filesystem.remove_directory(f"{bucket}/{fan}")
+        parts.filesystem.remove_directory(bucket)
 
 
 def delete_old_orphans(parts: DiskParts, now_s: float | None = None) -> int:

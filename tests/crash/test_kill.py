@@ -10,6 +10,7 @@ import pytest
 from dfc.clock import HybridClock
 from dfc.errors import DiskRefused
 from dfc.storage import Disk
+from dfc.storage.check import check
 from dfc.storage.rebuild import rebuild
 from dfc.storage.testing import Fault, FaultyFileSystem, kill, kill_after
 
@@ -173,3 +174,61 @@ def test_a_rebuild_can_be_killed_anywhere_and_run_again(lab: Any, fault: Fault, 
         except DiskRefused:
             rebuild(str(path))
         lab.expect(path, allowed)
+
+
+@pytest.mark.parametrize("left", [300, 1])
+@FAULTS
+def test_a_bucket_of_many_objects_whose_removal_was_killed(lab: Any, fault: Fault, left: int) -> None:
+    """Their rows are gone with one commit, their blobs one by one: the sweep ends the work, whatever else a crash left."""
+    path, many = lab.fresh(), 300
+    disk = lab.open(path)
+    for number in range(many):
+        disk.put_small("doomed", f"{number:04d}", b"x", durability="relaxed")
+    disk.close()
+    torn = path / "objects" / lab.bucket / "00" / ("torn@" + "0" * 18)
+    torn.parent.mkdir(exist_ok=True)
+    torn.write_bytes(b"half of an upl")
+
+    def action(acknowledge: Any) -> None:
+        filesystem = FaultyFileSystem(fault)
+        disk = lab.open(path, filesystem)
+        filesystem.arm(1 + many - left)  # after the commit
+        disk.remove_bucket("doomed")
+
+    assert lab.run(action).killed
+    blobs = [file for file in (path / "objects" / "doomed").rglob("*") if file.is_file()]
+    assert len(blobs) in (left, left - 1)
+    assert set(check(str(path)).counts) <= {"removed_blob", "torn_blob"}
+    for _ in range(2):
+        disk = lab.open(path)
+        assert disk.counts("doomed") == (0, 0)
+        assert not disk.sweep().alarm
+        assert disk.stats.orphan_alarm == 0
+        assert disk.remove_bucket("doomed") == 0
+        disk.close()
+        assert not torn.exists()
+        assert not (path / "objects" / "doomed").exists()
+    lab.expect(path, {name: [content] for name, content in lab.before.items()})
+
+
+def test_a_rebuilt_catalog_brings_no_removed_bucket_back(lab: Any) -> None:
+    path = lab.fresh()
+    disk = lab.open(path)
+    for number in range(20):
+        disk.put_small("doomed", f"{number:04d}", b"x")
+    disk.close()
+
+    def action(acknowledge: Any) -> None:
+        filesystem = FaultyFileSystem(kill)
+        disk = lab.open(path, filesystem)
+        filesystem.arm(1)
+        disk.remove_bucket("doomed")
+
+    assert lab.run(action).killed
+    report = rebuild(str(path))
+    assert (report.objects, report.deleted) == (2, 20)
+    disk = lab.open(path)
+    assert disk.bucket_ids() == [lab.bucket]
+    disk.close()
+    assert (path / "objects" / "doomed").exists()
+    lab.expect(path, {name: [content] for name, content in lab.before.items()})

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dfc.storage import layout
+from dfc.storage.maintenance import keep_house
 from dfc.storage.sweep import delete_old_orphans
 
 OLD = "0000000000000a0001"
@@ -74,3 +75,38 @@ def test_orphans_are_deleted_when_their_time_has_come(open_disk: Any) -> None:
     assert delete_old_orphans(disk.parts, time.time() + 101) == 1
     assert os.listdir(open_disk.root / "orphans" / "b") == []
     assert disk.stats.orphans_deleted == 1
+
+
+def test_what_a_removal_of_a_bucket_left_is_no_alarm(open_disk: Any) -> None:
+    disk = open_disk(orphan_alarm=3)
+    rows = [disk.put_small("gone", f"{number}{'n' * 200 * (number % 2)}", b"x").row for number in range(10)]
+    kept = disk.put_small("b", "a", b"x").row
+    blobs = {path: path.read_bytes() for path in map(Path, map(disk.blob_path, rows))}
+    assert disk.remove_bucket("gone") == 10
+    for path, content in blobs.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    plant(open_disk.root, "complete", footer=True)
+    disk.close()
+    disk = open_disk(orphan_alarm=3)
+    report = disk.sweep()
+    assert (report.found, report.complete, report.moved, report.alarm) == (11, 1, 11, False)
+    assert os.listdir(open_disk.root / "orphans") == ["b"]
+    assert os.listdir(open_disk.root / "objects") == ["b"]
+    os.close(disk.open_blob(kept))
+
+
+def test_a_removed_bucket_is_forgotten_when_nothing_is_left_of_it(open_disk: Any) -> None:
+    disk = open_disk(tombstone_keep_s=0)
+    for bucket in ("gone", "left"):
+        disk.put_small(bucket, "a", b"x")
+        disk.remove_bucket(bucket)
+    assert disk.remove_bucket("never") == 0
+    left = plant(open_disk.root, "a", footer=True, bucket="left")
+    assert set(disk.parts.catalog.removed_buckets()) == {"gone", "left"}
+    keep_house(disk.parts)
+    assert set(disk.parts.catalog.removed_buckets()) == {"left"}
+    assert disk.sweep().moved == 1
+    assert not left.parent.parent.exists()
+    keep_house(disk.parts)
+    assert disk.parts.catalog.removed_buckets() == {}
