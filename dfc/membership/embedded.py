@@ -30,6 +30,7 @@ CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE nodes (id TEXT PRIMARY KEY, number INTEGER NOT NULL UNIQUE, entry BLOB NOT NULL) STRICT;
 CREATE TABLE buckets (name TEXT PRIMARY KEY, entry BLOB NOT NULL) STRICT;
 """
+_LAST_NUMBER: Final = "last_node_number"
 _encode: Final = msgspec.json.encode
 
 
@@ -90,6 +91,8 @@ class EmbeddedRegistry:
         self.map = ClusterMap(
             cluster_id=meta["cluster_id"], version=int(meta["version"]), nodes=tuple(nodes), buckets=tuple(buckets)
         )
+        # Of all nodes that there have ever been: versions of objects end in these numbers, and must not be equal.
+        self._last_number = max([int(meta.get(_LAST_NUMBER, "0")), *(node.number for node in nodes)])
 
     def close(self) -> None:
         with self._lock:
@@ -106,7 +109,7 @@ class EmbeddedRegistry:
     def _change(self) -> Iterator[_Draft]:
         """A transaction on a draft of the map; on success the version is one higher and `map` the new one."""
         with self._lock:
-            draft = _Draft(self.map)
+            draft = _Draft(self.map, self._last_number)
             yield draft
             if not draft.changed:
                 return
@@ -114,6 +117,8 @@ class EmbeddedRegistry:
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 self._database.execute("UPDATE meta SET value = ? WHERE key = 'version'", (str(new.version),))
+                if draft.last_number != self._last_number:
+                    self._database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_LAST_NUMBER, str(draft.last_number)))
                 for node in draft.changed_nodes:
                     self._database.execute(
                         "INSERT OR REPLACE INTO nodes VALUES (?, ?, ?)", (node.id, node.number, _encode(node))
@@ -129,11 +134,13 @@ class EmbeddedRegistry:
                     self._database.execute("ROLLBACK")
                 raise
             self.map = new
+            self._last_number = draft.last_number
 
     # --- nodes
 
     def register(self, said: Registration) -> Registered:
-        """Take a registration or heartbeat. Conflict when the node's disks belong to another cluster."""
+        """Take a registration or heartbeat. Conflict when the node's disks belong to another cluster, or there is no number
+        left for another node."""
         if said.cluster_id != self.map.cluster_id:
             raise Conflict(f"these disks belong to cluster {said.cluster_id or '(none)'}, this is {self.map.cluster_id}")
         self._beats[said.node_id] = time.monotonic()
@@ -213,8 +220,9 @@ class EmbeddedRegistry:
 class _Draft:
     """The next version of a map in the making."""
 
-    def __init__(self, base: ClusterMap) -> None:
+    def __init__(self, base: ClusterMap, last_number: int) -> None:
         self._base = base
+        self.last_number = last_number
         self.nodes = {node.id: node for node in base.nodes}
         self.buckets = {bucket.name: bucket for bucket in base.buckets}
         self.changed_nodes: list[NodeEntry] = []
@@ -285,8 +293,11 @@ class _Draft:
         return taken
 
     def _free_number(self) -> int:
-        used = {node.number for node in self.nodes.values()}
-        return next(number for number in range(1, NODE_NUMBER_MAX + 1) if number not in used)
+        """One that no node has ever had, also none that is gone: objects that it has stored keep its number."""
+        if self.last_number >= NODE_NUMBER_MAX:
+            raise Conflict(f"{NODE_NUMBER_MAX} nodes have joined this cluster, and there is no number for another one")
+        self.last_number += 1
+        return self.last_number
 
 
 def _same(known: NodeEntry, said: Registration) -> bool:

@@ -313,6 +313,65 @@ def test_everything_survives_a_restart(open_registry, now):
     assert say(second, "t4", ("d4",)).node_number == 4
 
 
+def remove(registry, node):
+    """As an operator does it: there is no command."""
+    registry._database.execute("DELETE FROM nodes WHERE id = ?", (node,))
+
+
+def test_the_number_of_a_node_that_is_gone_is_not_given_again(open_registry):
+    """Objects that it has stored keep their versions: an equal one of another node would have no order with them."""
+    first = open_registry()
+    assert [say(first, f"t{number}", (f"d{number}",)).node_number for number in (1, 2, 3)] == [1, 2, 3]
+    remove(first, "t3")
+    remove(first, "t1")
+    first.close()
+    second = open_registry()
+    assert say(second, "t4", ("d4",)).node_number == 4
+    assert say(second, "t3", ("d3",)).node_number == 5
+    for node in ("t2", "t3", "t4"):
+        remove(second, node)
+    second.close()
+    third = open_registry()
+    assert third.map.nodes == ()
+    assert say(third, "t9", ("d9",)).node_number == 6
+    third.close()
+
+
+def test_a_registry_of_before_knows_its_numbers(open_registry):
+    first = open_registry()
+    say(first, "t1", ("d1",))
+    say(first, "t2", ("d2",))
+    first._database.execute("DELETE FROM meta WHERE key = 'last_node_number'")
+    first.close()
+    assert say(open_registry(), "t3", ("d3",)).node_number == 3
+
+
+def test_when_all_numbers_are_given(open_registry, monkeypatch):
+    monkeypatch.setattr(embedded, "NODE_NUMBER_MAX", 3)
+    registry = open_registry()
+    for number in (1, 2, 3):
+        say(registry, f"t{number}", (f"d{number}",))
+    before = registry.map
+    for _ in range(2):
+        with pytest.raises(Conflict, match="no number"):
+            say(registry, "t4", ("d4",))
+    assert registry.map == before
+    assert say(registry, "t2", ("d2",), url="http://elsewhere:1").node_number == 2
+    registry.create_bucket("b")
+    registry.close()
+    with pytest.raises(Conflict, match="no number"):
+        say(open_registry(), "t4", ("d4",))
+
+
+def test_a_registration_that_could_not_be_stored_uses_no_number_up(registry):
+    say(registry)
+    registry._database.execute("CREATE TRIGGER no BEFORE INSERT ON nodes BEGIN SELECT RAISE(ABORT, 'no'); END")
+    with pytest.raises(sqlite3.Error):
+        say(registry, "t2", ("d2",))
+    registry._database.execute("DROP TRIGGER no")
+    assert say(registry, "t2", ("d2",)).node_number == 2
+
+
 def test_a_failed_transaction_changes_nothing(registry, monkeypatch):
     say(registry)
     before = registry.map
