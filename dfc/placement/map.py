@@ -114,9 +114,6 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         holders = {owner.node.id for owner in self.__dict__["_owners"].values()}
         return sorted((node for node in self.nodes if node.id in holders), key=lambda node: node.id)
 
-    def proxies(self) -> list[NodeEntry]:
-        return [node for node in self.nodes if node.role == "proxy"]
-
     def node(self, node_id: str) -> NodeEntry | None:
         return next((node for node in self.nodes if node.id == node_id), None)
 

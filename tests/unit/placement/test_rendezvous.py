@@ -1,12 +1,15 @@
 """Placement: committed vectors, balance, and what a fifth target would take over."""
 
 import json
+import random
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dfc.placement import rendezvous
 from dfc.placement.map import ClusterMap, DiskEntry, NodeEntry
 from dfc.placement.rendezvous import Candidate, Rendezvous, score
 
@@ -50,12 +53,80 @@ def test_weights_share_in_proportion() -> None:
     assert abs(share - 0.75) < 0.02
 
 
-@given(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=6, unique=True), st.text(max_size=20))
-def test_fast_path_equals_the_ranking_by_score(ids: list[str], name: str) -> None:
-    ids = [i.encode("utf-8", "ignore").decode() or "x" for i in ids]
-    name = name.encode("utf-8", "ignore").decode()
-    disks = Rendezvous(tuple(Candidate(i, 2.0) for i in dict.fromkeys(ids)))
-    assert disks.best("b", name) == disks.ranking("b", name)[0]
+def by_score(disks: tuple[Candidate, ...], bucket: str, name: str) -> str:
+    """The definition: the highest score, and of equal ones the first id."""
+    return max(sorted(disks), key=lambda disk: score(disk.id, disk.weight, bucket, name)).id
+
+
+IDS = st.lists(
+    st.text(min_size=1, max_size=8).map(lambda text: text.encode("utf-8", "ignore").decode()),
+    min_size=1,
+    max_size=90,
+    unique=True,
+)
+WEIGHTS = st.one_of(
+    st.sampled_from((1.0, 2.0)), st.floats(1e-6, 1e9), st.floats(1.0, 1.0 + 1e-12), st.integers(1, 4).map(float)
+)
+
+
+@given(IDS, st.data())
+def test_the_same_as_by_score(ids: list[str], data: st.DataObject) -> None:
+    weights = data.draw(st.one_of(st.just([2.0] * len(ids)), st.lists(WEIGHTS, min_size=len(ids), max_size=len(ids))))
+    disks = tuple(map(Candidate, ids, weights))
+    found = Rendezvous(disks)
+    for number in range(20):
+        assert found.best("b", f"n{number}") == found.best("b", f"n{number}") == by_score(disks, "b", f"n{number}")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_many_disks_of_many_weights(seed: int) -> None:
+    draw = random.Random(seed)
+    sizes = [lambda: draw.uniform(1, 20), lambda: draw.choice((4.0, 8.0, 16.0)), lambda: 10 ** draw.uniform(-6, 9), lambda: 1.0]
+    disks = tuple(Candidate(f"{draw.randrange(1 << 64):016x}", sizes[seed]()) for _ in range(400))
+    found = Rendezvous(disks)
+    for number in range(500):
+        assert found.best("b", f"n{number}") == by_score(disks, "b", f"n{number}")
+
+
+@pytest.mark.parametrize(
+    "digests", [(0,), (5 << 11, 5 << 11 | 7), ((1 << 64) - 1, (1 << 64) - 2048, (1 << 64) - 4096), (0, 1 << 63)]
+)
+@given(weights=st.lists(st.sampled_from((1.0, 1.0 + 2**-52, 3.0)), min_size=1, max_size=80))
+def test_equal_scores_go_to_the_first_id(digests: tuple[int, ...], weights: list[float]) -> None:
+    """With hashes that are equal, or differ in bits that do not count, or so little that their logarithms are equal."""
+    real = rendezvous.xxhash.xxh3_64_intdigest
+    disks = tuple(Candidate(f"d{number:03d}", weight) for number, weight in enumerate(weights))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rendezvous.xxhash, "xxh3_64_intdigest", lambda data: digests[real(data) % len(digests)])
+        equal = len(set(weights)) == 1
+        for number in range(10):
+            name = f"n{number}"
+            hashes = {disk.id: digests[real(f"{disk.id}\0b\0{name}".encode()) % len(digests)] >> 11 for disk in disks}
+            wanted = max(sorted(disks), key=lambda disk: hashes[disk.id]).id if equal else by_score(disks, "b", name)
+            assert Rendezvous(disks).best("b", name) == wanted
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "PLACEMENT_NAMES_MAX", 10)
+    asked = 0
+    real = rendezvous.xxhash.xxh3_64_intdigest
+
+    def counted(data: bytes) -> int:
+        nonlocal asked
+        asked += 1
+        return real(data)
+
+    monkeypatch.setattr(rendezvous.xxhash, "xxh3_64_intdigest", counted)
+    found = Rendezvous((Candidate("a", 1.0), Candidate("b", 3.0)))
+    for _ in range(3):
+        for number in range(10):
+            found.best("b", str(number))
+    assert asked == 20
+    for number in range(100):
+        found.best("b", str(number))
+    found.best("b", "0")
+    assert asked == 20 + 2 * 90 + 2
+    assert Rendezvous(()).best("b", "x") is None
 
 
 def test_joining_nodes_are_outside_placement_and_down_nodes_inside() -> None:
