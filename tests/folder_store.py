@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import msgspec
 import xxhash
 
-from dfc.jobs.digest import digest_of
+from dfc.jobs.digest import digest_in_order
 from dfc.jobs.operations import find_function, operation, other_inputs, takes_any_object
 from dfc.jobs.spec import check_spec, parse_spec
 from dfc.jobs.store import InputChanged
@@ -234,4 +234,4 @@ def publish(store: FolderStore, bucket: str, records: list[OutputRecord], result
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(staged / record.name, path)
     shutil.rmtree(store.staged, ignore_errors=True)
-    return Done(outputs, digest_of(records), results)
+    return Done(outputs, digest_in_order(sorted(records, key=lambda record: record.name.encode())), results)

@@ -9,17 +9,12 @@ import xxhash
 from dfc.jobs.tasks import OutputRecord
 
 
-def digest_of(outputs: Iterable[OutputRecord]) -> str:
-    """xxh3-128, in hex, over `name \\0 size \\0 checksum` of the outputs in the order of their names' bytes.
+def digest_in_order(outputs: Iterable[OutputRecord]) -> str:
+    """xxh3-128, in hex, over `name \\0 size \\0 checksum` of the outputs, which come in the order of their names' bytes.
 
     Size in decimal digits and checksum (xxh3-128, in hex) are those of the uncompressed bytes. Nothing separates two outputs:
     a checksum has 32 characters always.
     """
-    return digest_in_order(sorted(outputs, key=lambda output: output.name.encode()))
-
-
-def digest_in_order(outputs: Iterable[OutputRecord]) -> str:
-    """The same of outputs that come in this order already, without holding them."""
     total = xxhash.xxh3_128()
     for output in outputs:
         total.update(f"{output.name}\0{output.content_size}\0{output.content_checksum}".encode())

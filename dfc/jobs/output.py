@@ -119,20 +119,12 @@ class ArchiveOutput:
     compressed in pieces of one size: what is stored depends on the archive alone. Use as a context.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        name: str,
-        content_size: int | None = None,
-        *,
-        level: int | None = None,
-        temporary: bool = False,
-    ) -> None:
+    def __init__(self, store: Store, name: str, content_size: int | None = None, *, level: int | None = None) -> None:
         self.name = name
         self.content_size = 0
         kind = index_kind(name) or "tar"
         self._compressor = None if kind == "tar" else open_compressor(kind, level)
-        self._output = (store.create_temporary if temporary else store.create)(name, content_size if kind == "tar" else None)
+        self._output = store.create(name, content_size if kind == "tar" else None)
         self._hash = xxhash.xxh3_128()
         self._waiting = bytearray()
 

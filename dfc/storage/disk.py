@@ -285,11 +285,9 @@ class Disk:
             bucket_id, prefix=prefix, start_after=start_after, after_prefix=after_prefix, limit=limit
         )
 
-    def list(self, bucket_id: str, *, prefix: str = "", start_after: str = "", after_prefix: bool = False, limit: int) -> Rows:
+    def list(self, bucket_id: str, *, prefix: str = "", start_after: str = "", limit: int) -> Rows:
         """The same page as whole rows, quarantined ones too."""
-        return self.parts.catalog.list_rows(
-            bucket_id, prefix=prefix, start_after=start_after, after_prefix=after_prefix, limit=limit
-        )
+        return self.parts.catalog.list_rows(bucket_id, prefix=prefix, start_after=start_after, after_prefix=False, limit=limit)
 
     def counts(self, bucket_id: str) -> tuple[int, int]:
         """Objects and bytes of a bucket; does not depend on how many there are."""

@@ -31,7 +31,6 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-COMPRESSED_KINDS: Final = ("gz", "zst", "lz4", "bz2", "xz")
 MAGIC_BYTES: Final = 10
 _WINDOW_LOG_MAX: Final = DECOMPRESS_MEMORY_MAX.bit_length() - 1
 _IsalError: Final = cast(type[Exception], igzip_lib.IsalError)  # its stub calls it an instance

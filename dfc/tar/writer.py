@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import BinaryIO, Final
 
 from dfc.checksum import Buffer
-from dfc.limits import DECOMPRESS_CHUNK_BYTES, KIB, TAR_HEADER_BYTES, TAR_MEMBER_NAME_BYTES_MAX
+from dfc.limits import KIB, TAR_HEADER_BYTES, TAR_MEMBER_NAME_BYTES_MAX
 from dfc.tar.header import ARCHIVE_BYTES_MAX, byte_sum
 
 END_OF_ARCHIVE: Final = bytes(2 * TAR_HEADER_BYTES)
@@ -81,18 +81,6 @@ class TarWriter:
             return
         self._write(member_header(name, size))
         self._write(data)
-        self._write(padding(size))
-
-    def add_from(self, name: str, size: int, source: BinaryIO) -> None:
-        """A member of which `source` gives the next `size` bytes. EOFError when it has fewer: the archive is then broken."""
-        self._write(member_header(name, size))
-        left = size
-        while left:
-            data = source.read(min(left, DECOMPRESS_CHUNK_BYTES))
-            if not data:
-                raise EOFError(f"{name!r} ends {left} bytes before its size")
-            self._write(data)
-            left -= len(data)
         self._write(padding(size))
 
     def close(self) -> None:

@@ -23,7 +23,6 @@ TEN_MAGIC: Final = b"~TenBin~"
 _TEN_ALIGN: Final = 64
 _TEN_DIMENSIONS_MAX: Final = 9  # WebDataset writes no more
 _TEN_TYPES: Final = frozenset(("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"))
-_NPY_MAGIC_BYTES: Final = 8
 
 
 def decode_npy(data: bytes) -> NDArray[Any]:

@@ -67,19 +67,24 @@ def test_writer(tmp_path):
     with open(path, "wb") as file, TarWriter(file) as writer:
         for name, data in members.items():
             writer.add(name, data)
-        writer.add_from("stream.bin", 5000, io.BytesIO(b"z" * 6000))
     assert path.stat().st_size == writer.size
     listing = subprocess.run(["tar", "--quoting-style=literal", "-tf", path], check=True, capture_output=True)
-    assert listing.stdout.decode().splitlines() == [*members, "stream.bin"]
+    assert listing.stdout.decode().splitlines() == list(members)
     extracted = subprocess.run(["tar", "-xOf", path], check=True, capture_output=True).stdout
-    assert extracted == b"".join(members.values()) + b"z" * 5000
+    assert extracted == b"".join(members.values())
 
 
 def test_an_archive_that_was_given_up_is_not_closed():
     file = io.BytesIO()
-    with pytest.raises(EOFError, match="short"), TarWriter(file) as writer:
-        writer.add_from("short", 100, io.BytesIO(b"x" * 99))
-    assert file.getvalue() == member_header("short", 100) + b"x" * 99
+
+    def give_up() -> None:
+        with TarWriter(file) as writer:
+            writer.add("short", b"x" * 99)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        give_up()
+    assert file.getvalue() == member_header("short", 99) + b"x" * 99 + bytes(512 - 99)
 
 
 def test_closing_twice_writes_one_end():
