@@ -1,0 +1,93 @@
+"""Look-ups in an index that is not in memory: the event loop waits for no disk."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import resource
+import tarfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from dfc.clock import HybridClock
+from dfc.errors import MemberNotFound, SampleNotFound
+from dfc.http.exchange import Exchange
+from dfc.http.peer import ControlClient
+from dfc.storage import Disk, DiskOptions, ObjectRow
+from dfc.target.local import Local
+from dfc.target.members import MemberRoutes
+
+COUNT = 4000
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    Disk.format(str(tmp_path / "disk"), "c", "d1")
+    options = DiskOptions(reserve_bytes=0, ballast_bytes=0, maintenance=False)
+    disk = Disk.open(str(tmp_path / "disk"), "c", HybridClock(1), options)
+    yield disk
+    disk.close()
+
+
+@pytest.fixture
+def row(disk: Disk) -> ObjectRow:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for number in range(COUNT):
+            for ending in "xy":
+                info = tarfile.TarInfo(f"{'directory/' * 5}{number:06d}.{ending}")
+                info.size = 6
+                archive.addfile(info, io.BytesIO(b"%06d" % number))
+    return disk.put_small("b", "s.tar", buffer.getvalue()).row
+
+
+def cold(disk: Disk, row: ObjectRow) -> None:
+    """Open the index of the shard, and leave none of its pages in memory."""
+    path = disk.blob_path(row)
+    disk.parts.indexes.forget(path)
+    disk.parts.indexes._cache._pages.clear()
+    disk.open_index(row)
+    descriptor = os.open(disk.index_path(row), os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("query", [{"member": "{}.y"}, {"sample": "{}"}, {"sample": "{}", "ext": "x"}, {"member": "{}.none"}])
+def test_the_event_loop_waits_for_no_index(disk: Disk, row: ObjectRow, query: dict[str, str], monkeypatch: Any) -> None:
+    here = threading.current_thread()
+    pread = os.pread
+
+    def elsewhere(*arguments: Any) -> bytes:
+        assert threading.current_thread() is not here, "the event loop reads from a disk"
+        return pread(*arguments)
+
+    async def faults(number: int) -> int:
+        """Pages that the loop's thread had to wait for while it answered."""
+        key = f"{'directory/' * 5}{number:06d}"
+        exchange = cast(Exchange, SimpleNamespace(headers={}, method="HEAD"))
+        await local.threads(disk).read(cold, disk, row)
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
+        try:
+            answer = await routes.answer(exchange, disk, row, {what: value.format(key) for what, value in query.items()})
+            assert answer.status == 200
+        except (MemberNotFound, SampleNotFound):
+            assert "none" in query.get("member", "")
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt - before
+
+    async def run() -> list[int]:
+        await faults(0)
+        return [await faults(number) for number in range(100, COUNT, 400)]
+
+    local = Local(cast(ControlClient, None), "http://proxy:1", 2)
+    local.add(disk)
+    routes = MemberRoutes(local)
+    monkeypatch.setattr(os, "pread", elsewhere)
+    # Now and then the thread may wait for a page of something else.
+    assert sorted(asyncio.run(run()))[:5] == [0] * 5
