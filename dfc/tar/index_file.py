@@ -88,6 +88,11 @@ class IndexFile:
 
     def read_at_hand(self, start: int, size: int) -> bytes:
         """The same without ever waiting for the disk; NotAtHand."""
+        at = start % PAGE_BYTES
+        if at + size <= PAGE_BYTES:
+            page = self._cached(self._first_key + start // PAGE_BYTES)
+            if page is not None:
+                return page[at : at + size]
         return self._paged(start, size, self._pread_at_hand)
 
     def read_through(self, start: int, size: int) -> bytes:
