@@ -31,6 +31,12 @@ TRANSFER_BUFFER_BYTES: Final = 256 * KIB  # measured: 1 MiB falls out of the L2 
 PIPE_BYTES: Final = 1 * MIB  # the largest pipe that an unprivileged process may have
 LINGER_BYTES: Final = 1 * MIB  # read and thrown away after an early answer, so that the client sees it, not a reset
 LINGER_S: Final = 2.0
+# The end of a node, after SIGTERM: `drain_timeout_s` for running requests, then these. Whoever supervises it kills later.
+STOP_CANCEL_S: Final = 2.0  # for requests that were cancelled: an upload removes what it has written
+STOP_CLOSE_S: Final = 1.0  # for threads to come back from what they are at; the same for disks and databases to close
+STOP_EXTRA_S: Final = 6.0  # beyond the drain timeout the process is gone, whatever hangs
+STOP_EXIT_S: Final = 1.0  # when all is closed or given up, for the interpreter to end
+STOP_KILL_S: Final = 8.0  # beyond the drain timeout `dfc serve` kills its children
 TRANSFER_POLL_S: Final = 0.02  # a thread waits so long for a socket before it gives it back to the event loop
 
 # Threads of one disk of a target, and what waits for them. A disk that hangs holds up to so many requests, and no other disk.

@@ -28,7 +28,7 @@ from typing import Any, Final
 import httpx
 
 from dfc.errors import ConfigError, OperatorError
-from dfc.limits import MIB
+from dfc.limits import MIB, STOP_KILL_S
 
 READY_TIMEOUT_S: Final = 60.0
 RESTART_FIRST_S: Final = 0.1
@@ -36,8 +36,6 @@ RESTART_MAX_S: Final = 2.0
 STEADY_S: Final = 10.0  # a child that lived so long starts again at once
 LOG_BYTES_MAX: Final = 64 * MIB
 LOG_CHECK_S: Final = 10.0
-KILL_AFTER_S: Final = 5.0  # beyond the drain timeout
-EXIT_INTERRUPTED: Final = 130
 
 
 @dataclass(frozen=True)
@@ -273,9 +271,11 @@ class Supervisor:
             if child.process is not None and child.process.returncode is None:
                 with suppress(ProcessLookupError):
                     child.process.terminate()
-        await asyncio.wait(self._keepers, timeout=self._options.drain_timeout_s + KILL_AFTER_S)
+        await asyncio.wait(self._keepers, timeout=self._options.drain_timeout_s + STOP_KILL_S)
         for child in self._children:
-            _kill(child)
+            if child.process is not None and child.process.returncode is None:
+                self._say(f"{child.name} did not end by itself and is killed")
+                _kill(child)
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)

@@ -2,6 +2,8 @@
 
 With `--supervised` the node ends when the process that started it does (its standard input closes), and it may not be
 stopped by a Ctrl-C that the supervisor also gets.
+
+A node that is told to end is gone `drain_timeout_s` and STOP_EXTRA_S later, whatever hangs (`dfc.http.shutdown`).
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ import uvloop
 from dfc.config import SETTINGS, Loaded, Role, Settings, load_settings
 from dfc.errors import DfcError
 from dfc.http.server import NodeServer
+from dfc.http.shutdown import Watchdog
+from dfc.limits import STOP_EXIT_S, STOP_EXTRA_S
 from dfc.logs import configure_logging
 
 _log: Final = logging.getLogger("dfc.node")
@@ -66,7 +70,10 @@ def run_node(role: Role, make: Callable[[Settings], Node], arguments: Sequence[s
         loaded, supervised = load_for(role, arguments)
         configure_logging(loaded.settings.log_level)
         _raise_file_limit()
-        return uvloop.run(_run(role, make, loaded.settings, supervised))
+        watchdog = Watchdog()
+        status = uvloop.run(_run(role, make, loaded.settings, supervised, watchdog))
+        watchdog.end_within(STOP_EXIT_S)
+        return status
     except DfcError as error:
         print(f"dfc {role}: {error.message}", file=sys.stderr)
         return EXIT_OPERATOR_ERROR
@@ -76,7 +83,7 @@ def run_node(role: Role, make: Callable[[Settings], Node], arguments: Sequence[s
         return EXIT_OPERATOR_ERROR
 
 
-async def _run(role: Role, make: Callable[[Settings], Node], settings: Settings, supervised: bool) -> int:
+async def _run(role: Role, make: Callable[[Settings], Node], settings: Settings, supervised: bool, watchdog: Watchdog) -> int:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stopping.set)
@@ -93,6 +100,7 @@ async def _run(role: Role, make: Callable[[Settings], Node], settings: Settings,
         stopped = asyncio.create_task(stopping.wait())
         await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
+            watchdog.end_within(STOP_EXTRA_S)
             starting.cancel()
             with suppress(asyncio.CancelledError):
                 await starting
@@ -103,6 +111,7 @@ async def _run(role: Role, make: Callable[[Settings], Node], settings: Settings,
         await stopped
         _log.info("stopping: running requests get %s s to finish", settings.drain_timeout_s)
     finally:
+        watchdog.end_within(settings.drain_timeout_s + STOP_EXTRA_S)
         await node.stop()
     return 0
 

@@ -26,7 +26,9 @@ from dfc.hosts import KnownHosts, host_of
 from dfc.http.answers import Answer, error_answer
 from dfc.http.exchange import Bulk, Exchange
 from dfc.http.router import Route, Router
-from dfc.limits import HEAD_BYTES_MAX, HEADER_COUNT_MAX, HEADER_FIELD_BYTES_MAX, REQUEST_LINE_BYTES_MAX
+from dfc.http.shutdown import end_threads
+from dfc.http.transfer import duplicate
+from dfc.limits import HEAD_BYTES_MAX, HEADER_COUNT_MAX, HEADER_FIELD_BYTES_MAX, REQUEST_LINE_BYTES_MAX, STOP_CANCEL_S
 from dfc.logs import AccessLog
 from dfc.metrics import RequestStats
 
@@ -63,6 +65,7 @@ class Connection(RequestHandler):
     head_begun_s = 0.0
     head_bytes = 0
     half_closed = False
+    task: asyncio.Task[None] | None = None
     _answered = 0  # of aiohttp's _request_count
     _last_body: Any = None
 
@@ -74,6 +77,23 @@ class Connection(RequestHandler):
         self.node.stats.connections += 1
         self.head_begun_s = self._loop.time()
         super().connection_made(transport)
+        self.task = self._task_handler  # aiohttp forgets it when the client goes, and its request may still be at work
+
+    def finish(self) -> asyncio.Task[None] | None:
+        """Take no further request. The task that is at work on one; None for an idle connection, which is closed."""
+        self.close()
+        if self._request_in_progress or self._messages:
+            return self.task
+        self.force_close()
+        return None
+
+    def cut_off(self) -> None:
+        """Cancel the request under way. Its socket ends first, or a thread that moves its bytes would go on while some come."""
+        if self.transport is not None:
+            with suppress(OSError), duplicate(self.transport.get_extra_info("socket")) as ending:
+                ending.shutdown(socket.SHUT_RDWR)
+        if self.task is not None:
+            self.task.cancel()
 
     def _refuse(self, transport: asyncio.BaseTransport) -> None:
         """Say 503 and close a little later: at once would reset a client that is still sending its request."""
@@ -268,19 +288,36 @@ class NodeServer(web.Server):
         self._sweep_handle = self._loop.call_later(min(SWEEP_S, timeout_s / 4), self._sweep)
 
     async def stop(self) -> None:
-        """Accept no more, let running requests finish within the drain timeout, then end what is left."""
+        """Accept no more, let running requests finish within the drain timeout, then cancel them. Never waits for ever."""
         if self._listener is not None:
             self._listener.close()
         elif self._bound is not None:
             self._bound.close()
         if self._sweep_handle is not None:
             self._sweep_handle.cancel()
-        self.pre_shutdown()
-        await self.shutdown(self.settings.drain_timeout_s)
-        self.bulk.threads.shutdown(wait=True, cancel_futures=True)
+        await self._drain()
+        await end_threads(self.bulk.threads, "the threads of transfers")
         self.bulk.helpers.close()
         if self._access is not None:
             self._access.close()
+
+    async def _drain(self) -> None:
+        """aiohttp's own `shutdown` cancels after twice the timeout only, and never a request whose client has gone."""
+        connections = [connection for connection in self.connections if isinstance(connection, Connection)]
+        running = {task: connection for connection in connections if (task := connection.finish()) is not None}
+        if not running:
+            return
+        _, late = await asyncio.wait(running, timeout=self.settings.drain_timeout_s)
+        if not late:
+            return
+        _log.warning("%d requests did not end within %g s and are cut off", len(late), self.settings.drain_timeout_s)
+        for task in late:
+            running[task].cut_off()
+        _, hung = await asyncio.wait(late, timeout=STOP_CANCEL_S)
+        if hung:
+            _log.warning("%d of them did not end within %g s more: left behind", len(hung), STOP_CANCEL_S)
+        for task in late:
+            running[task].force_close()
 
     # --- a request
 

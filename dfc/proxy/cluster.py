@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 from dfc.errors import BucketDeleting, BucketNotFound, NoSpace, Unavailable
 from dfc.http.peer import ControlClient
+from dfc.http.shutdown import end_threads, in_time
 from dfc.membership.embedded import EmbeddedRegistry
 from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry, Owner
 
@@ -40,9 +41,9 @@ class Cluster:
         if not self.is_ready():
             raise Unavailable(f"{len(self.map.targets())} of {self._expected_targets} targets have joined")
 
-    def close(self) -> None:
-        self._thread.shutdown(wait=True)
-        self.registry.close()
+    async def close(self) -> None:
+        if await end_threads(self._thread, "the registry"):
+            await in_time(self.registry.close, "the registry")
 
     async def change(self, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
         """Run a change of the registry in its thread; a new map is sent to the targets at once."""

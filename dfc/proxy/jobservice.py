@@ -19,6 +19,7 @@ from dfc.config import Settings
 from dfc.engine.base import Engine
 from dfc.errors import Conflict, DfcError, JobFinished, Unavailable
 from dfc.http.answers import AnswerCut
+from dfc.http.shutdown import end_threads, in_time
 from dfc.jobs.journal import Journal
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.records import JobRecord, JobState, NewJob, job_json
@@ -50,7 +51,7 @@ class Active:
 
 
 class JobService:
-    """`open` before the node serves, `start` after; `stop` leaves running jobs to the next start."""
+    """`open` before the node serves, `start` after; `stop`, then `close`, leave running jobs to the next start."""
 
     def __init__(self, cluster: Cluster, settings: Settings, directory: str, make_engine: Callable[[], Engine]) -> None:
         self._cluster = cluster
@@ -100,10 +101,15 @@ class JobService:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._engine is not None:
             await self._engine.close()
+
+    async def close(self) -> None:
+        """After `stop`, when no request is at work any more."""
         self._examiner.close()
-        for threads in (self._means.threads, self._means.writer):
-            threads.shutdown(wait=True, cancel_futures=True)
-        self._journal.close()
+        ended = await asyncio.gather(
+            end_threads(self._means.threads, "the plan of a job"), end_threads(self._means.writer, "the journal of jobs")
+        )
+        if all(ended):
+            await in_time(self._journal.close, "the journal of jobs")
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)

@@ -117,11 +117,11 @@ class ProxyNode:
         if self._watch is not None:
             self._watch.cancel()
         await self._deletions.stop()
-        await self.jobs.stop()
-        await self.server.stop()
+        # Jobs first: event streams end with them, or the drain would wait for those.
+        await asyncio.gather(self.jobs.stop(), self.server.stop())
         self._pool.close()
         await self._control.close()
-        self.cluster.close()
+        await asyncio.gather(self.jobs.close(), self.cluster.close())
 
 
 def _node_id(directory: str) -> str:

@@ -11,11 +11,12 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from dfc.errors import BucketDeleting, BucketNotFound, StorageFailed, Unavailable
 from dfc.http.peer import ControlClient
-from dfc.limits import BATCH_THREADS, DISK_ANSWER_S, NODE_THREADS
+from dfc.http.shutdown import ends_in_time
+from dfc.limits import BATCH_THREADS, DISK_ANSWER_S, NODE_THREADS, STOP_CLOSE_S
 from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap
 from dfc.storage.disk import Disk
 from dfc.target.families import DiskReport
-from dfc.target.threads import CLOSE_S, DiskThreads, ends_in_time
+from dfc.target.threads import DiskThreads
 
 T = TypeVar("T")
 _log: Final = logging.getLogger("dfc.target")
@@ -52,16 +53,19 @@ class Local:
 
     def close(self) -> None:
         """Wait for what is under way, then close the disks; one that hangs is left behind after a while."""
-        self._threads.shutdown(wait=True)
-        self.batches.shutdown(wait=False, cancel_futures=True)
-        closing = [threading.Thread(target=self._close, args=(disk,), name="closing") for disk in self.disks.values()]
+        for pool in (self._threads, self.batches):
+            pool.shutdown(wait=False, cancel_futures=True)
+        closing = [
+            threading.Thread(target=self._close, args=(disk,), name="closing", daemon=True) for disk in self.disks.values()
+        ]
         for thread in closing:
             thread.start()
         for thread in closing:
             thread.join()
 
     def _close(self, disk: Disk) -> None:
-        if not (self._disk_threads[disk.id].close() and ends_in_time(disk.close, CLOSE_S)):
+        threads = self._disk_threads[disk.id]
+        if not (threads.close(self._threads, self.batches) and ends_in_time(disk.close, STOP_CLOSE_S)):
             _log.error("disk %s does not answer, and is left as it is", disk.id)
 
     # --- threads

@@ -28,7 +28,8 @@ from dfc.http.peer import ControlClient, PeerPool, RemoteError
 from dfc.http.relay import Relay
 from dfc.http.router import Route
 from dfc.http.server import NodeServer
-from dfc.limits import GIB
+from dfc.http.shutdown import in_time
+from dfc.limits import GIB, STOP_CLOSE_S
 from dfc.membership.embedded import Registered, Registration
 from dfc.placement.map import ClusterMap, DiskEntry
 from dfc.storage.disk import Disk
@@ -43,7 +44,6 @@ from dfc.target.members import MemberRoutes
 from dfc.target.objects import ObjectRoutes
 from dfc.target.sources import INDEX_QUERY, LOCATE_QUERY, SHARDS_QUERY, SourceRoutes
 from dfc.target.staging import STAGED_QUERY, StagingRoutes
-from dfc.target.threads import CLOSE_S, ends_in_time
 
 _log: Final = logging.getLogger("dfc.target")
 RESERVE_FRACTION: Final = 0.05  # the reserve is at most so much of a disk
@@ -215,19 +215,20 @@ class TargetNode:
         return tuple(entries)
 
     async def stop(self) -> None:
-        """Drain and close; safe to call when `start` failed half-way."""
-        if self._workers is not None:
-            await self._workers.stop()
+        """Drain and close; safe to call when `start` failed half-way. A disk that hangs is left behind."""
         if self._heart is not None:
             self._heart.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._heart
-        await self.server.stop()
-        for scrubber in self._scrubbers.values():
-            await asyncio.to_thread(ends_in_time, scrubber.stop, CLOSE_S)
+        scrubbers = (in_time(scrubber.stop, "a scrubber") for scrubber in self._scrubbers.values())
+        await asyncio.gather(self.server.stop(), self._stop_workers(), *scrubbers)
+        if self._heart is not None:
+            await asyncio.wait((self._heart,))
         self._pool.close()
         await self._control.close()
-        await asyncio.to_thread(self.local.close)
+        await in_time(self.local.close, "the disks", 2.5 * STOP_CLOSE_S)
+
+    async def _stop_workers(self) -> None:
+        if self._workers is not None:
+            await self._workers.stop()
 
     # --- what every node answers
 

@@ -18,22 +18,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from dfc.errors import Unavailable
+from dfc.http.shutdown import ends_in_time
 from dfc.http.transfer import to_its_end
-from dfc.limits import DISK_CALLS_MAX, DISK_READ_THREADS, DISK_WRITE_THREADS
+from dfc.limits import DISK_CALLS_MAX, DISK_READ_THREADS, DISK_WRITE_THREADS, STOP_CLOSE_S
 from dfc.storage.disk import Disk
 from dfc.target.families import DiskReport, report_on
 
 _log: Final = logging.getLogger("dfc.target")
 T = TypeVar("T")
-CLOSE_S: Final = 5.0  # for the calls that are under way when a target ends; a disk that hangs does not keep it
-
-
-def ends_in_time(function: Callable[[], object], timeout_s: float) -> bool:
-    """Run a blocking call that may never come back, in a thread that keeps no process from ending; whether it came back."""
-    thread = threading.Thread(target=function, name="ending", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    return not thread.is_alive()
 
 
 class _Pool:
@@ -77,15 +69,15 @@ class DiskThreads:
         self._asked: asyncio.Future[DiskReport] | None = None
         self._last_report = report_on(disk)
 
-    def close(self) -> bool:
-        """Wait for the calls under way, but not for ever; whether all have ended."""
-        pools = (self._reads.threads, self._writes.threads, self._watch, self.sending, self.receiving)
+    def close(self, *shared: ThreadPoolExecutor) -> bool:
+        """Wait for the calls under way, also those in pools that disks share, but not for ever; whether all have ended."""
+        pools = (*shared, self._reads.threads, self._writes.threads, self._watch, self.sending, self.receiving)
 
         def wait() -> None:
             for pool in pools:
                 pool.shutdown(wait=True)
 
-        return ends_in_time(wait, CLOSE_S)
+        return ends_in_time(wait, STOP_CLOSE_S)
 
     # --- calls
 

@@ -79,8 +79,8 @@ class Place:
             return opening(path, *arguments, self.sick if path.endswith(SICK) else FileSystem())
 
         monkeypatch.setattr(node.Disk, "open", open_disk)
-        monkeypatch.setattr(threads, "CLOSE_S", 0.2)
-        monkeypatch.setattr(local, "CLOSE_S", 0.2)
+        monkeypatch.setattr(threads, "STOP_CLOSE_S", 0.2)
+        monkeypatch.setattr(local, "STOP_CLOSE_S", 0.2)
         common = {"port": 0, "access_log": False, "drain_timeout_s": 0.5, "connections_max": 2000}
         self.proxy = ProxyNode(Settings(dir=str(directory / "proxy"), down_after_s=3.0, **common))
         self._directory, self._common = directory, common

@@ -16,6 +16,8 @@ import yaml
 
 from dfc.config import SETTINGS
 from dfc.hosts import KnownHosts
+from dfc.limits import STOP_CANCEL_S, STOP_CLOSE_S, STOP_EXTRA_S, STOP_KILL_S
+from dfc.supervisor import ServeOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -212,3 +214,21 @@ def test_progress_of_an_installation(tmp_path: Path, status: int) -> None:
     assert done.returncode == 7 * status
     assert ("ERROR: trouble" in lines) == bool(status)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pip"]
+
+
+def _stop_seconds() -> Iterator[tuple[str, float]]:
+    """Everything shipped that kills a node some time after SIGTERM."""
+    for unit in ("dfc-proxy.service", "dfc-target.service"):
+        found = re.search(r"^TimeoutStopSec=(\d+)$", (ROOT / "deploy" / "systemd" / unit).read_text(), re.MULTILINE)
+        assert found, unit
+        yield unit, float(found[1])
+    for name, service in _services().items():
+        yield name, float(service["stop_grace_period"].removesuffix("s"))
+    yield "dfc serve", ServeOptions("x").drain_timeout_s + STOP_KILL_S
+
+
+@pytest.mark.parametrize(("name", "seconds"), list(_stop_seconds()))
+def test_supervisors_kill_after_a_node_has_ended_by_itself(name: str, seconds: float) -> None:
+    steps = STOP_CANCEL_S + 3.5 * STOP_CLOSE_S  # requests, threads, disks
+    assert steps < STOP_EXTRA_S < STOP_KILL_S
+    assert seconds >= SETTINGS["drain_timeout_s"].default + STOP_KILL_S

@@ -7,7 +7,10 @@ import errno
 import json
 import logging
 import os
-from collections.abc import AsyncIterator
+import socket
+import struct
+import threading
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import pytest
@@ -45,13 +48,18 @@ class Program:
         self.digested = bytearray()
         self.problem: BaseException | None = None
         self.read_errors: list[tuple[int | None, int]] = []
+        self.hold_up: Callable[[], object] = lambda: None  # what storing a piece waits for
 
     async def hello(self, exchange, parameters):
         return text_answer("hello")
 
     async def hold(self, exchange, parameters):
         self.entered.set()
-        await self.release.wait()
+        try:
+            await self.release.wait()
+        except BaseException as problem:
+            self.problem = problem
+            raise
         return text_answer("released")
 
     async def crash(self, exchange, parameters):
@@ -65,6 +73,7 @@ class Program:
         self.store(data)
 
     def store(self, data: memoryview) -> None:
+        self.hold_up()
         self.received += data
 
     def digest(self, data: memoryview) -> None:
@@ -506,6 +515,56 @@ async def test_what_does_not_finish_is_ended_after_the_drain_timeout(start):
     await program.entered.wait()
     await asyncio.wait_for(server.stop(), 10)
     assert await client.rest() == b""
+
+
+async def test_what_is_left_is_cut_off_at_the_drain_timeout_not_at_twice_that(start, caplog):
+    server, program = await start(replace(CALM, drain_timeout_s=2.0))
+    client = await Client.open(server)
+    client.send("GET /v1/hold HTTP/1.1\nHost: a\n\n")
+    await program.entered.wait()
+    begun = asyncio.get_running_loop().time()
+    await asyncio.wait_for(server.stop(), 10)
+    assert 1.9 < asyncio.get_running_loop().time() - begun < 3.5
+    assert isinstance(program.problem, asyncio.CancelledError)
+    assert "1 requests did not end within 2 s" in caplog.text
+
+
+async def test_a_request_whose_client_has_gone_is_cut_off_as_well(start):
+    server, program = await start(replace(CALM, drain_timeout_s=0.2))
+    client = await Client.open(server)
+    client.send("GET /v1/hold HTTP/1.1\nHost: a\n\n")
+    await program.entered.wait()
+    client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.writer.transport.abort()  # resets: one that only ends its side may still want its answer
+    while server.stats.connections:  # noqa: ASYNC110  # nothing tells when it has noticed
+        await asyncio.sleep(0.01)
+    await asyncio.wait_for(server.stop(), 10)
+    assert isinstance(program.problem, asyncio.CancelledError)
+
+
+async def test_a_write_that_hangs_in_a_thread_holds_up_neither_the_stop_nor_the_loop(start, caplog):
+    server, program = await start(replace(CALM, drain_timeout_s=0.2))
+    entered, release = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        entered.set()
+        release.wait(60)
+
+    program.hold_up = hang
+    client = await Client.open(server)
+    client.send(f"PUT /v1/receive HTTP/1.1\nHost: a\nContent-Length: {LARGE}\n\n", bytes(LARGE))
+    assert await asyncio.to_thread(entered.wait, 20)
+    begun, turns = asyncio.get_running_loop().time(), 0
+    try:
+        stopping = asyncio.create_task(server.stop())
+        while not stopping.done():
+            await asyncio.sleep(0.02)
+            turns += 1
+        assert asyncio.get_running_loop().time() - begun < 30
+        assert turns > 10
+        assert "the threads of transfers did not end" in caplog.text
+    finally:
+        release.set()
 
 
 # --- addresses

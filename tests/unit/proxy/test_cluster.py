@@ -33,7 +33,7 @@ def control():
 
 
 @pytest.fixture
-def make(tmp_path, control):
+async def make(tmp_path, control):
     """Makes a cluster of so many targets that have joined."""
     made = []
 
@@ -55,7 +55,7 @@ def make(tmp_path, control):
 
     yield build
     for cluster in made:
-        cluster.close()
+        await cluster.close()
 
 
 async def test_before_the_targets_have_joined_nothing_is_placed(make):
