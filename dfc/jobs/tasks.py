@@ -6,9 +6,10 @@ of the stages before. A task run again, anywhere, writes the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from dfc.jobs.store import Store
 
 T = TypeVar("T")
+SHARDS_BLOCK: Final = 2000  # decoded in 2 to 5 ms
 
 
 class InputShard(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -54,6 +56,27 @@ class InputShard(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def label(self) -> str:
         """How messages name it."""
         return f"{self.bucket}/{self.name}"
+
+
+_decode_block: Final = msgspec.msgpack.Decoder(list[InputShard]).decode
+
+
+def encode_blocks(shards: Iterable[InputShard]) -> Iterator[bytes]:
+    """Shards for the wire: msgpack arrays of up to SHARDS_BLOCK of them, before each its length in 4 bytes, big-endian."""
+    encode, remaining = msgspec.msgpack.Encoder().encode, iter(shards)
+    while block := list(islice(remaining, SHARDS_BLOCK)):
+        content = encode(block)
+        yield len(content).to_bytes(4, "big") + content
+
+
+def decode_blocks(content: bytes) -> Iterator[list[InputShard]]:
+    """What `encode_blocks` made, a block at a time: decoding all at once would hold the interpreter for as long as it takes,
+    and with it the event loop, in whatever thread. DecodeError for anything else."""
+    view, at = memoryview(content), 0
+    while at < len(view):
+        size = int.from_bytes(view[at : at + 4], "big")
+        yield _decode_block(view[at + 4 : at + 4 + size])
+        at += 4 + size
 
 
 class OutputRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):

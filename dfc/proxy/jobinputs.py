@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Final
 from urllib.parse import quote, urlencode
 
+import aiohttp
 import msgspec
 
-from dfc.errors import BadRequest, NoShards, ObjectNotFound, OutputExists
+from dfc.errors import BadRequest, NoShards, ObjectNotFound, OutputExists, Unavailable
 from dfc.jobs.operations import other_inputs, takes_any_object
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.spec import CheckedSpec, InputSpec
-from dfc.jobs.tasks import InputShard
+from dfc.jobs.tasks import InputShard, decode_blocks
 from dfc.limits import JOB_INPUT_SHARDS_MAX, KIB, LIST_PAGE_MAX
 from dfc.names import HIDDEN_PREFIX
 from dfc.placement.map import ClusterMap, NodeEntry
@@ -22,7 +25,8 @@ from dfc.proxy.listing import Query, merged_pages
 from dfc.shards import expand
 
 QUERY_CHARS_MAX: Final = 8 * KIB  # half of a request line, for lists of shards
-_decode: Final = msgspec.msgpack.Decoder(list[InputShard]).decode
+SAMPLE_STEP: Final = 50  # of 2,000 shards, 40 names: between two that are 50 apart in the sample lie 2,500 shards
+_NAME: Final = attrgetter("name")
 
 
 class InputResolver:
@@ -41,8 +45,11 @@ class InputResolver:
         found = []
         for source, anything in all_inputs(spec):
             self._cluster.bucket(source.bucket)
-            async with self._expanding:
-                found.append(await self._one(source, anything))
+            try:
+                async with self._expanding:
+                    found.append(await self._one(source, anything))
+            except msgspec.DecodeError as error:
+                raise Unavailable(f"a target answered with something else than expected: {error}") from error
             if sum(map(len, found)) > JOB_INPUT_SHARDS_MAX:  # before the next one: a spec may name a bucket many times
                 raise BadRequest(f"a job reads at most {JOB_INPUT_SHARDS_MAX} shards")
         return tuple(found)
@@ -55,37 +62,64 @@ class InputResolver:
             if not shards:
                 raise NoShards(f"no shard of the bucket {source.bucket!r} matches {source.shards[:200]!r}")
             return shards
-        if len(set(chosen)) != len(chosen):
-            raise BadRequest(f"the input names a shard twice: {_first_repeated(chosen)!r}")
         asked = await asyncio.to_thread(_by_owner, self._cluster.map, source.bucket, chosen)
         known: dict[str, InputShard] = {}
         nodes = {node.id: node for node in self._cluster.live_targets()}
 
         async def ask(node_id: str) -> None:
             for spec in _as_specs(asked[node_id]):
-                answer = await self._ask(nodes[node_id], source.bucket, spec, anything)
-                known.update((shard.name, shard) for shard in answer)
+                content = await self._ask(nodes[node_id], source.bucket, spec, anything)
+                for block in decode_blocks(content):  # one: few names fit into a request
+                    known.update((shard.name, shard) for shard in block)
 
         await asyncio.gather(*(ask(node_id) for node_id in asked))
-        missing = next((name for name in chosen if name not in known), None)
-        if missing is not None:
-            raise ObjectNotFound(f"there is no object {missing!r} in the bucket {source.bucket!r}")
-        return [known[name] for name in chosen]
+        return await asyncio.to_thread(_as_named, chosen, known, source.bucket)
 
     async def _ask_everybody(self, bucket: str, spec: str, anything: bool) -> list[InputShard]:
         answers = await self._cluster.ask_all(lambda node: self._ask(node, bucket, spec, anything))
-        # Code points sort as their UTF-8 bytes do.
-        return sorted((shard for answer in answers for shard in answer), key=lambda shard: shard.name)
+        return await asyncio.to_thread(_in_order, answers)
 
-    async def _ask(self, node: NodeEntry, bucket: str, spec: str, anything: bool) -> list[InputShard]:
+    async def _ask(self, node: NodeEntry, bucket: str, spec: str, anything: bool) -> bytes:
         query = {"bucket": bucket, "shards": spec, **({"any": "1"} if anything else {})}
         arguments = urlencode(query, quote_via=quote)
         answer = await self._cluster.control.open_stream(f"{node.url}/v1/node/shards?{arguments}")
         try:
-            content = await answer.read()
+            return await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unavailable(f"the target {node.id} broke off its answer") from error
         finally:
             answer.close()
-        return _decode(content) if content else []
+
+
+def _in_order(contents: Sequence[bytes]) -> list[InputShard]:
+    """The shards of all targets by name. For a thread; nothing in it holds the interpreter for long, though there may be a
+    million: decoding and sorting go by blocks, and what lies between two names of a sample is sorted at a time."""
+    blocks: list[list[InputShard]] = []
+    for content in contents:
+        for block in decode_blocks(content):
+            block.sort(key=_NAME)  # code points sort as their UTF-8 bytes do
+            blocks.append(block)
+    sample = sorted(shard.name for block in blocks for shard in block[::SAMPLE_STEP])
+    ends = [0] * len(blocks)
+    found: list[InputShard] = []
+    for cut in (*sample[SAMPLE_STEP::SAMPLE_STEP], None):
+        part: list[InputShard] = []
+        for at, block in enumerate(blocks):
+            begin = ends[at]
+            ends[at] = len(block) if cut is None else bisect_right(block, cut, begin, key=_NAME)
+            part += block[begin : ends[at]]
+        part.sort(key=_NAME)
+        found += part
+    return found
+
+
+def _as_named(names: Sequence[str], known: Mapping[str, InputShard], bucket: str) -> list[InputShard]:
+    found = []
+    for name in names:
+        if name not in known:
+            raise ObjectNotFound(f"there is no object {name!r} in the bucket {bucket!r}")
+        found.append(known[name])
+    return found
 
 
 def all_inputs(spec: CheckedSpec) -> list[tuple[InputSpec, bool]]:
@@ -97,14 +131,14 @@ def all_inputs(spec: CheckedSpec) -> list[tuple[InputSpec, bool]]:
     ]
 
 
-def _first_repeated(names: Sequence[str]) -> str:
-    seen: set[str] = set()
-    return next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-
-
 def _by_owner(cluster_map: ClusterMap, bucket: str, names: Sequence[str]) -> dict[str, list[str]]:
+    """Names by the id of the node that holds them. BadRequest for a name that is there twice."""
     found: dict[str, list[str]] = {}
+    seen: set[str] = set()
     for name in names:
+        if name in seen:
+            raise BadRequest(f"the input names a shard twice: {name!r}")
+        seen.add(name)
         owner = cluster_map.owner(bucket, name)
         if owner is not None:
             found.setdefault(owner.node.id, []).append(name)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Final, NamedTuple
-
-import msgspec
 
 from dfc.errors import BadRequest, NotAShard, PreconditionFailed, TooLarge, Unavailable
 from dfc.http.answers import Answer, FileAnswer, json_answer
 from dfc.http.common import flag
 from dfc.http.exchange import Exchange
-from dfc.jobs.tasks import InputShard
+from dfc.jobs.tasks import InputShard, encode_blocks
 from dfc.limits import JOB_INPUT_SHARDS_MAX
 from dfc.names import check_bucket_name, check_object_name
 from dfc.storage.disk import Disk
@@ -47,7 +46,7 @@ class SourceRoutes:
     # --- which
 
     async def shards(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """This target's part of a shard spec, as one msgpack array of InputShard.
+        """This target's part of a shard spec, as blocks of InputShard (`dfc.jobs.tasks.encode_blocks`).
 
         Named shards of this target must be there; without `any=1` each must have an index, and patterns take those that do.
         """
@@ -59,14 +58,12 @@ class SourceRoutes:
         return Answer(200, content, [("Content-Type", MSGPACK)])
 
     def _encode(self, bucket: str, rows: Iterator[tuple[Disk, ObjectRow]]) -> bytes:
-        """The array, a shard at a time: only its bytes are ever in memory."""
-        encoder, content, count = msgspec.msgpack.Encoder(), bytearray(5), 0
-        for disk, row in rows:
-            encoder.encode_into(self._shard(bucket, disk, row), content, -1)
-            count += 1
-            if count > JOB_INPUT_SHARDS_MAX:
-                raise TooLarge(f"a job reads at most {JOB_INPUT_SHARDS_MAX} shards")
-        content[:5] = b"\xdd" + count.to_bytes(4, "big")  # array 32
+        """A block at a time: only bytes of all of them are ever in memory."""
+        content, shards = bytearray(), (self._shard(bucket, disk, row) for disk, row in rows)
+        for block in encode_blocks(islice(shards, JOB_INPUT_SHARDS_MAX)):
+            content += block
+        if next(shards, None) is not None:
+            raise TooLarge(f"a job reads at most {JOB_INPUT_SHARDS_MAX} shards")
         return bytes(content)
 
     def _shard(self, bucket: str, disk: Disk, row: ObjectRow) -> InputShard:

@@ -26,7 +26,7 @@ from dfc.engine.settings import WorkerSettings
 from dfc.engine.store import JobStore, Workshop
 from dfc.errors import DfcError, JobCancelled, LengthMismatch, ObjectCorrupt
 from dfc.jobs.store import InputChanged
-from dfc.jobs.tasks import InputShard, Task
+from dfc.jobs.tasks import InputShard, Task, decode_blocks
 
 JOB = "job-1"
 
@@ -96,8 +96,8 @@ class Setting:
         call("PUT", f"{self.cluster.url}/{bucket}/{name}", content)
         for url in self.cluster.target_urls():
             body = call("GET", f"{url}/v1/node/shards?bucket={bucket}&shards={name}")
-            for shard in msgspec.msgpack.decode(body, type=list[InputShard]):
-                return shard
+            for block in decode_blocks(body):
+                return block[0]
         raise AssertionError("no target has it")
 
     def staged(self) -> dict[str, int]:
