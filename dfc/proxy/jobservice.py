@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final, TypeVar
@@ -22,7 +22,7 @@ from dfc.http.answers import AnswerCut
 from dfc.http.shutdown import end_threads, in_time
 from dfc.jobs.journal import Journal
 from dfc.jobs.pattern import OutputPattern
-from dfc.jobs.records import JobRecord, JobState, NewJob, job_json
+from dfc.jobs.records import JobError, JobRecord, JobState, NewJob, job_json
 from dfc.jobs.spec import CheckedSpec, OutputSpec, parse_spec
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.jobmetrics import JobStats
@@ -111,10 +111,15 @@ class JobService:
         if all(ended):
             await in_time(self._journal.close, "the journal of jobs")
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        task.add_done_callback(self._background_ended)
+
+    def _background_ended(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("looking after ended jobs failed: it is done again at the next start", exc_info=error)
 
     async def _write(self, call: Callable[..., T], *arguments: Any) -> T:
         return await self._means.write(call, *arguments)
@@ -193,34 +198,56 @@ class JobService:
                 running += 1
 
     async def _run(self, active: Active) -> None:
-        runner = active.runner
+        runner, error = active.runner, None
         try:
             with suppress(JobFinished):  # it was cancelled while it was about to fail
                 await runner.run()
         except asyncio.CancelledError:
             if self._stopping:
                 raise
+        except Exception:
+            _log.exception("job %s: the journal did not take its end", runner.id)
+            error = JobError("internal_error", "the journal of jobs failed; the log of the proxy has it under the job's id")
         finally:
             if not self._stopping:
-                await asyncio.shield(self._ended(runner.id))
+                await asyncio.shield(self._ended(runner.id, error))
 
-    async def _ended(self, job_id: str) -> None:
-        record = await self._write(self._journal.get, job_id)
+    async def _ended(self, job_id: str, error: JobError | None = None) -> None:
+        """Let the next one run. Whatever the journal says, or fails to say, the job's place is free after this."""
+        record = None
+        try:
+            record = await self._final(job_id, error)
+        except Exception:
+            _log.exception("job %s has ended, but the journal cannot tell how; the next start of the proxy looks at it", job_id)
+        finally:
+            self._active.pop(job_id, None)
+            self._notify(job_id)
+            self._schedule()
+        if record is not None:
+            self.stats.count_job(record)
+            if record.discard:
+                self._spawn(self._discard(job_id))
+        self._spawn(self._forget())
+
+    async def _final(self, job_id: str, error: JobError | None) -> JobRecord:
+        """The record of a job that has ended: it says so by then, if need be when the journal's disk is well again. A job that
+        publishes is left to the next start, since it goes only forward."""
+        journal, write = self._journal, self._means.write_at_last
+        record = await write(journal.get, job_id)
+        if record.state == "publishing":
+            raise RuntimeError("it has not published everything")
         if record.is_active:  # it was cancelled while the journal had no room to say so
             with suppress(JobFinished):
-                await self._means.write_at_last(self._journal.cancel, job_id)
-            record = await self._write(self._journal.get, job_id)
-        del self._active[job_id]
-        self.stats.count_job(record)
-        self._notify(job_id)
-        if record.discard:
-            self._spawn(self._discard(job_id))
-        self._schedule()
-        self._spawn(self._forget())
+                if error is None:
+                    await write(journal.cancel, job_id)
+                else:
+                    await write(journal.fail, job_id, error, record.progress, list(record.warnings))
+            record = await write(journal.get, job_id)
+        return record
 
     async def _discard(self, job_id: str) -> None:
         await self._means.staged.discard(job_id)
-        await self._write(self._journal.discarded, job_id)
+        await self._means.write_at_last(self._journal.discarded, job_id)
 
     async def _forget(self) -> None:
         while await self._write(self._journal.forget_details):

@@ -63,7 +63,7 @@ class JobRunner:
         return (total - self.progress.done) * (time.monotonic() - self._begun_s) / done
 
     async def run(self) -> None:
-        """To the end. What stops the job ends in its record; only cancellation of the coroutine comes out."""
+        """To the end. What stops the job ends in its record; what comes out is cancellation, and errors of the journal."""
         try:
             if self.record.state == "queued":
                 self._take(await self._means.write(self._means.journal.start, self.id))
@@ -73,6 +73,8 @@ class JobRunner:
         except DfcError as error:
             await self._fail(JobError(error.code, error.message))
         except Exception:
+            if self.record.state == "publishing":
+                raise  # some of it is visible: a later start publishes the rest
             _log.exception("job %s failed by a mistake of ours", self.id)
             await self._fail(JobError("internal_error", "an internal error; the log of the proxy has it under the job's id"))
 

@@ -506,6 +506,70 @@ async def test_a_full_disk_of_the_proxy(make, monkeypatch):
     await cluster.until_nothing_is_staged()
 
 
+class Failing:
+    """A call of the journal that fails so many times, once it is told to."""
+
+    def __init__(self, real, error: Exception, times: int) -> None:
+        self.real, self.error, self.times = real, error, times
+        self.failed = 0
+        self.begun = False
+
+    def __call__(self, *arguments):
+        if self.begun and self.failed < self.times:
+            self.failed += 1
+            raise self.error
+        return self.real(*arguments)
+
+
+async def test_a_journal_that_cannot_be_read_for_a_while_costs_no_place_to_run(make, monkeypatch, caplog):
+    monkeypatch.setattr(means, "JOURNAL_RETRY_S", 0.01)
+    cluster = await make(jobs_running_max=1)
+    journal = cluster.proxy.jobs._journal
+    failing = Failing(journal.get, sqlite3.OperationalError("disk I/O error"), 2)
+    monkeypatch.setattr(journal, "get", failing)
+    monkeypatch.setattr(
+        journal, "succeed", lambda job_id, real=journal.succeed: (real(job_id), setattr(failing, "begun", True))[0]
+    )
+    first = await cluster.submit("first-%04d")
+    second = await cluster.submit("second-%04d")
+    assert (await cluster.until(second["id"]))["state"] == "succeeded"
+    assert (await cluster.until(first["id"]))["state"] == "succeeded"
+    assert failing.failed == 2
+    assert "the proxy cannot write its journal of jobs: disk I/O error; trying again" in caplog.text
+
+
+async def test_a_journal_that_is_damaged_costs_no_place_to_run(make, monkeypatch, caplog):
+    cluster = await make(jobs_running_max=1)
+    journal = cluster.proxy.jobs._journal
+    failing = Failing(journal.get, sqlite3.DatabaseError("database disk image is malformed"), 1)
+    monkeypatch.setattr(journal, "get", failing)
+    monkeypatch.setattr(
+        journal, "succeed", lambda job_id, real=journal.succeed: (real(job_id), setattr(failing, "begun", True))[0]
+    )
+    first = await cluster.submit("first-%04d")
+    second = await cluster.submit("second-%04d")
+    assert (await cluster.until(second["id"]))["state"] == "succeeded"
+    assert f"job {first['id']} has ended, but the journal cannot tell how" in caplog.text
+    assert cluster.proxy.jobs._active == {}
+
+
+async def test_a_job_whose_end_the_journal_does_not_take_goes_on_to_publish_at_the_next_start(make, monkeypatch, caplog):
+    cluster = await make(jobs_running_max=1)
+    journal = cluster.proxy.jobs._journal
+    failing = Failing(journal.succeed, sqlite3.DatabaseError("database disk image is malformed"), 1)
+    failing.begun = True
+    monkeypatch.setattr(journal, "succeed", failing)
+    first = await cluster.submit("first-%04d")
+    second = await cluster.submit("second-%04d")
+    assert (await cluster.until(second["id"]))["state"] == "succeeded"
+    assert f"job {first['id']}: the journal did not take its end" in caplog.text
+    assert (await cluster.ask("GET", f"/v1/jobs/{first['id']}"))[1]["state"] == "publishing"
+    await cluster.stop_proxy()
+    await cluster.start_proxy()
+    assert (await cluster.until(first["id"]))["state"] == "succeeded"
+    assert await cluster.names(prefix="first") == ["first-0000", "first-0001", "first-0002"]
+
+
 async def test_events(make):
     cluster = await make()
     gate = cluster.engine.before = Gate(1)
