@@ -42,6 +42,12 @@ def encode_preamble(lengths: bytes, checksums: dict[tuple[str, str], str]) -> by
     return len(packed).to_bytes(4, "big") + packed
 
 
+def _decode_preamble(content: bytes) -> tuple[array[int], dict[tuple[str, str], str]]:
+    """For a thread: with a hundred thousand objects it takes a tenth of a second. DecodeError, ValueError."""
+    preamble = msgspec.msgpack.decode(content, type=Preamble)
+    return array("Q", preamble.lengths), {(bucket, name): checksum for bucket, name, checksum in preamble.objects}
+
+
 class PeerParts:
     """Opens parts at other nodes. `url_of` gives the URL of a node, which may change when the node restarts."""
 
@@ -200,8 +206,7 @@ class PeerPart:
             if size > min(PREAMBLE_BYTES_MAX, length - 4):
                 raise Unavailable(f"the target {self._owner} answered with something else than expected")
             begun = await self._fill(connection, begun, 4 + size)
-            preamble = msgspec.msgpack.decode(begun[4 : 4 + size], type=Preamble)
-            lengths = array("Q", preamble.lengths)
+            lengths, checksums = await loop.run_in_executor(None, _decode_preamble, begun[4 : 4 + size])
         except (msgspec.DecodeError, ValueError) as error:
             raise Unavailable(f"the target {self._owner} answered with something else than expected") from error
         left = length - 4 - size
@@ -209,7 +214,7 @@ class PeerPart:
             raise Unavailable(f"the target {self._owner} answered with something else than expected")
         self._reusable = response.header(b"connection") != b"close"
         self.source = SocketSource(connection.socket, begun[4 + size :], left)
-        return lengths, {(bucket, name): checksum for bucket, name, checksum in preamble.objects}
+        return lengths, checksums
 
     async def _fill(self, connection: PeerConnection, begun: bytes, count: int) -> bytes:
         try:

@@ -7,7 +7,7 @@ import pytest
 from dfc.errors import BucketDeleting, BucketNotFound, Unavailable
 from dfc.membership.embedded import EmbeddedRegistry, Registration
 from dfc.pages import ListedObject
-from dfc.placement.map import DiskEntry
+from dfc.placement.map import ClusterMap, DiskEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.html import bucket_list, human_bytes, object_list
 
@@ -18,9 +18,11 @@ class Control:
     def __init__(self) -> None:
         self.answers: dict[str, object] = {}
         self.calls: list[tuple[str, str]] = []
+        self.bodies: list[object] = []
 
     async def call(self, method, url, kind, *, body=None, headers=None):
         self.calls.append((method, url))
+        self.bodies.append(body)
         found = self.answers.get(url, {})
         if isinstance(found, Exception):
             raise found
@@ -132,6 +134,9 @@ async def test_a_change_is_pushed_to_the_targets(make, control):
     while cluster._pushes:
         await next(iter(cluster._pushes))
     assert sorted(control.calls) == [("POST", "http://t0/v1/node/map"), ("POST", "http://t1/v1/node/map")]
+    first, second = control.bodies
+    assert first is second  # encoded once
+    assert ClusterMap.decode(bytes(first)) == cluster.map
     control.calls.clear()
     await cluster.bucket_for_write("b")
     assert control.calls == []
