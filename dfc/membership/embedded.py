@@ -155,13 +155,11 @@ class EmbeddedRegistry:
         """Keep the disks' fill level in the map in memory; it is no change of the map."""
         use = {disk.id: disk for disk in said.disks}
         with self._lock:
-            nodes = []
-            for node in self.map.nodes:
-                if node.id == said.node_id:
-                    disks = tuple(_with_use(disk, use.get(disk.id)) for disk in node.disks)
-                    node = msgspec.structs.replace(node, disks=disks, last_heartbeat=timestamp(self._wall_s()))
-                nodes.append(node)
-            self.map = msgspec.structs.replace(self.map, nodes=tuple(nodes))
+            node = self.map.node(said.node_id)
+            if node is None:
+                return
+            disks = tuple(_with_use(disk, use.get(disk.id)) for disk in node.disks)
+            self.map = self.map.with_use(msgspec.structs.replace(node, disks=disks, last_heartbeat=timestamp(self._wall_s())))
 
     def mark_silent_nodes(self, down_after_s: float) -> list[str]:
         """Mark nodes down that have sent no heartbeat for so long; their ids."""

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from dfc.errors import BucketConflict, BucketDeleting, BucketNotFound, Conflict, DiskRefused
 from dfc.membership import embedded
 from dfc.membership.embedded import EmbeddedRegistry, Registration
+from dfc.placement import map as map_module
 from dfc.placement.map import ClusterMap, DiskEntry
 
 
@@ -105,6 +106,27 @@ def test_heartbeats_change_the_use_of_disks_and_no_version(registry):
     assert (disk.capacity, disk.used, disk.objects) == (200, 50, 7)
     assert registry.map.node("t1").last_heartbeat == "2023-11-14T22:13:20.000Z"
     assert say(registry, map_version=version - 1).map.version == version
+
+
+def test_heartbeats_rebuild_no_index_of_the_map(registry, monkeypatch):
+    for number in range(3):
+        say(registry, f"t{number}", (f"d{number}",))
+    registry.create_bucket("b")
+    built = []
+    monkeypatch.setattr(map_module, "Rendezvous", lambda candidates: built.append(candidates))
+    before = registry.map
+    for used in range(50):
+        say(registry, "t1", (DiskEntry(id="d1", weight=1.0, capacity=100, used=used, objects=used),))
+    assert built == []
+    assert registry.map.version == before.version
+    assert registry.map.node("t1").disks[0].used == 49
+    assert [registry.map.owner("b", str(n)).disk.id for n in range(20)] == [
+        before.owner("b", str(n)).disk.id for n in range(20)
+    ]
+    assert registry.map.bucket("b") == before.bucket("b")
+    assert before.node("t1").disks[0].used == 0  # a reader keeps the map that it took
+    say(registry, "t1", (DiskEntry(id="d1", weight=1.0, state="failed"),))
+    assert len(built) == 1  # that is a change
 
 
 def test_weights_are_fixed_when_a_disk_joins(registry):
