@@ -44,7 +44,8 @@ class Local:
         self._transfer_threads = transfer_threads
         self._disk_threads: dict[str, DiskThreads] = {}
         self._threads = ThreadPoolExecutor(NODE_THREADS, thread_name_prefix="node")
-        self._refreshed_s = 0.0
+        self._refreshed_s = -MAP_REFRESH_S  # when the registry was asked last, of the times that it answered
+        self._refreshing: asyncio.Task[None] | None = None
 
     def add(self, disk: Disk) -> None:
         """A disk that was opened. Blocks: it is asked how it is."""
@@ -104,12 +105,21 @@ class Local:
         return True
 
     async def refresh_map(self, *, at_once: bool = False) -> None:
-        """Ask the registry for its map, unless that was done a moment ago."""
-        now = asyncio.get_running_loop().time()
-        if now - self._refreshed_s < MAP_REFRESH_S and not at_once:
+        """Ask the registry for its map, unless it has answered a moment ago. Unavailable when it does not.
+
+        Who asks while a request is under way shares it, unless `at_once`: that one's answer may be older than this question.
+        """
+        if asyncio.get_running_loop().time() - self._refreshed_s < MAP_REFRESH_S and not at_once:
             return
-        self._refreshed_s = now
+        if self._refreshing is None or self._refreshing.done() or at_once:
+            self._refreshing = asyncio.create_task(self._ask_map())
+            self._refreshing.add_done_callback(_look_at)
+        await asyncio.shield(self._refreshing)  # one who is cancelled takes nothing from the others
+
+    async def _ask_map(self) -> None:
+        begun_s = asyncio.get_running_loop().time()
         self.take_map(await self.control.call("GET", f"{self.proxy_url}/v1/cluster", ClusterMap))
+        self._refreshed_s = begun_s
 
     async def bucket(self, name: str, *, create: bool = False) -> BucketEntry:
         """The bucket; one that this map lacks is asked for, or made, at the registry before it is called missing."""
@@ -152,3 +162,9 @@ class Local:
                 raise Unavailable("the map has changed meanwhile")
 
         return guard
+
+
+def _look_at(task: asyncio.Task[None]) -> None:
+    """Its error is for those who wait for it, and there may be nobody."""
+    if not task.cancelled():
+        task.exception()

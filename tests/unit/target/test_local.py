@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+
 import msgspec
 import pytest
 
@@ -177,3 +180,92 @@ async def test_a_blocking_iterator_is_followed_to_its_end(local):
 )
 def test_weights_have_two_digits_so_that_equal_disks_weigh_the_same(capacity, weight):
     assert weight_of(capacity) == weight
+
+
+class AwayRegistry(Registry):
+    """A registry that can be away, and holds its answer back until `release`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.away = False
+        self.asked = asyncio.Semaphore(0)
+        self.release = asyncio.Event()
+        self.release.set()
+
+    async def call(self, method, url, kind, **more):
+        self.calls.append((method, url))
+        self.asked.release()
+        await self.release.wait()
+        if self.away:
+            raise Unavailable("the registry cannot be reached")
+        return self.map
+
+
+@pytest.fixture
+async def away(local):
+    local.control = AwayRegistry()
+    return local.control
+
+
+async def test_an_unknown_bucket_is_unavailable_until_the_registry_has_answered(local, away):
+    away.away = True
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            await local.bucket("new")
+    assert len(away.calls) == 3
+    away.away = False
+    with pytest.raises(BucketNotFound):
+        await local.bucket("new")
+    away.away = True
+    with pytest.raises(BucketNotFound):  # the answer of a moment ago still counts
+        await local.bucket("new")
+    assert len(away.calls) == 4
+
+
+async def test_who_asks_at_a_time_shares_one_request(local, away):
+    away.release.clear()
+    asking = [asyncio.create_task(local.bucket("new")) for _ in range(10)]
+    await away.asked.acquire()
+    asking[0].cancel()  # the first, whose question began the request
+    with pytest.raises(asyncio.CancelledError):
+        await asking[0]
+    away.map = changed(6, buckets=(BucketEntry(id="b3", name="new"),))
+    away.release.set()
+    found = await asyncio.gather(*asking[1:])
+    assert [bucket.id for bucket in found] == ["b3"] * 9
+    assert len(away.calls) == 1
+
+
+async def test_all_who_share_a_request_hear_that_it_failed(local, away):
+    away.away = True
+    away.release.clear()
+    asking = [asyncio.create_task(local.bucket("new")) for _ in range(3)]
+    await away.asked.acquire()
+    away.release.set()
+    assert [type(error) for error in await asyncio.gather(*asking, return_exceptions=True)] == [Unavailable] * 3
+    assert len(away.calls) == 1
+
+
+async def test_a_question_at_once_takes_no_answer_that_may_be_older(local, away):
+    away.release.clear()
+    first = asyncio.create_task(local.bucket("new"))
+    await away.asked.acquire()
+    second = asyncio.create_task(local.refresh_map(at_once=True))
+    await away.asked.acquire()
+    away.release.set()
+    await second
+    with pytest.raises(BucketNotFound):
+        await first
+
+
+async def test_a_request_whose_askers_have_all_gone_leaves_no_error_behind(local, away, caplog):
+    away.away = True
+    away.release.clear()
+    asking = asyncio.create_task(local.bucket("new"))
+    await away.asked.acquire()
+    asking.cancel()
+    away.release.set()
+    await asyncio.wait((local._refreshing,))
+    local._refreshing = None
+    gc.collect()
+    assert "never retrieved" not in caplog.text
