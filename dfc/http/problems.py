@@ -1,12 +1,16 @@
-"""From an answer of a node back to the error class that made it, by the `code` of its JSON body."""
+"""From an answer of a node back to the error class that made it, by the `code` of its JSON body.
+
+A code that `dfc.errors` does not have gives the class of the status, with that code.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final, Protocol
 
 import msgspec
 
+from dfc import errors
 from dfc.errors import (
     BadRequest,
     BodyTimeout,
@@ -65,15 +69,12 @@ class _Body(msgspec.Struct):
     error: _Problem
 
 
-def _subclasses(root: type[DfcError]) -> Iterator[type[DfcError]]:
-    for child in root.__subclasses__():
-        yield child
-        yield from _subclasses(child)
-
-
-def _by_code(code: str) -> type[DfcError] | None:
-    """Looked for anew each time: errors of other modules may have been loaded meanwhile."""
-    return next((kind for kind in _subclasses(DfcError) if kind.__dict__.get("code") == code), None) if code else None
+# Those of `dfc.errors` and no others: which modules with errors of their own are loaded differs from process to process.
+_BY_CODE: Final[Mapping[str, type[DfcError]]] = {
+    kind.code: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, DfcError) and "code" in vars(kind)
+}
 
 
 def error_from_answer(status: int, headers: Headers, body: bytes, what: str) -> DfcError:
@@ -84,12 +85,14 @@ def error_from_answer(status: int, headers: Headers, body: bytes, what: str) -> 
         problem = _Problem()
     kind = _BY_STATUS.get(status)
     if kind is None or kind.code != problem.code:
-        kind = _by_code(problem.code) or kind
+        kind = _BY_CODE.get(problem.code, kind)
     if kind is None:
         kind = Unavailable if status in RETRY_STATUSES else ServerTrouble if status >= 500 else BadRequest
     # Some classes make their own message from other arguments; here the message is what the node said.
     error = kind.__new__(kind)
     DfcError.__init__(error, problem.message or f"{what} was answered with status {status}", headers=_kept(headers))
+    if problem.code and problem.code != kind.code:
+        error.code = problem.code  # type: ignore[misc]  # one that is known where it was raised, to be shown as it is
     return error
 
 
