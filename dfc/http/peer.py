@@ -111,6 +111,7 @@ class PeerPool:
     def __init__(self, connect_timeout_s: float) -> None:
         self._connect_timeout_s = connect_timeout_s
         self._idle: dict[str, list[PeerConnection]] = {}
+        self._sweeping: asyncio.TimerHandle | None = None
 
     async def open(self, url: str, *, fresh: bool = False) -> PeerConnection:
         """An idle connection, or a new one; Unavailable when the node does not accept it in time."""
@@ -136,10 +137,26 @@ class PeerPool:
         if len(idle) >= IDLE_PER_NODE_MAX:
             connection.close()
             return
-        connection.idle_since_s = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        connection.idle_since_s = loop.time()
         idle.append(connection)
+        if self._sweeping is None:
+            self._sweeping = loop.call_later(IDLE_S, self._sweep, loop)
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close what nobody has taken for too long: a node that has gone for good is never asked for again."""
+        limit_s = loop.time() - IDLE_S
+        for url, idle in list(self._idle.items()):
+            while idle and idle[0].idle_since_s <= limit_s:  # the last one is taken first, so these are the oldest
+                idle.pop(0).close()
+            if not idle:
+                del self._idle[url]
+        self._sweeping = loop.call_later(IDLE_S, self._sweep, loop) if self._idle else None
 
     def close(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            self._sweeping = None
         for connections in self._idle.values():
             for connection in connections:
                 connection.close()
