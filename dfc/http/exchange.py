@@ -92,13 +92,17 @@ class Exchange(BaseRequest):
         transport = self.open_transport()
         if transport.get_write_buffer_size() == 0:
             return
+        low, high = transport.get_write_buffer_limits()
         transport.set_write_buffer_limits(high=0)
         deadline = self._loop.time() + self.bulk.read_stall_timeout_s
-        while transport.get_write_buffer_size() > 0:
-            if transport.is_closing() or self._loop.time() > deadline:
-                raise ConnectionResetError("the client takes no more bytes")
-            await asyncio.sleep(0)  # the loop tries to write at the end of each turn
-            await self.drain(deadline - self._loop.time())
+        try:
+            while transport.get_write_buffer_size() > 0:
+                if transport.is_closing() or self._loop.time() > deadline:
+                    raise ConnectionResetError("the client takes no more bytes")
+                await asyncio.sleep(0)  # the loop tries to write at the end of each turn
+                await self.drain(deadline - self._loop.time())
+        finally:
+            transport.set_write_buffer_limits(high, low)  # the next answer on this connection may fill it again
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until the transport takes more. ReadStalled after the timeout."""

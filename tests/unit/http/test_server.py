@@ -79,6 +79,15 @@ class Program:
     def digest(self, data: memoryview) -> None:
         self.digested += data
 
+    async def emptied(self, exchange, parameters):
+        transport = exchange.open_transport()
+        before = transport.get_write_buffer_limits()
+        transport.write(bytes(10 * LARGE))  # more than sockets hold
+        assert transport.get_write_buffer_size()
+        await exchange.write_buffer_empty()
+        self.limits = (before, transport.get_write_buffer_limits())
+        return text_answer("emptied")
+
     async def receive(self, exchange, parameters):
         self.received.clear()
         self.digested.clear()
@@ -149,6 +158,7 @@ class Program:
 
     def routes(self) -> list[Route]:
         get = {
+            "/v1/emptied": self.emptied,
             "/v1/hello": self.hello, "/v1/hold": self.hold, "/v1/crash": self.crash, "/v1/known/{status}": self.known,
             "/v1/file": self.file, "/v1/short-file": self.short_file, "/v1/stream": self.stream,
             "/v1/broken-stream": self.broken_stream,
@@ -486,6 +496,17 @@ async def test_errors(start, caplog):
     assert b"secret" not in body
     assert "abc" in caplog.text
     assert "a secret detail" in caplog.text
+
+
+async def test_the_write_limit_of_a_connection_is_back_once_its_buffer_is_empty(start):
+    server, program = await start()
+    client = await Client.open(server)
+    client.send("GET /v1/emptied HTTP/1.1\nHost: a\n\n")
+    await client.reader.readexactly(10 * LARGE)
+    assert (await client.answer())[2] == b"emptied"
+    before, after = program.limits
+    assert before == after
+    assert before[1] > 0
 
 
 # --- the end
