@@ -13,7 +13,6 @@ import threading
 import time
 from typing import Final
 
-ACCESS_FLUSH_LINES: Final = 256
 ACCESS_FLUSH_S: Final = 0.5
 CUT: Final = ',"cut":true'
 

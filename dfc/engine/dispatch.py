@@ -47,10 +47,6 @@ class Dispatcher:
     def is_idle(self) -> bool:
         return not self._queue and not self._given
 
-    @property
-    def worker_count(self) -> int:
-        return len(self._workers)
-
     def set_workers(self, nodes: Mapping[str, str]) -> None:
         """The workers there are now: address → id of the node beside which it runs, or an empty text."""
         for address in self._workers.keys() - nodes.keys():

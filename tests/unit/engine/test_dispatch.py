@@ -105,7 +105,8 @@ def test_draining_names_every_task_once():
     assigned(found)
     assert sorted(found.drain()) == [0, 1, 2, 3, 4]
     assert found.is_idle
-    assert found.worker_count == 0
+    found.add(Waiting(9, b"", None))
+    assert found.assign() == []  # the workers are forgotten with them
 
 
 def test_every_task_ends_exactly_once_whatever_dies():
