@@ -124,13 +124,9 @@ async def _error_of(connection: PeerConnection, response: PeerResponse) -> Excep
 
 async def _read(connection: PeerConnection, begun: bytes, count: int) -> bytes:
     """`count` bytes of a body, of which some were read already. PeerGone when there are fewer."""
-    loop = asyncio.get_running_loop()
     data = bytearray(begun[:count])
     while len(data) < count:
-        try:
-            piece = await loop.sock_recv(connection.socket, count - len(data))
-        except OSError as error:
-            raise PeerGone(f"{connection.url} broke off its answer") from error
+        piece = await connection.receive(count - len(data))
         if not piece:
             raise PeerGone(f"{connection.url} broke off its answer")
         data += piece
@@ -224,7 +220,7 @@ class PeerPart:
 
     async def _skip(self, count: int) -> None:
         """Read over what of the first item was taken before the break."""
-        loop, connection = asyncio.get_running_loop(), self._connection
+        connection = self._connection
         assert connection is not None
         scratch = memoryview(bytearray(SKIP_BYTES))
         while count:
@@ -234,7 +230,7 @@ class PeerPart:
                 raise PeerGone(str(error)) from error
             count -= got
             if not got:
-                piece = await loop.sock_recv(connection.socket, min(count, SKIP_BYTES))
+                piece = await connection.receive(min(count, SKIP_BYTES))
                 if not piece:
                     raise PeerGone("the connection ended")
                 self.source.take(len(piece))

@@ -52,8 +52,18 @@ class PeerConnection:
     idle_since_s: float = 0.0
 
     async def send(self, data: bytes) -> None:
+        """PeerGone also when the node does not take it in time."""
         try:
-            await asyncio.get_running_loop().sock_sendall(self.socket, data)
+            async with asyncio.timeout(STREAM_STALL_S):
+                await asyncio.get_running_loop().sock_sendall(self.socket, data)
+        except OSError as error:  # a TimeoutError is one
+            raise PeerGone(f"{self.url} went away") from error
+
+    async def receive(self, count: int) -> bytes:
+        """At most so many bytes; none at the end. PeerGone also when nothing comes for too long."""
+        try:
+            async with asyncio.timeout(STREAM_STALL_S):
+                return await asyncio.get_running_loop().sock_recv(self.socket, count)
         except OSError as error:
             raise PeerGone(f"{self.url} went away") from error
 
@@ -64,7 +74,6 @@ class PeerConnection:
 
     async def read_head(self) -> PeerResponse:
         """The next answer, informational ones (100) included; PeerGone when there is none."""
-        loop = asyncio.get_running_loop()
         while True:
             try:
                 event = self.parser.next_event()
@@ -76,15 +85,10 @@ class PeerConnection:
                 return PeerResponse(event.status_code, event.headers.raw_items(), self.parser.trailing_data[0])
             if event is not h11.NEED_DATA:
                 raise PeerGone(f"{self.url} closed the connection")
-            try:
-                data = await loop.sock_recv(self.socket, HEAD_READ_BYTES)
-            except OSError as error:
-                raise PeerGone(f"{self.url} went away") from error
-            self.parser.receive_data(data)
+            self.parser.receive_data(await self.receive(HEAD_READ_BYTES))
 
     async def read_chunk(self) -> bytes:
         """The next decoded piece of a body that the parser follows; empty at its end. PeerGone when it is cut off."""
-        loop = asyncio.get_running_loop()
         while True:
             try:
                 event = self.parser.next_event()
@@ -96,10 +100,7 @@ class PeerConnection:
                 return b""
             if event is not h11.NEED_DATA:
                 raise PeerGone(f"{self.url} broke off its answer")
-            try:
-                self.parser.receive_data(await loop.sock_recv(self.socket, HEAD_READ_BYTES * 4))
-            except OSError as error:
-                raise PeerGone(f"{self.url} went away") from error
+            self.parser.receive_data(await self.receive(HEAD_READ_BYTES * 4))
 
     def close(self) -> None:
         self.socket.close()
@@ -258,14 +259,22 @@ class ControlClient:
             raise Unavailable(f"{url} cannot be reached: {type(error).__name__}") from error
 
     async def upload(self, url: str, pieces: AsyncIterator[bytes]) -> None:
-        """A PUT whose body is made piece by piece, for as long as it takes. Errors as in `call`."""
+        """A PUT whose body is made piece by piece, for as long as it takes while it moves. Errors as in `call`."""
+        loop = asyncio.get_running_loop()
         try:
-            async with self._open_session().put(
-                url, data=pieces, headers=self._headers, timeout=self._long_timeout(), allow_redirects=False
-            ) as response:
-                content = await response.read()
-                if response.status >= 300:
-                    raise _remote_error(response.status, content, url)
+            async with asyncio.timeout(STREAM_STALL_S) as limit:  # the session's own does not run while a body is sent
+
+                async def watched() -> AsyncIterator[bytes]:
+                    async for piece in pieces:
+                        limit.reschedule(loop.time() + STREAM_STALL_S)
+                        yield piece
+
+                async with self._open_session().put(
+                    url, data=watched(), headers=self._headers, timeout=self._long_timeout(), allow_redirects=False
+                ) as response:
+                    content = await response.read()
+                    if response.status >= 300:
+                        raise _remote_error(response.status, content, url)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(f"{url} cannot be reached: {type(error).__name__}") from error
 

@@ -118,11 +118,14 @@ class Relay:
                 if answered.done():
                     return
                 piece = following.result()
-                await connection.send(b"%x\r\n%b\r\n" % (len(piece), piece))
+                async with asyncio.timeout(exchange.bulk.read_stall_timeout_s):
+                    await connection.send(b"%x\r\n%b\r\n" % (len(piece), piece))
                 if not piece:
                     return
         except PeerGone:
             return
+        except TimeoutError:
+            raise Unavailable(f"the node at {connection.url} takes no more of the body") from None
         finally:
             await _cancel(answered)
             await _cancel(following)

@@ -11,7 +11,9 @@ import httpx
 import pytest
 
 from dfc.config import Settings
-from dfc.http.peer import PeerPool
+from dfc.errors import Unavailable
+from dfc.http import peer
+from dfc.http.peer import ControlClient, PeerGone, PeerPool
 from dfc.http.relay import Relay
 from dfc.http.router import Route
 from dfc.http.server import NodeServer
@@ -29,6 +31,7 @@ class Upstream:
         self.heads: list[str] = []
         self.tasks: set[asyncio.Task[None]] = set()
         self.server: asyncio.Server | None = None
+        self.over = asyncio.Event()
 
     async def start(self) -> None:
         self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -55,7 +58,9 @@ async def upstream():
     node = Upstream()
     await node.start()
     yield node
+    node.over.set()
     node.server.close()
+    await asyncio.sleep(0)  # what waited for the end ends
 
 
 @pytest.fixture
@@ -392,3 +397,84 @@ async def test_json_errors_pass_through(upstream, client):
     body = json.dumps({"error": {"code": "object_not_found", "message": "m", "request_id": "r"}}).encode()
     upstream.scripts = [always(upstream, answer("404 Not Found", body, "Content-Type: application/json\r\n"))]
     check(await client.get("/x"), 404, "object_not_found")
+
+
+# --- nodes that hang
+
+
+def silent(upstream: Upstream) -> Script:
+    """Read a head and nothing more, and say nothing; the connection stays open."""
+
+    async def script(reader, writer):
+        await upstream.head(reader)
+        reader._transport.pause_reading()
+        await upstream.over.wait()
+
+    return script
+
+
+async def test_a_node_that_takes_no_more_of_a_chunked_body(upstream):
+    upstream.scripts = [silent(upstream)]
+    pool = PeerPool(5.0)
+    relay = Relay(pool, 20)
+
+    async def forward(exchange, parameters):
+        return await relay.forward(exchange, upstream.url)
+
+    settings = Settings(port=0, access_log=False, drain_timeout_s=0.1, read_stall_timeout_s=0.5)
+    server = NodeServer(settings, [], Route("/", {"PUT": forward}, query=None))
+    server.bind()
+    await server.serve()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    try:
+        writer.write(b"PUT /b/a.bin HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(b"%x\r\n%b\r\n" % (30_000_000, bytes(30_000_000)))  # more than all sockets on the way hold
+        async with asyncio.timeout(20):
+            said = await reader.readuntil(b"\r\n\r\n") + await reader.readline()
+        assert said.startswith(b"HTTP/1.1 503 ")
+        assert b"takes no more of the body" in said
+    finally:
+        writer.transport.abort()
+        await server.stop()
+        pool.close()
+
+
+async def test_a_node_that_stalls_in_mid_answer_does_not_hold_the_client_for_ever(upstream, client, monkeypatch):
+    async def stalls(reader, writer):
+        await upstream.head(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
+        await upstream.over.wait()
+
+    monkeypatch.setattr(peer, "STREAM_STALL_S", 0.5)
+    upstream.scripts = [stalls]
+    with pytest.raises(httpx.RemoteProtocolError):
+        await client.get("/b/a.bin")
+
+
+async def test_an_upload_to_a_node_that_takes_nothing_ends(upstream, monkeypatch):
+    async def pieces():
+        for _ in range(300):
+            yield bytes(100_000)
+
+    monkeypatch.setattr(peer, "STREAM_STALL_S", 0.5)
+    upstream.scripts = [silent(upstream)]
+    control = ControlClient("", 5.0)
+    try:
+        async with asyncio.timeout(20):
+            with pytest.raises(Unavailable, match="TimeoutError"):
+                await control.upload(f"{upstream.url}/b/a.bin", pieces())
+    finally:
+        await control.close()
+
+
+async def test_a_connection_whose_other_side_hangs_gives_up(upstream, monkeypatch):
+    monkeypatch.setattr(peer, "STREAM_STALL_S", 0.3)
+    upstream.scripts = [silent(upstream)]
+    connection = await PeerPool(5.0).open(upstream.url)
+    async with asyncio.timeout(20):
+        await connection.send(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        with pytest.raises(PeerGone):
+            await connection.receive(100)
+        with pytest.raises(PeerGone):
+            await connection.send(bytes(30_000_000))
+    connection.close()
