@@ -148,6 +148,10 @@ class JobService:
         found = await self._examiner.examine(body)
         if found.spec.spec.dry_run:
             return await self._examiner.plan(found)
+        # To its end, once begun: a job that the journal has and this service does not know would wait for the next start.
+        return await asyncio.shield(self._accept_in_turn(found, body))
+
+    async def _accept_in_turn(self, found: Examined, body: bytes) -> dict[str, Any]:
         async with self._accepting:
             return await self._accept(found, body)
 

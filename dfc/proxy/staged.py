@@ -89,7 +89,7 @@ class Staged:
             for job_id in found:
                 if not is_known(job_id):
                     _log.warning("target %s holds staged objects of job %s, which is not under way: discarded", node.id, job_id)
-                    await self._cluster.control.call("DELETE", f"{node.url}/v1/node/staged/{job_id}", dict)
+                    await self._cluster.control.call("DELETE", f"{node.url}/v1/node/staged/{job_id}", dict, long=True)
 
         answers = await asyncio.gather(*(ask(node) for node in self._cluster.map.targets()), return_exceptions=True)
         for answer in answers:

@@ -7,6 +7,7 @@ import io
 import json
 import sqlite3
 import tarfile
+import threading
 
 import aiohttp
 import pytest
@@ -200,6 +201,32 @@ async def test_a_job_is_cancelled_although_the_journal_has_no_room_to_say_so(mak
     assert (await cluster.until(job["id"]))["state"] == "cancelled"
     await cluster.until_nothing_is_staged()
     assert await cluster.names() == []
+
+
+async def test_a_job_whose_submitter_is_cancelled_while_the_journal_takes_it_runs(make, monkeypatch):
+    cluster = await make()
+    service, taking, taken = cluster.proxy.jobs, asyncio.Event(), threading.Event()
+    loop, real = asyncio.get_running_loop(), service._journal.create
+
+    def create(*arguments):
+        loop.call_soon_threadsafe(taking.set)
+        assert taken.wait(20)
+        return real(*arguments)
+
+    monkeypatch.setattr(service._journal, "create", create)
+    spec = {"operation": "probe", "input": {"bucket": "in", "shards": "**"}, "output": {"bucket": "out", "pattern": "o-%04d"}}
+    submitting = asyncio.create_task(service.submit(json.dumps(spec).encode()))
+    await taking.wait()
+    submitting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await submitting
+    taken.set()
+
+    async def listed():
+        return (await cluster.ask("GET", "/v1/jobs"))[1]["jobs"]
+
+    await until(listed)
+    assert (await cluster.until((await listed())[0]["id"]))["state"] == "succeeded"
 
 
 async def test_a_job_that_publishes_is_not_cancelled(make, monkeypatch):
