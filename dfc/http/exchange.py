@@ -198,7 +198,9 @@ class Exchange(BaseRequest):
             if not piece:
                 break
             self.received_bytes += len(piece)
+            given_s = time.monotonic()
             yield piece
+            pace.extend(time.monotonic() - given_s)  # a disk or a node that is slow to take it is no fault of the sender
 
     async def json(self, kind: type[Any], limit_bytes: int = JSON_BODY_BYTES_MAX) -> Any:  # type: ignore[override]
         """The body decoded as JSON into a msgspec type; BadRequest says where it differs."""

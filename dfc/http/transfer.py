@@ -69,6 +69,10 @@ class Pace:
         self._window_end = time.monotonic() + self._grace_s
         self._window_start_bytes = moved
 
+    def extend(self, seconds: float) -> None:
+        """The sender could not send for so long, since we did not take anything."""
+        self._window_end += seconds
+
     def remaining_s(self, moved: int) -> float:
         """Seconds left in this window; BodyTimeout when a window ended below the rate."""
         now = time.monotonic()

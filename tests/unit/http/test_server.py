@@ -10,6 +10,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
@@ -496,6 +497,18 @@ async def test_errors(start, caplog):
     assert b"secret" not in body
     assert "abc" in caplog.text
     assert "a secret detail" in caplog.text
+
+
+async def test_a_sender_of_chunks_is_not_blamed_for_a_slow_sink(start):
+    server, program = await start(replace(IMPATIENT, body_min_rate_bytes_per_s=1_000_000))
+    program.hold_up = lambda: time.sleep(1.0)  # longer than the window of the minimum rate
+    client = await Client.open(server)
+    client.send("PUT /v1/receive HTTP/1.1\nHost: a\nTransfer-Encoding: chunked\n\n")
+    for _ in range(3):
+        client.send("493E0\n", bytes(300_000) + b"\r\n")
+    client.send("0\n\n")
+    status, _, body = await client.answer()
+    assert (status, json.loads(body)["counted"]) == (200, 900_000)
 
 
 async def test_the_write_limit_of_a_connection_is_back_once_its_buffer_is_empty(start):
