@@ -1,4 +1,4 @@
-# `make demo` and `make test` set up all they need: Python ≥ 3.11, make and curl are enough.
+# `make demo` and `make test` set up all they need: Python ≥ 3.11, make and curl are enough for the demo; the tests want more (test-packages).
 # PYTHON=python3.12 names the interpreter; by default the first one on the path that is recent enough.
 PYTHON ?=
 VENV := .venv
@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TESTS ?= tests
 EXPORT := uv export --frozen --quiet --no-emit-project --no-annotate --no-header
 
-.PHONY: setup torch demo test lint format bench bench-jobs bench-inputs compose-test lock clean
+.PHONY: setup torch test-packages demo test test-long lint format bench bench-jobs bench-inputs compose-test lock clean
 
 setup: $(VENV)/.ready
 
@@ -21,8 +21,16 @@ torch: setup
 demo: setup
 	$(BIN)/python -m loadtest.demo
 
-test: torch
+# What tests want beyond that (deploy/test-packages): installed as root on Debian, else the line to run is printed.
+test-packages:
+	@sh deploy/install-test-packages
+
+test: test-packages torch
 	$(BIN)/python -m pytest -n 2 --durations=15 $(TESTS)
+
+# The longest stress runs alone (marked `long`); `make test` runs the same cases with smaller counts.
+test-long: test-packages torch
+	$(BIN)/python -m pytest -n 2 -m long --timeout=3600 --durations=0 $(TESTS)
 
 lint: setup
 	$(BIN)/ruff check .

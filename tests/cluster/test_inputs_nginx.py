@@ -16,7 +16,6 @@ from dfc.inputs import filters as df
 from dfc.inputs import gopen
 from dfc.inputs.torch import DataLoader, ShardDataset
 from loadtest.nginx import Nginx, nginx
-from loadtest.processes import find_program
 
 SHARDS = 3
 # Five shards of very different sizes; 50 samples.
@@ -26,8 +25,6 @@ UNEVEN = [[f"{shard}/{number:03d}" for number in range(count)] for shard, count 
 @pytest.fixture(scope="module")
 def server(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
     """The published shards, and five uneven ones."""
-    if find_program("nginx") is None:
-        pytest.fail("nginx is not installed: `apt-get install nginx-light` (.ci/run does so as root)")
     with nginx(tmp_path_factory.mktemp("nginx"), workers=1) as running:
         for number in range(SHARDS):
             shutil.copy(data / "sample.tgz", running.root / f"imagenet-{number:06d}.tgz")

@@ -25,7 +25,6 @@ from dfc.inputs.sources.specs import resolve
 from dfc.inputs.sources.streams import Stream, StreamOptions, open_stream
 from dfc.limits import MIB
 from loadtest.nginx import nginx
-from loadtest.processes import find_program
 
 BODY = os.urandom(8 * MIB + 4321)
 TAR = tar_of(samples([f"k{number}" for number in range(7)], txt="{key}"))
@@ -152,8 +151,6 @@ def test_a_network_that_breaks_all_the_time(loaded: Cluster, seed: int) -> None:
 
 
 def test_nginx_over_a_network_that_breaks(tmp_path: Path) -> None:
-    if find_program("nginx") is None:
-        pytest.fail("nginx is not installed: `apt-get install nginx-light` (.ci/run does so as root)")
     with nginx(tmp_path, workers=1) as running:
         (running.root / "x.tar").write_bytes(BODY)
         faults = [Fault("close", 3 * MIB), Fault("reset", MIB), Fault("refuse"), Fault("close", 100)]

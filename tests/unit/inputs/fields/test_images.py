@@ -168,7 +168,8 @@ def test_grey_and_transparent_and_deep_pictures_come_back():
 
 
 def test_tensors_are_pictures_with_channels_first():
-    torch = pytest.importorskip("torch")
+    import torch
+
     tensor = image_decoder("torchrgb")(encode_image(SMALL, "png"))
     assert isinstance(tensor, torch.Tensor)
     assert tensor.is_contiguous()

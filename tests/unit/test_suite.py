@@ -1,0 +1,131 @@
+"""What the suite itself stands on: the packages that it wants, the long runs of the night, and how they are started."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from loadtest.processes import find_program
+
+ROOT = Path(__file__).resolve().parents[2]
+MAKEFILE = (ROOT / "Makefile").read_text()
+NIGHTLY = ROOT / ".github/workflows/nightly.yml"
+LINE = "nosuch-package  no-such-command  # for nothing\n"
+
+
+def _packages() -> list[tuple[str, str]]:
+    lines = [line for line in (ROOT / "deploy/test-packages").read_text().splitlines() if not line.startswith("#")]
+    found = []
+    for line in lines:
+        match = re.fullmatch(r"([a-z0-9.+-]+) +([A-Za-z0-9._-]+) +# \S.*", line)
+        assert match, f"not a line of 'package  command  # what for': {line!r}"
+        found.append((match[1], match[2]))
+    return found
+
+
+@pytest.mark.parametrize(("package", "command"), _packages())
+def test_what_tests_want_is_here(package: str, command: str) -> None:
+    assert find_program(command), f"`make test-packages` installs {package}"
+
+
+def _machine(tmp_path: Path, *, root: bool, apt: str = "") -> dict[str, str]:
+    """The environment of a machine with this user and this apt-get."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / "id").write_text(f"#!/bin/sh\necho {0 if root else 1000}\n")
+    (commands / "apt-get").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\n{apt}\n')
+    for command in commands.iterdir():
+        command.chmod(0o755)
+    return {"PATH": f"{commands}:/usr/bin:/bin", "POLICY_RC_D": f"{tmp_path}/policy", "TMPDIR": str(tmp_path)}
+
+
+def _install(tmp_path: Path, text: str, environment: dict[str, str]) -> tuple[int, str]:
+    (tmp_path / "list").write_text(text)
+    command = ["sh", ROOT / "deploy/install-test-packages", tmp_path / "list"]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
+    return done.returncode, done.stdout
+
+
+def test_nothing_is_done_where_all_is_there(tmp_path: Path) -> None:
+    assert _install(tmp_path, "# a remark\n\ncoreutils  cat  # to read\n", _machine(tmp_path, root=True)) == (0, "")
+    assert not (tmp_path / "calls").exists()
+
+
+def test_who_is_not_root_is_told_the_line_to_run(tmp_path: Path) -> None:
+    status, said = _install(tmp_path, LINE + "coreutils  cat\n", _machine(tmp_path, root=False))
+    assert status == 1
+    assert said.splitlines()[0].endswith("the tests need no-such-command, which are not here. On Debian and Ubuntu:")
+    assert said.splitlines()[1:] == ["    sudo apt-get install -y --no-install-recommends nosuch-package"]
+    assert not (tmp_path / "calls").exists()
+
+
+def test_root_installs_what_is_missing_and_starts_no_service(tmp_path: Path) -> None:
+    command = tmp_path / "bin/no-such-command"
+    bring = f'[ "$2" = update ] && exit 0; sh {tmp_path}/policy; [ $? = 101 ] && cp "$0" {command}'
+    assert _install(tmp_path, LINE, _machine(tmp_path, root=True, apt=bring))[0] == 0
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        "-q update",
+        "-q install -y --no-install-recommends nosuch-package",
+    ]
+    assert not (tmp_path / "policy").exists(), "services of this machine may start again"
+
+
+@pytest.mark.parametrize(
+    ("apt", "message"), [("exit 100", "could not install"), ("echo fine", "but there is no no-such-command")]
+)
+def test_an_installation_that_fails_is_an_error(tmp_path: Path, apt: str, message: str) -> None:
+    (tmp_path / "policy").write_text("of the owner")
+    status, said = _install(tmp_path, LINE, _machine(tmp_path, root=True, apt=apt))
+    assert status == 1
+    assert message in said
+    assert (tmp_path / "policy").read_text() == "of the owner"
+
+
+@pytest.mark.parametrize("line", ["nginx-light", "nginx-light nginx and more"])
+def test_a_line_that_says_too_little_or_too_much_is_an_error(tmp_path: Path, line: str) -> None:
+    status, said = _install(tmp_path, line + "\n", _machine(tmp_path, root=True))
+    assert status == 1
+    assert "not 'package command'" in said
+
+
+def _targets(name: str) -> list[str]:
+    """What a target of the Makefile needs first, and then its commands."""
+    match = re.search(rf"^{re.escape(name)}:(.*)\n((?:\t.*\n)*)", MAKEFILE, re.MULTILINE)
+    assert match, f"the Makefile has no target {name!r}"
+    return [*match[1].split(), *match[2].strip().split("\n")]
+
+
+@pytest.mark.parametrize("name", ["test", "test-long"])
+def test_packages_are_seen_to_before_any_test(name: str) -> None:
+    first, *_, last = _targets(name)
+    assert first == "test-packages"
+    assert " -m pytest " in last
+
+
+def _steps() -> list[dict[str, Any]]:
+    workflow = yaml.safe_load(NIGHTLY.read_text())
+    assert workflow[True]["schedule"], "YAML reads `on` as a truth value"
+    return [step for job in workflow["jobs"].values() for step in job["steps"]]
+
+
+def test_the_workflow_of_the_night_makes_targets_that_exist() -> None:
+    made = []
+    for step in _steps():
+        assert ("uses" in step) != ("run" in step), step
+        for line in step.get("run", "").splitlines():
+            words = shlex.split(line)
+            made += words[words.index("make") + 1 :]
+    assert "test-long" in made
+    for name in made:
+        assert _targets(name)
+
+
+def test_long_runs_are_left_out_by_default_and_run_at_night() -> None:
+    assert " -m long " in _targets("test-long")[-1]
+    assert " -m " not in _targets("test")[-1].removeprefix("$(BIN)/python -m pytest")
