@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import errno
+import faulthandler
 import json
 import logging
 import os
@@ -69,6 +70,7 @@ def run_node(role: Role, make: Callable[[Settings], Node], arguments: Sequence[s
     try:
         loaded, supervised = load_for(role, arguments)
         configure_logging(loaded.settings.log_level)
+        faulthandler.register(signal.SIGUSR1)  # `kill -USR1`: where each thread is, on standard error
         _raise_file_limit()
         watchdog = Watchdog()
         status = uvloop.run(_run(role, make, loaded.settings, supervised, watchdog))

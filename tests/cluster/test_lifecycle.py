@@ -56,6 +56,14 @@ def test_data_survives_a_restart_and_other_numbers_are_refused(start_cluster) ->
     assert cluster.stop(signal.SIGINT) == 0
 
 
+def test_a_node_says_where_its_threads_are(cluster: Cluster) -> None:
+    log = cluster.directory / "logs/target-0.log"
+    before = log.stat().st_size
+    os.kill(cluster.children()["target-0"], signal.SIGUSR1)
+    wait_for(lambda: "(most recent call first)" in log.read_bytes()[before:].decode(), "the stacks of its threads")
+    assert cluster.is_healthy()
+
+
 def test_a_long_read_is_drained_at_the_end(start_cluster) -> None:
     cluster: Cluster = start_cluster(targets=2)
     body = os.urandom(1 << 20) * 64
