@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from harness import DATA, Cluster, wait_for
+from harness import DATA, RUNNING, Cluster, wait_for
 from hypothesis import HealthCheck, settings
+from leaks import leaks, leaks_of_module
+from nodelogs import LOGS, dump_stacks
 
-__all__ = ["Cluster", "wait_for"]
+__all__ = ["Cluster", "leaks", "leaks_of_module", "wait_for"]
 
 # A busy machine is no failure: how long an example takes says nothing about the code.
 settings.register_profile("dfc", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -49,3 +51,30 @@ def cluster(start_cluster: Callable[..., Cluster]) -> Cluster:
 def data() -> Path:
     """Shards made by others."""
     return DATA
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    LOGS.begin()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """A test that fails prints what its nodes logged; of one that hung, the stacks of their threads are in there."""
+    report = yield
+    if report.failed:
+        if "Timeout" in str(call.excinfo):
+            dump_stacks([pid for cluster in RUNNING for pid in cluster.children().values()], LOGS)
+        if said := LOGS.tails():
+            report.sections.append(("Logs of nodes during this test", said))
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """After all fixtures of the test, and of its module when it is the last one: the logs of nodes tell of no leaks."""
+    result = yield
+    found = LOGS.leaks()
+    assert not found, "leaks in the logs of nodes:\n" + "\n".join(found)
+    return result

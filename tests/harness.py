@@ -13,7 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from nodelogs import LOGS
+
 START_TIMEOUT_S = 60.0
+RUNNING: list[Cluster] = []  # those of this process that were not stopped yet
 DATA = Path(__file__).parent / "data"
 
 
@@ -38,11 +41,14 @@ class Cluster:
         self.environment = environment or {}
         self.process: subprocess.Popen[str] | None = None
         self.url = ""
+        LOGS.add(directory)
 
     def start(self, port: int = 0) -> Cluster:
         """Start and wait for the ready line."""
         command = [sys.executable, "-m", "dfc", "serve", "--dir", str(self.directory), "--port", str(port)]
         command += ["--targets", str(self.targets), "--disks", str(self.disks)]
+        if self not in RUNNING:
+            RUNNING.append(self)
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -73,6 +79,8 @@ class Cluster:
         finally:
             assert self.process.stdout is not None
             self.process.stdout.close()
+            if self in RUNNING:
+                RUNNING.remove(self)
 
     def map(self) -> dict[str, Any]:
         """The cluster map."""

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 
@@ -189,20 +190,25 @@ async def start(tmp_path):
         return server, program
 
     yield begin
+    while Client.opened:
+        await Client.opened.pop().close()
     for server, program in servers:
         program.release.set()
         await server.stop()
 
 
 class Client:
-    """A connection that says exactly what it is told to."""
+    """A connection that says exactly what it is told to. It ends with the servers of the test, if not before."""
+
+    opened: ClassVar[list[Client]] = []
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
     @classmethod
     async def open(cls, server: NodeServer) -> Client:
-        return cls(*await asyncio.open_connection("127.0.0.1", server.port))
+        cls.opened.append(cls(*await asyncio.open_connection("127.0.0.1", server.port)))
+        return cls.opened[-1]
 
     def send(self, text: str, body: bytes = b"") -> None:
         self.writer.write(text.replace("\n", "\r\n").encode() + body)
