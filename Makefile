@@ -26,11 +26,11 @@ test-packages:
 	@sh deploy/install-test-packages
 
 test: test-packages torch
-	$(BIN)/python -m pytest -n 2 --durations=15 $(TESTS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=15 $(TESTS)
 
 # The longest stress runs alone (marked `long`); `make test` runs the same cases with smaller counts.
 test-long: test-packages torch
-	$(BIN)/python -m pytest -n 2 -m long --timeout=3600 --durations=0 $(TESTS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m long --timeout=3600 --durations=0 $(TESTS)
 
 lint: setup
 	$(BIN)/ruff check .

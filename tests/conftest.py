@@ -23,9 +23,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture(scope="session")
-def start_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Cluster]]:
-    """A function that starts clusters: `start_cluster(targets=2, disks=1, environment={…}, directory=…)`."""
+StartCluster = Callable[..., Cluster]
+
+
+def _started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartCluster]:
     started: list[Cluster] = []
 
     def start(
@@ -37,14 +38,34 @@ def start_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
 
     yield start
     for cluster in started:
-        if cluster.process is not None and cluster.process.poll() is None:
-            cluster.stop()
+        cluster.end()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ended_clusters() -> Iterator[None]:
+    """Clusters end beside the tests that follow; the last ones are waited for here."""
+    yield
+    for cluster in list(RUNNING):
+        cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def start_cluster(ended_clusters: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartCluster]:
+    """A function that starts clusters: `start_cluster(targets=2, disks=1, environment={…}, directory=…)`. They end with the
+    module, so that they take no processor from other tests."""
+    yield from _started(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
-def cluster(start_cluster: Callable[..., Cluster]) -> Cluster:
+def start_shared_cluster(ended_clusters: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartCluster]:
+    """The same for clusters of several modules."""
+    yield from _started(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def cluster(start_shared_cluster: StartCluster) -> Cluster:
     """One cluster of four targets with two disks each, shared by tests that only read and write objects of their own."""
-    return start_cluster(targets=4, disks=2)
+    return start_shared_cluster(targets=4, disks=2)
 
 
 @pytest.fixture(scope="session")

@@ -41,12 +41,14 @@ class Cluster:
         self.environment = environment or {}
         self.process: subprocess.Popen[str] | None = None
         self.url = ""
+        self.ending = False
         LOGS.add(directory)
 
     def start(self, port: int = 0) -> Cluster:
         """Start and wait for the ready line."""
         command = [sys.executable, "-m", "dfc", "serve", "--dir", str(self.directory), "--port", str(port)]
         command += ["--targets", str(self.targets), "--disks", str(self.disks)]
+        self.ending = False
         if self not in RUNNING:
             RUNNING.append(self)
         self.process = subprocess.Popen(
@@ -65,10 +67,16 @@ class Cluster:
                 return self
         raise AssertionError(f"the cluster did not start: {''.join(said)}")
 
+    def end(self) -> None:
+        """Let it end beside what follows; `stop` waits for it."""
+        if self.process is not None and self.process.poll() is None and not self.ending:
+            self.ending = True
+            self.process.send_signal(signal.SIGTERM)
+
     def stop(self, number: int = signal.SIGTERM, timeout_s: float = 40.0) -> int:
         """End it; the exit status."""
         assert self.process is not None
-        if self.process.poll() is None:
+        if self.process.poll() is None and not self.ending:  # a second signal would kill its nodes
             self.process.send_signal(number)
         try:
             return self.process.wait(timeout_s)

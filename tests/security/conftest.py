@@ -118,18 +118,18 @@ def assert_nothing_went_wrong(nodes: Nodes) -> None:
 
 
 @pytest.fixture(scope="session")
-def hasty(start_cluster: Callable[..., Cluster]) -> Iterator[Nodes]:
+def hasty(start_shared_cluster: Callable[..., Cluster]) -> Iterator[Nodes]:
     """Two targets with one disk each, short deadlines, few threads, no token."""
-    nodes = prepare(start_cluster(targets=2, disks=1, environment=HASTY), pool_threads=POOL_THREADS)
+    nodes = prepare(start_shared_cluster(targets=2, disks=1, environment=HASTY), pool_threads=POOL_THREADS)
     yield nodes
     assert_nothing_went_wrong(nodes)
 
 
 @pytest.fixture(scope="session")
-def strict(start_cluster: Callable[..., Cluster]) -> Iterator[Nodes]:
+def strict(start_shared_cluster: Callable[..., Cluster]) -> Iterator[Nodes]:
     """The same with a token, few connections a node, and time for those that are idle."""
     environment = {**HASTY, "DFC_TOKEN": TOKEN, "DFC_CONNECTIONS_MAX": str(CONNECTIONS_MAX), "DFC_HEADER_TIMEOUT_S": "60"}
-    nodes = prepare(start_cluster(targets=2, disks=1, environment=environment), RIGHT, pool_threads=POOL_THREADS)
+    nodes = prepare(start_shared_cluster(targets=2, disks=1, environment=environment), RIGHT, pool_threads=POOL_THREADS)
     yield nodes
     assert_nothing_went_wrong(nodes)
 
