@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -30,6 +31,7 @@ class Session:
     retries: int | None = None
     program: str = "dfc"
     clients: dict[str, Client] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # threads that upload ask for their client at once
 
     @classmethod
     def from_environment(cls) -> Session:
@@ -43,10 +45,11 @@ class Session:
         from dfc.client import Client
 
         url = base or self.url or DEFAULT_URL
-        if url not in self.clients:
-            own = self.url is None or urlsplit(url)[:2] == urlsplit(self.url)[:2]
-            self.clients[url] = Client(url, self.token if own else None, retries=self.retries)
-        return self.clients[url]
+        with self._lock:
+            if url not in self.clients:
+                own = self.url is None or urlsplit(url)[:2] == urlsplit(self.url)[:2]
+                self.clients[url] = Client(url, self.token if own else None, retries=self.retries)
+            return self.clients[url]
 
     def abort(self) -> None:
         """End what other threads do."""

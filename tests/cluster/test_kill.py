@@ -7,17 +7,26 @@ import http.client
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
 import urllib.request
 
+import pytest
 from harness import Cluster, wait_for
 
 WRITERS = 4
-ROUNDS = 2
 LOAD_S = 1.0
-BACK_S = 10.0
+BACK_S = 10.0  # where a node's modules are loaded within a second; a busy machine has as many times more
+
+
+def slowness() -> float:
+    """How many seconds this machine takes now to load what a node is made of; at least one."""
+    started = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import dfc.target.node"], check=True)
+    return max(1.0, time.monotonic() - started)
 
 
 def body_of(name: str, attempt: int) -> bytes:
@@ -65,20 +74,21 @@ def read(url: str) -> bytes | None:
         return None
 
 
-def test_no_acknowledged_object_is_lost(start_cluster) -> None:
+@pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=pytest.mark.long)])
+def test_no_acknowledged_object_is_lost(start_cluster, rounds: int) -> None:
+    slow = slowness()
     cluster: Cluster = start_cluster(targets=2, disks=2)
     stopping = threading.Event()
     writers = [Writer(cluster.url, number, stopping) for number in range(WRITERS)]
     for writer in writers:
         writer.start()
     try:
-        for victim in ["target-0", "target-1", "proxy"] * ROUNDS:
+        for victim in ["target-0", "target-1", "proxy"] * rounds:
             until = time.monotonic() + LOAD_S
             wait_for(lambda u=until: time.monotonic() > u, "some load")
             os.kill(cluster.children()[victim], signal.SIGKILL)
-            killed = time.monotonic()
-            wait_for(lambda v=victim: v in cluster.children() and cluster.is_healthy(), f"{victim} to be back", BACK_S)
-            assert time.monotonic() - killed < BACK_S
+            back = BACK_S * slow
+            wait_for(lambda v=victim: v in cluster.children() and cluster.is_healthy(), f"{victim} to be back", back)
     finally:
         stopping.set()
         for writer in writers:

@@ -48,7 +48,7 @@ def test_heads_that_do_not_end_are_408(unchanged: Nodes, name: str) -> None:
             reply = wire.answer()
             assert (reply.status, reply.code, reply.headers["connection"]) == (408, "header_timeout", "close"), key
             wire.assert_ended()
-        assert HEADER_TIMEOUT_S <= time.monotonic() - started < HEADER_TIMEOUT_S * 4
+        assert HEADER_TIMEOUT_S <= time.monotonic() - started < HEADER_TIMEOUT_S * 10
     finally:
         stopping.set()
         dripper.join()

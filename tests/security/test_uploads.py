@@ -198,7 +198,7 @@ def test_stalled_bodies_are_408(nodes: Nodes, replaced: str) -> None:
             reply = wire.answer()
             assert (reply.status, reply.code) == (408, "body_timeout"), (what, reply)
             wire.assert_ended()
-    assert time.monotonic() - started < 3 * GRACE_S + 2  # all at once: the window in which some came, and the one in which none
+    assert time.monotonic() - started < len(uploads) * GRACE_S / 2  # all at once, not one after the other
     assert_still_old(nodes, replaced)
     wait_for(lambda: nodes.census.stored() == before, "the blobs to be removed")
 
@@ -276,7 +276,7 @@ def test_trickling_uploads_hold_no_threads(nodes: Nodes, name: str, via: str) ->
             assert len(ask(url, "GET", f"/b/{name}").body) == 8 * MIB
             assert ask(url, "PUT", f"/b/{name}", body=bytes(2 * MIB)).status == 200
             assert ask(url, "PUT", f"/b/{name}", body=bytes(8 * MIB)).status == 200
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started < 10
         assert len(trickle.answers) < len(uploads)
     finally:
         trickle.end()

@@ -53,6 +53,10 @@ def cut(archive: bytes, tmp_path: Path, **limits: int) -> tuple[list[bytes], lis
     try:
         cut_archive(descriptor, cutter)
         cutter.finish()
+    except BaseException:
+        for shard in shards:
+            shard.file.close()
+        raise
     finally:
         os.close(descriptor)
         cutter.abandon()

@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,10 @@ def archive(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def stdin(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+def stdin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
     """Make a file standard input."""
-
-    def become(path: Path) -> None:
-        monkeypatch.setattr(sys, "stdin", path.open())
-
-    return become
+    with ExitStack() as opened:
+        yield lambda path: monkeypatch.setattr(sys, "stdin", opened.enter_context(path.open()))
 
 
 def read_members(archive: bytes) -> list[tuple[str, bytes]]:

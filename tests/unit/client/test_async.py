@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dfc.checksum import checksum_of
-from dfc.client import AsyncClient
+from dfc.client import AsyncClient, aio
 from dfc.errors import ObjectNotFound
 
 
@@ -104,7 +104,8 @@ async def test_shards_and_buckets(fake: Any, aclient: AsyncClient) -> None:
         break
 
 
-async def test_cancelling_ends_the_transfer(fake: Any, aclient: AsyncClient, body: bytes) -> None:
+async def test_cancelling_ends_the_transfer(fake: Any, aclient: AsyncClient, body: bytes, monkeypatch: Any) -> None:
+    monkeypatch.setattr(aio, "CANCEL_WAIT_S", 30.0)
     await aclient.put("b", "x", body)
     hang = threading.Event()
     fake.target.fail("GET", hang=hang)
@@ -112,12 +113,15 @@ async def test_cancelling_ends_the_transfer(fake: Any, aclient: AsyncClient, bod
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
             await aclient.get("b", "x")
-    assert time.monotonic() - start < 0.9  # at once, not after the wait for a stuck thread
+    assert time.monotonic() - start < 10  # at once, not after the wait for a stuck thread
     hang.set()
     assert await aclient.get("b", "x") == body
 
 
-async def test_cancelling_a_read_of_an_open_reader(fake: Any, aclient: AsyncClient, body: bytes) -> None:
+async def test_cancelling_a_read_of_an_open_reader(
+    fake: Any, aclient: AsyncClient, body: bytes, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(aio, "CANCEL_WAIT_S", 30.0)
     await aclient.put("b", "x", body)
     hang = threading.Event()
     fake.target.fail("GET", cut_after=0)
@@ -127,7 +131,7 @@ async def test_cancelling_a_read_of_an_open_reader(fake: Any, aclient: AsyncClie
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
                 await reader.read()
-        assert time.monotonic() - start < 0.9
+        assert time.monotonic() - start < 10
         hang.set()
 
 

@@ -117,7 +117,7 @@ class TestRouting:
             start = time.monotonic()
             with Client(f"http://127.0.0.1:{unused.getsockname()[1]}") as client, pytest.raises(Unreachable):
                 client.get("b", "x")
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 10
 
     @pytest.mark.parametrize("url", ["", "127.0.0.1:80", "ftp://h", "http://h/path", "http://h?x=1", "http://"])
     def test_bad_urls(self, url: str) -> None:

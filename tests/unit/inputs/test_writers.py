@@ -151,6 +151,7 @@ def test_compressed_shards(tmp_path: Path, ending: str) -> None:
     assert path.stat().st_size < len(plain) // 5
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # WebDataset leaves its files open
 def test_webdataset_reads_what_is_written(tmp_path: Path) -> None:
     image = np.random.default_rng(0).integers(0, 256, (8, 9, 3), np.uint8)
     with TarWriter(tmp_path / "s.tar") as writer:

@@ -93,7 +93,7 @@ def test_the_rate_is_kept(disk: Any) -> None:
         disk.put_small("b", f"n{number}", bytes(10_000), durability="relaxed")
     started = time.monotonic()
     scrubber(disk, bytes_per_s=1_000_000).scrub_once()
-    assert 0.1 < time.monotonic() - started < 2
+    assert 0.1 < time.monotonic() - started < 10
 
 
 def test_a_pass_begins_when_it_is_due_or_asked_for_and_ends_at_once_when_told(disk: Any) -> None:

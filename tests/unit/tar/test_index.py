@@ -100,11 +100,11 @@ def test_bombs_end_at_the_limit(make, tmp_path, monkeypatch, kind):
     bomb = COMPRESS[kind](make.header(b"large.bin", 64 << 20) + bytes(64 << 20) + make.end)
     assert len(bomb) * 100 < 64 << 20
     builder = CompressedIndexBuilder(kind, io.BytesIO(), str(tmp_path))
-    start = time.perf_counter()
+    start = time.process_time()
     builder.feed(bomb)
     for _ in range(1000):
         builder.feed(bomb)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     with pytest.raises(TarError, match=f"the {kind} stream grows more than 100 times") as caught:
         builder.finish("v", 1, "c")
     assert caught.value.offset <= 32 << 20
@@ -114,10 +114,10 @@ def test_bombs_end_at_the_limit(make, tmp_path, monkeypatch, kind):
 def test_frames_without_content_are_bounded(tmp_path, kind):
     builder = CompressedIndexBuilder(kind, io.BytesIO(), str(tmp_path))
     empty = COMPRESS[kind](b"") * 2000
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(100):
         builder.feed(empty)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert "frames" in builder.problem.message
 
 

@@ -113,10 +113,10 @@ def test_after_a_problem_feeding_costs_nothing(make, tmp_path):
     assert builder.problem is not None
     assert builder.problem.offset == 0
     piece = bytes(256 * 1024)
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(40_000):  # as if 10 GB
         builder.feed(piece)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     with pytest.raises(TarError, match="not a tar archive"):
         builder.finish("v", 1, "c")
 
@@ -125,10 +125,10 @@ def test_bodies_cost_nothing(make, tmp_path):
     builder = IndexBuilder(io.BytesIO(), str(tmp_path))
     builder.feed(make.header(b"large.bin", 8**11 - 512))
     piece = bytes(256 * 1024)
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range((8**11 - 512) // len(piece)):
         builder.feed(piece)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     builder.feed(bytes(len(piece) - 512) + make.end)
     assert builder.finish("v", 512 + 8**11 - 512 + 1024, "c").members == 1
 

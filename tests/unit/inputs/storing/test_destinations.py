@@ -137,7 +137,7 @@ def test_commands_take_no_part_for_the_whole(tmp_path: Path) -> None:
     class Failing(io.BytesIO):
         def read(self, size: int | None = -1, /) -> bytes:
             if self.tell():
-                assert (tmp_path / "begun").open().read() == "1"  # waits for the command
+                assert (tmp_path / "begun").read_text() == "1"  # waits for the command
                 raise MemoryError
             return super().read(10)
 

@@ -1,0 +1,38 @@
+"""What commands share."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import dfc.client
+from dfc.cli.session import Session
+
+THREADS = 8
+
+
+def test_threads_that_ask_at_once_share_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that nobody knows of would be neither ended by Ctrl-C nor closed."""
+    made = []
+
+    class SlowClient(dfc.client.Client):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            time.sleep(0.05)  # others come meanwhile
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    monkeypatch.setattr(dfc.client, "Client", SlowClient)
+    session, together = Session(), threading.Barrier(THREADS)
+
+    def ask(_: int) -> dfc.client.Client:
+        together.wait(10)
+        return session.client("http://127.0.0.1:9")
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        assert set(pool.map(ask, range(THREADS))) == set(made)
+    assert len(made) == 1
+    session.close()
