@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,8 +36,8 @@ RANKS = 2
 
 
 @pytest.fixture(scope="module")
-def running(start_cluster: Callable[..., Cluster]) -> Cluster:
-    return start_cluster(targets=2)
+def running(cluster: Cluster) -> Cluster:
+    return cluster
 
 
 @pytest.fixture(scope="module")

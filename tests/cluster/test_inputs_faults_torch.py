@@ -28,8 +28,8 @@ KEYS = [key for keys in UNEVEN for key in keys]
 
 
 @pytest.fixture(scope="module")
-def running(start_cluster: Callable[..., Cluster]) -> Cluster:
-    return start_cluster(targets=2)
+def running(cluster: Cluster) -> Cluster:
+    return cluster
 
 
 @pytest.fixture(scope="module")

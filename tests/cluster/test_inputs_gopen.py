@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -35,13 +34,12 @@ def members(shard: int) -> list[tuple[str, bytes]]:
 
 
 @pytest.fixture(scope="module")
-def stored(start_cluster: Callable[..., Cluster]) -> Cluster:
-    """Three shards in `b`, of which the second is compressed whatever its name says."""
-    cluster = start_cluster(targets=2)
+def stored(cluster: Cluster) -> Cluster:
+    """Three shards in `gopen`, of which the second is compressed whatever its name says."""
     with Client(cluster.url) as client:
         for shard in range(3):
             data = tar_of(members(shard))
-            client.put("b", f"train-{shard:06d}.tar", gzip.compress(data, 1) if shard == 1 else data)
+            client.put("gopen", f"train-{shard:06d}.tar", gzip.compress(data, 1) if shard == 1 else data)
     return cluster
 
 
@@ -51,7 +49,7 @@ def pairs(samples: list[Sample]) -> list[tuple[str, bytes]]:
 
 @pytest.mark.parametrize("options", [{}, {"readers": 1}, {"options": StreamOptions(direct=False)}])
 def test_all_samples_in_order(stored: Cluster, options: dict[str, Any]) -> None:
-    with gopen.sharditerator_once(f"{stored.url}/b/train-@000003.tar", decode=False, handler="raise", **options) as samples:
+    with gopen.sharditerator_once(f"{stored.url}/gopen/train-@000003.tar", decode=False, handler="raise", **options) as samples:
         found = pairs(list(samples))
     assert found == [member for shard in range(3) for member in members(shard)]
     counts = samples.counts
@@ -59,7 +57,7 @@ def test_all_samples_in_order(stored: Cluster, options: dict[str, Any]) -> None:
 
 
 def test_it_goes_on_at_the_exact_sample_without_reading_the_shard_again(stored: Cluster) -> None:
-    url = f"{stored.url}/b/train-*.tar"
+    url = f"{stored.url}/gopen/train-*.tar"
     with gopen.sharditerator(url, 2, seed=5, handler="raise", decode=False) as samples:
         whole = [(sample["__source__"], sample["__key__"], samples.state_dict()) for sample in samples]
     for done in (0, 130, 270, 410, 560, 599, 600, 1190):
@@ -73,14 +71,14 @@ def test_it_goes_on_at_the_exact_sample_without_reading_the_shard_again(stored: 
 
 
 def test_a_shard_that_was_replaced_is_another(stored: Cluster) -> None:
-    url = f"{stored.url}/b/other.tar"
+    url = f"{stored.url}/gopen/other.tar"
     with Client(stored.url) as client:
-        client.put("b", "other.tar", tar_of(members(7)))
+        client.put("gopen", "other.tar", tar_of(members(7)))
         with gopen.sharditerator_once(url, decode=False) as samples:
             for _ in range(150):
                 next(samples)
             state = samples.state_dict()
-        client.put("b", "other.tar", tar_of(members(8)))
+        client.put("gopen", "other.tar", tar_of(members(8)))
     with gopen.sharditerator_once(url, decode=False, handler="raise") as again:
         again.load_state_dict(state)
         with pytest.raises(ShardChanged, match=r"other\.tar"):
@@ -88,9 +86,9 @@ def test_a_shard_that_was_replaced_is_another(stored: Cluster) -> None:
 
 
 def test_segments_between_the_samples_that_the_index_names(stored: Cluster) -> None:
-    ref = ShardRef(f"{stored.url}/b/train-000002.tar")
+    ref = ShardRef(f"{stored.url}/gopen/train-000002.tar")
     with Client(stored.url) as client:
-        offsets = [int(offset) for offset in client.sample_offsets("b", "train-000002.tar")]
+        offsets = [int(offset) for offset in client.sample_offsets("gopen", "train-000002.tar")]
     parts = [(0, 10), (150, 200), (40, 41), (199, 200)]
     segments = [Segment(ref, offsets[lo], count=hi - lo, end=offsets[hi] if hi < SAMPLES else None) for lo, hi in parts]
     with SegmentReader(segments) as reader:
@@ -103,8 +101,8 @@ def test_a_part_of_a_shard_that_is_compressed_to_less_than_where_it_begins(store
     """Its name does not tell, and the server only says that there is no such range."""
     data = tar_of([(f"{number:03d}.bin", bytes(10_000)) for number in range(50)])
     with Client(stored.url) as client:
-        client.put("b", "zeros.tar", gzip.compress(data))
-    segment = Segment(ShardRef(f"{stored.url}/b/zeros.tar"), 40 * 10_752, count=5)
+        client.put("gopen", "zeros.tar", gzip.compress(data))
+    segment = Segment(ShardRef(f"{stored.url}/gopen/zeros.tar"), 40 * 10_752, count=5)
     with SegmentReader([segment]) as reader:
         found = [sample["__key__"] for portion in reader.portions() for sample in portion]
     assert found == [f"{number:03d}" for number in range(40, 45)]

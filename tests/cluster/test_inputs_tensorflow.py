@@ -15,19 +15,18 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import Cluster, wait_for
+from lazy import Lazy
 from PIL import Image
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 if sys.version_info >= (3, 14) or platform.machine() != "x86_64":  # as in pyproject.toml
     pytest.skip("there are no wheels of TensorFlow for this Python or processor", allow_module_level=True)
 
-import tensorflow as tf
-
 from dfc.client import Client
-from dfc.inputs import tensorflow as tfinputs
 from dfc.inputs.loader import Loader
 from dfc.inputs.mixing import Mixture
 
+tf, tfinputs = Lazy("tensorflow"), Lazy("dfc.inputs.tensorflow")
 SHARDS, SAMPLES = 3, 50
 TOTAL = SHARDS * SAMPLES
 
@@ -56,16 +55,10 @@ def shard(number: int) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def cluster(start_cluster: Any) -> Cluster:
-    cluster: Cluster = start_cluster(targets=1)
+def spec(cluster: Cluster) -> str:
     with Client(cluster.url) as client:
         for number in range(SHARDS):
             client.put("tf", f"t-{number}.tar", shard(number))
-    return cluster
-
-
-@pytest.fixture(scope="module")
-def spec(cluster: Cluster) -> str:
     return f"{cluster.url}/tf/t-@{SHARDS}.tar"
 
 
@@ -243,6 +236,6 @@ print(next(iterator)["png"].shape)
 
 
 def test_the_interpreter_ends_in_mid_epoch(spec: str) -> None:
-    ended = subprocess.run([sys.executable, "-c", PROGRAM, spec], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", PROGRAM, spec], capture_output=True, text=True, timeout=150, check=False)
     assert (ended.returncode, ended.stdout) == (0, "(5, 8, 6, 3)\n"), ended.stderr
     assert "Traceback" not in ended.stderr

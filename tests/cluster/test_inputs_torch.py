@@ -38,11 +38,6 @@ LARGE_SAMPLES, LARGE_BYTES, LARGE_SHARDS = 200, 20_000, 4
 
 
 @pytest.fixture(scope="module")
-def cluster(start_cluster: Callable[..., Cluster]) -> Cluster:
-    return start_cluster(targets=2)
-
-
-@pytest.fixture(scope="module")
 def client(cluster: Cluster) -> Iterator[Client]:
     with Client(cluster.url) as client:
         client.create_bucket("small", durability="relaxed")

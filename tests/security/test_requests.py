@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 from urllib.parse import quote
 
 import pytest
@@ -205,12 +206,14 @@ def test_named_shards_that_are_no_names(nodes: Nodes) -> None:
 
 def test_hundreds_of_requests_at_once_end(nodes: Nodes, ten: str) -> None:
     nodes.census.spare += 200
-    wires = [Wire(nodes.url(("owner", "proxy", "other")[n % 3], ten)) for n in range(300)]
-    for number, wire in enumerate(wires):
-        wire.head(("GET", "PUT")[number % 2], f"/b/{ten}", {"Content-Length": "10"} if number % 2 else {})
-        if number % 2:
-            wire.send(b"0123456789")
-    for number, wire in enumerate(wires):
-        assert wire.answer().status == 200, number
-        wire.close()
+    with ExitStack() as opened:
+        wires = [opened.enter_context(Wire(nodes.url(("owner", "proxy", "other")[n % 3], ten))) for n in range(300)]
+        for number, wire in enumerate(wires):
+            wire.head(("GET", "PUT")[number % 2], f"/b/{ten}", {"Content-Length": "10"} if number % 2 else {})
+            if number % 2:
+                wire.send(b"0123456789")
+        for number, wire in enumerate(wires):
+            reply = wire.answer()
+            # A reader that meets another replacement each time it looks gives up, and says so.
+            assert reply.status == 200 or (number % 2 == 0 and b"replaced faster" in reply.body), (number, reply)
     wait_for(nodes.census.has_no_clients, "the connections to end")

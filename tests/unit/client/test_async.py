@@ -118,9 +118,7 @@ async def test_cancelling_ends_the_transfer(fake: Any, aclient: AsyncClient, bod
     assert await aclient.get("b", "x") == body
 
 
-async def test_cancelling_a_read_of_an_open_reader(
-    fake: Any, aclient: AsyncClient, body: bytes, monkeypatch: Any
-) -> None:
+async def test_cancelling_a_read_of_an_open_reader(fake: Any, aclient: AsyncClient, body: bytes, monkeypatch: Any) -> None:
     monkeypatch.setattr(aio, "CANCEL_WAIT_S", 30.0)
     await aclient.put("b", "x", body)
     hang = threading.Event()

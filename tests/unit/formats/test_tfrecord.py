@@ -12,6 +12,7 @@ import pytest
 from format_files import ODD_SAMPLES, MemorySource, contents, sample, written
 from hypothesis import given
 from hypothesis import strategies as st
+from lazy import Lazy
 
 from dfc.errors import Conflict
 from dfc.formats.base import FormatError
@@ -20,7 +21,7 @@ from dfc.formats.tfrecord import TFRecordWriter, decode_example, encode_example,
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 if sys.version_info >= (3, 14) or platform.machine() != "x86_64":  # as in pyproject.toml
     pytest.skip("there are no wheels of TensorFlow for this Python or processor", allow_module_level=True)
-import tensorflow as tf
+tf = Lazy("tensorflow")
 
 
 def read(data: bytes):
