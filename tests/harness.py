@@ -20,7 +20,7 @@ RUNNING: list[Cluster] = []  # those of this process that were not stopped yet
 DATA = Path(__file__).parent / "data"
 
 
-def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 20.0) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
     """Ask until the answer is true; fail the test naming `what` after the timeout."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

@@ -125,7 +125,7 @@ async def stage(proxy_url: str, job: str, bucket: str, name: str, content: bytes
             assert answer.status in (200, 201), await answer.text()
 
 
-async def until(condition: Callable[[], Awaitable[object]], timeout_s: float = 20) -> None:
+async def until(condition: Callable[[], Awaitable[object]], timeout_s: float = 60) -> None:
     """Ask until the answer is true."""
     async with asyncio.timeout(timeout_s):
         while not await condition():  # noqa: ASYNC110  # what is asked is behind HTTP, and sets no event
@@ -207,7 +207,7 @@ class InProcess:
         status, job = await self.ask("POST", "/v1/jobs", spec)
         return job if status in (200, 202) else (status, job["error"]["code"], job["error"]["message"])
 
-    async def until(self, job_id: str, *states: str, timeout_s: float = 20) -> Any:
+    async def until(self, job_id: str, *states: str, timeout_s: float = 60) -> Any:
         """The job when it is in one of the states; any that is final unless named."""
         async with asyncio.timeout(timeout_s):
             while True:
@@ -229,7 +229,7 @@ class InProcess:
                     found[job] = found.get(job, 0) + total["objects"]
         return found
 
-    async def until_nothing_is_staged(self, timeout_s: float = 10) -> None:
+    async def until_nothing_is_staged(self, timeout_s: float = 60) -> None:
         async def is_nothing() -> bool:
             return not await self.staged()
 

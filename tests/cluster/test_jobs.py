@@ -171,7 +171,7 @@ async def test_from_asyncio(fast: Cluster, digest: str) -> None:
         job = await client.jobs.submit(into("from-asyncio"))
         states = [each.state async for each in client.jobs.events(job.id)]
         assert states[-1] == "succeeded"
-        ended = await client.jobs.wait(job.id, timeout_s=10)
+        ended = await client.jobs.wait(job.id, timeout_s=60)
         assert ended.output is not None
         assert ended.output.digest == digest
         assert job.id in [each.id async for each in client.jobs.list()]

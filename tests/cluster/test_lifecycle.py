@@ -34,6 +34,13 @@ def is_running(pid: int) -> bool:
         return False
 
 
+@pytest.fixture(scope="module")
+def pair(start_cluster) -> Cluster:
+    """Two targets, for tests after which all is up again."""
+    found: Cluster = start_cluster(targets=2)
+    return found
+
+
 def test_data_survives_a_restart_and_other_numbers_are_refused(start_cluster) -> None:
     cluster: Cluster = start_cluster(targets=2, disks=2)
     put(f"{cluster.url}/keep/a.bin", b"kept" * 1000)
@@ -93,8 +100,8 @@ def accepts(host: str, port: int) -> bool:
     return True
 
 
-def test_children_end_when_the_supervisor_is_killed(start_cluster) -> None:
-    cluster: Cluster = start_cluster(targets=2)
+def test_children_end_when_the_supervisor_is_killed(pair: Cluster) -> None:
+    cluster = pair
     children = cluster.children()
     assert set(children) == {"proxy", "target-0", "target-1"}
     assert cluster.process is not None
@@ -107,14 +114,14 @@ def test_children_end_when_the_supervisor_is_killed(start_cluster) -> None:
 
 
 @pytest.mark.parametrize("name", ["proxy", "target-0"])
-def test_a_child_that_is_killed_comes_back_where_it_was(start_cluster, name: str) -> None:
-    cluster: Cluster = start_cluster(targets=2)
+def test_a_child_that_is_killed_comes_back_where_it_was(pair: Cluster, name: str) -> None:
+    cluster = pair
     before = sorted(cluster.target_urls())
-    put(f"{cluster.url}/back/a.bin", b"x" * 100_000)
+    put(f"{cluster.url}/back/{name}.bin", b"x" * 100_000)
     os.kill(cluster.children()[name], signal.SIGKILL)
-    wait_for(lambda: name in cluster.children() and cluster.is_healthy(), f"{name} to come back", 10)
+    wait_for(lambda: name in cluster.children() and cluster.is_healthy(), f"{name} to come back", 60)
     assert sorted(cluster.target_urls()) == before
-    assert wait_for(lambda: _try_get(f"{cluster.url}/back/a.bin"), "the object") == b"x" * 100_000
+    assert wait_for(lambda: _try_get(f"{cluster.url}/back/{name}.bin"), "the object") == b"x" * 100_000
 
 
 def _try_get(url: str) -> bytes | None:

@@ -24,8 +24,9 @@ def status_of(url: str, method: str = "GET", body: bytes | None = None) -> tuple
             return error.code, dict(error.headers)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def own_cluster(start_cluster) -> Cluster:
+    """For tests after which its two targets are up again."""
     found: Cluster = start_cluster(targets=2)
     return found
 
@@ -58,7 +59,8 @@ def test_a_target_that_is_away_makes_its_objects_503_never_404(own_cluster: Clus
         assert json.load(answer)["durability"] == "fsync", "what was answered 503 was not done either"
 
 
-def test_joining_is_shown_and_takes_no_objects(own_cluster: Cluster, tmp_path: Path) -> None:
+def test_joining_is_shown_and_takes_no_objects(start_cluster, tmp_path: Path) -> None:
+    own_cluster: Cluster = start_cluster(targets=2)  # whose map knows the third target from then on
     names = [f"join/{number}.bin" for number in range(30)]
     for name in names:
         assert status_of(f"{own_cluster.url}/{name}", "PUT", b"x")[0] == 201

@@ -25,7 +25,7 @@ def scrubber(disk: Any, **named: Any) -> Scrubber:
     return Scrubber(disk, **{"bytes_per_s": 0, "interval_s": 1e9, **named})
 
 
-def wait_for(condition: Any, timeout_s: float = 10.0) -> None:
+def wait_for(condition: Any, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline

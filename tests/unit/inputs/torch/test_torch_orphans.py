@@ -40,7 +40,7 @@ def test_workers_end_with_the_process_that_is_killed(tmp_path: Path, way: str, h
         child.send_signal(how)
         assert child.wait(20) == -how
         assert len(workers) == 2
-        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), "its workers to end", 5)
+        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), "its workers to end")
 
 
 def test_a_process_that_nobody_waits_for_has_no_watch() -> None:
