@@ -190,7 +190,8 @@ def test_from_the_command_line(fast: Cluster, digest: str, tmp_path: Path) -> No
     assert "overwrite" in again.stderr
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps(into("cli-2")))
-    run = dfc(fast, "job", "run", "-", "--json", "--label", "mine", stdin=spec.open())
+    with spec.open() as stdin:
+        run = dfc(fast, "job", "run", "-", "--json", "--label", "mine", stdin=stdin)
     assert run.returncode == 0, run
     job = json.loads(run.stdout)
     assert (job["state"], job["label"], job["output"]["digest"]) == ("succeeded", "mine", digest)

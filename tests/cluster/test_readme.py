@@ -28,6 +28,7 @@ def fresh(start_cluster: Callable[..., Cluster]) -> Cluster:
     return start_cluster(targets=4)
 
 
+@pytest.mark.timeout(900)
 def test_commands_of_the_readme(fresh: Cluster, tmp_path: Path) -> None:
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     environment = {
@@ -40,7 +41,7 @@ def test_commands_of_the_readme(fresh: Cluster, tmp_path: Path) -> None:
     for language, text in _blocks():
         script = text.replace(ADDRESS, fresh.url)
         command = ["bash", "-euo", "pipefail", "-c", script] if language == "sh" else [sys.executable, "-c", script]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250)
         assert done.returncode == 0, f"{script}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
         printed.append(done.stdout)
     upload, folder, training, inside, jobs = printed
