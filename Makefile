@@ -28,7 +28,8 @@ test-packages:
 test: test-packages torch
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=15 $(TESTS)
 
-# The longest stress runs alone (marked `long`); `make test` runs the same cases with smaller counts.
+# The longest stress runs alone (marked `long`); `make test` runs the same cases with smaller counts. As root, and where there are
+# loop devices, also real power losses.
 test-long: test-packages torch
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m long --timeout=3600 --durations=0 $(TESTS)
 

@@ -47,6 +47,9 @@ NODE_THREADS: Final = 16  # of a target, for work that is of no disk
 BATCH_THREADS: Final = 32  # of a target, for batch reads, which take from many disks at once
 DISK_ANSWER_S: Final = 2.0  # a disk that says nothing for so long is reported as failed until it does
 
+# What a node keeps.
+SMALL_FILE_BYTES_MAX: Final = 64 * KIB  # ids and identities; the longest has some 200 bytes
+
 # Tar index.
 TAR_HEADER_BYTES: Final = 512
 TAR_META_BYTES_MAX: Final = 1 * MIB  # one pax or GNU long-name body; GNU tar itself writes a few KiB

@@ -28,8 +28,12 @@ from typing import Any, Final
 import httpx
 
 from dfc.errors import ConfigError, OperatorError
+from dfc.filesystem import FileSystem
 from dfc.limits import MIB, STOP_KILL_S
+from dfc.smallfile import SmallFileDamaged, make_directories, read_small_file, write_small_file
 
+SHAPE_FILE: Final = "cluster.json"
+PORTS_FILE: Final = "ports.json"
 READY_TIMEOUT_S: Final = 60.0
 RESTART_FIRST_S: Final = 0.1
 RESTART_MAX_S: Final = 2.0
@@ -78,6 +82,7 @@ class Supervisor:
         self._keepers: list[asyncio.Task[None]] = []
         self._fatal: str | None = None
         self._signals = 0
+        self._filesystem = FileSystem()
 
     async def run(self) -> int:
         """The exit status."""
@@ -119,7 +124,7 @@ class Supervisor:
     # --- the directory
 
     def _lock(self) -> int:
-        self._root.mkdir(parents=True, exist_ok=True)
+        make_directories(str(self._root), self._filesystem)
         (self._root / "logs").mkdir(exist_ok=True)
         descriptor = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -131,14 +136,9 @@ class Supervisor:
 
     def _shape(self) -> tuple[int, int]:
         """Targets and disks: those of the directory, or new ones."""
-        path = self._root / "cluster.json"
+        have = self._kept_shape()
         asked = (self._options.targets, self._options.disks)
-        if path.exists():
-            try:
-                kept = json.loads(path.read_text())
-                have = (int(kept["targets"]), int(kept["disks"]))
-            except (ValueError, KeyError, TypeError):
-                raise OperatorError(f"{path} is damaged; it should read like {{'targets': 2, 'disks': 1}}") from None
+        if have is not None:
             for want, has, what in zip(asked, have, ("targets", "disks"), strict=True):
                 if want not in (None, has):
                     raise ConfigError(
@@ -147,20 +147,39 @@ class Supervisor:
                         f"(`dfc get -r`, then `dfc put -r`)."
                     )
             return have
+        there = sorted(directory.name for directory in self._root.glob("target-*"))
+        if there and None in asked:
+            raise OperatorError(
+                f"{self._root / SHAPE_FILE} is missing although there are {', '.join(there)}. Say once with how many targets "
+                f"and disks a target this was made: --targets N --disks M"
+            )
         targets, disks = asked[0] or 2, asked[1] or 1
-        draft = path.with_suffix(".new")
-        draft.write_text(json.dumps({"targets": targets, "disks": disks}) + "\n")
-        draft.replace(path)
+        self._write(SHAPE_FILE, {"targets": targets, "disks": disks})
         return targets, disks
 
+    def _kept_shape(self) -> tuple[int, int] | None:
+        path = str(self._root / SHAPE_FILE)
+        way_out = f"""Write what this was made with: echo '{{"targets": 2, "disks": 1}}' > {path}"""
+        data = read_small_file(path, way_out)
+        if data is None:
+            return None
+        try:
+            kept = json.loads(data)
+            return int(kept["targets"]), int(kept["disks"])
+        except (ValueError, KeyError, TypeError):
+            raise SmallFileDamaged(path, "is damaged", way_out) from None
+
     def _kept_ports(self) -> dict[str, int]:
+        """The ports of the last time. Without them children take others, which costs nothing but the old addresses."""
         with suppress(OSError, ValueError, TypeError, AttributeError):
-            return {str(name): int(port) for name, port in json.loads((self._root / "ports.json").read_text()).items()}
+            return {str(name): int(port) for name, port in json.loads((self._root / PORTS_FILE).read_text()).items()}
         return {}
 
     def _keep_ports(self) -> None:
-        ports = {child.name: child.port for child in self._children if child.port}
-        (self._root / "ports.json").write_text(json.dumps(ports) + "\n")
+        self._write(PORTS_FILE, {child.name: child.port for child in self._children if child.port})
+
+    def _write(self, name: str, value: dict[str, int]) -> None:
+        write_small_file(str(self._root / name), json.dumps(value).encode() + b"\n", self._filesystem)
 
     # --- children
 

@@ -25,9 +25,10 @@ def register(app: typer.Typer) -> None:
     scrub.command("start")(scrub_start)
     scrub.command("status")(scrub_status)
     app.add_typer(scrub, name="scrub")
-    disk = typer.Typer(help="Check or rebuild the catalog of one disk, on the machine that has it.", no_args_is_help=True)
+    disk = typer.Typer(help="Check, rebuild or release one disk, on the machine that has it.", no_args_is_help=True)
     disk.command("check")(disk_check)
     disk.command("rebuild")(disk_rebuild)
+    disk.command("release")(disk_release)
     app.add_typer(disk, name="disk")
 
 
@@ -133,6 +134,11 @@ def disk_check(context: typer.Context, directory: Directory, full: Full = False,
 def disk_rebuild(context: typer.Context, directory: Directory, full: Full = False, as_json: Json = False) -> None:
     """Make the catalog of a disk anew from the footers of its blobs."""
     _run_storage("rebuild", directory, full, as_json)
+
+
+def disk_release(directory: Directory) -> None:
+    """Let another node have a disk: the next target that is given it takes it."""
+    _run_storage("release", directory, full=False, as_json=False)
 
 
 def _run_storage(command: str, directory: str, full: bool, as_json: bool) -> None:

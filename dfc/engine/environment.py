@@ -48,20 +48,28 @@ def make_scratch(directory: str) -> str:
     the next process makes its own here."""
     parent = Path(directory)
     parent.mkdir(parents=True, exist_ok=True)
-    for old in parent.iterdir():
-        if old.is_dir() and _is_abandoned(old):
-            shutil.rmtree(old, ignore_errors=True)
-    scratch = tempfile.mkdtemp(prefix="run-", dir=parent)
-    descriptor = os.open(os.path.join(scratch, LOCK_NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)  # held, and the descriptor open, for the life of this process
+    making = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(making, fcntl.LOCK_EX)
+        for old in parent.iterdir():
+            if old.is_dir() and _is_abandoned(old):
+                shutil.rmtree(old, ignore_errors=True)
+        scratch = tempfile.mkdtemp(prefix="run-", dir=parent)
+        descriptor = os.open(os.path.join(scratch, LOCK_NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # held, and the descriptor open, for the life of this process
+    finally:
+        os.close(making)
     os.environ["TMPDIR"] = tempfile.tempdir = scratch
     return scratch
 
 
 def _is_abandoned(directory: Path) -> bool:
-    """Whether the process that made it is gone. One that is being made has no lock yet."""
+    """Whether the process that made it is gone. Called under the lock of `make_scratch`, so one without a lock is what a power
+    loss left of it: nothing here is ever synced."""
     try:
         descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
     except OSError:
         return False
     try:

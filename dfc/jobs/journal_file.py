@@ -8,10 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final
 
-from dfc.errors import DiskRefused
+from dfc.database import open_database
+from dfc.filesystem import FileSystem
 
 FILE_NAME: Final = "jobs.sqlite"
 SCHEMA_VERSION: Final = 1
@@ -42,29 +42,22 @@ CREATE TABLE outputs (
 class JournalFile:
     """One connection, which threads take in turns."""
 
-    def __init__(self, directory: str, wall_us: Callable[[], int] = lambda: time.time_ns() // 1000) -> None:
+    def __init__(
+        self,
+        directory: str,
+        wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+        *,
+        filesystem: FileSystem | None = None,
+    ) -> None:
         """Open or create; DiskRefused when the file is no journal of this format."""
         self.wall_us = wall_us
         self._lock = threading.RLock()
-        path = Path(directory) / FILE_NAME
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        try:
-            self._open()
-        except sqlite3.DatabaseError as error:
-            self._database.close()
-            raise DiskRefused(f"{path} is not a journal of jobs: {error}; move it away to begin a new one") from None
-        os.chmod(path, 0o600)  # labels and specs are not for everybody on this machine
-
-    def _open(self) -> None:
-        database = self._database
-        database.execute("PRAGMA journal_mode=WAL")
-        database.execute("PRAGMA synchronous=FULL")
-        (found,) = database.execute("PRAGMA user_version").fetchone()
-        if found == 0:
-            database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
-        elif found != SCHEMA_VERSION:
-            raise sqlite3.DatabaseError(f"its format is {found}, this program knows {SCHEMA_VERSION}")
+        self._filesystem = filesystem or FileSystem()
+        path = f"{os.path.abspath(directory)}/{FILE_NAME}"
+        # Labels and specs are not for everybody on this machine, and nobody else can read the file.
+        self._database = open_database(
+            path, "a journal of jobs", _SCHEMA, SCHEMA_VERSION, self._filesystem, way_out="move it away to begin a new one"
+        )
 
     def close(self) -> None:
         with self._lock:
@@ -77,7 +70,7 @@ class JournalFile:
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 yield self._database
-                self._database.execute("COMMIT")
+                self._filesystem.commit(self._database)
             except BaseException:
                 if self._database.in_transaction:
                     self._database.execute("ROLLBACK")

@@ -13,16 +13,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
 
 from dfc.clock import NODE_NUMBER_MAX
+from dfc.database import open_database
 from dfc.errors import BucketConflict, BucketDeleting, BucketNotFound, Conflict, DiskRefused
+from dfc.filesystem import FileSystem
 from dfc.logs import timestamp
+from dfc.membership.identity import new_node_id, node_file
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, Durability, Id, NodeEntry, Role, Url
 
+FILE_NAME: Final = "registry.sqlite"
 SCHEMA_VERSION: Final = 1
 NODE_DISKS_MAX: Final = 1000  # placing hashes once a disk
 _SCHEMA: Final = """
@@ -31,6 +34,7 @@ CREATE TABLE nodes (id TEXT PRIMARY KEY, number INTEGER NOT NULL UNIQUE, entry B
 CREATE TABLE buckets (name TEXT PRIMARY KEY, entry BLOB NOT NULL) STRICT;
 """
 _LAST_NUMBER: Final = "last_node_number"
+_WAY_OUT: Final = "Put a copy of it back (docs/operations.md)"
 _encode: Final = msgspec.json.encode
 
 
@@ -56,32 +60,39 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
 class EmbeddedRegistry:
     """Owns the registry's file. Reading `map` is safe from any thread: it is replaced as a whole."""
 
-    def __init__(self, directory: str, wall_s: Callable[[], float] = time.time) -> None:
-        """Open or create; DiskRefused when the file is no registry of this format."""
+    def __init__(
+        self,
+        directory: str,
+        wall_s: Callable[[], float] = time.time,
+        *,
+        filesystem: FileSystem | None = None,
+        may_create: bool = True,
+    ) -> None:
+        """Open or (`may_create`) create; DiskRefused when the file is no sound registry of this format, or is missing."""
         self._wall_s = wall_s
         self._lock = threading.Lock()
-        path = Path(directory) / "registry.sqlite"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._filesystem = filesystem or FileSystem()
+        path = f"{os.path.abspath(directory)}/{FILE_NAME}"
+        if not may_create and not os.path.exists(path):
+            mark = node_file(os.path.dirname(path))
+            raise DiskRefused(f"{path} is missing. {_WAY_OUT}, or remove {mark} to begin a new, empty cluster")
+        self._database = open_database(
+            path, "a registry", _SCHEMA, SCHEMA_VERSION, self._filesystem, way_out=_WAY_OUT, fill=_begin_cluster
+        )
         try:
-            self._open()
-        except sqlite3.DatabaseError as error:
-            raise DiskRefused(f"{path} is not a registry: {error}") from None
-        os.chmod(path, 0o600)
-        self._end_checks()
+            self.node_id = self._load()
+            self._end_checks()
+        except (sqlite3.DatabaseError, msgspec.DecodeError, KeyError, ValueError) as error:
+            self._database.close()
+            raise DiskRefused(f"{path} is not a registry: it is damaged ({error}). {_WAY_OUT}") from None
         self._beats: dict[str, float] = {node.id: time.monotonic() for node in self.map.nodes}
 
-    def _open(self) -> None:
+    def _load(self) -> str:
+        """Take over what is in the file; the id of the proxy that it belongs to."""
         database = self._database
-        database.execute("PRAGMA journal_mode=WAL")
-        database.execute("PRAGMA synchronous=FULL")
-        (found,) = database.execute("PRAGMA user_version").fetchone()
-        if found == 0:
-            database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
-            values = (("cluster_id", secrets.token_hex(8)), ("version", "1"))
-            database.executemany("INSERT INTO meta VALUES (?, ?)", values)
-        elif found != SCHEMA_VERSION:
-            raise DiskRefused(f"the registry has format {found}, this program knows {SCHEMA_VERSION}")
+        (state,) = database.execute("PRAGMA quick_check(1)").fetchone()
+        if state != "ok":
+            raise sqlite3.DatabaseError(state)
         meta = dict(database.execute("SELECT key, value FROM meta"))
         nodes = [
             msgspec.json.decode(entry, type=NodeEntry) for (entry,) in database.execute("SELECT entry FROM nodes ORDER BY id")
@@ -93,6 +104,15 @@ class EmbeddedRegistry:
         )
         # Of all nodes that there have ever been: versions of objects end in these numbers, and must not be equal.
         self._last_number = max([int(meta.get(_LAST_NUMBER, "0")), *(node.number for node in nodes)])
+        return str(meta.get("node_id", ""))
+
+    def keep_node_id(self, node_id: str) -> None:
+        """Remember which proxy this registry belongs to."""
+        with self._lock:
+            self._database.execute("BEGIN IMMEDIATE")
+            self._database.execute("INSERT OR REPLACE INTO meta VALUES ('node_id', ?)", (node_id,))
+            self._filesystem.commit(self._database)
+            self.node_id = node_id
 
     def close(self) -> None:
         with self._lock:
@@ -128,7 +148,7 @@ class EmbeddedRegistry:
                         self._database.execute("DELETE FROM buckets WHERE name = ?", (name,))
                     else:
                         self._database.execute("INSERT OR REPLACE INTO buckets VALUES (?, ?)", (name, _encode(bucket)))
-                self._database.execute("COMMIT")
+                self._filesystem.commit(self._database)
             except BaseException:
                 if self._database.in_transaction:
                     self._database.execute("ROLLBACK")
@@ -296,6 +316,11 @@ class _Draft:
             raise Conflict(f"{NODE_NUMBER_MAX} nodes have joined this cluster, and there is no number for another one")
         self.last_number += 1
         return self.last_number
+
+
+def _begin_cluster(database: sqlite3.Connection) -> None:
+    values = (("cluster_id", secrets.token_hex(8)), ("version", "1"), ("node_id", new_node_id("proxy")))
+    database.executemany("INSERT INTO meta VALUES (?, ?)", values)
 
 
 def _same(known: NodeEntry, said: Registration) -> bool:

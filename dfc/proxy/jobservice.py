@@ -18,6 +18,7 @@ from dfc import __version__
 from dfc.config import Settings
 from dfc.engine.base import Engine
 from dfc.errors import Conflict, DfcError, JobFinished, Unavailable
+from dfc.filesystem import FileSystem
 from dfc.http.answers import AnswerCut
 from dfc.http.shutdown import end_threads, in_time
 from dfc.jobs.journal import Journal
@@ -53,7 +54,14 @@ class Active:
 class JobService:
     """`open` before the node serves, `start` after; `stop`, then `close`, leave running jobs to the next start."""
 
-    def __init__(self, cluster: Cluster, settings: Settings, directory: str, make_engine: Callable[[], Engine]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: Settings,
+        directory: str,
+        make_engine: Callable[[], Engine],
+        filesystem: FileSystem | None = None,
+    ) -> None:
         self._cluster = cluster
         self._settings = settings
         self._make_engine = make_engine
@@ -62,7 +70,7 @@ class JobService:
         self._accepting = asyncio.Lock()
         self._examiner = Examiner(cluster, settings)
         self.stats = JobStats()
-        self._journal = Journal(directory)
+        self._journal = Journal(directory, filesystem=filesystem)
         self._means = Means(
             cluster, self._journal, Staged(cluster), self.stats, self._started_engine,
             ThreadPoolExecutor(max(4, 2 * settings.jobs_running_max), thread_name_prefix="job-plan"),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-from pathlib import Path
+import os
 from typing import Final
 
 from dfc import metrics
 from dfc.config import Settings
 from dfc.engine.base import Engine
+from dfc.filesystem import FileSystem
 from dfc.http.answers import Answer
 from dfc.http.batch import BATCH_QUERY
 from dfc.http.common import LISTING_QUERY, OBJECT_QUERY
@@ -20,6 +20,7 @@ from dfc.http.relay import Relay
 from dfc.http.router import Handler, Route
 from dfc.http.server import NodeServer
 from dfc.membership.embedded import EmbeddedRegistry
+from dfc.membership.identity import new_node_id, node_file, read_node_id, write_node_id
 from dfc.proxy.admin import AdminRoutes
 from dfc.proxy.batch import BatchRoutes
 from dfc.proxy.buckets import BucketRoutes
@@ -28,6 +29,7 @@ from dfc.proxy.deletions import Deletions
 from dfc.proxy.jobs import LIST_QUERY, JobRoutes
 from dfc.proxy.jobservice import JobService
 from dfc.proxy.web import WebRoutes
+from dfc.smallfile import SmallFileDamaged
 
 _log: Final = logging.getLogger("dfc.proxy")
 DEFAULT_DIRECTORY: Final = "dfc-data"
@@ -38,16 +40,16 @@ OBJECT_METHODS: Final = ("GET", "PUT", "DELETE")
 class ProxyNode:
     """Start with `start`, end with `stop`."""
 
-    def __init__(self, settings: Settings) -> None:
-        directory = settings.dir or DEFAULT_DIRECTORY
+    def __init__(self, settings: Settings, filesystem: FileSystem | None = None) -> None:
+        directory, filesystem = os.path.abspath(settings.dir or DEFAULT_DIRECTORY), filesystem or FileSystem()
         self.settings = settings
-        self.id = _node_id(directory)
-        self.registry = EmbeddedRegistry(directory)
+        self.registry = _open_registry(directory, filesystem)
+        self.id = self.registry.node_id
         self._pool = PeerPool(settings.peer_timeout_s)
         self._control = ControlClient(settings.token, settings.peer_timeout_s)
         self.cluster = Cluster(self.registry, self._control, settings.auto_create, settings.expected_targets)
         self._deletions = Deletions(self.cluster)
-        self.jobs = JobService(self.cluster, settings, directory, self._make_engine)
+        self.jobs = JobService(self.cluster, settings, directory, self._make_engine, filesystem)
         self._admin = AdminRoutes(self.cluster, self.id)
         web = WebRoutes(self.cluster, Relay(self._pool, settings.peer_timeout_s))
         self.server = NodeServer(settings, self._routes(web), Route("/", self._when_ready(web.web), query=None))
@@ -124,10 +126,28 @@ class ProxyNode:
         await asyncio.gather(self.jobs.close(), self.cluster.close())
 
 
-def _node_id(directory: str) -> str:
-    """The identity of this proxy, kept in its directory."""
-    path = Path(directory) / "dfc-node-id"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        path.write_text(f"proxy-{secrets.token_hex(4)}\n")
-    return path.read_text().strip()
+def _open_registry(directory: str, filesystem: FileSystem) -> EmbeddedRegistry:
+    """The registry; the id of this proxy, which it has, is in the file beside it when this returns.
+
+    The file also tells that there has been a registry here. One that is gone then is not made anew, since all disks would be
+    left without their cluster. Raises OperatorError.
+    """
+    own, damage = None, None
+    try:
+        own = read_node_id(directory)
+    except SmallFileDamaged as error:
+        damage = error
+    registry = EmbeddedRegistry(directory, filesystem=filesystem, may_create=own is None and damage is None)
+    try:
+        if not registry.node_id:  # it is of a time when registries did not know
+            if damage is not None:
+                raise damage
+            registry.keep_node_id(own or new_node_id("proxy"))
+        if own != registry.node_id:
+            if own is not None or damage is not None:
+                _log.warning("%s is put right: this is %s, as the registry says", node_file(directory), registry.node_id)
+            write_node_id(directory, registry.node_id, filesystem)
+    except BaseException:
+        registry.close()
+        raise
+    return registry

@@ -1,4 +1,4 @@
-"""`python -m dfc.storage check|rebuild DIR`: looks at, or repairs, a disk that no target is using. Behind `dfc disk`.
+"""`python -m dfc.storage check|rebuild|release DIR`: for a disk that no target is using. Behind `dfc disk`.
 
 Exit codes: 0 sound, 1 damage was found, 2 the disk cannot be looked at (wrong directory, in use, bad arguments).
 """
@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Final
 
 import msgspec
 
 from dfc.errors import DfcError
+from dfc.filesystem import FileSystem
 from dfc.storage.check import CheckReport, check
+from dfc.storage.identity import give_to_node
 from dfc.storage.rebuild import RebuildReport, rebuild
 
 SOUND, DAMAGED, REFUSED = 0, 1, 2
+_DIRECTORY: Final = "the disk's directory, the one with dfc-disk.json"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -26,13 +30,17 @@ def main(arguments: list[str] | None = None) -> int:
         ("rebuild", "make the catalog anew from the blobs; keeps the old one under another name"),
     ):
         command = commands.add_parser(name, help=about, description=about)
-        command.add_argument("directory", help="the disk's directory, the one with dfc-disk.json")
+        command.add_argument("directory", help=_DIRECTORY)
         command.add_argument("--full", action="store_true", help="also read every object and verify its checksum")
         command.add_argument("--json", action="store_true", help="print one JSON object")
+    about = "let another node have the disk: the next target that is given it takes it"
+    commands.add_parser("release", help=about, description=about).add_argument("directory", help=_DIRECTORY)
     options = parser.parse_args(arguments)
     try:
         if options.command == "check":
             return _check(options.directory, full=options.full, as_json=options.json)
+        if options.command == "release":
+            return _release(options.directory)
         return _rebuild(options.directory, full=options.full, as_json=options.json)
     except DfcError as error:
         print(error.message, file=sys.stderr)
@@ -40,6 +48,13 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         print(f"{options.directory}: {error}", file=sys.stderr)
         return REFUSED
+
+
+def _release(directory: str) -> int:
+    owner = give_to_node(directory, "", FileSystem())
+    whose = f"belonged to {owner}" if owner else "belonged to no node"
+    print(f"{directory} {whose}; the next target that is given it takes it")
+    return SOUND
 
 
 def _check(directory: str, *, full: bool, as_json: bool) -> int:

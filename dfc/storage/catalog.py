@@ -11,14 +11,14 @@ import sqlite3
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
 
 from dfc.errors import DiskRefused, StorageFailed
-from dfc.storage.filesystem import FileSystem
+from dfc.filesystem import FileSystem
 from dfc.storage.health import DiskHealth
 from dfc.storage.layout import CATALOG_FILE
 from dfc.storage.rows import ObjectRow, QuarantinedObject
@@ -158,6 +158,18 @@ class Catalog:
                 connection.close()
         except sqlite3.Error:
             return True
+
+    @staticmethod
+    def disk_id_in(path: str) -> str | None:
+        """The disk that a catalog says it is of; None when it cannot tell."""
+        if not os.path.exists(path):
+            return None
+        try:
+            with closing(_connect(path)) as connection:
+                found = connection.execute("SELECT value FROM meta WHERE key = 'disk_id'").fetchone()
+                return str(found[0]) if found else None
+        except sqlite3.Error:
+            return None
 
     def _migrate(self) -> None:
         """From schema 1: the tables of staged rows. In one transaction, so that a crash leaves the one or the other."""

@@ -13,9 +13,9 @@ from typing import Final
 import msgspec
 
 from dfc.errors import DfcError
+from dfc.filesystem import FileSystem
 from dfc.storage import identity, layout
 from dfc.storage.catalog import Catalog
-from dfc.storage.filesystem import FileSystem
 from dfc.storage.rows import ObjectRow
 from dfc.storage.staged import StagedRow, staged_rows
 from dfc.storage.sweep import blob_directories, find_orphans, read_footer

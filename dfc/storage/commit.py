@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
 from dfc.errors import StorageFailed
+from dfc.filesystem import FileSystem
 from dfc.storage.cache import RowCache
 from dfc.storage.catalog import Catalog
-from dfc.storage.filesystem import FileSystem
 from dfc.storage.health import DiskHealth, is_full
 from dfc.storage.operations import Operation
 from dfc.storage.stats import DiskStats

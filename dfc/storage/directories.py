@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from dfc.storage.filesystem import FileSystem
+from dfc.filesystem import FileSystem
 from dfc.storage.layout import OBJECTS, bucket_directory, fan_directory
 
 _KNOWN_MAX: Final = 65_536  # directories, 256 a bucket: 20 MiB; forgotten ones are made and synced once more

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Iterable
 from typing import Final
 
+from dfc.filesystem import FileSystem
 from dfc.limits import MIB
-from dfc.storage.filesystem import FileSystem
 from dfc.storage.health import DiskHealth
 from dfc.storage.indexes import OpenIndexes
 from dfc.storage.layout import INDEX_SUFFIX, row_path

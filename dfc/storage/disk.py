@@ -15,13 +15,13 @@ from typing import Final
 from dfc.checksum import ExpectedChecksums
 from dfc.clock import HybridClock
 from dfc.errors import DiskRefused, ObjectCorrupt, ObjectNotFound, ServerTrouble, StorageFailed
+from dfc.filesystem import FileSystem, remove_if_there
 from dfc.storage import identity, layout, sweep
 from dfc.storage.cache import RowCache
 from dfc.storage.catalog import Catalog, ListedTuple
 from dfc.storage.commit import GroupCommitter
 from dfc.storage.directories import Directories
 from dfc.storage.discard import Discarder
-from dfc.storage.filesystem import FileSystem, remove_if_there
 from dfc.storage.health import DiskHealth, DiskState
 from dfc.storage.indexes import OpenIndexes
 from dfc.storage.maintenance import Maintenance
@@ -75,12 +75,19 @@ class Disk:
     # --- life
 
     @staticmethod
-    def format(path: str, cluster_id: str, disk_id: str | None = None, filesystem: FileSystem | None = None) -> None:
-        """Make an empty disk of a directory; nothing happens when it is that disk already.
+    def format(
+        path: str,
+        cluster_id: str,
+        disk_id: str | None = None,
+        filesystem: FileSystem | None = None,
+        *,
+        node_id: str | None = None,
+    ) -> None:
+        """Make an empty disk of a directory, which belongs to `node_id`; nothing happens when it is that disk already.
 
         DiskRefused when the directory holds blobs without an identity, or has another one.
         """
-        identity.format_disk(os.path.abspath(path), cluster_id, disk_id, filesystem or FileSystem())
+        identity.format_disk(os.path.abspath(path), cluster_id, disk_id, filesystem or FileSystem(), node_id)
 
     @classmethod
     def open(

@@ -1,7 +1,8 @@
-"""Which disk this is: the lock, the identity file and the catalog's epoch.
+"""Which disk this is and whose: the lock, the identity file and the catalog's epoch.
 
-`dfc-disk.json` is written last when a disk is formatted and never again. The epoch counts how often the disk was opened,
-in the catalog and in a file beside it, so that a catalog restored from an old copy is known as such and refused.
+`dfc-disk.json` is written last when a disk is formatted, and again only when the disk comes to another node. The epoch counts
+how often the disk was opened, in the catalog and in a file beside it, so that a catalog restored from an old copy is known as
+such and refused.
 """
 
 from __future__ import annotations
@@ -11,25 +12,31 @@ import os
 import re
 import uuid
 from datetime import UTC, datetime
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from dfc.errors import DiskLocked, DiskRefused
+from dfc.filesystem import FileSystem, remove_if_there
+from dfc.smallfile import SmallFileDamaged, make_directories, read_small_file, write_small_file
 from dfc.storage import layout
 from dfc.storage.catalog import Catalog
-from dfc.storage.filesystem import FileSystem, remove_if_there, write_all
 
+IDENTITY_FORMAT: Final = 2  # 1 had no `node_id`
 _EPOCH: Final = re.compile(rb"[0-9]{16}\n")
 
 
-class DiskIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The contents of `dfc-disk.json`."""
+class DiskIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The contents of `dfc-disk.json`.
+
+    `node_id`: the target that the disk belongs to; empty when it has been released, None when the file does not say.
+    """
 
     format: int
     cluster_id: str
     disk_id: str
-    created: str
+    created: str = ""
+    node_id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{0,64}$")] | None = None
 
 
 def lock_disk(path: str) -> int:
@@ -50,15 +57,24 @@ def read_identity(path: str) -> DiskIdentity | None:
     """What the disk says it is, None when it does not say; DiskRefused when that cannot be read."""
     file_name = f"{path}/{layout.IDENTITY_FILE}"
     try:
-        with open(file_name, "rb") as file:
-            identity = msgspec.json.decode(file.read(1 << 16), type=DiskIdentity)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.DecodeError) as error:
-        raise DiskRefused(f"{file_name} cannot be read ({error}); restore it from a copy or from the cluster's map") from error
-    if identity.format != layout.FORMAT_VERSION:
-        raise DiskRefused(f"{path} has disk format {identity.format}; this program knows {layout.FORMAT_VERSION}")
+        data = read_small_file(file_name, "")
+        if data is None:
+            return None
+        identity = msgspec.json.decode(data, type=DiskIdentity)
+    except SmallFileDamaged as damage:
+        raise DiskRefused(f"{file_name} {damage.what}. {_way_out(path)}") from damage
+    except msgspec.DecodeError as error:
+        raise DiskRefused(f"{file_name} cannot be read ({error}). {_way_out(path)}") from error
+    if not 1 <= identity.format <= IDENTITY_FORMAT:
+        raise DiskRefused(f"{path} has disk format {identity.format}; this program knows {IDENTITY_FORMAT}")
     return identity
+
+
+def _way_out(path: str) -> str:
+    """How to make a lost identity again: all that it says is known elsewhere."""
+    disk_id = Catalog.disk_id_in(f"{path}/{layout.CATALOG_FILE}") or "(the disk's id, which the cluster's map has)"
+    lost = {"format": IDENTITY_FORMAT, "cluster_id": "(as /v1/cluster says)", "disk_id": disk_id}
+    return f"Restore it from a copy, or write it again: {msgspec.json.encode(lost).decode()}"
 
 
 def require_identity(path: str, cluster_id: str | None) -> DiskIdentity:
@@ -72,13 +88,15 @@ def require_identity(path: str, cluster_id: str | None) -> DiskIdentity:
     return identity
 
 
-def format_disk(path: str, cluster_id: str, disk_id: str | None, filesystem: FileSystem) -> DiskIdentity:
+def format_disk(
+    path: str, cluster_id: str, disk_id: str | None, filesystem: FileSystem, node_id: str | None = None
+) -> DiskIdentity:
     """Make an empty disk of an existing or new directory. A disk of the same identity is left as it is.
 
     DiskRefused when the directory has another identity, blobs, or a catalog that knows of any. The identity is written
     last: a format that was interrupted is simply done again.
     """
-    filesystem.make_directories(path)
+    make_directories(path, filesystem)
     lock = lock_disk(path)
     try:
         identity = read_identity(path)
@@ -91,10 +109,11 @@ def format_disk(path: str, cluster_id: str, disk_id: str | None, filesystem: Fil
                 f"{path} holds objects but no {layout.IDENTITY_FILE}: restore that file, or use another directory"
             )
         identity = DiskIdentity(
-            format=layout.FORMAT_VERSION,
+            format=IDENTITY_FORMAT,
             cluster_id=cluster_id,
             disk_id=disk_id or uuid.uuid4().hex,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
+            node_id=node_id,
         )
         _write_empty_disk(path, identity, filesystem)
         return identity
@@ -116,18 +135,23 @@ def _write_empty_disk(path: str, identity: DiskIdentity, filesystem: FileSystem)
     write_identity(path, identity, filesystem)
 
 
+def give_to_node(path: str, node_id: str, filesystem: FileSystem) -> str | None:
+    """Let the disk belong to a node (empty: to none, until one takes it); the node before. DiskLocked while it is in use."""
+    lock = lock_disk(path)
+    try:
+        identity = require_identity(path, None)
+        if identity.node_id != node_id:
+            new = msgspec.structs.replace(identity, format=IDENTITY_FORMAT, node_id=node_id)
+            write_identity(path, new, filesystem)
+        return identity.node_id
+    finally:
+        os.close(lock)
+
+
 def write_identity(path: str, identity: DiskIdentity, filesystem: FileSystem) -> None:
     """Write `dfc-disk.json` whole or not at all."""
-    temporary = f"{path}/{layout.IDENTITY_FILE}.new"
-    remove_if_there(filesystem, (temporary,))
-    fd = filesystem.create(temporary)
-    try:
-        write_all(filesystem, fd, msgspec.json.format(msgspec.json.encode(identity), indent=2) + b"\n")
-        filesystem.fdatasync(fd)
-    finally:
-        filesystem.close(fd)
-    filesystem.rename(temporary, f"{path}/{layout.IDENTITY_FILE}")
-    filesystem.sync_directory(path)
+    data = msgspec.json.format(msgspec.json.encode(identity), indent=2) + b"\n"
+    write_small_file(f"{path}/{layout.IDENTITY_FILE}", data, filesystem)
 
 
 def read_epoch(path: str) -> int:
@@ -143,15 +167,18 @@ def read_epoch(path: str) -> int:
 def write_epoch(path: str, epoch: int, filesystem: FileSystem) -> None:
     """Overwrite the count in place: always the same 17 bytes, in one sector, so that a full disk is no obstacle."""
     file_name = f"{path}/{layout.EPOCH_FILE}"
+    is_new = False
     try:
         fd = filesystem.open(file_name, write=True)
     except FileNotFoundError:
-        fd = filesystem.create(file_name)
+        fd, is_new = filesystem.create(file_name), True
     try:
         filesystem.pwrite(fd, b"%016d\n" % epoch, 0)
         filesystem.fdatasync(fd)
     finally:
         filesystem.close(fd)
+    if is_new:
+        filesystem.sync_directory(path)
 
 
 def has_blobs(path: str) -> bool:

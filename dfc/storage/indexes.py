@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import BinaryIO, cast
 
 from dfc.checksum import Buffer
+from dfc.filesystem import FileSystem
 from dfc.limits import INDEX_CACHE_BYTES
-from dfc.storage.filesystem import FileSystem
 from dfc.storage.health import DiskHealth
 from dfc.tar.index import IndexSummary, ShardIndex, TarError, open_builder
 from dfc.tar.index_file import PageCache

@@ -20,7 +20,7 @@ from dfc.errors import BadName
 from dfc.limits import BLOB_NAME_BYTES_MAX, OBJECT_NAME_BYTES_MAX
 from dfc.storage.rows import ObjectRow
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 1  # of a footer
 STAGED_FORMAT: Final = 2  # of the footer of a blob that no object refers to yet: an output of a job
 IDENTITY_FILE: Final = "dfc-disk.json"
 CATALOG_FILE: Final = "catalog.sqlite"

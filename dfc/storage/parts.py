@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dfc.clock import HybridClock
+from dfc.filesystem import FileSystem
 from dfc.storage import layout
 from dfc.storage.cache import RowCache
 from dfc.storage.catalog import Catalog
 from dfc.storage.commit import GroupCommitter
 from dfc.storage.directories import Directories
 from dfc.storage.discard import Discarder
-from dfc.storage.filesystem import FileSystem
 from dfc.storage.health import DiskHealth
 from dfc.storage.indexes import OpenIndexes
 from dfc.storage.rows import DiskOptions, ObjectRow

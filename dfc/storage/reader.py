@@ -12,9 +12,9 @@ from typing import Final
 import xxhash
 
 from dfc.errors import NotAShard, ObjectCorrupt, ObjectNotFound, ServerTrouble, StorageFailed
+from dfc.filesystem import remove_if_there
 from dfc.limits import MIB
 from dfc.storage import layout
-from dfc.storage.filesystem import remove_if_there
 from dfc.storage.health import UNREADABLE
 from dfc.storage.indexes import IndexWriter
 from dfc.storage.operations import Quarantine

@@ -14,9 +14,9 @@ from typing import Final
 
 import msgspec
 
+from dfc.filesystem import FileSystem, remove_if_there
 from dfc.storage import identity, layout
 from dfc.storage.catalog import REMOVED_BUCKET, Catalog
-from dfc.storage.filesystem import FileSystem, remove_if_there
 from dfc.storage.indexes import IndexWriter
 from dfc.storage.old_catalog import OldCatalog
 from dfc.storage.rows import UNSYNCED, ObjectRow

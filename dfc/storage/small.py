@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import Final
 
 from dfc.checksum import BodyHasher, ExpectedChecksums, checksum_of
+from dfc.filesystem import write_all
 from dfc.storage import layout
 from dfc.storage.commit import OutcomeUnknown
-from dfc.storage.filesystem import write_all
 from dfc.storage.operations import Put
 from dfc.storage.parts import DiskParts
 from dfc.storage.rows import GOOD, UNSYNCED, Durability, ObjectRow, Precondition, PutResult

@@ -11,7 +11,7 @@ import threading
 from typing import Final
 
 from dfc.errors import NoSpace
-from dfc.storage.filesystem import FileSystem, remove_if_there
+from dfc.filesystem import FileSystem, remove_if_there
 from dfc.storage.layout import BALLAST_FILE
 from dfc.storage.rows import DiskSpace
 

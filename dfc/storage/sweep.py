@@ -16,9 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
+from dfc.filesystem import FileSystem
 from dfc.storage import layout
 from dfc.storage.catalog import Catalog, version_text
-from dfc.storage.filesystem import FileSystem
 from dfc.storage.parts import DiskParts
 
 _log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from dfc.storage.filesystem import FileSystem
+from dfc.filesystem import FileSystem
 
 # A fault gets the name of the call, the real call and its arguments, and does what it likes.
 Fault = Callable[..., Any]

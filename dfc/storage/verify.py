@@ -8,9 +8,9 @@ from typing import Final
 
 import xxhash
 
+from dfc.filesystem import FileSystem
 from dfc.limits import MIB
 from dfc.storage import layout
-from dfc.storage.filesystem import FileSystem
 from dfc.storage.rows import ObjectRow
 from dfc.tar.index import ShardIndex, TarError
 

@@ -14,9 +14,9 @@ from contextlib import contextmanager, suppress
 
 from dfc.checksum import BodyHasher, Buffer, ExpectedChecksums
 from dfc.errors import LengthMismatch, NoSpace, TooLarge, Unavailable
+from dfc.filesystem import write_all
 from dfc.storage import layout
 from dfc.storage.commit import OutcomeUnknown
-from dfc.storage.filesystem import write_all
 from dfc.storage.indexes import IndexWriter
 from dfc.storage.operations import Put
 from dfc.storage.parts import DiskParts

@@ -6,10 +6,8 @@ import asyncio
 import logging
 import math
 import os
-import secrets
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -19,7 +17,8 @@ from dfc import metrics
 from dfc.clock import HybridClock
 from dfc.config import Settings
 from dfc.engine.beside import WorkersBeside
-from dfc.errors import DiskRefused, OperatorError, Unavailable
+from dfc.errors import OperatorError, Unavailable
+from dfc.filesystem import FileSystem
 from dfc.http.answers import Answer, json_answer
 from dfc.http.batch import BATCH_QUERY
 from dfc.http.common import LISTING_QUERY, OBJECT_QUERY, health_answer, metrics_answer
@@ -33,11 +32,12 @@ from dfc.limits import GIB, STOP_CLOSE_S
 from dfc.membership.embedded import Registered, Registration
 from dfc.placement.map import ClusterMap, DiskEntry
 from dfc.storage.disk import Disk
-from dfc.storage.identity import read_identity
+from dfc.storage.identity import require_identity
 from dfc.storage.rows import DiskOptions
 from dfc.storage.scrub import Scrubber
 from dfc.target.batch import BatchRoutes
 from dfc.target.families import DiskReport, disk_families
+from dfc.target.identity import settle_identity
 from dfc.target.internal import InternalRoutes, ShardSelection
 from dfc.target.local import Local
 from dfc.target.members import MemberRoutes
@@ -54,8 +54,9 @@ RETRY_MAX_S: Final = 2.0
 class TargetNode:
     """Start with `start`, end with `stop`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, filesystem: FileSystem | None = None) -> None:
         self.settings = settings
+        self._filesystem = filesystem or FileSystem()
         self.id = ""
         self._pool = PeerPool(settings.peer_timeout_s)
         self._control = ControlClient(settings.token, settings.peer_timeout_s)
@@ -124,11 +125,14 @@ class TargetNode:
 
     async def start(self) -> str:
         """Register, open the disks, serve; the URL under which clients reach this target."""
-        self.id = self.local.node_id = await self.local.call(_node_id, self.settings)
         self.server.bind()
         self._url, self._advertised = self.server.own_urls()
-        cluster_id = await self._cluster_id()
-        entries = await self.local.call(_describe_unopened, self.settings.disks, cluster_id)
+        known = await self._cluster_map()
+        cluster_id, directory = known.cluster_id, os.path.abspath(self.settings.dir or self.settings.disks[0])
+        self.id = self.local.node_id = await self.local.call(
+            settle_identity, directory, self.settings.disks, known, self._filesystem
+        )
+        entries = await self.local.call(_describe_unopened, self.settings.disks)
         number = await self._first_registration(cluster_id, entries)
         await self.local.call(self._open_disks, cluster_id, HybridClock(number))
         await self.server.serve()
@@ -138,13 +142,12 @@ class TargetNode:
             self._workers.start()
         return self._advertised
 
-    async def _cluster_id(self) -> str:
-        """The registry's, asked until it answers; disks of another cluster are refused at once."""
+    async def _cluster_map(self) -> ClusterMap:
+        """The registry's, asked for until it answers."""
         wait_s = RETRY_S
         while True:
             try:
-                found = await self._control.call("GET", f"{self.local.proxy_url}/v1/cluster", ClusterMap)
-                return found.cluster_id
+                return await self._control.call("GET", f"{self.local.proxy_url}/v1/cluster", ClusterMap)
             except Unavailable:
                 _log.info("waiting for the registry at %s", self.local.proxy_url)
             except RemoteError as error:
@@ -179,7 +182,7 @@ class TargetNode:
     def _open_disks(self, cluster_id: str, clock: HybridClock) -> None:
         settings = self.settings
         for path in settings.disks:
-            disk = Disk.open(path, cluster_id, clock, _disk_options(settings, path))
+            disk = Disk.open(path, cluster_id, clock, _disk_options(settings, path), self._filesystem)
             self.local.add(disk)
             scrubber = Scrubber(
                 disk, bytes_per_s=settings.scrub_rate_bytes_per_s, interval_s=settings.scrub_interval_s or math.inf
@@ -277,27 +280,10 @@ def weight_of(capacity_bytes: int) -> float:
     return float(f"{gib:.2g}")
 
 
-def _describe_unopened(paths: tuple[str, ...], cluster_id: str) -> tuple[DiskEntry, ...]:
-    """Format new disks and describe all. DiskRefused when one belongs to another cluster."""
+def _describe_unopened(paths: tuple[str, ...]) -> tuple[DiskEntry, ...]:
+    """The disks as they are registered before they are open."""
     entries = []
     for path in paths:
-        Path(path).mkdir(parents=True, exist_ok=True)
-        identity = read_identity(path)
-        if identity is None:
-            Disk.format(path, cluster_id)
-            identity = read_identity(path)
-        if identity is None or identity.cluster_id != cluster_id:
-            found = identity.cluster_id if identity else "none"
-            raise DiskRefused(f"{path} belongs to cluster {found}, the registry is of cluster {cluster_id}")
-        capacity = _capacity(path)
+        identity, capacity = require_identity(path, None), _capacity(path)
         entries.append(DiskEntry(id=identity.disk_id, weight=weight_of(capacity), capacity=capacity))
     return tuple(entries)
-
-
-def _node_id(settings: Settings) -> str:
-    """The identity of this target, kept in its directory."""
-    path = Path(settings.dir or settings.disks[0]) / "dfc-node-id"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        path.write_text(f"target-{secrets.token_hex(4)}\n")
-    return path.read_text().strip()

@@ -18,10 +18,10 @@ import pytest
 
 from dfc.clock import HybridClock
 from dfc.errors import ObjectCorrupt, ObjectNotFound
+from dfc.filesystem import FileSystem
 from dfc.limits import KIB
 from dfc.storage import Disk, DiskOptions, Durability
 from dfc.storage.check import check
-from dfc.storage.filesystem import FileSystem
 
 BUCKET = "b1"
 CLUSTER = "crash-cluster"

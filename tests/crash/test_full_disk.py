@@ -17,9 +17,9 @@ import pytest
 
 from dfc.clock import HybridClock
 from dfc.errors import NoSpace, ObjectNotFound
+from dfc.filesystem import FileSystem, FileSystemSpace
 from dfc.limits import KIB, MIB
 from dfc.storage import Disk
-from dfc.storage.filesystem import FileSystem, FileSystemSpace
 
 
 class LimitedFileSystem(FileSystem):

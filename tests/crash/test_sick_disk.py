@@ -20,9 +20,9 @@ import pytest
 from inprocess import until
 
 from dfc.config import Settings
+from dfc.filesystem import FileSystem
 from dfc.proxy.node import ProxyNode
 from dfc.storage.disk import Disk
-from dfc.storage.filesystem import FileSystem
 from dfc.target import local, node, threads
 from dfc.target.node import TargetNode
 

@@ -15,7 +15,7 @@ import pytest
 from inprocess import InProcess
 from job_shards import tar_of
 
-from dfc.storage.filesystem import FileSystem
+from dfc.filesystem import FileSystem
 
 MEMBERS = [(f"{number:04d}.bin", os.urandom(99_000)) for number in range(8)]
 SHARD = tar_of(MEMBERS)

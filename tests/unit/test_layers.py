@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[2]
 LAYERS = (
     (
         "base",
-        {"__init__", "errors", "limits", "names", "hosts", "checksum", "clock", "config", "metrics", "logs", "shards", "pages"},
+        {"__init__", "errors", "limits", "names", "hosts", "checksum", "clock", "config", "metrics", "logs", "shards", "pages"}
+        | {"filesystem", "smallfile", "database"},
     ),
     ("domain", {"placement", "tar", "formats", "storage", "jobs"}),
     ("plumbing", {"http", "membership", "engine"}),

@@ -9,7 +9,7 @@ import errno
 import os
 from typing import Any
 
-from dfc.storage.filesystem import FileSystem, FileSystemSpace
+from dfc.filesystem import FileSystem, FileSystemSpace
 
 LIMIT_BYTES = int(os.environ["CRAMPED_BYTES"])
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from dfc.clock import HybridClock
+from dfc.filesystem import FileSystem
 from dfc.storage import Disk, DiskOptions
-from dfc.storage.filesystem import FileSystem
 
 CLUSTER = "cluster-1"
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dfc.errors import DiskRefused, StorageFailed
+from dfc.filesystem import FileSystem
 from dfc.storage import Disk, ListedObject, ObjectRow
 from dfc.storage.catalog import Catalog, prefix_successor, version_parts, version_text
-from dfc.storage.filesystem import FileSystem
 from dfc.storage.transaction import Transaction
 
 LETTERS = st.text(st.sampled_from("ab/ä\U0010ffff\ue000"), min_size=1, max_size=5)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from dfc.errors import NoSpace, ObjectNotFound, StorageFailed
+from dfc.filesystem import FileSystem
 from dfc.storage import Precondition
 from dfc.storage.commit import OutcomeUnknown, _Ticket
-from dfc.storage.filesystem import FileSystem
 from dfc.storage.operations import Delete, Put
 from dfc.storage.testing import FaultyFileSystem, commit_and_fail, fail_with
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from dfc.filesystem import FileSystem
 from dfc.storage.directories import Directories
-from dfc.storage.filesystem import FileSystem
 
 
 class SlowSync(FileSystem):

@@ -4,13 +4,14 @@ import json
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dfc.clock import HybridClock
 from dfc.errors import DiskLocked, DiskRefused
+from dfc.filesystem import FileSystem
 from dfc.storage import Disk, identity
 from dfc.storage.catalog import Catalog
-from dfc.storage.filesystem import FileSystem
 
 
 def test_a_disk_says_what_it_is(tmp_path: Path) -> None:
@@ -19,7 +20,7 @@ def test_a_disk_says_what_it_is(tmp_path: Path) -> None:
     Disk.format(path, "cluster")
     found = identity.read_identity(path)
     assert found is not None
-    assert (found.cluster_id, found.format, len(found.disk_id)) == ("cluster", 1, 32)
+    assert (found.cluster_id, found.format, len(found.disk_id)) == ("cluster", 2, 32)
     Disk.format(path, "cluster")
     Disk.format(path, "cluster", found.disk_id)
     assert identity.read_identity(path) == found
@@ -29,7 +30,7 @@ def test_a_disk_says_what_it_is(tmp_path: Path) -> None:
     assert sorted(os.listdir(path)) == ["catalog-epoch", "catalog.sqlite", "dfc-disk.json", "objects", "orphans", "temporary"]
 
 
-@pytest.mark.parametrize("change", [{"format": 2}, {"format": "1"}, {"more": 1}])
+@pytest.mark.parametrize("change", [{"format": 3}, {"format": 0}, {"format": "1"}, {"more": 1}, {"node_id": "a/b"}])
 def test_an_identity_of_another_form_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
     Disk.format(str(tmp_path), "cluster")
     file = tmp_path / "dfc-disk.json"
@@ -80,3 +81,47 @@ def test_each_opening_is_counted(tmp_path: Path) -> None:
         disk = Disk.open(str(tmp_path), "cluster", HybridClock(1))
         assert disk.parts.catalog.meta("epoch") == count == identity.read_epoch(str(tmp_path))
         disk.close()
+
+
+def test_a_disk_names_its_node_and_can_be_released(tmp_path: Path) -> None:
+    path = str(tmp_path)
+    Disk.format(path, "cluster", node_id="target-1")
+    found = identity.read_identity(path)
+    assert found is not None
+    assert found.node_id == "target-1"
+    assert identity.give_to_node(path, "", FileSystem()) == "target-1"
+    assert identity.read_identity(path) == msgspec.structs.replace(found, node_id="")
+    assert identity.give_to_node(path, "target-2", FileSystem()) == ""
+    disk = Disk.open(path, "cluster", HybridClock(1))
+    with pytest.raises(DiskLocked):
+        identity.give_to_node(path, "target-3", FileSystem())
+    disk.close()
+    assert identity.read_identity(path) == msgspec.structs.replace(found, node_id="target-2")
+
+
+def test_a_disk_of_the_first_format_names_no_node_until_it_is_given_to_one(tmp_path: Path) -> None:
+    Disk.format(str(tmp_path), "cluster", "d")
+    file = tmp_path / "dfc-disk.json"
+    file.write_text('{"format": 1, "cluster_id": "cluster", "disk_id": "d", "created": "2026-11-21T15:00:00+00:00"}')
+    found = identity.read_identity(str(tmp_path))
+    assert found is not None
+    assert (found.format, found.node_id) == (1, None)
+    Disk.open(str(tmp_path), "cluster", HybridClock(1)).close()
+    assert identity.give_to_node(str(tmp_path), "target-1", FileSystem()) is None
+    assert json.loads(file.read_text())["format"] == 2
+
+
+@pytest.mark.parametrize("left", [b"", b"\0" * 120, b'{"format": 2, "cluster', b"x" * 70_000])
+def test_a_damaged_identity_says_how_to_write_it_again(tmp_path: Path, left: bytes) -> None:
+    Disk.format(str(tmp_path), "cluster", "the-disk")
+    file = tmp_path / "dfc-disk.json"
+    file.write_bytes(left)
+    with pytest.raises(DiskRefused) as caught:
+        Disk.open(str(tmp_path), "cluster", HybridClock(1))
+    assert str(file) in caught.value.message
+    # The message has the line that is to be written, but for the cluster's id.
+    line = caught.value.message.partition("write it again: ")[2]
+    file.write_text(line.replace("(as /v1/cluster says)", "cluster"))
+    disk = Disk.open(str(tmp_path), "cluster", HybridClock(1))
+    assert disk.id == "the-disk"
+    disk.close()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dfc.errors import ObjectCorrupt
+from dfc.filesystem import FileSystem
 from dfc.storage import layout
-from dfc.storage.filesystem import FileSystem
 from dfc.storage.scrub import Scrubber
 
 

@@ -1,4 +1,4 @@
-"""Only `dfc.storage.filesystem` makes calls that change or sync something; the crash tests rely on it."""
+"""Only `dfc.filesystem` makes calls that change or sync something; the crash tests rely on it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import ast
 from pathlib import Path
 
 import dfc.storage
+from dfc.filesystem import FileSystem
 from dfc.storage.check import HARMLESS
-from dfc.storage.filesystem import FileSystem
 
 PACKAGE = Path(dfc.storage.__file__).parent
 FORBIDDEN = [

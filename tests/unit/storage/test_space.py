@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dfc.errors import NoSpace
-from dfc.storage.filesystem import FileSystem, FileSystemSpace
+from dfc.filesystem import FileSystem, FileSystemSpace
 from dfc.storage.space import SpaceKeeper
 from dfc.storage.testing import FaultyFileSystem, fail_with
 

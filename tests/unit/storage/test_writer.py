@@ -12,8 +12,8 @@ import pytest
 
 from dfc.checksum import ExpectedChecksums, checksum_of
 from dfc.errors import ChecksumMismatch, LengthMismatch, NoSpace, StorageFailed, TooLarge, Unavailable
+from dfc.filesystem import FileSystem, FileSystemSpace
 from dfc.storage import Disk, Precondition
-from dfc.storage.filesystem import FileSystem, FileSystemSpace
 
 BODY = os.urandom(100_000)
 

@@ -13,8 +13,8 @@ import pytest
 
 from dfc.clock import HybridClock
 from dfc.errors import PreconditionFailed, StorageFailed, Unavailable
+from dfc.filesystem import FileSystem
 from dfc.storage import Disk, DiskOptions
-from dfc.storage.filesystem import FileSystem
 from dfc.target.sources import _Found, _open_index
 
 

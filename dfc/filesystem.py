@@ -1,6 +1,6 @@
-"""The one module that asks the operating system to change, sync or read a blob: the seam of the storage engine.
+"""The one module that asks the operating system to change or sync what a node keeps: the seam for simulated crashes.
 
-Everything that a disk does to its files goes through a `FileSystem`, one method a system call. Tests pass one that kills
+Everything that a node does to its files goes through a `FileSystem`, one method a system call. Tests pass one that kills
 the process, fails or writes short at the n-th call. Errors come out as OSError, untouched; callers decide what they mean.
 SQLite does its own I/O; of it only the COMMIT passes here, so that a test can stop on either side of it.
 """

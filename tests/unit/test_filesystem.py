@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dfc.storage.filesystem import FileSystem, remove_if_there, write_all
+from dfc.filesystem import FileSystem, remove_if_there, write_all
 from dfc.storage.testing import FaultyFileSystem, write_short
 
 

@@ -1,0 +1,81 @@
+"""SQLite files that a node keeps beside its disks: the registry, the journal of jobs. Made whole, opened with doubt.
+
+A new one is filled under another name and renamed when it is on the medium. So a file under its own name is never half made:
+one that is empty or is none of ours has been damaged, and is refused with a way out. All are WAL with synchronous=FULL.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from typing import Final
+from urllib.parse import quote
+
+from dfc.errors import DiskRefused
+from dfc.filesystem import FileSystem, remove_if_there
+from dfc.smallfile import NEW_SUFFIX, make_directories
+
+_ENDINGS: Final = ("", "-journal", "-wal", "-shm")
+Fill = Callable[[sqlite3.Connection], object]
+
+
+def open_database(
+    path: str, what: str, schema: str, version: int, filesystem: FileSystem, *, way_out: str, fill: Fill | None = None
+) -> sqlite3.Connection:
+    """Open a database, or make it: `schema` and what `fill` inserts are there from its first moment.
+
+    It is for its owner's eyes only. One connection, in autocommit, which threads may share in turns. Raises DiskRefused, saying
+    that the file is no `what` and the `way_out`, when it is empty, damaged, or not of this `version`; OSError.
+    """
+    directory = os.path.dirname(path)
+    make_directories(directory, filesystem)
+    if not os.path.exists(path):
+        _make(path + NEW_SUFFIX, schema, version, filesystem, fill)
+        # The log of one that was moved away would be played into this one.
+        remove_if_there(filesystem, (path + ending for ending in _ENDINGS[1:]))
+        filesystem.sync_directory(directory)
+        filesystem.rename(path + NEW_SUFFIX, path)
+    filesystem.sync_directory(directory)
+    database = _connect(path)
+    try:
+        if os.path.getsize(path) == 0:
+            raise DiskRefused(f"{path} is not {what}: it is empty; {way_out}")
+        (found,) = database.execute("PRAGMA user_version").fetchone()
+        if found != version:
+            raise DiskRefused(f"{path} is not {what}: its format is {found}, this program knows {version}; {way_out}")
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = FULL")
+        os.chmod(path, 0o600)
+    except sqlite3.DatabaseError as error:
+        database.close()
+        raise DiskRefused(f"{path} is not {what}: {error}; {way_out}") from None
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _make(path: str, schema: str, version: int, filesystem: FileSystem, fill: Fill | None) -> None:
+    remove_if_there(filesystem, (path + ending for ending in _ENDINGS))
+    filesystem.close(filesystem.create(path, 0o600))
+    with closing(_connect(path)) as database:
+        # Nobody needs it before it is complete, and then it is synced as a whole.
+        database.execute("PRAGMA journal_mode = MEMORY")
+        database.execute("PRAGMA synchronous = OFF")
+        database.executescript(f"BEGIN; {schema} PRAGMA user_version = {version};")
+        if fill is not None:
+            fill(database)
+        database.execute("COMMIT")
+        database.execute("PRAGMA journal_mode = WAL")
+    fd = filesystem.open(path, write=True)
+    try:
+        filesystem.fdatasync(fd)
+    finally:
+        filesystem.close(fd)
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    """Never makes the file."""
+    return sqlite3.connect(f"file:{quote(path)}?mode=rw", uri=True, isolation_level=None, check_same_thread=False)

@@ -1,0 +1,115 @@
+"""Which node a target is, and that its disks belong to it: its own file, the disks' identity files and the map, put together.
+
+A target whose own file is lost takes its id back from its disks where there is no doubt. Where there is, it does not start, and
+says what to do: two targets of one id, or a disk that two nodes think theirs, would be worse than one that waits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from dfc.errors import DiskRefused, OperatorError
+from dfc.filesystem import FileSystem
+from dfc.membership.identity import new_node_id, node_file, read_node_id, write_node_id
+from dfc.placement.map import ClusterMap
+from dfc.smallfile import SmallFileDamaged, make_directories
+from dfc.storage.disk import Disk
+from dfc.storage.identity import DiskIdentity, give_to_node, read_identity
+
+_log: Final = logging.getLogger("dfc.target")
+
+
+class Evidence(NamedTuple):
+    """What is known of a target before it knows its id. `own`: the id in its file; `damage`: why that cannot be read."""
+
+    file: str
+    own: str | None
+    damage: str
+    disks: Mapping[str, DiskIdentity]
+    map: ClusterMap
+
+
+def settle_identity(directory: str, disks: tuple[str, ...], known: ClusterMap, filesystem: FileSystem) -> str:
+    """The id of this target, in its file and on each of its disks when this returns; new disks are formatted.
+
+    Raises DiskRefused for a disk of another cluster or node, DiskLocked, and OperatorError when the id cannot be told.
+    """
+    make_directories(directory, filesystem)
+    found = _look(directory, disks, known)
+    node_id = choose_id(found)
+    if node_id is None:
+        node_id = new_node_id("target")
+    elif found.own is None:
+        _log.warning("%s was lost: the disks say that this is %s; it is written again", found.file, node_id)
+    if found.own is None:
+        write_node_id(directory, node_id, filesystem)
+    else:
+        filesystem.sync_directory(directory)  # whoever wrote it may have been killed before it did
+    for path in disks:
+        identity = found.disks.get(path)
+        if identity is None:
+            Disk.format(path, known.cluster_id, filesystem=filesystem, node_id=node_id)
+        elif identity.node_id != node_id:
+            give_to_node(path, node_id, filesystem)
+    return node_id
+
+
+def _look(directory: str, disks: tuple[str, ...], known: ClusterMap) -> Evidence:
+    identities = {}
+    for path in disks:
+        identity = read_identity(path)
+        if identity is not None and identity.cluster_id != known.cluster_id:
+            raise DiskRefused(f"{path} belongs to cluster {identity.cluster_id}, the registry is of cluster {known.cluster_id}")
+        if identity is not None:
+            identities[path] = identity
+    own, damage = None, ""
+    try:
+        own = read_node_id(directory)
+    except SmallFileDamaged as error:
+        damage = error.what
+    return Evidence(node_file(directory), own, damage, identities, known)
+
+
+def choose_id(found: Evidence) -> str | None:
+    """The id that all evidence agrees on; None when nothing was ever given to this target. Pure. Raises OperatorError."""
+    if found.own is not None:
+        for path, identity in found.disks.items():
+            if identity.node_id not in (None, "", found.own):
+                raise DiskRefused(
+                    f"{path} belongs to the node {identity.node_id}, and this is {found.own}. Was the disk moved here on "
+                    f"purpose? Then let go of it: dfc disk release {path}. Is this {identity.node_id}? Then write that into "
+                    f"{found.file}"
+                )
+        return found.own
+    what = f"{found.file} {found.damage or 'is missing'}"
+    named = {path: _named(identity, found.map) for path, identity in found.disks.items()}
+    ids = {node_id for node_id in named.values() if node_id}
+    if len(ids) > 1:
+        said = ", ".join(f"{path}: {node_id}" for path, node_id in named.items() if node_id)
+        raise OperatorError(
+            f"{what}, and the disks belong to different nodes ({said}). Write the id of this one: echo ID > {found.file}; and "
+            f"let go of the disks that were moved here on purpose: dfc disk release DIR"
+        )
+    if not ids:
+        if found.damage:
+            raise OperatorError(f"{what}. No disk here is known as any node's: remove the file, and this target is a new node")
+        return None
+    (node_id,) = ids
+    node = found.map.node(node_id)
+    elsewhere = {disk.id for disk in node.disks} - {disk.disk_id for disk in found.disks.values()} if node else set()
+    if elsewhere:
+        raise OperatorError(
+            f"{what}. The disks here belong to {node_id}, which has others too ({', '.join(sorted(elsewhere))}). Is this that "
+            f"node, and no other target runs as it? Then: echo {node_id} > {found.file}. Were the disks moved here on purpose? "
+            f"Then let go of each: dfc disk release DIR"
+        )
+    return node_id
+
+
+def _named(identity: DiskIdentity, known: ClusterMap) -> str:
+    """The node that a disk belongs to: as it says itself, else as the map has it; empty: none."""
+    if identity.node_id is not None:
+        return identity.node_id
+    return next((node.id for node in known.nodes for disk in node.disks if disk.id == identity.disk_id), "")
