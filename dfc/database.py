@@ -14,7 +14,7 @@ from typing import Final
 from urllib.parse import quote
 
 from dfc.errors import DiskRefused
-from dfc.filesystem import FileSystem, remove_if_there
+from dfc.filesystem import FileSystem, remove_if_there, sync_file
 from dfc.smallfile import NEW_SUFFIX, make_directories
 
 _ENDINGS: Final = ("", "-journal", "-wal", "-shm")
@@ -41,16 +41,16 @@ def open_database(
     database = _connect(path)
     try:
         if os.path.getsize(path) == 0:
-            raise DiskRefused(f"{path} is not {what}: it is empty; {way_out}")
+            raise DiskRefused(f"{path} is not {what}: it is empty. {way_out}")
         (found,) = database.execute("PRAGMA user_version").fetchone()
         if found != version:
-            raise DiskRefused(f"{path} is not {what}: its format is {found}, this program knows {version}; {way_out}")
+            raise DiskRefused(f"{path} is not {what}: its format is {found}, this program knows {version}. {way_out}")
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         os.chmod(path, 0o600)
     except sqlite3.DatabaseError as error:
         database.close()
-        raise DiskRefused(f"{path} is not {what}: {error}; {way_out}") from None
+        raise DiskRefused(f"{path} is not {what}: {error}. {way_out}") from None
     except BaseException:
         database.close()
         raise
@@ -69,11 +69,7 @@ def _make(path: str, schema: str, version: int, filesystem: FileSystem, fill: Fi
             fill(database)
         database.execute("COMMIT")
         database.execute("PRAGMA journal_mode = WAL")
-    fd = filesystem.open(path, write=True)
-    try:
-        filesystem.fdatasync(fd)
-    finally:
-        filesystem.close(fd)
+    sync_file(filesystem, path)
 
 
 def _connect(path: str) -> sqlite3.Connection:

@@ -160,6 +160,15 @@ def write_all(filesystem: FileSystem, fd: int, data: Buffer) -> None:
         written += count
 
 
+def sync_file(filesystem: FileSystem, path: str) -> None:
+    """Make the bytes of a file durable that somebody else has written, as SQLite does."""
+    fd = filesystem.open(path, write=True)
+    try:
+        filesystem.fdatasync(fd)
+    finally:
+        filesystem.close(fd)
+
+
 def remove_if_there(filesystem: FileSystem, paths: Iterable[str]) -> None:
     """Unlink files that may be gone already."""
     for path in paths:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from harness import wait_for
+from harness import command_line, wait_for
 
 from dfc.limits import MIB
 
@@ -98,13 +98,15 @@ class LosableDisk:
         return found
 
     def end_users(self) -> None:
-        """Kill them; nobody but the test's own nodes has anything here."""
+        """Kill them; nobody but the test's own nodes has anything here. Trackers of multiprocessing end after the others, by
+        themselves: they remove the semaphores of those."""
 
         def are_gone() -> bool:
             users = self.users()
             for pid in users:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                if "resource_tracker" not in command_line(pid):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
             return not users
 
         wait_for(are_gone, "the end of the processes on the disk", _ENOUGH_S)
@@ -152,6 +154,10 @@ def losable_disk(directory: Path) -> Iterator[LosableDisk]:
             disk.make()
             yield disk
         finally:
-            disk.end_users()
-            disk.unmount()
-            disk.image.unlink(missing_ok=True)
+            try:
+                disk.end_users()
+                disk.unmount()
+            finally:
+                if disk.root.is_mount():
+                    subprocess.run(["umount", "--lazy", str(disk.root)], check=False)
+                disk.image.unlink(missing_ok=True)

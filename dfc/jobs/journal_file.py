@@ -56,7 +56,7 @@ class JournalFile:
         path = f"{os.path.abspath(directory)}/{FILE_NAME}"
         # Labels and specs are not for everybody on this machine, and nobody else can read the file.
         self._database = open_database(
-            path, "a journal of jobs", _SCHEMA, SCHEMA_VERSION, self._filesystem, way_out="move it away to begin a new one"
+            path, "a journal of jobs", _SCHEMA, SCHEMA_VERSION, self._filesystem, way_out="Move it away to begin a new one"
         )
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ class ProxyNode:
     def __init__(self, settings: Settings, filesystem: FileSystem | None = None) -> None:
         directory, filesystem = os.path.abspath(settings.dir or DEFAULT_DIRECTORY), filesystem or FileSystem()
         self.settings = settings
-        self.registry = _open_registry(directory, filesystem)
+        self.registry = open_registry(directory, filesystem)
         self.id = self.registry.node_id
         self._pool = PeerPool(settings.peer_timeout_s)
         self._control = ControlClient(settings.token, settings.peer_timeout_s)
@@ -126,7 +126,7 @@ class ProxyNode:
         await asyncio.gather(self.jobs.close(), self.cluster.close())
 
 
-def _open_registry(directory: str, filesystem: FileSystem) -> EmbeddedRegistry:
+def open_registry(directory: str, filesystem: FileSystem) -> EmbeddedRegistry:
     """The registry; the id of this proxy, which it has, is in the file beside it when this returns.
 
     The file also tells that there has been a registry here. One that is gone then is not made anew, since all disks would be

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import msgspec
 
 from dfc.errors import DiskRefused, StorageFailed
-from dfc.filesystem import FileSystem
+from dfc.filesystem import FileSystem, sync_file
 from dfc.storage.health import DiskHealth
 from dfc.storage.layout import CATALOG_FILE
 from dfc.storage.rows import ObjectRow, QuarantinedObject
@@ -143,6 +143,7 @@ class Catalog:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         finally:
             connection.close()
+        sync_file(filesystem, path)
 
     @staticmethod
     def holds_objects(path: str) -> bool:

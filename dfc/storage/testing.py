@@ -12,6 +12,7 @@ import signal
 import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -20,6 +21,8 @@ from dfc.filesystem import FileSystem
 # A fault gets the name of the call, the real call and its arguments, and does what it likes.
 Fault = Callable[..., Any]
 _WRITES: Final = ("write", "pwrite")
+_DATABASE: Final = ".sqlite"
+_DATABASE_PARTS: Final = (".sqlite-wal", ".sqlite-shm", ".sqlite-journal")  # SQLite's own, which it syncs itself
 
 
 class FaultyFileSystem(FileSystem):
@@ -113,8 +116,9 @@ def _sqlite_error(number: int) -> sqlite3.OperationalError:
 class PowerLossFileSystem(FaultyFileSystem):
     """Knows what is on the medium. When the fault comes, the directory becomes what a power loss leaves; then SIGKILL.
 
-    A file's bytes are on the medium after its fdatasync, a name after the fsync of its directory, a commit after one with
-    synchronous = FULL. Of everything else the seed decides: lost, kept or (bytes) torn. Small files only.
+    `root` may be one disk, or all that the nodes of a process keep. A file's bytes are on the medium after its fdatasync, a
+    name after the fsync of its directory, a commit after one with synchronous = FULL. Of everything else the seed decides:
+    lost, kept or (bytes) torn. Small files only.
     """
 
     def __init__(self, root: str, seed: int) -> None:
@@ -125,11 +129,25 @@ class PowerLossFileSystem(FaultyFileSystem):
         self._dirty: set[int] = set()
         self._names: dict[str, dict[str, int]] = {}  # directory → the names on the medium
         self._kept: dict[int, int] = {}  # inode → a descriptor, so that unlinked files can come back
-        self._catalog: dict[str, bytes] = {}
+        self._databases: dict[str, tuple[bytes, bytes]] = {}  # path → database and log after the last durable commit
+        self._quiet = threading.Condition()
+        self._running = 0
+        self._is_lost = False
         self._remember_everything()
 
     def _call(self, name: str, real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        result = super()._call(name, real, *arguments, **named)
+        with self._quiet:
+            while self._is_lost:
+                self._quiet.wait()  # the process is about to be killed
+            self._running += 1
+        try:
+            return self._remembered(name, super()._call(name, real, *arguments, **named), *arguments)
+        finally:
+            with self._quiet:
+                self._running -= 1
+                self._quiet.notify_all()
+
+    def _remembered(self, name: str, result: Any, *arguments: Any) -> Any:
         match name:
             case "create":
                 inode = os.fstat(result).st_ino
@@ -146,7 +164,7 @@ class PowerLossFileSystem(FaultyFileSystem):
                 self._remember_everything()
             case "commit":
                 if arguments[0].execute("PRAGMA synchronous").fetchone()[0] >= 2:
-                    self._remember_catalog()
+                    self._remember_database(arguments[0].execute("PRAGMA database_list").fetchone()[2])
             case _:
                 pass
         return result
@@ -156,24 +174,21 @@ class PowerLossFileSystem(FaultyFileSystem):
         self._bytes[found.st_ino] = os.pread(fd, found.st_size, 0)
         self._dirty.discard(found.st_ino)
 
-    def _remember_catalog(self) -> None:
-        for ending in ("", "-wal"):
-            path = f"{self._root}/catalog.sqlite{ending}"
-            try:
-                with open(path, "rb") as file:
-                    self._catalog[path] = file.read()
-            except FileNotFoundError:
-                self._catalog[path] = b""  # an empty log is as good as none
+    def _remember_database(self, path: str) -> None:
+        # A log that is not there is as good as an empty one.
+        self._databases[path] = (_contents(path), _contents(f"{path}-wal"))
+        self._dirty.discard(os.stat(path).st_ino)
 
     def _remember_everything(self) -> None:
         for directory, _, names in os.walk(self._root):
             self._names[directory] = _listing(directory)
             for name in names:
-                if not name.startswith("catalog.sqlite"):
+                if name.endswith(_DATABASE):
+                    self._remember_database(f"{directory}/{name}")
+                elif not name.endswith(_DATABASE_PARTS):
                     fd = os.open(f"{directory}/{name}", os.O_RDWR)
                     self._remember_bytes(fd)
                     self._kept.setdefault(os.fstat(fd).st_ino, fd)
-        self._remember_catalog()
 
     def _lose_power(self, name: str, real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         if self._random.random() < 0.5 and name not in ("fdatasync", "sync_directory", "sync_all", "commit"):
@@ -181,21 +196,25 @@ class PowerLossFileSystem(FaultyFileSystem):
                 real(*arguments, **named)
             except FileExistsError:
                 pass
-        self.lose_power()
+        self.lose_power(running=1)
 
-    def lose_power(self) -> None:
-        """Make the directory what is left of it, and end the process."""
+    def lose_power(self, running: int = 0) -> None:
+        """Make the directory what is left of it, and end the process. `running`: calls of this thread."""
+        with self._quiet:
+            self._is_lost = True
+            self._quiet.wait_for(lambda: self._running <= running)
         if self._random.random() < 0.7:
-            for path, data in self._catalog.items():
-                with open(path, "wb") as file:
-                    file.write(data)
+            for path, contents in self._databases.items():
+                for ending, data in zip(("", "-wal"), contents, strict=True):
+                    with open(path + ending, "wb") as file:
+                        file.write(data)
         self._lose_names(self._root)
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _lose_names(self, directory: str) -> None:
         now, safe = _listing(directory), self._names.get(directory, {})
         for name in sorted(now.keys() | safe.keys()):
-            if name.startswith("catalog"):
+            if name.endswith(_DATABASE_PARTS):
                 continue
             path = f"{directory}/{name}"
             if now.get(name) != safe.get(name) and self._random.random() < 0.5:
@@ -208,8 +227,10 @@ class PowerLossFileSystem(FaultyFileSystem):
     def _put_back(self, path: str, inode: int | None) -> None:
         if os.path.isdir(path):
             os.rename(path, f"{self._root}/.lost-{self._random.random()}")
-        elif os.path.exists(path):
-            os.unlink(path)
+        else:
+            for ending in ("", *_DATABASE_PARTS) if path.endswith(_DATABASE) else ("",):
+                with suppress(FileNotFoundError):
+                    os.unlink(path + ending.removeprefix(_DATABASE))
         if inode is not None and inode in self._kept:
             fd = self._kept[inode]
             with open(path, "wb") as file:
@@ -232,6 +253,14 @@ class PowerLossFileSystem(FaultyFileSystem):
             file.seek(0)
             file.truncate()
             file.write(torn)
+
+
+def _contents(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return b""
 
 
 def _listing(directory: str) -> dict[str, int]:

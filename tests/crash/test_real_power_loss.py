@@ -68,19 +68,21 @@ class Known:
 
     acknowledged: str | None = None
     begun: set[str | None] = field(default_factory=set)
+    history: list[str] = field(default_factory=list)
 
 
 class Writer(threading.Thread):
     """Uploads, overwrites and deletes its own names until the power is gone."""
 
-    def __init__(self, url: str, number: int, known: dict[str, Known], seed: str) -> None:
+    def __init__(self, url: str, number: int, known: dict[str, Known], seed: str, is_lost: threading.Event) -> None:
         super().__init__(name=f"writer-{number}")
         address = urlsplit(url)
         self._connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=TIMEOUT_S)
         self._names = [f"/power/{number}/{name:03d}{'.tar' if name % 10 == 0 else ''}" for name in range(NAMES_A_WRITER)]
         self._known = known
         self._chance = random.Random(f"{seed} {number}")
-        self.acknowledged = 0
+        self._is_lost = is_lost
+        self.acknowledged = self.late = 0
         self.strange: list[str] = []
         self.stop = threading.Event()
 
@@ -98,12 +100,18 @@ class Writer(threading.Thread):
                 said = answer.read()
             except (OSError, http.client.HTTPException):
                 return  # whatever became of it
+            entry.history.append(f"{'DELETE' if is_delete else 'PUT'} {new} {answer.status} at {time.monotonic():.3f}")
+            if self._is_lost.is_set():
+                self.late += 1
+                return  # a machine without power would have said nothing; ext4's shutdown does not stop an fsync under way
             if answer.status in (200, 201, 204):
                 entry.acknowledged, entry.begun = new, set()
                 self.acknowledged += 1
             elif answer.status < 500:
                 self.strange.append(f"{answer.status} {said[:200]!r}")
                 return
+            else:
+                return  # it may still be carried out: the name must be left alone
 
 
 @dataclass
@@ -117,6 +125,7 @@ class Lab:
     jobs: set[str] = field(default_factory=set)
     figures: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
+    is_lost: threading.Event = field(default_factory=threading.Event)
 
     def begin_anew(self) -> None:
         self.disk.make()
@@ -126,8 +135,11 @@ class Lab:
         return Cluster(self.disk.root / "data", targets=2, disks=1)
 
     def lose_power(self, cluster: Cluster) -> None:
-        """The file system goes first, the processes a moment later: what they do in between must not be acknowledged."""
-        self.disk.lose_power(self.chance.choices((FLUSH_NOTHING, FLUSH_JOURNAL, FLUSH_ALL), (8, 1, 1))[0])
+        """The file system goes first, the processes a moment later: what they say in between no longer counts."""
+        self.is_lost.set()
+        flush = self.chance.choices((FLUSH_NOTHING, FLUSH_JOURNAL, FLUSH_ALL), (8, 1, 1))[0]
+        self.history(f"power lost ({flush}) at {time.monotonic():.3f}")
+        self.disk.lose_power(flush)
         time.sleep(self.chance.random() * 0.05)  # how long a machine lives on is chance; nothing waits for it
         self.kill(cluster)
 
@@ -144,7 +156,12 @@ class Lab:
                 os.kill(pid, signal.SIGKILL)
         self.disk.end_users()
 
+    def history(self, what: str) -> None:
+        for entry in list(self.known.values()):
+            entry.history.append(what)
+
     def come_back(self) -> None:
+        self.is_lost.clear()
         self.disk.unmount()
         self.disk.mount()
         self.figures["losses"] += 1
@@ -201,7 +218,7 @@ class Lab:
 
     def start_writers(self, cluster: Cluster) -> list[Writer]:
         seed = str(self.chance.random())
-        writers = [Writer(cluster.url, number, self.known, seed) for number in range(WRITERS)]
+        writers = [Writer(cluster.url, number, self.known, seed, self.is_lost) for number in range(WRITERS)]
         for writer in writers:
             writer.start()
         return writers
@@ -211,6 +228,7 @@ class Lab:
             writer.stop.set()
             writer.join()
             self.figures["acknowledged"] += writer.acknowledged
+            self.figures["answered too late to count"] += writer.late
             self.problems += writer.strange
 
     def create_bucket(self, url: str, name: str) -> None:
@@ -233,15 +251,16 @@ class Lab:
         """Everything acknowledged is there with its bytes; what was not may be either. What is found counts from now on."""
         address = urlsplit(url)
         connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=TIMEOUT_S)
-        for name, entry in self.known.items():
+        for name, entry in list(self.known.items()):
             connection.request("GET", name)
             answer = connection.getresponse()
             data = answer.read()
             found = {200: digest(data), 404: None}.get(answer.status, f"{answer.status} {data[:200]!r}")
             if found not in {entry.acknowledged, *entry.begun}:
-                self.problems.append(f"{name} is {found}, may be {entry.acknowledged} or {entry.begun}")
+                self.problems.append(f"{name} is {found}, may be {entry.acknowledged} or {entry.begun}: {entry.history}")
                 self.figures["lost"] += 1
             entry.acknowledged, entry.begun = found, set()
+            entry.history.append(f"found {found}")
             self.figures["verified"] += 1
         connection.close()
         listed = {bucket["name"] for bucket in json.loads(ask(url, "GET", "/v1/buckets")[1])["buckets"]}

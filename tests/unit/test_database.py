@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from dfc.database import open_database
+from dfc.errors import DiskRefused
+from dfc.filesystem import FileSystem
+from dfc.storage.testing import FaultyFileSystem, fail_with
+
+SCHEMA = "CREATE TABLE things (name TEXT);"
+
+
+def opened(path: Path, filesystem: FileSystem | None = None, version: int = 3) -> sqlite3.Connection:
+    return open_database(
+        str(path), "a list of things", SCHEMA, version, filesystem or FileSystem(), way_out="throw it away",
+        fill=lambda database: database.execute("INSERT INTO things VALUES ('first')"),
+    )  # fmt: skip
+
+
+def names(database: sqlite3.Connection) -> list[str]:
+    return [name for (name,) in database.execute("SELECT name FROM things")]
+
+
+def test_it_is_made_whole_and_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "d.sqlite"
+    database = opened(path)
+    assert names(database) == ["first"]
+    assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert database.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert path.stat().st_mode & 0o777 == 0o600
+    database.execute("INSERT INTO things VALUES ('second')")
+    database.close()
+    again = opened(path)
+    assert names(again) == ["first", "second"]
+    again.close()
+    assert sorted(file.name.partition("-")[0] for file in path.parent.iterdir())[0] == "d.sqlite"
+
+
+def test_wherever_making_it_fails_it_is_whole_or_not_there(tmp_path: Path) -> None:
+    filesystem = FaultyFileSystem()
+    filesystem.arm()
+    opened(tmp_path / "whole.sqlite", filesystem).close()
+    assert len(filesystem.names) > 8
+    for call in range(len(filesystem.names)):
+        path = tmp_path / f"{call}.sqlite"
+        faulty = FaultyFileSystem(fail_with(5))
+        faulty.arm(call)
+        with pytest.raises(OSError):
+            opened(path, faulty)
+        database = opened(path)
+        assert names(database) == ["first"]
+        database.close()
+
+
+def test_the_log_of_one_that_was_moved_away_is_not_played_into_a_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "d.sqlite"
+    database = opened(path)
+    database.execute("INSERT INTO things VALUES ('of the old one')")
+    log = (tmp_path / "d.sqlite-wal").read_bytes()
+    assert len(log) > 1000
+    database.close()
+    path.unlink()
+    (tmp_path / "d.sqlite-wal").write_bytes(log)
+    database = opened(path)
+    assert names(database) == ["first"]
+    database.close()
+
+
+@pytest.mark.parametrize("left", [b"", b"\0" * 4096, b"not a database " * 100])
+def test_a_damaged_one_is_refused_and_left_alone(tmp_path: Path, left: bytes) -> None:
+    path = tmp_path / "d.sqlite"
+    path.write_bytes(left)
+    with pytest.raises(DiskRefused, match="not a list of things") as caught:
+        opened(path)
+    assert str(path) in caught.value.message
+    assert caught.value.message.endswith("throw it away")
+    assert path.read_bytes() == left
+
+
+def test_one_of_another_version_is_refused(tmp_path: Path) -> None:
+    opened(tmp_path / "d.sqlite", version=4).close()
+    with pytest.raises(DiskRefused, match="its format is 4, this program knows 3"):
+        opened(tmp_path / "d.sqlite")
