@@ -111,14 +111,14 @@ def calls_of_a_life(lab: Any, root: Path, round_: int) -> int:
     return calls
 
 
-def lives(lab: Any, root: Path, filesystems: list[Callable[[], FaultyFileSystem]]) -> None:
+def lives(lab: Any, root: Path, filesystems: list[Callable[[int], FaultyFileSystem]]) -> None:
     """One life after another, each ended by what its file system does; then one that must find everything."""
     root.mkdir()
     said: list[str] = []
     for round_, make in enumerate(filesystems):
 
         def action(acknowledge: Any, round_: int = round_, make: Any = make) -> None:
-            filesystem = make()
+            filesystem = make(round_)
             life = Life(lab, root, filesystem)
             life.work(acknowledge, round_)
             if isinstance(filesystem, PowerLossFileSystem):
@@ -140,8 +140,8 @@ def test_power_may_be_lost_at_each_step_of_a_first_start(lab: Any, seed: int) ->
     for call in range(calls):
         root = lab.directory / f"first-{call}"
 
-        def make(root: Path = root, call: int = call) -> FaultyFileSystem:
-            filesystem = PowerLossFileSystem(str(root), seed * 1000 + call)
+        def make(round_: int, root: Path = root, call: int = call) -> FaultyFileSystem:
+            filesystem = PowerLossFileSystem(str(root), (seed * 1000 + call) * 10 + round_)
             filesystem.arm(call)
             return filesystem
 
@@ -159,13 +159,13 @@ def test_power_may_be_lost_at_each_step_of_a_later_life(lab: Any, seed: int) -> 
     for call in range(calls):
         root = lab.directory / f"later-{call}"
 
-        def make(root: Path = root, call: int = call) -> FaultyFileSystem:
-            filesystem = PowerLossFileSystem(str(root), seed * 1000 + call)
+        def make(round_: int, root: Path = root, call: int = call) -> FaultyFileSystem:
+            filesystem = PowerLossFileSystem(str(root), (seed * 1000 + call) * 10 + round_)
             filesystem.arm(call)
             return filesystem
 
         try:
-            lives(lab, root, [FaultyFileSystem, make, make])
+            lives(lab, root, [lambda round_: FaultyFileSystem(), make, make])
         except Exception as error:
             raise AssertionError(f"seed {seed}, call {call}: {error}") from error
 
@@ -175,7 +175,7 @@ def test_a_first_start_may_be_killed_at_each_step(lab: Any, fault: Any) -> None:
     for call in range(calls_of_a_life(lab, lab.directory / "whole", 0)):
         root = lab.directory / f"killed-{call}"
 
-        def make(call: int = call) -> FaultyFileSystem:
+        def make(round_: int, call: int = call) -> FaultyFileSystem:
             filesystem = FaultyFileSystem(fault)
             filesystem.arm(call)
             return filesystem

@@ -1,4 +1,4 @@
-"""Only `dfc.filesystem` makes calls that change or sync something; the crash tests rely on it."""
+"""Only `dfc.filesystem` makes calls that change or sync what a node keeps; the crash tests rely on it."""
 
 from __future__ import annotations
 
@@ -34,9 +34,37 @@ FORBIDDEN = [
     "sendfile",
     "copy_file_range",
 ]
+PATH_METHODS = ("write_text", "write_bytes", "mkdir", "touch", "unlink", "rename", "symlink_to")
 
 
-def test_no_other_module_makes_such_calls() -> None:
+NODES = ("membership", "proxy", "target")
+SINGLE = ("smallfile.py", "database.py", "supervisor.py", "jobs/journal.py", "jobs/journal_file.py")
+# Logs and the lock of `dfc serve`, and the lock of a directory of scratch files: nothing that a start needs.
+NOT_KEPT = {"supervisor.py": ("truncate", "open", "copyfile", "mkdir")}
+
+
+def test_no_module_of_a_node_makes_such_calls_beside_it() -> None:
+    root = PACKAGE.parent
+    paths = [root / name for name in SINGLE] + [path for part in NODES for path in (root / part).rglob("*.py")]
+    assert len(paths) > 40
+    for path in paths:
+        allowed = NOT_KEPT.get(path.name, ())
+        for node in ast.walk(ast.parse(path.read_text())):
+            where = f"{path.name}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("os", "shutil"):
+                assert node.attr not in FORBIDDEN or node.attr in allowed, f"{where}: {node.value.id}.{node.attr}"
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                if ast.unparse(node.func.value).endswith("filesystem"):
+                    continue
+                assert node.func.attr not in PATH_METHODS or node.func.attr in allowed, f"{where}: {node.func.attr}"
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open":
+                modes = [a.value for a in node.args[1:2] if isinstance(a, ast.Constant)]
+                assert modes in ([], ["rb"]), f"{where}: open(…, {modes})"
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "sqlite3":
+                assert node.attr != "connect" or path.name == "database.py", f"{where}: sqlite3.connect"
+
+
+def test_no_other_module_of_a_disk_makes_such_calls() -> None:
     for path in sorted(PACKAGE.glob("*.py")):
         if path.name in ("filesystem.py", "testing.py"):
             continue

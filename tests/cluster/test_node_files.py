@@ -1,0 +1,112 @@
+"""Files that nodes keep are lost or damaged: real nodes take back what is certain, and say what to do about the rest."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from harness import Cluster
+
+
+def put(url: str, body: bytes) -> None:
+    with urllib.request.urlopen(urllib.request.Request(url, data=body, method="PUT"), timeout=30) as answer:
+        assert answer.status in (200, 201)
+
+
+def get(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        found: bytes = answer.read()
+        return found
+
+
+def nodes(cluster: Cluster) -> dict[str, tuple[int, list[str]]]:
+    """Number and disks of each node by its id."""
+    return {node["id"]: (node["number"], [disk["id"] for disk in node["disks"]]) for node in cluster.map()["nodes"]}
+
+
+def refusal(directory: Path, *arguments: str) -> str:
+    """What `dfc serve` says when it does not start."""
+    command = [sys.executable, "-m", "dfc", "serve", "--dir", str(directory), "--port", "0", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stdout + done.stderr
+    return done.stderr
+
+
+def test_ids_that_are_lost_come_back(start_cluster) -> None:
+    cluster: Cluster = start_cluster(targets=2, disks=2)
+    for number in range(20):
+        put(f"{cluster.url}/keep/{number}", b"%d" % number * 100)
+    before = nodes(cluster)
+    assert cluster.stop() == 0
+    (cluster.directory / "target-0" / "dfc-node-id").write_bytes(b"")
+    (cluster.directory / "target-1" / "dfc-node-id").unlink()
+    (cluster.directory / "proxy" / "dfc-node-id").write_bytes(b"\0" * 15)
+    (cluster.directory / "ports.json").write_bytes(b"")
+    cluster.start()
+    assert nodes(cluster) == before
+    assert all(get(f"{cluster.url}/keep/{number}") == b"%d" % number * 100 for number in range(20))
+    kept = {(cluster.directory / f"target-{number}" / "dfc-node-id").read_text().strip() for number in range(2)}
+    assert kept == set(before)
+
+
+def test_a_disk_that_was_moved_must_be_let_go_of_first(start_cluster) -> None:
+    cluster: Cluster = start_cluster(targets=2, disks=2)
+    put(f"{cluster.url}/keep/a", b"kept" * 100)
+    before = nodes(cluster)
+    ids = [(cluster.directory / f"target-{number}" / "dfc-node-id").read_text().strip() for number in range(2)]
+    assert cluster.stop() == 0
+    here, there = (cluster.directory / f"target-{number}" / "disk-0" for number in range(2))
+    here.rename(cluster.directory / "aside")
+    there.rename(here)
+    (cluster.directory / "aside").rename(there)
+    said = refusal(cluster.directory)
+    assert f"{here} belongs to the node {ids[1]}, and this is {ids[0]}" in said
+    assert f"dfc disk release {here}" in said
+    for path in (here, there):
+        done = subprocess.run([sys.executable, "-m", "dfc", "disk", "release", str(path)], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout
+        assert "belonged to target-" in done.stdout
+    cluster.start()
+    assert get(f"{cluster.url}/keep/a") == b"kept" * 100
+    after = nodes(cluster)
+    assert after.keys() == before.keys()
+    assert {disk for _, disks in after.values() for disk in disks} == {disk for _, disks in before.values() for disk in disks}
+    assert after != before
+
+
+@pytest.mark.parametrize("left", [None, b"", b'{"targets": 2', b'{"targets": 2}'])
+def test_the_shape_of_the_cluster_is_not_guessed(tmp_path: Path, left: bytes | None) -> None:
+    (tmp_path / "target-0").mkdir()
+    if left is not None:
+        (tmp_path / "cluster.json").write_bytes(left)
+    said = refusal(tmp_path)
+    assert str(tmp_path / "cluster.json") in said
+    assert ("--targets N --disks M" if left is None else '{"targets": 2, "disks": 1}') in said
+    assert not (tmp_path / "proxy").exists()
+
+
+def test_the_shape_can_be_said_again(start_cluster) -> None:
+    cluster: Cluster = start_cluster(targets=2, disks=1)
+    put(f"{cluster.url}/keep/a", b"kept")
+    assert cluster.stop() == 0
+    (cluster.directory / "cluster.json").unlink()
+    cluster.start()  # with --targets 2 --disks 1
+    assert get(f"{cluster.url}/keep/a") == b"kept"
+
+
+def test_a_registry_that_is_gone_stops_the_start(start_cluster) -> None:
+    cluster: Cluster = start_cluster(targets=1, disks=1)
+    put(f"{cluster.url}/keep/a", b"kept")
+    assert cluster.stop() == 0
+    registry = cluster.directory / "proxy" / "registry.sqlite"
+    copy = registry.read_bytes()
+    registry.unlink()
+    assert "registry.sqlite is missing. Put a copy of it back" in refusal(cluster.directory)
+    registry.write_bytes(b"")
+    assert "registry.sqlite is not a registry: it is empty. Put a copy of it back" in refusal(cluster.directory)
+    registry.write_bytes(copy)
+    cluster.start()
+    assert get(f"{cluster.url}/keep/a") == b"kept"
