@@ -6,15 +6,15 @@ import fcntl
 import io
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, cast
 
 from dfc.cli.cutting import ShardCutter
 from dfc.cli.exits import UsageMistake
 from dfc.errors import ClientMistake
 from dfc.limits import MIB, PIPE_BYTES
-from dfc.tar.compression import MAGIC_BYTES, CompressionError, kind_of_bytes, open_decompressed
+from dfc.tar.compression import MAGIC_BYTES, CompressionError, DecompressedFile, kind_of_bytes, open_decompressed
 from dfc.tar.header import FILE, TarError
 from dfc.tar.scanner import Scanner, padded
 from dfc.tar.writer import member_header, padding
@@ -29,19 +29,27 @@ class BrokenInput(ClientMistake):
     code = "broken_input"
 
 
-def cut_archive(descriptor: int, cutter: ShardCutter) -> int:
-    """Cut the archive that a descriptor gives, compressed or not; the number of its members. BrokenInput."""
+def cut_archive(descriptor: int, cutter: ShardCutter, warn: Callable[[str], None]) -> int:
+    """Cut the archive that a descriptor gives, compressed or not; the number of its members. BrokenInput.
+
+    `warn` gets a sentence for what is odd about an archive, though it can be read.
+    """
     with suppress(OSError):
         # Only a pipe has this, and a larger one saves most of the switches between tar and us.
         fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     with io.BufferedReader(io.FileIO(descriptor, closefd=False), _READ_BYTES) as source:
-        kind = kind_of_bytes(source.peek(MAGIC_BYTES)[:MAGIC_BYTES])
+        kind = kind_of_bytes(source.peek(MAGIC_BYTES))
         stream = source if kind is None else open_decompressed(source, kind)
         feeder = _Feeder(cutter)
         try:
             while block := stream.read1(_READ_BYTES):
                 feeder.feed(block)
-            return feeder.finish()
+            if not feeder.size:
+                raise BrokenInput("standard input is empty")  # whoever should have written there has failed
+            members = feeder.finish(warn)
+            if kind is not None and (offset := cast(DecompressedFile, stream.raw).ignored_from) is not None:
+                warn(f"standard input, at byte {offset}: what follows the {kind} stream is ignored")
+            return members
         except TarError as problem:
             raise BrokenInput(f"standard input, at byte {problem.offset}: {problem.message}") from None
         except CompressionError as problem:
@@ -59,6 +67,11 @@ class _Feeder:
         self._end = 0  # offset of the end of the member that was begun last, padding included
         self._members = 0
 
+    @property
+    def size(self) -> int:
+        """Bytes of archive fed so far."""
+        return self._scanner.fed
+
     def feed(self, block: bytes) -> None:
         entries = self._scanner.feed(block)
         data = self._rest + block if self._rest else block
@@ -73,14 +86,16 @@ class _Feeder:
         self._route(view, base, min(self._end, base + len(data)))
         self._cutter.flush()
         if self._at >= self._end:
-            # After the end there are zeros, which the scanner has looked at.
+            # After the end there are zeros, or what is ignored.
             self._rest = b"" if self._scanner.ended else data[self._at - base :]
             self._at = base + len(data) - len(self._rest)
         else:
             self._rest = b""
 
-    def finish(self) -> int:
+    def finish(self, warn: Callable[[str], None]) -> int:
         self._scanner.finish()
+        for text, offset in self._scanner.oddities:
+            warn(f"standard input, at byte {offset}: {text}")
         return self._members
 
     def _route(self, view: memoryview, base: int, end: int) -> None:

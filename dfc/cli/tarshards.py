@@ -144,7 +144,7 @@ def tarshards(
     uploader = Uploader(session, target, jobs)
     cutter = ShardCutter(limits, temporary, uploader.add)
     try:
-        members = _cut(cutter, files, null=null, directory=directory)
+        members = _cut(session, cutter, files, null=null, directory=directory)
         cutter.finish()
         uploader.finish()
     except BaseException as problem:
@@ -155,11 +155,11 @@ def tarshards(
     _close(session, target, uploader, members, cutter.came_back)
 
 
-def _cut(cutter: ShardCutter, files: str, *, null: bool, directory: str) -> int:
+def _cut(session: Session, cutter: ShardCutter, files: str, *, null: bool, directory: str) -> int:
     from dfc.cli.shardinput import cut_archive, cut_files, read_names
 
     if not files:
-        return cut_archive(sys.stdin.fileno(), cutter)
+        return cut_archive(sys.stdin.fileno(), cutter, lambda text: session.note(f"tarshards: WARNING: {text}"))
     if files == "-":
         return cut_files(read_names(sys.stdin.buffer, null=null), directory, cutter)
     with open(files, "rb") as source:

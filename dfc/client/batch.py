@@ -91,7 +91,7 @@ def read_batch(calls: ObjectCalls, url: str, items: Items, on_missing: OnMissing
     while group := list(islice(rest, ITEMS_A_REQUEST)):
         with _open_group(calls, url, group, on_missing, begin) as reader:
             try:
-                for member, data in iterate_members(cast(BinaryIO, io.BufferedReader(reader, READ_BYTES))):
+                for member, data in iterate_members(cast(BinaryIO, io.BufferedReader(reader, READ_BYTES)), strict=True):
                     yield member.name, data.readall() or b""
             except TarError as problem:
                 raise ObjectCorrupt(f"a batch arrived as a broken tar: {problem}") from None

@@ -380,7 +380,7 @@ def _split_sample(archive: bytes) -> dict[str, bytes]:
     scanner = Scanner()
     try:
         entries = scanner.feed(archive)
-        scanner.finish()
+        scanner.finish(strict=True)
     except TarError as problem:
         raise ObjectCorrupt(f"a sample arrived as a broken tar: {problem}") from None
     members = {}

@@ -21,7 +21,7 @@ from dfc.inputs.decoding import Decoder
 from dfc.inputs.shards.tarsamples import SampleParser
 from dfc.inputs.sources.streams import StreamOptions, open_stream
 from dfc.limits import INPUT_BUFFER_BYTES, MIB
-from dfc.tar.compression import MAGIC_BYTES, CompressionError, Decompressor, kind_of_bytes
+from dfc.tar.compression import CompressionError, Decompressor, kind_of_bytes
 from dfc.tar.header import TarError
 
 PORTION_BYTES: Final = 32 * MIB  # of a shard, held in memory for what is measured without a network
@@ -79,7 +79,7 @@ def read_portion(ref: ShardRef, options: StreamOptions) -> Portion:
         stored = bytes(buffer[: stream.readinto(buffer)])
         indexed = stream.indexed
     whole = len(stored) < PORTION_BYTES
-    kind = kind_of_bytes(stored[:MAGIC_BYTES])
+    kind = kind_of_bytes(stored, ref.url)
     found = SampleParser(ref.url, indexed=indexed)
     try:
         archive = stored

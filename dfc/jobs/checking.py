@@ -86,7 +86,7 @@ def _kind_of(store: Store, shard: InputShard) -> str:
         source.read_into(0, memoryview(start))
     finally:
         source.close()
-    return kind_of_bytes(bytes(start)) or index_kind(shard.name) or "tar"
+    return kind_of_bytes(bytes(start), shard.name) or index_kind(shard.name) or "tar"
 
 
 def look_through(

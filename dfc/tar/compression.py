@@ -1,7 +1,8 @@
 """Streaming decompression of gz, zst, lz4, bz2 and xz, pushed or pulled, in chunks of bounded size.
 
-Several members or frames one after the other are one stream, as for the command-line tools. What one stream may cost is
-bounded: growth, memory of its window or dictionary, and the number of tiny frames.
+Several members or frames one after the other are one stream, as for the command-line tools; skippable frames are passed over.
+Rubbish behind a gz, bz2 or lz4 stream is ignored, as libarchive does. What one stream may cost is bounded: growth, memory of
+its window or dictionary, and the number of tiny frames.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import bz2
 import io
 import lzma
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, Final, Protocol, cast
 
+import lz4.block
 import lz4.frame
 from isal import igzip_lib
 
@@ -24,6 +27,8 @@ from dfc.limits import (
     DECOMPRESS_FREE_BYTES,
     DECOMPRESS_MEMORY_MAX,
     DECOMPRESS_RATIO_MAX,
+    KIB,
+    MIB,
 )
 
 if sys.version_info >= (3, 14):
@@ -32,9 +37,27 @@ else:
     from backports import zstd
 
 MAGIC_BYTES: Final = 10
+_GZIP: Final = b"\x1f\x8b\x08"
+_GZIP_RESERVED_FLAGS: Final = 0xE0
+_GZIP_HEADER_BYTES: Final = 10
+_GZIP_CHECKSUM, _GZIP_EXTRA, _GZIP_NAME, _GZIP_COMMENT = 2, 4, 8, 16  # flags: optional fields of a header
+_GZIP_HEADER_BYTES_MAX: Final = 96 * KIB  # the extra field may have 64 of them
+_BZIP2_HEADER_BYTES: Final = 14  # of a stream, and of its first block
+_ZSTD: Final = b"\x28\xb5\x2f\xfd"
+_LZ4: Final = b"\x04\x22\x4d\x18"
+_LZ4_LEGACY: Final = b"\x02\x21\x4c\x18"  # `lz4 -l`, and the Linux kernel
+_LZ4_LEGACY_BLOCK_BYTES: Final = 8 * MIB  # decompressed; only the last one may have fewer
+_LZ4_LEGACY_STORED_BYTES_MAX: Final = _LZ4_LEGACY_BLOCK_BYTES + _LZ4_LEGACY_BLOCK_BYTES // 255 + 16
+_SKIPPABLE: Final = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")  # of lz4 and zstd alike: pzstd begins with one
+_SKIPPABLE_HEADER_BYTES: Final = 8
+_XZ_PADDING_BYTES: Final = 4  # between and after streams there are so many zeros, or a multiple
+_LOOK_BYTES: Final = {"gz": _GZIP_HEADER_BYTES, "bz2": _BZIP2_HEADER_BYTES, "lz4": 4}  # what tells a frame from rubbish
 _WINDOW_LOG_MAX: Final = DECOMPRESS_MEMORY_MAX.bit_length() - 1
 _IsalError: Final = cast(type[Exception], igzip_lib.IsalError)  # its stub calls it an instance
-_LIBRARY_ERRORS: Final = (OSError, EOFError, RuntimeError, ValueError, MemoryError, lzma.LZMAError, zstd.ZstdError, _IsalError)
+_LIBRARY_ERRORS: Final = (
+    OSError, EOFError, RuntimeError, ValueError, MemoryError, lzma.LZMAError, zstd.ZstdError, _IsalError,
+    lz4.block.LZ4BlockError,
+)  # fmt: skip
 
 
 class CompressionError(Exception):
@@ -53,23 +76,108 @@ class _Frame(Protocol):
     def decompress(self, data: Buffer, max_length: int = -1) -> bytes: ...
 
 
+class _Skippable:
+    """A skippable frame: magic number, length, and so many bytes for others than us."""
+
+    def __init__(self) -> None:
+        self._header = bytearray()
+        self._left = 0
+        self.eof = False
+        self.needs_input = True
+        self.unused_data: bytes | None = None
+
+    def decompress(self, data: Buffer, max_length: int = -1) -> bytes:
+        view = memoryview(data)
+        missing = _SKIPPABLE_HEADER_BYTES - len(self._header)
+        if missing:
+            self._header += view[:missing]
+            view = view[missing:]
+            if len(self._header) < _SKIPPABLE_HEADER_BYTES:
+                return b""
+            self._left = int.from_bytes(self._header[4:], "little")
+        skipped = min(self._left, len(view))
+        self._left -= skipped
+        if not self._left:
+            self.eof, self.unused_data = True, bytes(view[skipped:])
+        return b""
+
+
+class _LegacyStart:
+    """The magic number of an lz4 legacy frame, which consists of blocks and has no end of its own."""
+
+    def __init__(self) -> None:
+        self.eof = True
+        self.needs_input = True
+        self.unused_data: bytes | None = None
+
+    def decompress(self, data: Buffer, max_length: int = -1) -> bytes:
+        self.unused_data = bytes(data[len(_LZ4_LEGACY) :])
+        return b""
+
+
+class _LegacyBlock:
+    """One block of an lz4 legacy frame: its stored size in four bytes, then the block, decompressed as a whole."""
+
+    def __init__(self) -> None:
+        self._stored = bytearray()
+        self._size = 0
+        self._out = memoryview(b"")
+        self.eof = False
+        self.unused_data: bytes | None = None
+
+    @property
+    def needs_input(self) -> bool:
+        return not len(self._out)
+
+    def decompress(self, data: Buffer, max_length: int = -1) -> bytes:
+        if not len(self._out):
+            self._stored += data
+            if not self._size and len(self._stored) >= 4:
+                self._size = 4 + int.from_bytes(self._stored[:4], "little")
+            if not self._size or len(self._stored) < self._size:
+                return b""
+            with memoryview(self._stored) as view:
+                self._out = memoryview(lz4.block.decompress(view[4 : self._size], uncompressed_size=_LZ4_LEGACY_BLOCK_BYTES))
+                self.unused_data = bytes(view[self._size :])
+            self._stored.clear()
+        chunk = bytes(self._out if max_length < 0 else self._out[:max_length])
+        self._out = self._out[len(chunk) :]
+        self.eof = not len(self._out)
+        return chunk
+
+
 _OPENERS: Final[dict[str, Callable[[], object]]] = {
     "gz": lambda: igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP),
     "zst": lambda: zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG_MAX}),
     "lz4": lz4.frame.LZ4FrameDecompressor,
     "bz2": bz2.BZ2Decompressor,
     "xz": lambda: lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=DECOMPRESS_MEMORY_MAX),
+    "skippable": _Skippable,
+    "legacy": _LegacyStart,
+    "block": _LegacyBlock,
 }
 
 
-def kind_of_bytes(start: bytes) -> str | None:
-    """Which compression the first MAGIC_BYTES of a file belong to, if any."""
-    if start.startswith(b"\x1f\x8b\x08"):
-        return "gz"
-    if start.startswith(b"\x28\xb5\x2f\xfd"):
+def kind_of_bytes(start: bytes, name: str = "") -> str | None:
+    """Which compression the first MAGIC_BYTES of a file belong to, if any.
+
+    More of them help where skippable frames come first, which lz4 and zst share; then the ending of `name` decides.
+    """
+    at = 0
+    while _SKIPPABLE.match(start, at) and len(start) >= at + _SKIPPABLE_HEADER_BYTES:
+        at += _SKIPPABLE_HEADER_BYTES + int.from_bytes(start[at + 4 : at + _SKIPPABLE_HEADER_BYTES], "little")
+    if at:
+        start = start[at:]
+        if len(start) < 4:
+            return next((kind for kind in ("lz4", "zst") if name.lower().endswith(f".{kind}")), None)
+    if start.startswith(_ZSTD):
         return "zst"
-    if start.startswith(b"\x04\x22\x4d\x18"):
+    if start.startswith((_LZ4, _LZ4_LEGACY)):
         return "lz4"
+    if at:
+        return None
+    if start.startswith(_GZIP):
+        return "gz"
     if start.startswith(b"BZh") and start[4:10] in (b"1AY&SY", b"\x17rE8P\x90"):
         return "bz2"
     if start.startswith(b"\xfd7zXZ\0"):
@@ -81,7 +189,7 @@ class Decompressor:
     """Push side: `feed` what arrives and take the chunks, then `finish`. Raises CompressionError; of no use after that.
 
     `limited` holds it to DECOMPRESS_RATIO_MAX: for what strangers upload, not for what was indexed already. A chunk has at most
-    `chunk_bytes`.
+    `chunk_bytes`. `ignored_from` is where in the file the rubbish behind the stream begins, if there is any.
     """
 
     def __init__(self, kind: str, *, limited: bool = True, chunk_bytes: int = DECOMPRESS_CHUNK_BYTES) -> None:
@@ -90,7 +198,10 @@ class Decompressor:
         self._limited = limited
         self._frame: _Frame | None = None
         self._frames = 0
-        self._padding = False
+        self._legacy = False  # the last frame was an lz4 legacy block: another one may follow without a magic number
+        self._undecided = b""  # too few bytes to tell a frame from rubbish
+        self._zeros = 0  # that came after the last frame
+        self.ignored_from: int | None = None
         self.bytes_in = 0
         self.bytes_out = 0
 
@@ -100,11 +211,10 @@ class Decompressor:
         rest: Buffer = data
         while len(rest) or (self._frame is not None and not self._frame.needs_input):
             if self._frame is None:
-                rest = self._skip_padding(rest)
-                if not len(rest):
+                rest = self._next_frame(rest)
+                if self._frame is None:
                     return
-                self._open_frame()
-            frame = cast(_Frame, self._frame)
+            frame = self._frame
             try:
                 chunk = frame.decompress(rest, self._chunk_bytes)
                 rest = b""
@@ -122,32 +232,105 @@ class Decompressor:
 
     def finish(self) -> None:
         """Raises CompressionError when the stream ends early."""
-        if self._frame is not None or not self._frames:
+        if self._frame is not None or not self._frames or (self._kind == "xz" and self._zeros % _XZ_PADDING_BYTES):
             raise CompressionError(f"the {self._kind} stream ends early")
+        if self._undecided:
+            self._ignore(self._undecided)
 
-    def _open_frame(self) -> None:
+    def _next_frame(self, data: Buffer) -> Buffer:
+        """Open what begins here, and give what it is to be fed; without a frame when nothing does, or too little is here."""
+        if self.ignored_from is not None:
+            return b""
+        if self._undecided:
+            data, self._undecided = self._undecided + bytes(data), b""
+        if self._frames and self._kind in ("gz", "xz"):
+            data = self._skip_zeros(data)
+        if not len(data):
+            return b""
+        start = bytes(data[:_BZIP2_HEADER_BYTES])
+        if self._kind in _LOOK_BYTES and (self._frames or self._kind != "bz2"):
+            if len(start) < _LOOK_BYTES[self._kind]:
+                self._undecided = start
+                return b""
+            if self._frames and not self._is_frame(start):
+                self._ignore(data)
+                return b""
+        if self._kind == "gz" and start.startswith(_GZIP) and start[3]:
+            data = self._plain_gzip(bytes(data))
+            if not data:
+                return b""
         self._frames += 1
         if self._frames > DECOMPRESS_FRAMES_FREE + self.bytes_out // DECOMPRESS_FRAME_BYTES_MIN:
             raise CompressionError(f"the {self._kind} stream has {self._frames} frames for {self.bytes_out} bytes")
-        self._frame = cast(_Frame, _OPENERS[self._kind]())
+        self._frame = cast(_Frame, _OPENERS[self._opener(start)]())
+        return data
 
-    def _skip_padding(self, data: Buffer) -> Buffer:
-        """Zeros after the last gzip or xz stream are padding; nothing follows them."""
-        if not self._frames or self._kind not in ("gz", "xz"):
-            return data
-        if not self._padding and data[0] != 0:
-            return data
-        self._padding = True
-        if bytes(data).strip(b"\0"):
-            raise CompressionError(f"the {self._kind} stream is followed by something else")
+    def _plain_gzip(self, data: bytes) -> bytes:
+        """A gzip member without the optional fields of its header, which isal misreads where they come in pieces; nothing while
+        not all of the header is here."""
+        size = _gzip_header_size(data)
+        if size is not None:
+            return data[:3] + b"\0" + data[4:_GZIP_HEADER_BYTES] + data[size:]
+        if len(data) > _GZIP_HEADER_BYTES_MAX:
+            raise CompressionError(f"the gz stream has a header of more than {_GZIP_HEADER_BYTES_MAX} bytes")
+        self._undecided = data
         return b""
+
+    def _opener(self, start: bytes) -> str:
+        if self._kind != "lz4":
+            return self._kind
+        if start.startswith(_LZ4_LEGACY):
+            self._legacy = True
+            return "legacy"
+        self._legacy = self._legacy and _is_legacy_block(start)
+        return "skippable" if _SKIPPABLE.match(start) else "block" if self._legacy else "lz4"
+
+    def _is_frame(self, start: bytes) -> bool:
+        if self._kind == "gz":
+            return not self._zeros and start.startswith(_GZIP) and not start[3] & _GZIP_RESERVED_FLAGS
+        if self._kind == "lz4" and ((self._legacy and _is_legacy_block(start)) or _SKIPPABLE.match(start)):
+            return True
+        return kind_of_bytes(start) == self._kind
+
+    def _skip_zeros(self, data: Buffer) -> Buffer:
+        """Zeros after a gzip or xz stream are padding; behind that of xz another stream may follow."""
+        rest = bytes(data).lstrip(b"\0") if data[0] == 0 else data
+        self._zeros += len(data) - len(rest)
+        if len(rest) and self._kind == "xz":
+            if self._zeros % _XZ_PADDING_BYTES:
+                raise CompressionError("the xz stream is followed by something else")
+            self._zeros = 0
+        return rest
+
+    def _ignore(self, rest: Buffer) -> None:
+        self.ignored_from = self.bytes_in - len(rest)
 
     def _check_growth(self) -> None:
         if self._limited and self.bytes_out > max(DECOMPRESS_FREE_BYTES, DECOMPRESS_RATIO_MAX * self.bytes_in):
             raise CompressionError(f"the {self._kind} stream grows more than {DECOMPRESS_RATIO_MAX} times")
 
 
-class _DecompressedFile(io.RawIOBase):
+def _gzip_header_size(data: bytes) -> int | None:
+    """RFC 1952, 2.3; None while `data` ends inside of the header."""
+    at, flags = _GZIP_HEADER_BYTES, data[3]
+    if flags & _GZIP_EXTRA:
+        at += 2 + int.from_bytes(data[at : at + 2], "little")
+    for flag in (_GZIP_NAME, _GZIP_COMMENT):
+        if flags & flag:
+            at = data.find(b"\0", at) + 1
+            if not at:
+                return None
+    if flags & _GZIP_CHECKSUM:
+        at += 2
+    return at if at <= len(data) else None
+
+
+def _is_legacy_block(start: bytes) -> bool:
+    """Whether this is the size of a block; magic numbers are larger, and so is most of what is rubbish."""
+    return 0 < int.from_bytes(start[:4], "little") <= _LZ4_LEGACY_STORED_BYTES_MAX
+
+
+class DecompressedFile(io.RawIOBase):
     """Pull side: reads like a file, without seeking. Raises CompressionError."""
 
     def __init__(self, source: BinaryIO, kind: str) -> None:
@@ -155,6 +338,11 @@ class _DecompressedFile(io.RawIOBase):
         self._decompressor = Decompressor(kind, limited=False)
         self._chunks: Iterator[bytes] = iter(())
         self._chunk = memoryview(b"")
+
+    @property
+    def ignored_from(self) -> int | None:
+        """Where in `source` the rubbish behind the stream begins, known at its end."""
+        return self._decompressor.ignored_from
 
     def readable(self) -> bool:
         return True
@@ -179,4 +367,4 @@ class _DecompressedFile(io.RawIOBase):
 
 def open_decompressed(source: BinaryIO, kind: str) -> io.BufferedReader:
     """A reader of what `source` holds, decompressed as it is read; `source` stays the caller's to close."""
-    return io.BufferedReader(_DecompressedFile(source, kind), DECOMPRESS_CHUNK_BYTES)
+    return io.BufferedReader(DecompressedFile(source, kind), DECOMPRESS_CHUNK_BYTES)

@@ -1,8 +1,8 @@
 """What one 512-byte tar header, one long-name body or one pax body says. Pure functions over bytes, all of them bounded.
 
-Read are V7, USTAR, GNU (long names, base-256 numbers, sparse) and pax (extended and global headers), star's short prefix too.
-Formats: POSIX.1-2017 pax "ustar Interchange Format" and GNU tar manual "Basic Tar Format". Whatever is not of its form is a
-TarError that names the offset; nothing is guessed.
+Read are V7, USTAR, GNU (long names, base-256 numbers, sparse), pax (extended and global headers), star and Solaris. Formats:
+POSIX.1-2017 pax "ustar Interchange Format" and GNU tar manual "Basic Tar Format". Where writers left the form, a field means
+what libarchive and GNU tar take it for (docs/decisions/0013). Whatever neither reads is a TarError that names the offset.
 """
 
 from __future__ import annotations
@@ -36,9 +36,24 @@ TYPE_OF_FLAG: Final = {
 TYPES_WITHOUT_DATA: Final = frozenset((HARDLINK, SYMLINK, CHARACTER, BLOCK, DIRECTORY, FIFO))
 
 _HIGH_BYTES: Final = bytes(range(128))
+# Blanks, digits, and nothing more up to a blank or a NUL; old tars left what the memory held behind it.
+_OCTAL: Final = re.compile(rb"[ \t]*([0-7]{1,24})(?:[ \0]|\Z)")
 # A pax header without any of these changes nothing that an index holds.
-PAX_WANTED: Final = re.compile(rb"path=|size=|GNU\.sparse\.")
+_PAX_WANTED: Final = re.compile(rb"path=|size=|GNU\.sparse\.")
 _PAX_LENGTH_DIGITS: Final = 12
+_GNU_MAGIC: Final = b"ustar  \0"
+
+
+def _pattern_of_times() -> re.Pattern[bytes]:
+    """Records of times alone, each as long as it says: what tarfile, GNU tar and star write in front of every member."""
+    tens = []
+    for ten in (1, 2, 3):
+        lengths = [f"{unit} [amc]time=[-.0-9]{{{length}}}" for unit in range(10) if (length := 10 * ten + unit - 10) > 0]
+        tens.append(f"{ten}(?:{'|'.join(lengths)})")
+    return re.compile(f"(?:(?:{'|'.join(tens)})\n)*".encode())
+
+
+_PAX_TIMES: Final = _pattern_of_times()
 
 
 class TarError(Exception):
@@ -96,13 +111,13 @@ def parse_size(field: bytes, offset: int) -> int:
         if field[0] & 0x40:
             raise TarError("a member has a negative size", offset)
         size = int.from_bytes(field, "big") & ((1 << (8 * len(field) - 1)) - 1)
+    elif found := _OCTAL.match(field):
+        size = int(found[1], 8)
     else:
         digits = field.partition(b"\0")[0].strip(b" ")
-        if digits.startswith(b"-"):
-            raise TarError("a member has a negative size", offset)
         if not digits:
             return 0
-        size = _integer(digits, 8, offset)
+        raise TarError("a member has a negative size" if digits.startswith(b"-") else "a member's size is no number", offset)
     return check_size(size, offset)
 
 
@@ -113,29 +128,36 @@ def check_size(size: int, offset: int) -> int:
     return size
 
 
-def _integer(digits: bytes, base: int, offset: int) -> int:
-    # int() alone would take signs, underscores and prefixes, and any number of digits in quadratic time.
+def _decimal(digits: bytes, offset: int) -> int:
+    # int() alone would take signs, underscores and blanks, and any number of digits in quadratic time.
     if not digits.isdigit() or len(digits) > 24:
         raise TarError("a member's size is no number", offset)
-    try:
-        return int(digits, base)
-    except ValueError:
-        raise TarError("a member's size is no number", offset) from None
+    return int(digits)
 
 
-def header_name(block: bytes, offset: int) -> bytes:
-    """The name in the header itself, with the prefix of POSIX headers. Raises TarError for a NUL inside."""
-    name = block[:100].rstrip(b"\0")
-    if block[345] and block[257:263] == b"ustar\0":  # GNU's magic is "ustar  ": it keeps times in place of a prefix
-        name = _prefix(block) + b"/" + name
-    return check_name(name, offset)
+def is_posix(block: bytes) -> bool:
+    """Whether a header has the fields of POSIX. GNU's are others; V7 and star's first format have no magic at this place."""
+    return block[257:262] == b"ustar" and block[257:265] != _GNU_MAGIC
 
 
-def _prefix(block: bytes) -> bytes:
-    prefix = block[345:500]
-    if prefix[130] == 0 and prefix[131:132].isdigit():  # star: 131 bytes of prefix, then times
-        prefix = prefix[:131]
-    return prefix.rstrip(b"\0")
+def header_name(block: bytes) -> bytes:
+    """The name in the header itself, with the prefix of POSIX headers.
+
+    A field ends with its first NUL, whatever follows: old tars left rubbish there, star has 131 bytes of prefix and then times.
+    """
+    name = block[:100].partition(b"\0")[0]
+    if block[345] and is_posix(block):
+        prefix = block[345:500].partition(b"\0")[0]
+        return prefix + name if prefix.endswith(b"/") else prefix + b"/" + name
+    return name
+
+
+def has_rubbish(block: bytes) -> bool:
+    """Whether more follows the end of the name or of the prefix than zeros, and than the times that star keeps there."""
+    if block[:100].partition(b"\0")[2].strip(b"\0"):
+        return True
+    rest = block[345:500].partition(b"\0")[2] if block[345] and is_posix(block) else b""
+    return bool(rest.strip(b"\0")) and not (block[475] == 0 and block[476:477].isdigit())
 
 
 def check_name(name: bytes, offset: int) -> bytes:
@@ -148,8 +170,8 @@ def check_name(name: bytes, offset: int) -> bytes:
 
 
 def parse_long_name(body: bytes, offset: int) -> bytes:
-    """The body of a GNU 'L' header: a name and padding."""
-    name = body.rstrip(b"\0")
+    """The body of a GNU 'L' header: a name up to the first NUL."""
+    name = body.partition(b"\0")[0]
     if not name:
         raise TarError("a long name is empty", offset)
     return check_name(name, offset)
@@ -157,8 +179,6 @@ def parse_long_name(body: bytes, offset: int) -> bytes:
 
 def parse_pax(body: bytes, offset: int) -> PaxFields:
     """The records `LENGTH KEY=VALUE\\n` of a pax header, of which the last of each key counts. Raises TarError."""
-    if not PAX_WANTED.search(body):
-        return NO_PAX_FIELDS  # the common case: times, comments, attributes
     path = sparse_path = size = None
     sparse = False
     for key, value in _pax_records(body, offset):
@@ -173,9 +193,27 @@ def parse_pax(body: bytes, offset: int) -> PaxFields:
     name = sparse_path or path
     return PaxFields(
         check_name(name, offset) if name else None,  # an empty value takes the record back
-        check_size(_integer(size, 10, offset), offset) if size else None,
+        check_size(_decimal(size, offset), offset) if size else None,
         sparse,
     )
+
+
+def is_plain_pax(data: bytes | bytearray | memoryview, start: int, end: int) -> bool:
+    """Whether the pax header of which `data` has the body, from `start` to `end`, is sound and changes nothing in an index."""
+    if _PAX_TIMES.fullmatch(data, start, end):
+        return True
+    if _PAX_WANTED.search(data, start, end):
+        return False
+    try:
+        _pax_records(bytes(data[start:end]), 0)
+    except TarError:
+        return False  # parse_pax says so with the offset
+    return True
+
+
+def names_members(body: bytes) -> bool:
+    """Whether a global pax header gives names or sizes, which would be those of every member after it."""
+    return _PAX_WANTED.search(body) is not None
 
 
 def _pax_records(body: bytes, offset: int) -> list[tuple[bytes, bytes]]:

@@ -83,8 +83,12 @@ class CompressedIndexBuilder:
                 self._decompressor.finish()
             except CompressionError as error:
                 self._fail(error)
+        ignored = None if self._decompressor is None else self._decompressor.ignored_from
+        warnings = (
+            () if ignored is None else (f"what follows the {self._kind} stream is ignored, at offset {ignored} of the file",)
+        )
         self._decompressor = None
-        return self._builder.finish_as(self._kind, version, size, checksum)
+        return self._builder.finish_as(self._kind, version, size, checksum, warnings)
 
     def close(self) -> None:
         self._decompressor = None
@@ -130,7 +134,7 @@ class _SniffingBuilder:
     def _choose(self) -> Builder:
         if self._builder is None:
             start = bytes(self._start)
-            kind = kind_of_bytes(start) or ("tar" if _maybe_tar(start) else self._kind)
+            kind = kind_of_bytes(start, f".{self._kind}") or ("tar" if _maybe_tar(start) else self._kind)
             if kind == "tar":
                 self._builder = IndexBuilder(self._file, self._temporary_directory)
             else:
@@ -141,6 +145,6 @@ class _SniffingBuilder:
 
 
 def _maybe_tar(start: bytes) -> bool:
-    """Whether these bytes could begin a member's name: no control characters, or nothing but zeros."""
-    text = start.rstrip(b"\0")
-    return len(start) == MAGIC_BYTES and all(byte >= 32 for byte in text)
+    """Whether these bytes could begin a member's name, or are no bytes at all: an archive of nothing."""
+    text = start.partition(b"\0")[0]
+    return len(start) in (0, MAGIC_BYTES) and all(byte >= 32 for byte in text)

@@ -110,8 +110,9 @@ class IndexBuilder:
             raise ValueError(f"{self.archive_size} bytes were fed, not {size}")
         return self.finish_as("tar", version, size, checksum)
 
-    def finish_as(self, kind: str, version: str, size: int, checksum: str) -> IndexSummary:
-        """Like `finish`, for an archive of `archive_size` that is stored in `size` bytes compressed as `kind`."""
+    def finish_as(self, kind: str, version: str, size: int, checksum: str, warnings: tuple[str, ...] = ()) -> IndexSummary:
+        """Like `finish`, for an archive of `archive_size` that is stored in `size` bytes compressed as `kind`, and with
+        `warnings` before its own."""
         try:
             if self.problem is not None:
                 raise self.problem
@@ -144,7 +145,8 @@ class IndexBuilder:
             self._records.file.seek(0)
             write_all(self._records.file, encode_header(header))
             self._records.file.flush()
-            return IndexSummary(header.members, header.samples, header.repeated_keys, header.dropped, self._warnings())
+            warnings += self._warnings()
+            return IndexSummary(header.members, header.samples, header.repeated_keys, header.dropped, warnings)
         finally:
             self.close()
 
@@ -189,7 +191,7 @@ class IndexBuilder:
         return encoded, texts
 
     def _warnings(self) -> tuple[str, ...]:
-        warnings = []
+        warnings = [f"{text}, at offset {offset}" for text, offset in self._scanner.oddities]
         if self._dropped:
             warnings.append(f"{self._dropped} members belong to no sample")
         if self._keys.first_repeated is not None:

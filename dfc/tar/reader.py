@@ -52,21 +52,25 @@ class MemberData(io.RawIOBase):
         return self._member.offset + self._member.size - self.left
 
 
-def iterate_members(source: BinaryIO, kind: str = "tar") -> Iterator[tuple[Member, MemberData]]:
+def iterate_members(source: BinaryIO, kind: str = "tar", *, strict: bool = False) -> Iterator[tuple[Member, MemberData]]:
     """Each member with its data, which is read over when nobody takes it. Reads `source` to its end.
 
-    Raises TarError where the archive is broken, also when its end is missing or something follows.
+    Raises TarError where the archive is broken; `strict`: also when its end blocks are missing or something follows them.
     """
     stream = source if kind == "tar" else cast(BinaryIO, open_decompressed(source, kind))
     scanner = Scanner()
-    while chunk := _read_up_to(stream, scanner.want, scanner.next):
+    whole = True
+    while whole:
+        want = scanner.want
+        chunk = _read_up_to(stream, want, scanner.next)
+        whole = len(chunk) == want
         for entry in scanner.take(chunk):
             member = member_of(entry)
             data = MemberData(stream, member)
             yield member, data
             left = scanner.next - (member.offset + member.size - data.left)
             _skip(stream, left, scanner, member)
-    scanner.finish()
+    scanner.finish(strict=strict)
 
 
 def member_of(entry: Entry) -> Member:

@@ -2,7 +2,7 @@
 
 It does no I/O and holds at most one header, one long-name body and the entries of the last piece. `next` and `want` say
 which bytes it needs, so that a reader which can seek skips the bodies. The first problem is raised as TarError; after it the
-scanner must not be used.
+scanner must not be used. What other readers pass over in silence is no problem but an oddity, which `oddities` tells.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ from dfc.tar.header import (
     FILE,
     NO_PAX_FIELDS,
     OTHER,
-    PAX_WANTED,
     SPARSE,
     TYPE_OF_FLAG,
     TYPES_WITHOUT_DATA,
     ZERO_BLOCK,
     PaxFields,
     TarError,
+    check_name,
     check_size,
     checksum_matches,
+    has_rubbish,
     header_name,
+    is_plain_pax,
+    names_members,
     parse_long_name,
     parse_pax,
     parse_size,
@@ -39,8 +42,11 @@ Entry: TypeAlias = tuple[bytes, int, int, int, int]
 
 _LONG_NAME: Final = ord("L")
 _GLOBAL_PAX: Final = ord("g")
+_LABEL: Final = ord("V")  # GNU's name of a volume, which is no member
+_ACL: Final = ord("A")
 _PAX: Final = frozenset(b"xX")  # Solaris writes X
-_META: Final = frozenset(b"xXgLK")
+_META: Final = frozenset(b"xXgLKAV")
+_LONE: Final = frozenset((_GLOBAL_PAX, _LABEL))  # they belong to no member, and an archive may end after them
 _SPARSE_FLAG: Final = ord("S")
 _FILE_FLAG: Final = ord("0")
 _PAX_FLAG: Final = ord("x")
@@ -48,6 +54,7 @@ _WINDOW_BYTES: Final = 8 * 1024  # copied out of a mutable buffer at once: many 
 _WINDOW_BYTES_LARGE: Final = 1024  # or, while members are large, one header and a bit
 _SUMS_MAX: Final = 8192  # remembered checksum fields; sums of plain headers lie within a few thousand
 _ZEROS: Final = bytes(64 * 1024)
+_RUBBISH: Final = "what follows the NUL of a name is ignored"
 
 
 def padded(size: int) -> int:
@@ -63,13 +70,13 @@ def _octal(digits: bytes) -> int:
 
 
 class Scanner:
-    """Feed it everything, or (`take`) just the `want` bytes at `next`; collect `entries`; then `finish`."""
+    """Feed it everything, or (`take`) just the `want` bytes at `next`; collect the entries; then `finish`."""
 
     def __init__(self) -> None:
         self.next = 0  # where in the archive the next wanted byte lies
         self.want = TAR_HEADER_BYTES
         self.fed = 0  # bytes of the archive seen so far
-        self.ended = False  # a zero block was met: nothing but zeros may follow
+        self.ended = False  # a zero block was met: what follows it belongs to no member
         self.last_name = b""
         self._entries: list[Entry] = []
         self._partial = bytearray()
@@ -78,6 +85,8 @@ class Scanner:
         self._window = _WINDOW_BYTES
         self._sums: dict[bytes, int] = {}
         self._end = 0  # offset of the first zero block, once `ended`
+        self._after_end: int | None = None  # offset of the first byte after it that is not zero
+        self._odd: dict[str, int] = {}  # what was met before the end, and where first
         self._meta_flag = self._meta_size = self._meta_offset = 0
         self._sparse_member = (b"", 0, 0)
         self._head: int | None = None  # offset of the first header in front of the next member
@@ -112,31 +121,52 @@ class Scanner:
                 self._scan(bytes(view[at : at + self._window]), start + at)
                 self._window = _WINDOW_BYTES if self.next - start - at < 2 * _WINDOW_BYTES else _WINDOW_BYTES_LARGE
         if self.ended and self.fed > self.next:
-            self._check_zeros(view[max(0, self.next - start) :])
+            self._look_after_end(view[max(0, self.next - start) :])
         return self._collect()
 
     def take(self, chunk: bytes) -> list[Entry]:
-        """Like `feed`, for a reader that skips: the `want` bytes at `next`, fewer only where the archive ends."""
+        """Like `feed`, for a reader that skips: the `want` bytes at `next`, fewer, or none, only where the archive ends."""
         self.fed = self.next + len(chunk)
         if self.ended:
-            self._check_zeros(memoryview(chunk))
+            self._look_after_end(memoryview(chunk))
             self.next = self.fed
         elif len(chunk) == self.want:
             self._take(chunk)
+        else:
+            self._partial[:] = chunk
         return self._collect()
 
-    def finish(self) -> None:
-        """Raises TarError unless the archive was complete, its two zero blocks included."""
-        if self.ended:
-            if self.fed < self._end + 2 * TAR_HEADER_BYTES:
-                raise TarError("the archive ends after one zero block, of the two that close it", self.fed)
-            return
-        if self.next > self.fed:
-            name = self.last_name[:80].decode(errors="replace")
-            raise TarError(f"the archive ends inside of member {name!r}", self.fed)
-        if self.fed > self.next:
-            raise TarError("the archive ends inside of a header", self.fed)
-        raise TarError("the archive ends without the two zero blocks that close it", self.fed)
+    def finish(self, *, strict: bool = False) -> None:
+        """Raises TarError when the archive ended too early. `strict`: also for any oddity, in archives that we wrote."""
+        if not self.ended:
+            if self.next > self.fed:
+                name = self.last_name[:80].decode(errors="replace")
+                raise TarError(f"the archive ends inside of member {name!r}", self.fed)
+            is_header = self._take == self._header
+            # A piece of a zero block is the rest of an end that was cut off; GNU tar passes over it, too.
+            if (self.fed > self.next and (any(self._partial) or not self.next)) or not is_header:
+                raise TarError("the archive ends inside of a header", self.fed)
+            if self._head is not None:
+                raise TarError("the archive ends after a long-name or pax header", self.fed)
+        if strict and self.oddities:
+            raise TarError(*self.oddities[0])
+
+    @property
+    def unended(self) -> bool:
+        """After `finish`: whether the archive lacks the two zero blocks at its end, or one of them."""
+        return not self.ended or (self._after_end or self.fed) < self._end + 2 * TAR_HEADER_BYTES
+
+    @property
+    def oddities(self) -> list[tuple[str, int]]:
+        """After `finish`: what is not as it should be, though every reader lists the members; sentences and offsets."""
+        found = list(self._odd.items())
+        if not self.ended:
+            found.append(("the archive has no end blocks; if it was cut off, then between two members", self.fed))
+        elif self.unended:
+            found.append(("the archive has one zero block at its end, and not two", self._end))
+        if self._after_end is not None:
+            found.append(("what follows the end of the archive is ignored", self._after_end))
+        return found
 
     def _collect(self) -> list[Entry]:
         entries = self._entries
@@ -174,7 +204,10 @@ class Scanner:
                 after = position + TAR_HEADER_BYTES + ((size + 511) & -512)
                 if (flag == _FILE_FLAG or flag == 0) and not block[345]:  # without a prefix
                     name = block[:100].rstrip(b"\0")
-                    if 0 not in name and (flag or name[-1:] != b"/"):
+                    if 0 in name:
+                        name = name.partition(b"\0")[0]
+                        self._odd.setdefault(_RUBBISH, offset)
+                    if flag or name[-1:] != b"/":
                         append((name, FILE, offset if head is None else head, offset + TAR_HEADER_BYTES, size))
                         head = None
                         position = after
@@ -184,7 +217,7 @@ class Scanner:
                     and head is None
                     and size <= TAR_META_BYTES_MAX
                     and after <= len(window)
-                    and not PAX_WANTED.search(window, position + TAR_HEADER_BYTES, position + TAR_HEADER_BYTES + size)
+                    and is_plain_pax(window, position + TAR_HEADER_BYTES, position + TAR_HEADER_BYTES + size)
                 ):
                     head = offset
                     position = after
@@ -236,7 +269,7 @@ class Scanner:
         offset = self.next
         if size > TAR_META_BYTES_MAX:
             raise TarError(f"a long-name or pax header has more than {TAR_META_BYTES_MAX} bytes", offset)
-        if flag != _GLOBAL_PAX and self._head is None:
+        if flag not in _LONE and self._head is None:
             self._head = offset
         if self._head is not None:  # global headers alone may be many, and the archive may end after them
             self._chain += 1
@@ -254,24 +287,32 @@ class Scanner:
             self._long_name = parse_long_name(body, offset)
         elif self._meta_flag in _PAX:
             self._pax = parse_pax(body, offset)
-        elif self._meta_flag == _GLOBAL_PAX and parse_pax(body, offset) != NO_PAX_FIELDS:
-            raise TarError("a global pax header gives every member one name or size", offset)
+            if self._long_name:
+                self._pax = self._pax._replace(path=None)  # of two names the one that comes first counts
+        elif self._meta_flag == _GLOBAL_PAX and names_members(body):
+            self._odd.setdefault("names and sizes in a global pax header are ignored", offset)
+        elif self._meta_flag == _ACL:
+            self._odd.setdefault("access control lists of Solaris are ignored", offset)
+        elif self._meta_flag == _LABEL:
+            self._odd.setdefault("the label of the volume is no member", offset)
         self._expect(self.next + len(chunk), TAR_HEADER_BYTES, self._header, plain=self._head is None)
 
     def _member(self, block: bytes, flag: int) -> None:
         offset = self.next
         pax = self._pax
-        name = pax.path or self._long_name or header_name(block, offset)
+        name = check_name(pax.path or self._long_name or header_name(block), offset)
+        if has_rubbish(block):
+            self._odd.setdefault(_RUBBISH, offset)
         member_type = TYPE_OF_FLAG.get(flag, OTHER)
         if flag == 0 and name.endswith(b"/"):
             member_type = DIRECTORY  # V7 had no type for it
         elif pax.sparse and member_type == FILE:
             member_type = SPARSE
         size = parse_size(block[124:136], offset)
-        if member_type in TYPES_WITHOUT_DATA:
-            size = 0
-        elif pax.size is not None:
+        if pax.size is not None:
             size = check_size(pax.size, offset)
+        elif member_type in TYPES_WITHOUT_DATA:
+            size = 0
         head = offset if self._head is None else self._head
         self._reset_chain()
         if flag == _SPARSE_FLAG and block[482]:
@@ -302,9 +343,10 @@ class Scanner:
         self._long_name = b""
         self._pax = NO_PAX_FIELDS
 
-    def _check_zeros(self, view: memoryview) -> None:
-        for start in range(0, len(view), len(_ZEROS)):
+    def _look_after_end(self, view: memoryview) -> None:
+        """Find the first byte that is not zero; then nothing more is looked at."""
+        for start in range(0, 0 if self._after_end is not None else len(view), len(_ZEROS)):
             piece = view[start : start + len(_ZEROS)]
             if not _ZEROS.startswith(piece):
-                offset = self.fed - len(view) + start + next(i for i, byte in enumerate(piece) if byte)
-                raise TarError("data follows after the end of the archive", offset)
+                self._after_end = self.fed - len(view) + start + next(i for i, byte in enumerate(piece) if byte)
+                return

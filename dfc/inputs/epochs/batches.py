@@ -227,7 +227,7 @@ def _parse_sample(data: bytearray, view: memoryview, start: int, end: int, url: 
 def _parse_any(item: bytes, url: str, fields: Collection[str] | None) -> Sample:
     scanner = Scanner()
     entries = [*scanner.feed(item), *scanner.feed(bytes(2 * TAR_HEADER_BYTES))]
-    scanner.finish()
+    scanner.finish(strict=True)
     sample: Sample = {"__key__": "", "__source__": url}
     found = False
     for name, kind, _, offset, size in entries:

@@ -11,8 +11,9 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 from dfc.http.retry import Cancellation, Cancelled
-from dfc.inputs.base import Counts, ShardRef, ShardShort
+from dfc.inputs.base import LOG, Counts, ShardRef, ShardShort
 from dfc.inputs.sources.streams import Stream, StreamOptions, open_stream
+from dfc.inputs.sources.urls import shown
 from dfc.limits import INPUT_BUFFER_BYTES, INPUT_BUFFER_BYTES_MIN, MIB, TAR_HEADER_BYTES
 from dfc.tar.compression import Decompressor, kind_of_bytes
 from dfc.tar.header import TarError, checksum_matches
@@ -135,7 +136,8 @@ def read_pieces(
     """
     slots = Slots(free, job.cancellation)
     ref, start, end, etag = job.extent
-    direct = not ref.url.partition("?")[0].lower().endswith(_COMPRESSED_NAMES)
+    name = ref.url.partition("?")[0].lower()
+    direct = not name.endswith(_COMPRESSED_NAMES)
     while True:
         job.cancellation.check()
         first, stop = (start, end) if direct else (0, None)
@@ -152,7 +154,7 @@ def read_pieces(
             piece = slots.fill(stream, INPUT_BUFFER_BYTES_MIN)
             (buffer, size), *_ = piece.parts
             head = bytes(buffer[: min(size, TAR_HEADER_BYTES)])
-            kind = kind_of_bytes(head) if first == 0 else None
+            kind = kind_of_bytes(head, name) if first == 0 else None
             if direct and not _is_direct(head, kind, job.extent):
                 slots.give_back(piece)
                 direct = False  # it is compressed, whatever it is called: offsets in the archive are not those in the file
@@ -165,7 +167,7 @@ def read_pieces(
                 begin = bytes(buffer[:size])
                 slots.give_back(piece)
                 with closing(_raw(stream, begin)) as chunks:
-                    decompressed = _decompressed(chunks, kind) if kind else map(bytes, chunks)
+                    decompressed = _decompressed(chunks, kind, ref.url) if kind else map(bytes, chunks)
                     yield from _gathered(_cut(decompressed, start, end), slots, is_hungry)
             return
 
@@ -242,12 +244,14 @@ def _receive(stream: Stream, free: SimpleQueue[bytearray | None], full: SimpleQu
             return
 
 
-def _decompressed(chunks: Iterable[memoryview], kind: str) -> Iterator[bytes]:
+def _decompressed(chunks: Iterable[memoryview], kind: str, url: str) -> Iterator[bytes]:
     # Without a bound on growth: what is held of it is bounded, and so is the consumer's patience.
     decompressor = Decompressor(kind, limited=False, chunk_bytes=_DECOMPRESSED_BYTES)
     for chunk in chunks:
         yield from decompressor.feed(chunk)
     decompressor.finish()
+    if decompressor.ignored_from is not None:
+        LOG.warning("%s: what follows the %s stream is ignored, at offset %d", shown(url), kind, decompressor.ignored_from)
 
 
 def _cut(chunks: Iterable[bytes], start: int, end: int | None) -> Iterator[bytes]:

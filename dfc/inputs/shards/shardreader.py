@@ -189,10 +189,8 @@ class SegmentReader:
         item = lane.take(number)
         if item is None:
             parser.finish(whole=segment.end is None)
-            if parser.unended:
-                LOG.warning(
-                    "%s: the archive has no end blocks; if it was cut off, then between two members", shown(segment.ref.url)
-                )
+            for text, offset in parser.oddities:
+                LOG.warning("%s: %s, at offset %d", shown(segment.ref.url), text, offset)
             return False
         if isinstance(item, Exception):
             raise item

@@ -21,7 +21,7 @@ from dfc.limits import (
     TAR_HEADER_BYTES,
     TAR_META_BYTES_MAX,
 )
-from dfc.tar.header import FILE, PAX_WANTED, TarError, stored_sum
+from dfc.tar.header import FILE, TarError, is_plain_pax, stored_sum
 from dfc.tar.samples import split_key
 from dfc.tar.scanner import Scanner, padded
 
@@ -50,6 +50,7 @@ class SampleParser:
         self.keys_repeated = 0  # samples that were begun by a repeated extension
         self.offset = start  # of the next byte to be fed
         self.unended = False  # after `finish`: the archive had no two zero blocks at its end
+        self.oddities: list[tuple[str, int]] = []  # after `finish`: those of the scanner
         self._source = source
         self._start = start
         self._indexed = indexed
@@ -105,20 +106,17 @@ class SampleParser:
             if not (self._scanning or self._partial):
                 scanner.next = self.offset + self._skip
                 scanner.last_name = self._open_name
-            complete = not (self._skip or self._scanning or any(self._partial)) and (self.offset > 0 or not whole)
-            if not complete:
-                scanner.finish()
-            self.unended = whole
-        else:
-            try:
-                scanner.finish()
-            except TarError:
-                self.unended = True  # one zero block
+            elif self._partial:
+                scanner.take(bytes(self._partial))
+        scanner.finish()
+        if whole:
+            self.unended = scanner.unended
+            self.oddities = scanner.oddities
         self._complete(self.offset)
 
     @property
     def ended(self) -> bool:
-        """Whether the end of the archive was met: nothing but zeros may follow."""
+        """Whether the end of the archive was met: what follows is ignored."""
         return self._scanner.ended
 
     def has_open_sample(self) -> bool:
@@ -159,7 +157,7 @@ class SampleParser:
                     and head < 0
                     and size <= TAR_META_BYTES_MAX
                     and after <= end
-                    and not PAX_WANTED.search(view, data, data + size)
+                    and is_plain_pax(view, data, data + size)
                 ):
                     head = position
                     position = after

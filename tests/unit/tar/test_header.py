@@ -15,7 +15,9 @@ from dfc.tar.header import (
     TarError,
     byte_sum,
     checksum_matches,
+    has_rubbish,
     header_name,
+    is_plain_pax,
     parse_long_name,
     parse_pax,
     parse_size,
@@ -44,6 +46,9 @@ def test_error_says_where():
         (b"          17", 15),
         (b"17\x00         ", 15),
         (b"17 garbage"[:3] + bytes(9), 15),
+        (b"17 7 garbage", 15),
+        (b"17\x00garbage77", 15),
+        (b"\t17\x00        ", 15),
         (bytes(12), 0),
         (b" " * 12, 0),
         (b"777777777777", 8**12 - 1),
@@ -63,7 +68,8 @@ def test_sizes(field, size):
         b"1_000000000\x00",
         b"00000000008\x00",
         b"0000000000x\x00",
-        b"1 1\x00        ",
+        b"17garbage\x00  ",
+        b"17\n         ",
         b"\xff" * 12,  # -1 in base-256
         b"\xc0" + bytes(11),  # the most negative
         b"\x80" + b"\xff" * 11,
@@ -104,24 +110,34 @@ def test_a_flipped_bit_anywhere_is_noticed(make):
 
 
 def test_names_with_prefix(make):
-    assert header_name(make.header(b"n" * 100), 0) == b"n" * 100
-    assert header_name(make.header(b"b.txt", prefix=b"dir/sub"), 0) == b"dir/sub/b.txt"
-    assert header_name(make.header(b"b", prefix=b"p" * 155), 0) == b"p" * 155 + b"/b"
-    star = b"dir".ljust(131, b"\0") + b"14371351404 14371351404 "
-    assert header_name(make.header(b"b", prefix=star), 0) == b"dir/b"
-    # GNU keeps times in place of a prefix.
-    assert header_name(make.header(b"b", prefix=b"14371351404\x00", magic=b"ustar  \x00"), 0) == b"b"
+    assert header_name(make.header(b"n" * 100)) == b"n" * 100
+    assert header_name(make.header(b"b.txt", prefix=b"dir/sub")) == b"dir/sub/b.txt"
+    assert header_name(make.header(b"b.txt", prefix=b"dir/sub/")) == b"dir/sub/b.txt"
+    assert header_name(make.header(b"b", prefix=b"p" * 155)) == b"p" * 155 + b"/b"
+    assert header_name(make.header(b"b", prefix=b"dir", magic=b"ustar000")) == b"dir/b"
+    for times in (b"14371351404 14371351404 ", b" 4371351404  4371351404 ", b"\x80" + bytes(6) + b"\1" * 5):
+        star = b"dir".ljust(131, b"\0") + times
+        assert header_name(make.header(b"b", prefix=star)) == b"dir/b"
+        assert has_rubbish(make.header(b"b", prefix=star)) == (not times[:1].isdigit())
+    # GNU keeps times in place of a prefix; V7 and star's first format have no magic, and no prefix that others read.
+    for magic in (b"ustar  \x00", bytes(8)):
+        block = make.header(b"b", prefix=b"14371351404\x00" + b"more", magic=magic)
+        assert header_name(block) == b"b"
+        assert not has_rubbish(block)
 
 
 @pytest.mark.parametrize(("name", "prefix"), [(b"a\0b.txt", b""), (b"a", b"d\0x")])
-def test_a_nul_inside_a_name(make, name, prefix):
-    with pytest.raises(TarError, match="NUL"):
-        header_name(make.header(name, prefix=prefix), 0)
+def test_a_field_ends_with_its_first_nul(make, name, prefix):
+    block = make.header(name, prefix=prefix)
+    assert header_name(block) == (b"d/a" if prefix else b"a")
+    assert has_rubbish(block)
+    assert not has_rubbish(make.header(b"a", prefix=b"d"))
 
 
 def test_long_names():
     assert parse_long_name(b"x" * 4096 + b"\0", 0) == b"x" * 4096
-    for body in (b"x" * 4097 + b"\0", b"a\0b\0", b"\0\0", b""):
+    assert parse_long_name(b"a\0b\0", 0) == b"a"
+    for body in (b"x" * 4097 + b"\0", b"\0\0", b"\0a", b""):
         with pytest.raises(TarError):
             parse_long_name(body, 0)
 
@@ -135,6 +151,23 @@ def test_pax_fields(make):
     assert parse_pax(pax(b"path", b"a") + pax(b"path", b""), 0).path is None
     assert parse_pax(pax(b"path", b"a\nb=c 12 d"), 0).path == b"a\nb=c 12 d"
     assert parse_pax(pax(b"path", b"x") + bytes(10), 0).path == b"x"
+
+
+def test_pax_headers_that_say_nothing_of_members(make):
+    times = [
+        make.pax(key, value) for key in (b"mtime", b"atime", b"ctime") for value in (b"1", b"-1.5", b"1700000000.123456789")
+    ]
+    plain = [b"", *times, b"".join(times), make.pax(b"comment", b"x" * 200), make.pax(b"mtime", b"soon"), times[0] + bytes(3)]
+    for body in plain:
+        assert is_plain_pax(b"x" * 7 + body + b"y" * 7, 7, 7 + len(body)), body
+        assert is_plain_pax(memoryview(bytearray(body)), 0, len(body)), body
+        assert parse_pax(body, 0) == NO_PAX_FIELDS
+    for body in (make.pax(b"path", b"x"), make.pax(b"size", b"1"), make.pax(b"GNU.sparse.map", b"0,1")):
+        assert not is_plain_pax(body, 0, len(body))
+    for body in (times[0][:-1], b"3" + times[0], times[0].replace(b"\n", b"1"), b"12 mtime=1\n", times[0] + b"x"):
+        assert not is_plain_pax(body, 0, len(body)), body
+        with pytest.raises(TarError):
+            parse_pax(body, 0)
 
 
 def test_pax_sparse(make):

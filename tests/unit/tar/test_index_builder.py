@@ -79,13 +79,19 @@ def test_empty_archive(make, index_of):
     assert index.find_member("a") is index.find_sample("a") is None
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"no tar at all" * 100, bytes(511), bytes(512), b"\x1f\x8b\x08broken gzip" * 50, b"x" * 20]
-)
+@pytest.mark.parametrize("data", [b"x", b"no tar at all" * 100, bytes(511), b"\x1f\x8b\x08broken gzip" * 50, b"x" * 20])
 @pytest.mark.parametrize("kind", ["tar", "gz", "zst", "lz4", "bz2", "xz"])
 def test_what_is_no_shard(index_of, data, kind):
     with pytest.raises(TarError):
         index_of(data, kind)
+
+
+@pytest.mark.parametrize("kind", ["tar", "gz", "zst", "lz4", "bz2", "xz"])
+def test_an_archive_of_nothing(index_of, kind):
+    for data in (b"", bytes(512)):
+        summary, index = index_of(data, kind)
+        assert (summary.members, index.kind, index.archive_size) == (0, "tar", len(data))
+        assert "offset 0" in summary.warnings[0]
 
 
 def test_random_garbage_never_raises_from_feed(tmp_path):

@@ -59,7 +59,7 @@ def test_a_real_pipe(make):
         assert [(member.name, body.read()) for member, body in iterate_members(file)] == [("a.x", b"123")]
 
 
-@pytest.mark.parametrize("size", [100, 512, 700, 1536, 2100, 5000])
+@pytest.mark.parametrize("size", [100, 512, 700, 1535, 2100, 5000])
 @pytest.mark.parametrize("take", [True, False])
 def test_truncated(make, size, take):
     data = make.tar({"a.x": b"x" * 1000, "b.x": b"y" * 3000})[:size]
@@ -77,9 +77,16 @@ def test_truncated_compressed(make, kind):
 
 def test_broken(make):
     member = make.member(b"a", b"1")
-    for data in (b"", b"no tar" * 500, member, member + bytes(512), member + make.end + b"x", make.end + bytes(99_999) + b"x"):
+    for data in (b"n", b"no tar" * 500, member[:-1], member + b"x"):
         with pytest.raises(TarError):
             list(iterate_members(io.BytesIO(data)))
+    odd = (member, member + bytes(512), member + make.end + b"x", member + make.end + bytes(99_999) + b"x" * 200_000)
+    for data in odd:
+        source = io.BytesIO(data)
+        assert [m.name for m, _ in iterate_members(source)] == ["a"]
+        assert source.tell() == len(data)
+        with pytest.raises(TarError):  # what we wrote ourselves is whole, or was cut off
+            list(iterate_members(io.BytesIO(data), strict=True))
     assert [m.name for m, _ in iterate_members(io.BytesIO(member + make.end + bytes(200_000)))] == ["a"]
 
 

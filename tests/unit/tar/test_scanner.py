@@ -23,6 +23,27 @@ def scan(data: bytes, chunk: int = 1 << 20, wrap: type = bytes) -> list[Entry]:
     return entries
 
 
+def oddities(data: bytes) -> list[tuple[str, int]]:
+    """What is odd about an archive that can be read, which must be the same in any pieces, and for a reader that skips."""
+    found = []
+    for chunk in (1, 100, 512, 700, 1 << 20):
+        scanner = Scanner()
+        for start in range(0, len(data), chunk):
+            scanner.feed(data[start : start + chunk])
+        scanner.finish()
+        found.append(scanner.oddities)
+    scanner = Scanner()
+    whole = True
+    while whole:
+        assert scanner.next <= len(data)
+        piece = data[scanner.next : scanner.next + scanner.want]
+        whole = len(piece) == scanner.want
+        scanner.take(piece)
+    scanner.finish()
+    assert all(odd == scanner.oddities for odd in found)
+    return found[0]
+
+
 def problem(data: bytes) -> TarError:
     """The error of an archive, which must be the same however it is cut into pieces."""
     errors = []
@@ -62,7 +83,7 @@ def test_a_reader_that_skips_finds_the_same(make):
 
 def test_types(make):
     flags = {b"0": "file", b"\0": "file", b"7": "file", b"1": "hardlink", b"2": "symlink", b"3": "character", b"4": "block"}
-    flags |= {b"5": "directory", b"6": "fifo", b"S": "sparse", b"D": "other", b"V": "other", b"M": "other", b"?": "other"}
+    flags |= {b"5": "directory", b"6": "fifo", b"S": "sparse", b"D": "other", b"N": "other", b"M": "other", b"?": "other"}
     data = b"".join(make.header(b"m", 0, flag) for flag in flags) + make.end
     assert [TYPES[entry[1]] for entry in scan(data)] == list(flags.values())
     assert TYPES[scan(make.header(b"old/", 0, b"\0", magic=bytes(8)) + make.end)[0][1]] == "directory"
@@ -111,9 +132,11 @@ def test_pax_size_overrules_the_header(make):
 def test_global_headers_pass_unless_they_name_members(make):
     comment = make.member(b"g", make.pax(b"comment", b"0123"), b"g")
     assert scan(comment * 100 + make.member(b"a", b"") + comment + make.end) == [(b"a", FILE, 100 * 1024, 100 * 1024 + 512, 0)]
-    for key, value in ((b"path", b"x"), (b"size", b"1")):
-        bad = make.member(b"g", make.pax(key, value), b"g")
-        assert problem(make.member(b"a", b"") + bad + make.member(b"b", b"") + make.end).offset == 512
+    for key, value in ((b"path", b"x"), (b"size", b"1000")):
+        names = make.member(b"g", make.pax(key, value), b"g")
+        data = make.member(b"a", b"") + names + make.member(b"b", b"1") + names + make.end
+        assert [entry[:2] for entry in scan(data)] == [(b"a", FILE), (b"b", FILE)]
+        assert oddities(data) == [("names and sizes in a global pax header are ignored", 512)]
 
 
 def test_long_link_names_and_empty_meta_bodies_pass(make):
@@ -128,26 +151,36 @@ def test_zero_padding_after_the_end(make, padding):
 
 
 def test_truncation_at_every_block(make):
+    """Between two members there is nothing that tells an archive from one that was cut off; the warning does."""
     data = make.tar({"a.txt": b"x" * 1000, "b" * 150: b"y" * 600, "c": b""}, tarfile.GNU_FORMAT)
+    heads = [entry[2] for entry in scan(data)]
     end = len(data.rstrip(b"\0")) // 512 * 512 + 512
     while data[end - 512 : end].strip(b"\0"):
         end += 512
     complete = data.index(bytes(1024), scan(data)[-1][3]) + 1024
     for size in range(0, len(data) + 1, 512):
         if size >= complete:
-            scan(data[:size])
+            assert not oddities(data[:size])
+        elif size in heads or size >= complete - 1024:
+            assert len(scan(data[:size])) == sum(head < size for head in heads)
+            ((text, offset),) = oddities(data[:size])
+            assert ("one zero block" in text, offset) == (size == complete - 512, min(size, complete - 1024)), size
         else:
             assert problem(data[:size]).offset == size, size
-    for size in (1, 100, 513, 1500, complete - 1):
+    for size in (1, 100, 513, 1500, complete - 1025):
         assert problem(data[:size]).offset == size
+    for size in (complete - 1, complete - 600):
+        assert len(scan(data[:size])) == 3
+        assert oddities(data[:size])
 
 
 def test_messages_say_what_is_missing(make):
     data = make.member(b"dir/a.txt", b"x" * 1000)
     assert "ends inside of member 'dir/a.txt'" in str(problem(data[:700]))
-    assert "without the two zero blocks" in str(problem(data))
     assert "inside of a header" in str(problem(data + data[:100]))
-    assert "after one zero block" in str(problem(data + bytes(512)))
+    for data in (make.member(b"n", b"name", b"L"), make.member(b"x", b"", b"x"), make.member(b"A", b"1", b"A")):
+        assert "after a long-name or pax header" in str(problem(data))
+        assert "inside of a header" in str(problem(make.header(b"m", 600, data[156:157])))
     assert str(problem(b"no tar" * 1000)) == "not a tar archive: no header at offset 0"
 
 
@@ -155,13 +188,65 @@ def test_bad_checksum(make):
     assert problem(make.member(b"a", b"1") + make.header(b"b", checksum=b"000000\x00 ") + make.end).offset == 1024
 
 
-def test_concatenated_archives(make):
+def test_what_follows_the_end_is_ignored(make):
     data = make.tar({"a": b"1"})
-    assert "data follows" in problem(data + data).message
-    assert problem(data + data).offset == len(data)
-    assert problem(data + bytes(1000) + b"x").offset == len(data) + 1000
     lone = make.member(b"a", b"") + bytes(512) + make.member(b"b", b"") + make.end
-    assert problem(lone).offset == 1024
+    for archive, offset in ((data + data, len(data)), (data + bytes(1000) + b"x", len(data) + 1000), (lone, 1024)):
+        assert [entry[0] for entry in scan(archive)] == [b"a"]
+        assert oddities(archive)[-1] == ("what follows the end of the archive is ignored", offset)
+    assert "one zero block" in oddities(lone)[0][0]
+    assert len(oddities(data + b"x" * 200_000)) == 1
+
+
+def test_nothing_is_an_archive_of_nothing(make):
+    assert scan(b"") == []
+    assert oddities(b"") == [("the archive has no end blocks; if it was cut off, then between two members", 0)]
+    assert problem(bytes(511)).offset == 511
+
+
+def test_our_own_archives_must_be_whole(make):
+    data = make.tar({"a": b"1"})
+    for archive in (data + b"x", data[:1024], data[:1536], make.member(b"a\0b", b"") + make.end):
+        scanner = Scanner()
+        scanner.feed(archive)
+        with pytest.raises(TarError) as caught:
+            scanner.finish(strict=True)
+        assert (caught.value.message, caught.value.offset) == oddities(archive)[0]
+
+
+def test_labels_and_access_lists_are_no_members(make):
+    label, acl = make.header(b"volume", 0, b"V"), make.member(b"acl", b"1000003\0user::rwx", b"A")
+    member = make.member(b"a", b"1")
+    entries = scan(label + member + acl + member + acl + make.member(b"L", b"long\0", b"L") + member + label)
+    assert [(name, head) for name, _, head, _, _ in entries] == [(b"a", 512), (b"a", 1536), (b"long", 3584)]
+    assert [offset for _, offset in oddities(label + member + acl + member + make.end)] == [0, 1536]
+    assert len(scan(make.member(b"volume", b"text", b"V") + member)) == 1
+    assert problem(acl + make.end).offset == 1024
+
+
+def test_of_two_names_the_one_that_comes_first_counts(make):
+    long, pax = make.member(b"L", b"long\0", b"L"), make.member(b"x", make.pax(b"path", b"pax"), b"x")
+    for first, second, name in ((long, pax, b"long"), (pax, long, b"pax"), (long, make.member(b"L", b"2", b"L"), b"2")):
+        assert scan(first + second + make.member(b"a", b"") + make.end)[0][0] == name
+
+
+def test_a_pax_size_is_that_of_any_member(make):
+    pax = make.member(b"x", make.pax(b"size", b"600"), b"x")
+    for flag in (b"0", b"1", b"2", b"5"):
+        data = pax + make.header(b"a", 0, flag) + b"x" * 1024 + make.member(b"b", b"") + make.end
+        assert [(name, size) for name, _, _, _, size in scan(data)] == [(b"a", 600), (b"b", 0)]
+
+
+def test_fields_end_with_their_first_nul(make):
+    data = make.member(b"a.txt\0rest", b"1") + make.member(b"b", b"") + make.member(b"c\0r", b"") + make.end
+    assert [entry[0] for entry in scan(data)] == [b"a.txt", b"b", b"c"]
+    assert oddities(data) == [("what follows the NUL of a name is ignored", 0)]
+
+
+def test_damage_in_a_pax_header_that_nobody_needs_is_found(make):
+    good = make.pax(b"mtime", b"1700000000.5")
+    for body in (b"9" + good[1:], good[:-1] + b"1", good.replace(b"=", b"-"), good + b"x"):
+        assert problem(make.member(b"x", body, b"x") + make.member(b"a", b"") + make.end).offset == 0
 
 
 @pytest.mark.parametrize("flag", [b"L", b"K", b"x", b"g"])
@@ -171,6 +256,7 @@ def test_meta_bombs(make, flag):
 
 def test_meta_chains_are_bounded(make):
     link = make.member(b"L", b"name\0", b"L")
+    assert TAR_META_CHAIN_MAX < 100
     assert scan(link * TAR_META_CHAIN_MAX + make.header() + make.end)[0][0] == b"name"
     assert problem(link * (TAR_META_CHAIN_MAX + 1) + make.header() + make.end).offset == TAR_META_CHAIN_MAX * 1024
     endless = link + make.member(b"g", b"", b"g") * TAR_META_CHAIN_MAX
@@ -204,7 +290,7 @@ def test_many_different_checksum_fields_are_not_all_remembered(make, monkeypatch
 @given(st.binary(max_size=3000))
 def test_garbage(data):
     with pytest.raises(TarError):
-        scan(data + b"x")
+        scan(b"x" + data)
 
 
 @given(st.integers(0, 10239), st.integers(1, 255), st.integers(1, 3000))

@@ -192,8 +192,7 @@ def broken_shards() -> dict[str, tuple[bytes, int | None]]:
         "damaged.tgz": (packed[:30_000] + b"\xff" * 100 + packed[30_100:], None),
         "without-checksum.tgz": (packed[:-8], 10),
         "page.tar": (b"<html>not found</html>" * 100, 0),
-        "empty.tar": (b"", 0),
-        "tail.tar": (data + b"x" * 600, 10),
+        "header.tar": (data[:100], 0),
     }
 
 
@@ -236,7 +235,24 @@ def test_a_shard_without_end_blocks_is_whole_and_counted(shard, caplog):
     data = tar_of("", 5)
     assert read(Segment(shard("x.tar", data[: starts_of(data)[4]])), counts=counts) == names("", 0, 4)
     assert (counts.shards, counts.shards_unended, counts.shards_skipped) == (1, 1, 0)
-    assert "no end blocks" in caplog.text
+    assert "x.tar: the archive has no end blocks" in caplog.text
+
+
+def test_what_follows_an_archive_or_its_gzip_stream_is_ignored_with_a_warning(shard, caplog):
+    data = tar_of("", 5)
+    counts = Counts()
+    for name, archive, warning in (
+        ("tail.tar", data + b"x" * 600, "what follows the end of the archive is ignored, at offset 20480"),
+        ("two.tar", data + tar_of("other", 5), "what follows the end of the archive is ignored, at offset 20480"),
+        ("tail.tgz", gzip.compress(data) + b"x", "what follows the gz stream is ignored, at offset"),
+    ):
+        caplog.clear()
+        assert read(Segment(shard(name, archive)), counts=counts) == names("", 0, 5)
+        (record,) = caplog.records
+        assert f"{name}: {warning}" in record.getMessage()
+    assert (counts.shards, counts.shards_unended, counts.shards_skipped) == (3, 0, 0)
+    assert read(Segment(shard("empty.tar", b"")), counts=counts) == []
+    assert counts.shards_unended == 1
 
 
 def test_shards_that_are_not_there(shard, tmp_path, caplog):
