@@ -385,7 +385,7 @@ def _split_sample(archive: bytes) -> dict[str, bytes]:
         raise ObjectCorrupt(f"a sample arrived as a broken tar: {problem}") from None
     members = {}
     for name, kind, _, offset, size in entries:
-        key = split_key(name.decode("utf-8", "surrogateescape")) if kind == FILE else None
+        key = split_key(name.decode("utf-8", "replace")) if kind == FILE else None
         if key is not None:
             members[key[1]] = archive[offset : offset + size]
     return members

@@ -137,7 +137,8 @@ class Scanner:
         return self._collect()
 
     def finish(self, *, strict: bool = False) -> None:
-        """Raises TarError when the archive ended too early. `strict`: also for any oddity, in archives that we wrote."""
+        """Raises TarError when the archive ended too early. `strict`: also without its end blocks, or with more behind them: in
+        what a node sends, that is a connection that broke off."""
         if not self.ended:
             if self.next > self.fed:
                 name = self.last_name[:80].decode(errors="replace")
@@ -148,8 +149,8 @@ class Scanner:
                 raise TarError("the archive ends inside of a header", self.fed)
             if self._head is not None:
                 raise TarError("the archive ends after a long-name or pax header", self.fed)
-        if strict and self.oddities:
-            raise TarError(*self.oddities[0])
+        if strict and (self.unended or self._after_end is not None):
+            raise TarError(*self.oddities[len(self._odd)])
 
     @property
     def unended(self) -> bool:

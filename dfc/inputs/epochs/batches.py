@@ -208,7 +208,7 @@ def _parse_sample(data: bytearray, view: memoryview, start: int, end: int, url: 
             size = int(data[at + 124 : at + 136].rstrip(b" \0"), 8)
         except ValueError:
             return _parse_any(bytes(view[start:end]), url, fields)
-        parts = split_key(data[at : at + 100].partition(b"\0")[0].decode("utf-8", "surrogateescape"))
+        parts = split_key(data[at : at + 100].partition(b"\0")[0].decode("utf-8", "replace"))
         if body + size > end:
             raise TarError("a member reaches beyond its sample", at - start)
         if parts is not None:
@@ -231,7 +231,7 @@ def _parse_any(item: bytes, url: str, fields: Collection[str] | None) -> Sample:
     sample: Sample = {"__key__": "", "__source__": url}
     found = False
     for name, kind, _, offset, size in entries:
-        parts = split_key(name.decode("utf-8", "surrogateescape")) if kind == FILE else None
+        parts = split_key(name.decode("utf-8", "replace")) if kind == FILE else None
         if parts is not None:
             found = True
             sample["__key__"], extension = parts
