@@ -76,7 +76,7 @@ class Place:
         opening = Disk.open
 
         def open_disk(path: str, *arguments: Any) -> Disk:
-            return opening(path, *arguments, self.sick if path.endswith(SICK) else FileSystem())
+            return opening(path, *arguments[:-1], self.sick if path.endswith(SICK) else FileSystem())
 
         monkeypatch.setattr(node.Disk, "open", open_disk)
         monkeypatch.setattr(threads, "STOP_CLOSE_S", 0.2)

@@ -100,11 +100,15 @@ def test_other_data_is_what_webdataset_makes_of_it(name):
         ("json", b"123456789012345678901234567890", 123456789012345678901234567890),
         ("jsn", b"\xef\xbb\xbf[1]", [1]),
         ("mp", msgpack.packb({1: [b"x", "y"]}), {1: [b"x", "y"]}),
-        ("txt.gz", gzip.compress(b"one ") + gzip.compress(b"two"), "one two"),
-        ("json.gz", gzip.compress(b"[1]") + bytes(16), [1]),
-        ("bin.gz", b"\0".join((gzip.compress(b"one"), gzip.compress(b""), gzip.compress(NOISE), b"\0")), b"one" + NOISE),
-        ("bin.gz", gzip.compress(b"") * 20_000, b""),  # in a moment
-        ("bin.gz", gzip.compress(b"raw"), b"raw"),
+        ("txt.gz", gzip.compress(b"one ", mtime=0) + gzip.compress(b"two", mtime=0), "one two"),
+        ("json.gz", gzip.compress(b"[1]", mtime=0) + bytes(16), [1]),
+        (
+            "bin.gz",
+            b"\0".join((gzip.compress(b"one", mtime=0), gzip.compress(b"", mtime=0), gzip.compress(NOISE, mtime=0), b"\0")),
+            b"one" + NOISE,
+        ),
+        ("bin.gz", gzip.compress(b"", mtime=0) * 20_000, b""),  # in a moment
+        ("bin.gz", gzip.compress(b"raw", mtime=0), b"raw"),
         ("bin", b"\0\1", b"\0\1"),
         ("_cls", b"7", b"7"),
         ("__meta__.cls", b"7", b"7"),
@@ -137,9 +141,9 @@ def test_json_may_have_numbers_that_are_none():
         ("png", PNG[:-30]),
         ("jpg", b"\xff\xd8\xff\xe0 nothing"),
         ("txt.gz", b"no gzip"),
-        ("txt.gz", gzip.compress(b"text")[:-3]),
-        ("txt.gz", gzip.compress(b"text") + gzip.compress(b"text" * 1000)[:-3]),
-        ("txt.gz", gzip.compress(b"text") + b"more"),
+        ("txt.gz", gzip.compress(b"text", mtime=0)[:-3]),
+        ("txt.gz", gzip.compress(b"text", mtime=0) + gzip.compress(b"text" * 1000, mtime=0)[:-3]),
+        ("txt.gz", gzip.compress(b"text", mtime=0) + b"more"),
         ("txt.gz", b""),
         ("npy", b"no array"),
         ("npz", b"no archive"),
@@ -182,11 +186,11 @@ def test_a_compressed_field_is_bounded(monkeypatch):
     with pytest.raises(SampleBroken, match="too large when decompressed"):
         decode({"txt.gz": gzip.compress(b"a" * (1 << 20) + b"a")})
     with pytest.raises(SampleBroken, match="too large when decompressed"):
-        decode({"txt.gz": gzip.compress(b"a" * (1 << 20)) + gzip.compress(b"a")})
+        decode({"txt.gz": gzip.compress(b"a" * (1 << 20)) + gzip.compress(b"a", mtime=0)})
 
 
 def test_only_some_are_decoded():
-    sample = {"__key__": "a", "cls": b"1", "left.png": PNG, "json": b"[]", "txt.gz": gzip.compress(b"t")}
+    sample = {"__key__": "a", "cls": b"1", "left.png": PNG, "json": b"[]", "txt.gz": gzip.compress(b"t", mtime=0)}
     assert decode(sample, only="cls png").keys() == sample.keys()
     found = decode(sample, only=["cls", "txt"])
     assert (found["cls"], found["left.png"], found["json"], found["txt.gz"]) == (1, PNG, b"[]", "t")
@@ -225,7 +229,7 @@ def test_handlers_are_asked_in_order():
         asked.append(name)
         return data.decode().upper() if name.endswith(".txt") else None
 
-    sample = {"__key__": "a", "a.txt": b"word", "txt.gz": gzip.compress(b"more"), "png": PNG, "cls": b"1", "bin": b"0"}
+    sample = {"__key__": "a", "a.txt": b"word", "txt.gz": gzip.compress(b"more", mtime=0), "png": PNG, "cls": b"1", "bin": b"0"}
     found = decode(sample, [upper, "rgb8"])
     assert (found["a.txt"], found["txt.gz"], found["cls"], found["bin"]) == ("WORD", "MORE", 1, b"0")
     assert found["png"].dtype == np.uint8
