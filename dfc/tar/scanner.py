@@ -27,6 +27,7 @@ from dfc.tar.header import (
     check_name,
     check_size,
     checksum_matches,
+    has_plain_records,
     has_rubbish,
     header_name,
     is_plain_pax,
@@ -218,7 +219,10 @@ class Scanner:
                     and head is None
                     and size <= TAR_META_BYTES_MAX
                     and after <= len(window)
-                    and is_plain_pax(window, position + TAR_HEADER_BYTES, position + TAR_HEADER_BYTES + size)
+                    and (
+                        has_plain_records(window, position + TAR_HEADER_BYTES, position + TAR_HEADER_BYTES + size)
+                        or is_plain_pax(window, position + TAR_HEADER_BYTES, position + TAR_HEADER_BYTES + size)
+                    )
                 ):
                     head = offset
                     position = after

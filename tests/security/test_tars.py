@@ -84,7 +84,6 @@ def pax(body: bytes, kind: bytes = b"x") -> bytes:
 END = bytes(2 * BLOCK)
 ONE = header() + END
 DAMAGED = {
-    "empty": b"",
     "one byte": b"x",
     "half a header": GOOD[:300],
     "no tar at all": os.urandom(5000),
@@ -117,11 +116,20 @@ DAMAGED = {
     "a chain of pax headers": pax(b"12 path=ab\n\n"[:11]) * 5000 + ONE,
     "a chain of long names": (header(b"././@LongLink", octal(5), b"L") + padded(b"abcd\0")) * 5000 + ONE,
     "pax header and nothing": pax(b"11 path=abc\n"[:11]),
-    "one end block": GOOD[: 12 * BLOCK] + bytes(BLOCK),
-    "no end blocks": header(size=octal(5)) + padded(b"hello"),
+    "an access list and nothing": header(b"acl", octal(4), b"A") + padded(b"1000"),
+    "a chain of access lists": (header(b"acl", octal(4), b"A") + padded(b"1000")) * 5000 + ONE,
+    "a label of 2 MiB": header(b"label", octal(2 * MIB), b"V") + padded(b"n" * 2 * MIB) + ONE,
+    "no end blocks, cut in the padding": header(size=octal(5)) + b"hello",
+}  # fmt: skip
+# What bsdtar and GNU tar list all the same.
+ODD = {
+    "no bytes": b"",
+    "one end block": GOOD[: 14 * BLOCK] + bytes(BLOCK),
+    "no end blocks": GOOD[: 14 * BLOCK],
     "concatenated": GOOD + GOOD,
     "data after the end": GOOD + b"x",
-}  # fmt: skip
+    "random data after the end": GOOD + os.urandom(300_000),
+}
 
 
 def put(nodes: Nodes, via: str, name: str, body: bytes, *, is_chunked: bool = False) -> Reply:
@@ -163,15 +171,48 @@ def test_damaged_archives_are_stored_as_they_are(nodes: Nodes, name: str, via: s
     wait_for(lambda: nodes.census.stored() == before, "the blob to be removed")
 
 
+def put_odd(nodes: Nodes, via: str, shard: str, body: bytes, *, is_chunked: bool = False) -> None:
+    """Store what has an index and a warning that says where, and read what it has."""
+    answer = put(nodes, via, shard, body, is_chunked=is_chunked).json()
+    count = 2 if body else 0
+    assert (answer["size"], answer["samples"], answer["members"]) == (len(body), count, 2 * count), answer
+    assert any("offset" in warning for warning in answer["warnings"]), answer
+    assert nodes.get(shard).body == body
+    assert ask(nodes.proxy, "GET", f"/b/{shard}?list=members").body.count(b"\n") == 2 * count
+    if body:
+        assert ask(nodes.proxy, "GET", f"/b/{shard}?member=a/2.cls").body == b"8"
+        assert ask(nodes.proxy, "GET", f"/b/{shard}?sample=a/1&ext=cls").body == b"7"
+
+
+@pytest.mark.parametrize("via", ["owner", "proxy"])
+@pytest.mark.parametrize("ending", [".tar", ".tar.gz", ".tar.xz", ".tar.zst", ".tar.bz2", ".tar.lz4"])
+def test_odd_archives_are_indexed_with_a_warning(nodes: Nodes, name: str, via: str, ending: str) -> None:
+    shard = f"{name}{ending}"
+    for body in ODD.values():
+        for is_chunked in (False, True):
+            put_odd(nodes, via, shard, COMPRESS[ending](body) if body else b"", is_chunked=is_chunked)
+    if ending in (".tar.gz", ".tar.bz2", ".tar.lz4"):
+        for rubbish in (b"x", b"rubbish, at length", os.urandom(100_000).lstrip(b"\x1f\x02\x04B\0PQRSTUVWXYZ[]^_\\")):
+            put_odd(nodes, via, shard, COMPRESS[ending](GOOD) + rubbish)
+    assert ask(nodes.proxy, "DELETE", f"/b/{shard}").status == 204
+
+
 @pytest.mark.parametrize("ending", [".tar", ".tar.gz", ".tar.xz", ".tar.zst", ".tar.bz2", ".tar.lz4"])
 def test_truncated_archives_are_stored_as_they_are(nodes: Nodes, name: str, ending: str) -> None:
     """Cut at every block, and near the ends of the compressed streams."""
     shard, whole = f"{name}{ending}", COMPRESS[ending](GOOD)
     assert put(nodes, "owner", shard, whole).json()["samples"] == 2
     if ending == ".tar":
-        cuts = [*range(0, len(GOOD.rstrip(b"\0")) + 2 * BLOCK, BLOCK), 1, 511, 513, 4000]
+        heads = [
+            0,
+            7 * BLOCK,
+            9 * BLOCK,
+            12 * BLOCK,
+            14 * BLOCK,
+        ]  # a cut between members leaves what libarchive takes for all of it
+        cuts = [cut for cut in (*range(0, 14 * BLOCK, BLOCK), 1, 511, 513, 4000) if cut not in heads]
     else:
-        cuts = [0, 1, 5, 10, len(whole) // 2, len(whole) - 9, len(whole) - 4, len(whole) - 1]
+        cuts = [1, 5, 10, len(whole) // 2, len(whole) - 9, len(whole) - 4, len(whole) - 1]
     for cut in cuts:
         if cut == len(whole):
             continue
@@ -179,10 +220,13 @@ def test_truncated_archives_are_stored_as_they_are(nodes: Nodes, name: str, endi
         assert_stored_without_index(nodes, shard, whole[:cut], reply)
     assert put(nodes, "owner", shard, whole).json()["samples"] == 2
     if ending != ".tar":
-        for extra in (b"x", whole[:20], os.urandom(50)):
+        broken = [whole[: len(whole) // 2]]
+        if ending in (".tar.xz", ".tar.zst"):
+            broken += [b"x", os.urandom(50), whole[:20]]
+        for extra in broken:
             reply = put(nodes, "owner", shard, whole + extra)
             assert_stored_without_index(nodes, shard, whole + extra, reply)
-        for tar in ("concatenated", "bad header checksum", "no end blocks", "negative size"):
+        for tar in ("bad header checksum", "negative size", "half a header"):
             body = COMPRESS[ending](DAMAGED[tar])
             assert_stored_without_index(nodes, shard, body, put(nodes, "owner", shard, body))
     assert ask(nodes.proxy, "DELETE", f"/b/{shard}").status == 204
@@ -227,17 +271,20 @@ def test_one_gzip_stream_of_a_thousand_times_its_size(nodes: Nodes, name: str) -
 
 @pytest.mark.parametrize("ending", [".tgz", ".tar.gz", ".tar.zst", ".tar.lz4", ".tar.bz2", ".tar.xz"])
 def test_what_is_not_compressed_as_its_name_says(nodes: Nodes, name: str, ending: str) -> None:
-    for body in (b"\0garbage" * 1000, os.urandom(5000), b"", b"\x1f\x8b\x08"):
+    for body in (b"\0garbage" * 1000, os.urandom(5000), b"no", b"\x1f\x8b\x08"):
         assert_stored_without_index(nodes, name + ending, body, put(nodes, "proxy", name + ending, body))
 
 
 def test_many_tiny_frames_are_refused_an_index(nodes: Nodes, name: str) -> None:
-    for ending, frame in ((".tar.gz", gzip.compress(b"")), (".tar.zst", zstd.compress(b"")), (".tar.bz2", bz2.compress(b""))):
+    for ending, frame in (
+        (".tar.gz", gzip.compress(b"")), (".tar.zst", zstd.compress(b"")), (".tar.bz2", bz2.compress(b"")),
+        (".tar.lz4", b"\x50\x2a\x4d\x18" + bytes(4)), (".tar.lz4", b"\x02\x21\x4c\x18"),
+    ):  # fmt: skip
         body = frame * (2 * MIB // len(frame))
         started = time.monotonic()
         reply = put(nodes, "owner", f"{name}{ending}", body)
         assert time.monotonic() - started < 10
-        assert_stored_without_index(nodes, f"{name}{ending}", body, reply)
+        assert "frames" in assert_stored_without_index(nodes, f"{name}{ending}", body, reply)
         assert ask(nodes.proxy, "DELETE", f"/b/{name}{ending}").status == 204
 
 

@@ -21,7 +21,7 @@ from dfc.limits import (
     TAR_HEADER_BYTES,
     TAR_META_BYTES_MAX,
 )
-from dfc.tar.header import FILE, TarError, is_plain_pax, stored_sum
+from dfc.tar.header import FILE, TarError, has_plain_records, is_plain_pax, stored_sum
 from dfc.tar.samples import split_key
 from dfc.tar.scanner import Scanner, padded
 
@@ -157,7 +157,7 @@ class SampleParser:
                     and head < 0
                     and size <= TAR_META_BYTES_MAX
                     and after <= end
-                    and is_plain_pax(view, data, data + size)
+                    and (has_plain_records(view, data, data + size) or is_plain_pax(view, data, data + size))
                 ):
                     head = position
                     position = after
