@@ -12,7 +12,7 @@ import signal
 import sqlite3
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -74,6 +74,13 @@ def kill_after(name: str, real: Callable[..., Any], *arguments: Any, **named: An
         write_short(name, real, *arguments, **named)
     finally:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def places(names: Sequence[str], fault: Fault) -> list[int]:
+    """The numbers of the calls at which a fault leaves something of its own. `kill_after` does so at a write, which it halves,
+    at a commit and at the last call: after any other it leaves what `kill` leaves before the next one."""
+    last = len(names) - 1
+    return [at for at, name in enumerate(names) if fault is not kill_after or name in (*_WRITES, "commit") or at == last]
 
 
 def fail_with(number: int) -> Fault:

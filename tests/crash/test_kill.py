@@ -12,7 +12,7 @@ from dfc.errors import DiskRefused
 from dfc.storage import Disk
 from dfc.storage.check import check
 from dfc.storage.rebuild import rebuild
-from dfc.storage.testing import Fault, FaultyFileSystem, kill, kill_after
+from dfc.storage.testing import Fault, FaultyFileSystem, kill, kill_after, places
 
 SCENARIOS = (
     "put small",
@@ -44,7 +44,7 @@ def count_calls(lab: Any, scenario: str) -> list[str]:
 def test_nothing_acknowledged_is_lost_torn_or_resurrected(lab: Any, scenario: str, fault: Fault) -> None:
     calls = count_calls(lab, scenario)
     assert "commit" in calls
-    for number in range(len(calls)):
+    for number in places(calls, fault):
         path = lab.fresh()
 
         def action(acknowledge: Any, path: Path = path, number: int = number) -> None:
@@ -77,7 +77,7 @@ def test_a_disk_can_be_opened_again_wherever_opening_and_closing_were_killed(lab
     filesystem = FaultyFileSystem()
     filesystem.arm()
     lab.open(lab.fresh(), filesystem, ballast_bytes=4096).close()
-    for number in range(len(filesystem.names)):
+    for number in places(filesystem.names, fault):
         path = lab.fresh()
 
         def action(acknowledge: Any, path: Path = path, number: int = number) -> None:
@@ -94,7 +94,7 @@ def test_formatting_can_be_done_again_wherever_it_was_killed(lab: Any, tmp_path:
     filesystem = FaultyFileSystem()
     filesystem.arm()
     Disk.format(str(tmp_path / "whole"), lab.cluster, "d", filesystem)
-    for number in range(len(filesystem.names)):
+    for number in places(filesystem.names, fault):
         path = str(tmp_path / f"half-{number}")
 
         def action(acknowledge: Any, path: str = path, number: int = number) -> None:
@@ -125,7 +125,7 @@ def test_syncing_relaxed_objects_can_be_killed_anywhere(lab: Any, fault: Fault) 
     calls = list(filesystem.names)
     disk.close()
     allowed = {**{n: [c] for n, c in lab.before.items()}, "old.tar": [lab.new_tar], "new-small": [lab.new_small]}
-    for number in range(len(calls)):
+    for number in places(calls, fault):
         path = lab.fresh()
 
         def action(acknowledge: Any, path: Path = path, number: int = number) -> None:
@@ -160,7 +160,7 @@ def test_a_rebuild_can_be_killed_anywhere_and_run_again(lab: Any, fault: Fault, 
     allowed = {name: [content] for name, content in lab.before.items()}
     if catalog == "with a log":
         allowed["old-small"] = [None]
-    for number in range(len(filesystem.names)):
+    for number in places(filesystem.names, fault):
         path = prepare()
 
         def action(acknowledge: Any, path: Path = path, number: int = number) -> None:

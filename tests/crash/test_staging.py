@@ -15,7 +15,7 @@ from dfc.storage import Disk, Durability
 from dfc.storage.check import check
 from dfc.storage.rebuild import rebuild
 from dfc.storage.staged import StagedName, staged_rows
-from dfc.storage.testing import Fault, FaultyFileSystem, PowerLossFileSystem, fail_with, kill, kill_after
+from dfc.storage.testing import Fault, FaultyFileSystem, PowerLossFileSystem, fail_with, kill, kill_after, places
 
 JOB = "job-1"
 OUT, TEMPORARY = StagedName(JOB), StagedName(JOB, temporary=True)
@@ -88,7 +88,7 @@ def staged_names(disk: Disk) -> set[tuple[str, bool]]:
 @pytest.mark.parametrize("act", ACTS)
 def test_killed_anywhere(lab: Any, act: str, fault: Fault) -> None:
     calls = calls_of(lab, act)
-    for number in range(len(calls)):
+    for number in places(calls, fault):
         path = lab.fresh()
 
         def action(acknowledge: Any, path: Path = path, number: int = number) -> None:
@@ -130,7 +130,7 @@ def look(lab: Any, path: Path, act: str, *, acknowledged: bool) -> None:
 @FAULTS
 @pytest.mark.parametrize("act", ["stage", "stage again", "discard"])
 def test_a_rebuild_brings_nothing_unpublished_to_life(lab: Any, act: str, fault: Fault) -> None:
-    for number in range(len(calls_of(lab, act))):
+    for number in places(calls_of(lab, act), fault):
         path = lab.fresh()
 
         def action(acknowledge: Any, path: Path = path, number: int = number) -> None:
@@ -178,7 +178,7 @@ def test_the_first_opening_of_an_older_catalog_can_be_killed_anywhere(lab: Any, 
     filesystem = FaultyFileSystem()
     filesystem.arm()
     lab.open(older(), filesystem).close()
-    for number in range(len(filesystem.names)):
+    for number in places(filesystem.names, fault):
         path = older()
 
         def action(acknowledge: Any, path: Path = path, number: int = number) -> None:
