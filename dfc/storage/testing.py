@@ -171,8 +171,11 @@ class PowerLossFileSystem(FaultyFileSystem):
             case "sync_all":
                 self._remember_everything()
             case "commit":
+                path = arguments[0].execute("PRAGMA database_list").fetchone()[2]
                 if arguments[0].execute("PRAGMA synchronous").fetchone()[0] >= 2:
-                    self._remember_database(arguments[0].execute("PRAGMA database_list").fetchone()[2])
+                    self._remember_database(path)
+                else:  # of one that was made here: what was synced before it was first opened
+                    self._databases.setdefault(path, (self._bytes.get(os.stat(path).st_ino, b""), b""))
             case _:
                 pass
         return result
