@@ -91,7 +91,7 @@ class Scanner:
         self._meta_flag = self._meta_size = self._meta_offset = 0
         self._sparse_member = (b"", 0, 0)
         self._head: int | None = None  # offset of the first header in front of the next member
-        self._chain = 0  # how many there are
+        self._chain = 0  # how many there are, and access lists
         self._long_name = b""
         self._pax: PaxFields = NO_PAX_FIELDS
 
@@ -148,7 +148,7 @@ class Scanner:
             # A piece of a zero block is the rest of an end that was cut off; GNU tar passes over it, too.
             if (self.fed > self.next and (any(self._partial) or not self.next)) or not is_header:
                 raise TarError("the archive ends inside of a header", self.fed)
-            if self._head is not None:
+            if self._chain:
                 raise TarError("the archive ends after a long-name or pax header", self.fed)
         if strict and (self.unended or self._after_end is not None):
             raise TarError(*self.oddities[len(self._odd)])
@@ -262,7 +262,7 @@ class Scanner:
             self._member(block, flag)
 
     def _end_of_archive(self, offset: int) -> None:
-        if self._head is not None:
+        if self._chain:
             raise TarError("the archive ends after a long-name or pax header", offset)
         self._end = offset
         self._plain = False
@@ -274,9 +274,10 @@ class Scanner:
         offset = self.next
         if size > TAR_META_BYTES_MAX:
             raise TarError(f"a long-name or pax header has more than {TAR_META_BYTES_MAX} bytes", offset)
-        if flag not in _LONE and self._head is None:
+        # An access list is not sent with its sample: other readers of tars take it for a file.
+        if flag not in _LONE and flag != _ACL and self._head is None:
             self._head = offset
-        if self._head is not None:  # global headers alone may be many, and the archive may end after them
+        if flag not in _LONE or self._chain:  # global headers alone may be many
             self._chain += 1
             if self._chain > TAR_META_CHAIN_MAX:
                 raise TarError(f"a member has more than {TAR_META_CHAIN_MAX} long-name and pax headers", offset)
@@ -300,7 +301,7 @@ class Scanner:
             self._odd.setdefault("access control lists of Solaris are ignored", offset)
         elif self._meta_flag == _LABEL:
             self._odd.setdefault("the label of the volume is no member", offset)
-        self._expect(self.next + len(chunk), TAR_HEADER_BYTES, self._header, plain=self._head is None)
+        self._expect(self.next + len(chunk), TAR_HEADER_BYTES, self._header, plain=not self._chain)
 
     def _member(self, block: bytes, flag: int) -> None:
         offset = self.next

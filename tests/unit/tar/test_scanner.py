@@ -222,10 +222,12 @@ def test_labels_and_access_lists_are_no_members(make):
     label, acl = make.header(b"volume", 0, b"V"), make.member(b"acl", b"1000003\0user::rwx", b"A")
     member = make.member(b"a", b"1")
     entries = scan(label + member + acl + member + acl + make.member(b"L", b"long\0", b"L") + member + label)
-    assert [(name, head) for name, _, head, _, _ in entries] == [(b"a", 512), (b"a", 1536), (b"long", 3584)]
+    assert [(name, head) for name, _, head, _, _ in entries] == [(b"a", 512), (b"a", 2560), (b"long", 4608)]
     assert [offset for _, offset in oddities(label + member + acl + member + make.end)] == [0, 1536]
     assert len(scan(make.member(b"volume", b"text", b"V") + member)) == 1
     assert problem(acl + make.end).offset == 1024
+    assert "more than" in problem(acl * (TAR_META_CHAIN_MAX + 1) + member + make.end).message
+    assert len(scan(acl * TAR_META_CHAIN_MAX + member + member + make.end)) == 2
 
 
 def test_of_two_names_the_one_that_comes_first_counts(make):
