@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -87,6 +87,10 @@ class Writer(threading.Thread):
         self.stop = threading.Event()
 
     def run(self) -> None:
+        with closing(self._connection):
+            self._write()
+
+    def _write(self) -> None:
         while not self.stop.is_set():
             name = self._chance.choice(self._names)
             entry = self._known.setdefault(name, Known())
@@ -250,7 +254,16 @@ class Lab:
     def verify(self, url: str) -> None:
         """Everything acknowledged is there with its bytes; what was not may be either. What is found counts from now on."""
         address = urlsplit(url)
-        connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=TIMEOUT_S)
+        with closing(http.client.HTTPConnection(str(address.hostname), address.port, timeout=TIMEOUT_S)) as connection:
+            self.verify_objects(connection)
+        listed = {bucket["name"] for bucket in json.loads(ask(url, "GET", "/v1/buckets")[1])["buckets"]}
+        if self.buckets - listed:
+            self.problems.append(f"buckets are gone: {sorted(self.buckets - listed)}")
+        for job in self.jobs:
+            if ask(url, "GET", f"/v1/jobs/{job}")[0] != 200:
+                self.problems.append(f"the job {job} is gone")
+
+    def verify_objects(self, connection: http.client.HTTPConnection) -> None:
         for name, entry in list(self.known.items()):
             connection.request("GET", name)
             answer = connection.getresponse()
@@ -262,13 +275,6 @@ class Lab:
             entry.acknowledged, entry.begun = found, set()
             entry.history.append(f"found {found}")
             self.figures["verified"] += 1
-        connection.close()
-        listed = {bucket["name"] for bucket in json.loads(ask(url, "GET", "/v1/buckets")[1])["buckets"]}
-        if self.buckets - listed:
-            self.problems.append(f"buckets are gone: {sorted(self.buckets - listed)}")
-        for job in self.jobs:
-            if ask(url, "GET", f"/v1/jobs/{job}")[0] != 200:
-                self.problems.append(f"the job {job} is gone")
 
 
 def ask(url: str, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
