@@ -44,7 +44,7 @@ class SinkHelper:
         return buffer
 
     def hand_over(self, buffer: bytearray, size: int) -> None:
-        """Feed the first `size` bytes to the sink, in pieces of up to 256 KiB; 0 only gives the buffer back."""
+        """Feed the first `size` bytes to the sink; 0 only gives the buffer back."""
         self._filled.put((buffer, size))
 
     def settle(self) -> None:
@@ -65,10 +65,9 @@ class SinkHelper:
             buffer, size = item
             try:
                 if size and self._error is None and self._sink is not None:
+                    # In one call: hashing lets go of the interpreter, and each time it is taken back the other thread waits.
                     with memoryview(buffer) as view:
-                        # In pieces that stay in the processor's cache between hashing and writing.
-                        for start in range(0, size, TRANSFER_BUFFER_BYTES):
-                            self._sink(view[start : min(size, start + TRANSFER_BUFFER_BYTES)])
+                        self._sink(view[:size])
             except BaseException as error:
                 self._error = error
             self._free.put(buffer)

@@ -216,7 +216,7 @@ class BufferPool:
 
 class Sink(Protocol):
     """What takes a body: everything by `write`, or, by two threads at the same time, the same bytes by `store` and by `digest`,
-    each in order. Called with pieces of up to 256 KiB."""
+    each in order. Called with pieces of up to 256 KiB, `digest` of up to 1 MiB."""
 
     def write(self, data: memoryview, /) -> None: ...
     def store(self, data: memoryview, /) -> None: ...
@@ -311,9 +311,10 @@ class Receive:
         """Receive up to the next multiple of 256 KiB, or what fits; how much, and whether the sender has nothing more now."""
         filled = 0
         wanted = min(len(view), TRANSFER_BUFFER_BYTES - (self._begun + self.moved) % TRANSFER_BUFFER_BYTES)
+        until_s = time.monotonic() + TRANSFER_POLL_S  # for what comes drop by drop: it must not hold this thread
         while self._remaining and filled < wanted:
             size = self._receive(view[filled:wanted])
-            if not size and (not filled or not self._poll.poll(TRANSFER_POLL_S * 1000)):
+            if not size and (not filled or time.monotonic() >= until_s or not self._poll.poll(TRANSFER_POLL_S * 1000)):
                 return filled, True
             filled += size
             self._remaining -= size

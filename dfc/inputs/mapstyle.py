@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final, overload
 
 import numpy as np
@@ -67,6 +68,10 @@ class MapDataset:
         client = self._clients.pop(os.getpid(), None)
         if client is not None:
             client.close()
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # also after a constructor that failed
+            self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_clients": {}}

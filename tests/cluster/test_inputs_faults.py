@@ -184,14 +184,15 @@ def test_what_is_no_tar(server: FaultyServer, rubbish: bytes) -> None:
         read(once(server, handler="raise"))
 
 
-def test_an_empty_file_and_an_empty_tar_are_different_things(server: FaultyServer) -> None:
+def test_an_empty_file_is_an_archive_of_nothing_and_rubbish_is_none(server: FaultyServer) -> None:
     server.files["/0.tar"] = tar_of([])
     samples = once(server, handler="raise")
     assert read(samples) == contents(SHARDS[1]) + contents(SHARDS[2])
-    server.files["/0.tar"] = b""
-    samples = once(server, handler="skip")
-    assert read(samples) == contents(SHARDS[1]) + contents(SHARDS[2])
-    assert (samples.counts.shards, samples.counts.shards_skipped) == (2, 1)
+    for content, counts in ((b"", (3, 0)), (b"rubbish " * 100, (2, 1))):
+        server.files["/0.tar"] = content
+        samples = once(server, handler="skip")
+        assert read(samples) == contents(SHARDS[1]) + contents(SHARDS[2])
+        assert (samples.counts.shards, samples.counts.shards_skipped) == counts
 
 
 def test_too_many_errors_raise_and_good_samples_make_up_for_them(server: FaultyServer) -> None:

@@ -136,7 +136,7 @@ def test_too_many_broken_samples_end_a_run(client: Client) -> None:
 
 def test_a_shard_that_was_stored_truncated_is_told_of_before_training(client: Client) -> None:
     whole = tar_of(samples(KEYS[:20], txt="{key}"))
-    stored = client.put("cut", "0.tar", whole[: len(whole) // 2])
+    stored = client.put("cut", "0.tar", whole[: len(whole) // 2 + 100])
     assert stored.samples is None
     with pytest.raises(ValueError, match=r"0\.tar"):
         loaded(f"{client.url}/cut/0.tar", 2)

@@ -164,6 +164,7 @@ def test_buckets_come_and_go(fs: DfcFileSystem) -> None:
 # Reading.
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # fsspec leaves the file of its mmap cache open
 def test_parts_of_files(fs: DfcFileSystem, bucket: str) -> None:
     body = os.urandom(300_000)
     path = f"{bucket}/o"

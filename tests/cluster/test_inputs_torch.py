@@ -406,11 +406,11 @@ def sent_bytes(cluster: Cluster) -> int:
 
 @pytest.fixture(scope="module")
 def large(cluster: Cluster, client: Client) -> str:
-    client.create_bucket("large", durability="relaxed")
+    client.create_bucket("resumed-large", durability="relaxed")
     for shard in range(LARGE_SHARDS):
         content = random.Random(shard).randbytes(LARGE_BYTES)
-        client.put("large", f"{shard}.tar", tar_of([(f"{shard}/{n}.bin", content) for n in range(LARGE_SAMPLES)]))
-    return f"{cluster.url}/large/*.tar"
+        client.put("resumed-large", f"{shard}.tar", tar_of([(f"{shard}/{n}.bin", content) for n in range(LARGE_SAMPLES)]))
+    return f"{cluster.url}/resumed-large/*.tar"
 
 
 @pytest.mark.parametrize("workers", [0, 2])

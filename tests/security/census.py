@@ -93,9 +93,11 @@ class Census:
                     nodes += 1
             elif target.startswith("pipe:"):
                 pipes += 1
-            elif ("/objects/" in target and not target.endswith(".idx")) or "/temporary/" in target or "(deleted)" in target:
+            elif target.endswith((".idx", ".idx (deleted)")):
+                pass  # kept open, as many as were needed; a file that was put in the place of one does not close it
+            elif "/objects/" in target or "/temporary/" in target or "(deleted)" in target:
                 files.append(target)
-            elif not target.endswith((".idx", "/catalog.sqlite", "/catalog.sqlite-wal")):  # kept open, as many as were needed
+            elif not target.endswith(("/catalog.sqlite", "/catalog.sqlite-wal")):  # kept open, as many as were needed
                 rest[target if target.startswith("/") else target.partition(":")[0]] += 1
         threads = len(os.listdir(f"/proc/{self.cluster.children()[name]}/task"))
         return Holding(clients, tuple(files), pipes, nodes, rest, threads)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = ROOT / "tests" / "data" / "user_program.py"
+PROGRAM = ROOT / "tests" / "user_program.py"
 # Frameworks are large, and what is tested here are our signatures: they count as not typed, as in our own settings.
 SETTINGS = """[mypy]
 strict = true

@@ -205,7 +205,7 @@ def test_one_compressed_shard_is_open_at_a_time(tmp_path):
 def test_a_damaged_index_is_no_wrong_answer(tmp_path):
     dataset(tmp_path, "in", 2, 30)
     index, _ = build_index(tmp_path / "in" / "s-00.tar")
-    damaged = bytearray(index._view)
+    damaged = bytearray(index._file.read_through(0, index._file.length))
     damaged[600] ^= 1
     (tmp_path / "index").write_bytes(damaged)
     with pytest.raises(IndexCorrupt):

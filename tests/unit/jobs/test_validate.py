@@ -83,12 +83,13 @@ def test_repair_leaves_a_valid_dataset(tmp_path, name):
     assert report_of(tmp_path / "again", require=["jpg"])["valid"]
 
 
-def test_a_complete_archive_without_its_end_is_truncated(tmp_path):
+@pytest.mark.parametrize(("kept", "is_cut", "left"), [(4 * 512, False, "ab"), (4 * 512 - 1, True, "a"), (3 * 512, True, "a")])
+def test_an_archive_is_truncated_when_a_member_is_not_when_its_end_is(tmp_path, kept, is_cut, left):
     content = tar_of(samples("ab", txt="x"))
-    put(tmp_path, "a.tar", content[: 4 * 512])
+    put(tmp_path, "a.tar", content[:kept])
     found, shards = repaired(tmp_path)
-    assert found["counts"]["truncated"] == 1
-    assert members_of(shards["a.tar"]) == [("a.txt", b"x")]
+    assert found["counts"]["truncated"] == is_cut
+    assert members_of(shards["a.tar"]) == [(f"{key}.txt", b"x") for key in left]
 
 
 def test_duplicates_do_not_depend_on_memory(tmp_path):
