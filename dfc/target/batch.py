@@ -32,6 +32,7 @@ from dfc.tar.reader import read_member_range
 from dfc.target.local import Local
 from dfc.target.members import BlobBody
 from dfc.target.slots import Slots
+from dfc.target.threads import shielded
 
 if TYPE_CHECKING:
     from dfc.target.resolving import Decoding, Resolved
@@ -106,7 +107,7 @@ class BatchRoutes:
 
         resolving = self._local.batches.submit(resolve, items, on_missing, self._find)
         try:
-            resolved = await asyncio.shield(asyncio.wrap_future(resolving))
+            resolved = await shielded(resolving)
         except asyncio.CancelledError:
             resolving.add_done_callback(_let_go)
             raise

@@ -28,6 +28,13 @@ _log: Final = logging.getLogger("dfc.target")
 T = TypeVar("T")
 
 
+async def shielded(future: Future[T]) -> T:
+    """What the call gives. It comes to its end also when nobody waits for it; its error is nobody's then, and is no leak."""
+    waited = asyncio.wrap_future(future)
+    waited.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return await asyncio.shield(waited)
+
+
 class _Pool:
     """Threads for calls of one kind, which are counted."""
 
@@ -91,7 +98,7 @@ class DiskThreads:
 
     async def go_on(self, function: Callable[..., T], *arguments: Any) -> T:
         """The next step of a change that has begun: it is not refused, and comes to its end also when nobody waits for it."""
-        return await asyncio.shield(asyncio.wrap_future(self._writes.submit(function, arguments, bounded=False)))
+        return await shielded(self._writes.submit(function, arguments, bounded=False))
 
     async def open(self, function: Callable[..., T], *arguments: Any, release: Callable[[T], object], **named: Any) -> T:
         """Run a call that opens something for reading; `release` closes it when nobody is there to take it any more."""
@@ -123,7 +130,7 @@ class DiskThreads:
 
     async def _opened(self, future: Future[T], release: Callable[[T], object]) -> T:
         try:
-            return await asyncio.shield(asyncio.wrap_future(future))
+            return await shielded(future)
         except asyncio.CancelledError:
             future.add_done_callback(lambda done: self._release(done, release))
             raise
