@@ -138,11 +138,11 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-def _only_descriptors(opened: Callable[[Any], Any]) -> Any:
-    def open_it(path_or_fd: Any) -> Any:
+def _only_descriptors(opened: Callable[..., Any]) -> Any:
+    def open_it(path_or_fd: Any, *options: Any) -> Any:
         if isinstance(path_or_fd, str):
             raise FileNotFoundError(path_or_fd)
-        return opened(path_or_fd)
+        return opened(path_or_fd, *options)
 
     return staticmethod(open_it)
 

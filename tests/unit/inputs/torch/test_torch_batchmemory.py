@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from harness import wait_for
 from job_shards import tar_of
 from torch.utils import data
 
@@ -170,7 +171,8 @@ def test_iterations_that_are_left(shards: str) -> None:
         assert torch.equal(part, same)
     del kept, part, batch
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) <= before
+    # Threads of multiprocessing's queues close their own ends, soon after nobody has the queues any more.
+    wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before, "the descriptors of the iterations to be closed")
 
 
 def test_persistent_workers_that_are_left_early(shards: str) -> None:
