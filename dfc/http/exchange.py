@@ -27,6 +27,8 @@ from dfc.http.pipeline import HelperPool
 from dfc.http.transfer import STALL_S, BufferPool, Pace, ReadStalled, Receive, Sink, drive, duplicate, to_its_end
 from dfc.limits import JSON_BODY_BYTES_MAX, SMALL_BODY_BYTES, TRANSFER_BUFFER_BYTES
 
+# The common query, `member=000017.jpg`: nothing to decode, and parse_qsl takes ten times as long.
+_ONE_PARAMETER: Final = re.compile("([a-z_]+)=([A-Za-z0-9/._-]*)")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _ID_PREFIX: Final = os.urandom(6).hex()
 _ID_COUNTER: Final = itertools.count(1)
@@ -135,15 +137,20 @@ class Exchange(BaseRequest):
 
     def query_parameters(self, allowed: frozenset[str] | None) -> Mapping[str, str]:
         """The query, decoded; BadRequest for repeated names, and for names outside of `allowed` unless that is None."""
-        if not self.raw_query:
+        raw = self.raw_query
+        if not raw:
             return {}
-        try:
-            pairs = parse_qsl(self.raw_query, keep_blank_values=True, errors="strict", max_num_fields=32)
-        except (ValueError, UnicodeError):
-            raise BadRequest("the query is not UTF-8, or has too many parameters") from None
-        values = dict(pairs)
-        if len(values) != len(pairs):
-            raise BadRequest("a query parameter is given twice")
+        plain = _ONE_PARAMETER.fullmatch(raw)
+        if plain is not None:
+            values = {plain[1]: plain[2]}
+        else:
+            try:
+                pairs = parse_qsl(raw, keep_blank_values=True, errors="strict", max_num_fields=32)
+            except (ValueError, UnicodeError):
+                raise BadRequest("the query is not UTF-8, or has too many parameters") from None
+            values = dict(pairs)
+            if len(values) != len(pairs):
+                raise BadRequest("a query parameter is given twice")
         unknown = values.keys() - allowed if allowed is not None else set()
         if unknown:
             raise BadRequest(f"unknown query parameter {sorted(unknown)[0][:80]!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -58,6 +59,8 @@ class Cancellation:
 
     def cancel(self) -> None:
         """What runs raises `Cancelled` soon; so does what would start later."""
+        if sys.is_finalizing():
+            return  # all other threads stand still, perhaps one with the lock; sockets end with the process
         self._event.set()
         with self._lock:
             for sock in self._sockets:

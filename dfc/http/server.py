@@ -357,7 +357,7 @@ class NodeServer(web.Server):
         """What the parser takes and must not: `gzip, chunked` (the gzip would be stored), and the length 2^64 - 1, which it
         confuses with none, so that a pooled connection behind a relay would swallow the next client's request."""
         headers = exchange.headers
-        if headers.get("Transfer-Encoding", "chunked").strip().lower() != "chunked":
+        if "Transfer-Encoding" in headers and headers["Transfer-Encoding"].strip().lower() != "chunked":
             exchange.close_after()
             raise BadRequest("the only Transfer-Encoding here is chunked")
         if (exchange.declared_length or 0) > LENGTH_MAX:

@@ -202,9 +202,9 @@ class Disk:
         """
         return self._reader.open_index(row)
 
-    def cached_index(self, row: ObjectRow) -> ShardIndex | None:
-        """The tar index when it is open already; None says nothing. No I/O."""
-        return self.parts.indexes.get(self.parts.path(row))
+    def cached_index(self, blob_path: str) -> ShardIndex | None:
+        """The tar index of the shard at this path when it is open already; None says nothing. No I/O."""
+        return self.parts.indexes.get(blob_path)
 
     def rebuild_index(self, row: ObjectRow, damaged: ShardIndex | None = None) -> ShardIndex:
         """Build the index of a shard anew, after reading it raised IndexCorrupt. Raises like `open_index`.

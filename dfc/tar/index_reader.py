@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _NUMBER: Final = Struct("=Q")
 _RECORD_READ_BYTES: Final = RECORD.size + 100  # a record and the name, unless that is longer than a tar header has room for
 _CHECK_BYTES: Final = MIB  # the tables are read and checked in pieces of this size
+_LOOP_ROWS_MAX: Final = INDEX_LOOP_READS_MAX // 4  # members with one hash that the event loop looks at: mostly there is one
 _GUESSES: Final = 4  # hashes are spread evenly, so that one guess is nearly always right; in tables that are not, halves follow
 
 
@@ -139,11 +140,11 @@ class ShardIndex:
 
     def find_member(self, name: str) -> Member | None:
         """The member with this name. Of several the last one, as if the archive had been extracted."""
-        return self._find_member(self._file.read, name)
+        return self._find_member(self._file.read, name, self.member_count)
 
     def find_member_at_hand(self, name: str) -> Member | None:
         """The same without waiting for the disk, for an event loop; NotAtHand when that cannot be done."""
-        return self._find_member(self._at_hand(), name)
+        return self._find_member(self._file.read_at_hand, name, _LOOP_ROWS_MAX)
 
     def find_sample(self, key: str) -> Sample | None:
         """The sample with this key. Of several the first one."""
@@ -175,30 +176,35 @@ class ShardIndex:
 
         return read
 
-    def _find_member(self, read: Read, name: str) -> Member | None:
+    def _find_member(self, read: Read, name: str, rows_max: int) -> Member | None:
+        """NotAtHand when more than `rows_max` have the hash of this name."""
         encoded = name.encode(errors="replace")
         wanted = xxhash.xxh3_64_intdigest(encoded)
         hashes, count = self._members_start, self.member_count
-        row = _search(read, hashes, count, wanted, bisect_right) - 1
-        while row >= 0 and _number(read, hashes, row) == wanted:
+        after, first, column = _search(read, hashes, count, wanted, bisect_right)
+        for row in range(after - 1, -1, -1):
+            if (column[row - first] if row >= first else _number(read, hashes, row)) != wanted:
+                return None
+            if row < after - rows_max:
+                raise NotAtHand
             position = _number(read, hashes + 8 * count, row)
             offset, size, _, stored, key_chars, member_type = self._record(read, position)
             if stored == encoded:
                 return _member(stored, key_chars, offset, size, member_type, position)
-            row -= 1
         return None
 
     def _find_number(self, read: Read, key: str) -> int | None:
         wanted = xxhash.xxh3_64_intdigest(key.encode(errors="replace"))
         hashes, count = self._keys_start, self.sample_count
-        row = _search(read, hashes, count, wanted, bisect_left)
-        while row < count and _number(read, hashes, row) == wanted:
+        begin, first, column = _search(read, hashes, count, wanted, bisect_left)
+        for row in range(begin, count):
+            if (column[row - first] if row - first < len(column) else _number(read, hashes, row)) != wanted:
+                return None
             number = _number(read, hashes + 8 * count, row)
             if number >= count:
                 raise IndexCorrupt("an index points to a sample that is not there", number)
             if self._key_of(read, number) == key:
                 return number
-            row += 1
         return None
 
     def _find_sample(self, read: Read, key: str) -> Sample | None:
@@ -315,16 +321,23 @@ def _number(read: Read, start: int, row: int) -> int:
     return found
 
 
-def _search(read: Read, start: int, count: int, wanted: int, bisect: Callable[..., int]) -> int:
-    """`bisect` on the sorted column of hashes at `start`, a page at a time. It ends on a column that is not sorted, too."""
+def _search(
+    read: Read, start: int, count: int, wanted: int, bisect: Callable[..., int]
+) -> tuple[int, int, Sequence[int] | memoryview]:
+    """`bisect` on the sorted column of hashes at `start`, a page at a time. It ends on a column that is not sorted, too.
+
+    The row; and what was read last, the row where that begins and the hashes: those around the row are mostly among them.
+    """
     low, high, row, guesses = 0, count, wanted * count >> 64, 0
+    first: int = 0
+    column: Sequence[int] | memoryview = ()
     while low < high:
         page = (start + 8 * row) // PAGE_BYTES * PAGE_BYTES
         first, last = max(low, (page - start) // 8), min(high, (page + PAGE_BYTES - start) // 8)
         column = memoryview(read(start + 8 * first, 8 * (last - first))).cast("Q")
         found = first + bisect(column, wanted)
         if first < found < last or (found == first == low) or (found == last == high):
-            return found
+            return found, first, column
         edge = first if found == first else last
         if found == first:
             high = first
@@ -333,7 +346,7 @@ def _search(read: Read, start: int, count: int, wanted: int, bisect: Callable[..
         guesses += 1
         step = (wanted - column[0 if found == first else -1]) * count >> 64
         row = min(max(edge + step, low), high - 1) if guesses < _GUESSES else (low + high) // 2
-    return low
+    return low, first, column
 
 
 def _member(name: bytes, key_chars: int, offset: int, size: int, member_type: int, position: int) -> Member:

@@ -116,11 +116,8 @@ class Scanner:
                 self._take(chunk)
             elif not self._plain:
                 self._take(bytes(view[at : at + self.want]))
-            elif type(data) is bytes:
-                self._scan(data, start)
             else:
-                self._scan(bytes(view[at : at + self._window]), start + at)
-                self._window = _WINDOW_BYTES if self.next - start - at < 2 * _WINDOW_BYTES else _WINDOW_BYTES_LARGE
+                self._scan(view, start)
         if self.ended and self.fed > self.next:
             self._look_after_end(view[max(0, self.next - start) :])
         return self._collect()
@@ -177,18 +174,30 @@ class Scanner:
             self._entries = []
         return entries
 
-    def _scan(self, window: bytes, base: int) -> None:
-        """The hot loop over `window`, which begins at archive offset `base`.
+    def _scan(self, view: memoryview, start: int) -> None:
+        """The hot loop over `view`, which begins at archive offset `start` and holds the next header.
 
         It takes headers of files by itself, and pax headers of nothing but times, as Python's tarfile writes before every
-        member; everything else goes to `_header`.
+        member; everything else goes to `_header`. What it looks at is copied into `window`, once for many small members.
         """
-        position = self.next - base
-        last = len(window) - TAR_HEADER_BYTES
+        window, base = b"", self.next  # and where in the archive it begins
+        position, last = 0, -1  # in the window: where to go on, and where the last header may begin
+        end = start + len(view) - TAR_HEADER_BYTES
+        width = self._window
         head: int | None = None  # offset of a pax header just passed
         sums = self._sums
         append = self._entries.append
-        while position <= last:
+        while True:
+            if position > last:
+                if position > 2 * _WINDOW_BYTES:
+                    width = _WINDOW_BYTES_LARGE
+                elif position:
+                    width = _WINDOW_BYTES
+                base += position
+                if base > end:
+                    break
+                window = bytes(view[base - start : base - start + width])
+                position, last = 0, len(window) - TAR_HEADER_BYTES
             block = window[position : position + TAR_HEADER_BYTES]
             field = block[148:156]
             total = sums.get(field)
@@ -231,9 +240,11 @@ class Scanner:
             head = None
             self._header(block)
             if not self._plain:
+                self._window = width
                 return
             position = self.next - base
-        self._leave(base + position, head)
+        self._window = width
+        self._leave(base, head)
 
     def _leave(self, offset: int, head: int | None) -> None:
         """Go on at `offset`; a pax header at `head` belongs to what comes there."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import BinaryIO, Final, cast
 
 from dfc.errors import BadRequest, MemberNotFound, NotAShard, SampleNotFound
@@ -29,6 +30,16 @@ OCTETS: Final = "application/octet-stream"
 _QUERIES: Final = ("member", "archpath", "sample", "list")
 
 
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """An object with a tar index, and where its blob lies."""
+
+    disk: Disk
+    row: ObjectRow
+    path: str
+    index: ShardIndex
+
+
 class MemberRoutes:
     """Answers `?member=`, `?archpath=`, `?sample=` (with `&ext=`) and `?list=` on one object."""
 
@@ -37,38 +48,36 @@ class MemberRoutes:
         self.slots = Slots(DECOMPRESSED_READ_WAIT_S)
 
     async def answer(self, exchange: Exchange, disk: Disk, row: ObjectRow, query: Mapping[str, str]) -> Answer:
-        given = [name for name in _QUERIES if name in query]
-        if len(given) != 1 or ("ext" in query and given != ["sample"]):
-            raise BadRequest("one of member, sample and list is asked for at a time; ext goes with sample")
+        kind = _asked_for(query)
         if row.samples is None:
             raise NotAShard(f"{row.name!r} has no tar index{': ' + row.warnings[0] if row.warnings else ''}")
-        index = disk.cached_index(row)
+        path = disk.blob_path(row)
+        index = disk.cached_index(path)
         if index is None:
             index = await self._local.threads(disk).read(disk.open_index, row)
         try:
-            return await self._by_index(exchange, disk, row, index, given[0], query)
+            return await self._by_index(exchange, Shard(disk, row, path, index), kind, query)
         except IndexCorrupt:
             # Large indexes are checked as they are read. A new one is made from the shard; then it is asked once more.
             index = await self._local.threads(disk).read(disk.rebuild_index, row, index)
-            return await self._by_index(exchange, disk, row, index, given[0], query)
+            return await self._by_index(exchange, Shard(disk, row, path, index), kind, query)
 
-    async def _by_index(
-        self, exchange: Exchange, disk: Disk, row: ObjectRow, index: ShardIndex, kind: str, query: Mapping[str, str]
-    ) -> Answer:
+    async def _by_index(self, exchange: Exchange, shard: Shard, kind: str, query: Mapping[str, str]) -> Answer:
         value = query[kind]
         if kind == "list":
-            return self._list(disk, row, index, value)
+            return self._list(shard, value)
         if kind == "sample":
-            return await self._sample(exchange, disk, row, index, value, query.get("ext"))
+            return await self._sample(exchange, shard, value, query.get("ext"))
         try:
-            member = index.find_member_at_hand(value)
+            member = shard.index.find_member_at_hand(value)
         except NotAtHand:
-            member = await self._local.threads(disk).read(index.find_member, value)
+            member = await self._local.threads(shard.disk).read(shard.index.find_member, value)
         if member is None:
-            raise MemberNotFound(f"{row.name!r} has no member {value[:200]!r}")
-        return await self._member(exchange, disk, row, index, member)
+            raise MemberNotFound(f"{shard.row.name!r} has no member {value[:200]!r}")
+        return await self._member(exchange, shard, member)
 
-    def _list(self, disk: Disk, row: ObjectRow, index: ShardIndex, what: str) -> Answer:
+    def _list(self, shard: Shard, what: str) -> Answer:
+        disk, row, index = shard.disk, shard.row, shard.index
         if what == "offsets":
             headers = (("Content-Type", OCTETS), ("ETag", f'"{row.checksum}"'), *SAFETY_HEADERS)
             pieces = self._local.threads(disk).iterate(_or_rebuild(disk, row, index, list_offsets(index)))
@@ -78,73 +87,74 @@ class MemberRoutes:
         lines = _or_rebuild(disk, row, index, list_members(index) if what == "members" else list_samples(index))
         return StreamAnswer(200, self._local.threads(disk).iterate(lines), [("Content-Type", NDJSON), *SAFETY_HEADERS])
 
-    async def _sample(
-        self, exchange: Exchange, disk: Disk, row: ObjectRow, index: ShardIndex, key: str, extension: str | None
-    ) -> Answer:
+    async def _sample(self, exchange: Exchange, shard: Shard, key: str, extension: str | None) -> Answer:
         try:
-            sample = index.find_sample_at_hand(key)
+            sample = shard.index.find_sample_at_hand(key)
         except NotAtHand:
-            sample = await self._local.threads(disk).read(index.find_sample, key)
+            sample = await self._local.threads(shard.disk).read(shard.index.find_sample, key)
         if sample is None:
-            raise SampleNotFound(f"{row.name!r} has no sample {key[:200]!r}")
+            raise SampleNotFound(f"{shard.row.name!r} has no sample {key[:200]!r}")
         if extension is not None:
             for member in sample.members:
                 if member.ext == extension.lower():
-                    return await self._member(exchange, disk, row, index, member)
+                    return await self._member(exchange, shard, member)
             raise MemberNotFound(f"sample {key[:200]!r} has no {extension[:80]!r}")
-        return await self._whole_sample(exchange, disk, row, index, sample)
+        return await self._whole_sample(exchange, shard, sample)
 
-    async def _whole_sample(self, exchange: Exchange, disk: Disk, row: ObjectRow, index: ShardIndex, sample: Sample) -> Answer:
+    async def _whole_sample(self, exchange: Exchange, shard: Shard, sample: Sample) -> Answer:
         """A tar of what a batch gives of this sample: its members with the headers that they have in the shard."""
+        disk, row, index = shard.disk, shard.row, shard.index
         size = sum(end - start for start, end in sample.pieces)
         etag = f"{row.checksum}-{sample.start:x}-{size:x}-tar"
-        lines = _lines(TAR, etag, row)
-        if not is_plain(exchange.headers) and is_not_modified(exchange.headers, etag, row.modified_us):
-            return Answer(304, b"", lines)
+        plain = is_plain(exchange.headers)
+        if not plain and is_not_modified(exchange.headers, etag, row.modified_us):
+            return Answer(304, b"", _lines(TAR, etag, row))
         if not index.compressed and len(sample.pieces) == 1:
-            return await self._ranged(exchange, disk, row, etag, lines, sample.start, size, END_OF_ARCHIVE)
-        total = size + len(END_OF_ARCHIVE)
+            return await self._ranged(exchange, shard, etag, TAR, plain, sample.start, size, END_OF_ARCHIVE)
+        total, lines = size + len(END_OF_ARCHIVE), _lines(TAR, etag, row)
         if exchange.method == "HEAD":
             return Answer(200, b"", lines, content_length=total)
         file, close = await self._open(disk, row, index.kind)
         pieces = self._local.threads(disk).iterate(_sample_tar(BlobBody(disk, row, file), index.kind, sample))
         return StreamAnswer(200, pieces, lines, content_length=total, on_close=close)
 
-    async def _member(self, exchange: Exchange, disk: Disk, row: ObjectRow, index: ShardIndex, member: Member) -> Answer:
+    async def _member(self, exchange: Exchange, shard: Shard, member: Member) -> Answer:
         if member.type != "file":
             raise MemberNotFound(f"{member.name[:200]!r} is a {member.type}, not a file with bytes in the archive")
-        etag = f"{row.checksum}-{member.offset:x}-{member.size:x}"
-        lines = _lines(content_type(member.name), etag, row)
-        if not is_plain(exchange.headers) and is_not_modified(exchange.headers, etag, row.modified_us):
-            return Answer(304, b"", lines)
-        if index.compressed:
-            return await self._decompressed(exchange, disk, row, index, member, lines)
-        return await self._ranged(exchange, disk, row, etag, lines, member.offset, member.size)
+        row = shard.row
+        etag, kind = f"{row.checksum}-{member.offset:x}-{member.size:x}", content_type(member.name)
+        plain = is_plain(exchange.headers)
+        if not plain and is_not_modified(exchange.headers, etag, row.modified_us):
+            return Answer(304, b"", _lines(kind, etag, row))
+        if shard.index.compressed:
+            return await self._decompressed(exchange, shard, member, _lines(kind, etag, row))
+        return await self._ranged(exchange, shard, etag, kind, plain, member.offset, member.size)
 
     async def _ranged(
-        self, exchange: Exchange, disk: Disk, row: ObjectRow, etag: str, lines: str, offset: int, size: int, tail: bytes = b""
+        self, exchange: Exchange, shard: Shard, etag: str, kind: str, plain: bool, offset: int, size: int, tail: bytes = b""
     ) -> Answer:
-        """`size` bytes of the blob from `offset` on and `tail` behind them; or the range of all that which is asked for."""
-        lines += "Accept-Ranges: bytes\r\n"
-        start, stop, status = 0, size + len(tail), 200
-        part = None if is_plain(exchange.headers) else requested_range(exchange.headers, stop, etag, row.modified_us)
+        """`size` bytes of the blob from `offset` on and `tail` behind them; or, unless `plain`, the range of that which is
+        asked for."""
+        disk, row = shard.disk, shard.row
+        lines = _lines(kind, etag, row, "Accept-Ranges: bytes\r\n")
+        count, status = size, 200
+        part = None if plain else requested_range(exchange.headers, size + len(tail), etag, row.modified_us)
         if part is not None:
-            start, stop, status = part.start, part.stop, 206
+            start, stop = part
             lines += f"Content-Range: bytes {start}-{stop - 1}/{size + len(tail)}\r\n"
+            offset, count, status = offset + start, max(0, min(stop, size) - start), 206
+            tail = tail[max(0, start - size) : max(0, stop - size)]
         if exchange.method == "HEAD":
-            return Answer(status, b"", lines, content_length=stop - start)
-        offset, count = offset + start, max(0, min(stop, size) - start)
-        tail = tail[max(0, start - size) : max(0, stop - size)]
+            return Answer(status, b"", lines, content_length=count + len(tail))
         if count <= SMALL_READ_BYTES:
-            body = read_range(disk.blob_path(row), offset, count)
+            body = read_range(shard.path, offset, count)
             if body is None or len(body) != count:
                 body = await self._local.threads(disk).read(_read_range, disk, row, offset, count)
-            return Answer(status, body + tail, lines)
+            return Answer(status, body + tail if tail else body, lines)
         return await blob_answer(self._local, disk, row, status, offset, count, lines, tail)
 
-    async def _decompressed(
-        self, exchange: Exchange, disk: Disk, row: ObjectRow, index: ShardIndex, member: Member, lines: str
-    ) -> Answer:
+    async def _decompressed(self, exchange: Exchange, shard: Shard, member: Member, lines: str) -> Answer:
+        disk, row, index = shard.disk, shard.row, shard.index
         if exchange.method == "HEAD":
             return Answer(200, b"", lines, content_length=member.size)
         file, close = await self._open(disk, row, index.kind)
@@ -171,8 +181,17 @@ class MemberRoutes:
         return file, close
 
 
-def _lines(kind: str, etag: str, row: ObjectRow) -> str:
-    return f'Content-Type: {kind}\r\nETag: "{etag}"\r\nLast-Modified: {http_date(row.modified_us)}\r\n{_SAFETY_LINES}'
+def _asked_for(query: Mapping[str, str]) -> str:
+    """Which one of `_QUERIES`; BadRequest for none and for several."""
+    given = [name for name in _QUERIES if name in query]
+    if len(given) != 1 or ("ext" in query and given != ["sample"]):
+        raise BadRequest("one of member, sample and list is asked for at a time; ext goes with sample")
+    return given[0]
+
+
+def _lines(kind: str, etag: str, row: ObjectRow, more: str = "") -> str:
+    date = http_date(row.modified_us)
+    return f'Content-Type: {kind}\r\nETag: "{etag}"\r\nLast-Modified: {date}\r\n{_SAFETY_LINES}{more}'
 
 
 def _or_rebuild(disk: Disk, row: ObjectRow, index: ShardIndex, lines: Iterator[bytes]) -> Iterator[bytes]:

@@ -313,6 +313,14 @@ def test_a_program_that_ends_in_mid_epoch(server: FaultyServer, way: str, status
     assert last == ("ValueError: of the user's own" if way == "raise" else "")
 
 
+def test_no_reading_thread_outlives_the_end_of_a_program(server: FaultyServer) -> None:
+    """The interpreter would stop it anywhere, also where it holds a lock that is wanted for tidying up."""
+    told_last = "import atexit, threading\natexit.register(lambda: print(threading.active_count()))"
+    command = [sys.executable, "-c", told_last + ENDING, SPEC.format(url=server.url), "return"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "in the middle\n1\n", "")
+
+
 def test_ctrl_c_while_it_waits_for_a_silent_server(server: FaultyServer) -> None:
     server.fail("/0.tar", Stall(0))
     program = "import sys\nfrom dfc.inputs import gopen\nfor _ in gopen.sharditerator_once(sys.argv[1]): pass"

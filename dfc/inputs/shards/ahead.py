@@ -2,17 +2,21 @@
 
 A lane is one thread with its buffers. It reads its segments one after the other as far as it has buffers, and hands over
 pieces; the last thing of each segment is its end, or the error that ended it. Threads know nothing of who reads from them: they
-end when the lane is closed, whatever they wait for.
+end when the lane is closed, whatever they wait for, and at the latest when the program ends: what is tidied up after that may
+want a lock, and a thread that the interpreter has stopped never gives one back.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from collections import deque
 from functools import cache
 from queue import Empty, SimpleQueue
+from time import monotonic
 from typing import Final
+from weakref import WeakSet
 
 from dfc.errors import DfcError
 from dfc.http.retry import Cancelled
@@ -27,6 +31,8 @@ from dfc.tar.header import TarError
 # Of the segment with this number: how it was opened, a piece, its end (None) or what ended it.
 Item = tuple[int, Opened | Piece | Exception | None]
 _CLOSED: Final = -1
+_EXIT_S: Final = 2.0  # a program that ends waits no longer for its lanes
+_LANES: Final = WeakSet["Lane"]()  # with a thread
 
 
 class Lane:
@@ -55,6 +61,7 @@ class Lane:
             arguments = (self._jobs, self._items, self._free, self._options, self._counts)
             self._thread = threading.Thread(target=_work, args=arguments, name="dfc-inputs-ahead", daemon=True)
             self._thread.start()
+            _LANES.add(self)
 
     def take(self, number: int) -> Opened | Piece | Exception | None:
         """The next item of this segment; what is left of earlier ones is thrown away. Cancelled when the lane was closed.
@@ -106,6 +113,16 @@ class Lane:
         """Wait until the thread has ended."""
         if self._thread is not None and self._thread is not threading.current_thread() and os.getpid() == self._process:
             self._thread.join(timeout_s)
+
+
+@atexit.register
+def _close_all() -> None:
+    lanes = list(_LANES)
+    for lane in lanes:
+        lane.close()
+    end = monotonic() + _EXIT_S
+    for lane in lanes:
+        lane.join(max(0.0, end - monotonic()))
 
 
 @cache

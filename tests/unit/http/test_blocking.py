@@ -6,6 +6,7 @@ import os
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -133,6 +134,30 @@ def test_the_timeout_holds_for_the_next_answer_too(transport: Transport) -> None
         assert 0.2 <= time.monotonic() - begun < 5
         assert server.connections == 2
     quick.close()
+
+
+def test_a_cancellation_waits_for_nobody_once_the_interpreter_ends() -> None:
+    """Daemon threads are stopped then wherever they are, and what they hold is never let go of."""
+    program = """
+import sys, threading
+from dfc.http.retry import Cancellation
+cancellation, held = Cancellation(), threading.Event()
+def hold():
+    with cancellation._lock:
+        held.set()
+        threading.Event().wait()
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+def read():
+    try:
+        yield
+    finally:
+        cancellation.cancel()
+left = read()
+next(left)
+sys.exit(3)
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=30).returncode == 3
 
 
 @pytest.mark.parametrize("received", [1000, 200_000])
