@@ -20,7 +20,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from dfc.errors import BodyTimeout, LengthMismatch
 from dfc.http.pipeline import HelperPool, SinkHelper
-from dfc.limits import MIB, PIPE_BYTES, TRANSFER_BUFFER_BYTES, TRANSFER_POLL_S
+from dfc.limits import MIB, PIPE_BYTES, RECEIVE_BUFFER_BYTES, TRANSFER_BUFFER_BYTES, TRANSFER_POLL_S
 
 T = TypeVar("T")
 STALL_S: Final = 60.0  # without a byte, where nothing else is said
@@ -207,7 +207,7 @@ class BufferPool:
         try:
             return self._free.pop()
         except IndexError:
-            return bytearray(TRANSFER_BUFFER_BYTES)
+            return bytearray(RECEIVE_BUFFER_BYTES)
 
     def give(self, buffer: bytearray) -> None:
         if len(self._free) < BUFFERS_KEPT:
@@ -216,7 +216,12 @@ class BufferPool:
 
 class Sink(Protocol):
     """What takes a body: everything by `write`, or, by two threads at the same time, the same bytes by `store` and by `digest`,
-    each in order. Called with pieces of up to 256 KiB, `digest` of up to 1 MiB."""
+    each in order. Called with pieces of up to 1 MiB."""
+
+    @property
+    def slow_digest(self) -> bool:
+        """Whether `digest` takes longer than `store`."""
+        ...
 
     def write(self, data: memoryview, /) -> None: ...
     def store(self, data: memoryview, /) -> None: ...
@@ -226,8 +231,8 @@ class Sink(Protocol):
 class Receive:
     """Exactly `count` bytes from a socket into `sink`, after `begun` that it has had already.
 
-    Pieces end at multiples of 256 KiB of the body wherever the sender keeps up: a file takes whole pages with a tenth less
-    work. In a fast upload this thread receives and stores, as these are most of the work, and a helper hashes and indexes.
+    Pieces end at multiples of their size in the body wherever the sender keeps up: a file takes whole pages with a tenth less
+    work. In a fast upload a helper may hash and index while this thread receives and stores.
     """
 
     def __init__(
@@ -249,17 +254,17 @@ class Receive:
         self.moved = 0
 
     def step(self) -> Wait | None:
+        helpers = self._helpers
+        if helpers is None or not (helpers.for_all or self._sink.slow_digest):
+            return self._inline(TURN_BYTES)
         # A helper pays for itself only while bytes keep coming: after the first megabytes, and with many to come.
-        fast = self._helpers is not None and self.moved >= PIPELINE_AFTER_BYTES <= self._remaining
-        helper = self._helpers.take() if fast and self._helpers is not None else None
+        helper = helpers.take() if self.moved >= PIPELINE_AFTER_BYTES <= self._remaining else None
         if helper is None:
-            limit = PIPELINE_AFTER_BYTES if self._helpers is not None and not self.moved else TURN_BYTES
-            return self._inline(limit)
+            return self._inline(TURN_BYTES if self.moved else PIPELINE_AFTER_BYTES)
         try:
             return self._pipelined(helper)
         finally:
-            assert self._helpers is not None
-            self._helpers.give(helper)
+            helpers.give(helper)
 
     def _inline(self, limit: int) -> Wait | None:
         buffer = self._buffers.take()
@@ -269,7 +274,7 @@ class Receive:
                 while self._remaining:
                     if self.moved >= end:
                         return Wait(())
-                    size, idle = self._fill(view)
+                    size, idle = self._fill(view, RECEIVE_BUFFER_BYTES)
                     if size:
                         self._sink.write(view[:size])
                     if idle and self._is_slow(started, turn_start):
@@ -297,7 +302,7 @@ class Receive:
                 # Stored piece by piece, while it is in this processor's cache; handed over whole.
                 with memoryview(buffer) as view:
                     while self._remaining and not idle and filled < len(view):
-                        size, idle = self._fill(view[filled : filled + TRANSFER_BUFFER_BYTES])
+                        size, idle = self._fill(view[filled : filled + TRANSFER_BUFFER_BYTES], TRANSFER_BUFFER_BYTES)
                         if size:
                             self._sink.store(view[filled : filled + size])
                         filled += size
@@ -307,10 +312,10 @@ class Receive:
                 return self._wait
         return Wait(()) if self._remaining else None
 
-    def _fill(self, view: memoryview) -> tuple[int, bool]:
-        """Receive up to the next multiple of 256 KiB, or what fits; how much, and whether the sender has nothing more now."""
+    def _fill(self, view: memoryview, unit: int) -> tuple[int, bool]:
+        """Receive up to the next multiple of `unit`, or what fits; how much, and whether the sender has nothing more now."""
         filled = 0
-        wanted = min(len(view), TRANSFER_BUFFER_BYTES - (self._begun + self.moved) % TRANSFER_BUFFER_BYTES)
+        wanted = min(len(view), unit - (self._begun + self.moved) % unit)
         until_s = time.monotonic() + TRANSFER_POLL_S  # for what comes drop by drop: it must not hold this thread
         while self._remaining and filled < wanted:
             size = self._receive(view[filled:wanted])

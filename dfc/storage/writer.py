@@ -55,6 +55,8 @@ class BlobWriter:
         self._waited = 0
         self._fd = -1
         self._path = self._version = ""
+        kind = index_kind(name)
+        self._slow_digest = kind not in (None, "tar")
         self._index: IndexWriter | None = None
         self._row: ObjectRow | None = None
         self._lock = threading.Lock()
@@ -64,7 +66,6 @@ class BlobWriter:
         _claim(parts, self._claimed)
         try:
             self._fd, self._path, self._version = create_blob(parts, bucket_id, name)
-            kind = index_kind(name)
             if kind is not None:
                 path, temporary = self._path + layout.INDEX_SUFFIX, f"{parts.root}/{layout.TEMPORARY}"
                 self._index = IndexWriter(parts.filesystem, path, kind, temporary)
@@ -79,6 +80,11 @@ class BlobWriter:
     def version(self) -> str:
         """The version that the object will have."""
         return self._version
+
+    @property
+    def slow_digest(self) -> bool:
+        """Whether the shard is decompressed for its index, which takes longer than to store it."""
+        return self._slow_digest
 
     @property
     def received(self) -> int:

@@ -17,9 +17,10 @@ import xxhash
 from dfc.checksum import Buffer
 from dfc.limits import INDEX_BLOCK_BYTES, INDEX_FLUSH_BYTES, INDEX_MEMBERS_MAX, MIB
 from dfc.tar.header import DIRECTORY, TarError
+from dfc.tar.headerbatch import Entry
 from dfc.tar.index_format import HEADER_BYTES, RECORD, SAMPLE, IndexHeader, encode_header
 from dfc.tar.samples import NO_KEY, SampleGrouper
-from dfc.tar.scanner import Entry, Scanner
+from dfc.tar.scanner import Scanner
 from dfc.tar.spill import HashTable, Spill, write_all
 
 _FEED_BYTES_MAX: Final = MIB  # entries of one piece are in memory at once: at most 2,048 of them
@@ -59,7 +60,7 @@ class IndexBuilder:
 
     def __init__(self, file: BinaryIO, temporary_directory: str) -> None:
         self.problem: TarError | None = None
-        self._scanner = Scanner()
+        self._scanner = Scanner(patient=True)
         self._records = _Records(file)
         self._grouper = SampleGrouper()
         self._members = HashTable(temporary_directory)
@@ -116,7 +117,7 @@ class IndexBuilder:
         try:
             if self.problem is not None:
                 raise self.problem
-            self._scanner.finish()
+            self._entries += self._scanner.finish()
             self._add_entries()
             self._records.finish()
             tables = xxhash.xxh3_64()

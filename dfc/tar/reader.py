@@ -10,9 +10,10 @@ from dfc.checksum import Buffer
 from dfc.limits import DECOMPRESS_CHUNK_BYTES
 from dfc.tar.compression import CompressionError, open_decompressed
 from dfc.tar.header import FILE, TYPES, TarError
+from dfc.tar.headerbatch import Entry
 from dfc.tar.index_reader import Member
 from dfc.tar.samples import split_key
-from dfc.tar.scanner import Entry, Scanner
+from dfc.tar.scanner import Scanner
 
 
 class MemberData(io.RawIOBase):

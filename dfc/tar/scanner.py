@@ -8,7 +8,7 @@ scanner must not be used. What other readers pass over in silence is no problem 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final
 from zlib import adler32
 
 from dfc.checksum import Buffer
@@ -37,9 +37,7 @@ from dfc.tar.header import (
     parse_size,
     stored_sum,
 )
-
-# name as stored, type (position in TYPES), offset of the member's first header, offset of its data, size of the data
-Entry: TypeAlias = tuple[bytes, int, int, int, int]
+from dfc.tar.headerbatch import Entry, HeaderBatch
 
 _LONG_NAME: Final = ord("L")
 _GLOBAL_PAX: Final = ord("g")
@@ -53,6 +51,7 @@ _FILE_FLAG: Final = ord("0")
 _PAX_FLAG: Final = ord("x")
 _WINDOW_BYTES: Final = 8 * 1024  # copied out of a mutable buffer at once: many small members
 _WINDOW_BYTES_LARGE: Final = 1024  # or, while members are large, one header and a bit
+_BATCH_HEADERS_MIN: Final = 512  # checked together, if they may be
 _SUMS_MAX: Final = 8192  # remembered checksum fields; sums of plain headers lie within a few thousand
 _ZEROS: Final = bytes(64 * 1024)
 _RUBBISH: Final = "what follows the NUL of a name is ignored"
@@ -71,9 +70,13 @@ def _octal(digits: bytes) -> int:
 
 
 class Scanner:
-    """Feed it everything, or (`take`) just the `want` bytes at `next`; collect the entries; then `finish`."""
+    """Feed it everything, or (`take`) just the `want` bytes at `next`; collect the entries; then `finish`.
 
-    def __init__(self) -> None:
+    `patient`: entries may come with a later piece or with `finish`, which costs half as much.
+    """
+
+    def __init__(self, *, patient: bool = False) -> None:
+        self._batch = HeaderBatch() if patient else None
         self.next = 0  # where in the archive the next wanted byte lies
         self.want = TAR_HEADER_BYTES
         self.fed = 0  # bytes of the archive seen so far
@@ -113,13 +116,21 @@ class Scanner:
                     break
                 chunk = bytes(self._partial)
                 self._partial.clear()
+                self._check_batch()
                 self._take(chunk)
             elif not self._plain:
                 self._take(bytes(view[at : at + self.want]))
-            else:
+            elif self._batch is None:
                 self._scan(view, start)
+            else:
+                self.next = self._batch.walk(view, start, self.next)
+                if self.next + TAR_HEADER_BYTES <= self.fed:
+                    self._check_batch()
+                    self._scan(view, start)
         if self.ended and self.fed > self.next:
             self._look_after_end(view[max(0, self.next - start) :])
+        if self._batch is not None and len(self._batch) >= _BATCH_HEADERS_MIN:
+            self._check_batch()
         return self._collect()
 
     def take(self, chunk: bytes) -> list[Entry]:
@@ -134,9 +145,11 @@ class Scanner:
             self._partial[:] = chunk
         return self._collect()
 
-    def finish(self, *, strict: bool = False) -> None:
-        """Raises TarError when the archive ended too early. `strict`: also without its end blocks, or with more behind them: in
-        what a node sends, that is a connection that broke off."""
+    def finish(self, *, strict: bool = False) -> list[Entry]:
+        """The entries that a `patient` scanner still has. Raises TarError when the archive ended too early. `strict`: also
+        without its end blocks, or with more behind them: in what a node sends, that is a connection that broke off."""
+        self._check_batch()
+        entries = self._collect()
         if not self.ended:
             if self.next > self.fed:
                 name = self.last_name[:80].decode(errors="replace")
@@ -149,6 +162,7 @@ class Scanner:
                 raise TarError("the archive ends after a long-name or pax header", self.fed)
         if strict and (self.unended or self._after_end is not None):
             raise TarError(*self.oddities[len(self._odd)])
+        return entries
 
     @property
     def unended(self) -> bool:
@@ -173,6 +187,13 @@ class Scanner:
             self.last_name = entries[-1][0]
             self._entries = []
         return entries
+
+    def _check_batch(self) -> None:
+        if self._batch:
+            entries, rubbish = self._batch.take()
+            self._entries += entries
+            if rubbish is not None:
+                self._odd.setdefault(_RUBBISH, rubbish)
 
     def _scan(self, view: memoryview, start: int) -> None:
         """The hot loop over `view`, which begins at archive offset `start` and holds the next header.

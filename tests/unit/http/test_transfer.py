@@ -151,6 +151,8 @@ async def test_a_cancelled_transfer_ends_its_step_first(pair, file, threads):
 class Sink:
     """Collects pieces; `fail_at` raises when so many bytes have been stored, or digested."""
 
+    slow_digest = True
+
     def __init__(self, fail_at: int | None = None, failing: str = "store") -> None:
         self.body, self.digested = bytearray(), bytearray()
         self.ends: list[int] = []
@@ -182,7 +184,7 @@ def helpers(request, monkeypatch):
         yield None
         return
     monkeypatch.setattr(module, "PIPELINE_AFTER_BYTES", 100_000)
-    pool = HelperPool(1)
+    pool = HelperPool(1, for_all=False)
     yield pool
     pool.close()
 
@@ -197,6 +199,19 @@ async def test_a_body_is_received(pair, threads, helpers, count):
     assert receiving.moved == count
     if helpers is not None and count == LARGE:
         assert len(sink.threads) > 1
+
+
+@pytest.mark.parametrize("for_all", [False, True])
+async def test_what_is_digested_quickly_has_a_helper_where_there_are_processors_to_spare(pair, monkeypatch, for_all):
+    monkeypatch.setattr(module, "PIPELINE_AFTER_BYTES", 100_000)
+    ours, peer = pair()
+    body, sink, pool = os.urandom(LARGE), Sink(), HelperPool(1, for_all=for_all)
+    sink.slow_digest = False
+    with ThreadPoolExecutor(1) as one:
+        await asyncio.gather(in_thread(peer.sendall, body), drive(Receive(ours, LARGE, sink, BufferPool(), pool), one))
+    pool.close()
+    assert sink.body == sink.digested == body
+    assert len(sink.threads) == (2 if for_all else 1)
 
 
 async def test_no_byte_after_the_body_is_taken(pair, threads, helpers):
@@ -233,8 +248,11 @@ async def test_pieces_end_where_pages_of_the_file_do(pair, threads, helpers):
     await asyncio.gather(in_thread(peer.sendall, body), drive(receiving, threads))
     assert sink.body == sink.digested == body
     # A sender that is held up may end a piece anywhere; the next one ends at a multiple again.
-    assert all(end % (256 * 1024) == 256 * 1024 - 1000 or later - end <= 256 * 1024 for end, later in pairwise(sink.ends))
-    assert sum(end % (256 * 1024) == 256 * 1024 - 1000 for end in sink.ends) == (LARGE + 1000) // (256 * 1024)
+    unit = MIB if helpers is None else MIB // 4
+    assert all(end % unit == unit - 1000 or later - end <= unit for end, later in pairwise(sink.ends))
+    assert sum(end % unit == unit - 1000 for end in sink.ends) >= (LARGE + 1000) // unit - (
+        3 if helpers else 0
+    )  # the first one is inline
 
 
 @pytest.mark.parametrize("failing", ["store", "digest"])

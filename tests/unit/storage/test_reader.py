@@ -198,10 +198,10 @@ def test_indexes_fall_out_when_too_many_are_open(open_disk: Any, tar_of: Callabl
     descriptors = len(os.listdir("/proc/self/fd"))
     held = disk.open_index(rows[0])
     assert [disk.open_index(row).sample_count for row in rows] == [1, 2, 3, 4]
-    assert [disk.cached_index(row) is not None for row in rows] == [False, False, True, True]
+    assert [disk.cached_index(disk.blob_path(row)) is not None for row in rows] == [False, False, True, True]
     assert held.sample_count == 1
     assert held.sample_at(0).key == "0000", "an index that fell out still serves who has it"
     del held
     assert len(os.listdir("/proc/self/fd")) == descriptors + 2
     disk.delete("b", "3.tar")
-    assert disk.cached_index(rows[3]) is None
+    assert disk.cached_index(disk.blob_path(rows[3])) is None

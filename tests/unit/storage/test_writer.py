@@ -67,10 +67,10 @@ def test_a_shard_is_indexed_while_it_arrives(disk: Disk, tar_of: Callable[..., b
     row = put(disk, "s.tar", tar_of(50)).row
     assert (row.samples, row.members) == (50, 50)
     assert os.path.exists(disk.index_path(row))
-    assert disk.cached_index(row) is None
+    assert disk.cached_index(disk.blob_path(row)) is None
     index = disk.open_index(row)
     assert (index.version, index.size, index.checksum, index.sample_count) == (row.version, row.size, row.checksum, 50)
-    assert disk.cached_index(row) is index
+    assert disk.cached_index(disk.blob_path(row)) is index
     assert disk.stats.indexes_rebuilt == 0
 
 
