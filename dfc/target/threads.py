@@ -120,9 +120,10 @@ class DiskThreads:
         with the state "failed". While one such call hangs, no other is begun."""
         if self._asked is None or self._asked.done():
             self._asked = asyncio.get_running_loop().run_in_executor(self._watch, report_on, self._disk)
-        done, _ = await asyncio.wait((self._asked,), timeout=timeout_s)
+        asked = self._asked  # when this goes on, somebody else may have asked again
+        done, _ = await asyncio.wait((asked,), timeout=timeout_s)
         if done:
-            self._last_report = self._asked.result()
+            self._last_report = asked.result()
         elif self._last_report.state == "up":
             _log.warning("disk %s does not answer", self._disk.id)
             self._last_report = self._last_report._replace(state="failed")

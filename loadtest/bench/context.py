@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from loadtest.bare import bare_server
 from loadtest.bodies import Body
 from loadtest.cluster import Cluster, cluster
 from loadtest.nginx import Nginx, nginx
@@ -72,6 +73,21 @@ class Bench:
     @functools.cached_property
     def memory_nginx(self) -> Nginx:
         return self._stack.enter_context(nginx(self.memory, workers=NGINX_WORKERS))
+
+    @functools.cached_property
+    def bare_disk(self) -> str:
+        """The URL of a bare server (`loadtest.bare`) of the files of `disk_nginx`."""
+        return self._stack.enter_context(bare_server("files", self.disk_nginx.root))
+
+    @functools.cached_property
+    def bare_memory(self) -> str:
+        """The same of `memory_nginx`."""
+        return self._stack.enter_context(bare_server("files", self.memory_nginx.root))
+
+    @functools.cached_property
+    def bare_answers(self) -> str:
+        """The URL of a bare server that answers everything with the same 1 KiB."""
+        return self._stack.enter_context(bare_server("answers", self.directory))
 
     @functools.cached_property
     def objects(self) -> list[str]:

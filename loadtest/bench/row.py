@@ -86,6 +86,12 @@ def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 median = statistics.median
+MACHINE_RUNS = 3
+
+
+def machine_note(what: str, measure: Callable[[], float], show: Callable[[float], str]) -> str:
+    """What the machine has to give at this moment, beside a row that was just measured."""
+    return f"the machine in the same minute: {show(median([measure() for _ in range(MACHINE_RUNS)]))} by {what}"
 
 
 def rate_ratio_row(
