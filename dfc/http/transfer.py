@@ -25,6 +25,7 @@ from dfc.limits import MIB, PIPE_BYTES, RECEIVE_BUFFER_BYTES, TRANSFER_BUFFER_BY
 T = TypeVar("T")
 STALL_S: Final = 60.0  # without a byte, where nothing else is said
 SENDFILE_BYTES: Final = 2 * MIB  # one call, as nginx has it: with 8 MiB a single stream was 5 to 15 % slower as a rule
+SENDFILE_BYTES_MAX: Final = 16 * MIB  # grown to, call by call, while the client takes everything: eight streams cost 7 % less
 TURN_BYTES: Final = 64 * MIB  # after so many bytes a step lets another transfer have the thread
 PIPELINE_AFTER_BYTES: Final = 4 * MIB
 SLOW_STEP_S: Final = TRANSFER_POLL_S
@@ -175,7 +176,7 @@ class SendFile:
     def step(self) -> Wait | None:
         """Raises ConnectionError for the client's side, other kinds of OSError for the file's (or the network's)."""
         started_s, turn_start, turn_end = time.monotonic(), self.moved, self.moved + TURN_BYTES
-        sink, file = self._sink.fileno(), self._file
+        sink, file, call = self._sink.fileno(), self._file, SENDFILE_BYTES
         while self._head or self._remaining:
             if self.moved >= turn_end:
                 return Wait(())
@@ -184,7 +185,8 @@ class SendFile:
                     more = socket.MSG_MORE if self._remaining else 0
                     self._head = self._head[self._sink.send(self._head, more) :]
                     continue
-                sent = os.sendfile(sink, file, self._offset, min(self._remaining, SENDFILE_BYTES))
+                sent = os.sendfile(sink, file, self._offset, min(self._remaining, call))
+                call = min(2 * call, SENDFILE_BYTES_MAX) if sent == call else SENDFILE_BYTES
             except BlockingIOError:
                 if is_trickle(started_s, self.moved - turn_start) or not self._poll.poll(TRANSFER_POLL_S * 1000):
                     return self._wait
