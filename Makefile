@@ -3,8 +3,11 @@
 PYTHON ?=
 VENV := .venv
 BIN := $(VENV)/bin
-TESTS ?= tests
+TESTS ?=
 EXPORT := uv export --frozen --quiet --no-emit-project --no-annotate --no-header
+
+# Compiled modules are kept, whatever the environment says: tests start DFC hundreds of times.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup torch test-packages demo test test-long lint format bench bench-jobs bench-inputs compose-test lock clean
 
@@ -25,13 +28,14 @@ demo: setup
 test-packages:
 	@sh deploy/install-test-packages
 
+# TESTS=tests/unit names some.
 test: test-packages torch
-	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=15 $(TESTS)
+	@sh deploy/run-tests $(BIN)/python $(TESTS)
 
 # The longest stress runs alone (marked `long`); `make test` runs the same cases with smaller counts. As root, and where there are
 # loop devices, also real power losses.
 test-long: test-packages torch
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m long --timeout=3600 --durations=0 $(TESTS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m long --timeout=3600 --durations=0 $(or $(TESTS),tests)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import subprocess
@@ -15,7 +16,19 @@ from loadtest.processes import find_program
 
 ROOT = Path(__file__).resolve().parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
+RUNNER = (ROOT / "deploy/run-tests").read_text()
 NIGHTLY = ROOT / ".github/workflows/nightly.yml"
+LARGE = {
+    "torch",
+    "tensorflow",
+    "keras",
+    "webdataset",
+    "pandas",
+    "duckdb",
+    "datasets",
+    "dfc.inputs.torch",
+    "dfc.inputs.tensorflow",
+}
 LINE = "nosuch-package  no-such-command  # for nothing\n"
 
 
@@ -105,7 +118,8 @@ def _targets(name: str) -> list[str]:
 def test_packages_are_seen_to_before_any_test(name: str) -> None:
     first, *_, last = _targets(name)
     assert first == "test-packages"
-    assert " -m pytest " in last
+    assert " -m pytest " in (RUNNER if name == "test" else last)
+    assert name != "test" or "deploy/run-tests" in last
 
 
 def _steps() -> list[dict[str, Any]]:
@@ -128,4 +142,39 @@ def test_the_workflow_of_the_night_makes_targets_that_exist() -> None:
 
 def test_long_runs_are_left_out_by_default_and_run_at_night() -> None:
     assert " -m long " in _targets("test-long")[-1]
-    assert " -m " not in _targets("test")[-1].removeprefix("$(BIN)/python -m pytest")
+    assert " -m " not in RUNNER.replace(" -m pytest", "")
+
+
+def _imported(path: Path) -> set[str]:
+    """Modules that a file imports, also inside of functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
+    return found
+
+
+def test_large_libraries_stay_out_of_the_processes_that_fork() -> None:
+    """WebDataset brings PyTorch with it."""
+    frameworks = {path.name: _imported(path) for path in (ROOT / "tests/frameworks").glob("test_*.py")}
+    assert any(LARGE & found for found in frameworks.values())
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        if "frameworks" not in path.parts:
+            large = {name for name in _imported(path) if LARGE & {name, name.partition(".")[0]}}
+            assert not large, f"{path} belongs to tests/frameworks"
+
+
+@pytest.mark.parametrize(("wrong", "status"), [("none", 0), ("first", 3), ("second", 3)])
+def test_a_failure_of_either_run_is_one_of_the_whole(tmp_path: Path, wrong: str, status: int) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\n'
+        f'case "$*" in *--ignore*) [ {wrong} != first ] ;; *) [ {wrong} != second ] ;; esac || exit 3\n'
+    )
+    python.chmod(0o755)
+    assert subprocess.run(["sh", ROOT / "deploy/run-tests", python]).returncode == status
+    first, second = (tmp_path / "calls").read_text().splitlines()
+    assert first.endswith(" --ignore=tests/frameworks tests")
+    assert second.endswith(" tests/frameworks")

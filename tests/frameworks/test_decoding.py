@@ -22,7 +22,7 @@ from dfc.inputs.decoding import Decoder, decode
 from dfc.inputs.encoding import encode_field
 from dfc.limits import INPUT_EXTENSIONS_KEPT
 
-DATA = Path(__file__).parents[2] / "data"
+DATA = Path(__file__).parents[1] / "data"
 NOISE = random.Random(1).randbytes(10_000)
 PNG = encode_field("png", np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
 

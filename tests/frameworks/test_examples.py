@@ -1,4 +1,7 @@
-"""The programs of examples/ and the guide that leads through them, as somebody runs them who has just installed DFC."""
+"""The programs of examples/ and the guide that leads through them, as somebody runs them who has just installed DFC.
+
+The longest are left to `make test-long`: what they show of the loaders, the other tests of frameworks show in less time.
+"""
 
 from __future__ import annotations
 
@@ -138,6 +141,7 @@ def kill_a_rank(agent: subprocess.Popen[bytes]) -> None:
     assert agent.wait(150) != 0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_two_ranks_train_on_everything_and_a_killed_run_ends_with_the_same_weights(toy: str, tmp_path: Path) -> None:
     """2 ranks × 2 workers over 5 uneven shards for 2 epochs, once undisturbed, once killed at a random step."""
@@ -178,6 +182,7 @@ def test_two_ranks_train_on_everything_and_a_killed_run_ends_with_the_same_weigh
 # --- others
 
 
+@pytest.mark.long
 def test_tensorflow_trains_and_goes_on_with_the_next_epoch(toy: str, tmp_path: Path) -> None:
     shards = ["--train", f"{toy}/train-*.tar", "--val", f"{toy}/val-*.tar", "--checkpoint", str(tmp_path / "run.keras")]
     said = python("tensorflow_imagenet.py", *shards, *TINY, "--epochs", "1")
@@ -204,6 +209,7 @@ def test_dali_decodes_what_the_loader_reads(toy: str) -> None:
 # --- the guide
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_commands_of_the_guide(running: Cluster, tmp_path: Path) -> None:
     """Every `sh` and `python` block of docs/training.md does what it says, in order."""
