@@ -49,7 +49,7 @@ class Host:
             self._client = await Client(await self._local_cluster(), asynchronous=True, direct_to_workers=True)
         else:
             await self._connect()
-        await self._look()
+        await asyncio.wait_for(self._look(), CONNECT_S)
 
     async def _local_cluster(self) -> Any:
         from distributed import LocalCluster

@@ -16,6 +16,7 @@ from dfc.engine.wire import TO_ENGINE, Begin, read_frame
 
 _log: Final = logging.getLogger("dfc.engine")
 CONNECT_S: Final = 30  # for a worker that comes up; then all begin anew
+START_S: Final = 60.0  # for all of them; a scheduler that dies at the wrong moment would be waited for without an end
 LOOK_S: Final = 1.0
 LOOK_TIMEOUT_S: Final = 10.0
 LOOKS_FAILED_MAX: Final = 3
@@ -45,7 +46,7 @@ async def run(begin: Begin, scratch: str) -> None:
         )
         for number in range(begin.workers)
     ]
-    await asyncio.gather(*nannies)
+    await asyncio.wait_for(asyncio.gather(*nannies), START_S)
     ends = [asyncio.ensure_future(nanny.finished()) for nanny in nannies]
     await asyncio.wait([*ends, asyncio.create_task(_watch(nannies[0].scheduler))], return_when=asyncio.FIRST_COMPLETED)
 
