@@ -135,7 +135,7 @@ def reshuffle_large(bench: Bench) -> list[Row]:
         _reshuffle(dataset, 0)
         ours, theirs = alternated(pairs, lambda: _reshuffle(dataset, 1), lambda: _copy(dataset, where, sync=False))
         what = f"reshuffle {format_bytes(dataset.size)} of 100 kB samples, gather, relaxed, in memory"
-        rows = [rate_ratio_row("reshuffle-100k", what, "cp", ours, theirs, 0.5)]
+        rows = [rate_ratio_row("reshuffle-100k", what, "cp", ours, theirs, 0.6)]
         with _peak_of_workers(dataset.started) as peak:
             spill, gather = alternated(
                 max(2, pairs // 2), lambda: _reshuffle(dataset, 1, "spill"), lambda: _reshuffle(dataset, 1)
@@ -164,7 +164,7 @@ def reshuffle_small(bench: Bench) -> list[Row]:
         _reshuffle(dataset, 0)
         ours, theirs = alternated(bench.pairs, lambda: _reshuffle(dataset, 1), lambda: _copy(dataset, where, sync=False))
         what = f"reshuffle {format_bytes(dataset.size)} of 10 kB samples, gather, relaxed, in memory"
-        rows = [rate_ratio_row("reshuffle-10k", what, "cp", ours, theirs, 0.25)]
+        rows = [rate_ratio_row("reshuffle-10k", what, "cp", ours, theirs, 0.35)]
         webdataset = [_webdataset(where) for _ in range(2)]
         rows.append(
             rate_ratio_row("reshuffle-wds", "the same", "WebDataset read, shuffle, ShardWriter", ours[:2], webdataset, 10)
