@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +103,10 @@ class Cluster:
         found = {}
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         for child in children:
-            arguments = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
-            if "--dir" in arguments:
-                found[Path(arguments[arguments.index("--dir") + 1]).name] = int(child)
+            with suppress(OSError):  # it has ended meanwhile
+                arguments = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
+                if "--dir" in arguments:
+                    found[Path(arguments[arguments.index("--dir") + 1]).name] = int(child)
         return found
 
     def target_urls(self) -> list[str]:
