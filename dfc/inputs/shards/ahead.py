@@ -32,6 +32,7 @@ from dfc.tar.header import TarError
 Item = tuple[int, Opened | Piece | Exception | None]
 _CLOSED: Final = -1
 _EXIT_S: Final = 2.0  # a program that ends waits no longer for its lanes
+_PROGRAM_ENDS: Final = threading.Event()
 _LANES: Final = WeakSet["Lane"]()  # with a thread
 
 
@@ -107,7 +108,8 @@ class Lane:
         self._free.put(None)
         for job in list(self._open.values()):
             job.cancel()
-        self._items.put((_CLOSED, None))
+        if not _PROGRAM_ENDS.is_set():
+            self._items.put((_CLOSED, None))
 
     def join(self, timeout_s: float) -> None:
         """Wait until the thread has ended."""
@@ -117,6 +119,9 @@ class Lane:
 
 @atexit.register
 def _close_all() -> None:
+    """Who waits for items goes on waiting: a thread of TensorFlow that woke up now would meet the end of the interpreter with
+    a lock of its own."""
+    _PROGRAM_ENDS.set()
     lanes = list(_LANES)
     for lane in lanes:
         lane.close()
@@ -147,6 +152,8 @@ def _work(
             for item in read_pieces(job, options, counts, free, items.empty):
                 items.put((job.number, item))
         except Exception as problem:
+            if _PROGRAM_ENDS.is_set():
+                return
             items.put((job.number, as_input_error(problem, job.extent.ref.url)))
         else:
             items.put((job.number, None))
