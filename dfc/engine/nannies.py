@@ -46,7 +46,11 @@ async def run(begin: Begin, scratch: str) -> None:
         )
         for number in range(begin.workers)
     ]
-    await asyncio.wait_for(asyncio.gather(*nannies), START_S)
+    starting = asyncio.gather(*nannies)
+    # Not `wait_for`, which waits for what it has cancelled: the process, and all in it, ends after this.
+    if not (await asyncio.wait((starting,), timeout=START_S))[0]:
+        raise TimeoutError(f"the workers have not started in {START_S:.0f} s")
+    starting.result()
     ends = [asyncio.ensure_future(nanny.finished()) for nanny in nannies]
     await asyncio.wait([*ends, asyncio.create_task(_watch(nannies[0].scheduler))], return_when=asyncio.FIRST_COMPLETED)
 

@@ -33,7 +33,7 @@ def _date_of_second(second: int) -> str:
 
 
 def is_plain(headers: Mapping[str, str]) -> bool:
-    """Whether a request has none of the headers of this module: the common case, told apart in half a microsecond."""
+    """Whether a request has none of the headers of this module: the common case, told apart at once."""
     return not (
         "Range" in headers
         or "If-None-Match" in headers

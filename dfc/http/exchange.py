@@ -27,7 +27,7 @@ from dfc.http.pipeline import HelperPool
 from dfc.http.transfer import STALL_S, BufferPool, Pace, ReadStalled, Receive, Sink, drive, duplicate, to_its_end
 from dfc.limits import JSON_BODY_BYTES_MAX, SMALL_BODY_BYTES, TRANSFER_BUFFER_BYTES
 
-# The common query, `member=000017.jpg`: nothing to decode, and parse_qsl takes ten times as long.
+# The common query, `member=000017.jpg`: nothing to decode, and parse_qsl takes four times as long.
 _ONE_PARAMETER: Final = re.compile("([a-z_]+)=([A-Za-z0-9/._-]*)")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _ID_PREFIX: Final = os.urandom(6).hex()

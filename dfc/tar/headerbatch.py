@@ -1,4 +1,4 @@
-"""Headers of plain files, checked many at a time: a column of all of them costs a quarter of one after the other.
+"""Headers of plain files, checked many at a time: in columns, which costs less than one after the other.
 
 To find the next header only the size of a member is needed, so that the rest can wait. A wrong checksum is an error all the
 same, a little later: whatever was passed over on the way to it counts for nothing then.

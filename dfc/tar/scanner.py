@@ -72,7 +72,7 @@ def _octal(digits: bytes) -> int:
 class Scanner:
     """Feed it everything, or (`take`) just the `want` bytes at `next`; collect the entries; then `finish`.
 
-    `patient`: entries may come with a later piece or with `finish`, which costs half as much.
+    `patient`: entries may come with a later piece or with `finish`, which costs about a fifth less.
     """
 
     def __init__(self, *, patient: bool = False) -> None:
