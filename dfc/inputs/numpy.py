@@ -19,6 +19,7 @@ from contextlib import closing
 from itertools import islice
 from typing import Any, Final, TypeVar
 
+from dfc.http.retry import Cancelled
 from dfc.inputs import loader
 from dfc.inputs.base import Handler, Sample
 from dfc.inputs.decoding import Spec
@@ -122,7 +123,10 @@ def map_in_threads(function: Callable[[A], B], values: Iterable[A], threads: int
 
     def fill() -> None:
         while len(running) < groups and (group := list(islice(iterator, _GROUP))):
-            running.append(pool.submit(_apply, function, group))
+            try:
+                running.append(pool.submit(_apply, function, group))
+            except RuntimeError as problem:  # before anybody else is told, pools of threads take nothing any more
+                raise ProgramEnds("the program ends, and with it the threads that decode") from problem
 
     try:
         fill()
@@ -134,6 +138,10 @@ def map_in_threads(function: Callable[[A], B], values: Iterable[A], threads: int
         # What runs is waited for: a thread that outlives its loader would use memory and cores of what comes next. But not in
         # one of them, where the garbage collector may have come by.
         pool.shutdown(wait=not threading.current_thread().name.startswith(_THREADS), cancel_futures=True)
+
+
+class ProgramEnds(Cancelled):
+    """The interpreter is on its way out, and takes no more work."""
 
 
 def _apply(function: Callable[[A], B], group: list[A]) -> list[B]:

@@ -27,6 +27,7 @@ from dfc.inputs.base import Handler, Sample
 from dfc.inputs.decoding import Spec
 from dfc.inputs.epochs.corpus import Corpus
 from dfc.inputs.epochs.order import Equal
+from dfc.inputs.foreign import Iteration
 from dfc.inputs.loader import ERRORS_MAX, Loader, Shuffle, options_given
 from dfc.inputs.numpy import default_threads, threaded
 from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
@@ -162,12 +163,12 @@ class _Passes:
         length = None if self._delivered else _length(self.source)
         return None if length is None else self._epochs * length
 
-    def __call__(self) -> Generator[Any, None, None]:
+    def __call__(self) -> Iteration:
         with self._lock:
             number, self._begun = self._begun, self._begun + 1
         epoch = self._epoch + number * (self._epochs or 1)
         elements = self._elements(epoch, 0 if number else self._delivered, self._epochs, self._threads)
-        return _grouped(elements, self.group) if self.group else elements
+        return Iteration(_grouped(elements, self.group) if self.group else elements)
 
     def _elements(self, epoch: int, delivered: int, epochs: int | None, threads: int) -> Generator[Any, None, None]:
         for turn in count() if epochs is None else range(epochs):

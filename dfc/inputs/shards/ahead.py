@@ -117,10 +117,16 @@ class Lane:
             self._thread.join(timeout_s)
 
 
+def close_lanes() -> None:
+    """End every reading thread of the program, and who waits for items: with Cancelled."""
+    for lane in list(_LANES):
+        lane.close()
+
+
 @atexit.register
 def _close_all() -> None:
-    """Who waits for items goes on waiting: a thread of TensorFlow that woke up now would meet the end of the interpreter with
-    a lock of its own."""
+    """Who waits for items goes on waiting: threads that woke up now would meet the end of the interpreter with locks of their
+    own. `dfc.inputs.foreign` ends those that must not wait."""
     _PROGRAM_ENDS.set()
     lanes = list(_LANES)
     for lane in lanes:
