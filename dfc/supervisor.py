@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import http.client
 import json
 import os
 import shutil
@@ -25,8 +26,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
-
 from dfc.errors import ConfigError, OperatorError
 from dfc.filesystem import FileSystem
 from dfc.limits import MIB, STOP_KILL_S
@@ -35,6 +34,7 @@ from dfc.smallfile import SmallFileDamaged, make_directories, read_small_file, w
 SHAPE_FILE: Final = "cluster.json"
 PORTS_FILE: Final = "ports.json"
 READY_TIMEOUT_S: Final = 60.0
+HEALTH_TIMEOUT_S: Final = 5.0
 RESTART_FIRST_S: Final = 0.1
 RESTART_MAX_S: Final = 2.0
 STEADY_S: Final = 10.0  # a child that lived so long starts again at once
@@ -218,12 +218,10 @@ class Supervisor:
 
     async def _wait_healthy(self, proxy: Child) -> None:
         deadline = time.monotonic() + READY_TIMEOUT_S
-        async with httpx.AsyncClient(base_url=_local_url(proxy), timeout=5, trust_env=False) as client:
-            while not self._stopping.is_set() and time.monotonic() < deadline:
-                with suppress(httpx.HTTPError):
-                    if (await client.get("/v1/health")).status_code == 200:
-                        return
-                await asyncio.sleep(0.05)
+        while not self._stopping.is_set() and time.monotonic() < deadline:
+            if await asyncio.to_thread(_is_healthy, proxy):
+                return
+            await asyncio.sleep(0.05)
         if not self._stopping.is_set():
             self._fail("the cluster did not become healthy; see the logs")
 
@@ -311,10 +309,26 @@ class Supervisor:
                         os.truncate(path, 0)
 
 
+def _local_host(child: Child) -> str:
+    """Where this machine reaches a node, whatever it advertises and on whatever addresses it listens."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(child.host, child.host)
+
+
 def _local_url(child: Child) -> str:
-    """The URL under which this machine reaches a node, whatever it advertises and on whatever addresses it listens."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(child.host, child.host)
+    host = _local_host(child)
     return f"http://{f'[{host}]' if ':' in host else host}:{child.port}"
+
+
+def _is_healthy(child: Child) -> bool:
+    """Blocks. httpx is a quarter of what this process would load."""
+    connection = http.client.HTTPConnection(_local_host(child), child.port, timeout=HEALTH_TIMEOUT_S)
+    try:
+        connection.request("GET", "/v1/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def _kill(child: Child) -> None:
