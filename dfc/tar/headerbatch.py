@@ -6,84 +6,137 @@ same, a little later: whatever was passed over on the way to it counts for nothi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import repeat
-from typing import Final
+from struct import Struct
+from typing import TYPE_CHECKING, Final
 
 from dfc.limits import TAR_HEADER_BYTES
 from dfc.tar.header import FILE, TarError, checksum_matches, stored_sum
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 Entry = tuple[bytes, int, int, int, int]
 """Name as stored, type (position in TYPES), offset of the member's first header, offset of its data, size of the data."""
 
-_FILE_FLAG: Final = ord("0")
-_SUMS_MAX: Final = 8192  # remembered checksum fields; sums of plain headers lie within a few thousand
+_FILE_FLAG: Final = b"0"
 _NAME_BYTES: Final = 100
+_FIELDS: Final = Struct("124x 11s c 20x c 188x c 166x")  # size, the byte after it, type, the first byte of the prefix
 _LANES: Final = 0x00FF00FF00FF00FF  # every other byte of eight: their sums over a header fit into 16 bits each
 _LANE_BITS: Final = 16
+_SUMMED_ROWS: Final = 64  # at a time: what is computed on the way stays in the cache
+_SUM_AT: Final = 148
+_SUM_DIGITS: Final = 6  # and then a NUL and a space, as nearly everybody writes it
+
+
+@dataclass(frozen=True, slots=True)
+class PlainFiles:
+    """Members that follow each other: files with one header each."""
+
+    names: list[bytes]
+    text: NDArray[np.uint8]
+    """The names again, (n, longest), filled up with zeros."""
+    heads: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def entries(self) -> list[Entry]:
+        """The same, one by one."""
+        data = (self.heads + TAR_HEADER_BYTES).tolist()
+        return list(zip(self.names, repeat(FILE), self.heads.tolist(), data, self.sizes.tolist()))
 
 
 class HeaderBatch:
-    """`walk` takes headers, `take` checks them and gives the entries."""
+    """`walk` takes headers, `take` checks them and gives the members."""
 
     def __init__(self) -> None:
         self._blocks: list[bytes] = []
         self._heads: list[int] = []
         self._sizes: list[int] = []
-        self._sums: dict[bytes, int] = {}
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return len(self._heads)
 
     def walk(self, view: memoryview, start: int, offset: int) -> int:
         """Take the headers of plain files that follow each other from archive offset `offset` on, in a view that begins at
         `start`. The offset of the first one that is something else, or ends outside of the view."""
-        last = start + len(view) - TAR_HEADER_BYTES
-        blocks, heads, sizes = self._blocks, self._heads, self._sizes
-        while offset <= last:
-            at = offset - start
-            block = bytes(view[at : at + TAR_HEADER_BYTES])
-            digits = block[124:135]
-            if block[156] != _FILE_FLAG or block[345] or block[135] not in b" \0" or not digits.isdigit():
+        at, last = offset - start, len(view) - TAR_HEADER_BYTES
+        places: list[int] = []
+        sizes = self._sizes
+        fields = _FIELDS.unpack_from
+        while at <= last:
+            digits, end, flag, prefix = fields(view, at)
+            if flag != _FILE_FLAG or prefix != b"\0" or end not in b" \0" or not digits.isdigit():
                 break  # of another type, with a prefix, or with a size in another form
             try:
                 size = int(digits, 8)
             except ValueError:
                 break
-            blocks.append(block)
-            heads.append(offset)
+            places.append(at)
             sizes.append(size)
-            offset += TAR_HEADER_BYTES + ((size + 511) & -512)
-        return offset
+            at += TAR_HEADER_BYTES + ((size + 511) & -512)
+        if places:  # copied, since the view is of a buffer that is used again
+            self._blocks.append(b"".join([view[place : place + TAR_HEADER_BYTES] for place in places]))
+            self._heads += [start + place for place in places] if start else places
+        return start + at
 
-    def take(self) -> tuple[list[Entry], int | None]:
-        """The entries, and the offset of the first header with rubbish behind the NUL of its name. TarError for the first
+    def take(self) -> tuple[PlainFiles, int | None]:
+        """The members, and the offset of the first header with rubbish behind the NUL of its name. TarError for the first
         header with a wrong checksum."""
         import numpy as np  # who only reads headers one by one does without it
 
-        blocks, heads, sizes = self._blocks, self._heads, self._sizes
+        joined = b"".join(self._blocks)
+        heads, sizes = np.array(self._heads, dtype=np.int64), np.array(self._sizes, dtype=np.int64)
         self._blocks, self._heads, self._sizes = [], [], []
-        joined = b"".join(blocks)
-        words = np.frombuffer(joined, dtype=np.uint64).reshape(len(blocks), -1)
-        lanes = (words & _LANES).sum(axis=1) + ((words >> 8) & _LANES).sum(axis=1)
-        totals = sum(((lanes >> (_LANE_BITS * lane)) & 0xFFFF).astype(np.int64) for lane in range(4))
-        stored = [self._stored(block[148:156]) for block in blocks]
-        for number in np.flatnonzero(totals != np.array(stored)).tolist():
-            if not checksum_matches(blocks[number]):
-                raise TarError(
-                    "a header has a wrong checksum" if heads[number] else "not a tar archive: no header", heads[number]
-                )
-        names = np.ndarray(len(blocks), dtype=f"S{_NAME_BYTES}", buffer=joined, strides=(TAR_HEADER_BYTES,)).tolist()
-        rubbish = None
-        if b"\0" in b"".join(names):
-            rubbish = next(head for head, name in zip(heads, names, strict=True) if 0 in name)
-            names = [name.partition(b"\0")[0] for name in names]
-        offsets = [head + TAR_HEADER_BYTES for head in heads]
-        return list(zip(names, repeat(FILE), heads, offsets, sizes)), rubbish
+        table = np.frombuffer(joined, dtype=np.uint8).reshape(len(heads), TAR_HEADER_BYTES)
+        for number in np.flatnonzero(_sums(table) != _stored_sums(table)).tolist():
+            block = table[number].tobytes()
+            if not checksum_matches(block):
+                head = int(heads[number])
+                raise TarError("a header has a wrong checksum" if head else "not a tar archive: no header", head)
+        text = table[:, :_NAME_BYTES]
+        used = text != 0
+        lengths = np.where(used.all(axis=1), _NAME_BYTES, used.argmin(axis=1))
+        odd = np.flatnonzero(used.sum(axis=1) != lengths)
+        text = text[:, : int(lengths.max())]
+        if len(odd):
+            text = np.where(np.arange(text.shape[1]) < lengths[:, None], text, 0).astype(np.uint8)
+        text = np.ascontiguousarray(text)
+        names = text.view(f"S{text.shape[1]}").ravel().tolist() if text.shape[1] else [b""] * len(heads)
+        return PlainFiles(names, text, heads, sizes), int(heads[odd[0]]) if len(odd) else None
 
-    def _stored(self, field: bytes) -> int:
-        total = self._sums.get(field)
-        if total is None:
-            if len(self._sums) >= _SUMS_MAX:
-                self._sums.clear()
-            total = self._sums[field] = stored_sum(field)
-        return total
+
+def _sums(table: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """What the bytes of each header add up to, those of the checksum as they are."""
+    import numpy as np
+
+    words = table.view(np.uint64)
+    lanes = np.empty(len(table), dtype=np.uint64)
+    for first in range(0, len(table), _SUMMED_ROWS):
+        some = words[first : first + _SUMMED_ROWS]
+        odd = some >> 8
+        odd &= _LANES
+        odd += some & _LANES
+        np.add.reduce(odd, axis=1, out=lanes[first : first + _SUMMED_ROWS])
+    totals = np.zeros(len(table), dtype=np.int64)
+    for lane in range(4):
+        totals += ((lanes >> (_LANE_BITS * lane)) & 0xFFFF).astype(np.int64)
+    return totals
+
+
+def _stored_sums(table: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Of each header what `stored_sum` says that its bytes add up to."""
+    import numpy as np
+
+    field = table[:, _SUM_AT : _SUM_AT + 8]
+    digits = field[:, :_SUM_DIGITS].astype(np.int64) - ord("0")
+    plain = ((digits >= 0) & (digits < 8)).all(axis=1) & (field[:, 6] == 0) & (field[:, 7] == ord(" "))
+    totals = digits @ (8 ** np.arange(_SUM_DIGITS - 1, -1, -1, dtype=np.int64))
+    totals += field.sum(axis=1, dtype=np.int64) - 8 * ord(" ")
+    for number in np.flatnonzero(~plain).tolist():
+        totals[number] = stored_sum(field[number].tobytes())
+    return totals

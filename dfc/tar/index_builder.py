@@ -12,18 +12,23 @@ from itertools import accumulate, chain
 from operator import sub
 from typing import BinaryIO, Final, Protocol
 
+import numpy as np
 import xxhash
 
 from dfc.checksum import Buffer
-from dfc.limits import INDEX_BLOCK_BYTES, INDEX_FLUSH_BYTES, INDEX_MEMBERS_MAX, MIB
-from dfc.tar.header import DIRECTORY, TarError
-from dfc.tar.headerbatch import Entry
+from dfc.limits import INDEX_BLOCK_BYTES, INDEX_FLUSH_BYTES, INDEX_MEMBERS_MAX, MIB, TAR_HEADER_BYTES
+from dfc.tar.header import DIRECTORY, FILE, TarError
+from dfc.tar.headerbatch import Entry, PlainFiles
 from dfc.tar.index_format import HEADER_BYTES, RECORD, SAMPLE, IndexHeader, encode_header
+from dfc.tar.index_slices import RECORDS
+from dfc.tar.samplecolumns import cut_files
 from dfc.tar.samples import NO_KEY, SampleGrouper
 from dfc.tar.scanner import Scanner
 from dfc.tar.spill import HashTable, Spill, write_all
 
 _FEED_BYTES_MAX: Final = MIB  # entries of one piece are in memory at once: at most 2,048 of them
+_COLUMNS_MIN: Final = 24  # fewer files are quicker one by one
+_ASCII_MAX: Final = 127
 _BATCH_ENTRIES: Final = 512  # members of large bodies are few in a piece; taken together they cost half
 
 
@@ -60,7 +65,7 @@ class IndexBuilder:
 
     def __init__(self, file: BinaryIO, temporary_directory: str) -> None:
         self.problem: TarError | None = None
-        self._scanner = Scanner(patient=True)
+        self._scanner = Scanner(take_files=self._add_files)
         self._records = _Records(file)
         self._grouper = SampleGrouper()
         self._members = HashTable(temporary_directory)
@@ -117,7 +122,8 @@ class IndexBuilder:
         try:
             if self.problem is not None:
                 raise self.problem
-            self._entries += self._scanner.finish()
+            rest = self._scanner.finish()  # first: what it found before goes in meanwhile
+            self._entries += rest
             self._add_entries()
             self._records.finish()
             tables = xxhash.xxh3_64()
@@ -152,18 +158,51 @@ class IndexBuilder:
             self.close()
 
     def _feed(self, data: Buffer) -> None:
-        self._entries += self._scanner.feed(data)
+        found = self._scanner.feed(data)  # first: files that come before these entries go in meanwhile
+        self._entries += found
         if len(self._entries) >= _BATCH_ENTRIES:
             self._add_entries()
+
+    def _count(self, members: int, last_head: int) -> None:
+        self._member_count += members
+        if self._member_count > INDEX_MEMBERS_MAX:
+            raise TarError(f"the archive has more than {INDEX_MEMBERS_MAX} members", last_head)
+
+    def _add_files(self, before: list[Entry], files: PlainFiles) -> None:
+        """What `_add_entries` does, for all of these files at once."""
+        self._entries += before
+        if len(files) < _COLUMNS_MIN or not files.text.size or int(files.text.max()) > _ASCII_MAX:
+            self._entries += files.entries()
+            self._add_entries()
+            return
+        self._add_entries()
+        self._count(len(files), int(files.heads[-1]))
+        key_chars, starts = cut_files(self._grouper, files)
+        if bool((key_chars == NO_KEY).any()):
+            self._dropped += int((key_chars == NO_KEY).sum())
+        lengths = (files.text != 0).sum(axis=1)
+        ends = self._records.end + np.cumsum(lengths + RECORD.size)
+        positions = ends - lengths - RECORD.size
+        self._members.append(map(xxhash.xxh3_64_intdigest, files.names), positions)
+        records = np.empty(len(files), dtype=RECORDS)
+        records["offset"], records["size"], records["head"] = files.heads + TAR_HEADER_BYTES, files.sizes, TAR_HEADER_BYTES
+        records["name"], records["key"], records["type"] = lengths, key_chars, FILE
+        rows = np.concatenate([records.view(np.uint8).reshape(len(files), -1), files.text], axis=1)
+        used = np.arange(rows.shape[1]) < (lengths + RECORD.size)[:, None]
+        self._records.append(rows[used].tobytes())
+        if len(starts):
+            keys = [files.names[i][:end] for i, end in zip(starts.tolist(), key_chars[starts].tolist(), strict=True)]
+            numbers = range(self._sample_count, self._sample_count + len(keys))
+            self._keys.append(map(xxhash.xxh3_64_intdigest, keys), numbers)
+            self._samples.append(np.stack([files.heads[starts], positions[starts]], axis=1).astype(np.uint64).tobytes())
+            self._sample_count += len(keys)
 
     def _add_entries(self) -> None:
         """Records and table rows of the last members. A column at a time: it costs half of what a loop over them would."""
         entries, self._entries = self._entries, []
         if not entries:
             return
-        self._member_count += len(entries)
-        if self._member_count > INDEX_MEMBERS_MAX:
-            raise TarError(f"the archive has more than {INDEX_MEMBERS_MAX} members", entries[-1][2])
+        self._count(len(entries), entries[-1][2])
         names, types, heads, offsets, sizes = zip(*entries, strict=True)
         try:
             texts = b"\0".join(names).decode().split("\0")  # no name has a NUL

@@ -43,6 +43,15 @@ class SampleGrouper:
         self._extensions: set[str] = set()
         self._records = 0  # members since the first of the present sample, itself included
 
+    @property
+    def key(self) -> str | None:
+        """Of the present sample."""
+        return self._key
+
+    def go_on(self, key: str, extensions: set[str], records: int) -> None:
+        """Members were taken elsewhere; the last sample has these extensions, and so many members since its first one."""
+        self._key, self._extensions, self._records = key, extensions, records
+
     def starts_sample(self, name: str) -> bool:
         """Take the next file of an archive; True when it is the first of a new sample."""
         return bool(self.cut((name,), (FILE,))[1])

@@ -37,7 +37,7 @@ from dfc.tar.header import (
     parse_size,
     stored_sum,
 )
-from dfc.tar.headerbatch import Entry, HeaderBatch
+from dfc.tar.headerbatch import Entry, HeaderBatch, PlainFiles
 
 _LONG_NAME: Final = ord("L")
 _GLOBAL_PAX: Final = ord("g")
@@ -72,11 +72,13 @@ def _octal(digits: bytes) -> int:
 class Scanner:
     """Feed it everything, or (`take`) just the `want` bytes at `next`; collect the entries; then `finish`.
 
-    `patient`: entries may come with a later piece or with `finish`, which costs about a fifth less.
+    `take_files`: given the entries that come before, and then members that are files with one header each, in columns; they
+    are among no entries then, and may come with a later piece or with `finish`. That costs half as much.
     """
 
-    def __init__(self, *, patient: bool = False) -> None:
-        self._batch = HeaderBatch() if patient else None
+    def __init__(self, *, take_files: Callable[[list[Entry], PlainFiles], None] | None = None) -> None:
+        self._take_files = take_files
+        self._batch = None if take_files is None else HeaderBatch()
         self.next = 0  # where in the archive the next wanted byte lies
         self.want = TAR_HEADER_BYTES
         self.fed = 0  # bytes of the archive seen so far
@@ -146,8 +148,8 @@ class Scanner:
         return self._collect()
 
     def finish(self, *, strict: bool = False) -> list[Entry]:
-        """The entries that a `patient` scanner still has. Raises TarError when the archive ended too early. `strict`: also
-        without its end blocks, or with more behind them: in what a node sends, that is a connection that broke off."""
+        """What has not been given yet. Raises TarError when the archive ended too early. `strict`: also without its end
+        blocks, or with more behind them: in what a node sends, that is a connection that broke off."""
         self._check_batch()
         entries = self._collect()
         if not self.ended:
@@ -190,10 +192,13 @@ class Scanner:
 
     def _check_batch(self) -> None:
         if self._batch:
-            entries, rubbish = self._batch.take()
-            self._entries += entries
+            assert self._take_files is not None
+            files, rubbish = self._batch.take()
             if rubbish is not None:
                 self._odd.setdefault(_RUBBISH, rubbish)
+            before = self._collect()
+            self.last_name = files.names[-1]
+            self._take_files(before, files)
 
     def _scan(self, view: memoryview, start: int) -> None:
         """The hot loop over `view`, which begins at archive offset `start` and holds the next header.

@@ -5,11 +5,16 @@ from __future__ import annotations
 import io
 import random
 import tarfile
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dfc.tar import index_builder
 from dfc.tar.header import TarError
-from dfc.tar.headerbatch import Entry, HeaderBatch
+from dfc.tar.headerbatch import Entry, HeaderBatch, PlainFiles
+from dfc.tar.samplecolumns import cut_files
+from dfc.tar.samples import SampleGrouper
 from dfc.tar.scanner import Scanner
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -35,15 +40,31 @@ def archive(kind: str, seed: int, members: int = 1500) -> bytearray:
     return bytearray(stream.getvalue())
 
 
-def entries(
-    scanner: Scanner, data: bytes | bytearray, piece: int = 1 << 30, chance: random.Random | None = None
-) -> list[Entry]:
-    """Fed in pieces of this size, or of any up to twice that."""
-    found, at = [], 0
-    while at < len(data):
-        size = piece if chance is None else chance.randrange(1, 2 * piece)
-        found += scanner.feed(memoryview(data)[at : at + size])
-        at += size
+class Patient:
+    """A scanner that gives files in columns, and what came of it in the order of the archive."""
+
+    def __init__(self) -> None:
+        self.found: list[Entry] = []
+        self.scanner = Scanner(take_files=self._take)
+
+    def _take(self, before: list[Entry], files: PlainFiles) -> None:
+        self.found += before + files.entries()
+
+    def entries(self, data: bytes | bytearray, piece: int, chance: random.Random | None = None) -> list[Entry]:
+        at = 0
+        while at < len(data):
+            size = piece if chance is None else chance.randrange(1, 2 * piece)
+            self.found += self.scanner.feed(memoryview(data)[at : at + size])
+            at += size
+        self.found += self.scanner.finish()
+        return self.found
+
+
+def entries(data: bytes | bytearray, piece: int = 1 << 30) -> list[Entry]:
+    """By a scanner that gives them one by one."""
+    scanner, found = Scanner(), []
+    for at in range(0, len(data), piece):
+        found += scanner.feed(memoryview(data)[at : at + piece])
     return found + scanner.finish()
 
 
@@ -52,18 +73,18 @@ def entries(
 def test_a_patient_scanner_finds_the_same(kind: str, size: int) -> None:
     for seed in range(3):
         data, chance = archive(kind, seed), random.Random(seed)
-        eager, patient = Scanner(), Scanner(patient=True)
-        wanted = entries(eager, data)
+        eager, patient = Scanner(), Patient()
+        wanted = eager.feed(data) + eager.finish()
         assert len(wanted) == 1500
-        assert entries(patient, data, size, chance) == wanted
-        assert (patient.oddities, patient.last_name) == (eager.oddities, eager.last_name)
+        assert patient.entries(data, size, chance) == wanted
+        assert (patient.scanner.oddities, patient.scanner.last_name) == (eager.oddities, eager.last_name)
 
 
 def test_most_headers_of_a_dataset_are_checked_together(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
     take = HeaderBatch.take
 
-    def counting(self: HeaderBatch) -> tuple[list[Entry], int | None]:
+    def counting(self: HeaderBatch) -> tuple[PlainFiles, int | None]:
         taken.append(len(self))
         return take(self)
 
@@ -74,7 +95,7 @@ def test_most_headers_of_a_dataset_are_checked_together(monkeypatch: pytest.Monk
             info = tarfile.TarInfo(f"{number}.jpg")
             info.size = 3000
             tar.addfile(info, io.BytesIO(bytes(3000)))
-    assert len(entries(Scanner(patient=True), stream.getvalue(), 1 << 20)) == 2000
+    assert len(Patient().entries(stream.getvalue(), 1 << 20)) == 2000
     assert sum(taken) >= 1990
     assert max(taken) >= 250
 
@@ -82,12 +103,12 @@ def test_most_headers_of_a_dataset_are_checked_together(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("number", [0, 1, 700, 1499])
 def test_a_wrong_checksum_is_found_at_the_same_header(number: int) -> None:
     data = archive("ustar", 1)
-    head = entries(Scanner(), data)[number][2]
+    head = entries(data)[number][2]
     data[head + 20] ^= 1
     told = []
-    for patient in (False, True):
+    for read in (entries, Patient().entries):
         with pytest.raises(TarError) as raised:
-            entries(Scanner(patient=patient), data, 100_000)
+            read(data, 100_000)
         told.append((str(raised.value), raised.value.offset))
     assert told[0] == told[1]
     assert told[1][1] == head
@@ -96,19 +117,88 @@ def test_a_wrong_checksum_is_found_at_the_same_header(number: int) -> None:
 def test_sums_of_signed_bytes_and_rubbish_behind_a_name() -> None:
     """As old tars wrote them, and some tools leave them."""
     data = archive("ustar", 2)
-    heads = [entry[2] for entry in entries(Scanner(), data) if entry[1] == 0]
+    heads = [entry[2] for entry in entries(data) if entry[1] == 0]
     for head in (heads[5], heads[900]):
         data[head + 90 : head + 94] = b"junk"
         _sum(data, head)
     data[heads[7]] = 0xE9
     _sum(data, heads[7], signed=True)
-    eager, patient = Scanner(), Scanner(patient=True)
-    wanted = entries(eager, data)
-    assert entries(patient, data, 70_000) == wanted
-    assert patient.oddities == eager.oddities == [("what follows the NUL of a name is ignored", heads[5])]
+    eager, patient = Scanner(), Patient()
+    wanted = eager.feed(data) + eager.finish()
+    assert patient.entries(data, 70_000) == wanted
+    assert patient.scanner.oddities == eager.oddities == [("what follows the NUL of a name is ignored", heads[5])]
 
 
 def _sum(data: bytearray, head: int, signed: bool = False) -> None:
     data[head + 148 : head + 156] = b" " * 8
     block = data[head : head + 512]
     data[head + 148 : head + 156] = b"%06o\0 " % (sum(block) - 256 * signed * sum(byte > 127 for byte in block))
+
+
+def names(chance: random.Random, count: int, more: tuple[str, ...]) -> list[str]:
+    """As datasets have them, and worse: keys and extensions again, capitals, dots and lines where they mean something."""
+    odd = [
+        "a.",
+        ".a",
+        "noext",
+        "__meta__.json",
+        "__x/a.jpg",
+        "d/.hidden",
+        "d.e/f",
+        "é.jpg",
+        "_.jpg",
+        "__",
+        "a/b.c/d.jpg",
+        "a..b",
+    ]
+    found: list[str] = []
+    while len(found) < count:
+        key = f"{chance.choice(('', 'd/', 'd/e/'))}{chance.randrange(count):04d}"
+        style = chance.random()
+        if style < 0.9:
+            found += [f"{key}.{end}" for end in ("jpg", "cls", "seg.PNG", "json")[: chance.randrange(1, 5)]]
+        elif style < 0.94:
+            found += [f"{key}.JPG", f"{key}.jpg", f"{key}.cls"]
+        elif style < 0.96:
+            found += [f"{key}.{number}" for number in range(chance.randrange(10, 40))]
+        elif style < 0.98:
+            found.append(chance.choice(odd))
+        else:
+            found += [f"{key}.x"] * 3
+    return found[:count]
+
+
+@pytest.mark.parametrize("worst", [False, True])
+def test_an_index_is_the_same_by_columns_and_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worst: bool) -> None:
+    cut = []
+
+    def counting(grouper: SampleGrouper, files: PlainFiles) -> Any:
+        cut.append(len(files))
+        return cut_files(grouper, files)
+
+    monkeypatch.setattr(index_builder, "cut_files", counting)
+    for seed in range(12):
+        chance, stream = random.Random(seed), io.BytesIO()
+        listed = (
+            names(chance, 3000, ("é.jpg",) if seed % 2 else ())
+            if worst
+            else [f"{i // 3:04d}.{('jpg', 'Cls', 'seg.png')[i % 3]}" for i in range(3000)]
+        )
+        with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+            for name in listed:
+                info = tarfile.TarInfo(name)
+                info.size = chance.choice((0, 7, 512, 2000))
+                tar.addfile(info, io.BytesIO(bytes(info.size)))
+        data, piece = stream.getvalue(), chance.choice((1 << 20, 300_000, 20_000))
+        made = []
+        for smallest in (1, 1 << 30):
+            monkeypatch.setattr(index_builder, "_COLUMNS_MIN", smallest)
+            path = tmp_path / "index"
+            with path.open("w+b") as file:
+                builder = index_builder.IndexBuilder(file, str(tmp_path))
+                for at in range(0, len(data), piece):
+                    builder.feed(data[at : at + piece])
+                summary = builder.finish("1", len(data), "0" * 32)
+            made.append((path.read_bytes(), summary))
+        assert made[0] == made[1], seed
+    assert sum(cut) > 12 * 1000
