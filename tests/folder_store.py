@@ -77,10 +77,12 @@ class FileOutput:
         self._hash.update(view)
         self._size += view.nbytes
 
-    def send(self, file: int, offset: int, count: int) -> None:
-        data = os.pread(file, count, offset)
-        assert len(data) == count
-        self.write(data)
+    def send(self, parts: Any) -> None:
+        for before, file, offset, count in parts:
+            self.write(before)
+            data = os.pread(file, count, offset)
+            assert len(data) == count
+            self.write(data)
 
     def commit(self) -> Written:
         assert self._announced in (None, self._size), f"{self._announced} bytes were announced, {self._size} written"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -13,6 +13,7 @@ from dfc.engine.throttle import Throttle
 from dfc.errors import LengthMismatch, Unavailable
 from dfc.http.blocking import ERROR_BODY_BYTES_MAX, Upload
 from dfc.limits import KIB, MIB
+from dfc.parts import Part, part_bytes
 
 # Up to here an output is kept back: it can then be sent again when its target is away for a moment, its length is known, and a
 # task that makes its first bytes slowly holds no connection meanwhile.
@@ -63,12 +64,13 @@ class StagedOutput:
         if len(self._kept) >= (KEPT_BYTES if self._upload is None else SEND_BYTES):
             self._flush()
 
-    def send(self, file: int, offset: int, count: int) -> None:
-        self._grow(count)
+    def send(self, parts: Sequence[Part]) -> None:
+        size = part_bytes(parts)
+        self._grow(size)
         self._flush()
         upload = self._begun()
-        self._throttle.take(count)
-        self._watched(upload, lambda: upload.send_file(file, offset, count))
+        self._throttle.take(size)
+        self._watched(upload, lambda: upload.send_parts(parts))
 
     def commit(self) -> Written:
         if self._ended:

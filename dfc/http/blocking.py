@@ -12,7 +12,7 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, Protocol
 from urllib.parse import urlsplit
@@ -23,8 +23,9 @@ from dfc.errors import BadRequest, Unreachable
 from dfc.http.problems import Headers
 from dfc.http.receiving import Receiver
 from dfc.http.retry import Cancellation, current_cancellation
-from dfc.http.sending import is_readable, may_continue, send, send_file, send_head, send_piece
+from dfc.http.sending import is_readable, may_continue, send, send_head, send_parts, send_piece
 from dfc.limits import KIB
+from dfc.parts import Part, part_bytes
 
 CONNECT_TIMEOUT_S: Final = 5.0
 READ_TIMEOUT_S: Final = 60.0  # without a single byte; nodes send or fail long before
@@ -417,11 +418,11 @@ class Upload:
                 self.wanted = send_piece(self._link.sock, data, self._chunked)
         return self.wanted
 
-    def send_file(self, file: int, offset: int, count: int) -> bool:
-        """The next bytes from an open file, moved by the kernel; whether more are wanted. Broken when the file has fewer."""
-        if self.wanted and count > 0:
+    def send_parts(self, parts: Sequence[Part]) -> bool:
+        """The next bytes, those from files moved by the kernel; whether more are wanted. Broken when a file has fewer."""
+        if self.wanted and part_bytes(parts) > 0:
             with self._fatal():
-                self.wanted = send_file(self._link.sock, file, offset, count, self._chunked)
+                self.wanted = send_parts(self._link.sock, parts, self._chunked)
         return self.wanted
 
     def finish(self) -> Answer:

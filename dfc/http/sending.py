@@ -10,19 +10,21 @@ import os
 import select
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
 from dfc import __version__
 from dfc.checksum import Buffer
 from dfc.limits import KIB, MIB
+from dfc.parts import Part, part_bytes
 
 EXPECT_TIMEOUT_S: Final = 2.0  # a server that does not know `Expect` gets the body after so long
 EXPECT_BYTES: Final = 1 * MIB  # larger bodies ask first: a refusal then costs one round trip instead of a broken connection
 _JOIN_BYTES: Final = 64 * KIB  # smaller chunks go out in one piece with their frame
 _HEAD_BYTES_MAX: Final = 16 * KIB
 _READ_BYTES: Final = 64 * KIB  # of a file that goes out over TLS
+_MORE: Final = int(socket.MSG_MORE)
 _SENDFILE_BYTES_MAX: Final = 1 << 30  # the kernel moves at most 2 GiB at a time
 
 
@@ -76,46 +78,87 @@ def send(sock: socket.socket, data: Buffer) -> bool:
     return True
 
 
-def send_file(sock: socket.socket, file: int, offset: int, count: int, chunked: bool) -> bool:
-    if chunked and not send(sock, b"%x\r\n" % count):
-        return False
-    plain = not isinstance(sock, ssl.SSLSocket)
-    end = offset + count
-    while offset < end:
-        if not plain:
-            data = os.pread(file, min(_READ_BYTES, end - offset), offset)
-            if data and not send(sock, data):
-                return False
-            moved = len(data)
-        elif (found := _send_some(sock, file, offset, end - offset)) is None:
+def send_parts(sock: socket.socket, parts: Sequence[Part], chunked: bool) -> bool:
+    if isinstance(sock, ssl.SSLSocket):
+        return _send_encrypted(sock, parts, chunked)
+    if chunked:
+        return send(sock, b"%x\r\n" % part_bytes(parts)) and _Sender(sock).send(parts) and send(sock, b"\r\n")
+    return _Sender(sock).send(parts)
+
+
+def _send_encrypted(sock: socket.socket, parts: Sequence[Part], chunked: bool) -> bool:
+    for data, file, offset, count in parts:
+        if len(data) and not send_piece(sock, data, chunked):
             return False
-        else:
-            moved = found
-        if moved == 0:
-            raise ValueError(f"the file that is sent ends at byte {offset}")
-        offset += moved
-    return not chunked or send(sock, b"\r\n")
+        for at in range(offset, offset + count, _READ_BYTES):
+            piece = os.pread(file, min(_READ_BYTES, offset + count - at), at)
+            if len(piece) < min(_READ_BYTES, offset + count - at):
+                raise ValueError(f"the file that is sent ends at byte {at + len(piece)}")
+            if not send_piece(sock, piece, chunked):
+                return False
+    return True
 
 
-def _send_some(sock: socket.socket, file: int, offset: int, count: int) -> int | None:
-    """One step of the kernel's; None when an answer is there. The socket has a timeout, so the descriptor does not block."""
-    poll = select.poll()
-    poll.register(sock, select.POLLOUT | select.POLLIN)
-    timeout_s = sock.gettimeout()
-    while True:
-        events = poll.poll(None if timeout_s is None else timeout_s * 1000)
+class _Sender:
+    """Parts to a socket that has a timeout, so that its descriptor does not block. Parts are small and many: a call of Python's
+    own for each piece of one, which looks before whether it may, would cost as much as the piece."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._file = sock.fileno()
+        # The same without a timeout of Python's, which would wait before every call.
+        self._direct = socket.socket(sock.family, sock.type, sock.proto, self._file)
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLOUT | select.POLLIN)
+        timeout_s = sock.gettimeout()
+        self._timeout_ms = None if timeout_s is None else timeout_s * 1000
+
+    def send(self, parts: Sequence[Part]) -> bool:
+        """False when an answer is there."""
+        try:
+            if is_readable(self._sock, 0):
+                return False
+            for data, file, offset, count in parts:
+                if not (self._write(data) if len(data) else True) or not self._send_range(file, offset, count):
+                    return False
+        except (BrokenPipeError, ConnectionResetError):
+            if not is_readable(self._sock, EXPECT_TIMEOUT_S):
+                raise
+            return False
+        finally:
+            self._direct.detach()
+        return True
+
+    def _write(self, data: Buffer) -> bool:
+        view = memoryview(data).cast("B")
+        while view:
+            try:
+                view = view[self._direct.send(view, _MORE) :]
+            except BlockingIOError:
+                if not self._may():
+                    return False
+        return True
+
+    def _send_range(self, file: int, offset: int, count: int) -> bool:
+        end = offset + count
+        while offset < end:
+            try:
+                moved = os.sendfile(self._file, file, offset, min(end - offset, _SENDFILE_BYTES_MAX))
+            except BlockingIOError:
+                if not self._may():
+                    return False
+                continue
+            if moved == 0:
+                raise ValueError(f"the file that is sent ends at byte {offset}")
+            offset += moved
+        return True
+
+    def _may(self) -> bool:
+        """Wait for room; False when an answer is there."""
+        events = self._poll.poll(self._timeout_ms)
         if not events:
             raise TimeoutError
-        if events[0][1] & select.POLLIN:
-            return None
-        try:
-            return os.sendfile(sock.fileno(), file, offset, min(count, _SENDFILE_BYTES_MAX))
-        except BlockingIOError:
-            continue
-        except (BrokenPipeError, ConnectionResetError):
-            if not is_readable(sock, EXPECT_TIMEOUT_S):
-                raise
-            return None
+        return not events[0][1] & select.POLLIN
 
 
 def may_continue(sock: socket.socket) -> bool:

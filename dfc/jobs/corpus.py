@@ -126,6 +126,11 @@ class Sources:
         self._open[row] = forward = ForwardSource(source, wanted)
         return forward
 
+    @property
+    def open_max(self) -> int:
+        """So many that were asked for last are open."""
+        return JOB_OPEN_SOURCES_MAX
+
     def is_local(self, row: int) -> bool:
         """Whether it has a file to read from."""
         wanted = self._rows[row]

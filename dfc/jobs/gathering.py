@@ -17,6 +17,7 @@ from dfc.jobs.corpus import ForwardSource, Parts, Sources, open_index, starts_of
 from dfc.jobs.headers import clear_padding, head_sizes, header_blocks, padded, special_headers
 from dfc.jobs.store import Source, Store
 from dfc.limits import KIB, MIB, TAR_HEADER_BYTES
+from dfc.parts import Part
 from dfc.tar.index_arrays import Integers, SampleArrays, concatenate
 
 BLOCK: Final = TAR_HEADER_BYTES
@@ -24,6 +25,7 @@ SEND_BYTES: Final = 32 * KIB  # from here on two system calls and a header of it
 LOCAL_WINDOW_BYTES: Final = 4 * MIB  # written while still in the cache of the processor
 COPY_BYTES: Final = 1 * MIB  # of a member that is larger than a window
 AHEAD_BYTES: Final = 16 * MIB  # announced to the kernel before they are sent
+TOGETHER_BYTES: Final = 4 * MIB  # sent by one call
 LOOKUP_SAMPLES: Final = 1 << 16  # whose columns are in memory at a time: a few hundred bytes each
 
 
@@ -33,7 +35,7 @@ class Sink(Protocol):
     @property
     def sends(self) -> bool: ...
     def write(self, data: Buffer) -> object: ...
-    def send(self, file: int, offset: int, count: int) -> None: ...
+    def send(self, parts: Sequence[Part]) -> object: ...
 
 
 def look_up(store: Store, parts: Parts, ordinals: Integers) -> tuple[Integers, SampleArrays]:
@@ -146,10 +148,13 @@ class _SampleWriter:
         spans = list(
             zip(self._rows[owners].tolist(), samples.offsets[sent + a].tolist(), samples.sizes[sent + a].tolist(), strict=True)
         )
-        for (file, offset, size), end in zip(_announced(self._sources, spans), data[sent].tolist(), strict=True):
-            self._sink.write(buffer[done:end])
-            self._sink.send(file, offset, size)
-            done = end + size % BLOCK
+        ends = data[sent].tolist()
+        for first, together in _announced(self._sources, spans):
+            parts: list[Part] = []
+            for (file, offset, size), end in zip(together, ends[first:], strict=False):
+                parts.append((buffer[done:end], file, offset, size))
+                done = end + size % BLOCK
+            self._sink.send(parts)
         if done < len(buffer):
             self._sink.write(buffer[done:])
 
@@ -173,18 +178,24 @@ def _announce(source: Source | ForwardSource, offset: int, size: int) -> None:
         os.posix_fadvise(file, offset, size, os.POSIX_FADV_WILLNEED)
 
 
-def _announced(sources: Sources, spans: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
-    """File, offset and size of each span of a local source, while the kernel reads ahead what comes after it."""
-    announced = ahead = gone = 0
-    for row, offset, size in spans:
+def _announced(sources: Sources, spans: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
+    """File, offset and size of spans of local sources, some at a time, after the number of the first of them, while the kernel
+    reads ahead what comes after."""
+    announced = ahead = gone = at = 0
+    while at < len(spans):
         while announced < len(spans) and ahead - gone <= AHEAD_BYTES:
             _announce(sources[spans[announced][0]], *spans[announced][1:])
             ahead += spans[announced][2]
             announced += 1
-        # Asked for each time: a source may have been closed meanwhile, when there are very many.
-        file = sources[row].file()
-        assert file is not None
-        yield file, offset, size
+        # Asked for again: a source may have been closed meanwhile, when there are very many.
+        together, first, size = [], at, 0
+        while at < len(spans) and at - first < sources.open_max and size < TOGETHER_BYTES:
+            row, offset, count = spans[at]
+            file = sources[row].file()
+            assert file is not None
+            together.append((file, offset, count))
+            at, size = at + 1, size + count
+        yield first, together
         gone += size
 
 
@@ -197,7 +208,7 @@ def copy_range(sink: Sink, source: Source | ForwardSource, offset: int, size: in
     """A range of any size, sent where that goes."""
     file = source.file()
     if file is not None and sink.sends and size >= SEND_BYTES:
-        sink.send(file, offset, size)
+        sink.send([(b"", file, offset, size)])
         return
     buffer = memoryview(bytearray(min(size, COPY_BYTES)))
     for at in range(0, size, COPY_BYTES):
@@ -253,8 +264,8 @@ def write_spans(sink: Sink, sources: Sources, rows: Integers, offsets: Integers,
     ends = np.cumsum(sizes)
     if sink.sends and ends[-1] >= SEND_BYTES * len(ends) and all(sources.is_local(row) for row in np.unique(rows).tolist()):
         spans = list(zip(rows.tolist(), offsets.tolist(), sizes.tolist(), strict=True))
-        for file, offset, size in _announced(sources, spans):
-            sink.send(file, offset, size)
+        for _, together in _announced(sources, spans):
+            sink.send([(b"", *span) for span in together])
         return
     buffer = np.empty(min(window, int(ends[-1])), dtype=np.uint8).data
     lo = 0

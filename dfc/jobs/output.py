@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import xxhash
 
@@ -11,6 +11,7 @@ from dfc.jobs.samples import DataMember
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import OutputRecord
 from dfc.limits import DECOMPRESS_CHUNK_BYTES
+from dfc.parts import Part, part_bytes
 from dfc.tar.compressor import Compressor, open_compressor
 from dfc.tar.index import index_kind
 from dfc.tar.writer import TarWriter
@@ -28,9 +29,10 @@ class PlainOutput:
         self._output.write(data)
         return len(data)
 
-    def send(self, file: int, offset: int, count: int) -> None:
-        """The next bytes, from a file."""
-        self._output.send(file, offset, count)
+    def send(self, parts: Sequence[Part]) -> int:
+        """The next bytes, some of them from files; how many."""
+        self._output.send(parts)
+        return part_bytes(parts)
 
     def commit(self, samples: int = 0) -> OutputRecord:
         written = self._output.commit()
@@ -142,10 +144,12 @@ class ArchiveOutput:
         self.content_size += len(data)
         return len(data)
 
-    def send(self, file: int, offset: int, count: int) -> None:
-        """The next bytes, from a file. Only where `sends`."""
-        self._output.send(file, offset, count)
-        self.content_size += count
+    def send(self, parts: Sequence[Part]) -> int:
+        """The next bytes, some of them from files; how many. Only where `sends`."""
+        self._output.send(parts)
+        size = part_bytes(parts)
+        self.content_size += size
+        return size
 
     def commit(self, samples: int) -> OutputRecord:
         if self._compressor is not None:

@@ -17,6 +17,7 @@ import numpy as np
 from dfc.jobs.corpus import ForwardSource, Sources
 from dfc.jobs.output import PlainOutput
 from dfc.jobs.store import Source
+from dfc.parts import Part
 from dfc.tar.index_arrays import Integers
 
 FENCE_SAMPLES: Final = 64
@@ -44,9 +45,8 @@ class RunWriter:
         self._output.write(data)
         self.size += len(data)
 
-    def send(self, file: int, offset: int, count: int) -> None:
-        self._output.send(file, offset, count)
-        self.size += count
+    def send(self, parts: Sequence[Part]) -> None:
+        self.size += self._output.send(parts)
 
     def end(self, places: Integers, sizes: Integers) -> None:
         """The run is complete: these are its samples."""

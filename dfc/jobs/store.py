@@ -13,6 +13,7 @@ from typing import BinaryIO, Protocol
 from dfc.checksum import Buffer
 from dfc.errors import Conflict, JobCancelled
 from dfc.jobs.tasks import InputShard
+from dfc.parts import Part
 from dfc.tar.index_reader import ShardIndex
 
 __all__ = ("InputChanged", "JobCancelled", "Output", "Source", "Store", "WrittenObject")
@@ -51,8 +52,8 @@ class Output(Protocol):
     def write(self, data: Buffer) -> object:
         """The next bytes, all of them."""
 
-    def send(self, file: int, offset: int, count: int) -> None:
-        """The next bytes, from a file, moved by the kernel where it can."""
+    def send(self, parts: Sequence[Part]) -> None:
+        """The next bytes: some in memory and then some of a file, again and again, moved by the kernel where it can."""
 
     def commit(self) -> WrittenObject:
         """Complete; whoever wrote this name for this job before is replaced."""

@@ -169,7 +169,7 @@ class _Lmdb:
         try:
             size = os.fstat(file).st_size
             with PlainOutput(self._store, self._prefix + FILE_NAME, size) as output:
-                output.send(file, 0, size)
+                output.send([(b"", file, 0, size)])
                 return (output.commit(self._samples),)
         finally:
             os.close(file)

@@ -246,14 +246,14 @@ def test_files_are_sent_between_written_bytes(setting, tmp_path):
         with open(tmp_path / "file", "rb") as file:
             output = setting.store.create(f"sent-{announced}.bin", announced)
             output.write(b"0123456789")
-            output.send(file.fileno(), 0, 2_000_000)
-            output.write(b"-----")
-            output.send(file.fileno(), 2_000_000, 1_000_000)
-            expected = b"0123456789" + content[:2_000_000] + b"-----" + content[2_000_000:]
+            output.send([(b"", file.fileno(), 0, 2_000_000)])
+            output.send([(b"---", file.fileno(), 2_000_000, 400_000), (b"--", file.fileno(), 2_400_000, 600_000)])
+            expected = b"0123456789" + content[:2_000_000] + b"---" + content[2_000_000:2_400_000] + b"--"
+            expected += content[2_400_000:]
             assert output.commit().checksum == checksum_of(expected)
     output = setting.store.create("short.bin")
     with open(tmp_path / "file", "rb") as file, pytest.raises(DfcError):
-        output.send(file.fileno(), 2_999_999, 2)
+        output.send([(b"", file.fileno(), 2_999_999, 2)])
 
 
 def test_a_length_that_was_announced_is_held_to(setting):

@@ -14,7 +14,7 @@ LAYERS = (
     (
         "base",
         {"__init__", "errors", "limits", "names", "hosts", "checksum", "clock", "config", "metrics", "logs", "shards", "pages"}
-        | {"filesystem", "smallfile", "database"},
+        | {"filesystem", "smallfile", "database", "parts"},
     ),
     ("domain", {"placement", "tar", "formats", "storage", "jobs"}),
     ("plumbing", {"http", "membership", "engine"}),
