@@ -85,7 +85,7 @@ class Host:
                     direct_to_workers=False,
                 )
                 return
-            except (OSError, TimeoutError) as error:
+            except (OSError, TimeoutError, ValueError) as error:  # the last for TLS over a connection that is broken already
                 if asyncio.get_running_loop().time() > deadline:
                     raise OSError(f"the Dask scheduler at {address} cannot be reached: {error}") from None
             await asyncio.sleep(LOOK_S)
@@ -192,7 +192,11 @@ class Host:
                     raise OSError(f"the Dask scheduler is gone: {error}") from None
 
     async def _look(self) -> None:
-        """Learn which workers there are."""
+        """Learn which workers there are. OSError without a connection."""
+        # Dask makes a lost one anew by itself, but not if that breaks at once: then all that is asked of it waits for ever,
+        # while the scheduler that is back answers here.
+        if self._client.status != "running":
+            raise OSError("the connection to it is lost")
         found = (await self._client.scheduler.identity())["workers"]
         names = {address: str(worker["name"]) for address, worker in found.items() if worker["status"] == "running"}
         await self._look_after_tasks()
