@@ -116,9 +116,13 @@ class Cluster:
         return [node["advertise_url"] for node in self.map()["nodes"] if node["role"] == "target"]
 
     def is_healthy(self) -> bool:
-        """Whether the proxy answers and sees all targets up."""
+        """Whether the proxy answers and sees all targets up, and they answer too: for one that was killed it takes a while to
+        see."""
         try:
             nodes = self.map()["nodes"]
+            for node in nodes:
+                with urllib.request.urlopen(f"{node['advertise_url']}/v1/health", timeout=10):
+                    pass
         except OSError:
             return False
         return len(nodes) == self.targets and all(node["state"] == "up" for node in nodes)

@@ -24,7 +24,7 @@ _log: Final = logging.getLogger("dfc.inputs")
 _END_S: Final = 10.0  # a transform that takes longer than this when the program ends is not waited for
 _QUIET_S: Final = 0.1  # a thread that waits for room, outside of the interpreter, may never ask for the next element
 _ENDING: Final = threading.Event()
-_THREADS: Final = set[int]()  # that have asked; ids are used again, so there are never many
+_THREADS: Final = set[int | None]()  # that have asked; ids are used again, so there are never many
 _ITERATIONS: Final = WeakSet["Iteration"]()  # that their threads have not let go of
 
 
@@ -52,6 +52,11 @@ class Iteration:
             raise
 
 
+def _own_threads() -> set[int | None]:
+    """Those that Python has started: an id may be theirs by now."""
+    return {thread.ident for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}
+
+
 @atexit.register  # after that of the lanes, and so called before it
 def _see_off() -> None:
     _ENDING.set()
@@ -61,7 +66,7 @@ def _see_off() -> None:
     begun = quiet = monotonic()
     while (now := monotonic()) < begun + _END_S:
         left = len(_ITERATIONS)  # before who is inside is looked at: to let go of one is done inside, too
-        inside = (_THREADS - {threading.get_ident()}) & sys._current_frames().keys()
+        inside = (_THREADS - _own_threads()) & sys._current_frames().keys()
         if inside:
             quiet = now
         elif not left or now > quiet + _QUIET_S:
