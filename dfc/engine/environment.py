@@ -30,7 +30,7 @@ _DASK: Final = {
     "DISTRIBUTED__SCHEDULER__HTTP__ROUTES": "[]",
     "DISTRIBUTED__WORKER__HTTP__ROUTES": "[]",
     "DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
-    # What it measures of itself is for its pages, which nobody sees; it took an eighth of a processor.
+    # What it measures of itself is for its pages, which nobody sees; with two workers it took 7 % of a processor.
     "DISTRIBUTED__ADMIN__TICK__INTERVAL": "1s",
     "DISTRIBUTED__ADMIN__SYSTEM_MONITOR__INTERVAL": "1m",
     "DISTRIBUTED__ADMIN__SYSTEM_MONITOR__DISK": "False",

@@ -125,7 +125,11 @@ def map_in_threads(function: Callable[[A], B], values: Iterable[A], threads: int
         while len(running) < groups and (group := list(islice(iterator, _GROUP))):
             try:
                 running.append(pool.submit(_apply, function, group))
-            except RuntimeError as problem:  # before anybody else is told, pools of threads take nothing any more
+            except RuntimeError as problem:
+                # When the program ends, pools take nothing any more before anybody else is told. Anything else, such as that
+                # no thread can be started, is an error: who took it for the end would lose samples without a word.
+                if not str(problem).startswith("cannot schedule new futures after"):
+                    raise
                 raise ProgramEnds("the program ends, and with it the threads that decode") from problem
 
     try:

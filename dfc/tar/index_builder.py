@@ -27,7 +27,7 @@ from dfc.tar.scanner import Scanner
 from dfc.tar.spill import HashTable, Spill, write_all
 
 _FEED_BYTES_MAX: Final = MIB  # entries of one piece are in memory at once: at most 2,048 of them
-_COLUMNS_MIN: Final = 24  # fewer files are quicker one by one
+_COLUMNS_MIN: Final = 128  # fewer files are quicker one by one
 _ASCII_MAX: Final = 127
 _BATCH_ENTRIES: Final = 512  # members of large bodies are few in a piece; taken together they cost half
 

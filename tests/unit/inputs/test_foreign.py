@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,12 @@ def test_an_iteration_ends_when_no_pool_takes_work_any_more(monkeypatch: pytest.
     with pytest.raises(ProgramEnds):
         next(map_in_threads(str, range(10), 1, 1))
     assert list(Iteration(map_in_threads(str, range(10), 1, 1))) == []
+
+
+def test_threads_that_cannot_be_started_are_no_end_of_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        list(Iteration(map_in_threads(str, range(10), 1, 1)))
