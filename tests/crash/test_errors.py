@@ -55,7 +55,7 @@ def count_calls(lab: Any, scenario: str) -> int:
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_one_failing_call_fails_the_request_and_leaves_nothing(lab: Any, scenario: str, number: int) -> None:
     gc.collect()  # what other tests have left in this process
-    threads, opened = threading.active_count(), descriptors()
+    threads, opened = set(threading.enumerate()), descriptors()
     for call in range(count_calls(lab, scenario)):
         path = lab.fresh()
         filesystem = FaultyFileSystem(fail_with(number))
@@ -75,7 +75,7 @@ def test_one_failing_call_fails_the_request_and_leaves_nothing(lab: Any, scenari
         disk.close()
         allowed = lab.scenarios[scenario].allowed(acknowledged)
         lab.expect(path, allowed)
-    assert threading.active_count() <= threads
+    assert set(threading.enumerate()) <= threads
     assert descriptors() <= opened  # what other tests have left in this process may end meanwhile
 
 

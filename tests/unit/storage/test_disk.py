@@ -257,7 +257,7 @@ def test_many_threads_at_once(disk: Disk) -> None:
 
 
 def test_closing_leaves_no_thread_and_no_descriptor(open_disk: Any, tar_of: Callable[..., bytes]) -> None:
-    threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    threads, descriptors = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
     disk = open_disk(maintenance=True, ballast_bytes=4096)
     for number in range(3):
         disk.put_small("b", f"{number}.tar", tar_of(3))
@@ -270,7 +270,8 @@ def test_closing_leaves_no_thread_and_no_descriptor(open_disk: Any, tar_of: Call
     assert disk.wait_until_settled(10)
     disk.close()
     disk.close()
-    assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == (threads, descriptors)
+    assert set(threading.enumerate()) <= threads
+    assert len(os.listdir("/proc/self/fd")) <= descriptors  # what other tests have left in this process may end meanwhile
     for call in (lambda: disk.put_small("b", "x", b""), lambda: disk.delete("b", "x"), lambda: disk.lookup("b", "x")):
         with pytest.raises(StorageFailed, match="closed"):
             call()
