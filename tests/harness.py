@@ -128,6 +128,15 @@ class Cluster:
         return len(nodes) == self.targets and all(node["state"] == "up" for node in nodes)
 
 
+def open_files(pid: int) -> list[str]:
+    """What a process has open: paths, `socket:[…]`, `pipe:[…]`. Without what it closes meanwhile."""
+    found = []
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
+    return found
+
+
 def command_line(pid: int) -> str:
     """What a process was started as; empty when it is gone."""
     try:

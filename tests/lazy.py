@@ -13,4 +13,6 @@ class Lazy:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):  # pytest asks everything in a module whether it is a test
+            raise AttributeError(attribute)
         return getattr(import_module(self._name), attribute)

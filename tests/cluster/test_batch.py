@@ -14,7 +14,7 @@ import urllib.request
 from typing import Any
 
 import pytest
-from harness import Cluster, wait_for
+from harness import Cluster, open_files, wait_for
 
 from dfc.placement.map import ClusterMap
 
@@ -180,7 +180,7 @@ def test_a_client_that_hangs_up_frees_everything(cluster: Cluster, shards: Any) 
     pids = [pid for name, pid in cluster.children().items() if name.startswith("target")]
 
     def blobs_open() -> int:
-        links = [os.path.realpath(f"/proc/{pid}/fd/{fd}") for pid in pids for fd in os.listdir(f"/proc/{pid}/fd")]
+        links = [link for pid in pids for link in open_files(pid)]
         return sum("/objects/" in link and not link.endswith(".idx") for link in links)  # indexes stay mapped
 
     before = blobs_open()

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from harness import wait_for
+from harness import open_files, wait_for
 
 from dfc.config import Settings
 from dfc.engine.base import EngineLost, TaskFailed
@@ -55,15 +55,9 @@ def group(pid: int) -> set[int]:
 
 def listening(pids: set[int]) -> set[str]:
     """Addresses on which these processes listen, in hexadecimal as the kernel shows them."""
-    inodes = set()
+    inodes: set[str] = set()
     for pid in pids:
-        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                name = os.readlink(descriptor)
-            except OSError:
-                continue
-            if name.startswith("socket:["):
-                inodes.add(name[8:-1])
+        inodes |= {name[8:-1] for name in open_files(pid) if name.startswith("socket:[")}
     found = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:

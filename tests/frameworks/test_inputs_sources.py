@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Cluster, wait_for
+from harness import Cluster, open_files, wait_for
 
 from dfc.client import Client
 from dfc.inputs import gopen
@@ -147,7 +147,7 @@ def test_a_consumer_that_takes_its_time_keeps_no_answer_open(cluster: Cluster, c
     pids = [pid for name, pid in cluster.children().items() if name.startswith("target")]
 
     def blobs_open() -> int:
-        links = [os.path.realpath(f"/proc/{pid}/fd/{fd}") for pid in pids for fd in os.listdir(f"/proc/{pid}/fd")]
+        links = [link for pid in pids for link in open_files(pid)]
         return sum("/objects/" in link and not link.endswith(".idx") for link in links)
 
     order = np.random.default_rng(1).permutation(len(samples))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from harness import Cluster, wait_for
+from harness import Cluster, open_files, wait_for
 
 _LISTEN = "0A"
 
@@ -76,7 +76,7 @@ class Census:
     def take(self) -> dict[str, Holding]:
         """What every node holds now."""
         tcp = _tcp_sockets()
-        descriptors = {name: _descriptors(pid) for name, pid in self.cluster.children().items()}
+        descriptors = {name: open_files(pid) for name, pid in self.cluster.children().items()}
         sockets = [_inode(target) for targets in descriptors.values() for target in targets if target.startswith("socket:")]
         of_nodes = {tcp[inode][0] for inode in sockets if inode in tcp}
         return {name: self._holding(name, targets, tcp, of_nodes) for name, targets in descriptors.items()}
@@ -153,16 +153,6 @@ def stored_files(directory: Path) -> set[str]:
             for parent, _, names in os.walk(disk / folder):
                 found.update(os.path.join(parent, name) for name in names)
     return found
-
-
-def _descriptors(pid: int) -> list[str]:
-    targets = []
-    for descriptor in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            targets.append(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
-        except FileNotFoundError:
-            continue  # closed meanwhile
-    return targets
 
 
 def _inode(target: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from lazy import Lazy
 
 from loadtest.processes import find_program
 
@@ -146,13 +147,15 @@ def test_long_runs_are_left_out_by_default_and_run_at_night() -> None:
 
 
 def _imported(path: Path) -> set[str]:
-    """Modules that a file imports, also inside of functions."""
+    """Modules that a file imports, also inside of functions, and those that `Lazy` or `importorskip` would."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("Lazy", "pytest.importorskip"):
+            found |= {argument.value for argument in node.args if isinstance(argument, ast.Constant)}
     return found
 
 
@@ -160,10 +163,20 @@ def test_large_libraries_stay_out_of_the_processes_that_fork() -> None:
     """WebDataset brings PyTorch with it."""
     frameworks = {path.name: _imported(path) for path in (ROOT / "tests/frameworks").glob("test_*.py")}
     assert any(LARGE & found for found in frameworks.values())
+    assert "tensorflow" in frameworks["test_tfrecord.py"], "by Lazy"
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         if "frameworks" not in path.parts:
             large = {name for name in _imported(path) if LARGE & {name, name.partition(".")[0]}}
             assert not large, f"{path} belongs to tests/frameworks"
+
+
+def test_a_lazy_module_is_not_imported_by_who_looks_for_tests() -> None:
+    """pytest asks each thing in a module for `__test__`, `__wrapped__` and others."""
+    lazy = Lazy("no.such.module")
+    assert not hasattr(lazy, "__test__")
+    assert not hasattr(lazy, "_mock_name")
+    with pytest.raises(ModuleNotFoundError):
+        _ = lazy.data
 
 
 @pytest.mark.parametrize(("wrong", "status"), [("none", 0), ("first", 3), ("second", 3)])

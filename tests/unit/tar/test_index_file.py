@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness import open_files
 
 from dfc.limits import INDEX_CACHE_BYTES
 from dfc.tar import index_reader
@@ -171,13 +172,7 @@ def test_closing_under_readers_never_reads_another_file(path, tmp_path):
 
 
 def descriptors_of(path: Path) -> int:
-    found = 0
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            found += os.readlink(f"/proc/self/fd/{number}") == str(path)
-        except FileNotFoundError:
-            pass  # that of the listing itself
-    return found
+    return open_files(os.getpid()).count(str(path))
 
 
 def test_a_descriptor_ends_with_its_index(path, tmp_path):
