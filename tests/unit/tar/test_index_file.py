@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import open_files
+from harness import DATA, open_files
 
 from dfc.limits import INDEX_CACHE_BYTES
 from dfc.tar import index_reader
@@ -85,7 +85,8 @@ for use in USES:
 def test_a_file_that_is_cut_short_while_it_is_open(path):
     """In processes of their own: what is mapped ends them by SIGBUS."""
     command = [sys.executable, "-c", _TRUNCATED, __file__, path]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(DATA.parent)}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert (ended.returncode, ended.stderr) == (0, "")
     wanted = [f"{use} {length} 0" for use in USES for length in (0, HEADER_BYTES + 100, 4096, 100_000)]
     assert ended.stdout.splitlines() == wanted
