@@ -128,6 +128,12 @@ class Cluster:
         return len(nodes) == self.targets and all(node["state"] == "up" for node in nodes)
 
 
+def was_interrupted(status: int | None) -> bool:
+    """Whether a program ended as after a Ctrl-C: with 130, or by the signal itself, which a shell shows as 130, too. So ends
+    `python -m`, whatever the program returns, when the signal came while a string was evaluated, as namedtuple does it."""
+    return status in (130, -signal.SIGINT)
+
+
 def open_files(pid: int) -> list[str]:
     """What a process has open: paths, `socket:[…]`, `pipe:[…]`. Without what it closes meanwhile."""
     found = []
