@@ -156,13 +156,11 @@ def listener_pid(port: int, root: int) -> int:
 def descendants(pid: int) -> list[int]:
     """All live processes below this one, parents before children."""
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = [int(text) for text in task.read_text().split()]
-        except OSError:
-            continue
-        for child in children:
-            found += [child, *descendants(child)]
+    with contextlib.suppress(OSError):  # it has ended
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split():
+                    found += [int(child), *descendants(int(child))]
     return found
 
 

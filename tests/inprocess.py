@@ -167,7 +167,12 @@ class InProcess:
     async def start_proxy(self, **more: Any) -> None:
         self.settings.update(more)
         settings = Settings(
-            dir=str(self.directory / "proxy"), port=self._port, access_log=False, drain_timeout_s=1, **self.settings
+            dir=str(self.directory / "proxy"),
+            port=self._port,
+            access_log=False,
+            drain_timeout_s=1,
+            down_after_s=60,
+            **self.settings,
         )
         self.proxy = ProxyNode(settings)
         self.proxy.jobs._make_engine = lambda: self.engine

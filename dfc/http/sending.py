@@ -11,6 +11,7 @@ import select
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
+from time import monotonic, sleep
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -23,6 +24,8 @@ EXPECT_TIMEOUT_S: Final = 2.0  # a server that does not know `Expect` gets the b
 EXPECT_BYTES: Final = 1 * MIB  # larger bodies ask first: a refusal then costs one round trip instead of a broken connection
 _JOIN_BYTES: Final = 64 * KIB  # smaller chunks go out in one piece with their frame
 _HEAD_BYTES_MAX: Final = 16 * KIB
+_CONTINUE: Final = b"HTTP/1.1 100"
+_REST_S: Final = 0.001  # the rest of a head comes at once; to wait for more than was peeked at needs another look
 _READ_BYTES: Final = 64 * KIB  # of a file that goes out over TLS
 _MORE: Final = int(socket.MSG_MORE)
 _SENDFILE_BYTES_MAX: Final = 1 << 30  # the kernel moves at most 2 GiB at a time
@@ -57,7 +60,7 @@ def send_head(
 
 def send_piece(sock: socket.socket, data: Buffer, chunked: bool) -> bool:
     # A TLS socket may be readable for its own reasons.
-    if not isinstance(sock, ssl.SSLSocket) and is_readable(sock, 0):
+    if not isinstance(sock, ssl.SSLSocket) and _has_answered(sock):
         return False
     if not chunked:
         return send(sock, data)
@@ -116,7 +119,7 @@ class _Sender:
     def send(self, parts: Sequence[Part]) -> bool:
         """False when an answer is there."""
         try:
-            if is_readable(self._sock, 0):
+            if _has_answered(self._sock):
                 return False
             for data, file, offset, count in parts:
                 if not (self._write(data) if len(data) else True) or not self._send_range(file, offset, count):
@@ -158,25 +161,44 @@ class _Sender:
         events = self._poll.poll(self._timeout_ms)
         if not events:
             raise TimeoutError
-        return not events[0][1] & select.POLLIN
+        return not (events[0][1] & select.POLLIN and _has_answered(self._sock))
 
 
 def may_continue(sock: socket.socket) -> bool:
     """Wait for `100 Continue` and consume it; False when there is a final answer, which is left to be read."""
     if isinstance(sock, ssl.SSLSocket):
         return True  # TLS cannot be peeked into; an early answer is noticed while sending
-    while is_readable(sock, EXPECT_TIMEOUT_S):
-        head = sock.recv(_HEAD_BYTES_MAX, socket.MSG_PEEK)
-        end = head.find(b"\r\n\r\n")
-        if not head or not b"HTTP/1.1 100".startswith(head[:12]):
-            return False
-        if end >= 0:
-            sock.recv(end + 4)
+    end = monotonic() + EXPECT_TIMEOUT_S
+    while is_readable(sock, max(0.0, end - monotonic())):
+        if (taken := _take_continue(sock)) is not None:
+            return taken
+        if monotonic() > end:
+            break
+        sleep(_REST_S)
+    return True
+
+
+def _has_answered(sock: socket.socket) -> bool:
+    """Whether there is a final answer, or the end. A `100 Continue` that comes so late that the body was begun is consumed."""
+    end = monotonic() + EXPECT_TIMEOUT_S
+    while is_readable(sock, 0):
+        taken = _take_continue(sock)
+        if taken is False or monotonic() > end:
             return True
-        if len(head) == _HEAD_BYTES_MAX:
-            return False
-        # Part of a head: what is missing comes at once. Waiting for more than was peeked needs another look.
-        select.select([], [], [], 0.001)
+        if taken is None:
+            sleep(_REST_S)
+    return False
+
+
+def _take_continue(sock: socket.socket) -> bool | None:
+    """Consume a `100 Continue` of a socket that is readable; False when something else is there, None for a part of one."""
+    head = sock.recv(_HEAD_BYTES_MAX, socket.MSG_PEEK)
+    if not head or not _CONTINUE.startswith(head[: len(_CONTINUE)]) or len(head) == _HEAD_BYTES_MAX:
+        return False
+    end = head.find(b"\r\n\r\n")
+    if end < 0:
+        return None
+    sock.recv(end + 4)
     return True
 
 

@@ -21,7 +21,7 @@ from dfc.placement.map import ClusterMap
 SAMPLES = 300
 SAMPLE_BYTES = 100_000
 BEGUN_BYTES = 3_000_000
-BACK_S = 30.0
+BACK_S = 90.0
 
 
 def put(url: str, body: bytes) -> None:

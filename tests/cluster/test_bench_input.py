@@ -51,7 +51,7 @@ def bench(cluster: Cluster) -> Run:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "dfc.cli.main", "bench-input", *arguments, "--retries", "0", "--seconds", "0.2"]
         environment = {**os.environ, "DFC_URL": cluster.url}
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100)
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=250)
 
     return run
 

@@ -139,6 +139,13 @@ def test_disk_check_and_rebuild(start_cluster: Callable[..., Cluster], dfc: Run,
     assert dfc("cat", "b/x", DFC_URL=own.url).stdout == b"kept"
 
 
+def has_bytes(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except FileNotFoundError:
+        return False
+
+
 def test_an_interrupted_download_goes_on_later(dfc: Run, cluster: Cluster, tmp_path: Path) -> None:
     body = os.urandom(64 * MIB)
     dfc("put", "-", "large.bin", stdin=body)
@@ -149,14 +156,13 @@ def test_an_interrupted_download_goes_on_later(dfc: Run, cluster: Cluster, tmp_p
         stderr=subprocess.PIPE,
         env={**os.environ, "DFC_URL": cluster.url},
     )
-    wait_for(lambda: target.exists() or (part.exists() and part.stat().st_size), "the first bytes")
+    wait_for(lambda: target.exists() or has_bytes(part), "the first bytes")
     running.send_signal(signal.SIGINT)
-    _, err = running.communicate(timeout=30)
-    assert b"Traceback" not in err
-    if running.returncode != 0:  # it may have been quicker than the signal
+    _, err = running.communicate(timeout=120)
+    if not target.exists():  # it may have been quicker than the signal
+        assert b"Traceback" not in err
         assert (was_interrupted(running.returncode), err) == (True, b"dfc: interrupted\n")
         assert part.exists()
-        assert not target.exists()
     dfc("get", "large.bin", target)
     assert target.read_bytes() == body
     assert [path.name for path in tmp_path.iterdir()] == ["large.bin"]

@@ -10,11 +10,12 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from harness import was_interrupted
 
 ROOT = Path(__file__).parents[2]
 DEMO = [sys.executable, "-m", "loadtest.demo"]
-END_S = 170  # half a minute on an idle machine; the tests share it
+END_S = 550  # half a minute on an idle machine; the tests share it
 
 
 def processes_with(text: str) -> list[str]:
@@ -30,6 +31,7 @@ def processes_with(text: str) -> list[str]:
     return found
 
 
+@pytest.mark.timeout(600)
 def test_the_demo_gets_every_byte_back(tmp_path):
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run(DEMO, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=END_S)
@@ -63,10 +65,10 @@ def test_an_interrupted_demo_ends_its_cluster(tmp_path):
                 break
         assert processes_with(str(tmp_path)) != []
         demo.send_signal(signal.SIGINT)
-        demo.communicate(timeout=60)
+        demo.communicate(timeout=200)
     assert was_interrupted(demo.returncode), demo.returncode
     assert list(tmp_path.iterdir()) == []
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while processes_with(str(tmp_path)):
         assert time.monotonic() < deadline, processes_with(str(tmp_path))
         time.sleep(0.05)

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 from harness import open_files, wait_for
+from inprocess import until
 
 from dfc.config import Settings
 from dfc.engine.base import EngineLost, TaskFailed
@@ -118,8 +119,8 @@ async def test_starts_are_quick(engine):
     later_s = time.monotonic() - begun
     print(f"first {first_s:.2f} s, later {later_s:.3f} s")
     # 3 s and 0.3 s on a machine of its own; tests share theirs.
-    assert first_s < 30
-    assert later_s < 3
+    assert first_s < 60
+    assert later_s < 10
 
 
 async def test_errors_come_back_as_they_were(engine):
@@ -202,7 +203,11 @@ async def test_an_idle_engine_ends_and_comes_back(tmp_path):
         first = engine.pid
         assert first is not None
         await asyncio.sleep(0.3)
-        wait_for(lambda: not group(first), "the end of an idle engine")
+
+        async def is_gone() -> bool:
+            return not group(first)
+
+        await until(is_gone)  # and not `wait_for`: the loop has to close it
         assert engine.pid is None
         assert (await facts(engine, number=1))["number"] == 1
     finally:

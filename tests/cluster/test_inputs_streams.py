@@ -124,7 +124,7 @@ def test_objects_come_from_their_owners(loaded: Cluster) -> None:
     with open_stream(f"{loaded.url}/streams/large.bin", options=StreamOptions(direct=False)) as stream:
         assert not stream.indexed
         assert stream.readinto(bytearray(9 * MIB)) == len(BODY)
-    assert objects_asked(loaded.url) == before + 1
+    wait_for(lambda: objects_asked(loaded.url) == before + 1, "the request to be counted")
 
 
 def test_what_is_not_there(loaded: Cluster) -> None:

@@ -87,7 +87,7 @@ def test_no_acknowledged_object_is_lost(start_cluster, rounds: int) -> None:
             until = time.monotonic() + LOAD_S
             wait_for(lambda u=until: time.monotonic() > u, "some load")
             os.kill(cluster.children()[victim], signal.SIGKILL)
-            back = BACK_S * slow
+            back = max(60.0, BACK_S * slow)
             wait_for(lambda v=victim: v in cluster.children() and cluster.is_healthy(), f"{victim} to be back", back)
     finally:
         stopping.set()

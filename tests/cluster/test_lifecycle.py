@@ -47,7 +47,7 @@ def test_data_survives_a_restart_and_other_numbers_are_refused(start_cluster) ->
     assert cluster.stop() == 0
     for flags in (["--targets", "3"], ["--disks", "1"]):
         command = [sys.executable, "-m", "dfc", "serve", "--dir", str(cluster.directory), "--port", "0", *flags]
-        refused = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        refused = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert refused.returncode == 2
         assert "--targets 2 --disks 2" in refused.stderr
     cluster.start()
@@ -56,7 +56,7 @@ def test_data_survives_a_restart_and_other_numbers_are_refused(start_cluster) ->
         [sys.executable, "-m", "dfc", "serve", "--dir", str(cluster.directory), "--port", "0"],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
     )
     assert second.returncode == 2
     assert "another `dfc serve` runs" in second.stderr
@@ -72,7 +72,7 @@ def test_a_node_says_where_its_threads_are(cluster: Cluster) -> None:
 
 
 def test_a_long_read_is_drained_at_the_end(start_cluster) -> None:
-    cluster: Cluster = start_cluster(targets=2)
+    cluster: Cluster = start_cluster(targets=2, environment={"DFC_DRAIN_TIMEOUT_S": "30"})
     body = os.urandom(1 << 20) * 64
     put(f"{cluster.url}/drain/big.bin", body)
     host, port = cluster.url.removeprefix("http://").split(":")

@@ -12,7 +12,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from harness import Cluster, wait_for
+from harness import IMPATIENT, Cluster, wait_for
 
 
 def status_of(url: str, method: str = "GET", body: bytes | None = None) -> tuple[int, dict[str, str]]:
@@ -27,7 +27,7 @@ def status_of(url: str, method: str = "GET", body: bytes | None = None) -> tuple
 @pytest.fixture(scope="module")
 def own_cluster(start_cluster) -> Cluster:
     """For tests after which its two targets are up again."""
-    found: Cluster = start_cluster(targets=2)
+    found: Cluster = start_cluster(targets=2, environment=IMPATIENT)
     return found
 
 
@@ -86,7 +86,7 @@ def test_disks_of_another_cluster_are_refused(own_cluster: Cluster, start_cluste
     assert other.stop() == 0
     disk = other.directory / "target-0" / "disk-0"
     command = [sys.executable, "-m", "dfc", "target", "--port", "0", "--dir", str(tmp_path), "--disks", str(disk)]
-    done = subprocess.run([*command, "--proxy-url", own_cluster.url], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([*command, "--proxy-url", own_cluster.url], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert "belongs to cluster" in done.stderr
 
@@ -94,6 +94,6 @@ def test_disks_of_another_cluster_are_refused(own_cluster: Cluster, start_cluste
 def test_two_processes_never_share_a_disk(own_cluster: Cluster, tmp_path: Path) -> None:
     disk = own_cluster.directory / "target-0" / "disk-0"
     command = [sys.executable, "-m", "dfc", "target", "--port", "0", "--dir", str(tmp_path), "--disks", str(disk)]
-    done = subprocess.run([*command, "--proxy-url", own_cluster.url], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([*command, "--proxy-url", own_cluster.url], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert "lock" in done.stderr or "another process" in done.stderr

@@ -139,7 +139,7 @@ def test_a_target_that_dies_meanwhile(start_cluster, dataset: Path) -> None:  # 
     """Uploads that break off are sent again from the spooled shard."""
     cluster = start_cluster(targets=2)
     running = subprocess.Popen(
-        [*TARSHARDS, "-n", "5", f"{cluster.url}/d-%06d.tar"],
+        [*TARSHARDS, "--retries", "30", "-n", "5", f"{cluster.url}/d-%06d.tar"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import gc
-import os
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import own_files
 
 from dfc.errors import DfcError, NoSpace, StorageFailed
 from dfc.storage.commit import OutcomeUnknown
@@ -29,7 +29,7 @@ SCENARIOS = (
 
 
 def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return own_files()
 
 
 def files(path: Path) -> set[str]:

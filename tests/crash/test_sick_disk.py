@@ -98,7 +98,7 @@ class Place:
         )  # fmt: skip
         await self.target.start()
         self.session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=60, sock_connect=30)
+            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=280, sock_connect=60)
         )
         assert (await self.ask("PUT", "seed", b"1"))[0] == 201
         return self

@@ -89,7 +89,7 @@ def test_every_program_says_what_it_does() -> None:
         name: subprocess.Popen([sys.executable, EXAMPLES / name, "--help"], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
         for name in programs
     }
-    said = {name: process.communicate(timeout=100)[0] for name, process in started.items()}
+    said = {name: process.communicate(timeout=250)[0] for name, process in started.items()}
     for name, process in started.items():
         assert process.returncode == 0, name
         assert said[name].startswith("usage: "), name

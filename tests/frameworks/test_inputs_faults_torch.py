@@ -19,6 +19,7 @@ from job_shards import samples, tar_of
 from dfc.client import Client
 from dfc.errors import DfcError
 from dfc.inputs.base import InputError, SampleBroken, ShardChanged
+from dfc.inputs.sources.streams import StreamOptions
 from dfc.inputs.torch import DataLoader, ShardDataset
 
 BUCKET = "train"
@@ -209,7 +210,7 @@ def test_a_program_that_ends_in_mid_epoch_leaves_no_workers(client: Client, way:
         assert len(workers) == 2
         if way == "wait":
             child.kill()
-        assert child.wait(20) == status
+        assert child.wait(120) == status
         wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), "its workers to end")
         assert child.stderr is not None
         said = child.stderr.read()
@@ -222,7 +223,7 @@ def test_a_cluster_that_is_killed_and_comes_back(start_cluster: Callable[..., Cl
     cluster = start_cluster(targets=2)
     with Client(cluster.url) as client:
         url = store(client, "big", [[f"{shard}/{number:04d}" for number in range(300)] for shard in range(2)], pad=150_000)
-    options = {"streams": 1, "ahead_bytes": 1}
+    options = {"streams": 1, "ahead_bytes": 1, "options": StreamOptions(retries=40)}
     whole = keys_of(loaded(url, 2, **options))
     found = loader(url, 2, **options)
     batches = iter(found)

@@ -234,7 +234,7 @@ print(next(iterator))
 
 @pytest.mark.parametrize("kind", ["global", "mixture"])
 def test_the_interpreter_ends_in_mid_epoch(spec: str, kind: str) -> None:
-    ended = subprocess.run([sys.executable, "-c", LEFT, spec, kind], capture_output=True, text=True, timeout=30, check=False)
+    ended = subprocess.run([sys.executable, "-c", LEFT, spec, kind], capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "10\n", "")
 
 

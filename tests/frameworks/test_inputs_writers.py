@@ -9,6 +9,7 @@ import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ with ShardWriter("dfc://interrupted/s-%d.tar", maxcount=4) as writer:
         assert process.stdout is not None
         assert process.stdout.readline() == b"under way\n"
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=20)
+        process.communicate(timeout=120)
     assert process.returncode != 0
     with Client(mine.url) as client:
         assert [(info.name, info.samples) for info in client.list("interrupted")] in ([("s-0.tar", None)], [("s-0.tar", 4)])
@@ -128,7 +129,7 @@ with ShardWriter("dfc://interrupted/s-%d.tar", maxcount=4) as writer:
 def test_nodes_killed_in_mid_upload_cost_time_only(mine: Cluster) -> None:
     before = mine.children()
     targets = {name: pid for name, pid in before.items() if name.startswith("target")}
-    with ShardWriter("dfc://killed/s-%03d.tar", maxsize=24 * MIB) as writer:
+    with ShardWriter("dfc://killed/s-%03d.tar", maxsize=24 * MIB, options=StreamOptions(retries=40)) as writer:
         for at in range(100):
             if at == 40:
                 for pid in targets.values():
@@ -146,24 +147,33 @@ def test_nodes_killed_in_mid_upload_cost_time_only(mine: Cluster) -> None:
 def test_a_node_killed_while_it_receives(mine: Cluster) -> None:
     """Half of an object lies on the disk of the target when it dies; the upload begins anew and arrives whole."""
     body = os.urandom(MIB) * 128
-    with ThreadPoolExecutor(1) as executor:
-        file = open_upload("dfc:killed/large.bin")
-        file.write(body)
-        done = executor.submit(file.close)
-        blob = wait_for(lambda: received(mine.directory), "a blob that is received")
-        assert not done.done()
-        children = mine.children()
-        owner = next(name for name in children if name in blob.parts)
-        os.kill(children[owner], signal.SIGKILL)
-        done.result(timeout=60)
-    with Client(mine.url) as client:
-        assert client.stat("killed", "large.bin").etag == checksum_of(body)
-    wait_for(mine.is_healthy, "a healthy cluster")
+    for attempt in range(10):  # it may have arrived before this test has looked
+        name = f"large-{attempt}.bin"
+        with ThreadPoolExecutor(1) as executor:
+            file = open_upload(f"dfc:killed/{name}", options=StreamOptions(retries=40))
+            file.write(body)
+            done = executor.submit(file.close)
+            blob = wait_for(lambda n=name: received(mine.directory, n), "a blob that is received")
+            children = mine.children()
+            owner = next(name for name in children if name in blob.parts)
+            was_on_its_way = not done.done()
+            if was_on_its_way:
+                os.kill(children[owner], signal.SIGKILL)
+            done.result(timeout=180)
+        with Client(mine.url, retries=30) as client:
+            assert client.stat("killed", name).etag == checksum_of(body)
+        wait_for(mine.is_healthy, "a healthy cluster")
+        if was_on_its_way:
+            return
+    pytest.fail("every upload was over before its node could be killed")
 
 
-def received(directory: Path) -> Path | None:
-    found = [path for path in directory.glob("**/objects/**/large.bin@*") if path.stat().st_size > MIB]
-    return found[0] if found else None
+def received(directory: Path, name: str) -> Path | None:
+    for path in directory.glob(f"**/objects/**/{name}@*"):
+        with suppress(FileNotFoundError):
+            if path.stat().st_size > MIB:
+                return path
+    return None
 
 
 def test_tokens_go_where_they_belong(mine: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

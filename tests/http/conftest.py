@@ -161,7 +161,7 @@ def curl() -> Callable[..., subprocess.CompletedProcess[bytes]]:
     assert program, "these tests need curl"
 
     def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-        command = [program, "--noproxy", "*", "-sS", "-m", str(TIMEOUT_S), *arguments]
+        command = [program, "--noproxy", "*", "-sS", "-m", str(TIMEOUT_S), "--expect100-timeout", "60", *arguments]
         return subprocess.run(command, input=stdin, capture_output=True, check=False)
 
     return run

@@ -21,7 +21,7 @@ MIB = 1 << 20
 GRACE_S = 2.0
 MIN_RATE_BYTES_PER_S = 10_000
 HEADER_TIMEOUT_S = 2.0
-READ_STALL_S = 3.0
+READ_STALL_S = 5.0
 TRANSFER_THREADS = 4
 # Of the one disk: reads, writes, and bytes each way; then those of the node, of batches, and single ones.
 POOL_THREADS = DISK_READ_THREADS + DISK_WRITE_THREADS + 3 * TRANSFER_THREADS + NODE_THREADS + BATCH_THREADS + 4

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 120.0  # that a busy machine does not reach
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,11 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import was_interrupted
+from harness import wait_for, was_interrupted
 
 from dfc.checksum import checksum_of
 
@@ -217,11 +216,9 @@ class TestGet:
         fake.target.fail("GET", cut_after=2_500_000)
         fake.target.fail("GET", hang=hang)
         running = subprocess.Popen([*DFC, "get", "b/big", f"{tmp_path}/big"], stderr=subprocess.PIPE, text=True)
-        deadline = time.monotonic() + 20
-        while len(fake.target.requests("GET", "big")) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: len(fake.target.requests("GET", "big")) == 2, "the second request")
         running.send_signal(signal.SIGINT)
-        _, err = running.communicate(timeout=10)
+        _, err = running.communicate(timeout=60)
         hang.set()
         assert (was_interrupted(running.returncode), err) == (True, "dfc: interrupted\n")
         (part,) = tmp_path.iterdir()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+from harness import wait_for
 
 import dfc.engine.worker as worker
 import dfc.jobs.operations
@@ -76,13 +76,11 @@ def test_outputs_that_a_task_leaves_open_are_aborted():
 
 
 def test_what_is_open_is_kept_for_the_next_task_and_closed_when_idle(monkeypatch):
-    monkeypatch.setattr(worker, "IDLE_S", 0.05)
     run("test.memory")
     first = worker._workshop
     assert first is not None
     run("test.memory")
     assert worker._workshop is first
-    deadline = time.monotonic() + 10
-    while worker._workshop is not None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert worker._workshop is None
+    monkeypatch.setattr(worker, "IDLE_S", 0.05)
+    run("test.memory")
+    wait_for(lambda: worker._workshop is None, "it to be closed")

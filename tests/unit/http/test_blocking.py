@@ -24,7 +24,7 @@ BODY = os.urandom(2 * MIB + 333)
 
 @pytest.fixture
 def transport() -> Iterator[Transport]:
-    made = Transport(Cancellation(), read_timeout_s=2)
+    made = Transport(Cancellation(), read_timeout_s=20)
     yield made
     made.close()
 
@@ -60,21 +60,21 @@ def test_small_rests_are_read_and_large_ones_cut(transport: Transport) -> None:
 def test_a_short_rest_that_does_not_come_is_not_waited_for(transport: Transport) -> None:
     def answer(asked: Asked) -> Iterator[bytes]:
         yield ranged(BODY, asked) + BODY[:-1000]
-        server.closing.wait(10)
+        server.closing.wait(60)
 
     with OddServer(answer) as server:
         opened = transport.request("GET", server.url + "/x", {})
         opened.readinto(bytearray(len(BODY) - 2000))
         begun = time.monotonic()
         opened.close()
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 15
 
 
 @pytest.mark.parametrize("end", [Goodbye, Hangup])
 def test_what_came_before_the_end_is_handed_out_to_who_goes_on(transport: Transport, end: type[Exception]) -> None:
     def answer(asked: Asked) -> Iterator[bytes]:
         yield ranged(BODY, asked) + BODY[: MIB // 2]
-        taken.wait(10)
+        taken.wait(60)
         raise end
 
     buffer = bytearray(MIB)
@@ -97,9 +97,9 @@ def test_what_came_before_the_end_is_handed_out_to_who_goes_on(transport: Transp
 def test_a_stall_is_a_timeout_however_it_is_waited_for(transport: Transport) -> None:
     def answer(asked: Asked) -> Iterator[bytes]:
         yield ranged(BODY, asked) + BODY[:100_000]
-        server.closing.wait(10)
+        server.closing.wait(60)
 
-    quick = Transport(Cancellation(), read_timeout_s=0.25)
+    quick = Transport(Cancellation(), read_timeout_s=2.0)
     with OddServer(answer) as server:
         for steps in ((4 * MIB,), (50_000, 4 * MIB)):
             opened = quick.request("GET", server.url + "/x", {})
@@ -108,7 +108,7 @@ def test_a_stall_is_a_timeout_however_it_is_waited_for(transport: Transport) -> 
             begun = time.monotonic()
             with pytest.raises(Broken, match="timed out"):
                 opened.readinto(bytearray(steps[-1]))
-            assert 0.2 <= time.monotonic() - begun < 5
+            assert 1.9 <= time.monotonic() - begun < 15
     quick.close()
 
 
@@ -117,10 +117,10 @@ def test_the_timeout_holds_for_the_next_answer_too(transport: Transport) -> None
 
     def answer(asked: Asked) -> Iterator[bytes]:
         if asked.number == 1:
-            server.closing.wait(10)
+            server.closing.wait(60)
         yield ranged(BODY, asked) + BODY
 
-    quick = Transport(Cancellation(), read_timeout_s=0.25)
+    quick = Transport(Cancellation(), read_timeout_s=2.0)
     with OddServer(answer) as server:
         with quick.request("GET", server.url + "/x", {}) as opened:
             for size in (MIB, MIB, 333):
@@ -131,7 +131,7 @@ def test_the_timeout_holds_for_the_next_answer_too(transport: Transport) -> None
         # The kept connection does not answer, so it is replaced once; the new one is answered.
         with quick.request("GET", server.url + "/x", {}) as opened:
             assert opened.status == 200
-        assert 0.2 <= time.monotonic() - begun < 5
+        assert 1.9 <= time.monotonic() - begun < 15
         assert server.connections == 2
     quick.close()
 
@@ -164,7 +164,7 @@ sys.exit(3)
 def test_cancelling_ends_a_read_that_waits(received: int) -> None:
     def answer(asked: Asked) -> Iterator[bytes]:
         yield ranged(BODY, asked) + BODY[:received]
-        server.closing.wait(10)
+        server.closing.wait(60)
 
     cancellation = Cancellation()
     transport = Transport(cancellation, read_timeout_s=30)
@@ -177,7 +177,7 @@ def test_cancelling_ends_a_read_that_waits(received: int) -> None:
         begun = time.monotonic()
         with pytest.raises(Cancelled):
             opened.readinto(buffer)
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 15
         timer.join()
     transport.close()
 

@@ -67,7 +67,7 @@ async def upstream():
 async def relay(upstream):
     """A server that relays everything to the upstream; its URL."""
     pool = PeerPool(5.0)
-    relay = Relay(pool, 0.8)
+    relay = Relay(pool, 3.0)
 
     async def forward(exchange, parameters):
         return await relay.forward(exchange, upstream.url)

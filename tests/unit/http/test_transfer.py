@@ -303,7 +303,7 @@ async def test_a_sender_below_the_minimum_rate(pair, threads):
 async def test_a_sender_above_it(pair, threads):
     ours, peer = pair()
     sink = Sink()
-    receiving = asyncio.create_task(drive(Receive(ours, 50_000, sink, BufferPool()), threads, pace=Pace(100, 1.0)))
+    receiving = asyncio.create_task(drive(Receive(ours, 50_000, sink, BufferPool()), threads, pace=Pace(100, 10.0)))
     for _ in range(50):
         peer.send(b"x" * 1000)
         await asyncio.sleep(0.04)
@@ -427,7 +427,7 @@ async def test_a_splice_that_stalls(pair, threads):
     sending = in_thread(sender.sendall, b"x" * LARGE)
     full = Splice(source, sink, b"", LARGE)  # the reader takes nothing: not the sender's fault
     with pytest.raises(BodyTimeout, match="stalled"):
-        await drive(full, threads, pace=Pace(1_000_000, 0.2), stall_s=0.6)
+        await drive(full, threads, pace=Pace(100_000, 2.0), stall_s=0.6)
     full.close()
     reset(source)
     await asyncio.gather(sending, return_exceptions=True)

@@ -15,16 +15,18 @@ from dfc.inputs.numpy import ProgramEnds, map_in_threads
 
 # Ends while a thread of the C library reads samples, which says so when there are no more.
 PROGRAM = """
-import ctypes, os, sys, time
+import ctypes, os, sys, threading, time
 from dfc.inputs import gopen
 from dfc.inputs.foreign import Iteration
 
+begun = threading.Event()
 samples = Iteration(gopen.sharditerator(sys.argv[1], shuffle=False))
 
 @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 def read(_):
     global samples
     os.write(1, b"begun ")
+    begun.set()
     for _ in samples:
         pass
     del samples
@@ -33,6 +35,7 @@ def read(_):
 
 thread = ctypes.c_ulong()
 assert ctypes.CDLL(None).pthread_create(ctypes.byref(thread), None, read, None) == 0
+begun.wait()
 time.sleep(0.2)
 """
 

@@ -7,6 +7,7 @@ import io
 import os
 import tarfile
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -24,6 +25,12 @@ from loadtest.processes import ProcessFailed
 
 
 class Quiet(SimpleHTTPRequestHandler):
+    pause_s = 0.0  # before an answer
+
+    def do_GET(self) -> None:
+        time.sleep(self.pause_s)
+        super().do_GET()
+
     def log_message(self, format: str, *args: object) -> None:
         pass
 
@@ -80,7 +87,8 @@ def test_decompressor_and_decoder_alone(tmp_path):
         read("decode", path=str(tmp_path / "x.tar"), rounds=1, workers=2)
 
 
-def test_peers_read_everything(served, tmp_path):
+def test_peers_read_everything(served, tmp_path, monkeypatch):
+    monkeypatch.setattr(Quiet, "pause_s", 0.5)  # so that a process that fetches is seen
     body = plain_tar(30, 1000)
     for number in range(2):
         (tmp_path / f"x-{number}.tar").write_bytes(body)

@@ -17,7 +17,8 @@ from loadtest.addresses import AddressError, parse_base_url
 from loadtest.scenarios import SCENARIOS
 
 ROOT = Path(__file__).parents[3]
-SMALL = ["--seconds", "5", "--count", "20", "--connections", "2", "--size", "200000", "--objects", "2", "--small-objects", "20"]
+SMALL = ["--count", "20", "--seconds", "60", "--connections", "2", "--size", "200000", "--objects", "2"]
+SMALL += ["--small-objects", "20"]
 
 
 def run(stand_in, scenario: str, tmp_path: Path, *more: str) -> tuple[int, dict]:

@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from harness import wait_for
 
 from loadtest.addresses import Address
 from loadtest.bench.context import filesystem_type
@@ -116,10 +117,14 @@ def test_a_child_dies_with_its_killed_parent(tmp_path):
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]) as parent:
         child = int(parent.stdout.readline())
         parent.kill()
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{child}/stat").exists() and Path(f"/proc/{child}/stat").read_text().split()[2] != "Z":
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: state_of(child) in ("", "Z"), "its end")
+
+
+def state_of(pid: int) -> str:
+    """As in /proc; empty when it is gone."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().split()[2]
+    return ""
 
 
 def test_a_child_that_fails_shows_its_log(tmp_path):

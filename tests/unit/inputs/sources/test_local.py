@@ -96,10 +96,10 @@ def test_commands_end_when_they_are_left(tmp_path: Path) -> None:
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
     stream = open_stream("pipe:echo x; sleep 60")
-    timer = threading.Timer(0.1, stream.abort)
-    timer.start()
     with stream:
         assert stream.readinto(bytearray(10)) == 2
+        timer = threading.Timer(0.1, stream.abort)
+        timer.start()
         with pytest.raises(Cancelled):
             stream.readinto(bytearray(10))
     timer.join()
