@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ from leaks import leaks, leaks_of_module
 from nodelogs import LOGS, dump_stacks
 
 __all__ = ["Cluster", "leaks", "leaks_of_module", "wait_for"]
+
+# Hundreds of processes of these tests import NumPy, whose threads for linear algebra nobody wants.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # A busy machine is no failure: how long an example takes says nothing about the code.
 settings.register_profile("dfc", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -13,6 +13,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from harness import wait_for
 
 from dfc.http.retry import Cancellation, Cancelled
 from dfc.inputs.base import Counts, ShardChanged, ShardRef, ShardUnreadable
@@ -95,14 +96,19 @@ def test_commands_end_when_they_are_left(tmp_path: Path) -> None:
     stream.close()
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
-    stream = open_stream("pipe:echo x; sleep 60")
+    stream = open_stream(f"pipe:echo x; touch '{tmp_path}/said'; sleep 60")
+
+    def abort() -> None:
+        wait_for((tmp_path / "said").exists, "the command to have said something")
+        stream.abort()
+
+    aborting = threading.Thread(target=abort)
+    aborting.start()
     with stream:
         assert stream.readinto(bytearray(10)) == 2
-        timer = threading.Timer(0.1, stream.abort)
-        timer.start()
         with pytest.raises(Cancelled):
             stream.readinto(bytearray(10))
-    timer.join()
+    aborting.join()
     cancellation = Cancellation()
     with open_stream("pipe:sleep 60", cancellation=cancellation) as stream:
         cancellation.cancel()
