@@ -158,10 +158,11 @@ class Connection(RequestHandler):
         return True
 
     def _end_broken_body(self) -> None:
-        """A chunk that cannot be parsed ends the body it is of: aiohttp only queues the error behind that request."""
-        found, request = self._messages[-1][0], self._current_request
-        if isinstance(found, _ErrInfo) and request is not None and not request.content.is_eof():
-            request.content.set_exception(BadRequest(found.message.partition("\n")[0][:200]))
+        """A chunk that cannot be parsed ends the body it is of, whose request may not have begun: aiohttp only queues the error
+        behind that request."""
+        found, body = self._messages[-1][0], self._last_body
+        if isinstance(found, _ErrInfo) and body is not None and not body.is_eof():
+            body.set_exception(BadRequest(found.message.partition("\n")[0][:200]))
 
     def check_head_deadline(self, now: float, timeout_s: float) -> None:
         """Answer 408 and close when a head has been coming for too long."""

@@ -22,7 +22,7 @@ from dfc.errors import ObjectNotFound, StorageFailed, Unavailable
 from dfc.http.answers import Answer, FileAnswer, StreamAnswer, json_answer, text_answer
 from dfc.http.common import content_type, flag, health_answer, page_limit
 from dfc.http.router import Route
-from dfc.http.server import NodeServer
+from dfc.http.server import Connection, NodeServer
 from dfc.limits import SMALL_BODY_BYTES
 from dfc.metrics import make_registry, render
 
@@ -389,6 +389,24 @@ async def test_a_broken_chunk_in_mid_body(start):
     await program.entered.wait()  # the head and the first chunk have been parsed
     client.writer.write(b"nonsense\r\n")
     assert await client.error() == (400, "bad_request")
+    assert type(program.problem).__name__ == "BadRequest"
+
+
+async def test_a_broken_chunk_before_its_request_has_begun(start, monkeypatch):
+    """A busy loop reads head and chunk, apart, before it comes to run the handler."""
+    received = Connection.data_received
+
+    def in_two(self, data):
+        head, end, rest = data.partition(b"\r\n\r\n")
+        received(self, head + end)
+        received(self, rest)
+
+    monkeypatch.setattr(Connection, "data_received", in_two)
+    server, program = await start()
+    client = await Client.open(server)
+    client.send("PUT /v1/receive HTTP/1.1\nHost: a\nTransfer-Encoding: chunked\n\n", b"zz\r\nabc\r\n")
+    async with asyncio.timeout(15):  # and not when the body is too slow
+        assert await client.error() == (400, "bad_request")
     assert type(program.problem).__name__ == "BadRequest"
 
 
