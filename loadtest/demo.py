@@ -258,10 +258,10 @@ def _progress_shown(demo: Demo, url: str) -> Iterator[None]:
     def ask() -> None:
         while not ended.wait(PROGRESS_S):
             with contextlib.suppress(HttpFailure, OSError):  # it is for show
-                [job] = json.loads(_download(url, "v1/jobs?limit=1"))["jobs"]
-                tasks = job["progress"]["tasks"]
-                if job["state"] == "running" and tasks["total"]:
-                    demo.count(tasks["done"], tasks["total"], "tasks")
+                for job in json.loads(_download(url, "v1/jobs?limit=1"))["jobs"]:  # none before the first has begun
+                    tasks = job["progress"]["tasks"]
+                    if job["state"] == "running" and tasks["total"]:
+                        demo.count(tasks["done"], tasks["total"], "tasks")
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()

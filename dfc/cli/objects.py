@@ -93,7 +93,7 @@ def rm(
 ) -> None:
     """Delete objects. `dfc rm -r bucket/` empties a bucket; `dfc bucket rm` removes it."""
     session = session_of(context, as_json=as_json)
-    tally = Tally(session, "deleted")
+    tally = Tally(session, "deleted", sizes=False)  # of an object that was named, it is not known
     with Workers[Outcome](session, jobs) as workers:
         chosen = _once(select(session, names, recursive=recursive, missing=tally.add_missing))
         for outcome in workers.run(lambda one: _delete(session, one), chosen):

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import typer
 
 from dfc.cli.exits import describe
+from dfc.errors import Unreachable
 
 if TYPE_CHECKING:
     from dfc.client import Client
@@ -71,6 +72,8 @@ class Session:
         if self.as_json:
             print(json.dumps({"error": {"code": code, "message": message, "subject": subject or None}}), file=sys.stderr)
         else:
+            if isinstance(error, Unreachable) and self.url is None and DEFAULT_URL in self.clients:
+                message += " (DFC_URL is not set)"
             print(f"{self.program}: {subject}: {message}" if subject else f"{self.program}: {message}", file=sys.stderr)
 
     def note(self, text: str) -> None:

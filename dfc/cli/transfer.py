@@ -112,9 +112,10 @@ def open_meter(session: Session, what: str) -> Iterator[Meter]:
 class Tally:
     """Prints results as they come and remembers what the exit code and the closing line need."""
 
-    def __init__(self, session: Session, verb: str) -> None:
+    def __init__(self, session: Session, verb: str, *, sizes: bool = True) -> None:
         self._session = session
         self._verb = verb
+        self._sizes = sizes
         self.errors: list[BaseException] = []
         self.done = self.skipped = self.size = 0
 
@@ -137,7 +138,7 @@ class Tally:
 
     def close(self) -> Exit:
         """The closing line, and the exit code."""
-        parts = [f"{self._verb} {self.done} ({format_size(self.size)})"]
+        parts = [f"{self._verb} {self.done} ({format_size(self.size)})" if self._sizes else f"{self._verb} {self.done}"]
         if self.skipped:
             parts.append(f"{self.skipped} the same already")
         if self.errors:

@@ -156,16 +156,20 @@ class ShardIterator(Iterator[Sample]):
         first = progress.epoch * len(self._refs) + progress.place
         progress.fruitful = first
 
+        passed_over: list[Exception] = []  # the last one
+
         def decide(problem: Exception) -> bool:
             progress.errors += 1
             if maxerrs is not None and progress.errors >= maxerrs:
                 raise problem
-            return handler(problem)
+            goes_on = handler(problem)
+            passed_over[:] = [problem] if goes_on and maxerrs is not None else []
+            return goes_on
 
         segments = _segments(self._refs, self._rules, self._epochs, progress)
         self._reader = SegmentReader(segments, handler=decide, counts=self.counts, **self._reading)
         prepare = _preparation(self._decoder, self._fields, self._reading["fields"])
-        return _samples(self._reader, first, len(self._refs), progress, prepare, decide)
+        return _samples(self._reader, first, len(self._refs), progress, prepare, decide, passed_over)
 
 
 def sharditerator(
@@ -187,10 +191,11 @@ def sharditerator(
     """Samples of all shards, `epochs` times over, the shards in another order each time if `shuffle`.
 
     `url`: a spec of shards, or a list (docs/inputs.md). A shard or sample that cannot be read goes to `handler` and is left
-    out, unless that raises; so many errors as `maxerrs` raise in any case, where each good sample makes up for one (None: no
-    bound). `decode`, `pickle`: as for `dfc.inputs.decoding.Decoder`; False leaves bytes. `seed`: equal seeds give equal orders;
-    None draws one. `fields`: only these extensions (a list, or words; "jpg;png" stands for one of them), and a sample that
-    lacks one is broken. `readers` threads read ahead, a shard each, `ahead_bytes` bytes in all.
+    out, unless that raises; so many errors as `maxerrs` raise in any case, where each good sample makes up for one, and so
+    does the last error when there is no sample at all (None: neither). `decode`, `pickle`: as for
+    `dfc.inputs.decoding.Decoder`; False leaves bytes. `seed`: equal seeds give equal orders; None draws one. `fields`: only
+    these extensions (a list, or words; "jpg;png" stands for one of them), and a sample that lacks one is broken. `readers`
+    threads read ahead, a shard each, `ahead_bytes` bytes in all.
     Raises BadShardSpec, NoShards, and InputError.
     """
     rules = Rules(seed=secrets.randbits(63) if seed is None else seed, shuffled=shuffle)
@@ -276,8 +281,11 @@ def _samples(
     progress: _Progress,
     prepare: Callable[[Sample], Sample] | None,
     decide: HandlerFunction,
+    passed_over: Sequence[Exception],
 ) -> Iterator[Sample]:
+    """Raises what was passed over last when there is no sample at all: who trains on nothing would not notice."""
     counts = reader.counts
+    is_empty = not first and not progress.skip  # who goes on has had some
     for portion in reader.portions():
         number = first + portion.number
         progress.epoch, progress.place = divmod(number, shards)
@@ -301,7 +309,10 @@ def _samples(
             if progress.errors:
                 progress.errors -= 1
             progress.fruitful = number
+            is_empty = False
             yield sample
+    if is_empty and passed_over:
+        raise passed_over[-1]
 
 
 def _preparation(

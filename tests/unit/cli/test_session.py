@@ -11,6 +11,7 @@ import pytest
 
 import dfc.client
 from dfc.cli.session import Session
+from dfc.errors import NotFound, Unreachable
 
 THREADS = 8
 
@@ -36,3 +37,18 @@ def test_threads_that_ask_at_once_share_a_client(monkeypatch: pytest.MonkeyPatch
         assert set(pool.map(ask, range(THREADS))) == set(made)
     assert len(made) == 1
     session.close()
+
+
+def test_who_cannot_be_reached_without_an_address_is_told_that_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    for url in (None, "http://127.0.0.1:1"):
+        session = Session(url)
+        session.client()
+        session.print_error(Unreachable("no answer"))
+        session.print_error(NotFound("not there"))
+        session.close()
+    assert capsys.readouterr().err.splitlines() == [
+        "dfc: no answer (DFC_URL is not set)",
+        "dfc: not there",
+        "dfc: no answer",
+        "dfc: not there",
+    ]

@@ -47,6 +47,17 @@ def shards(tmp_path: Path) -> str:
 Store = Callable[[str, bytes], str]
 
 
+def test_nothing_at_all_is_an_error(tmp_path: Path, shards: str) -> None:
+    """Whoever trains on nothing would not notice."""
+    missing = f"{tmp_path}/none-@0003.tar"
+    for handler in ("warn", "skip"):
+        with pytest.raises(ShardUnreadable, match=r"none-000[012]"):
+            list(gopen.sharditerator_once(missing, handler=handler))
+    assert list(gopen.sharditerator_once(missing, maxerrs=None, handler="skip")) == []
+    assert list(gopen.sharditerator_once(missing, handler=lambda problem: False)) == []
+    assert len(list(gopen.sharditerator_once([f"{tmp_path}/none.tar", shards], handler="skip"))) == 15
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     def write(name: str, data: bytes) -> str:
@@ -152,7 +163,7 @@ def test_who_decides(store):
 def test_so_many_errors_raise_and_good_samples_make_up_for_them(store):
     page = store("page.tar", b"<html>" * 200)
     good = store("good.tar", tar_of("g", 1))
-    assert keys([page] * 9, epochs=1) == []
+    assert keys([*[page] * 9, good], epochs=1, shuffle=False) == ["g0"]
     with pytest.raises(ShardBroken, match=r"page\.tar"):
         keys([page] * 10, epochs=1)
     with pytest.raises(ShardBroken):
