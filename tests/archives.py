@@ -93,6 +93,15 @@ def list_with_gnu_tar(archive: Archive) -> Listing:
     return _list(["tar", "--quoting-style=escape", *program, "-tf"], archive.data, archive.ending, False)
 
 
+def is_sound(archive: Archive) -> bool:
+    """What the tool for this kind of compression says of the whole stream. GNU tar starts it, too, but may have seen the end of
+    the archive before the tool sees the damage behind it, and then hears nothing of that: it depends on who is quicker."""
+    tool = {".tgz": "gzip", ".gz": "gzip", ".zst": "zstd", ".bz2": "bzip2", ".xz": "xz", ".lz4": "lz4"}
+    command = [tool[Path(f"x{archive.ending}").suffix], "-tq"]
+    status = subprocess.run(command, input=archive.data, capture_output=True, env=_ENVIRONMENT, check=False).returncode
+    return status == 0 or (command[0] == "gzip" and status == 2)  # a warning: rubbish behind the stream
+
+
 def list_all(archives: Sequence[Archive], tool: Callable[[Archive], Listing]) -> list[Listing]:
     """The same of many, on both cores."""
     with ThreadPoolExecutor(2) as pool:

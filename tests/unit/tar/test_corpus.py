@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from archives import BLOCK, Archive, Listing, corpus, list_all, list_with_bsdtar, list_with_gnu_tar
+from archives import BLOCK, Archive, Listing, corpus, is_sound, list_all, list_with_bsdtar, list_with_gnu_tar
 from folder_store import FolderStore, build_index, describe
 
 from dfc.cli.cutting import Limits, Shard, ShardCutter
@@ -129,7 +129,7 @@ def is_known(archive: Archive, ours: Names | str, bsdtar: Listing, gnu_tar: List
     if isinstance(ours, str):
         # The stream's own checksum or end says that its bytes are not those that were stored. libarchive does not look at the
         # checksum of gzip, nor at the rest of any stream once it has met the end of the archive in it; the others do.
-        return archive.ending != ".tar" and not gnu_tar.ok and "stream" in ours
+        return archive.ending != ".tar" and "stream" in ours and (not gnu_tar.ok or not is_sound(archive))
     # The map of a sparse member is its data here, for members without plain data are not served; the tools read it when they
     # list. A name that is not UTF-8 is listed with replacement characters, as GNU tar does.
     return "sparse" in archive.what or ("converted" in bsdtar.message and gnu_tar.ok)
