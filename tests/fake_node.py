@@ -127,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.rfile.read(fault.read_before)
             self.close_connection = True
             if fault.status:
-                self._problem(fault.status, fault.code, fault.headers)
+                self._problem(fault.status, fault.code, {**fault.headers, "Connection": "close"})
             self._hang_up()
             return
         match = re.fullmatch(r"/v1/objects/([^/]+)/(.+)", parts.path)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import io
 import json
 import os
 import pickle
 import tarfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from harness import wait_for
 
 from dfc.inputs import gopen
 from dfc.inputs.base import InputError, SampleBroken, ShardBroken, ShardChanged, ShardUnreadable
@@ -56,6 +59,20 @@ def test_nothing_at_all_is_an_error(tmp_path: Path, shards: str) -> None:
     assert list(gopen.sharditerator_once(missing, maxerrs=None, handler="skip")) == []
     assert list(gopen.sharditerator_once(missing, handler=lambda problem: False)) == []
     assert len(list(gopen.sharditerator_once([f"{tmp_path}/none.tar", shards], handler="skip"))) == 15
+
+
+def test_an_iterator_that_is_forgotten_after_an_error_ends_its_threads(tmp_path: Path) -> None:
+    """At once, and not when the garbage collector comes by."""
+    (tmp_path / "broken.tar").write_bytes(tar_of("b", 2, bad=(0,)))
+    before = set(threading.enumerate())
+    gc.disable()
+    try:
+        iterator = gopen.sharditerator(f"{tmp_path}/broken.tar", handler="skip", shuffle=False)
+        assert next(iterator)["__key__"] == "b1"
+        del iterator
+        wait_for(lambda: set(threading.enumerate()) <= before, "the threads to end")
+    finally:
+        gc.enable()
 
 
 @pytest.fixture
