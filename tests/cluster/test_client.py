@@ -219,14 +219,14 @@ async def test_the_asynchronous_client(cluster: Cluster, tmp_path: Path) -> None
 
 
 def test_a_target_that_dies_under_load_is_waited_for(start_cluster: Callable[..., Cluster]) -> None:
-    """kill -9 of every target in turn: uploads and downloads of a patient client all succeed."""
+    """kill -9 of every target in turn: uploads and downloads of a client with its usual patience all succeed."""
     cluster = start_cluster(targets=2)
     stop = threading.Event()
     failures: list[BaseException] = []
     written: dict[str, bytes] = {}
 
     def work(number: int) -> None:
-        with Client(cluster.url, retries=30) as client:
+        with Client(cluster.url) as client:
             at = 0
             while not stop.is_set():
                 body = os.urandom(1000 if at % 4 else 4 * MIB)

@@ -103,7 +103,7 @@ def test_readers_that_stall_are_cut_off_and_hold_no_thread(nodes: Nodes, stored:
             assert len(ask(url, "GET", f"/b/{name}").body) == len(nodes.get(name).body)
             assert ask(url, "PUT", f"/b/{name}", body=bytes(MIB)).status == 200
             assert len(ask(nodes.url(via, "big"), "GET", "/b/big", {"Range": "bytes=0-999999"}).body) == 1_000_000
-        assert time.monotonic() - started < 60
+        assert time.monotonic() - started < READ_STALL_S * 2
         nodes.census.assert_settled(with_clients=False)
         wait_for(nodes.census.has_no_clients, "the readers to be cut off", timeout_s=READ_STALL_S * 6)
         for what, reader in readers:

@@ -123,7 +123,7 @@ def test_after_a_problem_feeding_costs_nothing(make, tmp_path):
     start = time.thread_time()
     for _ in range(40_000):  # as if 10 GB
         builder.feed(piece)
-    assert time.thread_time() - start < 10
+    assert time.thread_time() - start < 1
     with pytest.raises(TarError, match="not a tar archive"):
         builder.finish("v", 1, "c")
 
@@ -135,7 +135,7 @@ def test_bodies_cost_nothing(make, tmp_path):
     start = time.thread_time()
     for _ in range((8**11 - 512) // len(piece)):
         builder.feed(piece)
-    assert time.thread_time() - start < 10
+    assert time.thread_time() - start < 1
     builder.feed(bytes(len(piece) - 512) + make.end)
     assert builder.finish("v", 512 + 8**11 - 512 + 1024, "c").members == 1
 
