@@ -24,6 +24,7 @@ from dfc.cli.session import session_of
 HAS_COMMAND: Final = frozenset(("keys",))  # `dfc keys` lists too, see `dfc.cli.listing`
 _FOLDER: Final = Path(dfc.__file__).parent / "jobs" / "operations"
 _ANY_OPTION: Final = "Any option of the operation."
+_PATHS: Final = "What to read, and last the names of what to write: %06d stands for the number of a shard."
 
 
 def operation_commands() -> Iterator[TyperCommand]:
@@ -63,11 +64,8 @@ def _build_command(name: str) -> Any:
     run.__signature__ = Signature(  # type: ignore[attr-defined]
         [Parameter(each, kind, default=default, annotation=annotation) for each, (annotation, default) in parameters.items()]
     )
-    from dfc.jobs.operations import operation
-
-    about = f"{_docstring(name)}\n\n{operation(name).Options.__doc__ or ''}"
     app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
-    app.command(name, help=about, no_args_is_help=True)(run)
+    app.command(name, help=_docstring(name), no_args_is_help=True)(run)
     return typer.main.get_command(app)
 
 
@@ -78,16 +76,22 @@ def _parameters(name: str) -> dict[str, tuple[Any, Any]]:
     from dfc.jobs.operations import operation
 
     found: dict[str, tuple[Any, Any]] = {
-        "paths": (Annotated[list[str], typer.Argument(metavar="BUCKET/SHARDS... BUCKET/PATTERN")], Parameter.empty)
+        "paths": (
+            Annotated[list[str], typer.Argument(metavar="BUCKET/SHARDS... BUCKET/PATTERN", help=_PATHS)],
+            Parameter.empty,
+        )
     }
     for field in msgspec.structs.fields(operation(name).Options):
         flag = "--" + field.encode_name.replace("_", "-")
-        plain = field.default is msgspec.NODEFAULT or field.default is None or field.default == ()
-        about = "required" if field.required else "" if plain else f"default {field.default}"
-        if field.type is bool:
+        kind, about = _kind_and_description(field.type)
+        if field.required:
+            about += " (required)"
+        elif field.default is not msgspec.NODEFAULT and field.default is not None and kind is not bool:
+            about += f" (default {field.default})"
+        if kind is bool:
             annotation: Any = Annotated[bool | None, typer.Option(f"{flag}/--no-{flag[2:]}", help=about)]
         else:
-            annotation = Annotated[str | None, typer.Option(flag, metavar=describe_type(field.type), help=about)]
+            annotation = Annotated[str | None, typer.Option(flag, metavar=describe_type(kind), help=about)]
         found[f"option_{field.name}"] = (annotation, None)
     return {
         **found,
@@ -98,6 +102,16 @@ def _parameters(name: str) -> dict[str, tuple[Any, Any]]:
         "dry_run": (Annotated[bool, typer.Option("--dry-run", "-n", help="Print the plan; nothing is stored.")], False),
         "as_json": (Json, False),
     }
+
+
+def _kind_and_description(annotation: Any) -> tuple[Any, str]:
+    """The type of an option, and what its `Meta` says of it."""
+    import msgspec
+
+    if not hasattr(annotation, "__metadata__"):
+        return annotation, ""
+    said = [each.description for each in annotation.__metadata__ if isinstance(each, msgspec.Meta) and each.description]
+    return annotation.__origin__, said[0] if said else ""
 
 
 def run_operation(context: typer.Context, name: str, values: dict[str, Any]) -> None:

@@ -94,6 +94,9 @@ class Link:
                 os.killpg(self._process.pid, 9)
             await self._process.wait()
         await self._reading
+        if self._process.stdin is not None:
+            with suppress(OSError, TimeoutError):  # Python 3.11.2 logs what a pipe broke with, unless somebody asks for it
+                await asyncio.wait_for(self._process.stdin.wait_closed(), END_S)
 
     def _send(self, data: bytes) -> None:
         # Not waited for: tasks are small and few, the service keeps a window of them.

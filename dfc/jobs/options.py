@@ -1,5 +1,5 @@
 """Options that operations share. An operation's own `Options` inherits from one of these, and with it the refusal of
-unknown fields."""
+unknown fields. What an option does is said in its `Meta`: the help of the command shows it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,21 @@ _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]?)(i?)B?")
 
 
 class CommonOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`on_split`: what to do with a key that comes back later in its shard (`dfc.jobs.samples`)."""
+    """What every operation on samples has; see `dfc.jobs.samples`."""
 
-    on_split: OnSplit = "fail"
+    on_split: Annotated[OnSplit, Meta(description="What to do with a key that comes back later in its shard.")] = "fail"
 
 
 class SizeOptions(CommonOptions, frozen=True, kw_only=True):
     """How many samples go into an output shard: a number, or as many as fit into a size (bytes, or text like "1 GB")."""
 
-    samples_per_shard: Annotated[int, Meta(ge=1)] | None = None
-    shard_size: int | str | None = None
+    samples_per_shard: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Exactly so many samples in each shard, the rest in the last.")
+    ] = None
+    shard_size: Annotated[
+        int | str | None,
+        Meta(description="Instead: bytes of a shard, such as 1GB or 512MiB. Neither given: as many shards as inputs."),
+    ] = None
 
     @property
     def shard_bytes(self) -> int | None:

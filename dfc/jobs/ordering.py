@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
-from typing import Final, Literal, cast
+from typing import Annotated, Final, Literal, cast
 
 import msgspec
 import numpy as np
@@ -35,10 +35,15 @@ MEASURE_PLACES: Final = 1 << 20  # whose sizes one task looks up
 
 
 class OrderOptions(SizeOptions, frozen=True, kw_only=True):
-    """`gather` reads samples where they lie, once; `spill` reads and writes everything twice, in sequence; `auto` gathers
-    unless the input is compressed."""
+    """What every operation has that puts samples into another order."""
 
-    strategy: Strategy = "auto"
+    strategy: Annotated[
+        Strategy,
+        msgspec.Meta(
+            description="gather reads samples where they lie, once; spill reads and writes everything twice, in sequence; "
+            "auto gathers unless an input is compressed."
+        ),
+    ] = "auto"
 
 
 def check_order(options: OrderOptions, pattern: OutputPattern, *, part: bool = False) -> None:

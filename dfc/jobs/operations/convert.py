@@ -30,14 +30,20 @@ _INDEXES: Final = ("dali-index", "wids-index")
 
 
 class Options(CommonOptions, frozen=True, kw_only=True):
-    """`level` of compression, for formats that have one; `fields`: only these extensions; `from`: the format of the inputs,
-    where their names do not say it; `samples_per_shard`: how many go into an output, instead of one output an input."""
+    """Formats of inputs and outputs."""
 
-    format: FormatName
-    level: int | None = None
-    fields: Annotated[tuple[str, ...], Meta(min_length=1, max_length=FORMAT_FIELDS_MAX)] | None = None
-    samples_per_shard: Annotated[int, Meta(ge=1)] | None = None
-    source: SourceName | None = msgspec.field(default=None, name="from")
+    format: Annotated[FormatName, Meta(description="Of the outputs.")]
+    level: Annotated[int | None, Meta(description="Of compression, for formats that have one.")] = None
+    fields: Annotated[
+        Annotated[tuple[str, ...], Meta(min_length=1, max_length=FORMAT_FIELDS_MAX)] | None,
+        Meta(description="Only these extensions; in Parquet, these columns in this order."),
+    ] = None
+    samples_per_shard: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="So many go into an output. Not given: an output for each input.")
+    ] = None
+    source: Annotated[SourceName | None, Meta(description="The format of the inputs, where their names do not say it.")] = (
+        msgspec.field(default=None, name="from")
+    )
 
 
 def check(options: Options, pattern: OutputPattern) -> None:

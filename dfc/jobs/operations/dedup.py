@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
 import xxhash
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from dfc.errors import BadRequest
 from dfc.jobs.corpus import Part, corpus
@@ -24,9 +24,9 @@ _RECORD: Final = np.dtype([("high", "<u8"), ("low", "<u8"), ("ordinal", "<i8")])
 
 
 class Options(OrderOptions, frozen=True, kw_only=True):
-    """`by`: `key`, or `hash:EXT`, the xxh3-128 of a field; samples without the field all stay."""
+    """How samples are compared."""
 
-    by: str = "key"
+    by: Annotated[str, Meta(description="key, or hash:EXT: the content of a field; samples without it all stay.")] = "key"
 
 
 class ShardTask(Struct, frozen=True):

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from heapq import merge
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgpack
 import msgspec
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from dfc.errors import BadRequest, Conflict
 from dfc.formats.base import KEY_FIELD
@@ -40,13 +40,20 @@ _PARQUET_RATIO: Final = 4  # what compressed columns may grow to
 
 
 class Options(SizeOptions, frozen=True, kw_only=True):
-    """`with`: the other side. `how`: samples without a match are left out (inner) or stay as they are (left). `on_duplicate`:
-    what to do with a key that the other side has more than once. `key`: the column of a table that has the keys."""
+    """What is joined, and how."""
 
-    other: InputSpec = field(name="with")
-    how: Literal["inner", "left"] = "inner"
-    on_duplicate: OnDuplicate = "fail"
-    key: str = KEY_FIELD
+    other: Annotated[
+        InputSpec,
+        Meta(description="The other side, BUCKET/SHARDS: archives, or tables (.csv, .tsv, .jsonl, .ndjson, .parquet)."),
+    ] = field(name="with")
+    how: Annotated[
+        Literal["inner", "left"],
+        Meta(description="Samples without a match are left out (inner) or stay as they are (left)."),
+    ] = "inner"
+    on_duplicate: Annotated[OnDuplicate, Meta(description="What to do with a key that the other side has more than once.")] = (
+        "fail"
+    )
+    key: Annotated[str, Meta(description="The column of a table that has the keys.")] = KEY_FIELD
 
 
 class FieldOnBothSides(Conflict):

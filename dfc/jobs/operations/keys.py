@@ -31,9 +31,12 @@ _KEPT_BYTES: Final = 32 * MIB
 
 
 class Options(CommonOptions, frozen=True, kw_only=True):
-    """`fields`: `["key"]`, or with extensions and sizes of the members, which is the default but for plain text."""
+    """What a manifest has of each sample."""
 
-    fields: Annotated[list[Field], msgspec.Meta(min_length=1, max_length=2)] | None = None
+    fields: Annotated[
+        Annotated[list[Field], msgspec.Meta(min_length=1, max_length=2)] | None,
+        msgspec.Meta(description="key, or key,members: with extensions and sizes, the default but for .txt."),
+    ] = None
 
 
 def check(options: Options, pattern: OutputPattern) -> None:

@@ -42,16 +42,20 @@ REPORT_ENDING: Final = "errors.ndjson"
 
 
 class Options(SizeOptions, frozen=True, kw_only=True):
-    """`function` with its `args`, or a `command`. `on_error`: the job fails, samples are left out, or left out and listed in
-    an object. `timeout`: seconds that user code may take for a sample. `unique`: where a key may come once only."""
+    """A function with its arguments, or a command."""
 
-    function: str | None = None
-    args: dict[str, Any] = {}
-    command: list[str] | None = None
-    seed: Seed = 0
-    on_error: OnError = "abort"
-    timeout: Annotated[float, Meta(gt=0, le=JOB_USER_TIMEOUT_S_MAX)] = 60.0
-    unique: Literal["dataset", "shard"] = "dataset"
+    function: Annotated[str | None, Meta(description="A built-in one, or one that is installed on the workers.")] = None
+    args: Annotated[dict[str, Any], Meta(description="Its arguments, as name=value,… or JSON.")] = {}
+    command: Annotated[list[str] | None, Meta(description="Instead of a function: a program and its arguments.")] = None
+    seed: Annotated[Seed, Meta(description="Random numbers of a function follow from it, and from the sample.")] = 0
+    on_error: Annotated[
+        OnError,
+        Meta(description="The job fails (abort), samples are left out (skip), or left out and listed in an object (report)."),
+    ] = "abort"
+    timeout: Annotated[
+        float, Meta(gt=0, le=JOB_USER_TIMEOUT_S_MAX), Meta(description="Seconds that user code may take for a sample.")
+    ] = 60.0
+    unique: Annotated[Literal["dataset", "shard"], Meta(description="Where a key may come once only.")] = "dataset"
 
 
 class MapFailed(Conflict):

@@ -35,12 +35,16 @@ Weight = Annotated[int, Meta(ge=1, le=10**9)] | Annotated[float, Meta(ge=1e-6, l
 
 
 class Options(OrderOptions, frozen=True, kw_only=True):
-    """`weights`: one for each input, all the same without. `until`: every input is used up, or the first one is. `prefix`: one
-    for each input, put before its keys."""
+    """How inputs are mixed."""
 
-    weights: list[Weight] | None = None
-    until: Literal["first", "all"] = "all"
-    prefix: list[str] | None = None
+    weights: Annotated[
+        list[Weight] | None,
+        Meta(description="How often each input is drawn from, a number for each. Not given: equally often."),
+    ] = None
+    until: Annotated[
+        Literal["first", "all"], Meta(description="The output ends when every input is used up (all), or the first one is.")
+    ] = "all"
+    prefix: Annotated[list[str] | None, Meta(description="Put before the keys, a text for each input.")] = None
 
 
 class _Keys(Struct, frozen=True):

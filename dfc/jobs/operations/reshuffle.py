@@ -1,8 +1,13 @@
-"""All samples, globally permuted by a seed, into new shards."""
+"""All samples, globally permuted by a seed, into new shards.
+
+Where a size of shards is given, it means the number of samples that fit on average: shards have equal counts, not equal sizes.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta
 
 from dfc.jobs.arrangement import Arrangement, Section
 from dfc.jobs.corpus import corpus
@@ -14,9 +19,9 @@ from dfc.jobs.tasks import JobInput, Results, Stage
 
 
 class Options(OrderOptions, frozen=True, kw_only=True):
-    """`shard_size` means the number of samples that fit on average: shards then have equal counts, not equal sizes."""
+    """What the order follows from."""
 
-    seed: Seed = 0
+    seed: Annotated[Seed, Meta(description="The order follows from it, and from the input.")] = 0
 
 
 def check(options: Options, pattern: OutputPattern) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from dfc.errors import BadRequest
 from dfc.jobs.arrangement import Arrangement, Section
@@ -32,11 +32,13 @@ _BOUND_BYTES_MAX: Final = 256  # of a value that is a bound only; its beginning 
 
 
 class Options(OrderOptions, frozen=True, kw_only=True):
-    """`by`: `key`, an extension, or `ext:json.path`. `type`: int for fields like cls, else text, if not given."""
+    """What samples are sorted by."""
 
-    by: str = "key"
-    type: SortType | None = None
-    reverse: bool = False
+    by: Annotated[str, Meta(description="key, an extension, or ext:json.path.")] = "key"
+    type: Annotated[SortType | None, Meta(description="How values compare. Not given: int for fields like cls, else text.")] = (
+        None
+    )
+    reverse: Annotated[bool, Meta(description="The largest first.")] = False
 
 
 class RunTask(Struct, frozen=True):

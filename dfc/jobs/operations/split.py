@@ -1,4 +1,7 @@
-"""Parts with given fractions, or folds: by a hash of the key, so that a sample stays in its part when others come or go."""
+"""Parts with given fractions, or folds: by a hash of the key, so that a sample stays in its part when others come or go.
+
+`parts` or `folds` says which. The names of the outputs need {part} in them: cut/{part}-%06d.tar.
+"""
 
 from __future__ import annotations
 
@@ -32,19 +35,23 @@ _SUM_TOLERANCE: Final = 1e-9
 
 
 class Options(OrderOptions, frozen=True, kw_only=True):
-    """`parts`: names and fractions that add up to 1, or `folds`: so many equal parts named 0, 1, ….
+    """Which parts, and what stays together."""
 
-    `group_regex`: keys whose beginnings match the same text stay together. `stratify`: a field of whose every value each part
-    gets its share exactly.
-    """
-
-    parts: (
-        Annotated[dict[str, Annotated[float, Meta(ge=0, le=1)]], Meta(min_length=1, max_length=JOB_SPLIT_PARTS_MAX)] | None
-    ) = None
-    folds: Annotated[int, Meta(ge=2, le=JOB_SPLIT_PARTS_MAX)] | None = None
-    seed: Seed = 0
-    group_regex: str | None = None
-    stratify: str | None = None
+    parts: Annotated[
+        Annotated[dict[str, Annotated[float, Meta(ge=0, le=1)]], Meta(min_length=1, max_length=JOB_SPLIT_PARTS_MAX)] | None,
+        Meta(description="Names and fractions that add up to 1: train=0.9,val=0.1."),
+    ] = None
+    folds: Annotated[
+        Annotated[int, Meta(ge=2, le=JOB_SPLIT_PARTS_MAX)] | None,
+        Meta(description="Instead: so many equal parts, named 0, 1, …"),
+    ] = None
+    seed: Annotated[Seed, Meta(description="Which sample goes where follows from it.")] = 0
+    group_regex: Annotated[str | None, Meta(description="Keys whose beginnings match the same text stay together (RE2).")] = (
+        None
+    )
+    stratify: Annotated[
+        str | None, Meta(description="A field, cls or json:path, of whose every value each part gets its share.")
+    ] = None
 
 
 class ShardTask(Struct, frozen=True):

@@ -6,10 +6,10 @@ Without `by` nothing but indexes is read.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from dfc.errors import BadRequest, Conflict
 from dfc.jobs.classes import ClassField, NotAClass, class_of, parse_class_field
@@ -28,9 +28,9 @@ Sizes = list[tuple[str, int]]
 
 
 class Options(CommonOptions, frozen=True, kw_only=True):
-    """`by`: a field whose value is the class of a sample, `cls` or `json:path.to.it`."""
+    """What is counted besides sizes."""
 
-    by: str | None = None
+    by: Annotated[str | None, Meta(description="A field whose value is the class of a sample: cls, or json:path.to.it.")] = None
 
 
 class TooManyClasses(Conflict):

@@ -10,10 +10,10 @@ required and missing, pictures and JSON that cannot be decoded.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from dfc.errors import BadRequest
 from dfc.jobs.checking import PROBLEMS, Findings, Problem, is_archive, look_through, read_until_broken
@@ -32,12 +32,11 @@ REPORT_NAME: Final = "report.json"
 
 
 class Options(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`require`: fields that every sample must have. `decode`: whether pictures and JSON are decoded. `repair`: write clean
-    shards below the prefix that the pattern then is."""
+    """What is looked at, and what is written."""
 
-    require: list[str] = []
-    decode: bool = True
-    repair: bool = False
+    require: Annotated[list[str], Meta(description="Fields that every sample must have.")] = []
+    decode: Annotated[bool, Meta(description="Whether pictures and JSON are decoded.")] = True
+    repair: Annotated[bool, Meta(description="Write clean shards, too: the output is then a prefix for them.")] = False
 
 
 class _Scan(Struct, frozen=True):

@@ -10,7 +10,7 @@ import pytest
 
 from dfc.cli.exits import UsageMistake
 from dfc.cli.operations import describe_type, given_options, operation_commands, parse_pairs, read_option
-from dfc.jobs.operations import OPERATIONS
+from dfc.jobs.operations import OPERATIONS, operation
 from dfc.jobs.spec import InputSpec
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -75,6 +75,18 @@ def test_every_operation_has_a_command_with_its_options(name, dfc):
         assert "--overwrite" in shown.out
         assert "--on-split" in shown.out or name in ("convert", "validate")
     assert dfc(name).code == 2
+
+
+def test_every_option_says_what_it_does(dfc):
+    for name in OPERATIONS:
+        for field in msgspec.structs.fields(operation(name).Options):
+            said = [each.description for each in getattr(field.type, "__metadata__", ()) if each.description]
+            assert len(said) == 1, f"{name}: {field.name}"
+            assert said[0].endswith((".", "…")), f"{name}: {field.name}"
+    shown = " ".join(dfc("reshuffle", "--help").out.replace("│", " ").split())
+    for words in ("the rest in the last.", "comes back later in its shard. (default fail)", "(default auto)"):
+        assert words in shown
+    assert "(required)" in dfc("convert", "--help").out
 
 
 def test_what_is_sent(dfc, fake):
