@@ -165,7 +165,7 @@ def reshuffle_small(bench: Bench) -> list[Row]:
         ours, theirs = alternated(bench.pairs, lambda: _reshuffle(dataset, 1), lambda: _copy(dataset, where, sync=False))
         what = f"reshuffle {format_bytes(dataset.size)} of 10 kB samples, gather, relaxed, in memory"
         rows = [rate_ratio_row("reshuffle-10k", what, "cp", ours, theirs, 0.35)]
-        webdataset = [_webdataset(where) for _ in range(2)]
+        webdataset = [_webdataset(where) for _ in ours[:2]]
         rows.append(
             rate_ratio_row("reshuffle-wds", "the same", "WebDataset read, shuffle, ShardWriter", ours[:2], webdataset, 10)
         )
