@@ -160,6 +160,16 @@ def write_all(filesystem: FileSystem, fd: int, data: Buffer) -> None:
         written += count
 
 
+def pwrite_all(filesystem: FileSystem, fd: int, data: Buffer, offset: int) -> None:
+    """Write every byte at an offset, over as many calls as the kernel wants."""
+    rest = memoryview(data).cast("B")
+    while rest:
+        count = filesystem.pwrite(fd, rest, offset)
+        if count == 0:
+            raise OSError(errno.EIO, "the file system took no bytes")
+        offset, rest = offset + count, rest[count:]
+
+
 def sync_file(filesystem: FileSystem, path: str) -> None:
     """Make the bytes of a file durable that somebody else has written, as SQLite does."""
     fd = filesystem.open(path, write=True)

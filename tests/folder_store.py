@@ -52,6 +52,13 @@ class FileSource:
             at += size
         assert at == len(buffer)
 
+    def read_scattered(self, offsets: Any, sizes: Any, places: Any, buffer: memoryview) -> None:
+        together = bytearray(sum(sizes))
+        self.read_ranges(list(zip(offsets, sizes, strict=True)), memoryview(together))
+        for size, place in zip(sizes, places, strict=True):
+            buffer[place : place + size] = together[:size]
+            del together[:size]
+
     def open(self) -> BinaryIO:
         return open(os.dup(self._file.fileno()), "rb") if not self._file.seek(0) else io.BytesIO()
 
@@ -63,6 +70,8 @@ class FileSource:
 
 
 class FileOutput:
+    sends = True
+
     def __init__(self, path: Path, size: int | None) -> None:
         self._path, self._announced = path, size
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +80,7 @@ class FileOutput:
         self._hash = xxhash.xxh3_128()
         self._size = 0
 
-    def write(self, data: Any) -> None:
+    def write(self, data: Any, files: Any = None) -> None:
         view = memoryview(data)
         self._file.write(view)
         self._hash.update(view)

@@ -135,6 +135,11 @@ def staged_path(job: str, bucket: str, name: str, temporary: bool) -> str:
     return f"/v1/node/staged/{job}/{bucket}/{quote(name)}" + ("?temporary=1" if temporary else "")
 
 
+def site_path(bucket: str, name: str, temporary: bool) -> str:
+    """Path and query of the question where the owner lets a worker of its machine write an output."""
+    return "/v1/node/deposits?" + query(bucket=bucket, object=name, temporary="1" if temporary else "")
+
+
 def query(**fields: str) -> str:
     """A query string of the fields that are not empty."""
     return urlencode([(name, value) for name, value in fields.items() if value], quote_via=quote)

@@ -1,4 +1,7 @@
-"""An output of a task: one PUT to the staging route of the target that will own the object, sent while it is made."""
+"""An output of a task: one PUT to the staging route of the target that will own the object, sent while it is made.
+
+Where that target is of this machine only the facts are sent, and the bytes are written to its disk (`dfc.engine.deposits`).
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,15 @@ from typing import Final
 import msgspec
 
 from dfc.checksum import Buffer
+from dfc.engine.deposits import Deposit, Deposits
 from dfc.engine.nodes import Nodes, error_of
 from dfc.engine.throttle import Throttle
 from dfc.errors import LengthMismatch, Unavailable
 from dfc.http.blocking import ERROR_BODY_BYTES_MAX, Upload
 from dfc.limits import KIB, MIB
 from dfc.parts import Part, part_bytes
+from dfc.placement.map import NodeEntry
+from dfc.tar.index import PlainFiles, index_kind
 
 # Up to here an output is kept back: it can then be sent again when its target is away for a moment, its length is known, and a
 # task that makes its first bytes slowly holds no connection meanwhile.
@@ -29,36 +35,51 @@ class Written(msgspec.Struct, frozen=True):
 
 
 class StagedOutput:
-    """`find_url` gives the owner's route. After any error nothing of it is left but an entry that the job's end removes."""
+    """`find_owner` gives the target, `path` is its route; `site_path` that of the question where this process may write the
+    output itself. After any error nothing of it is left but an entry that the job's end removes."""
 
     def __init__(
         self,
         nodes: Nodes,
+        deposits: Deposits,
         label: str,
-        find_url: Callable[[], str],
+        find_owner: Callable[[], NodeEntry],
+        path: str,
+        site_path: str,
         size: int | None,
         throttle: Throttle,
         check: Callable[[], None],
         forget: Callable[[StagedOutput], None],
     ) -> None:
         self._nodes = nodes
+        self._deposits = deposits
         self._label = label
-        self._find_url = find_url
+        self._find_owner = find_owner
+        self._path = path
+        self._site_path = site_path
+        self._kind = index_kind(label)
         self._size = size
         self._throttle = throttle
         self._check = check
         self._forget = forget
-        self._upload: Upload | None = None
+        self._upload: Upload | Deposit | None = None
         self._kept = bytearray()
         self._count = 0
         self._ended = False
 
-    def write(self, data: Buffer) -> None:
+    @property
+    def sends(self) -> bool:
+        """Whether `send` costs less than reading the files and `write`: not where this process writes the output itself."""
+        if self._size is not None and self._size <= KEPT_BYTES:
+            return False
+        return not isinstance(self._begun(), Deposit)
+
+    def write(self, data: Buffer, files: PlainFiles | None = None) -> None:
         view = memoryview(data).cast("B")
         self._grow(len(view))
         if len(view) >= SEND_BYTES:
             self._flush()
-            self._send(view)
+            self._send(view, files)
             return
         self._kept += view
         if len(self._kept) >= (KEPT_BYTES if self._upload is None else SEND_BYTES):
@@ -101,7 +122,7 @@ class StagedOutput:
         if self._upload is None:
             body = bytes(self._kept)
             self._throttle.take(len(body))
-            return self._nodes.retrying(lambda: self._nodes.put(self._find_url(), body))
+            return self._nodes.retrying(lambda: self._nodes.put(self._find_owner().url + self._path, body))
         self._flush()
         upload, self._upload = self._upload, None
         with upload.finish() as answer:
@@ -123,12 +144,12 @@ class StagedOutput:
             kept, self._kept = self._kept, bytearray()
             self._send(memoryview(kept))
 
-    def _send(self, view: memoryview) -> None:
+    def _send(self, view: memoryview, files: PlainFiles | None = None) -> None:
         upload = self._begun()
         self._throttle.take(len(view))
-        self._watched(upload, lambda: upload.send(view))
+        self._watched(upload, lambda: upload.send(view, files) if isinstance(upload, Deposit) else upload.send(view))
 
-    def _watched(self, upload: Upload, send: Callable[[], bool]) -> None:
+    def _watched(self, upload: Upload | Deposit, send: Callable[[], bool]) -> None:
         """An answer that comes before the end says why the target wants no more."""
         if send():
             return
@@ -138,14 +159,19 @@ class StagedOutput:
         finally:
             self.abort()
 
-    def _begun(self) -> Upload:
+    def _begun(self) -> Upload | Deposit:
         """The upload; begun with retries, since nothing of the body has gone out yet."""
         if self._upload is None:
             self._upload = self._nodes.retrying(self._begin)
         return self._upload
 
-    def _begin(self) -> Upload:
-        upload = self._nodes.begin_put(self._find_url(), self._size)
+    def _begin(self) -> Upload | Deposit:
+        owner = self._find_owner()
+        if self._kind in (None, "tar"):  # a compressed shard is decompressed again for its index: not here, but at its owner
+            deposit = self._deposits.begin(owner, self._site_path, self._path, self._size, self._kind)
+            if deposit is not None:
+                return deposit
+        upload = self._nodes.begin_put(owner.url + self._path, self._size)
         if upload.wanted:
             return upload
         with upload.finish() as answer:

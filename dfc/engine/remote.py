@@ -92,6 +92,17 @@ class RemoteSource:
                 self._read_batch(part, view)
             at += size
 
+    def read_scattered(self, offsets: Sequence[int], sizes: Sequence[int], places: Sequence[int], buffer: memoryview) -> None:
+        if len(offsets) == 1:
+            self.read_into(offsets[0], buffer[places[0] : places[0] + sizes[0]])
+            return
+        together = memoryview(bytearray(sum(sizes)))
+        self.read_ranges(list(zip(offsets, sizes, strict=True)), together)
+        at = 0
+        for size, place in zip(sizes, places, strict=True):
+            buffer[place : place + size] = together[at : at + size]
+            at += size
+
     def _read_batch(self, ranges: Sequence[tuple[int, int]], buffer: memoryview) -> None:
         """One request for many ranges. The owner answers with members of a tar, their lengths in front of them."""
         bucket, name = self._origin.batched or ("", "")

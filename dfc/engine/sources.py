@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 STREAM_BYTES: Final = 1 * MIB
+_NOWAIT: Final = getattr(os, "RWF_NOWAIT", None)
 AHEAD_BYTES: Final = 16 * MIB  # ranges are announced to the kernel so far before they are read
 
 
@@ -28,9 +29,12 @@ class FileSource:
         self._throttle = throttle
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
+        self._throttle.take(len(buffer))
+        self._fill(offset, buffer)
+
+    def _fill(self, offset: int, buffer: memoryview) -> None:
         if offset < 0 or offset + len(buffer) > self.size:
             raise ObjectCorrupt(f"{self._label} has {self.size} bytes, not {offset + len(buffer)}")
-        self._throttle.take(len(buffer))
         while buffer:
             count = os.preadv(self._descriptor, [buffer], offset)
             if count == 0:
@@ -48,6 +52,28 @@ class FileSource:
             self.read_into(offset, buffer[at : at + size])
             at += size
         check_filled(at, buffer)
+
+    def read_scattered(self, offsets: Sequence[int], sizes: Sequence[int], places: Sequence[int], buffer: memoryview) -> None:
+        self._throttle.take(sum(sizes))
+        at = self._read_at_hand(offsets, sizes, places, buffer)
+        if at < len(sizes) - 1:  # flash reads many at a time
+            for offset, size in zip(offsets[at:], sizes[at:], strict=True):
+                os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_WILLNEED)
+        for offset, size, place in zip(offsets[at:], sizes[at:], places[at:], strict=True):
+            self._fill(offset, buffer[place : place + size])
+
+    def _read_at_hand(self, offsets: Sequence[int], sizes: Sequence[int], places: Sequence[int], buffer: memoryview) -> int:
+        """Read what the kernel has in memory, up to the first range that would have to wait; its number."""
+        if _NOWAIT is None:
+            return 0
+        descriptor, preadv, end = self._descriptor, os.preadv, self.size
+        try:
+            for number, (offset, size, place) in enumerate(zip(offsets, sizes, places, strict=True)):
+                if offset + size > end or preadv(descriptor, [buffer[place : place + size]], offset, _NOWAIT) != size:
+                    return number
+        except OSError:  # not in memory, or a file system that cannot say; a real error comes again
+            return number
+        return len(sizes)
 
     def open(self) -> BinaryIO:
         os.posix_fadvise(self._descriptor, 0, self.size, os.POSIX_FADV_SEQUENTIAL)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from dfc.engine.nodes import Nodes, staged_path
+from dfc.engine.deposits import Deposits
+from dfc.engine.nodes import Nodes, site_path, staged_path
 from dfc.engine.outputs import StagedOutput
 from dfc.engine.remote import Origin, RemoteSource
 from dfc.engine.settings import WorkerSettings
@@ -31,6 +32,7 @@ class Workshop:
         self.settings = settings
         self.nodes = Nodes(settings)
         self.shards = OpenShards(self.nodes)
+        self.deposits = Deposits(self.nodes)
         self.throttle = Throttle(settings.io_bytes_per_s)
         self._job = ""
 
@@ -59,6 +61,7 @@ class JobStore:
         self.memory_bytes = workshop.settings.memory_bytes
         self._nodes = workshop.nodes
         self._shards = workshop.shards
+        self._deposits = workshop.deposits
         self._throttle = workshop.throttle
         self._job = task.job
         self._bucket = task.output_bucket
@@ -103,11 +106,13 @@ class JobStore:
 
     def _create(self, name: str, size: int | None, *, temporary: bool) -> StagedOutput:
         self.check()
-        path = staged_path(self._job, self._bucket, name, temporary)
         output = StagedOutput(
             self._nodes,
+            self._deposits,
             name,
-            lambda: self._nodes.owner(self._bucket, name).url + path,
+            lambda: self._nodes.owner(self._bucket, name),
+            staged_path(self._job, self._bucket, name, temporary),
+            site_path(self._bucket, name, temporary),
             size,
             self._throttle,
             self.check,

@@ -18,6 +18,7 @@ from dfc.jobs.headers import clear_padding, head_sizes, header_blocks, padded, s
 from dfc.jobs.store import Source, Store
 from dfc.limits import KIB, MIB, TAR_HEADER_BYTES
 from dfc.parts import Part
+from dfc.tar.headerbatch import PlainFiles
 from dfc.tar.index_arrays import Integers, SampleArrays, concatenate
 
 BLOCK: Final = TAR_HEADER_BYTES
@@ -34,7 +35,7 @@ class Sink(Protocol):
 
     @property
     def sends(self) -> bool: ...
-    def write(self, data: Buffer) -> object: ...
+    def write(self, data: Buffer, files: PlainFiles | None = None) -> object: ...
     def send(self, parts: Sequence[Part]) -> object: ...
 
 
@@ -128,7 +129,9 @@ class _SampleWriter:
         loose = np.flatnonzero((sizes % BLOCK != 0) & ~sent)
         clear_padding(blocks, (data[loose] + sizes[loose]) // BLOCK, sizes[loose])
         blocks[data[sent & (sizes % BLOCK != 0)] // BLOCK] = 0
-        self._emit(buffer.data, np.flatnonzero(sent), a, data)
+        known = len(plain) == b - a and not sent.any()
+        files = PlainFiles.of(samples.names[a:b], sizes, at) if known else None
+        self._emit(buffer.data, np.flatnonzero(sent), a, data, files)
 
     def _read(self, lo: int, hi: int, a: int, b: int, at: Integers, buffer: memoryview) -> None:
         """Samples that are as they should be but for headers in one read, of others each member."""
@@ -142,7 +145,7 @@ class _SampleWriter:
         places = np.concatenate([at[samples.first[whole] - a], (at + self._heads[a:b])[single]])
         read_spans(self._sources, rows, offsets, sizes, places, buffer)
 
-    def _emit(self, buffer: memoryview, sent: Integers, a: int, data: Integers) -> None:
+    def _emit(self, buffer: memoryview, sent: Integers, a: int, data: Integers, files: PlainFiles | None) -> None:
         samples, done = self._samples, 0
         owners = np.searchsorted(samples.first, sent + a, side="right") - 1
         spans = list(
@@ -156,7 +159,7 @@ class _SampleWriter:
                 done = end + size % BLOCK
             self._sink.send(parts)
         if done < len(buffer):
-            self._sink.write(buffer[done:])
+            self._sink.write(buffer[done:], files)
 
     def _write_large(self, sample: int) -> None:
         """A sample that no window holds, in pieces."""
@@ -234,27 +237,11 @@ def read_spans(
     for row, begin, end in zip(used.tolist(), firsts.tolist(), [*firsts[1:].tolist(), len(rows)], strict=True):
         spans = offsets[begin:end].tolist(), sizes[begin:end].tolist(), places[begin:end].tolist()
         source = sources[row]
-        file = source.file()
-        if file is None and not isinstance(source, ForwardSource):
-            _read_remote(source, *spans, buffer)
+        if not isinstance(source, ForwardSource):
+            source.read_scattered(*spans, buffer)
             continue
-        if file is not None and end - begin > 1:
-            for offset, size in zip(spans[0], spans[1], strict=True):
-                _announce(source, offset, size)  # flash reads many at a time
         for offset, size, place in zip(*spans, strict=True):
             source.read_into(offset, buffer[place : place + size])
-
-
-def _read_remote(source: Source, offsets: list[int], sizes: list[int], places: list[int], buffer: memoryview) -> None:
-    if len(offsets) == 1:
-        source.read_into(offsets[0], buffer[places[0] : places[0] + sizes[0]])
-        return
-    together = np.empty(sum(sizes), dtype=np.uint8).data
-    source.read_ranges(list(zip(offsets, sizes, strict=True)), together)
-    at = 0
-    for size, place in zip(sizes, places, strict=True):
-        buffer[place : place + size] = together[at : at + size]
-        at += size
 
 
 def write_spans(sink: Sink, sources: Sources, rows: Integers, offsets: Integers, sizes: Integers, window: int) -> None:

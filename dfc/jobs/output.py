@@ -13,7 +13,7 @@ from dfc.jobs.tasks import OutputRecord
 from dfc.limits import DECOMPRESS_CHUNK_BYTES
 from dfc.parts import Part, part_bytes
 from dfc.tar.compressor import Compressor, open_compressor
-from dfc.tar.index import index_kind
+from dfc.tar.index import PlainFiles, index_kind
 from dfc.tar.writer import TarWriter
 
 
@@ -24,9 +24,14 @@ class PlainOutput:
         self.name = name
         self._output = (store.create_temporary if temporary else store.create)(name, size)
 
-    def write(self, data: Buffer) -> int:
-        """The next bytes; all are taken."""
-        self._output.write(data)
+    @property
+    def sends(self) -> bool:
+        """Whether `send` is any better than `write`."""
+        return self._output.sends
+
+    def write(self, data: Buffer, files: PlainFiles | None = None) -> int:
+        """The next bytes; all are taken. `files`: see `Output.write`."""
+        self._output.write(data, files)
         return len(data)
 
     def send(self, parts: Sequence[Part]) -> int:
@@ -133,12 +138,12 @@ class ArchiveOutput:
     @property
     def sends(self) -> bool:
         """Whether `send` is any better than `write`."""
-        return self._compressor is None
+        return self._compressor is None and self._output.sends
 
-    def write(self, data: Buffer) -> int:
-        """The next bytes of the archive; all are taken."""
+    def write(self, data: Buffer, files: PlainFiles | None = None) -> int:
+        """The next bytes of the archive; all are taken. `files`: see `Output.write`."""
         if self._compressor is None:
-            self._output.write(data)
+            self._output.write(data, files)
         else:
             self._compress(self._compressor, memoryview(data).cast("B"))
         self.content_size += len(data)

@@ -14,10 +14,12 @@ from typing import Final
 
 import numpy as np
 
+from dfc.checksum import Buffer
 from dfc.jobs.corpus import ForwardSource, Sources
 from dfc.jobs.output import PlainOutput
 from dfc.jobs.store import Source
 from dfc.parts import Part
+from dfc.tar.index import PlainFiles
 from dfc.tar.index_arrays import Integers
 
 FENCE_SAMPLES: Final = 64
@@ -31,8 +33,6 @@ def object_bytes(data: int, runs: Sequence[int]) -> int:
 class RunWriter:
     """The sink of runs."""
 
-    sends = True
-
     def __init__(self, output: PlainOutput) -> None:
         self._output = output
         self.size = 0
@@ -41,7 +41,13 @@ class RunWriter:
         self._runs: list[tuple[int, int, int]] = []
         self._entry_count = self._fence_count = 0
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
+    @property
+    def sends(self) -> bool:
+        """Whether `send` is any better than `write`."""
+        return self._output.sends
+
+    def write(self, data: Buffer, files: PlainFiles | None = None) -> None:
+        """The next bytes. What members they are does not matter: runs are no archive."""
         self._output.write(data)
         self.size += len(data)
 

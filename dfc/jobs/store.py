@@ -14,6 +14,7 @@ from dfc.checksum import Buffer
 from dfc.errors import Conflict, JobCancelled
 from dfc.jobs.tasks import InputShard
 from dfc.parts import Part
+from dfc.tar.index import PlainFiles
 from dfc.tar.index_reader import ShardIndex
 
 __all__ = ("InputChanged", "JobCancelled", "Output", "Source", "Store", "WrittenObject")
@@ -37,6 +38,10 @@ class Source(Protocol):
         """The stored bytes of (offset, size) pairs, one after the other, into `buffer`; asked for together where that is
         dear. Pairs in rising order of offset are read fastest."""
 
+    def read_scattered(self, offsets: Sequence[int], sizes: Sequence[int], places: Sequence[int], buffer: memoryview) -> None:
+        """The stored bytes at each of the offsets, which rise, to that place in the buffer; asked for together where that is
+        dear."""
+
     def open(self) -> BinaryIO:
         """The stored bytes from the first to the last, read ahead where that helps. The caller closes it."""
 
@@ -49,8 +54,13 @@ class Source(Protocol):
 class Output(Protocol):
     """An object being written, from its first byte to its last: staged on its owner, seen by nobody until the job succeeds."""
 
-    def write(self, data: Buffer) -> object:
-        """The next bytes, all of them."""
+    @property
+    def sends(self) -> bool:
+        """Whether bytes of files had better be sent than read and written."""
+
+    def write(self, data: Buffer, files: PlainFiles | None = None) -> object:
+        """The next bytes, all of them. `files`: of a tar archive the members that they are, where the caller knows that they
+        are whole members with one header each; heads count from the first byte."""
 
     def send(self, parts: Sequence[Part]) -> None:
         """The next bytes: some in memory and then some of a file, again and again, moved by the kernel where it can."""

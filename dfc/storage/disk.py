@@ -17,9 +17,11 @@ from dfc.clock import HybridClock
 from dfc.errors import DiskRefused, ObjectCorrupt, ObjectNotFound, ServerTrouble, StorageFailed
 from dfc.filesystem import FileSystem, remove_if_there
 from dfc.storage import identity, layout, sweep
+from dfc.storage.adopting import AdoptingWriter
 from dfc.storage.cache import RowCache
 from dfc.storage.catalog import Catalog, ListedTuple
 from dfc.storage.commit import GroupCommitter
+from dfc.storage.deposit import DepositSite, boot_id
 from dfc.storage.directories import Directories
 from dfc.storage.discard import Discarder
 from dfc.storage.health import DiskHealth, DiskState
@@ -261,6 +263,33 @@ class Disk:
         parts.discard(outcome.garbage)
         return outcome.row
 
+    def deposit_site(self, durability: Durability) -> DepositSite:
+        """Where a worker of this machine may write what `adopt` takes over."""
+        parts = self.parts
+        return DepositSite(
+            parts.root,
+            parts.disk_id,
+            parts.boot,
+            durability == "fsync",
+            parts.options.writeback_bytes,
+            parts.options.reserve_bytes,
+        )
+
+    def adopt(
+        self,
+        bucket_id: str,
+        name: str,
+        deposit: str,
+        *,
+        size: int | None,
+        durability: Durability,
+        staged: StagedName | None = None,
+    ) -> BlobWriter:
+        """Like `begin_put`, for a file in the directory for temporary files, which a worker goes on writing; the writer is
+        told what became of it (`dfc.storage.deposit`). Raises also BadRequest, and Unavailable when the file is not there."""
+        self.parts.health.require_writable()
+        return AdoptingWriter(self.parts, bucket_id, name, deposit, size=size, durability=durability, staged=staged)
+
     def settle(self) -> None:
         """Wait until no write is under way that was decided before this call."""
         self.parts.committer.submit(Settle())
@@ -376,7 +405,7 @@ def _open_parts(root: str, disk_id: str, clock: HybridClock, options: DiskOption
             catalog.close()
         raise
     cache = RowCache(options.row_cache_rows)
-    boot = options.boot_id or _boot_id()
+    boot = options.boot_id or boot_id() or uuid.uuid4().hex  # without one every unsynced row is suspect
     indexes = OpenIndexes(options.open_indexes, health)
     committer = GroupCommitter(catalog, filesystem, cache, health, stats, boot=boot, on_full=space.give_up_ballast)
     return DiskParts(
@@ -426,12 +455,3 @@ def _advance_epoch(root: str, catalog: Catalog, filesystem: FileSystem, space: S
             raise
         catalog.set_epoch(known + 1, filesystem)
     identity.write_epoch(root, known + 1, filesystem)
-
-
-def _boot_id() -> str:
-    """The id of this run of the machine; a fresh one, which makes every unsynced row suspect, where there is none."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return uuid.uuid4().hex

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import BinaryIO, cast
 
 from dfc.checksum import Buffer
-from dfc.filesystem import FileSystem
+from dfc.filesystem import FileSystem, pwrite_all
 from dfc.limits import INDEX_CACHE_BYTES
 from dfc.storage.health import DiskHealth
 from dfc.tar.index import IndexSummary, ShardIndex, TarError, open_builder
@@ -47,12 +47,10 @@ class IndexFile(io.RawIOBase):
         return count
 
     def write(self, data: Buffer) -> int:  # type: ignore[override]
-        view = memoryview(data).cast("B")
-        written = 0
-        while written < len(view):
-            written += self._filesystem.pwrite(self._fd, view[written:], self._position + written)
-        self._position += written
-        return written
+        size = memoryview(data).nbytes
+        pwrite_all(self._filesystem, self._fd, data, self._position)
+        self._position += size
+        return size
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position}.get(whence)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from dfc.errors import ObjectCorrupt, ObjectNotFound, ServerTrouble
+from dfc.filesystem import pwrite_all
 from dfc.storage import layout
 from dfc.storage.parts import DiskParts
 from dfc.storage.rows import ObjectRow
@@ -150,9 +151,7 @@ class Staging:
             try:
                 if os.fstat(fd).st_size < row.size:
                     raise ObjectCorrupt(f"the staged bytes of {row.name!r} have the wrong length")
-                written = 0
-                while written < len(footer):
-                    written += filesystem.pwrite(fd, footer[written:], row.size + written)
+                pwrite_all(filesystem, fd, footer, row.size)
                 filesystem.truncate(fd, row.size + len(footer))
             finally:
                 filesystem.close(fd)

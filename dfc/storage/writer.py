@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 
 from dfc.checksum import BodyHasher, Buffer, ExpectedChecksums
 from dfc.errors import LengthMismatch, NoSpace, TooLarge, Unavailable
-from dfc.filesystem import write_all
+from dfc.filesystem import pwrite_all, write_all
 from dfc.storage import layout
 from dfc.storage.commit import OutcomeUnknown
 from dfc.storage.indexes import IndexWriter
@@ -23,7 +23,8 @@ from dfc.storage.parts import DiskParts
 from dfc.storage.rows import ALWAYS, GOOD, UNSYNCED, Durability, ObjectRow, Precondition, PutResult
 from dfc.storage.small import create_blob
 from dfc.storage.staged import Stage, StagedName
-from dfc.tar.index import TarError, index_kind
+from dfc.storage.writeback import Writeback
+from dfc.tar.index import IndexSummary, TarError, index_kind
 
 
 class BlobWriter:
@@ -51,8 +52,7 @@ class BlobWriter:
         self._staged = None if staged is None else staged._replace(job=layout.check_job_id(staged.job))
         self._hasher = BodyHasher(expected)
         self._received = self._digested = 0
-        self._flushed = 0
-        self._waited = 0
+        self._writeback = Writeback(parts.filesystem, parts.options.writeback_bytes, self._durable)
         self._fd = -1
         self._path = self._version = ""
         kind = index_kind(name)
@@ -65,10 +65,7 @@ class BlobWriter:
         self._claimed = 0 if size is None else size
         _claim(parts, self._claimed)
         try:
-            self._fd, self._path, self._version = create_blob(parts, bucket_id, name)
-            if kind is not None:
-                path, temporary = self._path + layout.INDEX_SUFFIX, f"{parts.root}/{layout.TEMPORARY}"
-                self._index = IndexWriter(parts.filesystem, path, kind, temporary)
+            self._create(kind)
         except OSError as error:
             self.abort()
             raise parts.health.translate(error, "creating a blob") from error
@@ -104,7 +101,7 @@ class BlobWriter:
                 self._refuse_length(received)
             write_all(self._parts.filesystem, self._fd, data)
             self._received = received
-            if received - self._flushed >= self._parts.options.writeback_bytes:
+            if self._writeback.is_due(received):
                 self._flush()
 
     def digest(self, data: Buffer) -> None:
@@ -121,11 +118,7 @@ class BlobWriter:
         The row that `commit` will store. Raises LengthMismatch, ChecksumMismatch, NoSpace or StorageFailed.
         """
         with self._working("finishing a blob"):
-            if self._size is not None and self._received != self._size:
-                self._refuse_length(self._received)
-            if self._digested != self._received:
-                raise ValueError(f"{self._received} bytes were stored, {self._digested} of them hashed")
-            row = self._describe(self._hasher.finish())
+            row = self._describe()
             self._close_blob(row)
         self._row = row
         return row
@@ -227,18 +220,17 @@ class BlobWriter:
         what = "at least " if received > self._size else ""
         raise LengthMismatch(f"{self._size} bytes were announced, {what}{received} came")
 
-    def _flush(self) -> None:
-        """Start writing out what has come since the last time, and (durable) wait for the piece before that.
+    def _create(self, kind: str | None) -> None:
+        """The blob and, for a shard, its index. Raises OSError."""
+        parts = self._parts
+        self._fd, self._path, self._version = create_blob(parts, self._bucket_id, self._name)
+        if kind is not None:
+            path, temporary = self._path + layout.INDEX_SUFFIX, f"{parts.root}/{layout.TEMPORARY}"
+            self._index = IndexWriter(parts.filesystem, path, kind, temporary)
 
-        So at most two pieces are unwritten at any time and the fdatasync at the end is short, while one piece is always
-        on its way to the medium.
-        """
-        filesystem, start = self._parts.filesystem, self._flushed
-        filesystem.start_writeback(self._fd, start, self._received - start)
-        if self._durable and start > self._waited:
-            filesystem.start_writeback(self._fd, self._waited, start - self._waited, wait=True)
-            self._waited = start
-        self._flushed = self._received
+    def _flush(self) -> None:
+        start = self._writeback.started
+        self._writeback.start(self._fd, self._received)
         if self._size is None:
             self._parts.space.require_room()
         else:
@@ -249,18 +241,27 @@ class BlobWriter:
         self._claimed -= size
         self._parts.space.release(size)
 
-    def _describe(self, checksum: str) -> ObjectRow:
+    def _describe(self) -> ObjectRow:
+        """The row of what has come. Raises LengthMismatch, ChecksumMismatch."""
+        if self._size is not None and self._received != self._size:
+            self._refuse_length(self._received)
+        if self._digested != self._received:
+            raise ValueError(f"{self._received} bytes were stored, {self._digested} of them hashed")
+        checksum = self._hasher.finish()
+        found = None if self._index is None else self._index.finish(self._version, self._received, checksum)
+        return self._row_of(checksum, found)
+
+    def _row_of(self, checksum: str, found: IndexSummary | TarError | None) -> ObjectRow:
+        """The row; `found` says what the index holds, or why there is none."""
         samples = members = None
         warnings: tuple[str, ...] = ()
-        if self._index is not None:
-            found = self._index.finish(self._version, self._received, checksum)
-            if isinstance(found, TarError):
-                warnings = (str(found),)
-                self._parts.stats.indexes_broken += 1
-            else:
-                samples, members, warnings = found.samples, found.members, found.warnings
-                self._parts.stats.indexes_built += 1
-                self._parts.stats.indexed_members += members
+        if isinstance(found, TarError):
+            warnings = (str(found),)
+            self._parts.stats.indexes_broken += 1
+        elif found is not None:
+            samples, members, warnings = found.samples, found.members, found.warnings
+            self._parts.stats.indexes_built += 1
+            self._parts.stats.indexed_members += members
         state = GOOD if self._durable else UNSYNCED
         return ObjectRow(
             self._bucket_id, self._name, self._version, self._received, checksum, samples, members, warnings, state
@@ -269,7 +270,7 @@ class BlobWriter:
     def _close_blob(self, row: ObjectRow) -> None:
         parts = self._parts
         footer = layout.row_footer(row) if self._staged is None else layout.staged_footer(row, *self._staged)
-        write_all(parts.filesystem, self._fd, footer)
+        pwrite_all(parts.filesystem, self._fd, footer, row.size)
         if self._durable:
             started = time.perf_counter()
             parts.filesystem.fdatasync(self._fd)

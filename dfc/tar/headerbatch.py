@@ -41,8 +41,25 @@ class PlainFiles:
     heads: NDArray[np.int64]
     sizes: NDArray[np.int64]
 
+    @classmethod
+    def of(cls, text: NDArray[np.uint8], sizes: NDArray[np.int64], heads: NDArray[np.int64]) -> PlainFiles:
+        """Of names in columns, at least one, none of them empty."""
+        import numpy as np
+
+        text = np.ascontiguousarray(text)
+        return cls(text.view(f"S{text.shape[1]}").ravel().tolist(), text, heads, sizes)
+
     def __len__(self) -> int:
         return len(self.names)
+
+    def fill(self, size: int) -> bool:
+        """Whether so many bytes, from offset 0 on, are these members and nothing else."""
+        ends = self.heads + TAR_HEADER_BYTES + ((self.sizes + 511) & -512)
+        return int(self.heads[0]) == 0 and int(ends[-1]) == size and bool((ends[:-1] == self.heads[1:]).all())
+
+    def moved(self, offset: int) -> PlainFiles:
+        """The same, so much farther behind."""
+        return PlainFiles(self.names, self.text, self.heads + offset, self.sizes)
 
     def entries(self) -> list[Entry]:
         """The same, one by one."""

@@ -7,6 +7,7 @@ from typing import BinaryIO, Final
 from dfc.checksum import Buffer
 from dfc.tar.compression import MAGIC_BYTES, CompressionError, Decompressor, kind_of_bytes
 from dfc.tar.header import TarError
+from dfc.tar.headerbatch import PlainFiles
 from dfc.tar.index_builder import Builder, IndexBuilder, IndexSummary
 from dfc.tar.index_format import KINDS, IndexCorrupt
 from dfc.tar.index_reader import Member, Sample, ShardIndex
@@ -18,6 +19,7 @@ __all__ = (
     "IndexCorrupt",
     "IndexSummary",
     "Member",
+    "PlainFiles",
     "Sample",
     "ShardIndex",
     "TarError",
@@ -60,7 +62,7 @@ class CompressedIndexBuilder:
     def problem(self) -> TarError | None:
         return self._builder.problem
 
-    def feed(self, data: Buffer) -> None:
+    def feed(self, data: Buffer, files: PlainFiles | None = None) -> None:
         """The next bytes of the compressed shard. Never raises for what is in it."""
         self._fed += len(data)
         if self._decompressor is None:
@@ -115,9 +117,9 @@ class _SniffingBuilder:
     def problem(self) -> TarError | None:
         return None if self._builder is None else self._builder.problem
 
-    def feed(self, data: Buffer) -> None:
+    def feed(self, data: Buffer, files: PlainFiles | None = None) -> None:
         if self._builder is not None:
-            self._builder.feed(data)
+            self._builder.feed(data, files)
             return
         missing = MAGIC_BYTES - len(self._start)
         self._start += data[:missing]

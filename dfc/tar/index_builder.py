@@ -52,7 +52,7 @@ class Builder(Protocol):
 
     @property
     def problem(self) -> TarError | None: ...
-    def feed(self, data: Buffer) -> None: ...
+    def feed(self, data: Buffer, files: PlainFiles | None = None) -> None: ...
     def finish(self, version: str, size: int, checksum: str) -> IndexSummary: ...
     def close(self) -> None: ...
 
@@ -79,11 +79,17 @@ class IndexBuilder:
         """Bytes of archive fed so far."""
         return self._scanner.fed
 
-    def feed(self, data: Buffer) -> None:
-        """The next bytes of the archive, in pieces of any size. Bodies of members cost nothing."""
+    def feed(self, data: Buffer, files: PlainFiles | None = None) -> None:
+        """The next bytes of the archive, in pieces of any size. Bodies of members cost nothing.
+
+        `files`: the members that these bytes are, where they are whole members, with one header each, and whoever made them
+        says so; heads count from the first byte. Finding that out again takes as long as all the rest.
+        """
         if self.problem is not None:
             return
         try:
+            if files is not None and files.fill(len(data)) and self._scanner.pass_over(len(data), files):
+                return
             if len(data) <= _FEED_BYTES_MAX:
                 self._feed(data)
                 return

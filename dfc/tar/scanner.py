@@ -135,6 +135,19 @@ class Scanner:
             self._check_batch()
         return self._collect()
 
+    def pass_over(self, size: int, files: PlainFiles) -> bool:
+        """Take the next `size` bytes to be these members, whose heads count from here; False, with nothing done, where no
+        member can begin here, or no columns are wanted."""
+        if self._take_files is None or self.ended or not self._plain or self.next != self.fed or self._partial:
+            return False
+        self._check_batch()
+        before = self._collect()
+        start = self.fed
+        self.fed = self.next = start + size
+        self.last_name = files.names[-1]
+        self._take_files(before, files.moved(start))
+        return True
+
     def take(self, chunk: bytes) -> list[Entry]:
         """Like `feed`, for a reader that skips: the `want` bytes at `next`, fewer, or none, only where the archive ends."""
         self.fed = self.next + len(chunk)

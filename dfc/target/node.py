@@ -43,7 +43,7 @@ from dfc.target.local import Local
 from dfc.target.members import MemberRoutes
 from dfc.target.objects import ObjectRoutes
 from dfc.target.sources import INDEX_QUERY, LOCATE_QUERY, SHARDS_QUERY, SourceRoutes
-from dfc.target.staging import STAGED_QUERY, StagingRoutes
+from dfc.target.staging import SITE_QUERY, STAGED_QUERY, StagingRoutes
 
 _log: Final = logging.getLogger("dfc.target")
 RESERVE_FRACTION: Final = 0.05  # the reserve is at most so much of a disk
@@ -103,6 +103,7 @@ class TargetNode:
                 query=STAGED_QUERY,
                 internal=True,
             ),
+            Route("/v1/node/deposits", {"GET": staging.site}, query=SITE_QUERY, internal=True),
             Route("/v1/node/shards", {"GET": sources.shards}, query=SHARDS_QUERY, internal=True),
             Route("/v1/node/locate", {"GET": sources.locate}, query=LOCATE_QUERY, internal=True),
             Route("/v1/node/index", {"GET": sources.index}, query=INDEX_QUERY, internal=True),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 
 from dfc.checksum import CHECKSUM_NAME, ExpectedChecksums
@@ -178,8 +178,11 @@ class ObjectRoutes:
     async def _put_large(
         self, exchange: Exchange, place: Place, name: str, expected: ExpectedChecksums, precondition: Precondition
     ) -> PutResult:
-        durability = place.bucket.durability
-        return await store(self._local, exchange, place, name, expected, precondition, durability=durability)
+        disk, bucket = place.disk, place.bucket
+        begin = partial(
+            disk.begin_put, bucket.id, name, size=exchange.declared_length, expected=expected, durability=bucket.durability
+        )
+        return await store(self._local, exchange, disk, begin, precondition)
 
     # --- DELETE
 

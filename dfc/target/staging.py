@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
+from functools import partial
 from typing import Any, Final
 
 from dfc.checksum import ExpectedChecksums
-from dfc.errors import BucketDeleting, JobCancelled, TooLarge, Unavailable
+from dfc.errors import BadRequest, BucketDeleting, JobCancelled, TooLarge, Unavailable
 from dfc.http.answers import Answer, FileAnswer, header_lines, json_answer
 from dfc.http.common import flag
 from dfc.http.conditions import is_not_modified, is_plain, requested_range
 from dfc.http.exchange import Exchange
 from dfc.limits import JOB_OUTPUT_PAUSE_S
-from dfc.names import ObjectPath, check_bucket_name, parse_object_path
+from dfc.names import ObjectPath, check_bucket_name, check_object_name, parse_object_path
 from dfc.placement.map import BucketEntry
 from dfc.storage.disk import Disk
 from dfc.storage.layout import check_job_id
-from dfc.storage.rows import Precondition, PutResult
+from dfc.storage.rows import Durability, Precondition, PutResult
 from dfc.storage.staged import StagedName
 from dfc.tar.index import index_kind
 from dfc.target.local import Local, Place
@@ -26,7 +28,9 @@ from dfc.target.objects import put_answer
 from dfc.target.slots import Slots
 from dfc.target.uploads import store
 
-STAGED_QUERY: Final = frozenset(("temporary",))
+SITE_QUERY: Final = frozenset(("bucket", "object", "temporary"))
+STAGED_QUERY: Final = frozenset(("temporary", "deposit", "size"))
+_SIZE: Final = re.compile("[0-9]{1,18}")
 
 
 class StagingRoutes:
@@ -38,8 +42,10 @@ class StagingRoutes:
         self._size_max = object_size_max_bytes
 
     async def put(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-        """Store a body as an output of a job. JobCancelled when the job has ended here."""
+        """Store a body as an output of a job, or with `deposit` a file that a worker of this machine writes, of which the body
+        tells (`dfc.storage.deposit`). JobCancelled when the job has ended here."""
         owner, path = _parse(exchange, parameters)
+        deposit, size = _deposit(exchange)
         exchange.pause_s = JOB_OUTPUT_PAUSE_S
         bucket = await self._bucket(path.bucket)
         place = Place(bucket, self._own_disk(path))
@@ -50,7 +56,7 @@ class StagingRoutes:
             raise JobCancelled(f"the job {owner.job} has ended here")
         has_slot = await self._slots.take(index_kind(path.name))
         try:
-            result = await self._store(exchange, place, path.name, owner)
+            result = await self._store(exchange, place, path.name, owner, deposit, size)
         finally:
             if has_slot:
                 self._slots.give()
@@ -65,17 +71,34 @@ class StagingRoutes:
             raise BucketDeleting(f"the bucket {name!r} is being deleted")
         return bucket
 
-    async def _store(self, exchange: Exchange, place: Place, name: str, owner: StagedName) -> PutResult:
-        return await store(
-            self._local,
-            exchange,
-            place,
-            name,
-            ExpectedChecksums.from_headers(exchange.headers.get("X-DFC-Checksum"), None),
-            Precondition(guard=self._local.commit_guard(place.bucket, name, place.disk)),
-            durability="relaxed" if owner.temporary else place.bucket.durability,
-            staged=owner,
-        )
+    async def _store(
+        self, exchange: Exchange, place: Place, name: str, owner: StagedName, deposit: str | None, size: int | None
+    ) -> PutResult:
+        disk, bucket = place.disk, place.bucket
+        durability = _durability(bucket, owner.temporary)
+        if deposit is None:
+            begin = partial(
+                disk.begin_put,
+                bucket.id,
+                name,
+                size=exchange.declared_length,
+                expected=ExpectedChecksums.from_headers(exchange.headers.get("X-DFC-Checksum"), None),
+                durability=durability,
+                staged=owner,
+            )
+        else:
+            begin = partial(disk.adopt, bucket.id, name, deposit, size=size, durability=durability, staged=owner)
+        return await store(self._local, exchange, disk, begin, Precondition(guard=self._local.commit_guard(bucket, name, disk)))
+
+    async def site(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Where a worker of this machine may write an output itself; it finds out whether it is one."""
+        query = exchange.query_parameters(SITE_QUERY)
+        for parameter in ("bucket", "object"):
+            if parameter not in query:
+                raise BadRequest(f"{parameter} is missing")
+        path = ObjectPath(check_bucket_name(query["bucket"]), check_object_name(query["object"]))
+        bucket = await self._bucket(path.bucket)
+        return json_answer(self._own_disk(path).deposit_site(_durability(bucket, flag(query, "temporary"))))
 
     async def get(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """The staged bytes, or a range of them."""
@@ -152,6 +175,19 @@ class StagingRoutes:
         if disk is None:
             raise Unavailable("this target does not hold the object by its map; the map may be changing")
         return disk
+
+
+def _durability(bucket: BucketEntry, temporary: bool) -> Durability:
+    return "relaxed" if temporary else bucket.durability
+
+
+def _deposit(exchange: Exchange) -> tuple[str | None, int | None]:
+    """The name of the worker's file and the size that it will have, where they are told. BadRequest."""
+    query = exchange.query_parameters(STAGED_QUERY) if exchange.raw_query else {}
+    size = query.get("size")
+    if size is not None and not _SIZE.fullmatch(size):
+        raise BadRequest("size is a number of bytes")
+    return query.get("deposit"), None if size is None else int(size)
 
 
 def _parse(exchange: Exchange, parameters: tuple[str, ...]) -> tuple[StagedName, ObjectPath]:

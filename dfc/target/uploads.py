@@ -6,39 +6,23 @@ Cancelled anywhere before the commit, nothing is left of it; from there on the c
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 
-from dfc.checksum import ExpectedChecksums
 from dfc.http.exchange import Exchange
-from dfc.storage.rows import Durability, Precondition, PutResult
-from dfc.storage.staged import StagedName
+from dfc.storage.disk import Disk
+from dfc.storage.rows import Precondition, PutResult
 from dfc.storage.writer import BlobWriter
-from dfc.target.local import Local, Place
+from dfc.target.local import Local
 
 
 async def store(
-    local: Local,
-    exchange: Exchange,
-    place: Place,
-    name: str,
-    expected: ExpectedChecksums,
-    precondition: Precondition,
-    *,
-    durability: Durability,
-    staged: StagedName | None = None,
+    local: Local, exchange: Exchange, disk: Disk, begin: Callable[[], BlobWriter], precondition: Precondition
 ) -> PutResult:
-    """Receive the body and commit it. Raises what `BlobWriter` and `Exchange.receive` raise."""
-    threads = local.threads(place.disk)
-    writer = await threads.begin(
-        place.disk.begin_put,
-        place.bucket.id,
-        name,
-        size=exchange.declared_length,
-        expected=expected,
-        durability=durability,
-        staged=staged,
-        release=BlobWriter.abort,
-    )
+    """Receive the body into what `begin` opens on the disk, and commit it. Raises what `BlobWriter` and `Exchange.receive`
+    raise."""
+    threads = local.threads(disk)
+    writer = await threads.begin(begin, release=BlobWriter.abort)
     try:
         await exchange.receive(writer, threads.receiving)
         await threads.go_on(writer.finish)

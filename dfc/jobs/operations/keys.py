@@ -184,7 +184,7 @@ def write_manifest(task: Task, store: Store) -> TaskResult:
         PlainOutput(store, wanted.output, sum(size for _, _, size in wanted.pieces)) as output,
         Sources(store, [_piece(number) for number in range(objects)]) as sources,
     ):
-        sink = _Sink(output)
+        sink = output
         for number, offset, size in wanted.pieces:
             if size:
                 copy_range(sink, sources[number], offset, size)
@@ -219,16 +219,6 @@ def write_parquet(task: Task, store: Store) -> TaskResult:
                     store.check()
         record = output.commit(count)
     return TaskResult((record,), count, bytes_out=record.size)
-
-
-class _Sink:
-    """The manifest, as what bytes are moved into."""
-
-    sends = True
-
-    def __init__(self, output: PlainOutput) -> None:
-        self.write = output.write
-        self.send = output.send
 
 
 def _piece(number: int) -> str:
