@@ -64,7 +64,7 @@ class FileSource:
 
     def _read_at_hand(self, offsets: Sequence[int], sizes: Sequence[int], places: Sequence[int], buffer: memoryview) -> int:
         """Read what the kernel has in memory, up to the first range that would have to wait; its number."""
-        if _NOWAIT is None:
+        if _NOWAIT is None or min(offsets, default=0) < 0:  # to this call -1 means the file's own position
             return 0
         descriptor, preadv, end = self._descriptor, os.preadv, self.size
         try:

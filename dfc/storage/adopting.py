@@ -48,6 +48,7 @@ class AdoptingWriter(BlobWriter):
         self._deposit = f"{parts.root}/{layout.TEMPORARY}/{deposit}"
         self._announced = size
         self._said = bytearray()
+        self._leftovers: tuple[str, ...] = ()  # of the worker's files, those that may still have their first names
         kind = index_kind(name)
         if kind not in (None, "tar"):
             raise BadRequest(f"{name!r} is compressed: it is sent, and not deposited")
@@ -76,6 +77,7 @@ class AdoptingWriter(BlobWriter):
             found = os.lstat(self._deposit)
             if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
                 raise BadRequest("a deposit is a file with one name")
+            self._leftovers = (self._deposit, self._index_path)
             filesystem.rename(self._deposit, self._path)  # over the empty one, which is ours
         except FileNotFoundError:
             raise Unavailable("the deposit is not there") from None
@@ -125,8 +127,8 @@ class AdoptingWriter(BlobWriter):
     def _remove(self) -> None:
         super()._remove()
         try:
-            # The first two are there only where it was broken off before they got their names.
-            paths = (self._deposit, self._index_path, self._path + layout.INDEX_SUFFIX)
-            remove_if_there(self._parts.filesystem, paths if self._path else paths[:2])
+            remove_if_there(self._parts.filesystem, self._leftovers)
+            if self._path:
+                remove_if_there(self._parts.filesystem, (self._path + layout.INDEX_SUFFIX,))
         except OSError as error:
             self._parts.health.count(error, "removing an unfinished deposit")

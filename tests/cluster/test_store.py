@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import http.server
 import io
 import os
 import random
 import signal
+import subprocess
+import sys
 import tarfile
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +23,18 @@ import msgspec
 import pytest
 from harness import Cluster, wait_for
 
+import dfc.engine.deposits
 import dfc.engine.shards
 import dfc.engine.store
 from dfc.checksum import checksum_of
 from dfc.client import RetryPolicy
+from dfc.engine.deposits import Deposit
 from dfc.engine.settings import WorkerSettings
 from dfc.engine.store import JobStore, Workshop
-from dfc.errors import DfcError, JobCancelled, LengthMismatch, ObjectCorrupt
+from dfc.errors import DfcError, JobCancelled, LengthMismatch, NoSpace, ObjectCorrupt, StorageFailed
 from dfc.jobs.store import InputChanged
 from dfc.jobs.tasks import InputShard, Task, decode_blocks
+from dfc.tar.index_reader import ShardIndex
 
 JOB = "job-1"
 
@@ -84,6 +91,16 @@ class JobsProxy:
         self._server.server_close()
 
 
+def unfinished(setting: Setting) -> list[Path]:
+    """Files of outputs that are under way, on all disks."""
+    found = [*setting.cluster.directory.glob("*/**/temporary/deposit-*")]
+    for path in setting.cluster.directory.glob("*/**/objects/**/*@*"):
+        with suppress(FileNotFoundError):
+            if not path.name.endswith(".idx") and not path.read_bytes().endswith(b"DFC-BLOB"):
+                found.append(path)
+    return found
+
+
 class Setting:
     """A cluster, a job on it and a worker's store for one of its tasks."""
 
@@ -132,8 +149,9 @@ def setting(nodes: Cluster, request: pytest.FixtureRequest) -> Iterator[Setting]
 
 @pytest.fixture(params=["file", "http"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Whether blobs can be opened on this machine."""
+    """Whether the disks of the targets are those of this machine."""
     if request.param == "http":
+        monkeypatch.setattr(dfc.engine.deposits, "is_here", lambda site, boot: False)
         monkeypatch.setattr(dfc.engine.shards, "open_blob", lambda path: None)
         monkeypatch.setattr(dfc.engine.shards.ShardIndex, "open", _only_descriptors(dfc.engine.shards.ShardIndex.open))
     return str(request.param)
@@ -240,12 +258,13 @@ def test_outputs_are_staged_whole(setting, way, size, announced):
             assert stream.read() == content
 
 
-def test_files_are_sent_between_written_bytes(setting, tmp_path):
+def test_files_are_sent_between_written_bytes(setting, way, tmp_path):
     content = random.Random(5).randbytes(3_000_000)
     (tmp_path / "file").write_bytes(content)
     for announced in (None, 10 + 2_000_000 + 5 + 1_000_000):
         with open(tmp_path / "file", "rb") as file:
-            output = setting.store.create(f"sent-{announced}.bin", announced)
+            output = setting.store.create(f"sent-{announced}-{way}.bin", announced)
+            assert output.sends == (way == "http")
             output.write(b"0123456789")
             output.send([(b"", file.fileno(), 0, 2_000_000)])
             output.send([(b"---", file.fileno(), 2_000_000, 400_000), (b"--", file.fileno(), 2_400_000, 600_000)])
@@ -257,7 +276,7 @@ def test_files_are_sent_between_written_bytes(setting, tmp_path):
         output.send([(b"", file.fileno(), 2_999_999, 2)])
 
 
-def test_a_length_that_was_announced_is_held_to(setting):
+def test_a_length_that_was_announced_is_held_to(setting, way):
     output = setting.store.create("long.bin", 10)
     with pytest.raises(LengthMismatch):
         output.write(b"x" * 11)
@@ -268,16 +287,18 @@ def test_a_length_that_was_announced_is_held_to(setting):
     assert setting.staged().get(setting.store._job, 0) == 0
 
 
-def test_what_is_not_committed_leaves_nothing(setting):
+def test_what_is_not_committed_leaves_nothing(setting, way):
     aborted = setting.store.create("aborted.bin")
     aborted.write(b"x" * 3_000_000)
     aborted.abort()
     aborted.abort()
     with pytest.raises(ValueError):
         aborted.write(b"x")
-    left = setting.store.create("left.bin")
+    left = setting.store.create("left.tar")
     left.write(b"x" * 3_000_000)
+    assert isinstance(left._upload, Deposit) == (way == "file")
     setting.store.close()
+    wait_for(lambda: not unfinished(setting), "the targets to remove what was broken off")
     kept = setting.store.create("kept.bin")
     kept.write(b"x")
     kept.commit()
@@ -298,7 +319,7 @@ def test_a_cancelled_job_ends_its_tasks(setting, monkeypatch):
             use()
 
 
-def test_a_discarded_job_can_write_nothing_more(setting):
+def test_a_discarded_job_can_write_nothing_more(setting, way):
     running = setting.store.create("running.bin")
     running.write(b"x" * 2_000_000)
     for url in setting.cluster.target_urls():
@@ -313,6 +334,117 @@ def test_a_discarded_job_can_write_nothing_more(setting):
     with pytest.raises(JobCancelled):
         small.commit()
     assert setting.staged().get(setting.store._job, 0) == 0
+    wait_for(lambda: not unfinished(setting), "nothing of them to be left")
+
+
+# --- outputs that the worker writes to the disk of a target of its machine
+
+
+def test_a_shard_is_deposited_with_its_index(setting):
+    content, name = tar_of(3000, 1000), "shard.tar"
+    output = setting.store.create(name, len(content))
+    for at in range(0, len(content), 700_000):
+        output.write(content[at : at + 700_000])
+    assert isinstance(output._upload, Deposit)
+    assert output.commit().checksum == checksum_of(content)
+    job = setting.store._job
+    found = setting.store._nodes.ask(
+        lambda: f"{setting.store._nodes.owner('out', name).url}/v1/node/locate?bucket=out&object={name}&job={job}"
+    )
+    index = ShardIndex.open(found["index_path"])
+    assert (index.sample_count, index.version, index.checksum) == (3000, found["version"], checksum_of(content))
+    assert not unfinished(setting)
+
+
+def test_compressed_shards_and_small_outputs_are_sent(setting):
+    packed = setting.store.create("packed.tgz")
+    packed.write(os.urandom(2_000_000))
+    assert packed.sends
+    packed.commit()
+    small = setting.store.create("small.tar", 1000)
+    small.write(bytes(1000))
+    assert not small.sends, "it is kept back, and sent when it is complete"
+    small.commit()
+    assert small._upload is None
+
+
+def test_a_worker_that_is_killed_leaves_nothing(setting):
+    program = f"""
+import sys
+from dfc.engine.settings import WorkerSettings
+from dfc.engine.store import Workshop
+from dfc.jobs.tasks import Task
+store = Workshop(WorkerSettings(proxy_url={setting.proxy.url!r})).store(Task("killed-1", "none.at_all", 0, "l", b"", "out"))
+output = store.__enter__().create("killed.tar")
+output.write(bytes(30_000_000))
+print(type(output._upload).__name__, flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "Deposit\n"
+        assert len(unfinished(setting)) == 2, "the blob and its index"
+        worker.kill()
+    wait_for(lambda: not unfinished(setting), "the target to remove it")
+    assert "killed-1" not in setting.staged()
+
+
+@pytest.mark.parametrize(("number", "error"), [(errno.EIO, StorageFailed), (errno.ENOSPC, NoSpace)])
+@pytest.mark.parametrize("when", ["written", "finished"])
+def test_the_target_hears_of_errors_of_its_disk(setting, monkeypatch, number, error, when):
+    output = setting.store.create("failing.tar")
+    output.write(bytes(2_000_000))
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    if when == "written":
+        monkeypatch.setattr("dfc.storage.deposit.write_all", fail)
+        with pytest.raises(error):
+            output.write(bytes(2_000_000))
+    else:
+        monkeypatch.setattr("dfc.storage.indexes.IndexWriter.finish", fail)
+        with pytest.raises(error):
+            output.commit()
+    monkeypatch.undo()
+    with pytest.raises(ValueError):
+        output.write(b"x")
+    wait_for(lambda: not unfinished(setting), "the target to remove it")
+    errors = sum(
+        float(line.split()[-1])
+        for url in setting.cluster.target_urls()
+        for line in call("GET", f"{url}/metrics").decode().splitlines()
+        if line.startswith("dfc_disk_io_errors_total")
+    )
+    assert (errors > 0) or number == errno.ENOSPC
+
+
+def test_a_disk_that_cannot_be_written_to_is_sent_to(setting, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EROFS, "read-only")
+
+    monkeypatch.setattr(dfc.engine.deposits, "DepositFile", refuse)
+    for number in range(2):
+        output = setting.store.create(f"elsewhere-{number}.bin")
+        output.write(bytes(2_000_000))
+        assert not isinstance(output._upload, Deposit)
+        assert output.commit().size == 2_000_000
+
+
+def test_a_target_that_dies_takes_the_deposit_with_it(setting):
+    setting.store._nodes.policy = RetryPolicy(retries=30)
+    output = setting.store.create("lost.tar")
+    output.write(bytes(3_000_000))
+    for name, pid in setting.cluster.children().items():
+        if name.startswith("target"):
+            os.kill(pid, signal.SIGKILL)
+    with pytest.raises(DfcError):
+        output.commit()
+    wait_for(setting.cluster.is_healthy, "the targets")
+    wait_for(lambda: not unfinished(setting), "the sweep after the start", timeout_s=90)
+    again = setting.store.create("lost.tar")
+    again.write(bytes(3_000_000))
+    assert again.commit().size == 3_000_000
 
 
 def test_reads_survive_a_target_that_is_killed(setting, monkeypatch):

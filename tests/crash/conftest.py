@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from depositing import deposit
 
 from dfc.clock import HybridClock
 from dfc.errors import ObjectCorrupt, ObjectNotFound
@@ -109,6 +110,7 @@ def scenarios() -> dict[str, Scenario]:
         "put small": Scenario(lambda d: d.put_small(BUCKET, "new-small", NEW_SMALL), {"new-small": NEW_SMALL}),
         "put tar": Scenario(lambda d: put(d, "new.tar", NEW_TAR), {"new.tar": NEW_TAR}),
         "put relaxed": Scenario(lambda d: put(d, "new-small", NEW_SMALL, "relaxed"), {"new-small": NEW_SMALL}),
+        "deposit tar": Scenario(lambda d: deposit(d, BUCKET, "new.tar", NEW_TAR, owner=None), {"new.tar": NEW_TAR}),
         "replace small": Scenario(lambda d: d.put_small(BUCKET, "old-small", NEW_SMALL), {"old-small": NEW_SMALL}),
         "replace tar": Scenario(lambda d: put(d, "old.tar", NEW_TAR), {"old.tar": NEW_TAR}),
         "replace relaxed": Scenario(lambda d: put(d, "old.tar", NEW_TAR, "relaxed"), {"old.tar": NEW_TAR}),

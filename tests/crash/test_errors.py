@@ -19,6 +19,7 @@ SCENARIOS = (
     "put small",
     "put tar",
     "put relaxed",
+    "deposit tar",
     "replace small",
     "replace tar",
     "replace relaxed",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from depositing import deposit
 
 from dfc.errors import DfcError, ObjectCorrupt
 from dfc.storage import Disk, Durability
@@ -30,11 +31,17 @@ def stage(lab: Any, disk: Disk, name: str, data: bytes, owner: StagedName = OUT,
     writer.commit()
 
 
-def prepare(lab: Any, disk: Disk) -> None:
-    """A job that replaces an object, makes another, and has a temporary blob."""
-    stage(lab, disk, "old.tar", lab.new_tar)
-    stage(lab, disk, "new-small", lab.new_small, durability="relaxed")
-    stage(lab, disk, "new-small", b"temporary" * 100, TEMPORARY, "relaxed")
+def prepare(lab: Any, disk: Disk, *, deposited: bool = False) -> None:
+    """A job that replaces an object, makes another, and has a temporary blob. `deposited`: a worker beside the disk wrote."""
+    for name, data, owner, durability in (
+        ("old.tar", lab.new_tar, OUT, "fsync"),
+        ("new-small", lab.new_small, OUT, "relaxed"),
+        ("new-small", b"temporary" * 100, TEMPORARY, "relaxed"),
+    ):
+        if deposited:
+            deposit(disk, lab.bucket, name, data, owner=owner, durability=durability)
+        else:
+            stage(lab, disk, name, data, owner, durability)
 
 
 ACTS: dict[str, Any] = {
@@ -42,6 +49,9 @@ ACTS: dict[str, Any] = {
     "stage relaxed": lambda lab, disk: stage(lab, disk, "new.tar", lab.new_tar, durability="relaxed"),
     "stage temporary": lambda lab, disk: stage(lab, disk, "part", lab.new_small, TEMPORARY, "relaxed"),
     "stage again": lambda lab, disk: stage(lab, disk, "old.tar", lab.new_tar),
+    "deposit": lambda lab, disk: deposit(disk, lab.bucket, "new.tar", lab.new_tar, owner=OUT),
+    "deposit relaxed": lambda lab, disk: deposit(disk, lab.bucket, "new.tar", lab.new_tar, owner=OUT, durability="relaxed"),
+    "deposit again": lambda lab, disk: deposit(disk, lab.bucket, "old.tar", lab.new_tar, owner=OUT, announced=False),
     "prepare": lambda lab, disk: disk.staging.prepare(JOB),
     "publish": lambda lab, disk: disk.staging.publish(JOB, lambda bucket_id: True),
     "discard": lambda lab, disk: disk.staging.discard(JOB),
@@ -128,7 +138,7 @@ def look(lab: Any, path: Path, act: str, *, acknowledged: bool) -> None:
 
 
 @FAULTS
-@pytest.mark.parametrize("act", ["stage", "stage again", "discard"])
+@pytest.mark.parametrize("act", ["stage", "stage again", "deposit", "deposit again", "discard"])
 def test_a_rebuild_brings_nothing_unpublished_to_life(lab: Any, act: str, fault: Fault) -> None:
     for number in places(calls_of(lab, act), fault):
         path = lab.fresh()
@@ -215,8 +225,9 @@ def test_a_failing_call_leaves_a_disk_that_can_go_on(lab: Any, act: str) -> None
         shutil.rmtree(path)
 
 
+@pytest.mark.parametrize("deposited", [False, True], ids=["sent", "deposited"])
 @pytest.mark.parametrize("seed", range(12))
-def test_power_loss(lab: Any, seed: int) -> None:
+def test_power_loss(lab: Any, seed: int, deposited: bool) -> None:
     """What was prepared is published whole, whatever comes in between; what was not may be refused, and is never torn."""
     chance = random.Random(seed)
     for run in range(10):
@@ -227,7 +238,7 @@ def test_power_loss(lab: Any, seed: int) -> None:
             filesystem = PowerLossFileSystem(str(path), decisions)
             disk = lab.open(path, filesystem)
             filesystem.arm(call)
-            prepare(lab, disk)
+            prepare(lab, disk, deposited=deposited)
             acknowledge("staged")
             disk.staging.prepare(JOB)
             acknowledge("prepared")
