@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -24,6 +25,7 @@ from dfc.storage.deposit import Deposited, DepositFile, DepositSite, boot_id, is
 from dfc.tar.index import PlainFiles
 
 COPY_BYTES: Final = 1 * MIB
+TELL_S: Final = 60.0  # between two signs of life, where not much is written: the target waits for JOB_OUTPUT_PAUSE_S
 _NO_ERRNO: Final = errno.EIO  # of an error without a number
 
 
@@ -34,6 +36,7 @@ class Deposit:
         self._upload = upload
         self._file = file
         self._failed = False
+        self._told_s = time.monotonic()
 
     def send(self, data: Buffer, files: PlainFiles | None = None) -> bool:
         """The next bytes, all of them; whether more are wanted. NoSpace."""
@@ -41,7 +44,11 @@ class Deposit:
             is_due = self._file.write(data, files)
         except OSError as error:
             return self._fail(error)
-        return self._upload.send(b"\n") if is_due else True
+        now_s = time.monotonic()
+        if not is_due and now_s - self._told_s < TELL_S:
+            return True
+        self._told_s = now_s
+        return self._upload.send(b"\n")
 
     def send_parts(self, parts: Sequence[Part]) -> bool:
         """The next bytes, some of them from files; whether more are wanted. ObjectCorrupt when a file has fewer."""

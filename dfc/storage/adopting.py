@@ -75,8 +75,8 @@ class AdoptingWriter(BlobWriter):
         self._fd, self._path, self._version = create_blob(self._parts, self._bucket_id, self._name)
         try:
             found = os.lstat(self._deposit)
-            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-                raise BadRequest("a deposit is a file with one name")
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid != os.geteuid():
+                raise BadRequest("a deposit is a file with one name, of the user that the target runs as")
             self._leftovers = (self._deposit, self._index_path)
             filesystem.rename(self._deposit, self._path)  # over the empty one, which is ours
         except FileNotFoundError:
@@ -92,6 +92,8 @@ class AdoptingWriter(BlobWriter):
             raise BadRequest(f"what is said of the deposit cannot be understood: {error}") from None
         if said.errno:
             raise OSError(said.errno, os.strerror(said.errno))
+        if not said.checksum or (self._is_shard and said.index is None and said.problem is None):
+            raise BadRequest("the checksum of the deposit is missing, or what is in it")
         length = os.fstat(self._fd).st_size
         if length != said.size or self._announced not in (None, said.size):
             announced = "" if self._announced is None else f", {self._announced} were announced"
@@ -104,8 +106,9 @@ class AdoptingWriter(BlobWriter):
     def _adopt_index(self, said: Deposited) -> IndexSummary | TarError:
         """Give the index the version of the blob, and its place. BadRequest when it is none of this blob."""
         filesystem, found = self._parts.filesystem, said.index
-        if found is None:
-            return TarError(*(said.problem or ("it was not indexed", 0)))
+        if said.problem is not None:
+            return TarError(*said.problem)
+        assert found is not None
         try:
             fd = filesystem.open(self._index_path, write=True)
             try:

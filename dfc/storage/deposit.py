@@ -8,6 +8,7 @@ it. The body of the request is `Deposited`, what the target would have found out
 
 from __future__ import annotations
 
+import os
 import re
 import uuid
 from contextlib import suppress
@@ -64,14 +65,14 @@ class Deposited(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def is_here(site: DepositSite, boot: str) -> bool:
-    """Whether this process sees that very disk: under its path, in this run of this machine."""
+    """Whether this process sees that very disk: under its path, in this run of this machine, and as the same user."""
     if not boot or site.boot != boot:
         return False
     try:
         found = read_identity(site.root)
+        return found is not None and found.disk_id == site.disk and os.stat(site.root).st_uid == os.geteuid()
     except (DiskRefused, OSError):
         return False
-    return found is not None and found.disk_id == site.disk
 
 
 class DepositFile:

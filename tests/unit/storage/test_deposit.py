@@ -148,7 +148,7 @@ def test_names_that_are_none(disk, open_disk, name):
     assert open_disk.files() == set()
 
 
-@pytest.mark.parametrize("what", ["nothing", "symlink", "hard link", "directory", "fifo"])
+@pytest.mark.parametrize("what", ["nothing", "symlink", "hard link", "directory", "fifo", "another user's"])
 def test_files_that_are_none(disk, open_disk, tmp_path, what):
     name, before = "deposit-" + "0" * 32, own_files()
     path, other = open_disk.root / "temporary" / name, open_disk.root / "dfc-disk.json"
@@ -160,6 +160,11 @@ def test_files_that_are_none(disk, open_disk, tmp_path, what):
         path.mkdir()
     elif what == "fifo":
         os.mkfifo(path)
+    elif what == "another user's":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a file away")
+        path.touch()
+        os.chown(path, 65534, 65534)
     with pytest.raises(Unavailable if what == "nothing" else BadRequest):
         disk.adopt("b1", "x", name, size=None, durability="fsync", staged=JOB)
     assert open_disk.files() == set()
@@ -186,7 +191,9 @@ LIES = {
     "nothing": lambda file: b"",
     "another shape": lambda file: b'{"size": "big"}',
     "a negative size": lambda file: b'{"size": -1}',
-    "no checksum": lambda file: said(file, checksum="xyz"),
+    "no such checksum": lambda file: said(file, checksum="xyz"),
+    "no checksum": lambda file: said(file, checksum=""),
+    "neither an index nor a reason": lambda file: said(file, index=None),
     "an index that is not there": lambda file: (file.finish(), os.unlink(f"{file._path}.idx"), said_again(file))[-1],
     "other counts": lambda file: said_with(file, members=7),
     "an index of something else": lambda file: said(file, checksum="0" * 32),
@@ -318,6 +325,10 @@ def test_a_worker_knows_its_own_machine(disk, open_disk, tmp_path):
     assert not is_here(site, "")
     assert not is_here(msgspec.structs.replace(site, disk="disk-2"), "boot-1"), "another disk under this path"
     assert not is_here(msgspec.structs.replace(site, root=str(tmp_path)), "boot-1")
+    if os.geteuid() == 0:
+        os.chown(open_disk.root, 65534, 65534)
+        assert not is_here(site, "boot-1"), "a target of another user"
+        os.chown(open_disk.root, 0, 0)
     (open_disk.root / "dfc-disk.json").write_bytes(b"{")
     assert not is_here(site, "boot-1")
     assert boot_id() == boot_id()
