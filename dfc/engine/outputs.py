@@ -69,7 +69,8 @@ class StagedOutput:
 
     @property
     def sends(self) -> bool:
-        """Whether `send` costs less than reading the files and `write`: not where this process writes the output itself."""
+        """Whether `send` costs less than reading the files and `write`: not where this process writes the output itself. To
+        know it the output is begun, unless it is one that is kept back."""
         if self._size is not None and self._size <= KEPT_BYTES:
             return False
         return not isinstance(self._begun(), Deposit)

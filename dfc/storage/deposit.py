@@ -29,7 +29,7 @@ from dfc.tar.index import PlainFiles, TarError
 DEPOSIT_NAME: Final = re.compile(r"deposit-[0-9a-f]{32}")
 LINE_BYTES_MAX: Final = 1 << 20  # of the last line: an archive can be warned about in many sentences
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class DepositSite(msgspec.Struct, frozen=True):
@@ -58,10 +58,10 @@ class Deposited(msgspec.Struct, frozen=True, omit_defaults=True):
     written, and nothing else counts."""
 
     size: Count = 0
-    checksum: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")] = ""
+    checksum: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{32})?\Z")] = ""
     index: Indexed | None = None
     problem: tuple[str, Count] | None = None
-    errno: Count = 0
+    errno: Annotated[int, msgspec.Meta(ge=0, le=4095)] = 0
 
 
 def is_here(site: DepositSite, boot: str) -> bool:

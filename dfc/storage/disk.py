@@ -288,6 +288,7 @@ class Disk:
         """Like `begin_put`, for a file in the directory for temporary files, which a worker goes on writing; the writer is
         told what became of it (`dfc.storage.deposit`). Raises also BadRequest, and Unavailable when the file is not there."""
         self.parts.health.require_writable()
+        layout.check_bucket_id(bucket_id)
         return AdoptingWriter(self.parts, bucket_id, name, deposit, size=size, durability=durability, staged=staged)
 
     def settle(self) -> None:

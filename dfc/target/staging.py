@@ -50,7 +50,7 @@ class StagingRoutes:
         bucket = await self._bucket(path.bucket)
         place = Place(bucket, self._own_disk(path))
         length = exchange.declared_length
-        if length is not None and length > self._size_max:
+        if max(length or 0, size or 0) > self._size_max:
             raise TooLarge(f"an object has at most {self._size_max} bytes")
         if await self._local.threads(place.disk).read(place.disk.staging.has_ended, owner.job):
             raise JobCancelled(f"the job {owner.job} has ended here")
