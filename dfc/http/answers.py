@@ -105,14 +105,19 @@ class Answer:
     def _length_line(self) -> str:
         return "" if self.status in BODILESS_STATUSES else f"Content-Length: {self.content_length}\r\n"
 
-    async def prepare(self, exchange: Exchange) -> None:
-        """Send it. ConnectionError when the client is gone."""
+    def write(self, exchange: Exchange) -> asyncio.Transport:
+        """Hand all of it to the transport, which is given back. ConnectionError when the client is gone."""
         self._closing = exchange.must_close
         head = self._head(exchange, self._length_line())
         bodiless = exchange.method == "HEAD" or self.status in BODILESS_STATUSES
         transport = exchange.open_transport()
         transport.write(head if bodiless else head + self.body)
         self.sent_bytes = 0 if bodiless else len(self.body)
+        return transport
+
+    async def prepare(self, exchange: Exchange) -> None:
+        """Send it. ConnectionError when the client is gone."""
+        transport = self.write(exchange)
         if transport.get_write_buffer_size() > WRITE_BUFFER_BYTES:
             await exchange.drain(exchange.bulk.read_stall_timeout_s)
         if self._closing:

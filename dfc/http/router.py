@@ -18,19 +18,22 @@ if TYPE_CHECKING:
     from dfc.http.exchange import Exchange
 
 Handler = Callable[["Exchange", tuple[str, ...]], Awaitable["Answer"]]
+AtOnce = Callable[["Exchange", tuple[str, ...]], "Answer | None"]
+"""None, with nothing done, or an error of ours: the handler is asked instead."""
 _PARAMETER: Final = re.compile(r"\{[a-z_]+(…?)\}")
 
 
 @dataclass(frozen=True)
 class Route:
     """`query=None`: the handler checks the query itself. `internal`: wants the token always, when one is set. `reads`: changes
-    nothing, whatever the method."""
+    nothing, whatever the method. `at_once`: what GET's handler would answer, where nothing has to be waited for."""
 
     pattern: str
     handlers: Mapping[str, Handler]
     query: frozenset[str] | None = frozenset()
     internal: bool = False
     reads: bool = False
+    at_once: AtOnce | None = None
     expression: re.Pattern[str] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from dfc.config import Settings
@@ -25,7 +26,7 @@ from dfc.errors import BadRequest, DfcError, Forbidden, LengthMismatch, NotFound
 from dfc.hosts import KnownHosts, host_of
 from dfc.http.answers import Answer, error_answer
 from dfc.http.exchange import Bulk, Exchange
-from dfc.http.router import Route, Router
+from dfc.http.router import Handler, Route, Router
 from dfc.http.shutdown import end_threads
 from dfc.http.transfer import duplicate
 from dfc.limits import HEAD_BYTES_MAX, HEADER_COUNT_MAX, HEADER_FIELD_BYTES_MAX, REQUEST_LINE_BYTES_MAX, STOP_CANCEL_S
@@ -39,6 +40,11 @@ REFUSED_PENDING_MAX: Final = 64  # refused connections that are still being told
 REFUSAL_S: Final = 1.0
 LISTEN_BACKLOG: Final = 1024
 LENGTH_MAX: Final = (1 << 63) - 1
+# What answering at once needs of aiohttp's connection, which promises none of it: where one is missing nothing is answered so.
+_AT_ONCE: Final = all(
+    hasattr(RequestHandler, name)
+    for name in ("_waiter", "_messages", "_close", "_keepalive_timeout", "_keepalive_handle", "_next_keepalive_close_time")
+)
 HEALTH_PATH: Final = "/v1/health"  # for whoever asks: balancers use names of their own
 
 
@@ -68,6 +74,7 @@ class Connection(RequestHandler):
     task: asyncio.Task[None] | None = None
     _answered = 0  # of aiohttp's _request_count
     _last_body: Any = None
+    made: Exchange | None = None  # of the request that could not be answered at once
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.node = cast(NodeServer, self._manager)
@@ -125,7 +132,16 @@ class Connection(RequestHandler):
         if self.refused or self.ended:
             return
         heads, in_body = self._request_count, self._last_body is not None and not self._last_body.is_eof()
-        super().data_received(data)
+        waiter = None
+        if (
+            _AT_ONCE
+        ):  # while the connection is idle aiohttp's task waits for the next request; it is woken below, if it has to be
+            waiter, self._waiter = self._waiter, None
+        try:
+            super().data_received(data)
+        finally:
+            if _AT_ONCE:
+                self._waiter = waiter
         if self._messages:
             self._end_broken_body()
             self._last_body = self._messages[-1][1]
@@ -133,6 +149,34 @@ class Connection(RequestHandler):
             self.head_begun_s, self.head_bytes = 0.0, 0
         elif not in_body:
             self._note_head(len(data))
+        if self._messages and waiter is not None and not waiter.done() and not self._answer_at_once():
+            waiter.set_result(None)
+
+    def _answer_at_once(self) -> bool:
+        """Answer the one request that has come, without a task, where nothing has to be waited for; whether that was done."""
+        message, payload = self._messages[0]
+        transport = self.transport
+        if len(self._messages) > 1 or isinstance(message, _ErrInfo) or message.method != "GET" or transport is None:
+            return False
+        if payload is not EMPTY_PAYLOAD or message.should_close or message.upgrade or self._close or self.half_closed:
+            return False
+        if transport.is_closing() or transport.get_write_buffer_size():
+            return False
+        exchange = self.made = self.node.exchange(message, payload, self, None, self.task)
+        answer = self.node.answer_at_once(exchange)
+        if answer is None:
+            return False
+        answer.write(exchange)
+        self.made = None
+        self._messages.popleft()
+        if hasattr(self._parser, "message_consumed"):
+            self._parser.message_consumed()
+        self.node.requests_count += 1
+        self.log_access(exchange, answer, None)
+        close_s = self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        if self._keepalive_handle is None:
+            self._keepalive_handle = self._loop.call_at(close_s, self._process_keepalive)
+        return True
 
     def _note_head(self, size: int) -> None:
         """Some more bytes of a head have come, not its last ones; perhaps while the request before it is being answered."""
@@ -224,7 +268,7 @@ class NodeServer(web.Server):
         """`routes` are those under reserved segments, `fallback` is the web namespace, which has all other paths."""
         super().__init__(
             self._answer,  # type: ignore[arg-type]
-            request_factory=self._exchange,
+            request_factory=self.exchange,  # type: ignore[arg-type]
             keepalive_timeout=settings.keepalive_timeout_s,
             max_line_size=REQUEST_LINE_BYTES_MAX,
             max_field_size=HEADER_FIELD_BYTES_MAX,
@@ -322,19 +366,30 @@ class NodeServer(web.Server):
 
     # --- a request
 
-    def _exchange(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> Exchange:
+    def exchange(self, message: Any, payload: Any, protocol: Connection, writer: Any, task: Any) -> Exchange:
+        """What stands for a request; the same one when it is asked for again."""
+        made, protocol.made = protocol.made, None
+        if made is not None and made._message is message:
+            made._payload_writer = writer
+            return made
         return Exchange(message, payload, protocol, writer, task, self._loop, self.bulk)
+
+    def answer_at_once(self, exchange: Exchange) -> Answer | None:
+        """What `_answer` would, where that takes no waiting; None where it does, and for whatever is not in order."""
+        if not exchange.target_path.startswith("/"):
+            return None
+        try:
+            route, _, parameters = self._admit(exchange)
+            return None if route.at_once is None else route.at_once(exchange, parameters)
+        except DfcError:
+            return None
+        except Exception:
+            _log.exception("%s %s failed at once", exchange.method, exchange.target_path)
+            return None
 
     async def _answer(self, exchange: Exchange) -> Answer:
         try:
-            self._check_framing(exchange)
-            authority = self._check_host(exchange)
-            route, parameters = self._find(exchange.target_path)
-            exchange.route = route.pattern
-            handler = route.handler(exchange.method)
-            self._check_caller(exchange, route, authority)
-            if route.query is not None and exchange.raw_query:
-                exchange.query_parameters(route.query)
+            _, handler, parameters = self._admit(exchange)
             return await handler(exchange, parameters)
         except DfcError as error:
             if isinstance(error, ServerTrouble):
@@ -345,6 +400,18 @@ class NodeServer(web.Server):
         except Exception:
             _log.exception("%s %s failed (request %s)", exchange.method, exchange.target_path, exchange.request_id)
             return error_answer(DfcError("an internal error; the log has it under this request id"), exchange.request_id)
+
+    def _admit(self, exchange: Exchange) -> tuple[Route, Handler, tuple[str, ...]]:
+        """The checks of every request: the route, its handler and the parameters in the path."""
+        self._check_framing(exchange)
+        authority = self._check_host(exchange)
+        route, parameters = self._find(exchange.target_path)
+        exchange.route = route.pattern
+        handler = route.handler(exchange.method)
+        self._check_caller(exchange, route, authority)
+        if route.query is not None and exchange.raw_query:
+            exchange.query_parameters(route.query)
+        return route, handler, parameters
 
     def _find(self, path: str) -> tuple[Route, tuple[str, ...]]:
         found = self._router.find(path)

@@ -74,7 +74,12 @@ class ProxyNode:
         buckets, admin, jobs = BucketRoutes(self.cluster, self._deletions), self._admin, JobRoutes(self.jobs)
         named = {"GET": buckets.get, "PUT": buckets.put, "PATCH": buckets.patch, "DELETE": buckets.delete}
         return [
-            Route("/v1/objects/{bucket}/{object…}", self._when_ready(web.object), query=OBJECT_QUERY),
+            Route(
+                "/v1/objects/{bucket}/{object…}",
+                self._when_ready(web.object),
+                query=OBJECT_QUERY,
+                at_once=web.object_at_once,
+            ),
             Route("/v1/buckets", {"GET": buckets.list}),
             Route("/v1/buckets/{bucket}/objects", {"GET": buckets.objects}, query=LISTING_QUERY),
             Route("/v1/buckets/{bucket}/samples", {"GET": buckets.samples}, query=frozenset(("shards", "fields"))),

@@ -24,6 +24,10 @@ HTML: Final = "text/html; charset=utf-8"
 HTML_PAGE: Final = 1000
 
 
+def _redirect_to(url: str, exchange: Exchange) -> Answer:
+    return Answer(307, b"", [("Location", url + exchange.raw_target), ("Cache-Control", "no-store")])
+
+
 def wants(exchange: Exchange) -> str:
     """What kind of listing the Accept header asks for: 'html', 'json', 'msgpack' or 'text'."""
     accept = exchange.headers.get("Accept", "")
@@ -58,6 +62,15 @@ class WebRoutes:
             return await self._pass_on(exchange, path)
         return await self._redirect(exchange, path)
 
+    def object_at_once(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer | None:
+        """`object`, where that is a redirect of a read."""
+        if exchange.raw_query:
+            return None
+        self._cluster.check_ready()
+        path = parse_object_path(f"/{parameters[0]}/{parameters[1]}")
+        self._cluster.bucket(path.bucket)
+        return _redirect_to(self._cluster.owner(path.bucket, path.name).node.advertise_url, exchange)
+
     async def _owner_url(self, exchange: Exchange, path: ObjectPath, *, advertised: bool) -> str:
         if exchange.method == "PUT":
             await self._cluster.bucket_for_write(path.bucket)
@@ -67,8 +80,7 @@ class WebRoutes:
         return node.advertise_url if advertised else node.url
 
     async def _redirect(self, exchange: Exchange, path: ObjectPath) -> Answer:
-        url = await self._owner_url(exchange, path, advertised=True)
-        return Answer(307, b"", [("Location", url + exchange.raw_target), ("Cache-Control", "no-store")])
+        return _redirect_to(await self._owner_url(exchange, path, advertised=True), exchange)
 
     async def _pass_on(self, exchange: Exchange, path: ObjectPath) -> Answer:
         return await self._relay.forward(exchange, await self._owner_url(exchange, path, advertised=False))

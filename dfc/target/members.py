@@ -62,6 +62,24 @@ class MemberRoutes:
             index = await self._local.threads(disk).read(disk.rebuild_index, row, index)
             return await self._by_index(exchange, Shard(disk, row, path, index), kind, query)
 
+    def at_once(self, exchange: Exchange, disk: Disk, row: ObjectRow) -> Answer | None:
+        """A small member of a plain tar whose index and bytes are in memory; None for everything else."""
+        query = exchange.query_parameters(None)
+        path = disk.blob_path(row)
+        index = disk.cached_index(path)
+        if index is None or index.compressed or row.samples is None or query.keys() != {"member"}:
+            return None
+        try:
+            member = index.find_member_at_hand(query["member"])
+        except (NotAtHand, IndexCorrupt):
+            return None
+        if member is None or member.type != "file" or member.size > SMALL_READ_BYTES:
+            return None
+        body = read_range(path, member.offset, member.size)
+        if body is None or len(body) != member.size:
+            return None
+        return Answer(200, body, _lines(content_type(member.name), _etag(row, member), row, "Accept-Ranges: bytes\r\n"))
+
     async def _by_index(self, exchange: Exchange, shard: Shard, kind: str, query: Mapping[str, str]) -> Answer:
         value = query[kind]
         if kind == "list":
@@ -122,7 +140,7 @@ class MemberRoutes:
         if member.type != "file":
             raise MemberNotFound(f"{member.name[:200]!r} is a {member.type}, not a file with bytes in the archive")
         row = shard.row
-        etag, kind = f"{row.checksum}-{member.offset:x}-{member.size:x}", content_type(member.name)
+        etag, kind = _etag(row, member), content_type(member.name)
         plain = is_plain(exchange.headers)
         if not plain and is_not_modified(exchange.headers, etag, row.modified_us):
             return Answer(304, b"", _lines(kind, etag, row))
@@ -187,6 +205,10 @@ def _asked_for(query: Mapping[str, str]) -> str:
     if len(given) != 1 or ("ext" in query and given != ["sample"]):
         raise BadRequest("one of member, sample and list is asked for at a time; ext goes with sample")
     return given[0]
+
+
+def _etag(row: ObjectRow, member: Member) -> str:
+    return f"{row.checksum}-{member.offset:x}-{member.size:x}"
 
 
 def _lines(kind: str, etag: str, row: ObjectRow, more: str = "") -> str:

@@ -66,7 +66,7 @@ class TargetNode:
         relay = Relay(self._pool, settings.peer_timeout_s)
         self._objects = ObjectRoutes(self.local, relay, self._members, settings.object_size_max_bytes)
         web = dict.fromkeys(("GET", "PUT", "DELETE"), self._objects.web)
-        self.server = NodeServer(settings, self._routes(), Route("/", web, query=None))
+        self.server = NodeServer(settings, self._routes(), Route("/", web, query=None, at_once=self._objects.web_at_once))
         self._registry = metrics.make_registry(self.server.stats, self._families)
         self._reports: list[DiskReport] = []
         self._heart: asyncio.Task[None] | None = None
@@ -84,7 +84,7 @@ class TargetNode:
         named = dict.fromkeys(("GET", "PUT", "PATCH", "DELETE"), away)
         listing = frozenset(("bucket_id", "prefix", "start_after", "delimiter", "limit"))
         return [
-            Route("/v1/objects/{bucket}/{object…}", here, query=OBJECT_QUERY),
+            Route("/v1/objects/{bucket}/{object…}", here, query=OBJECT_QUERY, at_once=objects.object_at_once),
             Route("/v1/node/objects", {"GET": internal.objects}, query=listing, internal=True),
             Route("/v1/node/buckets", {"GET": internal.buckets}, internal=True),
             Route("/v1/node/buckets/{id}", {"DELETE": internal.remove_bucket}, internal=True),

@@ -64,6 +64,27 @@ class ObjectRoutes:
         query = exchange.query_parameters(None) if exchange.raw_query else {}
         return await self._serve(exchange, path, query)
 
+    def web_at_once(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer | None:
+        """`web` for what is in memory: small objects, and small members of plain tars."""
+        return self._at_once(exchange, parse_object_path(exchange.target_path))
+
+    def object_at_once(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer | None:
+        """The same for `object`."""
+        return self._at_once(exchange, parse_object_path(f"/{parameters[0]}/{parameters[1]}"))
+
+    def _at_once(self, exchange: Exchange, path: ObjectPath) -> Answer | None:
+        bucket = self._local.map.bucket(path.bucket)
+        disk = self._local.owned_disk(path.bucket, path.name) if path.name else None
+        row = disk.lookup_cached(bucket.id, path.name) if bucket is not None and disk is not None else None
+        if disk is None or row is None or not is_plain(exchange.headers):
+            return None
+        if exchange.raw_query:
+            return self._members.at_once(exchange, disk, row)
+        if row.size > SMALL_READ_BYTES:
+            return None
+        body = read_object(disk.blob_path(row), row)
+        return None if body is None else Answer(200, body, object_headers(row))
+
     async def object(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         path = parse_object_path(f"/{parameters[0]}/{parameters[1]}")
         query = exchange.query_parameters(OBJECT_QUERY) if exchange.raw_query else {}

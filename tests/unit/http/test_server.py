@@ -50,10 +50,20 @@ class Program:
         self.digested = bytearray()
         self.problem: BaseException | None = None
         self.read_errors: list[tuple[int | None, int]] = []
+        self.waited = self.asked_at_once = 0  # of `hello`: calls of the handler, and of what answers without waiting
+        self.is_at_hand = True
+        self.refusal: Exception | None = None
         self.hold_up: Callable[[], object] = lambda: None  # what storing a piece waits for
 
     async def hello(self, exchange, parameters):
+        self.waited += 1
         return text_answer("hello")
+
+    def hello_at_once(self, exchange, parameters):
+        self.asked_at_once += 1
+        if self.refusal is not None:
+            raise self.refusal
+        return text_answer("hello") if self.is_at_hand else None
 
     async def hold(self, exchange, parameters):
         self.entered.set()
@@ -164,7 +174,7 @@ class Program:
     def routes(self) -> list[Route]:
         get = {
             "/v1/emptied": self.emptied,
-            "/v1/hello": self.hello, "/v1/hold": self.hold, "/v1/crash": self.crash, "/v1/known/{status}": self.known,
+            "/v1/hold": self.hold, "/v1/crash": self.crash, "/v1/known/{status}": self.known,
             "/v1/file": self.file, "/v1/short-file": self.short_file, "/v1/stream": self.stream,
             "/v1/broken-stream": self.broken_stream,
             "/v1/failing-stream": self.failing_stream, "/v1/broken-off-stream": self.broken_off_stream,
@@ -172,6 +182,8 @@ class Program:
         }  # fmt: skip
         put = {"/v1/receive": self.receive, "/v1/small": self.small, "/v1/ignore": self.ignore}
         return [
+            Route("/v1/hello", {"GET": self.hello, "PUT": self.hello}, at_once=self.hello_at_once),
+            Route("/v1/internal", {"GET": self.hello}, internal=True, at_once=self.hello_at_once),
             *(Route(pattern, {"GET": handler}) for pattern, handler in get.items()),
             *(Route(pattern, {"PUT": handler}) for pattern, handler in put.items()),
         ]
@@ -241,6 +253,132 @@ class Client:
 
     async def close(self) -> None:
         self.writer.transport.abort()
+
+
+# --- answers that take no waiting
+
+HELLO = "GET /v1/hello HTTP/1.1\nHost: a\n"
+
+
+async def test_what_is_at_hand_is_answered_without_a_task(start):
+    server, program = await start()
+    client = await Client.open(server)
+    for _ in range(3):
+        client.send(f"{HELLO}X-Request-Id: abc\n\n")
+        status, headers, body = await client.answer()
+        assert (status, headers["x-request-id"], body) == (200, "abc", b"hello")
+    assert (program.waited, program.asked_at_once) == (0, 3)
+    assert server.stats.requests == {("GET", "/v1/hello", 200): 3}
+
+
+async def test_without_what_it_needs_of_aiohttp_nothing_is_answered_at_once(start, monkeypatch):
+    monkeypatch.setattr("dfc.http.server._AT_ONCE", False)
+    server, program = await start()
+    client = await Client.open(server)
+    for _ in range(3):
+        client.send(f"{HELLO}\n")
+        assert (await client.answer())[::2] == (200, b"hello")
+    assert (program.waited, program.asked_at_once) == (3, 0)
+
+
+@pytest.mark.parametrize("refusal", [None, Unavailable("not now"), ValueError("a mistake")])
+async def test_what_is_not_at_hand_is_waited_for(start, refusal, caplog):
+    server, program = await start()
+    program.is_at_hand, program.refusal = False, refusal
+    client = await Client.open(server)
+    for number in range(1, 3):
+        client.send(f"{HELLO}\n")
+        assert (await client.answer())[::2] == (200, b"hello")
+        assert (program.waited, program.asked_at_once) == (number, number)
+    assert server.stats.requests == {("GET", "/v1/hello", 200): 2}, "each is counted once"
+    assert ("a mistake" in caplog.text) == isinstance(refusal, ValueError)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "HEAD /v1/hello HTTP/1.1\nHost: a\n\n",
+        "GET /v1/hello HTTP/1.1\nHost: a\nConnection: close\n\n",
+        "GET /v1/hello HTTP/1.0\nHost: a\n\n",
+        "GET /v1/hello HTTP/1.1\nHost: a\nContent-Length: 3\n\nabc",
+        "GET http://127.0.0.1/v1/hello HTTP/1.1\nHost: a\n\n",
+        "GET /v1/hello HTTP/1.1\nHost: a\nUpgrade: h2c\nConnection: upgrade\n\n",
+        "PUT /v1/hello HTTP/1.1\nHost: a\nContent-Length: 0\n\n",
+    ],
+)
+async def test_what_is_not_simple_is_waited_for(start, head):
+    server, program = await start()
+    client = await Client.open(server)
+    client.send(head)
+    assert (await client.head())[0] == 200
+    assert (program.waited, program.asked_at_once) == (1, 0)
+
+
+async def test_requests_in_one_packet_are_answered_in_their_order(start):
+    server, program = await start()
+    client = await Client.open(server)
+    client.send(f"{HELLO}X-Request-Id: a\n\n{HELLO}X-Request-Id: b\n\n{HELLO}X-Request-Id: c\n\nGET /v1/he")
+    assert [(await client.answer())[1]["x-request-id"] for _ in range(3)] == ["a", "b", "c"]
+    client.send("llo HTTP/1.1\nHost: a\nX-Request-Id: d\n\n")
+    assert (await client.answer())[1]["x-request-id"] == "d"
+    assert (program.waited, program.asked_at_once) == (3, 1)
+
+
+async def test_a_request_behind_one_that_takes_long_has_its_turn(start):
+    server, program = await start()
+    client = await Client.open(server)
+    client.send("GET /v1/hold HTTP/1.1\nHost: a\n\n")
+    await program.entered.wait()
+    client.send(f"{HELLO}\n")
+    await asyncio.sleep(0.05)  # nothing may come in this time: there is nothing to wait for
+    assert program.asked_at_once == 0
+    program.release.set()
+    assert [(await client.answer())[2] for _ in range(2)] == [b"released", b"hello"]
+
+
+async def test_a_connection_that_only_had_such_answers_ends_when_it_is_idle(start):
+    server, _ = await start(IMPATIENT)
+    client = await Client.open(server)
+    client.send(f"{HELLO}\n")
+    await client.answer()
+    assert await client.rest() == b""
+    assert server.stats.connections == 0
+
+
+async def test_a_client_that_reads_nothing_fills_no_memory(start):
+    server, _ = await start()
+    client = await Client.open(server)
+    client.writer.transport.pause_reading()
+    held = []
+    for _ in range(3000):
+        client.send(f"{HELLO}X-Request-Id: {'x' * 60}\n\n")
+        await asyncio.sleep(0)
+        held += [
+            connection.transport.get_write_buffer_size()
+            for connection in server.connections
+            if isinstance(connection, Connection) and connection.transport is not None
+        ]
+    assert max(held) < 200_000
+
+
+@pytest.mark.parametrize(
+    ("settings", "head", "expected"),
+    [
+        (CALM, "GET /v1/hello HTTP/1.1\nHost: evil.example\n\n", 421),
+        (replace(CALM, token="t", token_for_reads=True), f"{HELLO}\n", 401),
+        (replace(CALM, token="t"), "GET /v1/internal HTTP/1.1\nHost: a\n\n", 401),
+        (replace(CALM, token="t"), "GET /v1/internal HTTP/1.1\nHost: a\nAuthorization: Bearer t\n\n", 200),
+        (CALM, "GET /v1/hello?x=1 HTTP/1.1\nHost: a\n\n", 400),
+        (CALM, f"{HELLO}Transfer-Encoding: gzip, chunked\n\n0\n\n", 400),
+    ],
+)
+async def test_the_same_checks_come_first(start, settings, head, expected):
+    server, program = await start(settings)
+    client = await Client.open(server)
+    client.send(head)
+    assert (await client.answer())[0] == expected
+    assert program.asked_at_once == (expected == 200)
+    assert program.waited == 0
 
 
 # --- deadlines and caps
