@@ -169,8 +169,9 @@ class Connection(RequestHandler):
         answer.write(exchange)
         self.made = None
         self._messages.popleft()
-        if hasattr(self._parser, "message_consumed"):
-            self._parser.message_consumed()
+        consumed = getattr(getattr(self, "_parser", None), "message_consumed", None)  # newer ones bound how far they read ahead
+        if consumed is not None:
+            consumed()
         self.node.requests_count += 1
         self.log_access(exchange, answer, None)
         close_s = self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
