@@ -19,6 +19,7 @@ from dfc.checksum import Buffer
 from dfc.limits import INDEX_BLOCK_BYTES, INDEX_FLUSH_BYTES, INDEX_MEMBERS_MAX, MIB, TAR_HEADER_BYTES
 from dfc.tar.header import DIRECTORY, FILE, TarError
 from dfc.tar.headerbatch import Entry, PlainFiles
+from dfc.tar.index_arrays import Integers
 from dfc.tar.index_format import HEADER_BYTES, RECORD, SAMPLE, IndexHeader, encode_header
 from dfc.tar.index_slices import RECORDS
 from dfc.tar.samplecolumns import cut_files
@@ -189,17 +190,17 @@ class IndexBuilder:
         lengths = (files.text != 0).sum(axis=1)
         ends = self._records.end + np.cumsum(lengths + RECORD.size)
         positions = ends - lengths - RECORD.size
-        self._members.append(map(xxhash.xxh3_64_intdigest, files.names), positions)
+        self._members.append(map(xxhash.xxh3_64_intdigest, files.names), _numbers(positions))
         records = np.empty(len(files), dtype=RECORDS)
         records["offset"], records["size"], records["head"] = files.heads + TAR_HEADER_BYTES, files.sizes, TAR_HEADER_BYTES
         records["name"], records["key"], records["type"] = lengths, key_chars, FILE
         rows = np.concatenate([records.view(np.uint8).reshape(len(files), -1), files.text], axis=1)
-        used = np.arange(rows.shape[1]) < (lengths + RECORD.size)[:, None]
+        used = np.arange(rows.shape[1], dtype=np.int16) < (lengths + RECORD.size).astype(np.int16)[:, None]
         self._records.append(rows[used].tobytes())
         if len(starts):
             keys = [files.names[i][:end] for i, end in zip(starts.tolist(), key_chars[starts].tolist(), strict=True)]
-            numbers = range(self._sample_count, self._sample_count + len(keys))
-            self._keys.append(map(xxhash.xxh3_64_intdigest, keys), numbers)
+            numbers = np.arange(self._sample_count, self._sample_count + len(keys))
+            self._keys.append(map(xxhash.xxh3_64_intdigest, keys), _numbers(numbers))
             self._samples.append(np.stack([files.heads[starts], positions[starts]], axis=1).astype(np.uint64).tobytes())
             self._sample_count += len(keys)
 
@@ -256,6 +257,11 @@ class IndexBuilder:
         file.seek(position)
         _, _, _, name_bytes, key_chars, _ = RECORD.unpack(file.read(RECORD.size))
         return file.read(name_bytes).decode()[:key_chars]
+
+
+def _numbers(column: Integers) -> array[int]:
+    """An array extends another by as much at once; by a numpy array, number after number."""
+    return array("Q", column.tobytes())
 
 
 class _Records:

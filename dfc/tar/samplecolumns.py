@@ -23,8 +23,8 @@ def cut_files(grouper: SampleGrouper, files: PlainFiles) -> tuple[Integers, Inte
     found = _key_lengths(text)
     if found is None:
         return _cut_one_by_one(grouper, files, 0)
-    columns = np.arange(text.shape[1])
-    keys = _rows(np.where(columns < found[:, None], text, 0))
+    column, dot = _columns(text), found.astype(np.uint8)[:, None]
+    keys = _rows(text * (column < dot))
     begins = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
     first = 0
     early: tuple[Integers, Integers] | None = None
@@ -35,16 +35,16 @@ def cut_files(grouper: SampleGrouper, files: PlainFiles) -> tuple[Integers, Inte
         if not len(begins):
             return early
     longest = int(np.diff(begins, append=len(files)).max())
-    capital = (text >= ord("A")) & (text <= ord("Z")) & (columns > found[:, None])
-    wholes = _rows(text + (capital.astype(np.uint8) << 5))[first:]
+    capital = (text >= ord("A")) & (text <= ord("Z")) & (column > dot)
+    wholes = _rows(text + (capital.view(np.uint8) << 5))[first:]
     if longest > _RUN_MAX or any(bool((wholes[step:] == wholes[:-step]).any()) for step in range(1, longest)):
         late = _cut_one_by_one(grouper, files, first)
     else:
         late = found[first:], begins
         last = int(begins[-1])
-        dot = int(found[last]) + 1
-        extensions = {name[dot:].decode().lower() for name in files.names[last:]}
-        grouper.go_on(files.names[last][: dot - 1].decode(), extensions, len(files) - last)
+        key_chars = int(found[last])
+        extensions = {name[key_chars + 1 :].decode().lower() for name in files.names[last:]}
+        grouper.go_on(files.names[last][:key_chars].decode(), extensions, len(files) - last)
     if early is None:
         return late
     return np.concatenate([early[0], late[0]]), np.concatenate([early[1], late[1]])
@@ -59,10 +59,16 @@ def _key_lengths(text: Bytes) -> Integers | None:
     rows = np.arange(len(text))
     plain = dots[rows, found] & (found > 0) & (text[rows, found - 1] != _SLASH)
     plain &= (text[:, 0] != _LINE) | (text[:, 1] != _LINE)
+    if not plain.all():
+        return None
     slashes = text == _SLASH
-    if slashes.any():
-        plain &= ~(slashes & (np.arange(text.shape[1]) > found[:, None])).any(axis=1)
-    return found if bool(plain.all()) else None
+    slashes &= _columns(text) > found.astype(np.uint8)[:, None]
+    return None if slashes.any() else found
+
+
+def _columns(text: Bytes) -> Bytes:
+    """The number of each column: names in headers are shorter than what a byte can count."""
+    return np.arange(text.shape[1], dtype=np.uint8)
 
 
 def _rows(table: Bytes) -> NDArray[np.void]:

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from dfc.limits import TRANSFER_BUFFER_BYTES
+from dfc.limits import RECEIVE_BUFFER_BYTES
 from dfc.tar.index import IndexBuilder
 from loadtest.bench.context import OBJECT_BYTES, RELAXED_BUCKET, Bench
 from loadtest.bench.curl import curl_put
@@ -78,7 +78,7 @@ def _cost(bench: Bench) -> Row:
 
 def _cut(data: bytes) -> list[memoryview]:
     view = memoryview(data)
-    return [view[start : start + TRANSFER_BUFFER_BYTES] for start in range(0, len(view), TRANSFER_BUFFER_BYTES)]
+    return [view[start : start + RECEIVE_BUFFER_BYTES] for start in range(0, len(view), RECEIVE_BUFFER_BYTES)]
 
 
 def _build(bench: Bench, pieces: Sequence[memoryview], members: int | None) -> tuple[float, float]:

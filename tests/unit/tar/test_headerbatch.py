@@ -8,10 +8,11 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from dfc.tar import index_builder
-from dfc.tar.header import TarError
+from dfc.tar import headerbatch, index_builder
+from dfc.tar.header import TarError, stored_sum
 from dfc.tar.headerbatch import Entry, HeaderBatch, PlainFiles
 from dfc.tar.samplecolumns import cut_files
 from dfc.tar.samples import SampleGrouper
@@ -133,6 +134,60 @@ def _sum(data: bytearray, head: int, signed: bool = False) -> None:
     data[head + 148 : head + 156] = b" " * 8
     block = data[head : head + 512]
     data[head + 148 : head + 156] = b"%06o\0 " % (sum(block) - 256 * signed * sum(byte > 127 for byte in block))
+
+
+FIELDS = [
+    b"012345\0 ",
+    b"777777\0 ",
+    b"12345 \0 ",
+    b" 12345\0 ",
+    b"0012345\0",
+    b"00123456",
+    b"012348\0 ",
+    b"01234/\0 ",
+    b"-12345\0 ",
+]
+FIELDS += [
+    b"1_2345\0 ",
+    b"+12345\0 ",
+    b"012345  ",
+    b"012345\0\0",
+    b"\0" * 8,
+    b" " * 8,
+    b"\xff" * 8,
+    b"0\x2f0000\0 ",
+    b"\x38/0000\0 ",
+]
+
+
+def test_a_checksum_is_read_alike_alone_and_among_others() -> None:
+    chance = random.Random(3)
+    fields = list(FIELDS)
+    for _ in range(20_000):
+        field = bytearray(chance.choice(FIELDS))
+        for _ in range(chance.randrange(3)):
+            field[chance.randrange(8)] = chance.choice((chance.randrange(256), *b"0789/ \0"))
+        fields.append(bytes(field))
+    table = np.zeros((len(fields), 512), dtype=np.uint8)
+    table[:, 148:156] = np.frombuffer(b"".join(fields), dtype=np.uint8).reshape(-1, 8)
+    assert headerbatch._stored_sums(table).tolist() == [stored_sum(field) for field in fields]
+
+
+@pytest.mark.parametrize("runs", [[0, 3, 1], [5, 1, 0, 7], [1] * 20, [300, 2, 300]])
+def test_names_with_a_prefix_among_others(runs: list[int]) -> None:
+    """Which the walk passes over first, and then goes back to."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for number, plain in enumerate(runs):
+            for name in [f"{number}-{i}.x" for i in range(plain)] + [f"{'d' * 120}/{number}.x"]:
+                info = tarfile.TarInfo(name)
+                info.size = 700
+                tar.addfile(info, io.BytesIO(bytes(700)))
+    data = stream.getvalue()
+    for piece in (700, 5000, 1 << 20):
+        found = Patient().entries(data, piece)
+        assert found == entries(data)
+        assert len(found) == sum(runs) + len(runs)
 
 
 def names(chance: random.Random, count: int, more: tuple[str, ...]) -> list[str]:
