@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dfc.tar import headerbatch, index_builder
-from dfc.tar.header import TarError, stored_sum
+from dfc.tar.header import FILE, TarError, stored_sum
 from dfc.tar.headerbatch import Entry, HeaderBatch, PlainFiles
 from dfc.tar.samplecolumns import cut_files
 from dfc.tar.samples import SampleGrouper
@@ -188,6 +188,30 @@ def test_names_with_a_prefix_among_others(runs: list[int]) -> None:
         found = Patient().entries(data, piece)
         assert found == entries(data)
         assert len(found) == sum(runs) + len(runs)
+
+
+@pytest.mark.parametrize("form", [b"%012o", b"%011o ", b"%011o\0", b"%10o \0", b" %010o\0", b"%09o   "])
+def test_sizes_in_other_forms(form: bytes) -> None:
+    data = archive("ustar", 4)
+    wanted = entries(data)
+    for _, _, head, offset, size in wanted[10::9]:
+        if offset == head + 512:
+            data[head + 124 : head + 136] = form % size
+            _sum(data, head)
+    assert entries(data) == wanted
+    for piece in (5000, 1 << 20):
+        assert Patient().entries(data, piece) == wanted
+
+
+@pytest.mark.parametrize("odd", ["v1.0/{}.jpg", "{}.d/x.jpg", "d/.{}.jpg", "__{}__.jpg", "{}", "{}.JPG"])
+def test_names_that_are_odd_in_one_way(odd: str) -> None:
+    for some in (range(500), range(400, 500)):  # all of them, or the last ones
+        names = [odd.format(i) if i in some else f"{i}.jpg" for i in range(500)]
+        joined = np.array(names, dtype="S")
+        text = joined.view(np.uint8).reshape(500, -1)
+        sizes = np.zeros(500, dtype=np.int64)
+        chars, starts = cut_files(SampleGrouper(), PlainFiles.of(text, sizes, 512 * np.arange(500)))
+        assert (chars.tolist(), starts.tolist()) == tuple(map(list, SampleGrouper().cut(names, [FILE] * 500)))
 
 
 def names(chance: random.Random, count: int, more: tuple[str, ...]) -> list[str]:
