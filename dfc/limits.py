@@ -58,6 +58,7 @@ TAR_MEMBER_NAME_BYTES_MAX: Final = 4096  # PATH_MAX
 TAR_META_CHAIN_MAX: Final = 31  # headers of long names, pax and the like in front of one member; libarchive takes so many
 TAR_SPARSE_MAP_BYTES_MAX: Final = 64 * MIB  # 2.7 million extents of one sparse file
 INDEX_MEMBERS_MAX: Final = 1 << 23  # 8.4 million: more are stored but not indexed
+DEPOSIT_LINE_BYTES_MAX: Final = 1 * MIB  # what is said of a deposit, in which an archive can be warned about in many sentences
 INDEX_FLUSH_BYTES: Final = 256 * KIB  # records are spilled to the index file in pieces of this size
 INDEX_SORT_ROWS: Final = 1 << 18  # rows in memory while sorted runs are merged: 16 bytes each, 4 MiB
 INDEX_RUN_ROWS: Final = 1 << 16  # rows collected before they are sorted and spilled: 1 MiB a table and upload

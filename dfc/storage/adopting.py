@@ -15,8 +15,9 @@ import msgspec
 from dfc.checksum import ExpectedChecksums
 from dfc.errors import BadRequest, LengthMismatch, TooLarge, Unavailable
 from dfc.filesystem import pwrite_all, remove_if_there
+from dfc.limits import DEPOSIT_LINE_BYTES_MAX
 from dfc.storage import layout
-from dfc.storage.deposit import LINE_BYTES_MAX, Deposited, is_deposit
+from dfc.storage.deposit import Deposited, is_deposit
 from dfc.storage.parts import DiskParts
 from dfc.storage.rows import Durability, ObjectRow
 from dfc.storage.small import create_blob
@@ -60,8 +61,8 @@ class AdoptingWriter(BlobWriter):
         """What the worker says. Raises TooLarge."""
         with self._working("adopting a blob"):
             self._said += data
-            if len(self._said) > LINE_BYTES_MAX:
-                raise TooLarge(f"more than {LINE_BYTES_MAX} bytes are said of a deposit")
+            if len(self._said) > DEPOSIT_LINE_BYTES_MAX:
+                raise TooLarge(f"more than {DEPOSIT_LINE_BYTES_MAX} bytes are said of a deposit")
 
     store = write
 

@@ -27,7 +27,6 @@ from dfc.storage.writeback import Writeback
 from dfc.tar.index import PlainFiles, TarError
 
 DEPOSIT_NAME: Final = re.compile(r"deposit-[0-9a-f]{32}")
-LINE_BYTES_MAX: Final = 1 << 20  # of the last line: an archive can be warned about in many sentences
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 

@@ -14,9 +14,9 @@ from harness import own_files
 
 from dfc.checksum import checksum_of
 from dfc.errors import BadRequest, JobCancelled, LengthMismatch, NoSpace, StorageFailed, TooLarge, Unavailable
-from dfc.limits import MIB
+from dfc.limits import DEPOSIT_LINE_BYTES_MAX, MIB
 from dfc.storage.check import check
-from dfc.storage.deposit import LINE_BYTES_MAX, Deposited, DepositFile, boot_id, is_here
+from dfc.storage.deposit import Deposited, DepositFile, boot_id, is_here
 from dfc.storage.staged import StagedName
 from dfc.storage.sweep import read_footer
 from dfc.storage.testing import FaultyFileSystem, fail_with
@@ -257,7 +257,7 @@ def test_an_index_that_is_cut_is_refused(disk, open_disk, tar_of):
 
 def test_what_is_said_has_an_end(disk, open_disk):
     file, writer = begin(disk)
-    writer.write(b" " * LINE_BYTES_MAX)
+    writer.write(b" " * DEPOSIT_LINE_BYTES_MAX)
     with pytest.raises(TooLarge):
         writer.write(b" ")
     file.abort()
