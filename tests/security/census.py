@@ -141,6 +141,18 @@ class Census:
         except AssertionError as error:
             raise AssertionError(f"{error}: {over}") from None
 
+    def kept(self) -> set[str]:
+        """What is stored, once no earlier upload is under way: the blob of one that an earlier test gave up will go."""
+        found: set[str] = set()
+
+        def quiet() -> bool:
+            found.clear()
+            found.update(self.stored())
+            return not any(holding.files for holding in self.take().values()) and self.stored() == found
+
+        wait_for(quiet, "uploads of earlier tests to be over")
+        return found
+
     def stored(self) -> set[str]:
         """Every file below objects/, temporary/, orphans/ and damaged/ of all disks."""
         return stored_files(self.cluster.directory)

@@ -150,7 +150,7 @@ def nodes(hasty: Nodes) -> Iterator[Nodes]:
 @pytest.fixture
 def unchanged(nodes: Nodes) -> Iterator[Nodes]:
     """Like `nodes`, and after the test the disks hold exactly the files that they held before."""
-    before = nodes.census.stored()
+    before = nodes.census.kept()
     yield nodes
     found: list[Any] = []
 

@@ -38,7 +38,7 @@ def guarded(strict: Nodes) -> Iterator[Nodes]:
     """The cluster with a token; what is stored and the map must stay as they are."""
     if strict.get("kept").status == 404:
         strict.put("kept", b"kept")
-    before, map_before = strict.census.stored(), stable_map(strict)
+    before, map_before = strict.census.kept(), stable_map(strict)
     yield strict
     assert strict.census.stored() == before
     assert stable_map(strict) == map_before
@@ -230,7 +230,7 @@ def test_no_route_answers_to_a_name_of_a_stranger(nodes: Nodes, kind: type) -> N
     """What a page does that was loaded from http://evil.example:PORT, whose name then came to mean this machine."""
     if nodes.get("kept").status == 404:
         nodes.put("kept", b"kept")
-    before, map_before = nodes.census.stored(), stable_map(nodes)
+    before, map_before = nodes.census.kept(), stable_map(nodes)
     url = nodes.proxy if kind is ProxyNode else nodes.owner("kept")
     evil = f"evil.example:{url.rpartition(':')[2]}"
     asked = 0

@@ -36,7 +36,7 @@ def shard() -> bytes:
 @pytest.fixture
 def blobs(nodes: Nodes, name: str) -> Iterator[dict[str, Path]]:
     """A small object, a large one and a shard, and where they lie."""
-    before = nodes.census.stored()
+    before = nodes.census.kept()
     for ending, body in ((".txt", b"x" * 1000), (".bin", bytes(MIB)), (".tar", shard())):
         nodes.put(name + ending, body)
     new = [Path(path) for path in nodes.census.stored() - before]
@@ -63,7 +63,7 @@ def test_links_in_place_of_blobs_are_not_followed(nodes: Nodes, name: str, blobs
 
 
 def test_a_link_in_place_of_an_index_is_not_followed(nodes: Nodes, name: str, secret: Path) -> None:
-    before = nodes.census.stored()
+    before = nodes.census.kept()
     other, mine = f"{name}-a.tar", f"{name}-b.tar"
     nodes.put(other, shard())
     nodes.put(mine, shard())

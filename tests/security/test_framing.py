@@ -74,7 +74,7 @@ SMUGGLING = {
 @pytest.mark.parametrize("via", ["proxy", "owner", "other"])
 def test_what_could_be_read_in_two_ways_is_refused(nodes: Nodes, name: str, via: str) -> None:
     nodes.put("victim", b"precious")
-    before = nodes.census.stored()
+    before = nodes.census.kept()
     url = nodes.url(via, name)
     for what, rest in SMUGGLING.items():
         victim = b"DELETE /b/victim HTTP/1.1\r\n" + HOST + b"Content-Length: 0\r\n\r\n"

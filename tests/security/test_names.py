@@ -63,7 +63,7 @@ STRANGE = [
 
 @pytest.mark.parametrize("via", ["proxy", "owner"])
 def test_strange_names_are_kept_apart_and_inside_their_bucket(nodes: Nodes, via: str) -> None:
-    before = nodes.census.stored()
+    before = nodes.census.kept()
     bodies = {}
     for number, name in enumerate(STRANGE):
         target = name.replace(" ", "%20")

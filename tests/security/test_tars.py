@@ -157,7 +157,7 @@ def assert_stored_without_index(nodes: Nodes, name: str, body: bytes, reply: Rep
 
 @pytest.mark.parametrize("via", ["owner", "proxy"])
 def test_damaged_archives_are_stored_as_they_are(nodes: Nodes, name: str, via: str) -> None:
-    before = nodes.census.stored()
+    before = nodes.census.kept()
     shard = f"{name}.tar"
     for what, body in DAMAGED.items():
         for is_chunked in (False, True):
@@ -310,7 +310,7 @@ HOSTILE_MEMBERS = [
 
 def test_hostile_member_names_are_only_names(nodes: Nodes, name: str) -> None:
     """They are listed and read by their names; nothing is ever written by them."""
-    before = nodes.census.stored()
+    before = nodes.census.kept()
     shard = f"{name}.tar"
     bodies = {member: os.urandom(20) for member in HOSTILE_MEMBERS}
     archive = make_tar(*bodies.items())

@@ -51,7 +51,7 @@ def replaced(nodes: Nodes, name: str) -> str:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunked"])
 def test_a_client_that_ends_too_early_is_told_so(nodes: Nodes, replaced: str, via: str, size: str, is_chunked: bool) -> None:
-    before = nodes.census.stored()
+    before = nodes.census.kept()
     announced, sent = SIZES[size]
     for _ in range(ATTACKS):
         with begin(nodes, via, replaced, announced, b"z" * sent, is_chunked=is_chunked) as wire:
@@ -67,7 +67,7 @@ def test_a_client_that_ends_too_early_is_told_so(nodes: Nodes, replaced: str, vi
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunked"])
 def test_a_client_that_vanishes_leaves_nothing(nodes: Nodes, replaced: str, via: str, size: str, is_chunked: bool) -> None:
-    before = nodes.census.stored()
+    before = nodes.census.kept()
     announced, sent = SIZES[size]
     for number in range(ATTACKS):
         wire = begin(nodes, via, replaced, announced, b"z" * sent, is_chunked=is_chunked)
@@ -82,7 +82,7 @@ def test_a_client_that_vanishes_leaves_nothing(nodes: Nodes, replaced: str, via:
 
 @pytest.mark.parametrize("via", VIAS)
 def test_a_client_that_vanishes_before_the_body_leaves_nothing(nodes: Nodes, replaced: str, via: str) -> None:
-    before = nodes.census.stored()
+    before = nodes.census.kept()
     for headers in ({"Content-Length": "3000000"}, {"Transfer-Encoding": "chunked"}, {"Content-Length": "7"}):
         for _ in range(ATTACKS):
             wire = Wire(nodes.url(via, replaced))
@@ -109,7 +109,7 @@ def bodies(wrong: bool) -> dict[str, tuple[bytes, dict[str, str]]]:
 
 @pytest.mark.parametrize("via", VIAS)
 def test_wrong_checksums_are_422_and_nothing_is_stored(nodes: Nodes, replaced: str, via: str) -> None:
-    before = nodes.census.stored()
+    before = nodes.census.kept()
     url = nodes.url(via, replaced)
     for what, (body, headers) in bodies(wrong=True).items():
         assert (reply := ask(url, "PUT", f"/b/{replaced}", headers, body)).code == "checksum_mismatch", (what, reply)
@@ -138,7 +138,7 @@ def test_right_checksums_are_taken(nodes: Nodes, replaced: str, via: str) -> Non
 
 @pytest.mark.parametrize("via", VIAS)
 def test_objects_over_the_limit_are_413(nodes: Nodes, replaced: str, via: str) -> None:
-    before = nodes.census.stored()
+    before = nodes.census.kept()
     url = nodes.url(via, replaced)
     for announced in (OBJECT_SIZE_MAX + 1, 1 << 40, (1 << 63) - 1):
         with Wire(url) as wire:  # the body comes although nobody wants it, as curl without Expect sends it
@@ -190,7 +190,7 @@ def all_ways(nodes: Nodes, name: str) -> list[tuple[str, Wire]]:
 
 
 def test_stalled_bodies_are_408(nodes: Nodes, replaced: str) -> None:
-    before = nodes.census.stored()
+    before = nodes.census.kept()
     started = time.monotonic()
     uploads = all_ways(nodes, replaced)
     for what, wire in uploads:
@@ -232,7 +232,7 @@ class Trickle(threading.Thread):
 
 
 def test_bodies_below_the_minimum_rate_are_408(nodes: Nodes, replaced: str) -> None:
-    before = nodes.census.stored()
+    before = nodes.census.kept()
     trickle = Trickle(all_ways(nodes, replaced), MIN_RATE_BYTES_PER_S / 4, 200)
     trickle.start()
     try:
@@ -303,7 +303,7 @@ def _refusals(nodes: Nodes, name: str) -> list[tuple[str, dict[str, str | bytes]
 @pytest.mark.parametrize("via", VIAS)
 @pytest.mark.parametrize("size", [100, 400_000, 1_000_000])
 def test_refused_uploads_get_their_answer_and_no_reset(nodes: Nodes, replaced: str, via: str, size: int) -> None:
-    before = nodes.census.stored()
+    before = nodes.census.kept()
     for path, headers, status, code in _refusals(nodes, replaced):
         for framing, body in (
             ({"Content-Length": str(size)}, b"z" * size),
