@@ -67,7 +67,7 @@ def _key_lengths(text: Bytes) -> Integers | None:
 
 
 def _columns(text: Bytes) -> Bytes:
-    """The number of each column: names in headers are shorter than what a byte can count."""
+    """The number of each column. A wide table goes round after 255, where a name that fits into a header has only zeros."""
     return np.arange(text.shape[1], dtype=np.uint8)
 
 

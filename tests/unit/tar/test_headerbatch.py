@@ -214,6 +214,19 @@ def test_names_that_are_odd_in_one_way(odd: str) -> None:
         assert (chars.tolist(), starts.tolist()) == tuple(map(list, SampleGrouper().cut(names, [FILE] * 500)))
 
 
+def test_a_table_that_is_wider_than_its_names() -> None:
+    """As where longer names stand elsewhere in the columns that a job cuts it from."""
+    listed = ["v1.0/x.jpg", *(f"d/{number // 2}.{'xY'[number % 2]}" for number in range(399))]
+    text = np.zeros((400, 700), dtype=np.uint8)
+    cells = np.array(listed, dtype="S").view(np.uint8).reshape(400, -1)
+    text[:, : cells.shape[1]] = cells
+    for first in (0, 1):  # with a slash behind a dot, so that they are cut one by one, and without
+        files = PlainFiles.of(text[first:], np.zeros(400 - first, dtype=np.int64), 512 * np.arange(400 - first))
+        chars, starts = cut_files(SampleGrouper(), files)
+        wanted = SampleGrouper().cut(listed[first:], [FILE] * (400 - first))
+        assert (chars.tolist(), starts.tolist()) == tuple(map(list, wanted))
+
+
 def names(chance: random.Random, count: int, more: tuple[str, ...]) -> list[str]:
     """As datasets have them, and worse: keys and extensions again, capitals, dots and lines where they mean something."""
     odd = [
