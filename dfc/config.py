@@ -26,6 +26,7 @@ ENVIRONMENT_PREFIX: Final = "DFC_"
 # Variables that other parts of DFC read; they are no settings of a node.
 FOREIGN_VARIABLES: Final = frozenset(("DFC_URL", "DFC_CONFIG"))
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+_LABEL: Final = re.compile(r"[A-Za-z0-9._-]{0,64}")
 _LOOPBACK: Final = frozenset(("127.0.0.1", "::1", "localhost"))
 
 
@@ -75,6 +76,12 @@ class Settings:
     jobs_user_commands: bool = _setting(False, "Let jobs run commands that their specs bring along.", ("proxy",))
 
     proxy_url: str = _setting("http://127.0.0.1:8080", "The proxy that keeps the registry.", ("target",))
+    zone: str = _setting(
+        "", "Name of what this target shares with others and can fail at once: a rack, a row, a room.", ("target",)
+    )
+    host_label: str = _setting(
+        "", "Name of the machine, where several targets share one; counts where zone is empty.", ("target",)
+    )
     disks: tuple[str, ...] = _setting((), "Directories of the target's disks, each on a filesystem of its own.", ("target",))
     heartbeat_s: float = _setting(1.0, "Seconds between heartbeats to the registry.", ("target",))
     object_size_max_bytes: int = _setting(5 * 1024 * GIB, "Larger objects are refused with 413.", ("target",))
@@ -207,6 +214,9 @@ def _check(settings: Settings, role: Role) -> None:
     for host in settings.allowed_hosts:
         if host != ANY_HOST and host_name(host) is None:
             raise ConfigError(f"allowed_hosts has plain names, without scheme and port and in ASCII, or '*'; not {host!r}")
+    for name in ("zone", "host_label"):
+        if not _LABEL.fullmatch(getattr(settings, name)):
+            raise ConfigError(f"{name} has at most 64 letters, digits and the characters . _ -")
     for name in SETTINGS:
         value = getattr(settings, name)
         if isinstance(value, (int, float)) and value < 0:

@@ -18,6 +18,8 @@ from dfc.filesystem import FileSystem, remove_if_there, sync_file
 from dfc.smallfile import NEW_SUFFIX, make_directories
 
 _ENDINGS: Final = ("", "-journal", "-wal", "-shm")
+_MAGIC: Final = b"SQLite format 3\0"
+_USER_VERSION: Final = slice(60, 64)  # of the header of the file: https://www.sqlite.org/fileformat.html
 Fill = Callable[[sqlite3.Connection], object]
 
 
@@ -27,9 +29,11 @@ def open_database(
     """Open a database, or make it: `schema` and what `fill` inserts are there from its first moment.
 
     It is for its owner's eyes only. One connection, in autocommit, which threads may share in turns. Raises DiskRefused, saying
-    that the file is no `what` and the `way_out`, when it is empty, damaged, or not of this `version`; OSError.
+    that the file is no `what` and the `way_out`, when it is empty or damaged; also when it is of another `version`, and then
+    nothing in the directory has been changed. OSError.
     """
     directory = os.path.dirname(path)
+    _check_format(path, what, version)
     make_directories(directory, filesystem)
     if not os.path.exists(path):
         _make(path + NEW_SUFFIX, schema, version, filesystem, fill)
@@ -42,9 +46,6 @@ def open_database(
     try:
         if os.path.getsize(path) == 0:
             raise DiskRefused(f"{path} is not {what}: it is empty. {way_out}")
-        (found,) = database.execute("PRAGMA user_version").fetchone()
-        if found != version:
-            raise DiskRefused(f"{path} is not {what}: its format is {found}, this program knows {version}. {way_out}")
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         os.chmod(path, 0o600)
@@ -55,6 +56,21 @@ def open_database(
         database.close()
         raise
     return database
+
+
+def _check_format(path: str, what: str, version: int) -> None:
+    """DiskRefused for a database of another version. SQLite is not asked: it would play the log into the file."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_USER_VERSION.stop)
+    except FileNotFoundError:
+        return
+    found = int.from_bytes(head[_USER_VERSION], "big")
+    if head.startswith(_MAGIC) and len(head) == _USER_VERSION.stop and found != version:
+        raise DiskRefused(
+            f"{path} is {what} in format {found}, and this version of DFC reads format {version}. "
+            "Run the version that wrote it, or start in another directory"
+        )
 
 
 def _make(path: str, schema: str, version: int, filesystem: FileSystem, fill: Fill | None) -> None:

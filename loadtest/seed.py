@@ -38,7 +38,7 @@ def seed_cluster(directory: Path, map_json: bytes, bucket: str, count: int) -> N
     now_us = time.time_ns() // 1000
     for number in range(count):
         name = object_name(number)
-        owner = cluster_map.owner(bucket, name)
+        owner = cluster_map.owner(entry, name)
         if owner is None:
             raise LookupError("the map has no target in placement")
         rows[owner.disk.id].append((name.encode(), 1024 + number % 1000, now_us - count + number))

@@ -93,7 +93,7 @@ class FakeNode:
                     "disks": disks,
                 }
             )
-        return json.dumps({"cluster_id": "c", "version": 1, "nodes": nodes, "buckets": []}).encode()
+        return json.dumps({"cluster_id": "c", "version": 1, "nodes": nodes, "buckets": [{"id": "b1", "name": "b"}]}).encode()
 
 
 class _Server(ThreadingHTTPServer):

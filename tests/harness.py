@@ -16,6 +16,8 @@ from typing import Any
 
 from nodelogs import LOGS
 
+from dfc.placement.map import ClusterMap, Owner
+
 START_TIMEOUT_S = 60.0
 RUNNING: list[Cluster] = []  # those of this process that were not stopped yet
 # A tenth of a node's start is to load the certificates of the web, which no node of a test asks for.
@@ -35,6 +37,15 @@ def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -
             return found
         time.sleep(0.02)  # between two questions; nothing is assumed to have happened by then
     raise AssertionError(f"waited {timeout_s} s in vain for {what}")
+
+
+def owner_of(cluster_map: ClusterMap, bucket: str, name: str) -> Owner:
+    """The disk and node that hold an object of a bucket that the map knows."""
+    entry = cluster_map.bucket(bucket)
+    assert entry is not None, f"the map has no bucket {bucket!r}"
+    owner = cluster_map.owner(entry, name)
+    assert owner is not None
+    return owner
 
 
 class Cluster:

@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import xxhash
+from harness import owner_of
 from msgspec import Struct
 
 from dfc.config import Settings
@@ -119,8 +120,7 @@ async def stage(proxy_url: str, job: str, bucket: str, name: str, content: bytes
     """Stage an object on its owner, as a worker would."""
     async with aiohttp.ClientSession() as session:
         async with session.get(f"{proxy_url}/v1/cluster") as answer:
-            owner = ClusterMap.decode(await answer.read()).owner(bucket, name)
-        assert owner is not None
+            owner = owner_of(ClusterMap.decode(await answer.read()), bucket, name)
         async with session.put(f"{owner.node.url}/v1/node/staged/{job}/{bucket}/{name}", data=content) as answer:
             assert answer.status in (200, 201), await answer.text()
 

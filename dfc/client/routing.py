@@ -86,8 +86,14 @@ class Router:
         return self.relay(bucket, name, query)
 
     def owner_url(self, bucket: str, name: str) -> str | None:
-        """The URL of the target that owns an object, None while it is down or cannot be reached from here."""
-        owner = self.map().owner(bucket, name)
+        """The URL of the target that owns an object, None while it is down or cannot be reached from here, or the bucket is not
+        known yet."""
+        cluster_map = self.map()
+        entry = cluster_map.bucket(bucket)
+        if entry is None:
+            self.refresh()
+            return None
+        owner = cluster_map.owner(entry, name)
         if owner is None or owner.node.state != "up" or not self.is_reachable(owner.node.advertise_url):
             return None
         return owner.node.advertise_url.rstrip("/")

@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from dfc.engine.settings import WorkerSettings
-from dfc.errors import DfcError, Unavailable
+from dfc.errors import BucketNotFound, DfcError, Unavailable
 from dfc.http.blocking import ERROR_BODY_BYTES_MAX, Answer, Transport, Upload
 from dfc.http.problems import error_from_answer, is_worth_retrying, retry_after_s
 from dfc.http.retry import Cancellation, RetryPolicy
@@ -50,8 +50,14 @@ class Nodes:
         self._map = None
 
     def owner(self, bucket: str, name: str) -> NodeEntry:
-        """The target that holds an object, or is to; Unavailable while it is down."""
-        owner = self.map().owner(bucket, name)
+        """The target that holds an object, or is to; Unavailable while it is down. BucketNotFound."""
+        entry = self.map().bucket(bucket)
+        if entry is None:
+            self.refresh()  # the bucket may be younger than the map
+            entry = self.map().bucket(bucket)
+        if entry is None:
+            raise BucketNotFound(f"there is no bucket {bucket!r}")
+        owner = self.map().owner(entry, name)
         if owner is None or owner.node.state != "up":
             raise Unavailable(f"the target that holds {bucket}/{name} is down")
         return owner.node

@@ -23,11 +23,11 @@ from dfc.errors import BucketConflict, BucketDeleting, BucketNotFound, Conflict,
 from dfc.filesystem import FileSystem
 from dfc.logs import timestamp
 from dfc.membership.identity import new_node_id, node_file
-from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, Durability, Id, NodeEntry, Role, Url
+from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, Durability, Id, Labels, NodeEntry, Role, Url
 
 FILE_NAME: Final = "registry.sqlite"
-SCHEMA_VERSION: Final = 1
-NODE_DISKS_MAX: Final = 1000  # placing hashes once a disk
+SCHEMA_VERSION: Final = 2
+NODE_DISKS_MAX: Final = 1000  # placing hashes once a disk of a node
 _SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE nodes (id TEXT PRIMARY KEY, number INTEGER NOT NULL UNIQUE, entry BLOB NOT NULL) STRICT;
@@ -35,6 +35,7 @@ CREATE TABLE buckets (name TEXT PRIMARY KEY, entry BLOB NOT NULL) STRICT;
 """
 _LAST_NUMBER: Final = "last_node_number"
 _WAY_OUT: Final = "Put a copy of it back (docs/operations.md)"
+_SAID: Final = ("url", "advertise_url", "role", "labels")  # what the map has from the node's own words
 _encode: Final = msgspec.json.encode
 
 
@@ -48,6 +49,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cluster_id: str
     map_version: int = 0
     disks: Annotated[tuple[DiskEntry, ...], msgspec.Meta(max_length=NODE_DISKS_MAX)] = ()
+    labels: Labels = Labels()
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):
@@ -283,8 +285,10 @@ class _Draft:
             now, was = reported.get(disk_id), before.get(disk_id)
             if now is None:
                 entry = msgspec.structs.replace(old[disk_id], state="failed")
+            elif was is None:
+                entry = msgspec.structs.replace(now, group=said.node_id)
             else:
-                entry = msgspec.structs.replace(now, weight=was.weight) if was else now
+                entry = msgspec.structs.replace(now, weight=was.weight, group=was.group)
             outside = inside and not may_enter and disk_id not in placed
             entries.append(msgspec.structs.replace(entry, state="joining") if outside else entry)
         node = NodeEntry(
@@ -295,6 +299,7 @@ class _Draft:
             advertise_url=said.advertise_url,
             state="up" if inside else "joining",
             disks=tuple(entries),
+            labels=said.labels,
         )
         self.put_node(node)
         return node
@@ -325,7 +330,7 @@ def _begin_cluster(database: sqlite3.Connection) -> None:
 
 def _same(known: NodeEntry, said: Registration) -> bool:
     """Whether a heartbeat changes nothing of the map but use."""
-    if (known.url, known.advertise_url, known.role) != (said.url, said.advertise_url, said.role) or known.state == "down":
+    if known.state == "down" or any(getattr(known, each) != getattr(said, each) for each in _SAID):
         return False
     reported = {disk.id: disk.state for disk in said.disks}
     kept = {disk.id: disk.state for disk in known.disks}

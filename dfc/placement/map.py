@@ -6,12 +6,13 @@ holds is unavailable, never rehashed elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from copy import copy
 from typing import Annotated, Final, Literal
 
 import msgspec
 
-from dfc.placement.rendezvous import Candidate, Rendezvous
+from dfc.placement.layout import Layout, LayoutDisk
 
 NodeState = Literal["up", "down", "joining"]
 DiskState = Literal["up", "failed", "joining"]
@@ -25,19 +26,32 @@ Id = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 Url = Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s/?#@\"'<>]+(/[^\s?#\"'<>]*)?$")]
 Weight = Annotated[float, msgspec.Meta(ge=1e-6, le=1e9)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+Label = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{0,64}$")]
 
 _ENCODER: Final = msgspec.json.Encoder()
 
 
 class DiskEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A disk as the registry knows it; id and weight are fixed when it joins, the rest is of the last heartbeat."""
+    """A disk as the registry knows it; id, weight and group are fixed when it joins, the rest is of the last heartbeat.
+
+    `group` is the id of the node with which it joined. Placement goes by that: a disk that is moved to another node keeps its
+    objects.
+    """
 
     id: Id
     weight: Weight
+    group: str = ""
     state: DiskState = "up"
     capacity: Count = 0
     used: Count = 0
     objects: Count = 0
+
+
+class Labels(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a node stands, as its settings say: what shares a `zone`, or where none is set a `host`, may fail as one."""
+
+    zone: Label = ""
+    host: Label = ""
 
 
 class NodeEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +65,14 @@ class NodeEntry(msgspec.Struct, frozen=True, kw_only=True):
     state: NodeState
     last_heartbeat: str = ""
     disks: tuple[DiskEntry, ...] = ()
+    labels: Labels = Labels()
+
+    @property
+    def domain(self) -> str:
+        """The failure domain: zone if set, else host if set, else the node itself."""
+        if self.labels.zone:
+            return f"zone {self.labels.zone}"
+        return f"host {self.labels.host}" if self.labels.host else f"node {self.id}"
 
 
 class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +91,14 @@ class Owner(msgspec.Struct, frozen=True):
 
     disk: DiskEntry
     node: NodeEntry
+
+
+class Cover(msgspec.Struct, frozen=True):
+    """Whom to ask so that an answer about all objects is complete: `ask`. Where there are any in `missing` it cannot be: those
+    targets would have to answer too. Both are ordered by id."""
+
+    ask: tuple[NodeEntry, ...]
+    missing: tuple[NodeEntry, ...]
 
 
 class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -90,7 +120,11 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         cache = self.__dict__
         cache["_by_name"] = {bucket.name: bucket for bucket in self.buckets}
         cache["_owners"] = {owner.disk.id: owner for owner in owners}
-        cache["_rendezvous"] = Rendezvous(tuple(Candidate(owner.disk.id, owner.disk.weight) for owner in owners))
+        cache["_layout"] = Layout(
+            tuple(
+                LayoutDisk(each.disk.id, each.disk.weight, each.disk.group or each.node.id, each.node.domain) for each in owners
+            )
+        )
 
     def with_use(self, node: NodeEntry) -> ClusterMap:
         """The map with what the last heartbeat of a node says of the use of its disks. That moves no object, so the indexes are
@@ -113,16 +147,29 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         found: BucketEntry | None = self.__dict__["_by_name"].get(name)
         return found
 
-    def owner(self, bucket: str, name: str) -> Owner | None:
+    def owner(self, bucket: BucketEntry, name: str) -> Owner | None:
         """The disk and node that hold an object; None while no target is in placement."""
-        disk_id = self.__dict__["_rendezvous"].best(bucket, name)
+        disk_id = self.__dict__["_layout"].best(bucket.id, name)
         found: Owner | None = self.__dict__["_owners"].get(disk_id)
         return found
+
+    def owners(self, bucket: BucketEntry, name: str, count: int, without: Collection[str] = ()) -> list[Owner]:
+        """The first `count` disks for an object, on different failure domains, and their nodes; disks whose ids are in
+        `without` are passed over. Fewer where there are fewer domains."""
+        owners = self.__dict__["_owners"]
+        return [owners[disk_id] for disk_id in self.__dict__["_layout"].owners(bucket.id, name, count, without)]
 
     def targets(self) -> list[NodeEntry]:
         """The targets with disks in placement, up and down, ordered by id."""
         holders = {owner.node.id for owner in self.__dict__["_owners"].values()}
         return sorted((node for node in self.nodes if node.id in holders), key=lambda node: node.id)
+
+    def cover(self) -> Cover:
+        """Who must answer so that nothing is missing. Every object has one copy, so that is each target in placement."""
+        targets = self.targets()
+        return Cover(
+            tuple(node for node in targets if node.state == "up"), tuple(node for node in targets if node.state != "up")
+        )
 
     def node(self, node_id: str) -> NodeEntry | None:
         return next((node for node in self.nodes if node.id == node_id), None)

@@ -1,26 +1,24 @@
-"""Weighted rendezvous hashing: the one function by which proxy, targets and clients agree where an object lives.
+"""Weighted rendezvous hashing: which of some candidates, nodes or disks, holds a key.
 
-For each disk d: u = ((xxh3_64(d.id + "\\0" + bucket + "\\0" + name) >> 11) + 0.5) / 2^53 and score = -d.weight / ln(u); the
-highest score holds the object. Source: Schindelhauer and Schomaker, "Weighted distributed hash tables", SPAA 2005.
-Test vectors: tests/data/placement.json.
+For each candidate c: h = xxh3_64(c.id + "\\0" + key) >> 11, u = (h + 0.5) / 2^53 and score = -c.weight / ln(u). The highest
+score wins; of equal scores the higher h, then the first id. Source: Schindelhauer and Schomaker, "Weighted distributed hash
+tables", SPAA 2005. Test vectors: tests/data/placement.json.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 import xxhash
 
-from dfc.limits import PLACEMENT_NAMES_MAX
-
 _HASH_SHIFT: Final = 11
 _SPAN: Final = float(1 << 53)
 _HASHES: Final = float(1 << 64)
-_CHUNK: Final = 32  # disks that are held to one bound
+_CHUNK: Final = 32  # candidates that are held to one bound
 _FIRST_CHUNK: Final = 4  # before there is a bound
 # Hashes below the bound by so much have lower scores, however the logarithm was rounded: the best score so far is at least
 # 1/38 of the weight, so that the score of such a hash is lower by 2e-11 of itself, and rounding makes 1e-15.
@@ -28,16 +26,15 @@ _SLACK: Final = 1.0 - 1e-9
 
 
 class Candidate(NamedTuple):
-    """A disk that may hold objects. `weight` is relative and > 0."""
+    """What may hold keys. `weight` is relative and > 0."""
 
     id: str
     weight: float
 
 
-def score(disk_id: str, weight: float, bucket: str, name: str) -> float:
-    """The score of one disk for one object, > 0."""
-    digest = xxhash.xxh3_64_intdigest(f"{disk_id}\0{bucket}\0{name}".encode())
-    return _score(digest, weight)
+def score(candidate: Candidate, key: bytes) -> float:
+    """The score of one candidate for one key, > 0."""
+    return _score(xxhash.xxh3_64_intdigest(_prefix(candidate.id) + key), candidate.weight)
 
 
 def _score(digest: int, weight: float) -> float:
@@ -46,26 +43,34 @@ def _score(digest: int, weight: float) -> float:
 
 
 class Rendezvous:
-    """Placement over a fixed set of disks; one per version of the map. Thread-safe.
+    """Rendezvous over a fixed set of candidates. Each is hashed once for a key. Thread-safe.
 
-    `best(bucket, name)` is the id of the disk that holds the object; None when there are no disks. Each disk is hashed once
-    for a name; the names that were asked for last are remembered.
+    `best(key)` is the id of the candidate with the highest score; None when there are no candidates.
     """
 
     def __init__(self, candidates: tuple[Candidate, ...]) -> None:
-        ordered = sorted(candidates)
-        if len({weight for _, weight in ordered}) <= 1:
-            find = partial(_best_of_equal, [_prefix(disk_id) for disk_id, _ in ordered], [disk_id for disk_id, _ in ordered])
+        self._candidates = sorted(candidates)
+        self._prefixes = [_prefix(each.id) for each in self._candidates]
+        self.best: Callable[[bytes], str | None]
+        if len({weight for _, weight in self._candidates}) <= 1:
+            self.best = partial(_best_of_equal, self._prefixes, [each.id for each in self._candidates])
         else:
-            # Heavy disks first: they win most often, and the bound that a chunk needs is that of its first disk.
-            rows = sorted((-weight, place, disk_id) for place, (disk_id, weight) in enumerate(ordered))
+            # Heavy ones first: they win most often, and the bound that a chunk needs is that of its first.
+            rows = sorted((-weight, place, each) for place, (each, weight) in enumerate(self._candidates))
             cuts = [0, *range(_FIRST_CHUNK, len(rows), _CHUNK), len(rows)]
-            find = partial(_best_of_weighted, [_Chunk.of(rows[low:high]) for low, high in pairwise(cuts)])
-        self.best: Callable[[str, str], str | None] = lru_cache(maxsize=PLACEMENT_NAMES_MAX)(find)
+            self.best = partial(_best_of_weighted, [_Chunk.of(rows[low:high]) for low, high in pairwise(cuts)])
+
+    def ranking(self, key: bytes) -> list[str]:
+        """All ids by falling score: without the first of them, the second would be the best."""
+        ranks = []
+        for place, (prefix, (_, weight)) in enumerate(zip(self._prefixes, self._candidates, strict=True)):
+            value = xxhash.xxh3_64_intdigest(prefix + key)
+            ranks.append((-_score(value, weight), -(value >> _HASH_SHIFT), place))
+        return [self._candidates[place].id for _, _, place in sorted(ranks)]
 
 
 class _Chunk(NamedTuple):
-    """Some disks, by falling weight. A row is minus the weight, the place in the order of ids, the id."""
+    """Some candidates, by falling weight. A row is minus the weight, the place in the order of ids, the id."""
 
     weight: float
     prefixes: list[bytes]
@@ -73,41 +78,41 @@ class _Chunk(NamedTuple):
 
     @classmethod
     def of(cls, rows: list[tuple[float, int, str]]) -> _Chunk:
-        return cls(-rows[0][0], [_prefix(disk_id) for _, _, disk_id in rows], rows)
+        return cls(-rows[0][0], [_prefix(each) for _, _, each in rows], rows)
 
 
-def _prefix(disk_id: str) -> bytes:
-    return f"{disk_id}\0".encode()
+def _prefix(each: str) -> bytes:
+    return f"{each}\0".encode()
 
 
-def _best_of_equal(prefixes: list[bytes], ids: list[str], bucket: str, name: str) -> str | None:
+def _best_of_equal(prefixes: list[bytes], ids: list[str], key: bytes) -> str | None:
     """With equal weights the score grows with the hash, so the logarithms are not needed."""
     if not ids:
         return None
-    key, digest = f"{bucket}\0{name}".encode(), xxhash.xxh3_64_intdigest
+    digest = xxhash.xxh3_64_intdigest
     values = [digest(prefix + key) for prefix in prefixes]
     top = max(values)
     winner = values.index(top)
     values[winner] = -1
-    if max(values) >> _HASH_SHIFT == top >> _HASH_SHIFT:  # of equal scores the first id
+    if max(values) >> _HASH_SHIFT == top >> _HASH_SHIFT:  # of equal ones the first id
         values[winner] = top
         winner = next(place for place, value in enumerate(values) if value >> _HASH_SHIFT == top >> _HASH_SHIFT)
     return ids[winner]
 
 
-def _best_of_weighted(chunks: list[_Chunk], bucket: str, name: str) -> str | None:
+def _best_of_weighted(chunks: list[_Chunk], key: bytes) -> str | None:
     """The logarithm is taken only where a hash may be enough: a score over `best` needs one over exp(-weight / best)."""
-    key, digest = f"{bucket}\0{name}".encode(), xxhash.xxh3_64_intdigest
-    best, place, winner, bound = 0.0, 0, None, 0
+    digest = xxhash.xxh3_64_intdigest
+    best, best_hash, place, winner, bound = 0.0, 0, 0, None, 0
     for weight, prefixes, rows in chunks:
         if winner is not None:
             bound = int(math.exp(-weight / best) * _SLACK * _HASHES)
         values = [digest(prefix + key) for prefix in prefixes]
         if max(values) < bound:
             continue
-        for value, (minus_weight, row_place, disk_id) in zip(values, rows, strict=True):
+        for value, (minus_weight, row_place, each) in zip(values, rows, strict=True):
             if value >= bound:
                 found = _score(value, -minus_weight)
-                if found > best or (found == best and row_place < place):
-                    best, place, winner = found, row_place, disk_id
+                if found > best or (found == best and (value >> _HASH_SHIFT, -row_place) > (best_hash, -place)):
+                    best, best_hash, place, winner = found, value >> _HASH_SHIFT, row_place, each
     return winner

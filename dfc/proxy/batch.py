@@ -30,7 +30,10 @@ class BatchRoutes:
         return await answer_batch(exchange, request, self._owner_of, self._open, self._gate, exchange.bulk.threads)
 
     def _owner_of(self, bucket: str, name: str) -> str:
-        return self._cluster.owner(bucket, name).node.id
+        entry = self._cluster.map.bucket(bucket)
+        if entry is None:
+            return self._cluster.any_target().id  # where the item is found to be missing
+        return self._cluster.owner(entry, name).node.id
 
     async def _open(self, owner: str, items: list[BatchItem], on_missing: OnMissing) -> Part:
         return await self._peers.open(owner, items, on_missing)

@@ -60,8 +60,7 @@ class Cluster:
 
     async def _push_quietly(self) -> None:
         cluster_map = self.map
-        live = [node for node in cluster_map.targets() if node.state == "up"]
-        await asyncio.gather(*(self.push(node, cluster_map) for node in live), return_exceptions=True)
+        await asyncio.gather(*(self.push(node, cluster_map) for node in cluster_map.cover().ask), return_exceptions=True)
 
     async def push(self, node: NodeEntry, cluster_map: ClusterMap) -> None:
         """Give a target the map; when this returns, the target decides by it (or by a newer one)."""
@@ -93,7 +92,7 @@ class Cluster:
             raise BucketDeleting(f"the bucket {name!r} is being deleted")
         return found
 
-    def owner(self, bucket: str, name: str) -> Owner:
+    def owner(self, bucket: BucketEntry, name: str) -> Owner:
         """The owner, up; Unavailable with Retry-After when it is down or there is none yet."""
         owner = self.map.owner(bucket, name)
         if owner is None:
@@ -111,14 +110,21 @@ class Cluster:
     # --- all targets
 
     def live_targets(self) -> list[NodeEntry]:
-        """The targets in placement; Unavailable unless all are up, since an answer without one would be short."""
-        targets = self.map.targets()
-        if not targets:
+        """Whom to ask for an answer in which nothing is missing; Unavailable while that takes a target that is down."""
+        cover = self.map.cover()
+        if cover.missing:
+            down = cover.missing[0].id
+            raise Unavailable(f"target {down} is down; an answer without it would be short", retry_after_s=RETRY_DOWN_S)
+        if not cover.ask:
             raise Unavailable("no storage target has joined yet")
-        down = [node.id for node in targets if node.state != "up"]
-        if down:
-            raise Unavailable(f"target {down[0]} is down; an answer without it would be short", retry_after_s=RETRY_DOWN_S)
-        return targets
+        return list(cover.ask)
+
+    def any_target(self) -> NodeEntry:
+        """Some target that is up: for a question that each can answer. Unavailable when there is none."""
+        up = self.map.cover().ask
+        if not up:
+            raise Unavailable("no storage target is up", retry_after_s=RETRY_DOWN_S)
+        return up[0]
 
     async def ask_all(self, ask: Callable[[NodeEntry], Awaitable[T]], nodes: Sequence[NodeEntry] | None = None) -> list[T]:
         """The answers of all targets, in the order of their ids; the first failure fails the whole."""

@@ -40,7 +40,7 @@ class Commit:
         """
         means, record = self._means, self._record
         if is_bucket_gone(means, record):
-            raise BucketDeleting(f"the bucket {record.bucket!r} was deleted while the job ran")
+            raise self._bucket_gone()
         warning = ""
         if self._spec.spec.overwrite:
             warning = await means.retried(self._leftovers)
@@ -54,6 +54,9 @@ class Commit:
         if found != summary.shards:
             raise JobFailed("output_lost", f"{summary.shards} outputs were written, {found} of them are staged")
         return summary, warning
+
+    def _bucket_gone(self) -> BucketDeleting:
+        return BucketDeleting(f"the bucket {self._record.bucket!r} was deleted while the job ran")
 
     async def _leftovers(self) -> str:
         means, first, count = self._means, "", 0
@@ -82,6 +85,10 @@ class Commit:
         return await self._means.plan(self._compare, node.id, prepared)
 
     def _compare(self, node_id: str, prepared: Sequence[StagedObject]) -> int:
+        cluster_map = self._means.cluster.map
+        bucket = cluster_map.bucket(self._record.bucket)
+        if bucket is None:
+            raise self._bucket_gone()
         lineage = lineage_name(self._record.id)
         found = [each for each in prepared if each.object != lineage]
         known = self._means.journal.find_outputs(self._record.id, [each.object for each in found])
@@ -91,7 +98,7 @@ class Commit:
                 raise JobFailed("internal_error", f"{each.object!r} was written by no task that is known")
             if (record.size, record.checksum) != (each.size, each.checksum):
                 raise JobFailed("output_lost", f"{each.object!r} is not staged as it was written")
-            owner = self._means.cluster.map.owner(self._record.bucket, each.object)
+            owner = cluster_map.owner(bucket, each.object)
             if owner is None or owner.node.id != node_id:
                 raise JobFailed("map_changed", "targets have joined or left while the job ran; submit it again")
         return len(known)

@@ -19,7 +19,7 @@ from dfc.jobs.spec import CheckedSpec, InputSpec
 from dfc.jobs.tasks import InputShard, decode_blocks
 from dfc.limits import JOB_INPUT_SHARDS_MAX, KIB, LIST_PAGE_MAX
 from dfc.names import HIDDEN_PREFIX
-from dfc.placement.map import ClusterMap, NodeEntry
+from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.listing import Query, merged_pages
 from dfc.shards import expand
@@ -62,7 +62,7 @@ class InputResolver:
             if not shards:
                 raise NoShards(f"no shard of the bucket {source.bucket!r} matches {source.shards[:200]!r}")
             return shards
-        asked = await asyncio.to_thread(_by_owner, self._cluster.map, source.bucket, chosen)
+        asked = await asyncio.to_thread(_by_owner, self._cluster.map, self._cluster.bucket(source.bucket), chosen)
         known: dict[str, InputShard] = {}
         nodes = {node.id: node for node in self._cluster.live_targets()}
 
@@ -131,7 +131,7 @@ def all_inputs(spec: CheckedSpec) -> list[tuple[InputSpec, bool]]:
     ]
 
 
-def _by_owner(cluster_map: ClusterMap, bucket: str, names: Sequence[str]) -> dict[str, list[str]]:
+def _by_owner(cluster_map: ClusterMap, bucket: BucketEntry, names: Sequence[str]) -> dict[str, list[str]]:
     """Names by the id of the node that holds them. BadRequest for a name that is there twice."""
     found: dict[str, list[str]] = {}
     seen: set[str] = set()

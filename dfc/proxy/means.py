@@ -87,7 +87,7 @@ class Means:
         """Nothing can be read of what a target holds that is down; as a rule it is back in seconds."""
         deadline = time.monotonic() + TARGETS_WAIT_S
         while time.monotonic() < deadline:
-            if self.cluster.is_ready() and all(node.state == "up" for node in self.cluster.map.targets()):
+            if self.cluster.is_ready() and not self.cluster.map.cover().missing:
                 return
             await asyncio.sleep(TARGETS_POLL_S)
 
@@ -110,7 +110,8 @@ def plan_stages(
     bucket = spec.spec.output.bucket
 
     def node_of(name: str) -> str | None:
-        owner = cluster.map.owner(bucket, name)
+        entry = cluster.map.bucket(bucket)
+        owner = None if entry is None else cluster.map.owner(entry, name)
         return None if owner is None else owner.node.id
 
     prefixes = tuple(source.prefix for source in spec.spec.inputs)

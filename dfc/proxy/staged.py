@@ -40,7 +40,8 @@ class Staged:
 
     async def put(self, job_id: str, bucket: str, name: str, pieces: AsyncIterator[bytes]) -> None:
         """Write an output of the job from the proxy itself."""
-        url = f"{self._cluster.owner(bucket, name).node.url}/v1/node/staged/{job_id}/{bucket}/{quote(name)}"
+        node = self._cluster.owner(self._cluster.bucket(bucket), name).node
+        url = f"{node.url}/v1/node/staged/{job_id}/{bucket}/{quote(name)}"
         await self._cluster.control.upload(url, pieces)
 
     async def prepare(self, job_id: str, node: NodeEntry) -> list[StagedObject]:

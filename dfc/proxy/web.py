@@ -68,15 +68,15 @@ class WebRoutes:
             return None
         self._cluster.check_ready()
         path = parse_object_path(f"/{parameters[0]}/{parameters[1]}")
-        self._cluster.bucket(path.bucket)
-        return _redirect_to(self._cluster.owner(path.bucket, path.name).node.advertise_url, exchange)
+        owner = self._cluster.owner(self._cluster.bucket(path.bucket), path.name)
+        return _redirect_to(owner.node.advertise_url, exchange)
 
     async def _owner_url(self, exchange: Exchange, path: ObjectPath, *, advertised: bool) -> str:
         if exchange.method == "PUT":
-            await self._cluster.bucket_for_write(path.bucket)
+            bucket = await self._cluster.bucket_for_write(path.bucket)
         else:
-            self._cluster.bucket(path.bucket)
-        node = self._cluster.owner(path.bucket, path.name).node
+            bucket = self._cluster.bucket(path.bucket)
+        node = self._cluster.owner(bucket, path.name).node
         return node.advertise_url if advertised else node.url
 
     async def _redirect(self, exchange: Exchange, path: ObjectPath) -> Answer:

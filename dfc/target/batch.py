@@ -87,7 +87,10 @@ class BatchRoutes:
                     pass
 
     def _owner_of(self, bucket: str, name: str) -> str:
-        owner = self._local.map.owner(bucket, name)
+        entry = self._local.map.bucket(bucket)
+        if entry is None:
+            return self._local.node_id  # where the item is found to be missing
+        owner = self._local.map.owner(entry, name)
         if owner is None:
             raise Unavailable("this target has no map yet")
         return owner.node.id
@@ -139,7 +142,7 @@ class BatchRoutes:
         found = self._local.map.bucket(bucket)
         if found is None:
             raise BucketNotFound(f"there is no bucket {bucket!r}")
-        disk = self._local.owned_disk(bucket, name)
+        disk = self._local.owned_disk(found, name)
         if disk is None:
             raise Unavailable("this target does not hold the object by its map; the map may be changing")
         return found.id, disk

@@ -59,7 +59,7 @@ class ShardSelection:
     def _named(self, bucket: BucketEntry, names: list[str], anything: bool) -> list[tuple[Disk, ObjectRow]]:
         rows = []
         for name in names:
-            disk = self._local.owned_disk(bucket.name, name)
+            disk = self._local.owned_disk(bucket, name)
             if disk is None:
                 continue
             row = disk.lookup(bucket.id, name)

@@ -137,7 +137,7 @@ class Local:
             raise BucketDeleting(f"the bucket {name!r} is being deleted")
         return found
 
-    def owned_disk(self, bucket: str, name: str) -> Disk | None:
+    def owned_disk(self, bucket: BucketEntry, name: str) -> Disk | None:
         """The disk of this target that holds an object; None when another target does. Unavailable for a missing disk."""
         owner = self.map.owner(bucket, name)
         if owner is None:
@@ -158,7 +158,7 @@ class Local:
                 raise BucketDeleting(f"the bucket {bucket.name!r} is being deleted")
             if current.state == "checking":
                 raise Unavailable(f"whether the bucket {bucket.name!r} can be deleted is being looked at")
-            if self.owned_disk(bucket.name, name) is not disk:
+            if self.owned_disk(bucket, name) is not disk:
                 raise Unavailable("the map has changed meanwhile")
 
         return guard

@@ -30,7 +30,7 @@ from dfc.http.server import NodeServer
 from dfc.http.shutdown import in_time
 from dfc.limits import GIB, STOP_CLOSE_S
 from dfc.membership.embedded import Registered, Registration
-from dfc.placement.map import ClusterMap, DiskEntry
+from dfc.placement.map import ClusterMap, DiskEntry, Labels
 from dfc.storage.disk import Disk
 from dfc.storage.identity import require_identity
 from dfc.storage.rows import DiskOptions
@@ -174,6 +174,7 @@ class TargetNode:
             cluster_id=cluster_id,
             map_version=self.local.map.version,
             disks=entries,
+            labels=Labels(zone=self.settings.zone, host=self.settings.host_label),
         )
         answer = await self._control.call("POST", f"{self.local.proxy_url}/v1/nodes", Registered, body=said)
         if answer.map is not None:

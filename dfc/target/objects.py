@@ -74,9 +74,11 @@ class ObjectRoutes:
 
     def _at_once(self, exchange: Exchange, path: ObjectPath) -> Answer | None:
         bucket = self._local.map.bucket(path.bucket)
-        disk = self._local.owned_disk(path.bucket, path.name) if path.name else None
-        row = disk.lookup_cached(bucket.id, path.name) if bucket is not None and disk is not None else None
-        if disk is None or row is None or not is_plain(exchange.headers):
+        if bucket is None or not path.name or not is_plain(exchange.headers):
+            return None
+        disk = self._local.owned_disk(bucket, path.name)
+        row = disk.lookup_cached(bucket.id, path.name) if disk is not None else None
+        if disk is None or row is None:
             return None
         if exchange.raw_query:
             return self._members.at_once(exchange, disk, row)
@@ -96,7 +98,7 @@ class ObjectRoutes:
         bucket = self._local.map.bucket(path.bucket)
         if bucket is None or exchange.method == "PUT":
             bucket = await self._local.bucket(path.bucket, create=exchange.method == "PUT")
-        disk = self._local.owned_disk(path.bucket, path.name)
+        disk = self._local.owned_disk(bucket, path.name)
         if disk is None:
             return await self.elsewhere(exchange)
         if exchange.method not in ("GET", "HEAD") and not query.keys().isdisjoint(INSIDE_QUERY):

@@ -113,7 +113,7 @@ class SourceRoutes:
                 raise BadRequest(f"{name} is missing")
         name = check_object_name(query["object"])
         bucket = await self._local.bucket(check_bucket_name(query["bucket"]))
-        disk = self._local.owned_disk(bucket.name, name)
+        disk = self._local.owned_disk(bucket, name)
         if disk is None:
             raise Unavailable("this target does not hold the object by its map; the map may be changing")
         if "job" in query:

@@ -48,7 +48,7 @@ class StagingRoutes:
         deposit, size = _deposit(exchange)
         exchange.pause_s = JOB_OUTPUT_PAUSE_S
         bucket = await self._bucket(path.bucket)
-        place = Place(bucket, self._own_disk(path))
+        place = Place(bucket, self._own_disk(bucket, path.name))
         length = exchange.declared_length
         if max(length or 0, size or 0) > self._size_max:
             raise TooLarge(f"an object has at most {self._size_max} bytes")
@@ -98,13 +98,13 @@ class StagingRoutes:
                 raise BadRequest(f"{parameter} is missing")
         path = ObjectPath(check_bucket_name(query["bucket"]), check_object_name(query["object"]))
         bucket = await self._bucket(path.bucket)
-        return json_answer(self._own_disk(path).deposit_site(_durability(bucket, flag(query, "temporary"))))
+        return json_answer(self._own_disk(bucket, path.name).deposit_site(_durability(bucket, flag(query, "temporary"))))
 
     async def get(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """The staged bytes, or a range of them."""
         owner, path = _parse(exchange, parameters)
         bucket = await self._local.bucket(path.bucket)
-        disk = self._own_disk(path)
+        disk = self._own_disk(bucket, path.name)
         staging, threads = disk.staging, self._local.threads(disk)
         entry = await threads.read(staging.find, bucket.id, path.name, owner)
         row = entry.row
@@ -170,8 +170,8 @@ class StagingRoutes:
     def _disks(self) -> list[Disk]:
         return [self._local.disks[disk_id] for disk_id in sorted(self._local.disks)]
 
-    def _own_disk(self, path: ObjectPath) -> Disk:
-        disk = self._local.owned_disk(path.bucket, path.name)
+    def _own_disk(self, bucket: BucketEntry, name: str) -> Disk:
+        disk = self._local.owned_disk(bucket, name)
         if disk is None:
             raise Unavailable("this target does not hold the object by its map; the map may be changing")
         return disk

@@ -20,7 +20,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.bench import bulk, indexing, inputs, jobs, listing, memory, small
+from loadtest.bench import bulk, indexing, inputs, jobs, listing, memory, placement, small
 from loadtest.bench.context import NGINX_WORKERS, Bench
 from loadtest.bench.row import Row, format_figure
 from loadtest.processes import find_program, interruptible
@@ -38,6 +38,7 @@ ROWS: dict[str, Callable[[Bench], list[Row]]] = {
     "member": small.member,
     "list": listing.listing,
     "index": indexing.index,
+    "placement": placement.placement,
     "memory": memory.memory,
     "start": jobs.start,
     "reshuffle-large": jobs.reshuffle_large,
@@ -54,9 +55,9 @@ ROWS: dict[str, Callable[[Bench], list[Row]]] = {
     "resume": inputs.resume,
     "input-memory": inputs.input_memory,
 }
-CORE: Final = tuple(ROWS)[:12]
-JOBS: Final = tuple(ROWS)[12:19]
-INPUTS: Final = tuple(ROWS)[19:]
+CORE: Final = tuple(ROWS)[:13]
+JOBS: Final = tuple(ROWS)[13:20]
+INPUTS: Final = tuple(ROWS)[20:]
 BUSY_SHARE = 0.3  # load a processor before a run; an idle machine with a desktop or monitoring stays below
 PROGRAMS = {"curl": "curl", "nginx": "nginx", "wrk": "wrk"}  # program: Debian package
 

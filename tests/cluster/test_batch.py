@@ -14,7 +14,7 @@ import urllib.request
 from typing import Any
 
 import pytest
-from harness import Cluster, open_files, wait_for
+from harness import Cluster, open_files, owner_of, wait_for
 
 from dfc.placement.map import ClusterMap
 
@@ -96,8 +96,7 @@ def shards(cluster: Cluster) -> dict[str, list[tuple[str, bytes]]]:
     found = ClusterMap.decode(json.dumps(cluster.map()).encode())
     chosen: dict[str, str] = {}
     for number in range(100):
-        owner = found.owner("batch", f"s{number}.tar")
-        assert owner is not None
+        owner = owner_of(found, "batch", f"s{number}.tar")
         chosen.setdefault(owner.node.id, f"s{number}.tar")
     assert len(chosen) == 2
     shards = {name: shard_of(seed) for seed, name in enumerate(chosen.values())}
@@ -122,8 +121,7 @@ def child_of(cluster: Cluster, url: str) -> str:
 
 
 def owner_url(cluster: Cluster, name: str) -> str:
-    owner = ClusterMap.decode(json.dumps(cluster.map()).encode()).owner("batch", name)
-    assert owner is not None
+    owner = owner_of(ClusterMap.decode(json.dumps(cluster.map()).encode()), "batch", name)
     return owner.node.url
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from harness import Cluster, wait_for
+from harness import Cluster, owner_of, wait_for
 
 from dfc.checksum import checksum_of
 from dfc.client import AsyncClient, Client
@@ -56,10 +56,10 @@ def test_objects_of_every_size_by_every_way(cluster: Cluster, client: Client, tm
 
 def test_requests_go_to_the_owner(cluster: Cluster, client: Client) -> None:
     """A name of each target: requests for it go there, and not through the proxy."""
+    client.put("client", "first", b"")
     chosen: dict[str, str] = {}  # by node one name: which target has how many of some names is chance
     for at in range(1000):
-        owner = client.cluster_map().owner("client", f"spread/{at}")
-        assert owner is not None
+        owner = owner_of(client.cluster_map(), "client", f"spread/{at}")
         chosen.setdefault(owner.node.id, f"spread/{at}")
     assert len(chosen) == 4
     for name in chosen.values():

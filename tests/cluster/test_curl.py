@@ -7,6 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from harness import owner_of
+
+from dfc.placement.map import ClusterMap
 
 
 def curl(*arguments: str | Path, stdin: bytes | None = None) -> bytes:
@@ -79,13 +82,11 @@ def test_a_download_resumes(cluster, data, tmp_path: Path) -> None:
 
 def test_objects_spread_evenly_over_targets(cluster) -> None:
     """12,000 names over 4 targets: ±10 %, which is six standard deviations, since ids of disks are drawn anew each time."""
-    from dfc.placement.map import ClusterMap
-
+    curl("--fail", "-X", "PUT", "-d", "{}", f"{cluster.url}/v1/buckets/spread")
     cluster_map = ClusterMap.decode(json.dumps(cluster.map()).encode())
     counts: dict[str, int] = {}
     for number in range(12_000):
-        owner = cluster_map.owner("spread", f"train-{number:06d}.tar")
-        assert owner is not None
+        owner = owner_of(cluster_map, "spread", f"train-{number:06d}.tar")
         counts[owner.node.id] = counts.get(owner.node.id, 0) + 1
     assert len(counts) == 4
     assert all(2700 <= count <= 3300 for count in counts.values()), counts

@@ -17,6 +17,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from harness import owner_of
 from inprocess import until
 
 from dfc.config import Settings
@@ -117,8 +118,7 @@ class Place:
         """A new name that lies on the sick disk, or on one of the others."""
         while True:
             name = f"n-{next(self._names)}"
-            owner = self.target.local.map.owner("b", name)
-            if owner is not None and (owner.disk.id == self.sick_id) == sick:
+            if (owner_of(self.target.local.map, "b", name).disk.id == self.sick_id) == sick:
                 return name
 
     async def ask(self, method: str, name: str, body: bytes | None = None) -> tuple[int, bytes]:
@@ -218,9 +218,7 @@ async def test_a_disk_that_hangs_fails_and_returns_at_random(place: Place, seed:
             if status == 200:
                 assert found == stored[known]
             elif known in stored:
-                owner = place.target.local.map.owner("b", known)
-                assert owner is not None
-                assert owner.disk.id == place.sick_id
+                assert owner_of(place.target.local.map, "b", known).disk.id == place.sick_id
                 assert status in (500, 503), status
             done[sick] += 1
 

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import httpx
 import lz4.frame
 import pytest
+from harness import owner_of
 
 from dfc.placement.map import ClusterMap
 
@@ -38,13 +39,16 @@ class Nodes:
     """The nodes of a running cluster and the placement of objects on them."""
 
     proxy: str
-    map: ClusterMap
+
+    @property
+    def map(self) -> ClusterMap:
+        """As it is now: buckets come and go."""
+        return ClusterMap.decode(httpx.get(f"{self.proxy}/v1/cluster", trust_env=False).content)
 
     def owner(self, bucket: str, name: str) -> str:
-        """The URL of the target that holds an object."""
-        found = self.map.owner(bucket, name)
-        assert found is not None
-        return found.node.url
+        """The URL of the target that holds an object; its bucket is made where it is not there yet."""
+        httpx.post(f"{self.proxy}/v1/buckets/{bucket}/ensure", trust_env=False).raise_for_status()
+        return owner_of(self.map, bucket, name).node.url
 
     def other(self, bucket: str, name: str) -> str:
         """The URL of a target that does not hold it."""
@@ -124,7 +128,7 @@ class RawConnection:
 
 @pytest.fixture(scope="session")
 def nodes(cluster: Any) -> Nodes:
-    return Nodes(cluster.url, ClusterMap.decode(httpx.get(f"{cluster.url}/v1/cluster", trust_env=False).content))
+    return Nodes(cluster.url)
 
 
 @pytest.fixture(scope="session")

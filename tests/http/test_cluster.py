@@ -7,7 +7,7 @@ import re
 
 import msgspec
 import pytest
-from harness import wait_for
+from harness import owner_of, wait_for
 from prometheus_client.parser import text_string_to_metric_families
 
 from dfc.placement.map import ClusterMap
@@ -41,18 +41,20 @@ def test_the_map(http, url, bucket):
     assert found.keys() == {"cluster_id", "version", "nodes", "buckets"}
     assert len(found["nodes"]) == 4
     for node in found["nodes"]:
-        assert node.keys() == {"id", "number", "role", "url", "advertise_url", "state", "last_heartbeat", "disks"}
+        assert node.keys() == {"id", "number", "role", "url", "advertise_url", "state", "last_heartbeat", "disks", "labels"}
         assert (node["role"], node["state"]) == ("target", "up")
+        assert node["labels"] == {"zone": "", "host": ""}
         assert len(node["disks"]) == 2
         for disk in node["disks"]:
-            assert disk.keys() == {"id", "weight", "state", "capacity", "used", "objects"}
+            assert disk.keys() == {"id", "weight", "group", "state", "capacity", "used", "objects"}
+            assert disk["group"] == node["id"]
             assert disk["state"] == "up"
             assert disk["weight"] > 0
             assert disk["capacity"] > disk["used"] > 0
     (mine,) = [entry for entry in found["buckets"] if entry["name"] == bucket]
     assert mine.keys() == {"id", "name", "copies", "durability", "state", "created"}
     assert (mine["copies"], mine["durability"], mine["state"]) == (1, "relaxed", "active")
-    assert ClusterMap.decode(http.get(f"{url}/v1/cluster").content).owner(bucket, "x") is not None
+    assert owner_of(ClusterMap.decode(http.get(f"{url}/v1/cluster").content), bucket, "x").node.state == "up"
 
 
 def test_the_map_as_msgpack(http, url):
@@ -121,7 +123,7 @@ def test_metrics_of_a_proxy(http, nodes):
 
 def test_metrics_of_a_target(http, nodes, bucket, make_tar):
     http.put(f"/{bucket}/x.tar", content=make_tar([("a.txt", b"1")]))
-    owner = nodes.map.owner(bucket, "x.tar")
+    owner = owner_of(nodes.map, bucket, "x.tar")
     found = metrics(http, owner.node.url)
     disk = frozenset({("disk", owner.disk.id)})
     for name in ("dfc_disk_puts_total", "dfc_disk_put_bytes_total", "dfc_disk_fsyncs_total", "dfc_catalog_commits_total"):

@@ -120,12 +120,21 @@ def test_delete(http, nodes, bucket, error_of, via):
 @pytest.mark.parametrize("via", VIA)
 def test_a_missing_object_and_a_missing_bucket(http, nodes, bucket, error_of, via):
     url = nodes.url(via, bucket, "x")
-    error_of(http.get(f"{url}/{bucket}/x"), 404, "bucket_not_found")
-    error_of(http.delete(f"{url}/{bucket}/x"), 404, "bucket_not_found")
+    error_of(http.get(f"{url}/{bucket}-none/x"), 404, "bucket_not_found")
+    error_of(http.delete(f"{url}/{bucket}-none/x"), 404, "bucket_not_found")
     http.put(f"{url}/{bucket}/y", content=b"")
     error_of(http.get(f"{url}/{bucket}/x"), 404, "object_not_found")
     missing = http.head(f"{url}/{bucket}/x")
     assert (missing.status_code, missing.content) == (404, b"")
+
+
+@pytest.mark.parametrize("size", [10, 300_000])
+def test_any_node_may_be_the_first_to_hear_of_a_bucket(http, nodes, bucket, size):
+    """Where an object lies follows from the id of its bucket, and whoever is asked first has the bucket made."""
+    for number, url in enumerate((nodes.proxy, *(node.url for node in nodes.map.targets()))):
+        path, body = f"/{bucket}-{number}/x", os.urandom(size)
+        assert http.put(f"{url}{path}", content=body).status_code == 201
+        assert http.get(path).content == http.get(f"{url}{path}").content == body
 
 
 @pytest.mark.parametrize("namespace", ["", "/v1/objects"])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from harness import Cluster, wait_for
+from harness import Cluster, owner_of, wait_for
 from security.census import Census
 from security.wire import Reply, ask
 
@@ -56,9 +56,7 @@ class Nodes:
 
     def owner(self, name: str, bucket: str = "b") -> str:
         """The URL of the target that holds an object."""
-        found = self.map.owner(bucket, name)
-        assert found is not None
-        return found.node.url
+        return owner_of(self.map, bucket, name).node.url
 
     def other(self, name: str, bucket: str = "b") -> str:
         """The URL of a target that does not: it relays to the proxy, which relays to the owner."""

@@ -82,5 +82,29 @@ def test_a_damaged_one_is_refused_and_left_alone(tmp_path: Path, left: bytes) ->
 
 def test_one_of_another_version_is_refused(tmp_path: Path) -> None:
     opened(tmp_path / "d.sqlite", version=4).close()
-    with pytest.raises(DiskRefused, match="its format is 4, this program knows 3"):
+    before = _bytes_below(tmp_path)
+    with pytest.raises(
+        DiskRefused, match=r"in format 4, and this version of DFC reads format 3\. Run the version that wrote it"
+    ):
         opened(tmp_path / "d.sqlite")
+    assert _bytes_below(tmp_path) == before
+
+
+def test_one_of_another_version_that_was_cut_off_keeps_its_log(tmp_path: Path) -> None:
+    """SQLite plays the log of a database into it when it closes it: who is refused does not open it."""
+    living = opened(tmp_path / "d.sqlite", version=4)
+    living.execute("CREATE TABLE more (id INTEGER)")
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in tmp_path.glob("d.sqlite*"):
+        (copy / file.name).write_bytes(file.read_bytes())
+    living.close()
+    before = _bytes_below(copy)
+    assert any(name.endswith("-wal") and content for name, content in before.items())
+    with pytest.raises(DiskRefused, match="in format 4"):
+        opened(copy / "d.sqlite")
+    assert _bytes_below(copy) == before
+
+
+def _bytes_below(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}

@@ -184,7 +184,7 @@ def test_a_foreign_file_is_refused(tmp_path):
     database = sqlite3.connect(tmp_path / FILE_NAME)
     database.execute("PRAGMA user_version=9")
     database.close()
-    with pytest.raises(DiskRefused, match="format is 9"):
+    with pytest.raises(DiskRefused, match="in format 9"):
         Journal(str(tmp_path))
 
 

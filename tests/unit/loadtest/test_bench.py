@@ -81,7 +81,7 @@ def test_missing_programs_are_named(monkeypatch, capsys):
 
 
 def test_every_row_of_the_table_has_a_name():
-    names = "get1 get8 relay put-relaxed put-fsync small-get redirect small-put member list index memory"
+    names = "get1 get8 relay put-relaxed put-fsync small-get redirect small-put member list index placement memory"
     assert list(bench_main.CORE) == names.split()
     jobs = "start reshuffle-large reshuffle-disk reshuffle-small batch keys convert"
     assert list(bench_main.JOBS) == jobs.split()

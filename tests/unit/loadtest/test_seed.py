@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from harness import owner_of
 
 from dfc.clock import HybridClock
 from dfc.errors import DiskLocked
@@ -45,7 +46,7 @@ def test_seeded_rows_are_listed_where_they_belong(directories):
         try:
             names = [row[0] for row in disk.list_tuples("b1", limit=COUNT)]
             assert disk.counts("b1")[0] == len(names)
-            assert all(cluster_map.owner("bench", name).disk.id == disk.id for name in names)
+            assert all(owner_of(cluster_map, "bench", name).disk.id == disk.id for name in names)
         finally:
             disk.close()
         assert len(names) > COUNT // 3

@@ -15,7 +15,7 @@ from dfc.errors import BucketConflict, BucketDeleting, BucketNotFound, Conflict,
 from dfc.membership import embedded
 from dfc.membership.embedded import EmbeddedRegistry, Registration
 from dfc.placement import map as map_module
-from dfc.placement.map import ClusterMap, DiskEntry
+from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, Labels
 
 
 @pytest.fixture
@@ -71,9 +71,12 @@ def disk_states(registry):
     return {disk.id: disk.state for node in registry.map.nodes for disk in node.disks}
 
 
+BUCKET = BucketEntry(id="b1", name="b")
+
+
 def owners(registry):
     """The disks that take part in placement."""
-    return {registry.map.owner("b", str(number)).disk.id for number in range(300)}
+    return {registry.map.owner(BUCKET, str(number)).disk.id for number in range(300)}
 
 
 # --- nodes
@@ -82,7 +85,7 @@ def owners(registry):
 def test_a_new_registry(registry):
     assert (registry.map.version, registry.map.nodes, registry.map.buckets) == (1, (), ())
     assert len(registry.map.cluster_id) == 16
-    assert registry.map.owner("b", "x") is None
+    assert registry.map.owner(BUCKET, "x") is None
 
 
 def test_the_first_targets_enter_placement_at_once(registry):
@@ -113,15 +116,15 @@ def test_heartbeats_rebuild_no_index_of_the_map(registry, monkeypatch):
         say(registry, f"t{number}", (f"d{number}",))
     registry.create_bucket("b")
     built = []
-    monkeypatch.setattr(map_module, "Rendezvous", lambda candidates: built.append(candidates))
+    monkeypatch.setattr(map_module, "Layout", lambda disks: built.append(disks))
     before = registry.map
     for used in range(50):
         say(registry, "t1", (DiskEntry(id="d1", weight=1.0, capacity=100, used=used, objects=used),))
     assert built == []
     assert registry.map.version == before.version
     assert registry.map.node("t1").disks[0].used == 49
-    assert [registry.map.owner("b", str(n)).disk.id for n in range(20)] == [
-        before.owner("b", str(n)).disk.id for n in range(20)
+    assert [registry.map.owner(BUCKET, str(n)).disk.id for n in range(20)] == [
+        before.owner(BUCKET, str(n)).disk.id for n in range(20)
     ]
     assert registry.map.bucket("b") == before.bucket("b")
     assert before.node("t1").disks[0].used == 0  # a reader keeps the map that it took
@@ -133,6 +136,29 @@ def test_weights_are_fixed_when_a_disk_joins(registry):
     say(registry, disks=(DiskEntry(id="d1", weight=2.0),))
     say(registry, disks=(DiskEntry(id="d1", weight=9.0),), url="http://moved:1")
     assert registry.map.node("t1").disks[0].weight == 2.0
+
+
+def test_labels_are_those_of_the_last_registration(registry):
+    say(registry, labels=Labels(zone="row-1", host="h1"))
+    assert registry.map.node("t1").domain == "zone row-1"
+    version = registry.map.version
+    say(registry, labels=Labels(zone="row-1", host="h1"))
+    assert registry.map.version == version
+    say(registry, labels=Labels(host="h2"))
+    assert (registry.map.version, registry.map.node("t1").domain) == (version + 1, "host h2")
+
+
+def test_the_group_of_a_disk_is_the_node_with_which_it_joined(registry):
+    """Whatever the node says of it, and wherever the disk goes."""
+    say(registry, "t1", (DiskEntry(id="d1", weight=1.0, group="mine"), "d2"))
+    say(registry, "t2", ("d3",))
+    registry.create_bucket("b")
+    homes = [registry.map.owner(BUCKET, str(number)).disk.id for number in range(100)]
+    say(registry, "t2", ("d3", "d2"))
+    say(registry, "t9", (DiskEntry(id="d1", weight=5.0, group="t9"),))
+    disks = {disk.id: (node.id, disk.group) for node in registry.map.nodes for disk in node.disks}
+    assert disks == {"d1": ("t9", "t1"), "d2": ("t2", "t1"), "d3": ("t2", "t2")}
+    assert [registry.map.owner(BUCKET, str(number)).disk.id for number in range(100)] == homes
 
 
 def test_a_node_that_moves_keeps_its_number(registry):
@@ -206,7 +232,7 @@ def test_disks_that_move_to_another_node_stay_in_placement(registry):
     say(registry, "t9", ("d1", "d2"))
     assert states(registry)["t9"] == "up"
     assert owners(registry) == {"d1", "d2"}
-    assert registry.map.owner("b", "x").node.id == "t9"
+    assert registry.map.owner(BUCKET, "x").node.id == "t9"
     assert registry.map.node("t1").disks == ()
     assert [node.id for node in registry.map.targets()] == ["t9"]  # the old id is nobody's whose silence matters
 

@@ -7,9 +7,11 @@ import pytest
 from dfc.errors import BucketDeleting, BucketNotFound, Unavailable
 from dfc.membership.embedded import EmbeddedRegistry, Registration
 from dfc.pages import ListedObject
-from dfc.placement.map import ClusterMap, DiskEntry
+from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.html import bucket_list, human_bytes, object_list
+
+BUCKET = BucketEntry(id="b1", name="b")
 
 
 class Control:
@@ -73,7 +75,7 @@ async def test_before_the_targets_have_joined_nothing_is_placed(make):
 def test_a_cluster_without_targets(make):
     cluster = make(joined=0)
     with pytest.raises(Unavailable):
-        cluster.owner("b", "x")
+        cluster.owner(BUCKET, "x")
     with pytest.raises(Unavailable):
         cluster.live_targets()
 
@@ -93,7 +95,7 @@ async def test_buckets_for_writes(make):
 
 async def test_a_target_that_is_down(make):
     cluster = make(joined=2)
-    names = {cluster.owner("b", str(number)).node.id: str(number) for number in range(50)}
+    names = {cluster.owner(BUCKET, str(number)).node.id: str(number) for number in range(50)}
     assert names.keys() == {"t0", "t1"}
     assert [node.id for node in cluster.live_targets()] == ["t0", "t1"]
     await cluster.change(cluster.registry.mark_silent_nodes, -1)
@@ -107,9 +109,9 @@ async def test_a_target_that_is_down(make):
             disks=(DiskEntry(id="d0", weight=1.0),),
         )
     )
-    assert cluster.owner("b", names["t0"]).node.id == "t0"
+    assert cluster.owner(BUCKET, names["t0"]).node.id == "t0"
     with pytest.raises(Unavailable) as caught:
-        cluster.owner("b", names["t1"])
+        cluster.owner(BUCKET, names["t1"])
     assert int(caught.value.headers["Retry-After"]) > 0
     with pytest.raises(Unavailable):  # an answer without it would be short
         cluster.live_targets()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dfc.errors import BadRequest, ObjectNotFound, Unavailable
 from dfc.jobs.spec import InputSpec
 from dfc.jobs.tasks import SHARDS_BLOCK, InputShard, decode_blocks, encode_blocks
-from dfc.placement.map import ClusterMap, DiskEntry, NodeEntry
+from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
 from dfc.proxy import jobinputs
 from dfc.proxy.jobinputs import InputResolver
 
@@ -64,13 +64,18 @@ class FakeCluster:
                 )
                 for number, node in enumerate(contents)
             ),
-            buckets=(),
+            buckets=(BucketEntry(id="b1", name="in"),),
         )
         self.control = SimpleNamespace(open_stream=self._open)
 
     async def _open(self, url: str) -> Stream:
         self.asked.append(url)
         return Stream(self._contents[url.removeprefix("http://").partition("/")[0]])
+
+    def bucket(self, name: str) -> BucketEntry:
+        (entry,) = self.map.buckets
+        assert entry.name == name
+        return entry
 
     def live_targets(self) -> list[NodeEntry]:
         return self.map.targets()

@@ -18,6 +18,9 @@ from dfc.target.node import weight_of
 GIB = 1 << 30
 
 
+BUCKET = BucketEntry(id="b1", name="b")
+
+
 def node(name, *disks, state="up"):
     entries = tuple(DiskEntry(id=disk, weight=1.0) for disk in disks)
     return NodeEntry(id=name, number=1, role="target", url=f"http://{name}", advertise_url="", state=state, disks=entries)
@@ -27,7 +30,7 @@ MAP = ClusterMap(
     cluster_id="c",
     version=5,
     nodes=(node("t1", "d1", "d2"), node("t2", "d3")),
-    buckets=(BucketEntry(id="b1", name="b"), BucketEntry(id="b2", name="leaving", state="deleting")),
+    buckets=(BUCKET, BucketEntry(id="b2", name="leaving", state="deleting")),
 )
 
 
@@ -82,7 +85,7 @@ def local(registry):
 
 def name_on(disk):
     """A name whose owner is this disk."""
-    return next(str(number) for number in range(1000) if MAP.owner("b", str(number)).disk.id == disk)
+    return next(str(number) for number in range(1000) if MAP.owner(BUCKET, str(number)).disk.id == disk)
 
 
 # --- the map
@@ -97,15 +100,15 @@ def test_only_newer_maps_of_the_same_cluster_are_taken(local):
 
 
 def test_owners(local):
-    assert local.owned_disk("b", name_on("d1")) is local.disks["d1"]
-    assert local.owned_disk("b", name_on("d2")) is local.disks["d2"]
-    assert local.owned_disk("b", name_on("d3")) is None
+    assert local.owned_disk(BUCKET, name_on("d1")) is local.disks["d1"]
+    assert local.owned_disk(BUCKET, name_on("d2")) is local.disks["d2"]
+    assert local.owned_disk(BUCKET, name_on("d3")) is None
     del local.disks["d2"]
     with pytest.raises(Unavailable):  # it is this target's, and not there: 503, never 404
-        local.owned_disk("b", name_on("d2"))
+        local.owned_disk(BUCKET, name_on("d2"))
     local.map = ClusterMap(cluster_id="c", version=1)
     with pytest.raises(Unavailable):
-        local.owned_disk("b", "x")
+        local.owned_disk(BUCKET, "x")
 
 
 # --- buckets

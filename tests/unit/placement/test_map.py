@@ -1,0 +1,98 @@
+"""The map: who owns what, who must answer, failure domains, what a moved disk keeps."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from dfc.placement.map import BucketEntry, ClusterMap, Cover, DiskEntry, Labels, NodeEntry
+
+BUCKET = BucketEntry(id="0b1c", name="b")
+
+
+def node(number: int, disks: int = 2, **changes: Any) -> NodeEntry:
+    url, name = f"http://t{number}:1", f"t{number}"
+    entries = tuple(DiskEntry(id=f"t{number}d{d}", weight=1.0, group=name) for d in range(disks))
+    fields = {"id": name, "number": number, "role": "target", "url": url, "advertise_url": url, "state": "up", "disks": entries}
+    return NodeEntry(**{**fields, **changes})
+
+
+def cluster(*nodes: NodeEntry) -> ClusterMap:
+    return ClusterMap(cluster_id="c", version=1, nodes=nodes, buckets=(BUCKET,))
+
+
+def owners(cluster_map: ClusterMap) -> dict[str, tuple[str, str]]:
+    found = ((str(n), cluster_map.owner(BUCKET, str(n))) for n in range(200))
+    return {name: (owner.node.id, owner.disk.id) for name, owner in found if owner is not None}
+
+
+def test_joining_nodes_are_outside_placement_and_down_nodes_inside() -> None:
+    found = owners(cluster(node(0, state="joining"), node(1, state="down"), node(2)))
+    assert len(found) == 200
+    assert {node_id for node_id, _ in found.values()} == {"t1", "t2"}
+    assert ClusterMap(cluster_id="c", version=1).owner(BUCKET, "x") is None
+    assert ClusterMap(cluster_id="c", version=1).owners(BUCKET, "x", 2) == []
+
+
+def test_a_bucket_that_is_renamed_keeps_its_objects_where_they_are() -> None:
+    found = cluster(node(0), node(1))
+    renamed = msgspec.structs.replace(BUCKET, name="other")
+    assert [found.owner(BUCKET, str(n)) for n in range(50)] == [found.owner(renamed, str(n)) for n in range(50)]
+
+
+def test_disks_that_are_moved_to_another_node_keep_their_objects() -> None:
+    """All of a node, one of several, and into a node that has disks of its own."""
+    before = cluster(node(0), node(1), node(2))
+    homes = {name: disk for name, (_, disk) in owners(before).items()}
+    first, second, third = before.nodes
+    moved = second.disks[0]
+    for after in (
+        cluster(second, third, _with(node(9), first.disks)),
+        cluster(first, _with(second, second.disks[1:]), _with(third, (*third.disks, moved))),
+    ):
+        assert {name: disk for name, (_, disk) in owners(after).items()} == homes
+
+
+def _with(entry: NodeEntry, disks: tuple[DiskEntry, ...]) -> NodeEntry:
+    return msgspec.structs.replace(entry, disks=disks)
+
+
+@pytest.mark.parametrize(
+    ("labels", "domain"),
+    [
+        (Labels(), "node t1"),
+        (Labels(host="h"), "host h"),
+        (Labels(zone="z"), "zone z"),
+        (Labels(zone="z", host="h"), "zone z"),
+    ],
+)
+def test_failure_domains(labels: Labels, domain: str) -> None:
+    assert node(1, labels=labels).domain == domain
+
+
+def test_copies_lie_on_different_domains() -> None:
+    """Four nodes on two machines: two copies are never on one machine, and there is no third domain."""
+    machines = cluster(*(node(number, labels=Labels(host=f"h{number % 2}")) for number in range(4)))
+    laptop = cluster(*(node(number) for number in range(3)))
+    for number in range(100):
+        two = machines.owners(BUCKET, str(number), 2)
+        assert two[0] == machines.owner(BUCKET, str(number))
+        assert {owner.node.labels.host for owner in two} == {"h0", "h1"}
+        assert machines.owners(BUCKET, str(number), 3) == two
+        assert len({owner.node.id for owner in laptop.owners(BUCKET, str(number), 3)}) == 3
+        away = two[0].disk.id
+        (left,) = machines.owners(BUCKET, str(number), 1, without={away})
+        assert left.disk.id != away
+
+
+def test_whom_to_ask_so_that_nothing_is_missing() -> None:
+    proxy = node(7, disks=0, role="proxy")
+    first, second, third, late = node(1), node(2, state="down"), node(3), node(4, state="joining")
+    assert cluster(third, first, proxy, late).cover() == Cover((first, third), ())
+    assert cluster(third, second, first).cover() == Cover((first, third), (second,))
+    assert cluster(proxy, late).cover() == Cover((), ())
+
+
+def test_a_map_comes_back_as_it_was_sent() -> None:
+    sent = cluster(node(1, labels=Labels(zone="z")), node(2))
+    assert ClusterMap.decode(sent.encode()) == sent
