@@ -7,12 +7,15 @@ from elsewhere push the clock forward.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
 VERSION_CHARS: Final = 18
+VERSION_AHEAD_US_MAX: Final = 3_600_000_000  # a clock that is wrong by more would push all others along
+_VERSION: Final = re.compile(rf"[0-9a-f]{{{VERSION_CHARS}}}")
 NODE_NUMBER_MAX: Final = 0xFFFF
 
 
@@ -41,6 +44,14 @@ class HybridClock:
         """Make later versions greater than this one, whoever made it."""
         with self._lock:
             self._last_us = max(self._last_us, version_us(version))
+
+    def observe_foreign(self, version: str) -> None:
+        """The same for one that came from outside; ValueError when it is none, or of a time to come."""
+        if not _VERSION.fullmatch(version):
+            raise ValueError(f"not a version: {version[:80]!r}")
+        if version_us(version) > self._wall_us() + VERSION_AHEAD_US_MAX:
+            raise ValueError(f"the version {version} is over an hour ahead of this node's clock")
+        self.observe(version)
 
 
 def version_us(version: str) -> int:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import struct
 from collections.abc import Callable
 from contextlib import closing
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from dfc.errors import DiskRefused
@@ -18,8 +19,9 @@ from dfc.filesystem import FileSystem, remove_if_there, sync_file
 from dfc.smallfile import NEW_SUFFIX, make_directories
 
 _ENDINGS: Final = ("", "-journal", "-wal", "-shm")
+# The header of the file: https://www.sqlite.org/fileformat.html
 _MAGIC: Final = b"SQLite format 3\0"
-_USER_VERSION: Final = slice(60, 64)  # of the header of the file: https://www.sqlite.org/fileformat.html
+_HEADER: Final = struct.Struct(">60xI4xI28x")  # user version, application id
 Fill = Callable[[sqlite3.Connection], object]
 
 
@@ -46,6 +48,9 @@ def open_database(
     try:
         if os.path.getsize(path) == 0:
             raise DiskRefused(f"{path} is not {what}: it is empty. {way_out}")
+        (found,) = database.execute("PRAGMA user_version").fetchone()
+        if found != version:
+            raise DiskRefused(f"{path} is not {what}: it is a database of something else. {way_out}")
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         os.chmod(path, 0o600)
@@ -58,19 +63,35 @@ def open_database(
     return database
 
 
-def _check_format(path: str, what: str, version: int) -> None:
-    """DiskRefused for a database of another version. SQLite is not asked: it would play the log into the file."""
+class Header(NamedTuple):
+    """What the first bytes of a database say of it."""
+
+    user_version: int
+    application_id: int
+
+
+def read_header(path: str) -> Header | None:
+    """Read without asking SQLite, which would play the log into the file. None when it is no database, or not there."""
     try:
         with open(path, "rb") as file:
-            head = file.read(_USER_VERSION.stop)
+            head = file.read(_HEADER.size)
     except FileNotFoundError:
-        return
-    found = int.from_bytes(head[_USER_VERSION], "big")
-    if head.startswith(_MAGIC) and len(head) == _USER_VERSION.stop and found != version:
-        raise DiskRefused(
-            f"{path} is {what} in format {found}, and this version of DFC reads format {version}. "
-            "Run the version that wrote it, or start in another directory"
-        )
+        return None
+    return Header(*_HEADER.unpack(head)) if head.startswith(_MAGIC) and len(head) == _HEADER.size else None
+
+
+def other_format(found: int, known: int) -> str:
+    """The end of the sentence that refuses what another version of DFC wrote."""
+    return (
+        f"in format {found}, and this version of DFC reads format {known}. Nothing was changed. Run the version of DFC that"
+        " wrote it, or start in another directory"
+    )
+
+
+def _check_format(path: str, what: str, version: int) -> None:
+    header = read_header(path)
+    if header is not None and header.user_version not in (0, version):  # with 0 it is something else's
+        raise DiskRefused(f"{path} is {what} {other_format(header.user_version, version)}")
 
 
 def _make(path: str, schema: str, version: int, filesystem: FileSystem, fill: Fill | None) -> None:

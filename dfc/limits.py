@@ -13,6 +13,7 @@ BUCKET_NAME_CHARS_MAX: Final = 63
 OBJECT_NAME_BYTES_MAX: Final = 1024  # S3's bound, so that names move between the two
 PATHS_REMEMBERED: Final = 8192  # that were parsed: 2 MB of usual names, 30 MB of the longest
 BLOB_NAME_BYTES_MAX: Final = 180  # escaped name + "@version.idx" stays under the 255 bytes of ext4 and xfs
+ATTRIBUTES_BYTES_MAX: Final = 4 * KIB  # of one object, encoded: S3 allows 2 KiB of user metadata
 PLACEMENT_NAMES_MAX: Final = 16_384  # objects whose disk a map remembers: some 4 MiB, or 20 MiB with the longest names
 
 # HTTP.

@@ -26,12 +26,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from dfc.database import other_format
 from dfc.errors import ConfigError, OperatorError
 from dfc.filesystem import FileSystem
 from dfc.limits import MIB, STOP_KILL_S
 from dfc.smallfile import SmallFileDamaged, make_directories, read_small_file, write_small_file
 
 SHAPE_FILE: Final = "cluster.json"
+FORMAT: Final = 2  # of everything below the directory; 1 placed objects by the names of their buckets
 PORTS_FILE: Final = "ports.json"
 READY_TIMEOUT_S: Final = 60.0
 HEALTH_TIMEOUT_S: Final = 5.0
@@ -154,20 +156,23 @@ class Supervisor:
                 f"and disks a target this was made: --targets N --disks M"
             )
         targets, disks = asked[0] or 2, asked[1] or 1
-        self._write(SHAPE_FILE, {"targets": targets, "disks": disks})
+        self._write(SHAPE_FILE, {"format": FORMAT, "targets": targets, "disks": disks})
         return targets, disks
 
     def _kept_shape(self) -> tuple[int, int] | None:
         path = str(self._root / SHAPE_FILE)
-        way_out = f"""Write what this was made with: echo '{{"targets": 2, "disks": 1}}' > {path}"""
+        way_out = f"""Write what this was made with: echo '{{"format": {FORMAT}, "targets": 2, "disks": 1}}' > {path}"""
         data = read_small_file(path, way_out)
         if data is None:
             return None
         try:
             kept = json.loads(data)
-            return int(kept["targets"]), int(kept["disks"])
-        except (ValueError, KeyError, TypeError):
+            form, shape = int(kept.get("format", 1)), (int(kept["targets"]), int(kept["disks"]))
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise SmallFileDamaged(path, "is damaged", way_out) from None
+        if form != FORMAT:
+            raise OperatorError(f"{self._root} holds a cluster {other_format(form, FORMAT)}")
+        return shape
 
     def _kept_ports(self) -> dict[str, int]:
         """The ports of the last time. Without them children take others, which costs nothing but the old addresses."""

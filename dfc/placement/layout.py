@@ -7,6 +7,7 @@ takes a thousand.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from functools import lru_cache
 from typing import NamedTuple
@@ -41,7 +42,7 @@ class Layout:
             groups.setdefault(disk.group, []).append(disk)
         self._domains = {disk.id: disk.domain for disk in disks}
         self._groups = Rendezvous(
-            tuple(Candidate(group, sum(disk.weight for disk in found)) for group, found in groups.items())
+            tuple(Candidate(group, math.fsum(disk.weight for disk in found)) for group, found in groups.items())
         )
         self._disks = {
             group: Rendezvous(tuple(Candidate(disk.id, disk.weight) for disk in found)) for group, found in groups.items()

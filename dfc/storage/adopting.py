@@ -73,7 +73,7 @@ class AdoptingWriter(BlobWriter):
 
     def _create(self, kind: str | None) -> None:
         filesystem = self._parts.filesystem
-        self._fd, self._path, self._version = create_blob(self._parts, self._bucket_id, self._name)
+        self._fd, self._path, self._blob_id = create_blob(self._parts, self._bucket_id, self._name)
         try:
             found = os.lstat(self._deposit)
             if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid != os.geteuid():
@@ -120,7 +120,7 @@ class AdoptingWriter(BlobWriter):
                     raise BadRequest("the index is not of this deposit")
                 if os.fstat(fd).st_size != header.file_size:
                     raise BadRequest("the index is not whole")
-                pwrite_all(filesystem, fd, encode_header(header._replace(version=self._version)), 0)
+                pwrite_all(filesystem, fd, encode_header(header._replace(version=self.version)), 0)
             finally:
                 filesystem.close(fd)
             filesystem.rename(self._index_path, self._path + layout.INDEX_SUFFIX)

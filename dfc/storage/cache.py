@@ -13,6 +13,7 @@ from typing import Final
 from dfc.storage.rows import ObjectRow
 
 Key = tuple[str, str]  # bucket id, name
+CACHED_ATTRIBUTES_BYTES: Final = 512  # a row with more is read from the catalog each time: the cache counts rows, not bytes
 _CORNERS: Final = 1024  # keys share tickets by hash: few enough to be small, enough that strangers seldom meet
 
 
@@ -80,6 +81,8 @@ class RowCache:
         self._old.pop(key, None)
 
     def _insert(self, key: Key, row: ObjectRow) -> None:
+        if len(row.attributes) > CACHED_ATTRIBUTES_BYTES:
+            return
         if len(self._young) >= self._half:
             self._old = self._young
             self._young = {}

@@ -10,21 +10,22 @@ import os
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
 
+from dfc.clock import version_us
+from dfc.database import other_format, read_header
 from dfc.errors import DiskRefused, StorageFailed
 from dfc.filesystem import FileSystem, sync_file
 from dfc.storage.health import DiskHealth
 from dfc.storage.layout import CATALOG_FILE
 from dfc.storage.rows import ObjectRow, QuarantinedObject
 
-SCHEMA_VERSION: Final = 2
-STAGED_SINCE: Final = 2  # the schema that brought staged rows
+SCHEMA_VERSION: Final = 3
 REMOVED_BUCKET: Final = "removed_bucket/"  # begins the keys in `meta` that remember removed buckets, by when in µs
 _APPLICATION_ID: Final = 0x44464331  # "DFC1": an SQLite file of somebody else is refused
 _IDLE_READERS_MAX: Final = 16  # more are closed when they come back
@@ -32,37 +33,36 @@ _READER_CACHE_KIB: Final = 1024
 _WRITER_CACHE_KIB: Final = 8192
 
 # Names are BLOBs, so that their order is that of the UTF-8 bytes. `us` and `node` are the two parts of a version. The
-# counters of a bucket change in the transactions that change its objects.
+# counters of a bucket change in the transactions that change its objects. `staged` has outputs of jobs that no object refers
+# to yet, `ended_jobs` the jobs that may stage nothing any more; `boot` is the run of the machine in which a blob was written
+# that is not known to be on the medium.
 _SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE buckets (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, objects INTEGER NOT NULL, bytes INTEGER NOT NULL);
 CREATE TABLE objects (
     bucket INTEGER NOT NULL, name BLOB NOT NULL, us INTEGER NOT NULL, node INTEGER NOT NULL, size INTEGER NOT NULL,
-    checksum TEXT NOT NULL, samples INTEGER, members INTEGER, state INTEGER NOT NULL, warnings TEXT,
-    PRIMARY KEY (bucket, name)) WITHOUT ROWID;
+    checksum TEXT NOT NULL, samples INTEGER, members INTEGER, state INTEGER NOT NULL, warnings TEXT, attributes BLOB,
+    drawn TEXT, PRIMARY KEY (bucket, name)) WITHOUT ROWID;
 CREATE TABLE tombstones (
-    bucket INTEGER NOT NULL, name BLOB NOT NULL, us INTEGER NOT NULL, node INTEGER NOT NULL,
+    bucket INTEGER NOT NULL, name BLOB NOT NULL, us INTEGER NOT NULL, node INTEGER NOT NULL, written_us INTEGER NOT NULL,
     PRIMARY KEY (bucket, name)) WITHOUT ROWID;
-CREATE INDEX tombstones_by_age ON tombstones (us);
+CREATE INDEX tombstones_by_age ON tombstones (written_us);
 CREATE TABLE unsynced (
     bucket INTEGER NOT NULL, name BLOB NOT NULL, us INTEGER NOT NULL, node INTEGER NOT NULL, boot TEXT NOT NULL,
     sequence INTEGER NOT NULL, previous BLOB, PRIMARY KEY (bucket, name)) WITHOUT ROWID;
 CREATE TABLE quarantine (
     bucket INTEGER NOT NULL, name BLOB NOT NULL, us INTEGER NOT NULL, node INTEGER NOT NULL, size INTEGER NOT NULL,
     reason TEXT NOT NULL, found_us INTEGER NOT NULL, PRIMARY KEY (bucket, name)) WITHOUT ROWID;
-"""
-# What schema 2 has more: outputs of jobs that no object refers to yet, and the jobs that may stage nothing any more. `boot` is
-# the run of the machine in which a blob was written that is not known to be on the medium.
-_STAGED_SCHEMA: Final = """
 CREATE TABLE staged (
     job TEXT NOT NULL, bucket INTEGER NOT NULL, name BLOB NOT NULL, temporary INTEGER NOT NULL, us INTEGER NOT NULL,
     node INTEGER NOT NULL, size INTEGER NOT NULL, checksum TEXT NOT NULL, samples INTEGER, members INTEGER, warnings TEXT,
-    boot TEXT, PRIMARY KEY (job, bucket, name, temporary)) WITHOUT ROWID;
+    attributes BLOB, drawn TEXT, boot TEXT, PRIMARY KEY (job, bucket, name, temporary)) WITHOUT ROWID;
 CREATE INDEX staged_by_name ON staged (bucket, name);
 CREATE TABLE ended_jobs (job TEXT PRIMARY KEY, us INTEGER NOT NULL) WITHOUT ROWID;
 """
-_COLUMNS: Final = "us, node, size, checksum, samples, members, warnings, state"
-_FIND: Final = f"SELECT {_COLUMNS} FROM objects WHERE bucket = ? AND name = ?"
+ROW_COLUMNS: Final = "us, node, size, checksum, samples, members, warnings, attributes, drawn, state"
+STAGED_ROW_COLUMNS: Final = ROW_COLUMNS.removesuffix(", state")
+_FIND: Final = f"SELECT {ROW_COLUMNS} FROM objects WHERE bucket = ? AND name = ?"
 _LISTED: Final = "CAST(name AS TEXT), size, checksum, us, samples, members"
 
 ListedTuple = tuple[str, int, str, int, int | None, int | None]
@@ -77,10 +77,17 @@ def version_parts(version: str) -> tuple[int, int]:
 
 
 def make_row(bucket_id: str, name: str, columns: Any) -> ObjectRow:
-    """An ObjectRow of the columns `us, node, size, checksum, samples, members, warnings, state`."""
-    us, node, size, checksum, samples, members, warnings, state = columns
+    """An ObjectRow of ROW_COLUMNS."""
+    us, node, size, checksum, samples, members, warnings, attributes, drawn, state = columns
     texts = tuple(warnings.split("\n")) if warnings else ()
-    return ObjectRow(bucket_id, name, version_text(us, node), size, checksum, samples, members, texts, state)
+    version, attributes, drawn = version_text(us, node), attributes or b"", drawn or ""
+    return ObjectRow(bucket_id, name, version, size, checksum, samples, members, texts, state, attributes, drawn)
+
+
+def row_values(row: ObjectRow) -> tuple[Any, ...]:
+    """What stands in ROW_COLUMNS for a row."""
+    more = "\n".join(row.warnings) or None, row.attributes or None, row.drawn or None
+    return (*version_parts(row.version), row.size, row.checksum, row.samples, row.members, *more, row.state)
 
 
 def prefix_successor(prefix: bytes) -> bytes | None:
@@ -92,8 +99,8 @@ def prefix_successor(prefix: bytes) -> bytes | None:
 class Catalog:
     """Reads are thread-safe; the writer connection belongs to one thread at a time."""
 
-    def __init__(self, path: str, disk_id: str, health: DiskHealth | None = None, *, migrate: bool = True) -> None:
-        """Open and check it, and bring an older schema up to date unless `migrate` is False.
+    def __init__(self, path: str, disk_id: str, health: DiskHealth | None = None) -> None:
+        """Open and check it. One of another schema is refused, and nothing is changed.
 
         `health` turns errors of reading into ours; without it they are SQLite's.
         """
@@ -104,12 +111,11 @@ class Catalog:
         self._lock = threading.Lock()
         self._closed = False
         self._numbers: dict[str, int] = {}
+        self._check_schema()
         self.writer = _connect(path)
         try:
-            self.schema = self._check()
+            self._check()
             _tune(self.writer, _WRITER_CACHE_KIB)
-            if migrate and self.schema < SCHEMA_VERSION:
-                self._migrate()
             self._numbers.update(self.writer.execute("SELECT id, number FROM buckets"))
             self._sequence: int = self.writer.execute("SELECT coalesce(max(sequence), 0) FROM unsynced").fetchone()[0]
         except sqlite3.Error as error:
@@ -122,12 +128,12 @@ class Catalog:
     # --- making and opening
 
     @classmethod
-    def open(cls, root: str, disk_id: str, health: DiskHealth | None = None, *, migrate: bool = True) -> Catalog:
+    def open(cls, root: str, disk_id: str, health: DiskHealth | None = None) -> Catalog:
         """The catalog of the disk at `root`; DiskRefused when it is missing, foreign or fails its check."""
         path = f"{root}/{CATALOG_FILE}"
         if not os.path.exists(path):
             raise DiskRefused(_refusal(path, "it is missing"))
-        return cls(path, disk_id, health, migrate=migrate)
+        return cls(path, disk_id, health)
 
     @staticmethod
     def create(path: str, disk_id: str, filesystem: FileSystem) -> None:
@@ -138,7 +144,7 @@ class Catalog:
             connection.execute("PRAGMA journal_mode = WAL")
             _tune(connection, _WRITER_CACHE_KIB)
             marks = f"PRAGMA application_id = {_APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
-            connection.executescript(f"BEGIN; {_SCHEMA} {_STAGED_SCHEMA} {marks} COMMIT;")
+            connection.executescript(f"BEGIN; {_SCHEMA} {marks} COMMIT;")
             connection.execute("INSERT INTO meta VALUES ('disk_id', ?), ('epoch', 0)", (disk_id,))
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         finally:
@@ -172,27 +178,26 @@ class Catalog:
         except sqlite3.Error:
             return None
 
-    def _migrate(self) -> None:
-        """From schema 1: the tables of staged rows. In one transaction, so that a crash leaves the one or the other."""
-        self.writer.executescript(f"BEGIN IMMEDIATE; {_STAGED_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
-        self.schema = SCHEMA_VERSION
+    def _check_schema(self) -> None:
+        try:
+            header = read_header(self.path)
+        except OSError as error:
+            raise DiskRefused(_refusal(self.path, str(error))) from error
+        if header is not None and header.application_id == _APPLICATION_ID and header.user_version != SCHEMA_VERSION:
+            raise DiskRefused(f"{self.path} is a catalog {other_format(header.user_version, SCHEMA_VERSION)}")
 
-    def _check(self) -> int:
-        """The schema of a sound catalog of this disk."""
+    def _check(self) -> None:
+        """That it is a sound catalog of this disk."""
         size = os.path.getsize(self.path)
         if size == 0:
             raise DiskRefused(_refusal(self.path, "it is empty"))
         if self.writer.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
             raise DiskRefused(_refusal(self.path, "it is no catalog of DFC"))
-        schema: int = self.writer.execute("PRAGMA user_version").fetchone()[0]
-        if not 1 <= schema <= SCHEMA_VERSION:
-            raise DiskRefused(f"{self.path} has schema {schema}; this program knows {SCHEMA_VERSION}: use a newer DFC")
         if self.writer.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
             raise DiskRefused(_refusal(self.path, "it fails its check"))
         owner = self.writer.execute("SELECT value FROM meta WHERE key = 'disk_id'").fetchone()
         if owner is None or owner[0] != self.disk_id:
             raise DiskRefused(_refusal(self.path, f"it is the catalog of disk {owner and owner[0]}, not of {self.disk_id}"))
-        return schema
 
     def close(self) -> None:
         """Merge the log into the database and close every connection. Reads that still run fail."""
@@ -282,7 +287,7 @@ class Catalog:
 
     def list_rows(self, bucket_id: str, *, prefix: str, start_after: str, after_prefix: bool, limit: int) -> list[ObjectRow]:
         """See `Disk.list`."""
-        page = self._page(f"CAST(name AS TEXT), {_COLUMNS}", bucket_id, prefix, start_after, after_prefix, limit)
+        page = self._page(f"CAST(name AS TEXT), {ROW_COLUMNS}", bucket_id, prefix, start_after, after_prefix, limit)
         return [make_row(bucket_id, columns[0], columns[1:]) for columns in page]
 
     def _page(self, columns: str, bucket_id: str, prefix: str, start_after: str, after_prefix: bool, limit: int) -> list[Any]:
@@ -352,7 +357,7 @@ class Catalog:
         """The unsynced rows of this run of the machine with sequence numbers up to one."""
         with self.reader() as connection:
             found = connection.execute(
-                f"SELECT id, CAST(name AS TEXT), {', '.join('o.' + c for c in _COLUMNS.split(', '))}"
+                f"SELECT id, CAST(name AS TEXT), {', '.join('o.' + c for c in ROW_COLUMNS.split(', '))}"
                 " FROM unsynced AS u JOIN buckets ON number = u.bucket JOIN objects AS o USING (bucket, name)"
                 " WHERE u.boot = ? AND u.sequence <= ?",
                 (boot, up_to),
@@ -379,14 +384,13 @@ class Catalog:
             ).fetchall()
         return [((number, key), bucket_id, name) for number, key, bucket_id, name in found]
 
-    def versions(self, connection: sqlite3.Connection, bucket_id: str) -> Iterator[tuple[int, int]]:
-        """Both parts of every version that a bucket still needs."""
+    def blob_ids(self, connection: sqlite3.Connection, bucket_id: str) -> Iterator[str]:
+        """The ids of all blobs that a bucket still needs."""
         key = (self._numbers.get(bucket_id, -1),)
-        yield from connection.execute("SELECT us, node FROM objects WHERE bucket = ?", key)
+        yield from _blob_ids(connection.execute("SELECT us, node, drawn FROM objects WHERE bucket = ?", key))
         for (previous,) in connection.execute("SELECT previous FROM unsynced WHERE bucket = ? AND previous NOT NULL", key):
-            yield version_parts(decode_previous(previous).version)
-        if self.schema >= STAGED_SINCE:
-            yield from connection.execute("SELECT us, node FROM staged WHERE bucket = ?", key)
+            yield decode_previous(previous).blob_id
+        yield from _blob_ids(connection.execute("SELECT us, node, drawn FROM staged WHERE bucket = ?", key))
 
     def next_sequence(self) -> int:
         """Numbers the unsynced rows in the order of their commits; for the committer."""
@@ -404,35 +408,32 @@ class Catalog:
                 self.writer.execute("ROLLBACK")
             raise
 
-    def referenced_versions(self, connection: sqlite3.Connection, bucket_id: str, name: str) -> tuple[set[str], str | None]:
-        """The versions of an object whose blobs are still needed, and the newest version that is known of it at all.
+    def referenced_blobs(self, connection: sqlite3.Connection, bucket_id: str, name: str) -> tuple[set[str], str | None]:
+        """The ids of the blobs of an object that are still needed, and the newest version that is known of it at all.
 
         The newest may be that of a tombstone. `connection` is a reader's, so that a caller can ask within one snapshot.
         """
         key = (self._numbers.get(bucket_id, -1), name.encode())
         needed, known = set(), set()
-        for us, node in connection.execute("SELECT us, node FROM objects WHERE bucket = ? AND name = ?", key):
-            needed.add(version_text(us, node))
+        for us, node, drawn in connection.execute("SELECT us, node, drawn FROM objects WHERE bucket = ? AND name = ?", key):
+            known.add(version_text(us, node))
+            needed.add(drawn or version_text(us, node))
         for (previous,) in connection.execute("SELECT previous FROM unsynced WHERE bucket = ? AND name = ?", key):
             if previous is not None:
-                needed.add(decode_previous(previous).version)
+                needed.add(decode_previous(previous).blob_id)
         for us, node in connection.execute("SELECT us, node FROM tombstones WHERE bucket = ? AND name = ?", key):
             known.add(version_text(us, node))
-        newest = max(needed | known, default=None)
-        if self.schema >= STAGED_SINCE:
-            # Needed, but nothing that an object of this name is older than.
-            for us, node in connection.execute("SELECT us, node FROM staged WHERE bucket = ? AND name = ?", key):
-                needed.add(version_text(us, node))
-        return needed, newest
+        # Needed, but nothing that an object of this name is older than.
+        needed.update(_blob_ids(connection.execute("SELECT us, node, drawn FROM staged WHERE bucket = ? AND name = ?", key)))
+        return needed, max(known, default=None)
 
     def newest_us(self) -> int:
-        """The newest version's microseconds among objects, tombstones and staged blobs; reads every row."""
-        tables = ("objects", "tombstones", "staged")
+        """The microseconds of the newest version or blob id among objects, tombstones and staged blobs; reads every row."""
+        versions = (f"coalesce((SELECT max(us) FROM {table}), 0)" for table in ("objects", "tombstones", "staged"))
+        drawn = (f"coalesce((SELECT max(drawn) FROM {table}), '')" for table in ("objects", "staged"))
         with self.reader() as connection:
-            found = connection.execute(
-                f"SELECT max({', '.join(f'coalesce((SELECT max(us) FROM {table}), 0)' for table in tables)})"
-            ).fetchone()
-        return int(found[0])
+            us, blob_id = connection.execute(f"SELECT max({', '.join(versions)}), max({', '.join(drawn)})").fetchone()
+        return max(int(us), version_us(blob_id) if blob_id else 0)
 
     def was_removed(self, connection: sqlite3.Connection, bucket_id: str) -> bool:
         """Whether the removal of a bucket was committed, or begun."""
@@ -449,6 +450,11 @@ class Catalog:
         with self.reader() as connection:
             found = connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return found[0] if found else None
+
+
+def _blob_ids(rows: Iterable[tuple[int, int, str | None]]) -> Iterator[str]:
+    for us, node, drawn in rows:
+        yield drawn or version_text(us, node)
 
 
 def read_removed_buckets(connection: sqlite3.Connection) -> dict[str, int]:

@@ -87,7 +87,7 @@ def check(path: str, *, full: bool = False, filesystem: FileSystem | None = None
         report.orphans = _count_files(f"{root}/{layout.ORPHANS}")
         report.damaged_files = _count_files(f"{root}/{layout.DAMAGED}")
         try:
-            catalog = Catalog.open(root, who.disk_id, migrate=False)
+            catalog = Catalog.open(root, who.disk_id)
         except DfcError as error:
             report.add(Problem("catalog", error.message, layout.CATALOG_FILE))
             return report
@@ -169,6 +169,8 @@ def _footer_damage(filesystem: FileSystem, path: str, row: ObjectRow, *, staged:
     said = (footer.bucket_id, footer.name, footer.version, footer.size, footer.checksum)
     if said != (row.bucket_id, row.name, row.version, row.size, row.checksum):
         return "its footer is that of another object"
+    if footer.attributes != row.attributes:
+        return "its footer has other attributes than the catalog"
     if footer.job is not None and not staged:
         return "its footer is that of a staged blob"
     return None

@@ -12,6 +12,7 @@ import uuid
 from contextlib import suppress
 from typing import Final
 
+from dfc.attributes import check_attributes
 from dfc.checksum import ExpectedChecksums
 from dfc.clock import HybridClock
 from dfc.errors import DiskRefused, ObjectCorrupt, ObjectNotFound, ServerTrouble, StorageFailed
@@ -27,23 +28,25 @@ from dfc.storage.discard import Discarder
 from dfc.storage.health import DiskHealth, DiskState
 from dfc.storage.indexes import OpenIndexes
 from dfc.storage.maintenance import Maintenance
-from dfc.storage.operations import Delete, RemoveSome, Settle
+from dfc.storage.operations import Bury, Delete, RemoveSome, Settle
 from dfc.storage.parts import DiskParts
 from dfc.storage.reader import BlobReader
 from dfc.storage.relaxed import RelaxedRows
 from dfc.storage.rows import (
     ALWAYS,
     GOOD,
+    NEW,
     QUARANTINED,
     DiskOptions,
     DiskSpace,
     Durability,
     ObjectRow,
+    Origin,
     Precondition,
     PutResult,
     QuarantinedObject,
 )
-from dfc.storage.small import put_whole
+from dfc.storage.small import observe, put_whole
 from dfc.storage.space import SpaceKeeper
 from dfc.storage.staged import StagedName
 from dfc.storage.staging import Staging
@@ -226,14 +229,19 @@ class Disk:
         expected: ExpectedChecksums = NO_CHECKSUMS,
         durability: Durability = "fsync",
         staged: StagedName | None = None,
+        origin: Origin = NEW,
     ) -> BlobWriter:
-        """Begin an upload of `size` bytes (None: not known). Raises NoSpace, TooLarge, StorageFailed.
+        """Begin an upload of `size` bytes (None: not known). Raises NoSpace, TooLarge, StorageFailed; BadRequest for a
+        version or attributes that are none.
 
         `staged`: it becomes no object but something that a job may publish; see `staging`.
         """
         self.parts.health.require_writable()
         layout.check_bucket_id(bucket_id)
-        return BlobWriter(self.parts, bucket_id, name, size=size, expected=expected, durability=durability, staged=staged)
+        check_attributes(origin.attributes)
+        return BlobWriter(
+            self.parts, bucket_id, name, size=size, expected=expected, durability=durability, staged=staged, origin=origin
+        )
 
     def put_small(
         self,
@@ -244,13 +252,15 @@ class Disk:
         expected: ExpectedChecksums = NO_CHECKSUMS,
         durability: Durability = "fsync",
         precondition: Precondition = ALWAYS,
+        origin: Origin = NEW,
     ) -> PutResult:
         """A whole upload at once. Threads that do this at the same time share the catalog's commits."""
         if index_kind(name) is None:
             self.parts.health.require_writable()
             layout.check_bucket_id(bucket_id)
-            return put_whole(self.parts, bucket_id, name, body, expected, durability, precondition)
-        writer = self.begin_put(bucket_id, name, size=len(body), expected=expected, durability=durability)
+            check_attributes(origin.attributes)
+            return put_whole(self.parts, bucket_id, name, body, expected, durability, precondition, origin)
+        writer = self.begin_put(bucket_id, name, size=len(body), expected=expected, durability=durability, origin=origin)
         writer.write(body)
         writer.finish()
         return writer.commit(precondition)
@@ -260,6 +270,18 @@ class Disk:
         parts = self.parts
         outcome = parts.committer.submit(Delete(bucket_id, name, precondition, parts.clock))
         parts.stats.deletes += 1
+        parts.discard(outcome.garbage)
+        return outcome.row
+
+    def bury(self, bucket_id: str, name: str, version: str) -> ObjectRow | None:
+        """Carry out a delete to which somebody else has given a version: what is older goes, and stays away. The row that went.
+
+        Raises BadRequest for a version that is none, StorageFailed.
+        """
+        parts = self.parts
+        layout.check_bucket_id(bucket_id)
+        observe(parts, version)
+        outcome = parts.committer.submit(Bury(bucket_id, name, version, parts.clock))
         parts.discard(outcome.garbage)
         return outcome.row
 

@@ -16,13 +16,14 @@ from typing import Annotated, Final
 
 import msgspec
 
+from dfc.database import other_format
 from dfc.errors import DiskLocked, DiskRefused
 from dfc.filesystem import FileSystem, remove_if_there
 from dfc.smallfile import SmallFileDamaged, make_directories, read_small_file, write_small_file
 from dfc.storage import layout
 from dfc.storage.catalog import Catalog
 
-IDENTITY_FORMAT: Final = 2  # 1 had no `node_id`
+IDENTITY_FORMAT: Final = 3  # of the disk as a whole; 1 had no `node_id`, 2 no attributes in footers and catalog
 _EPOCH: Final = re.compile(rb"[0-9]{16}\n")
 
 
@@ -65,8 +66,8 @@ def read_identity(path: str) -> DiskIdentity | None:
         raise DiskRefused(f"{file_name} {damage.what}. {_way_out(path)}") from damage
     except msgspec.DecodeError as error:
         raise DiskRefused(f"{file_name} cannot be read ({error}). {_way_out(path)}") from error
-    if not 1 <= identity.format <= IDENTITY_FORMAT:
-        raise DiskRefused(f"{path} has disk format {identity.format}; this program knows {IDENTITY_FORMAT}")
+    if identity.format != IDENTITY_FORMAT:
+        raise DiskRefused(f"{path} is a disk {other_format(identity.format, IDENTITY_FORMAT)}")
     return identity
 
 

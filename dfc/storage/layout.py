@@ -1,7 +1,8 @@
 """Where things lie on a disk, how names become file names, and the footer at the end of every blob. Pure; no I/O.
 
-A blob is `objects/<bucket id>/<2 hex>/<escaped name>@<version>`: the object's bytes, then a footer that says whose they
-are. Names whose escaped form is over 180 bytes become `#` and the xxh3-128 of the name; the footer has the full name.
+A blob is `objects/<bucket id>/<2 hex>/<escaped name>@<blob id>`: the object's bytes, then a footer that says whose they
+are, with the object's attributes. Names whose escaped form is over 180 bytes become `#` and the xxh3-128 of the name; the
+footer has the full name.
 docs/on-disk-format.md describes both for people.
 """
 
@@ -17,11 +18,11 @@ import xxhash
 
 from dfc.clock import VERSION_CHARS
 from dfc.errors import BadName
-from dfc.limits import BLOB_NAME_BYTES_MAX, OBJECT_NAME_BYTES_MAX
+from dfc.limits import ATTRIBUTES_BYTES_MAX, BLOB_NAME_BYTES_MAX, OBJECT_NAME_BYTES_MAX
 from dfc.storage.rows import ObjectRow
 
-FORMAT_VERSION: Final = 1  # of a footer
-STAGED_FORMAT: Final = 2  # of the footer of a blob that no object refers to yet: an output of a job
+FORMAT_VERSION: Final = 3  # of a footer; 1 and 2 had no attributes
+STAGED_FORMAT: Final = 4  # of the footer of a blob that no object refers to yet: an output of a job
 IDENTITY_FILE: Final = "dfc-disk.json"
 CATALOG_FILE: Final = "catalog.sqlite"
 EPOCH_FILE: Final = "catalog-epoch"
@@ -39,12 +40,14 @@ JOB_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _STAGED_OWNER: Final = re.compile(r"([^/]+)/([^/]+)/([01])")
 _FAN_DIRECTORY: Final = re.compile(r"[0-9a-f]{2}")
 
-# The fixed end of a footer, little-endian; in front of it stand the bucket id and the name, both UTF-8.
-_TRAILER: Final = struct.Struct("<Q16s18sHHHQ8s")  # size, xxh3-128, version, lengths of bucket id and name, format, hash, magic
+# The fixed end of a footer, little-endian; in front of it stand the bucket id and the name, both UTF-8, and the attributes.
+# Size, xxh3-128, version, lengths of bucket id, name and attributes, format, hash, magic.
+_TRAILER: Final = struct.Struct("<Q16s18sHHHHQ8s")
+_FORM: Final = slice(-18, -16)  # of any footer, whatever its format
 _MAGIC: Final = b"DFC-BLOB"
 _HASHED: Final = _TRAILER.size - 16  # the hash covers everything before itself
 TRAILER_BYTES: Final = _TRAILER.size
-FOOTER_BYTES_MAX: Final = TRAILER_BYTES + 63 + 64 + 3 + OBJECT_NAME_BYTES_MAX  # with the job of a staged one
+FOOTER_BYTES_MAX: Final = TRAILER_BYTES + 63 + 64 + 3 + OBJECT_NAME_BYTES_MAX + ATTRIBUTES_BYTES_MAX  # of a staged one
 
 
 class BlobFile(NamedTuple):
@@ -52,7 +55,7 @@ class BlobFile(NamedTuple):
 
     name: str | None
     stem: str
-    version: str
+    blob_id: str
     is_index: bool
 
 
@@ -66,6 +69,7 @@ class Footer:
     size: int
     checksum: str
     footer_bytes: int
+    attributes: bytes = b""
     job: str | None = None
     temporary: bool = False
 
@@ -110,12 +114,12 @@ def blob_directory(root: str, bucket_id: str, name: str) -> str:
     return f"{root}/{OBJECTS}/{bucket_id}/{fan_directory(name)}"
 
 
-def blob_path(root: str, bucket_id: str, name: str, version: str) -> str:
-    return f"{root}/{OBJECTS}/{bucket_id}/{fan_directory(name)}/{blob_stem(name)}@{version}"
+def blob_path(root: str, bucket_id: str, name: str, blob_id: str) -> str:
+    return f"{root}/{OBJECTS}/{bucket_id}/{fan_directory(name)}/{blob_stem(name)}@{blob_id}"
 
 
 def row_path(root: str, row: ObjectRow) -> str:
-    return blob_path(root, row.bucket_id, row.name, row.version)
+    return blob_path(root, row.bucket_id, row.name, row.blob_id)
 
 
 def parse_blob_file(file_name: str) -> BlobFile | None:
@@ -123,40 +127,44 @@ def parse_blob_file(file_name: str) -> BlobFile | None:
     match = _BLOB_FILE.fullmatch(file_name)
     if match is None:
         return None
-    stem, version, index = match.groups()
+    stem, blob_id, index = match.groups()
     if stem.startswith("#"):
-        return BlobFile(None, stem, version, index is not None)
+        return BlobFile(None, stem, blob_id, index is not None)
     name = unquote(stem, errors="replace")
     if blob_stem(name) != stem:
         return None
-    return BlobFile(name, stem, version, index is not None)
-
-
-def footer_bytes(bucket_id: str, name: str) -> int:
-    """Length of the footer of an object of that name, in bytes."""
-    return TRAILER_BYTES + len(bucket_id) + (len(name) if name.isascii() else len(name.encode()))
+    return BlobFile(name, stem, blob_id, index is not None)
 
 
 def blob_bytes(row: ObjectRow) -> int:
     """Length of the whole file: the object's bytes and the footer."""
-    return row.size + footer_bytes(row.bucket_id, row.name)
-
-
-def encode_footer(bucket_id: str, name: str, version: str, size: int, checksum: str, form: int = FORMAT_VERSION) -> bytes:
-    bucket, text = bucket_id.encode(), name.encode()
-    fields = (size, bytes.fromhex(checksum), version.encode(), len(bucket), len(text), form)
-    head = bucket + text + _TRAILER.pack(*fields, 0, _MAGIC)[:_HASHED]
-    return head + xxhash.xxh3_64_intdigest(head).to_bytes(8, "little") + _MAGIC
+    name = row.name
+    return (
+        row.size
+        + TRAILER_BYTES
+        + len(row.bucket_id)
+        + (len(name) if name.isascii() else len(name.encode()))
+        + len(row.attributes)
+    )
 
 
 def row_footer(row: ObjectRow) -> bytes:
-    return encode_footer(row.bucket_id, row.name, row.version, row.size, row.checksum)
+    """The footer of an object's blob."""
+    return _encode_footer(row.bucket_id, row, FORMAT_VERSION)
 
 
 def staged_footer(row: ObjectRow, job: str, temporary: bool) -> bytes:
     """The footer of a staged blob: of a format of its own, with the job behind the bucket id, which holds no slash."""
     owner = f"{row.bucket_id}/{job}/{int(temporary)}"
-    return encode_footer(owner, row.name, row.version, row.size, row.checksum, STAGED_FORMAT)
+    return _encode_footer(owner, row, STAGED_FORMAT)
+
+
+def _encode_footer(owner: str, row: ObjectRow, form: int) -> bytes:
+    bucket, name, attributes = owner.encode(), row.name.encode(), row.attributes
+    lengths = len(bucket), len(name), len(attributes)
+    fields = row.size, bytes.fromhex(row.checksum), row.version.encode(), *lengths, form
+    head = bucket + name + attributes + _TRAILER.pack(*fields, 0, _MAGIC)[:_HASHED]
+    return head + xxhash.xxh3_64_intdigest(head).to_bytes(8, "little") + _MAGIC
 
 
 def check_job_id(job: str) -> str:
@@ -170,17 +178,21 @@ def decode_footer(tail: bytes) -> Footer:
     """The footer at the end of `tail`, which holds at least the last FOOTER_BYTES_MAX bytes of the file, or all of it."""
     if len(tail) < TRAILER_BYTES or not tail.endswith(_MAGIC):
         raise FooterDamaged("there is no footer at its end")
-    size, checksum, version, bucket_chars, name_chars, form, digest, _ = _TRAILER.unpack(tail[-TRAILER_BYTES:])
-    length = TRAILER_BYTES + bucket_chars + name_chars
+    form = int.from_bytes(tail[_FORM], "little")
+    if form not in (FORMAT_VERSION, STAGED_FORMAT):
+        raise FooterDamaged(f"its footer has format {form}, and this version of DFC reads {FORMAT_VERSION} and {STAGED_FORMAT}")
+    fields = _TRAILER.unpack(tail[-TRAILER_BYTES:])
+    size, checksum, version, bucket_bytes, name_bytes, attributes_bytes, _, digest, _ = fields
+    length = TRAILER_BYTES + bucket_bytes + name_bytes + attributes_bytes
     if length > len(tail) or xxhash.xxh3_64_intdigest(tail[len(tail) - length : -16]) != digest:
         raise FooterDamaged("its footer fails its hash")
-    if form not in (FORMAT_VERSION, STAGED_FORMAT):
-        raise FooterDamaged(f"its footer has the unknown format {form}")
-    names = tail[len(tail) - length : -TRAILER_BYTES]
-    bucket_id, name = names[:bucket_chars].decode(), names[bucket_chars:].decode()
+    variable = tail[len(tail) - length : -TRAILER_BYTES]
+    bucket_id, name = variable[:bucket_bytes].decode(), variable[bucket_bytes : bucket_bytes + name_bytes].decode()
+    attributes = variable[bucket_bytes + name_bytes :]
+    known = (name, version.decode(), size, checksum.hex(), length, attributes)
     if form == FORMAT_VERSION:
-        return Footer(bucket_id, name, version.decode(), size, checksum.hex(), length)
+        return Footer(bucket_id, *known)
     owner = _STAGED_OWNER.fullmatch(bucket_id)
     if owner is None:
         raise FooterDamaged("its footer names no job")
-    return Footer(owner[1], name, version.decode(), size, checksum.hex(), length, owner[2], owner[3] == "1")
+    return Footer(owner[1], *known, owner[2], owner[3] == "1")

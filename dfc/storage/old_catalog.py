@@ -37,15 +37,15 @@ class OldCatalog:
         )
         return version_text(*found) if found else ""
 
-    def tombstones(self) -> Iterator[tuple[str, str, str]]:
-        """Bucket id, name and version of every delete that can be read."""
+    def tombstones(self) -> Iterator[tuple[str, str, str, int]]:
+        """Bucket id, name and version of every delete that can be read, and when it was carried out."""
         if self._connection is None:
             return
         try:
-            for bucket_id, name, us, node in self._connection.execute(
-                "SELECT id, CAST(name AS TEXT), us, node FROM tombstones JOIN buckets ON number = bucket"
+            for bucket_id, name, us, node, written_us in self._connection.execute(
+                "SELECT id, CAST(name AS TEXT), us, node, written_us FROM tombstones JOIN buckets ON number = bucket"
             ):
-                yield bucket_id, name, version_text(us, node)
+                yield bucket_id, name, version_text(us, node), written_us
         except sqlite3.Error:
             return
 
@@ -62,8 +62,8 @@ class OldCatalog:
         """Whether it has exactly this blob as that of a synced, sound object."""
         found = self._one(
             "SELECT state FROM objects JOIN buckets ON number = bucket"
-            " WHERE id = ? AND name = ? AND us = ? AND node = ? AND size = ? AND checksum = ?",
-            (row.bucket_id, row.name.encode(), *version_parts(row.version), row.size, row.checksum),
+            " WHERE id = ? AND name = ? AND us = ? AND node = ? AND size = ? AND checksum = ? AND drawn IS ?",
+            (row.bucket_id, row.name.encode(), *version_parts(row.version), row.size, row.checksum, row.drawn or None),
         )
         return found is not None and found[0] == GOOD
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, TypeVar
 
 from dfc.clock import HybridClock, version_us
-from dfc.errors import ObjectNotFound, PreconditionFailed
+from dfc.errors import Conflict, ObjectNotFound, PreconditionFailed
 from dfc.storage.cache import Key
 from dfc.storage.catalog import REMOVED_BUCKET
 from dfc.storage.rows import QUARANTINED, UNSYNCED, ObjectRow, Precondition
@@ -51,7 +51,7 @@ class PutOutcome:
 
 
 class Put(Operation[PutOutcome]):
-    """Point a name at a finished blob, unless the name has a newer version."""
+    """Point a name at a finished blob, unless the name has a newer version. Conflict when the same version says otherwise."""
 
     def __init__(self, row: ObjectRow, precondition: Precondition) -> None:
         self._row = row
@@ -70,10 +70,16 @@ class Put(Operation[PutOutcome]):
             if self._precondition.names_an_object:
                 raise PreconditionFailed("the object was changed while this upload was under way")
             return PutOutcome(stored=False, replaced=True)
+        if current is not None and current.version == row.version:
+            self._require_same(current)  # it is written again, perhaps since its blob was lost
         garbage = self._replace(transaction, current)
         if tombstone is not None:
             transaction.remove_tombstone(row.bucket_id, row.name)
         return PutOutcome(stored=True, replaced=current is not None, garbage=garbage)
+
+    def _require_same(self, current: ObjectRow) -> None:
+        if (current.checksum, current.attributes) != (self._row.checksum, self._row.attributes):
+            raise Conflict(f"the version {current.version} of {current.name!r} has other bytes or attributes here")
 
     def _replace(self, transaction: Transaction, current: ObjectRow | None) -> tuple[ObjectRow, ...]:
         if current is None:
@@ -124,8 +130,44 @@ class Delete(Operation[DeleteOutcome]):
         previous = transaction.previous(current)
         self._clock.observe(current.version)
         transaction.remove(current)
-        transaction.write_tombstone(self._bucket_id, self._name, self._clock.next_version())
+        version = self._clock.next_version()
+        transaction.write_tombstone(self._bucket_id, self._name, version, version_us(version))
         return DeleteOutcome(current, (current,) if previous is None else (current, previous))
+
+
+@dataclass(frozen=True, slots=True)
+class BuryOutcome:
+    """`row` is None when nothing older was there."""
+
+    row: ObjectRow | None
+    garbage: tuple[ObjectRow, ...] = ()
+
+
+class Bury(Operation[BuryOutcome]):
+    """Carry out a delete that has its version already: whatever is older goes, and is kept from coming back."""
+
+    frees_space = True
+
+    def __init__(self, bucket_id: str, name: str, version: str, clock: HybridClock) -> None:
+        self._bucket_id = bucket_id
+        self._name = name
+        self._version = version
+        self._clock = clock
+        self.keys = ((bucket_id, name),)
+
+    def apply(self, transaction: Transaction) -> BuryOutcome:
+        bucket_id, name, version = self._bucket_id, self._name, self._version
+        current, tombstone = transaction.current(bucket_id, name), transaction.tombstone(bucket_id, name)
+        if (current is not None and current.version > version) or (tombstone is not None and tombstone >= version):
+            return BuryOutcome(None)
+        garbage: tuple[ObjectRow, ...] = ()
+        if current is not None:
+            previous = transaction.previous(current)
+            garbage = (current,) if previous is None else (current, previous)
+            transaction.remove(current)
+        # It is kept from now on, however old it is: uploads that are older may still be on their way here.
+        transaction.write_tombstone(bucket_id, name, version, version_us(self._clock.next_version()))
+        return BuryOutcome(current, garbage)
 
 
 QuarantineOutcome = Literal["changed", "quarantined", "restored"]
@@ -147,7 +189,7 @@ class Quarantine(Operation[tuple[QuarantineOutcome, tuple[ObjectRow, ...]]]):
 
     def apply(self, transaction: Transaction) -> tuple[QuarantineOutcome, tuple[ObjectRow, ...]]:
         current = transaction.current(self._row.bucket_id, self._row.name)
-        if current is None or current.version != self._row.version:
+        if current is None or current.blob_id != self._row.blob_id:
             return "changed", ()
         previous = transaction.previous(current)
         if self._restore and previous is not None:
@@ -169,7 +211,7 @@ class LiftQuarantine(Operation[bool]):
 
     def apply(self, transaction: Transaction) -> bool:
         current = transaction.current(self._row.bucket_id, self._row.name)
-        if current is None or current.version != self._row.version or current.state != QUARANTINED:
+        if current is None or current.blob_id != self._row.blob_id or current.state != QUARANTINED:
             return False
         transaction.lift_quarantine(current)
         return True
@@ -186,7 +228,7 @@ class MarkSynced(Operation[tuple[ObjectRow, ...]]):
         garbage = []
         for row in self._rows:
             current = transaction.current(row.bucket_id, row.name)
-            if current is None or current.version != row.version or current.state != UNSYNCED:
+            if current is None or current.blob_id != row.blob_id or current.state != UNSYNCED:
                 continue  # replaced, deleted or quarantined meanwhile
             previous = transaction.previous(current)
             transaction.mark_synced(current)
@@ -206,7 +248,7 @@ class MarkSyncedUpTo(Operation[list[ObjectRow]]):
     def apply(self, transaction: Transaction) -> list[ObjectRow]:
         for row in self._failed:
             current = transaction.current(row.bucket_id, row.name)
-            if current is not None and current.version == row.version and current.state == UNSYNCED:
+            if current is not None and current.blob_id == row.blob_id and current.state == UNSYNCED:
                 transaction.give_up_syncing(current)
         return transaction.mark_synced_up_to(self._sequence)
 
@@ -258,7 +300,7 @@ class ForgetRemovedBuckets(Operation[None]):
 
 
 class PurgeTombstones(Operation[int]):
-    """Forget deletes that no upload can be older than."""
+    """Forget deletes that were carried out here so long ago that no upload which is older can still be under way."""
 
     durable = False
 

@@ -181,7 +181,7 @@ class BlobReader:
         current = parts.catalog.find(row.bucket_id, row.name)
         if current is None:
             raise ObjectNotFound(f"there is no object {row.name!r}")
-        if current.version != row.version:
+        if current.blob_id != row.blob_id:
             raise RowChanged(current)
         self._quarantine(row, "its blob is gone")
         raise ObjectCorrupt(f"the stored bytes of {row.name!r} are gone")

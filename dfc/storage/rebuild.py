@@ -113,6 +113,7 @@ class _Rebuild:
             self._report.bytes += size
 
     def _rows(self) -> Iterator[ObjectRow | StagedRow]:
+        """Of each name in the order of the blobs' ids: of two blobs of one version the younger one comes later, and counts."""
         for bucket_id, directory in blob_directories(self._root):
             for path, file in blob_files(directory):
                 if not file.is_index:
@@ -126,10 +127,12 @@ class _Rebuild:
         except (layout.FooterDamaged, ValueError) as error:
             self._set_aside(bucket_id, path, str(error))
             return None
-        if path != layout.blob_path(self._root, footer.bucket_id, footer.name, footer.version):
+        if path != layout.blob_path(self._root, footer.bucket_id, footer.name, file.blob_id):
             self._set_aside(bucket_id, path, "its footer is that of another object")
             return None
-        row = ObjectRow(bucket_id, footer.name, footer.version, footer.size, footer.checksum)
+        drawn = "" if file.blob_id == footer.version else file.blob_id
+        known = footer.name, footer.version, footer.size, footer.checksum
+        row = ObjectRow(bucket_id, *known, attributes=footer.attributes, drawn=drawn)
         if bucket_id in self._removed:
             self._report.deleted += 1
             return None
@@ -221,7 +224,7 @@ class _Rebuild:
 
     def _take_staged(self, transaction: Transaction, entry: StagedRow) -> None:
         current = staged_version(transaction, entry.row.bucket_id, entry.row.name, entry.owner)
-        if current is None or current.version < entry.row.version:
+        if current is None or current.version <= entry.row.version:
             insert_staged(transaction, entry)
         self._report.staged += current is None
 
@@ -239,9 +242,9 @@ class _Rebuild:
         connection = self._catalog.writer
         transaction = Transaction(self._catalog, "")
         connection.execute("BEGIN IMMEDIATE")
-        for bucket_id, name, version in self._old.tombstones():
+        for bucket_id, name, version, written_us in self._old.tombstones():
             if transaction.current(bucket_id, name) is None:
-                transaction.write_tombstone(bucket_id, name, version)
+                transaction.write_tombstone(bucket_id, name, version, written_us)
                 self._report.tombstones += 1
         for bucket_id, us in self._removed.items():
             transaction.set_meta(REMOVED_BUCKET + bucket_id, us)

@@ -51,9 +51,9 @@ class RelaxedRows:
         current = self._parts.catalog.find(*key)
         if current is None:
             raise ObjectNotFound(f"there is no object {row.name!r}")
-        if current.version == row.version and current.state == GOOD:
+        if current.blob_id == row.blob_id and current.state == GOOD:
             return current  # another thread has verified it
-        if current.quarantined or current.version == row.version:
+        if current.quarantined or current.blob_id == row.blob_id:
             raise ObjectCorrupt(f"the stored bytes of {row.name!r} did not survive a restart of the machine")
         return self.examine(current) if current.unsynced else current
 

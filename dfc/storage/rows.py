@@ -32,6 +32,13 @@ class ObjectRow(msgspec.Struct, frozen=True, gc=False):
     members: int | None = None
     warnings: tuple[str, ...] = ()
     state: int = GOOD
+    attributes: bytes = b""  # `dfc.attributes`, as they came: this engine keeps them and does not look into them
+    drawn: str = ""  # the id of its file, where the version came from outside
+
+    @property
+    def blob_id(self) -> str:
+        """What names its file: the version, or what the disk drew in its place. No two files ever have the same one."""
+        return self.drawn or self.version
 
     @property
     def modified_us(self) -> int:
@@ -108,6 +115,18 @@ ALWAYS: Final = Precondition()
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """What an upload brings from outside. `version`: the one that somebody else has given to the object, None to draw a new
+    one. `attributes`: as `dfc.attributes` encodes them."""
+
+    version: str | None = None
+    attributes: bytes = b""
+
+
+NEW: Final = Origin()
+
+
+@dataclass(frozen=True, slots=True)
 class PutResult:
     """`replaced` is True when an object of that name was there, or a newer one has come meanwhile."""
 
@@ -136,7 +155,7 @@ class DiskOptions:
     orphan_alarm: int = 100  # more complete blobs without a row than any crash leaves: the catalog is in doubt
     tombstone_keep_s: float = 7 * 86_400.0  # longer than any upload may last
     object_bytes_max: int = 1024 * GIB
-    row_cache_rows: int = 16_384  # about 600 bytes each
+    row_cache_rows: int = 16_384  # about 600 bytes each, and 512 of attributes at most
     open_indexes: int = 64
     writeback_bytes: int = 8 * MIB  # an upload starts writing out pieces of this size while it is received
     maintenance: bool = True  # False: no background thread; tests call what it would call

@@ -191,7 +191,7 @@ class Scrubber:
             self._scrub_index(row)
             return False
         current = parts.catalog.find(row.bucket_id, row.name)
-        if current is None or current.version != row.version:
+        if current is None or current.blob_id != row.blob_id:
             return False  # replaced or deleted while it was read
         damage = self._damage(row)
         if damage is None:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from dfc.checksum import BodyHasher, ExpectedChecksums, checksum_of
+from dfc.errors import BadRequest
 from dfc.filesystem import write_all
 from dfc.storage import layout
 from dfc.storage.commit import OutcomeUnknown
 from dfc.storage.operations import Put
 from dfc.storage.parts import DiskParts
-from dfc.storage.rows import GOOD, UNSYNCED, Durability, ObjectRow, Precondition, PutResult
+from dfc.storage.rows import GOOD, UNSYNCED, Durability, ObjectRow, Origin, Precondition, PutResult
 
 _CREATE_TRIES: Final = 8
 
@@ -28,15 +29,19 @@ def put_whole(
     expected: ExpectedChecksums,
     durability: Durability,
     precondition: Precondition,
+    origin: Origin,
 ) -> PutResult:
     """Store `body`; see `Disk.put_small`. Whatever fails, no file and no descriptor is left."""
     checksum = _checksum(body, expected)
     parts.space.require(len(body))
     durable = durability == "fsync"
+    if origin.version is not None:
+        observe(parts, origin.version)
     try:
-        fd, path, row = _create(parts, bucket_id, name, len(body), checksum, GOOD if durable else UNSYNCED)
+        fd, path, blob_id = create_blob(parts, bucket_id, name)
     except OSError as error:
         raise parts.health.translate(error, "creating a blob") from error
+    row = new_row(bucket_id, name, blob_id, origin, size=len(body), checksum=checksum, state=GOOD if durable else UNSYNCED)
     try:
         _fill(parts, fd, path, body + layout.row_footer(row), durable)
     except OSError as error:
@@ -61,15 +66,15 @@ def put_whole(
 
 
 def create_blob(parts: DiskParts, bucket_id: str, name: str) -> tuple[int, str, str]:
-    """A new, empty blob file: descriptor, path and the version that is in its name. Raises OSError."""
+    """A new, empty blob file: descriptor, path and the blob id that is in its name. Raises OSError."""
     stem = layout.blob_stem(name)
-    tries = _CREATE_TRIES  # a version is taken only when the clock went back, a directory gone only with its bucket
+    tries = _CREATE_TRIES  # an id is taken only when the clock went back, a directory gone only with its bucket
     while True:
         tries -= 1
-        version = parts.clock.next_version()
-        path = f"{parts.directories.make(bucket_id, name)}/{stem}@{version}"
+        blob_id = parts.clock.next_version()
+        path = f"{parts.directories.make(bucket_id, name)}/{stem}@{blob_id}"
         try:
-            return parts.filesystem.create(path), path, version
+            return parts.filesystem.create(path), path, blob_id
         except FileExistsError:
             if not tries:
                 raise
@@ -79,17 +84,27 @@ def create_blob(parts: DiskParts, bucket_id: str, name: str) -> tuple[int, str, 
                 raise
 
 
+def new_row(bucket_id: str, name: str, blob_id: str, origin: Origin, **known: Any) -> ObjectRow:
+    """The row of a new blob."""
+    given = origin.version
+    drawn = "" if given is None else blob_id
+    return ObjectRow(bucket_id, name, given or blob_id, attributes=origin.attributes, drawn=drawn, **known)
+
+
+def observe(parts: DiskParts, version: str) -> None:
+    """Let the clock follow a version from outside. BadRequest when it is none, or of a time to come."""
+    try:
+        parts.clock.observe_foreign(version)
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+
+
 def _checksum(body: bytes, expected: ExpectedChecksums) -> str:
     if expected.xxh3_128 is None and expected.md5 is None:
         return checksum_of(body)
     hasher = BodyHasher(expected)
     hasher.update(body)
     return hasher.finish()
-
-
-def _create(parts: DiskParts, bucket_id: str, name: str, size: int, checksum: str, state: int) -> tuple[int, str, ObjectRow]:
-    fd, path, version = create_blob(parts, bucket_id, name)
-    return fd, path, ObjectRow(bucket_id, name, version, size, checksum, None, None, (), state)
 
 
 def _fill(parts: DiskParts, fd: int, path: str, data: bytes, durable: bool) -> None:

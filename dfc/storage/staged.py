@@ -15,12 +15,13 @@ import msgspec
 from dfc.clock import HybridClock, version_us
 from dfc.errors import JobCancelled
 from dfc.storage import layout
-from dfc.storage.catalog import STAGED_SINCE, Catalog, make_row, version_parts
+from dfc.storage.catalog import STAGED_ROW_COLUMNS, Catalog, make_row, row_values
 from dfc.storage.operations import Operation, Put, PutOutcome
 from dfc.storage.rows import ALWAYS, GOOD, UNSYNCED, ObjectRow, Precondition
 from dfc.storage.transaction import Transaction
 
-_COLUMNS: Final = "us, node, size, checksum, samples, members, warnings, boot, job, temporary"
+_COLUMNS: Final = f"{STAGED_ROW_COLUMNS}, boot, job, temporary"
+_WIDTH: Final = len(_COLUMNS.split(", "))
 _PAGE_ROWS: Final = 1000
 
 
@@ -68,8 +69,6 @@ def find_staged(catalog: Catalog, bucket_id: str, name: str, owner: StagedName) 
 
 def staged_rows(catalog: Catalog, job: str | None = None) -> Iterator[StagedRow]:
     """The staged rows of a job, or of all, in pages: by job, bucket, name."""
-    if catalog.schema < STAGED_SINCE:
-        return
     after: tuple[Any, ...] = (job or "", -1, b"", -1)
     while True:
         with catalog.reader() as connection:
@@ -80,11 +79,11 @@ def staged_rows(catalog: Catalog, job: str | None = None) -> Iterator[StagedRow]
                 (*after, job, job, _PAGE_ROWS),
             ).fetchall()
         for columns in page:
-            yield _row(columns[12], columns[13], columns[:10])
+            yield _row(columns[-2], columns[-1], columns[:_WIDTH])
         if len(page) < _PAGE_ROWS:
             return
-        last = page[-1]
-        after = (last[8], last[10], last[11], last[9])
+        *_, job_id, temporary, bucket, key, _, _ = page[-1]
+        after = (job_id, bucket, key, temporary)
 
 
 def staged_totals(catalog: Catalog) -> dict[str, StagedTotal]:
@@ -112,12 +111,9 @@ def insert_staged(transaction: Transaction, staged: StagedRow) -> None:
     """Write a row, over one with the same key."""
     row, owner = staged.row, staged.owner
     number = transaction.bucket_number(row.bucket_id, make=True)
-    warnings = "\n".join(row.warnings) or None
-    transaction.run(
-        "INSERT OR REPLACE INTO staged VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (owner.job, number, row.name.encode(), int(owner.temporary), *version_parts(row.version), row.size, row.checksum,
-         row.samples, row.members, warnings, staged.boot),
-    )  # fmt: skip
+    values = (owner.job, number, row.name.encode(), int(owner.temporary), *row_values(row)[:-1], staged.boot)
+    columns = f"job, bucket, name, temporary, {STAGED_ROW_COLUMNS}, boot"
+    transaction.run(f"INSERT OR REPLACE INTO staged ({columns}) VALUES ({', '.join('?' * len(values))})", values)
     transaction.changes += 2
 
 
@@ -208,6 +204,10 @@ class Publish(Operation[Published]):
             if entry.owner.temporary or row.bucket_id not in are_open:
                 garbage.append(row)
                 continue
+            current = transaction.current(row.bucket_id, row.name)
+            if current is not None and current.version == row.version:
+                garbage.append(row)  # another disk has published it, and it came here as a copy
+                continue
             outcome = Put(row, ALWAYS).apply(transaction)
             garbage += outcome.garbage if outcome.stored else (row,)
             objects += outcome.stored
@@ -257,7 +257,7 @@ def _take_rows(transaction: Transaction, job: str) -> list[StagedRow]:
         " ORDER BY bucket, name, us, node",
         (job,),
     )
-    rows = [_row(columns[10], columns[11], columns[:10]) for columns in found.fetchall()]
+    rows = [_row(columns[-2], columns[-1], columns[:_WIDTH]) for columns in found.fetchall()]
     if rows:
         transaction.run("DELETE FROM staged WHERE job = ?", (job,))
         transaction.changes += 2 * len(rows)

@@ -42,7 +42,7 @@ class Staging:
 
     def __init__(self, parts: DiskParts) -> None:
         self._parts = parts
-        self._verified: set[str] = set()  # versions of blobs of an earlier run of the machine that were found sound
+        self._verified: set[str] = set()  # ids of blobs of an earlier run of the machine that were found sound
         self._publishing = threading.Lock()
 
     # --- reading
@@ -131,7 +131,7 @@ class Staging:
     def _require_sound(self, entry: StagedRow) -> None:
         """ObjectCorrupt when the blob was never synced, the machine was restarted since, and its bytes are not there."""
         parts = self._parts
-        if entry.boot in (None, parts.boot) or entry.row.version in self._verified:
+        if entry.boot in (None, parts.boot) or entry.row.blob_id in self._verified:
             return
         try:
             # Whatever footer it has: publishing may have been cut off.
@@ -140,7 +140,7 @@ class Staging:
             raise parts.health.translate(error, "verifying a staged blob") from error
         if damage is not None:
             raise ObjectCorrupt(f"the staged bytes of {entry.row.name!r} did not survive a restart of the machine: {damage}")
-        self._verified.add(entry.row.version)
+        self._verified.add(entry.row.blob_id)
 
     def _write_footer(self, entry: StagedRow) -> None:
         """Make the footer that of an object. Cut off, the row still has all it takes to write it again."""

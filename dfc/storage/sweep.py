@@ -1,6 +1,7 @@
 """The sweep: files in `objects/` that the catalog does not refer to are set aside in `orphans/` and deleted later.
 
-Only files older than this opening of the disk are looked at; an upload that is under way is younger. A crash leaves torn
+Only files older than this opening of the disk are looked at; the file of an upload that is under way is younger, also
+that of one which brings an older version along. A crash leaves torn
 blobs, replaced ones, any number of a bucket that was being removed, and a few complete ones that were not committed. More
 complete blobs than that mean that the catalog is wrong, not the blobs: then nothing is moved and an alarm is raised.
 """
@@ -18,7 +19,7 @@ from typing import Final, Literal, NamedTuple
 
 from dfc.filesystem import FileSystem
 from dfc.storage import layout
-from dfc.storage.catalog import Catalog, version_text
+from dfc.storage.catalog import Catalog
 from dfc.storage.parts import DiskParts
 
 _log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class SweepReport:
 
 
 def sweep(parts: DiskParts, before: str, stopped: Callable[[], bool] = lambda: False) -> SweepReport:
-    """Set aside every unreferenced file whose version is older than `before`."""
+    """Set aside every unreferenced file whose blob id is older than `before`."""
     orphans = []
     for orphan in find_orphans(parts.root, parts.catalog, parts.filesystem, before, stopped):
         orphans.append(orphan)
@@ -126,12 +127,12 @@ def read_footer(filesystem: FileSystem, path: str) -> layout.Footer:
 def _orphans_in(
     directory: str, bucket_id: str, catalog: Catalog, connection: sqlite3.Connection, filesystem: FileSystem, before: str
 ) -> Iterator[Orphan]:
-    unnamed: list[tuple[str, str]] = []  # hashed names without a readable footer: path, version
+    unnamed: list[tuple[str, str]] = []  # hashed names without a readable footer: path, blob id
     kept: set[str] = set()
     indexes: list[str] = []
     removed = catalog.was_removed(connection, bucket_id)
     for path, file in blob_files(directory):
-        if file.version >= before:
+        if file.blob_id >= before:
             continue
         if file.is_index:
             indexes.append(path)
@@ -140,10 +141,10 @@ def _orphans_in(
         footer = None if file.name is not None else _footer_or_none(filesystem, path)
         name = file.name or (footer.name if footer else None)
         if name is None:
-            unnamed.append((path, file.version))
+            unnamed.append((path, file.blob_id))
             continue
-        needed, newest = catalog.referenced_versions(connection, bucket_id, name)
-        if file.version in needed:
+        needed, newest = catalog.referenced_blobs(connection, bucket_id, name)
+        if file.blob_id in needed:
             kept.add(path)
             continue
         footer = footer or _footer_or_none(filesystem, path)
@@ -154,11 +155,11 @@ def _orphans_in(
         elif footer.job is not None:
             yield Orphan(path, "unpublished", bucket_id)
         else:
-            yield Orphan(path, "superseded" if newest is not None and newest > file.version else "complete", bucket_id)
+            yield Orphan(path, "superseded" if newest is not None and newest >= footer.version else "complete", bucket_id)
     if unnamed:
-        known = {version_text(us, node) for us, node in catalog.versions(connection, bucket_id)}
-        for path, version in unnamed:
-            if version in known:
+        known = set(catalog.blob_ids(connection, bucket_id))
+        for path, blob_id in unnamed:
+            if blob_id in known:
                 kept.add(path)
             else:
                 yield Orphan(path, "torn", bucket_id)

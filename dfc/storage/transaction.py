@@ -12,7 +12,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from dfc.storage.cache import Key
-from dfc.storage.catalog import Catalog, decode_previous, encode_previous, make_row, version_parts, version_text
+from dfc.storage.catalog import (
+    ROW_COLUMNS,
+    STAGED_ROW_COLUMNS,
+    Catalog,
+    decode_previous,
+    encode_previous,
+    make_row,
+    row_values,
+    version_parts,
+    version_text,
+)
 from dfc.storage.rows import GOOD, QUARANTINED, UNSYNCED, ObjectRow
 
 _Execute = Callable[[str, Sequence[object]], sqlite3.Cursor]
@@ -35,8 +45,8 @@ class Transaction:
         self._catalog = catalog
         self._execute: _Execute = catalog.writer.execute
         self.boot = boot
-        self._objects = _Table(self._execute, "objects", "us, node, size, checksum, samples, members, warnings, state")
-        self._tombstones = _Table(self._execute, "tombstones", "us, node")
+        self._objects = _Table(self._execute, "objects", ROW_COLUMNS)
+        self._tombstones = _Table(self._execute, "tombstones", "us, node, written_us")
         self._unsynced = _Table(self._execute, "unsynced", "us, node, boot, sequence, previous")
         self._quarantine = _Table(self._execute, "quarantine", "us, node, size, reason, found_us")
         self._counters: dict[int, list[int]] = {}
@@ -62,7 +72,7 @@ class Transaction:
     def tombstone(self, bucket_id: str, name: str) -> str | None:
         """The version of the delete that is remembered for a name."""
         values = self._tombstones.get(self._key(bucket_id, name))
-        return None if values is None else version_text(*values)
+        return None if values is None else version_text(*values[:2])
 
     def previous(self, row: ObjectRow) -> ObjectRow | None:
         """The durable row that an unsynced one replaced and can come back to."""
@@ -75,8 +85,7 @@ class Transaction:
         """The first rows of a bucket."""
         self._flush()
         found = self._execute(
-            "SELECT CAST(name AS TEXT), us, node, size, checksum, samples, members, warnings, state FROM objects"
-            " WHERE bucket = ? ORDER BY name LIMIT ?",
+            f"SELECT CAST(name AS TEXT), {ROW_COLUMNS} FROM objects WHERE bucket = ? ORDER BY name LIMIT ?",
             (self._number(bucket_id), limit),
         )
         rows = [make_row(bucket_id, name, columns) for name, *columns in found.fetchall()]
@@ -88,7 +97,7 @@ class Transaction:
     def put(self, row: ObjectRow, replaced: ObjectRow | None) -> None:
         """Point the name at a blob. `replaced` is what `current` gave."""
         key = self._key_or_new(row.bucket_id, row.name)
-        self._write(key, row)
+        self._objects.set(key, row_values(row))
         if replaced is None:
             self._count(key[0], 1, row.size)
         else:
@@ -110,8 +119,9 @@ class Transaction:
         self._forget_state(key, row)
         self.rows[row.bucket_id, row.name] = None
 
-    def write_tombstone(self, bucket_id: str, name: str, version: str) -> None:
-        self._tombstones.set(self._key_or_new(bucket_id, name), version_parts(version))
+    def write_tombstone(self, bucket_id: str, name: str, version: str, written_us: int) -> None:
+        """`written_us`: when it was carried out here, in µs since 1970; it is kept for a time from then on."""
+        self._tombstones.set(self._key_or_new(bucket_id, name), (*version_parts(version), written_us))
 
     def remove_tombstone(self, bucket_id: str, name: str) -> None:
         self._tombstones.remove(self._key(bucket_id, name))
@@ -168,7 +178,7 @@ class Transaction:
     def purge_tombstones(self, before_us: int, limit: int) -> int:
         self._flush()
         return self._execute(
-            "DELETE FROM tombstones WHERE (bucket, name) IN (SELECT bucket, name FROM tombstones WHERE us < ? LIMIT ?)",
+            "DELETE FROM tombstones WHERE (bucket, name) IN (SELECT bucket, name FROM tombstones WHERE written_us < ? LIMIT ?)",
             (before_us, limit),
         ).rowcount
 
@@ -179,10 +189,7 @@ class Transaction:
     def drop_staged(self, bucket_id: str) -> list[ObjectRow]:
         """Take out everything that jobs have staged for a bucket; the rows of its blobs."""
         number = self._number(bucket_id)
-        found = self._execute(
-            "SELECT CAST(name AS TEXT), us, node, size, checksum, samples, members, warnings FROM staged WHERE bucket = ?",
-            (number,),
-        )
+        found = self._execute(f"SELECT CAST(name AS TEXT), {STAGED_ROW_COLUMNS} FROM staged WHERE bucket = ?", (number,))
         rows = [make_row(bucket_id, name, (*columns, GOOD)) for name, *columns in found.fetchall()]
         if rows:
             self._execute("DELETE FROM staged WHERE bucket = ?", (number,))
@@ -210,11 +217,6 @@ class Transaction:
 
     def _flush(self) -> None:
         self.changes += sum(table.flush() for table in (self._objects, self._tombstones, self._unsynced, self._quarantine))
-
-    def _write(self, key: _RowKey, row: ObjectRow) -> None:
-        warnings = "\n".join(row.warnings) or None
-        version = version_parts(row.version)
-        self._objects.set(key, (*version, row.size, row.checksum, row.samples, row.members, warnings, row.state))
 
     def _set_state(self, row: ObjectRow, state: int) -> None:
         key = self._key(row.bucket_id, row.name)

@@ -20,8 +20,8 @@ from dfc.storage.commit import OutcomeUnknown
 from dfc.storage.indexes import IndexWriter
 from dfc.storage.operations import Put
 from dfc.storage.parts import DiskParts
-from dfc.storage.rows import ALWAYS, GOOD, UNSYNCED, Durability, ObjectRow, Precondition, PutResult
-from dfc.storage.small import create_blob
+from dfc.storage.rows import ALWAYS, GOOD, NEW, UNSYNCED, Durability, ObjectRow, Origin, Precondition, PutResult
+from dfc.storage.small import create_blob, new_row, observe
 from dfc.storage.staged import Stage, StagedName
 from dfc.storage.writeback import Writeback
 from dfc.tar.index import IndexSummary, TarError, index_kind
@@ -40,8 +40,9 @@ class BlobWriter:
         expected: ExpectedChecksums,
         durability: Durability,
         staged: StagedName | None = None,
+        origin: Origin = NEW,
     ) -> None:
-        """Claim the space and create the blob. Raises NoSpace, TooLarge, StorageFailed."""
+        """Claim the space and create the blob. Raises NoSpace, TooLarge, StorageFailed, BadRequest."""
         if size is not None and size > parts.options.object_bytes_max:
             raise TooLarge(f"an object has at most {parts.options.object_bytes_max} bytes")
         self._parts = parts
@@ -49,12 +50,13 @@ class BlobWriter:
         self._name = name
         self._size = size
         self._durable = durability == "fsync"
+        self._origin = origin
         self._staged = None if staged is None else staged._replace(job=layout.check_job_id(staged.job))
         self._hasher = BodyHasher(expected)
         self._received = self._digested = 0
         self._writeback = Writeback(parts.filesystem, parts.options.writeback_bytes, self._durable)
         self._fd = -1
-        self._path = self._version = ""
+        self._path = self._blob_id = ""
         kind = index_kind(name)
         self._slow_digest = kind not in (None, "tar")
         self._index: IndexWriter | None = None
@@ -62,6 +64,8 @@ class BlobWriter:
         self._lock = threading.Lock()
         self._busy = 0  # threads at work on it
         self._aborted = self._ended = False
+        if origin.version is not None:
+            observe(parts, origin.version)
         self._claimed = 0 if size is None else size
         _claim(parts, self._claimed)
         try:
@@ -76,7 +80,7 @@ class BlobWriter:
     @property
     def version(self) -> str:
         """The version that the object will have."""
-        return self._version
+        return self._origin.version or self._blob_id
 
     @property
     def slow_digest(self) -> bool:
@@ -223,7 +227,7 @@ class BlobWriter:
     def _create(self, kind: str | None) -> None:
         """The blob and, for a shard, its index. Raises OSError."""
         parts = self._parts
-        self._fd, self._path, self._version = create_blob(parts, self._bucket_id, self._name)
+        self._fd, self._path, self._blob_id = create_blob(parts, self._bucket_id, self._name)
         if kind is not None:
             path, temporary = self._path + layout.INDEX_SUFFIX, f"{parts.root}/{layout.TEMPORARY}"
             self._index = IndexWriter(parts.filesystem, path, kind, temporary)
@@ -248,7 +252,7 @@ class BlobWriter:
         if self._digested != self._received:
             raise ValueError(f"{self._received} bytes were stored, {self._digested} of them hashed")
         checksum = self._hasher.finish()
-        found = None if self._index is None else self._index.finish(self._version, self._received, checksum)
+        found = None if self._index is None else self._index.finish(self.version, self._received, checksum)
         return self._row_of(checksum, found)
 
     def _row_of(self, checksum: str, found: IndexSummary | TarError | None) -> ObjectRow:
@@ -263,8 +267,17 @@ class BlobWriter:
             self._parts.stats.indexes_built += 1
             self._parts.stats.indexed_members += members
         state = GOOD if self._durable else UNSYNCED
-        return ObjectRow(
-            self._bucket_id, self._name, self._version, self._received, checksum, samples, members, warnings, state
+        return new_row(
+            self._bucket_id,
+            self._name,
+            self._blob_id,
+            self._origin,
+            size=self._received,
+            checksum=checksum,
+            samples=samples,
+            members=members,
+            warnings=warnings,
+            state=state,
         )
 
     def _close_blob(self, row: ObjectRow) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
 import urllib.request
 from pathlib import Path
 
@@ -29,10 +30,7 @@ def nodes(cluster: Cluster) -> dict[str, tuple[int, list[str]]]:
 
 def refusal(directory: Path, *arguments: str) -> str:
     """What `dfc serve` says when it does not start."""
-    command = [sys.executable, "-m", "dfc", "serve", "--dir", str(directory), "--port", "0", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2, done.stdout + done.stderr
-    return done.stderr
+    return stopped("serve", "--dir", str(directory), "--port", "0", *arguments)
 
 
 def test_ids_that_are_lost_come_back(start_cluster) -> None:
@@ -50,6 +48,38 @@ def test_ids_that_are_lost_come_back(start_cluster) -> None:
     assert all(get(f"{cluster.url}/keep/{number}") == b"%d" % number * 100 for number in range(20))
     kept = {(cluster.directory / f"target-{number}" / "dfc-node-id").read_text().strip() for number in range(2)}
     assert kept == set(before)
+
+
+def test_what_an_earlier_version_wrote_is_refused_and_left_as_it_is(tmp_path: Path, data: Path, start_cluster) -> None:
+    """A directory of format 1, as a version of that time wrote it: two targets, five objects."""
+    with tarfile.open(data / "directory-format-1.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    old = tmp_path / "dfc-data"
+
+    def state() -> dict[str, tuple[int, bytes]]:
+        return {str(path): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"") for path in old.rglob("*")}
+
+    before = state()
+    said = refusal(old)
+    assert f"{old} holds a cluster in format 1, and this version of DFC reads format 2" in said
+    assert "Nothing was changed. Run the version of DFC that wrote it, or start in another directory" in said
+    proxy = stopped("proxy", "--dir", str(old / "proxy"), "--port", "0")
+    assert "registry.sqlite is a registry in format 1, and this version of DFC reads format 2. Nothing was changed" in proxy
+    # Its disks are refused by the cluster that they belong to, and before that by their format.
+    cluster: Cluster = start_cluster(targets=1)
+    disk = old / "target-0" / "disk-0"
+    target = stopped("target", "--dir", str(old / "target-0"), "--disks", str(disk), "--proxy-url", cluster.url, "--port", "0")
+    assert f"{disk} is a disk in format 2, and this version of DFC reads format 3. Nothing was changed" in target
+    for command in ("check", "rebuild", "release"):
+        assert "in format 2, and this version of DFC reads format 3" in stopped("disk", command, str(disk))
+    assert state() == before
+
+
+def stopped(*arguments: str) -> str:
+    """What a command says that refuses to do its work."""
+    done = subprocess.run([sys.executable, "-m", "dfc", *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stdout + done.stderr
+    return done.stderr
 
 
 def test_a_disk_that_was_moved_must_be_let_go_of_first(start_cluster) -> None:
@@ -85,7 +115,7 @@ def test_the_shape_of_the_cluster_is_not_guessed(tmp_path: Path, left: bytes | N
         (tmp_path / "cluster.json").write_bytes(left)
     said = refusal(tmp_path)
     assert str(tmp_path / "cluster.json") in said
-    assert ("--targets N --disks M" if left is None else '{"targets": 2, "disks": 1}') in said
+    assert ("--targets N --disks M" if left is None else '{"format": 2, "targets": 2, "disks": 1}') in said
     assert not (tmp_path / "proxy").exists()
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -83,11 +84,19 @@ def test_a_damaged_one_is_refused_and_left_alone(tmp_path: Path, left: bytes) ->
 def test_one_of_another_version_is_refused(tmp_path: Path) -> None:
     opened(tmp_path / "d.sqlite", version=4).close()
     before = _bytes_below(tmp_path)
-    with pytest.raises(
-        DiskRefused, match=r"in format 4, and this version of DFC reads format 3\. Run the version that wrote it"
-    ):
+    with pytest.raises(DiskRefused, match=r"in format 4, and this version of DFC reads format 3\. Nothing was changed\. Run"):
         opened(tmp_path / "d.sqlite")
     assert _bytes_below(tmp_path) == before
+
+
+def test_a_database_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "d.sqlite"
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE notes (text)")
+    before = path.read_bytes()
+    with pytest.raises(DiskRefused, match=r"is not a list of things: it is a database of something else\. throw it away"):
+        opened(path)
+    assert path.read_bytes() == before
 
 
 def test_one_of_another_version_that_was_cut_off_keeps_its_log(tmp_path: Path) -> None:

@@ -13,7 +13,21 @@ ROOT = Path(__file__).parents[2]
 LAYERS = (
     (
         "base",
-        {"__init__", "errors", "limits", "names", "hosts", "checksum", "clock", "config", "metrics", "logs", "shards", "pages"}
+        {
+            "__init__",
+            "errors",
+            "limits",
+            "names",
+            "hosts",
+            "attributes",
+            "checksum",
+            "clock",
+            "config",
+            "metrics",
+            "logs",
+            "shards",
+            "pages",
+        }
         | {"filesystem", "smallfile", "database", "parts"},
     ),
     ("domain", {"placement", "tar", "formats", "storage", "jobs"}),

@@ -92,3 +92,14 @@ def test_of_equal_scores_the_first_id(digests: tuple[int, ...], weights: list[fl
 def test_none_of_nothing() -> None:
     assert Rendezvous(()).best(b"x") is None
     assert Rendezvous(()).ranking(b"x") == []
+
+
+def test_of_equal_scores_of_different_hashes_the_higher_hash_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A light one with the higher hash and a heavy one whose score is the same number to the last bit."""
+    light, heavy = 5072016059579332 << 11, 1608282437942340 << 11
+    hashes = {b"b-light\0k": light, b"a-heavy\0k": heavy}
+    monkeypatch.setattr(rendezvous.xxhash, "xxh3_64_intdigest", lambda data: hashes[data])
+    candidates = (Candidate("a-heavy", 3.0), Candidate("b-light", 1.0))
+    assert score(candidates[0], b"k") == score(candidates[1], b"k")
+    assert Rendezvous(candidates).best(b"k") == "b-light"
+    assert Rendezvous(candidates).ranking(b"k") == ["b-light", "a-heavy"]

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import msgspec
+
 from dfc.storage import ObjectRow
-from dfc.storage.cache import RowCache
+from dfc.storage.cache import CACHED_ATTRIBUTES_BYTES, RowCache
 
 
 def row(name: str, version: str = "1") -> ObjectRow:
@@ -53,3 +55,17 @@ def test_a_forgotten_row_is_gone_from_both_generations() -> None:
     cache.store({("b", str(n)): row(str(n)) for n in range(3)})
     cache.forget([("b", "0"), ("b", "2")])
     assert [cache.get(("b", str(n))) for n in range(3)] == [None, row("1"), None]
+
+
+def test_rows_with_long_attributes_are_not_kept_and_leave_no_older_one_behind() -> None:
+    """Their number is bounded, not their bytes."""
+    cache, key = RowCache(10), ("b", "a")
+    for length in (0, CACHED_ATTRIBUTES_BYTES):
+        short = msgspec.structs.replace(row("a"), attributes=bytes(length))
+        cache.store({key: short})
+        assert cache.get(key) == short
+    long = msgspec.structs.replace(row("a", "2"), attributes=bytes(CACHED_ATTRIBUTES_BYTES + 1))
+    cache.store({key: long})
+    assert cache.get(key) is None
+    cache.fill(key, long, cache.ticket(key))
+    assert cache.get(key) is None

@@ -101,7 +101,7 @@ def test_many_rows_at_once_are_read_and_written_like_single_ones(disk: Disk) -> 
     assert [row.size for row in rows] == list(range(333))
     for row in rows[:200]:
         transaction.remove(row)
-        transaction.write_tombstone("b", row.name, "f" * 18)
+        transaction.write_tombstone("b", row.name, "f" * 18, 1)
     transaction.finish()
     catalog.writer.execute("COMMIT")
     assert [row.name for row in catalog.list_rows("b", prefix="", start_after="", after_prefix=False, limit=999)] == names[200:]
@@ -134,6 +134,22 @@ def test_a_catalog_is_never_made_by_opening(tmp_path: Any) -> None:
     with pytest.raises(DiskRefused, match="missing"):
         Catalog.open(str(tmp_path), "d")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("schema", [1, 2, 4])
+def test_a_catalog_of_another_schema_is_refused_with_its_log_unread(open_disk: Any, tmp_path: Any, schema: int) -> None:
+    disk = open_disk()
+    disk.put_small("b", "x", b"x")
+    disk.parts.catalog.writer.execute(f"PRAGMA user_version = {schema}")
+    disk.parts.catalog.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    disk.put_small("b", "y", b"y")
+    for path in open_disk.root.glob("catalog.sqlite*"):  # as a crash leaves it, with a log
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(DiskRefused, match=f"a catalog in format {schema}, and this version of DFC reads format 3"):
+        Catalog.open(str(tmp_path), "disk-1")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert before[tmp_path / "catalog.sqlite-wal"]
 
 
 def test_a_catalog_that_breaks_while_it_is_read_ends_writing_and_nothing_else(open_disk: Any) -> None:

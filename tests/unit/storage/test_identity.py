@@ -12,6 +12,8 @@ from dfc.errors import DiskLocked, DiskRefused
 from dfc.filesystem import FileSystem
 from dfc.storage import Disk, identity
 from dfc.storage.catalog import Catalog
+from dfc.storage.check import check
+from dfc.storage.rebuild import rebuild
 
 
 def test_a_disk_says_what_it_is(tmp_path: Path) -> None:
@@ -20,7 +22,7 @@ def test_a_disk_says_what_it_is(tmp_path: Path) -> None:
     Disk.format(path, "cluster")
     found = identity.read_identity(path)
     assert found is not None
-    assert (found.cluster_id, found.format, len(found.disk_id)) == ("cluster", 2, 32)
+    assert (found.cluster_id, found.format, len(found.disk_id)) == ("cluster", 3, 32)
     Disk.format(path, "cluster")
     Disk.format(path, "cluster", found.disk_id)
     assert identity.read_identity(path) == found
@@ -30,7 +32,7 @@ def test_a_disk_says_what_it_is(tmp_path: Path) -> None:
     assert sorted(os.listdir(path)) == ["catalog-epoch", "catalog.sqlite", "dfc-disk.json", "objects", "orphans", "temporary"]
 
 
-@pytest.mark.parametrize("change", [{"format": 3}, {"format": 0}, {"format": "1"}, {"more": 1}, {"node_id": "a/b"}])
+@pytest.mark.parametrize("change", [{"format": 4}, {"format": 0}, {"format": "1"}, {"more": 1}, {"node_id": "a/b"}])
 def test_an_identity_of_another_form_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
     Disk.format(str(tmp_path), "cluster")
     file = tmp_path / "dfc-disk.json"
@@ -99,16 +101,35 @@ def test_a_disk_names_its_node_and_can_be_released(tmp_path: Path) -> None:
     assert identity.read_identity(path) == msgspec.structs.replace(found, node_id="target-2")
 
 
-def test_a_disk_of_the_first_format_names_no_node_until_it_is_given_to_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", [1, 2, 4])
+def test_a_disk_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path, form: int) -> None:
     Disk.format(str(tmp_path), "cluster", "d")
     file = tmp_path / "dfc-disk.json"
-    file.write_text('{"format": 1, "cluster_id": "cluster", "disk_id": "d", "created": "2026-11-21T15:00:00+00:00"}')
+    file.write_text(json.dumps({"format": form, "cluster_id": "cluster", "disk_id": "d"}))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for use in (
+        lambda: Disk.open(str(tmp_path), "cluster", HybridClock(1)),
+        lambda: Disk.format(str(tmp_path), "cluster", "d"),
+        lambda: identity.give_to_node(str(tmp_path), "target-1", FileSystem()),
+        lambda: check(str(tmp_path)),
+        lambda: rebuild(str(tmp_path)),
+    ):
+        with pytest.raises(DiskRefused, match=f"in format {form}, and this version of DFC reads format 3. Nothing was changed"):
+            use()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_disk_that_does_not_say_whose_it_is_is_nobodys_until_it_is_given_to_one(tmp_path: Path) -> None:
+    """As one whose identity was written anew by hand."""
+    Disk.format(str(tmp_path), "cluster", "d")
+    file = tmp_path / "dfc-disk.json"
+    file.write_text('{"format": 3, "cluster_id": "cluster", "disk_id": "d"}')
     found = identity.read_identity(str(tmp_path))
     assert found is not None
-    assert (found.format, found.node_id) == (1, None)
+    assert found.node_id is None
     Disk.open(str(tmp_path), "cluster", HybridClock(1)).close()
     assert identity.give_to_node(str(tmp_path), "target-1", FileSystem()) is None
-    assert json.loads(file.read_text())["format"] == 2
+    assert json.loads(file.read_text())["node_id"] == "target-1"
 
 
 @pytest.mark.parametrize("left", [b"", b"\0" * 120, b'{"format": 2, "cluster', b"x" * 70_000])

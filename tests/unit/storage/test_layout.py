@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import struct
+
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dfc.attributes import Attributes
 from dfc.checksum import checksum_of
 from dfc.errors import BadName
 from dfc.limits import BLOB_NAME_BYTES_MAX
@@ -59,7 +63,7 @@ def test_a_bucket_id_that_is_no_plain_directory_name_is_refused(bucket_id: str) 
 def test_a_footer_says_whose_bytes_stand_before_it(name: str, size: int, body: bytes) -> None:
     row = ObjectRow("b-1", name, VERSION, size, "0123456789abcdef" * 2)
     footer = layout.row_footer(row)
-    assert len(footer) == layout.footer_bytes("b-1", name)
+    assert size + len(footer) == layout.blob_bytes(row)
     found = layout.decode_footer(body + footer)
     assert (found.bucket_id, found.name, found.version, found.size, found.checksum, found.footer_bytes) == (
         "b-1",
@@ -72,17 +76,19 @@ def test_a_footer_says_whose_bytes_stand_before_it(name: str, size: int, body: b
 
 
 def test_the_footer_of_the_documentation() -> None:
-    footer = layout.encode_footer("4f2c", "train/000000.tar", VERSION, 5, checksum_of(b"hello"))
+    attributes = Attributes(content_type="text/plain").encode()
+    row = ObjectRow("4f2c", "train/000000.tar", VERSION, 5, checksum_of(b"hello"), attributes=attributes)
+    footer = layout.row_footer(row)
     assert footer.hex() == (
-        "34663263747261696e2f3030303030302e7461720500000000000000b5e9c1ad071b3e7fc779cfaa5e523818"
-        "303636306361636636333931616530303031040010000100b462dac75850baee4446432d424c4f42"
+        "34663263747261696e2f3030303030302e74617281ac636f6e74656e745f74797065aa746578742f706c61696e0500000000000000"
+        "b5e9c1ad071b3e7fc779cfaa5e52381830363630636163663633393161653030303104001000190003001f9b5a19691d9d4b4446432d424c4f42"
     )
     path = layout.blob_path("", "4f2c", "train/000000.tar", VERSION)
     assert path == "/objects/4f2c/72/train%2F000000.tar@0660cacf6391ae0001"
 
 
 def test_every_flipped_bit_of_a_footer_is_noticed() -> None:
-    footer = layout.encode_footer("b", "name", VERSION, 5, "0" * 32)
+    footer = layout.row_footer(ObjectRow("b", "name", VERSION, 5, "0" * 32, attributes=b"abc"))
     for bit in range(len(footer) * 8):
         broken = bytearray(footer)
         broken[bit // 8] ^= 1 << bit % 8
@@ -94,3 +100,15 @@ def test_every_flipped_bit_of_a_footer_is_noticed() -> None:
 def test_a_file_without_a_footer_is_said_to_have_none(tail: bytes) -> None:
     with pytest.raises(layout.FooterDamaged):
         layout.decode_footer(tail)
+
+
+@pytest.mark.parametrize("form", [1, 2, 5])
+def test_a_footer_of_another_format_says_so(form: int) -> None:
+    """Those of formats 1 and 2 were two bytes shorter."""
+    fields = (5, bytes(16), VERSION.encode(), 1, 4, form)
+    head = b"bname" + struct.pack("<Q16s18sHHH", *fields)
+    footer = head + xxhash.xxh3_64_intdigest(head).to_bytes(8, "little") + b"DFC-BLOB"
+    with pytest.raises(layout.FooterDamaged, match=f"has format {form}, and this version of DFC reads 3 and 4"):
+        layout.decode_footer(b"12345" + footer)
+    with pytest.raises(layout.FooterDamaged, match=f"has format {form}"):
+        layout.decode_footer(footer)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dfc.errors import ObjectCorrupt
+from dfc.storage.rows import Origin
 from dfc.storage.testing import FaultyFileSystem, fail_with
 
 
@@ -73,11 +74,12 @@ def test_after_a_restart_of_the_machine_sound_rows_are_served_once_verified(open
 @pytest.mark.parametrize("harm", [spoil, os.unlink])
 def test_after_a_restart_of_the_machine_torn_rows_go_back_to_what_they_replaced(open_disk: Any, harm: Any) -> None:
     disk = open_disk()
-    disk.put_small("b", "a", b"durable")
+    disk.put_small("b", "a", b"durable", origin=Origin(attributes=b"said of the durable one"))
     row = disk.put_small("b", "a", b"relaxed", durability="relaxed").row
     end_run(disk)
     harm(disk.blob_path(row))
     disk = open_disk(boot_id="boot-2")
+    assert disk.lookup("b", "a").attributes == b"said of the durable one"
     assert disk.read_small(disk.lookup("b", "a")) == b"durable"
     assert (disk.quarantined(), disk.counts("b"), len(open_disk.files())) == ([], (1, 7), 1)
 

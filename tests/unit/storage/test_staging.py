@@ -8,7 +8,6 @@ import pytest
 
 from dfc.errors import BadName, JobCancelled, NotAShard, ObjectCorrupt, ObjectNotFound
 from dfc.storage import Durability, Precondition
-from dfc.storage.catalog import SCHEMA_VERSION, Catalog
 from dfc.storage.check import check
 from dfc.storage.layout import decode_footer, row_path, staged_footer
 from dfc.storage.staged import StagedName
@@ -217,38 +216,3 @@ def test_many_are_published_at_once(disk, open_disk):
     assert publish(disk).objects == 150
     assert disk.stats.unsynced_rows == 0
     assert body(disk, "149") == b"149"
-
-
-# --- catalogs of schema 1
-
-
-def make_older(disk):
-    disk.put_small("b1", "kept", b"kept")
-    disk.parts.catalog.writer.executescript("DROP TABLE staged; DROP TABLE ended_jobs; PRAGMA user_version = 1;")
-    disk.close()
-
-
-def schema_of(root):
-    catalog = Catalog.open(str(root), "disk-1", migrate=False)
-    try:
-        return catalog.schema
-    finally:
-        catalog.close()
-
-
-def test_an_older_catalog_is_brought_up_to_date_when_the_disk_is_opened(disk, open_disk):
-    make_older(disk)
-    assert schema_of(open_disk.root) == 1
-    disk = open_disk()
-    assert body(disk, "kept") == b"kept"
-    stage(disk, "x", b"1")
-    publish(disk)
-    disk.close()
-    assert schema_of(open_disk.root) == SCHEMA_VERSION
-    assert body(open_disk(), "x") == b"1"
-
-
-def test_checking_an_older_catalog_leaves_it_as_it_is(disk, open_disk):
-    make_older(disk)
-    assert check(str(open_disk.root), full=True).counts == {}
-    assert schema_of(open_disk.root) == 1

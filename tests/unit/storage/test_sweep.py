@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dfc.storage import layout
+from dfc.storage import ObjectRow, layout
 from dfc.storage.maintenance import keep_house
 from dfc.storage.sweep import delete_old_orphans
 
@@ -16,7 +16,7 @@ OLD = "0000000000000a0001"
 def plant(root: Path, name: str, *, footer: bool, version: str = OLD, bucket: str = "b") -> Path:
     path = Path(layout.blob_path(str(root), bucket, name, version))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"body" + (layout.encode_footer(bucket, name, version, 4, "0" * 32) if footer else b""))
+    path.write_bytes(b"body" + (layout.row_footer(ObjectRow(bucket, name, version, 4, "0" * 32)) if footer else b""))
     return path
 
 

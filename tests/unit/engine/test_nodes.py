@@ -1,0 +1,60 @@
+"""Whom a worker asks: the owner by the map, which is fetched anew where it lacks the bucket."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from dfc.engine.nodes import Nodes
+from dfc.engine.settings import WorkerSettings
+from dfc.errors import BucketNotFound, Unavailable
+from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
+
+TARGET = NodeEntry(
+    id="t1", number=1, role="target", url="http://t1:1", advertise_url="", state="up", disks=(DiskEntry(id="d1", weight=1.0),)
+)
+EMPTY = ClusterMap(cluster_id="c", version=1, nodes=(TARGET,))
+KNOWN = msgspec.structs.replace(EMPTY, version=2, buckets=(BucketEntry(id="b1", name="b"),))
+DOWN = msgspec.structs.replace(KNOWN, version=3, nodes=(msgspec.structs.replace(TARGET, state="down"),))
+
+
+class Asked:
+    """What a node answers, in place of a connection; `maps` are those that it gives one after the other."""
+
+    def __init__(self, *maps: ClusterMap) -> None:
+        self.maps = list(maps)
+
+    def __enter__(self) -> Asked:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def read_all(self, _limit: int) -> bytes:
+        return self.maps.pop(0).encode()
+
+
+def nodes_that_see(monkeypatch: pytest.MonkeyPatch, *maps: ClusterMap) -> tuple[Nodes, Asked]:
+    nodes, asked = Nodes(WorkerSettings(proxy_url="http://proxy:1", token="")), Asked(*maps)
+    monkeypatch.setattr(nodes, "_request", lambda method, url, headers: asked)
+    return nodes, asked
+
+
+def test_a_bucket_that_is_younger_than_the_map_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, asked = nodes_that_see(monkeypatch, EMPTY, KNOWN)
+    assert nodes.owner("b", "x").id == "t1"
+    assert nodes.owner("b", "y").id == "t1"
+    assert asked.maps == []
+
+
+def test_a_bucket_that_is_not_there_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, asked = nodes_that_see(monkeypatch, EMPTY, EMPTY, KNOWN)
+    with pytest.raises(BucketNotFound, match="'b'"):
+        nodes.owner("b", "x")
+    assert len(asked.maps) == 1
+
+
+def test_an_owner_that_is_down_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, _ = nodes_that_see(monkeypatch, DOWN)
+    with pytest.raises(Unavailable, match="b/x"):
+        nodes.owner("b", "x")

@@ -1,0 +1,459 @@
+"""What comes with an upload from outside: the version that somebody else has given to it, and attributes."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dfc.attributes import NO_ATTRIBUTES, Attributes, check_attributes
+from dfc.clock import VERSION_AHEAD_US_MAX, HybridClock
+from dfc.errors import BadRequest, Conflict, ObjectCorrupt, ObjectNotFound
+from dfc.limits import ATTRIBUTES_BYTES_MAX
+from dfc.storage import layout, reader
+from dfc.storage.check import check
+from dfc.storage.maintenance import keep_house
+from dfc.storage.operations import MarkSynced
+from dfc.storage.rebuild import rebuild
+from dfc.storage.rows import Origin, RowChanged
+from dfc.storage.staged import StagedName
+from dfc.storage.sweep import read_footer
+
+OLD = "0600000000000000ff"  # of 2023, by the node 255: older than every opening of a disk
+OLDER = "05ffffffffffff00ff"
+SAID = Attributes(content_type="image/jpeg", metadata={"camera": "ä"}, digests={"md5": "0" * 32}).encode()
+JOB, OTHER_JOB = StagedName("job-1"), StagedName("job-2")
+
+
+def put(
+    disk: Any, name: str, data: bytes, *, small: bool = True, version: str | None = None, attributes: bytes = b"", **more: Any
+) -> Any:
+    origin = Origin(version, attributes)
+    if small:
+        return disk.put_small("b", name, data, origin=origin, **more)
+    writer = disk.begin_put("b", name, size=len(data), origin=origin, **more)
+    writer.write(data)
+    writer.finish()
+    return writer.commit()
+
+
+def body(disk: Any, name: str) -> bytes:
+    found: bytes = disk.read_small(disk.lookup("b", name))
+    return found
+
+
+both_ways = pytest.mark.parametrize("small", [True, False])
+
+
+# --- versions
+
+
+@both_ways
+@pytest.mark.parametrize("durability", ["fsync", "relaxed"])
+def test_an_object_keeps_the_version_that_it_comes_with(open_disk: Any, small: bool, durability: str) -> None:
+    disk = open_disk()
+    result = put(disk, "x.tar" if not small else "x", b"old", small=small, version=OLD, durability=durability)
+    name = result.row.name
+    assert (result.row.version, result.replaced, disk.lookup("b", name).version) == (OLD, False, OLD)
+    assert read_footer(disk.parts.filesystem, disk.blob_path(result.row)).version == OLD
+    disk.sync_relaxed()
+    disk.close()
+    disk = open_disk()
+    assert body(disk, name) == b"old"
+    disk.close()
+    assert not {"row_without_blob", "damaged_blob"} & check(str(open_disk.root), full=True).counts.keys()
+
+
+@both_ways
+def test_of_two_versions_the_newer_one_stays_in_whatever_order_they_come(open_disk: Any, small: bool) -> None:
+    disk = open_disk()
+    for name, order in (("a", (OLDER, OLD)), ("b", (OLD, OLDER))):
+        for version in order:
+            put(disk, name, version.encode(), small=small, version=version)
+        assert body(disk, name) == OLD.encode()
+        assert len([file for file in open_disk.files() if f"/{name}@" in file]) == 1
+
+
+def test_the_clock_follows_versions_from_outside(open_disk: Any) -> None:
+    disk = open_disk()
+    ahead = f"{int(disk.parts.clock.next_version()[:14], 16) + VERSION_AHEAD_US_MAX // 2:014x}00ff"
+    put(disk, "x", b"ahead", version=ahead)
+    assert disk.parts.clock.next_version() > ahead
+    assert put(disk, "x", b"own").row.version > ahead
+    assert body(disk, "x") == b"own"
+    further = f"{int(ahead[:14], 16) + 1000:014x}00ff"
+    assert disk.bury("b", "x", further).version < further
+    assert disk.parts.clock.next_version() > further
+
+
+@pytest.mark.parametrize("version", ["", "x", OLD[:-1], OLD + "0", OLD.replace("f", "F"), "0x" + OLD[2:], "f" * 18])
+def test_what_is_no_version_or_of_a_time_to_come_is_refused(open_disk: Any, version: str) -> None:
+    disk = open_disk()
+    put(disk, "y", b"y")
+    before = disk.parts.clock.next_version()
+    for small in (True, False):
+        with pytest.raises(BadRequest):
+            put(disk, "x", b"x", small=small, version=version)
+    with pytest.raises(BadRequest):
+        disk.bury("b", "y", version)
+    assert before < disk.parts.clock.next_version() < "1"
+    assert body(disk, "y") == b"y"
+    assert not [path for path in Path(open_disk.root, "objects").rglob("*@*") if path.name.startswith("x")]
+
+
+def test_a_clock_refuses_what_would_carry_it_away() -> None:
+    clock = HybridClock(1, lambda: 1_000_000)
+    clock.observe_foreign(f"{1_000_000 + VERSION_AHEAD_US_MAX:014x}0002")
+    with pytest.raises(ValueError, match="ahead"):
+        clock.observe_foreign(f"{1_000_001 + VERSION_AHEAD_US_MAX:014x}0002")
+    assert clock.next_version() == f"{1_000_001 + VERSION_AHEAD_US_MAX:014x}0001"
+
+
+@both_ways
+@pytest.mark.parametrize("durability", ["fsync", "relaxed"])
+def test_a_version_that_is_here_already_may_come_again_as_it_was(open_disk: Any, small: bool, durability: str) -> None:
+    disk = open_disk()
+    for _ in range(3):
+        put(disk, "x", b"first", small=small, version=OLD, durability=durability, attributes=SAID)
+    for data, attributes in ((b"other", SAID), (b"first", b"")):
+        with pytest.raises(Conflict, match=OLD):
+            put(disk, "x", data, small=small, version=OLD, attributes=attributes, durability=durability)
+    assert (body(disk, "x"), disk.lookup("b", "x").attributes) == (b"first", SAID)
+    assert (len(open_disk.files()), disk.counts("b")) == (1, (1, 5))
+    disk.close()
+    assert check(str(open_disk.root), full=True).counts == {}
+
+
+def lose(path: Path) -> None:
+    path.unlink()
+
+
+def spoil(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+
+@both_ways
+@pytest.mark.parametrize("durability", ["fsync", "relaxed"])
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("harm", [lose, spoil])
+def test_a_version_whose_blob_was_lost_comes_again(
+    open_disk: Any, small: bool, durability: str, known: bool, harm: Any
+) -> None:
+    """With the damage noticed before, which quarantines the object, and not."""
+    disk = open_disk()
+    row = put(disk, "x", b"first", small=small, version=OLD).row
+    harm(Path(disk.blob_path(row)))
+    if known:
+        with pytest.raises(ObjectCorrupt):
+            body(disk, "x")
+    with pytest.raises(Conflict, match="other bytes"):
+        put(disk, "x", b"other", small=small, version=OLD, durability=durability)
+    renewed = put(disk, "x", b"first", small=small, version=OLD, durability=durability).row
+    assert (renewed.version, renewed.blob_id > row.blob_id) == (OLD, True)
+    assert body(disk, "x") == b"first"
+    disk.sync_relaxed()
+    assert body(disk, "x") == b"first"
+    assert (disk.counts("b"), disk.quarantined(), len(open_disk.files())) == ((1, 5), [], 1)
+    disk.close()
+    assert check(str(open_disk.root), full=True).counts == {}
+
+
+def test_a_reader_of_the_lost_blob_does_not_quarantine_the_new_one(open_disk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = open_disk()
+    row = put(disk, "x", b"first", version=OLD).row
+    Path(disk.blob_path(row)).unlink()
+    real = reader.quarantine
+
+    def late(*arguments: Any, **more: Any) -> str:
+        """The same version comes again between the reader's look and what it does about it."""
+        put(disk, "x", b"first", version=OLD)
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(reader, "quarantine", late)
+    with pytest.raises(ObjectCorrupt):
+        disk.read_small(row)
+    assert disk.quarantined() == []
+    assert body(disk, "x") == b"first"
+
+
+def test_an_object_and_what_is_staged_have_files_of_their_own(open_disk: Any) -> None:
+    """A target that missed the publishing of a job gets the object as a copy, and holds it as staged, too."""
+    disk = open_disk()
+    put(disk, "x", b"first", small=False, version=OLD, staged=JOB, attributes=SAID)
+    put(disk, "x", b"first", version=OLD, attributes=SAID)
+    put(disk, "y", b"y", small=False, staged=JOB)
+    assert len(open_disk.files()) == 3
+    disk.staging.prepare(JOB.job)
+    assert disk.staging.publish(JOB.job, lambda _: True).objects == 1
+    assert (body(disk, "x"), body(disk, "y"), len(open_disk.files())) == (b"first", b"y", 2)
+    put(disk, "z", b"first", small=False, version=OLD, staged=OTHER_JOB)
+    put(disk, "z", b"again", small=False, version=OLD, staged=OTHER_JOB)
+    put(disk, "z", b"object", version=OLD)
+    disk.staging.discard(OTHER_JOB.job)
+    assert (body(disk, "z"), len(open_disk.files())) == (b"object", 3)
+    disk.close()
+    assert check(str(open_disk.root), full=True).counts == {}
+
+
+def test_publishing_what_is_here_with_other_bytes_changes_nothing_else(open_disk: Any) -> None:
+    disk = open_disk()
+    put(disk, "b", b"copied", version=OLD)
+    put(disk, "a", b"a", small=False, staged=JOB)
+    put(disk, "b", b"staged", small=False, version=OLD, staged=JOB)
+    put(disk, "c", b"c", small=False, staged=JOB)
+    assert disk.staging.publish(JOB.job, lambda _: True).objects == 2
+    assert [body(disk, name) for name in "abc"] == [b"a", b"copied", b"c"]
+    assert len(open_disk.files()) == 3
+
+
+def test_a_delete_keeps_the_version_that_it_comes_with(open_disk: Any) -> None:
+    disk = open_disk()
+    put(disk, "x", b"x", version=OLD)
+    assert disk.bury("b", "x", OLDER) is None
+    assert body(disk, "x") == b"x"
+    later = "06000000000001ffff"
+    assert disk.bury("b", "x", later).version == OLD
+    assert disk.bury("b", "x", OLD) is None
+    assert disk.parts.catalog.tombstone("b", "x") == later
+    put(disk, "x", b"x", version="0600000000000100ff")
+    with pytest.raises(ObjectNotFound):
+        disk.lookup("b", "x")
+    put(disk, "x", b"newer", version="06000000000002ffff")
+    assert body(disk, "x") == b"newer"
+    assert len(open_disk.files()) == 1
+
+
+def test_a_delete_that_comes_before_its_object_keeps_it_away(open_disk: Any) -> None:
+    disk = open_disk()
+    assert disk.bury("b", "x", OLD) is None
+    put(disk, "x", b"x", version=OLDER)
+    with pytest.raises(ObjectNotFound):
+        disk.lookup("b", "x")
+    assert open_disk.files() == set()
+
+
+def test_a_delete_is_remembered_from_when_it_came_however_old_it_is(open_disk: Any) -> None:
+    disk = open_disk(tombstone_keep_s=3600)
+    disk.bury("b", "x", OLD)
+    keep_house(disk.parts)
+    assert disk.parts.catalog.tombstone("b", "x") == OLD
+    disk.close()
+    rebuild(str(open_disk.root))
+    disk = open_disk(tombstone_keep_s=3600)
+    keep_house(disk.parts)
+    assert disk.parts.catalog.tombstone("b", "x") == OLD
+    disk.close()
+    disk = open_disk(tombstone_keep_s=-3600)
+    keep_house(disk.parts)
+    assert disk.parts.catalog.tombstone("b", "x") is None
+
+
+def test_the_sweep_leaves_alone_what_arrives_with_an_old_version(open_disk: Any, tar_of: Any) -> None:
+    """It takes files without a row that are older than the opening of the disk for leftovers."""
+    disk, data = open_disk(), tar_of(3)
+    writer = disk.begin_put("b", "x.tar", size=None, origin=Origin(OLD))
+    writer.write(data)
+    assert disk.sweep().found == 0
+    writer.finish()
+    assert disk.sweep().found == 0
+    row = writer.commit().row
+    assert disk.sweep().found == 0
+    assert (body(disk, "x.tar"), disk.open_index(row).member_count) == (data, 3)
+    broken_off = disk.begin_put("b", "y.tar", size=None, origin=Origin(OLD))
+    assert len(open_disk.files()) == 4
+    broken_off.abort()
+    assert len(open_disk.files()) == 2
+
+
+@pytest.mark.parametrize("ahead_us", [0, VERSION_AHEAD_US_MAX // 2])
+def test_what_a_crash_leaves_of_a_version_from_outside_is_set_aside(open_disk: Any, tmp_path: Path, ahead_us: int) -> None:
+    """Also of one whose time has not come; and it does not keep that version from being received again."""
+    disk = open_disk()
+    version = f"{int(disk.parts.clock.next_version()[:14], 16) + ahead_us:014x}00ff"
+    writer = disk.begin_put("b", "x", size=5, origin=Origin(version))
+    writer.write(b"first")
+    writer.finish()
+    shutil.copytree(open_disk.root, tmp_path / "crashed")
+    writer.commit()
+    disk.close()
+    shutil.rmtree(open_disk.root)
+    shutil.copytree(tmp_path / "crashed", open_disk.root)
+    disk = open_disk()
+    assert put(disk, "x", b"first", version=version).row.version == version
+    disk.close()
+    disk = open_disk(clock=HybridClock(7, lambda: time.time_ns() // 1000 + ahead_us))  # then its time has come
+    assert (disk.sweep().moved, len(open_disk.files())) == (1, 1)
+    assert body(disk, "x") == b"first"
+
+
+def test_a_file_that_another_one_replaced_is_known_as_such(open_disk: Any) -> None:
+    """By the version in its footer: its name says only when it came."""
+    disk = open_disk()
+    row = put(disk, "x", b"old", version=OLDER).row
+    path = Path(disk.blob_path(row))
+    kept = path.read_bytes()
+    put(disk, "x", b"new", version=OLD)
+    path.write_bytes(kept)
+    disk.close()
+    assert check(str(open_disk.root)).counts == {"superseded_blob": 1}
+
+
+def test_whoever_holds_the_row_of_the_lost_blob_is_told_of_the_new_one(open_disk: Any) -> None:
+    disk = open_disk()
+    lost = put(disk, "x", b"first", version=OLD).row
+    Path(disk.blob_path(lost)).unlink()
+    renewed = put(disk, "x", b"first", version=OLD).row
+    with pytest.raises(RowChanged) as caught:
+        disk.open_blob(lost)
+    assert caught.value.row == renewed
+
+
+def test_that_one_blob_was_synced_says_nothing_of_another_of_its_version(open_disk: Any) -> None:
+    disk = open_disk()
+    first = put(disk, "x", b"first", version=OLD, durability="relaxed").row
+    put(disk, "x", b"first", version=OLD, durability="relaxed")
+    disk.parts.committer.submit(MarkSynced([first]))
+    assert disk.stats.unsynced_rows == 1
+
+
+def test_a_disk_draws_no_id_that_it_has_drawn_before(open_disk: Any) -> None:
+    """Though its clock was set back, and the versions of what it holds are old."""
+    disk = open_disk(clock=HybridClock(7, lambda: 2_000_000_000_000_000))
+    later = put(disk, "x", b"x", version=OLD).row
+    disk.close()
+    disk = open_disk(clock=HybridClock(7, lambda: 1_900_000_000_000_000))
+    assert disk.parts.clock.next_version() > later.blob_id > OLD
+
+
+def test_the_sweep_knows_drawn_ids_of_files_with_hashed_names(open_disk: Any) -> None:
+    """Whose names say nothing; where the footer cannot be read either, the ids that are needed decide."""
+    disk, name = open_disk(), "ä" * 300
+    row = put(disk, name, b"x", version=OLD).row
+    path = Path(disk.blob_path(row))
+    assert path.name.startswith("#")
+    path.write_bytes(b"x" + bytes(100))
+    disk.close()
+    disk = open_disk()
+    assert disk.sweep().found == 0
+    assert path.exists()
+
+
+def test_what_is_known_of_one_blob_is_not_believed_of_another_of_its_version(open_disk: Any) -> None:
+    """A leftover with a sound footer and torn bytes, younger than the blob that the old catalog knows as good."""
+    disk = open_disk()
+    good = Path(disk.blob_path(put(disk, "x", b"first", version=OLD).row))
+    later = disk.parts.clock.next_version()
+    torn = Path(layout.blob_path(str(open_disk.root), "b", "x", later))
+    torn.write_bytes(b"?" + good.read_bytes()[1:])
+    disk.close()
+    rebuild(str(open_disk.root))
+    disk = open_disk()
+    assert body(disk, "x") == b"first"
+    assert disk.lookup("b", "x").blob_id == good.name.partition("@")[2]
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_of_two_blobs_of_one_version_a_rebuilt_catalog_takes_the_younger(open_disk: Any, full: bool) -> None:
+    disk = open_disk()
+    first = put(disk, "x", b"first", version=OLD).row
+    path = Path(disk.blob_path(first))
+    kept = path.read_bytes()
+    second = put(disk, "x", b"first", version=OLD).row
+    path.write_bytes(b"?" + kept[1:])
+    staged = put(disk, "y", b"first", small=False, version=OLD, staged=JOB).row
+    left = Path(layout.blob_path(str(open_disk.root), "b", "y", disk.parts.clock.next_version()))
+    left.write_bytes(Path(disk.blob_path(staged)).read_bytes())
+    disk.close()
+    rebuild(str(open_disk.root), full=full)
+    disk = open_disk()
+    assert disk.lookup("b", "x").blob_id == second.blob_id
+    assert body(disk, "x") == b"first"
+    assert disk.staging.find("b", "y", JOB).row.blob_id == left.name.partition("@")[2]
+
+
+# --- attributes
+
+
+@both_ways
+@pytest.mark.parametrize("durability", ["fsync", "relaxed"])
+def test_attributes_come_back_as_they_came(open_disk: Any, small: bool, durability: str) -> None:
+    disk = open_disk()
+    row = put(disk, "x", b"x", small=small, attributes=SAID, durability=durability).row
+    assert row.attributes == disk.lookup("b", "x").attributes == SAID
+    assert read_footer(disk.parts.filesystem, disk.blob_path(row)).attributes == SAID
+    put(disk, "plain", b"x", small=small, durability=durability)
+    disk.close()
+    disk = open_disk()
+    assert [(row.name, row.attributes) for row in disk.list("b", limit=9)] == [("plain", b""), ("x", SAID)]
+    assert body(disk, "x") == b"x"
+    put(disk, "x", b"x2", small=small, durability=durability)
+    assert disk.lookup("b", "x").attributes == b""
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_rebuilt_catalog_has_attributes_from_the_footers(open_disk: Any, full: bool) -> None:
+    disk = open_disk()
+    put(disk, "x", b"x", attributes=SAID, version=OLD)
+    put(disk, "staged", b"s", small=False, attributes=SAID, staged=JOB)
+    disk.close()
+    rebuild(str(open_disk.root), full=full)
+    disk = open_disk()
+    assert (disk.lookup("b", "x").attributes, disk.lookup("b", "x").version) == (SAID, OLD)
+    disk.staging.prepare(JOB.job)
+    disk.staging.publish(JOB.job, lambda _: True)
+    assert disk.lookup("b", "staged").attributes == SAID
+    assert read_footer(disk.parts.filesystem, disk.blob_path(disk.lookup("b", "staged"))).attributes == SAID
+
+
+def test_a_footer_with_other_attributes_than_the_row_is_damage(open_disk: Any) -> None:
+    disk = open_disk()
+    row = put(disk, "x", b"x", attributes=SAID).row
+    path = Path(disk.blob_path(row))
+    disk.close()
+    other = Attributes(content_type="image/jpeG", metadata={"camera": "ä"}, digests={"md5": "0" * 32}).encode()
+    path.write_bytes(b"x" + layout.row_footer(msgspec.structs.replace(row, attributes=other)))
+    assert check(str(open_disk.root)).counts == {"damaged_blob": 1}
+
+
+@both_ways
+def test_too_many_attributes_are_refused(open_disk: Any, small: bool) -> None:
+    disk = open_disk()
+    put(disk, "x", b"x", small=small, attributes=bytes(ATTRIBUTES_BYTES_MAX))
+    with pytest.raises(BadRequest, match=str(ATTRIBUTES_BYTES_MAX)):
+        put(disk, "y", b"y", small=small, attributes=bytes(ATTRIBUTES_BYTES_MAX + 1))
+    assert disk.counts("b") == (1, 1)
+    name = "n" * 1024
+    put(disk, name, b"z", small=small, attributes=bytes(ATTRIBUTES_BYTES_MAX))
+    assert read_footer(disk.parts.filesystem, disk.blob_path(disk.lookup("b", name))).name == name
+
+
+WORDS = st.dictionaries(st.text(max_size=20), st.text(max_size=20), max_size=5)
+
+
+@given(st.text(max_size=50), WORDS, WORDS)
+def test_attributes_are_encoded_and_decoded(content_type: str, metadata: dict[str, str], digests: dict[str, str]) -> None:
+    said = Attributes(content_type=content_type, metadata=metadata, digests=digests)
+    turned = Attributes(content_type=content_type, metadata=dict(reversed(metadata.items())), digests=digests)
+    assert Attributes.decode(said.encode()) == said
+    assert turned.encode() == said.encode()
+    assert (said.encode() == b"") == (said == NO_ATTRIBUTES)
+
+
+def test_fields_of_a_newer_version_are_passed_over() -> None:
+    newer = msgspec.msgpack.encode({"content_type": "a/b", "tier": {"cold": True}})
+    assert Attributes.decode(newer) == Attributes(content_type="a/b")
+    for wrong in (msgspec.msgpack.encode({"content_type": 1}), b"\x81", b"\xc1", b"\x90"):
+        with pytest.raises(msgspec.DecodeError):
+            Attributes.decode(wrong)
+
+
+def test_attributes_that_are_too_long_are_not_encoded() -> None:
+    with pytest.raises(BadRequest):
+        Attributes(metadata={"x": "y" * ATTRIBUTES_BYTES_MAX}).encode()
+    check_attributes(bytes(ATTRIBUTES_BYTES_MAX))
