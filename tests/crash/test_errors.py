@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_filesystem import FaultyFileSystem, commit_and_fail, fail_with, write_short
 from harness import own_files
 
 from dfc.errors import DfcError, NoSpace, StorageFailed
 from dfc.storage.commit import OutcomeUnknown
-from dfc.storage.testing import FaultyFileSystem, commit_and_fail, fail_with, write_short
 
 SCENARIOS = (
     "put small",

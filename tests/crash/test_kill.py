@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_filesystem import Fault, FaultyFileSystem, kill, kill_after, places
 
 from dfc.clock import HybridClock
 from dfc.errors import DiskRefused
 from dfc.storage import Disk
 from dfc.storage.check import check
 from dfc.storage.rebuild import rebuild
-from dfc.storage.testing import Fault, FaultyFileSystem, kill, kill_after, places
 
 SCENARIOS = (
     "put small",

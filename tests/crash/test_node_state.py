@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_filesystem import FaultyFileSystem, PowerLossFileSystem, kill, kill_after
 
 from dfc.clock import HybridClock
 from dfc.engine.environment import make_scratch
@@ -23,7 +24,6 @@ from dfc.placement.map import DiskEntry
 from dfc.proxy.node import open_registry
 from dfc.storage import Disk
 from dfc.storage.identity import require_identity
-from dfc.storage.testing import FaultyFileSystem, PowerLossFileSystem, kill, kill_after
 from dfc.target.identity import settle_identity
 
 BODY = b"acknowledged" * 50

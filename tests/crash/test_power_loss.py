@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_filesystem import PowerLossFileSystem
 
 from dfc.storage import Disk
-from dfc.storage.testing import PowerLossFileSystem
 
 NAMES = ("old-small", "old.tar", "new-small", "a/" + "long name " * 40, "new.tar")
 RUNS_A_SEED = 12

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from depositing import deposit
+from faulty_filesystem import Fault, FaultyFileSystem, PowerLossFileSystem, fail_with, kill, kill_after, places
 
 from dfc.errors import DfcError, ObjectCorrupt
 from dfc.storage import Disk, Durability
 from dfc.storage.check import check
 from dfc.storage.rebuild import rebuild
 from dfc.storage.staged import StagedName, staged_rows
-from dfc.storage.testing import Fault, FaultyFileSystem, PowerLossFileSystem, fail_with, kill, kill_after, places
 
 JOB = "job-1"
 OUT, TEMPORARY = StagedName(JOB), StagedName(JOB, temporary=True)

@@ -5,11 +5,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from faulty_filesystem import FaultyFileSystem, fail_with
 
 from dfc.database import open_database
 from dfc.errors import DiskRefused
 from dfc.filesystem import FileSystem
-from dfc.storage.testing import FaultyFileSystem, fail_with
 
 SCHEMA = "CREATE TABLE things (name TEXT);"
 

@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 
 import pytest
+from faulty_filesystem import FaultyFileSystem, write_short
 
 from dfc.filesystem import FileSystem, remove_if_there, write_all
-from dfc.storage.testing import FaultyFileSystem, write_short
 
 
 def test_a_file_is_created_only_once_and_links_are_not_followed(tmp_path: Path) -> None:

@@ -4,11 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+from faulty_filesystem import FaultyFileSystem, fail_with
 
 from dfc.errors import OperatorError
 from dfc.filesystem import FileSystem
 from dfc.smallfile import SmallFileDamaged, make_directories, read_small_file, write_small_file
-from dfc.storage.testing import FaultyFileSystem, fail_with
 
 
 class Recorded(FileSystem):

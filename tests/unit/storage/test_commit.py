@@ -7,13 +7,13 @@ import threading
 from typing import Any
 
 import pytest
+from faulty_filesystem import FaultyFileSystem, commit_and_fail, fail_with
 
 from dfc.errors import NoSpace, ObjectNotFound, StorageFailed
 from dfc.filesystem import FileSystem
 from dfc.storage import Precondition
 from dfc.storage.commit import OutcomeUnknown, _Ticket
 from dfc.storage.operations import Delete, Put
-from dfc.storage.testing import FaultyFileSystem, commit_and_fail, fail_with
 
 
 class HeldCommits(FileSystem):

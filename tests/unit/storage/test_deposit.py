@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from depositing import deposit, fill
+from faulty_filesystem import FaultyFileSystem, fail_with
 from harness import own_files
 
 from dfc.checksum import checksum_of
@@ -19,7 +20,6 @@ from dfc.storage.check import check
 from dfc.storage.deposit import Deposited, DepositFile, boot_id, is_here
 from dfc.storage.staged import StagedName
 from dfc.storage.sweep import read_footer
-from dfc.storage.testing import FaultyFileSystem, fail_with
 from dfc.tar.index_format import HEADER_BYTES
 
 JOB = StagedName("job-1")

@@ -5,10 +5,10 @@ import os
 from typing import Any
 
 import pytest
+from faulty_filesystem import FaultyFileSystem, fail_with
 
 from dfc.errors import ObjectCorrupt
 from dfc.storage.rows import Origin
-from dfc.storage.testing import FaultyFileSystem, fail_with
 
 
 def spoil(path: str) -> None:

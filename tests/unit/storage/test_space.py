@@ -4,11 +4,11 @@ import errno
 from pathlib import Path
 
 import pytest
+from faulty_filesystem import FaultyFileSystem, fail_with
 
 from dfc.errors import NoSpace
 from dfc.filesystem import FileSystem, FileSystemSpace
 from dfc.storage.space import SpaceKeeper
-from dfc.storage.testing import FaultyFileSystem, fail_with
 
 
 class Sized(FileSystem):

@@ -1,7 +1,4 @@
-"""For tests of the storage engine: file systems that fail, kill the process or lose power at a chosen call.
-
-Public, so that whoever builds on the engine can test against the same faults. Never used by a running node.
-"""
+"""File systems that fail, kill the process or lose power at a chosen call: for tests of whatever keeps state on a disk."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dfc.storage.testing import kill, kill_after, places
+from faulty_filesystem import kill, kill_after, places
 
 
 def test_places_where_a_kill_after_a_call_differs_from_one_before_the_next() -> None:
