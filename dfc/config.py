@@ -20,6 +20,7 @@ import msgspec
 from dfc.errors import ConfigError
 from dfc.hosts import ANY_HOST, host_name
 from dfc.limits import GIB, KIB, MIB
+from dfc.wire import DEFAULT_URL
 
 Role = Literal["proxy", "target"]
 ENVIRONMENT_PREFIX: Final = "DFC_"
@@ -75,7 +76,7 @@ class Settings:
     jobs_user_functions: bool = _setting(False, "Let jobs run functions that are installed on the workers.", ("proxy",))
     jobs_user_commands: bool = _setting(False, "Let jobs run commands that their specs bring along.", ("proxy",))
 
-    proxy_url: str = _setting("http://127.0.0.1:8080", "The proxy that keeps the registry.", ("target",))
+    proxy_url: str = _setting(DEFAULT_URL, "The proxy that keeps the registry.", ("target",))
     zone: str = _setting(
         "", "Name of what this target shares with others and can fail at once: a rack, a row, a room.", ("target",)
     )

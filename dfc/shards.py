@@ -15,17 +15,19 @@ it is built, so that a short spec cannot take much memory.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, pairwise, product
 from math import prod
 from typing import Final, Protocol
+from urllib.parse import quote
 
 import msgspec
 
 from dfc.errors import BadShardSpec
 from dfc.limits import (
+    SHARD_LIST_CHARS_MAX,
     SHARD_SPEC_CHARS_MAX,
     SHARD_SPEC_DEPTH_MAX,
     SHARD_SPEC_EXPANDED_CHARS_MAX,
@@ -102,6 +104,21 @@ def check(spec: str | Sequence[str]) -> None:
         _parse(spec)
     else:
         expand(spec)
+
+
+def list_specs(names: Iterable[str]) -> Iterator[str]:
+    """A list as specs to ask for one after the other: a long one becomes several, each within a request line."""
+    group: list[str] = []
+    chars = 0
+    for name in names:
+        cost = len(quote(name)) + len("%22%2C%22")
+        if group and chars + cost > SHARD_LIST_CHARS_MAX:
+            yield msgspec.json.encode(group).decode()
+            group, chars = [], 0
+        group.append(name)
+        chars += cost
+    if group:
+        yield msgspec.json.encode(group).decode()
 
 
 def expand_url(url: str) -> list[str]:

@@ -14,11 +14,11 @@ import typer
 
 from dfc.cli.exits import describe
 from dfc.errors import Unreachable
+from dfc.wire import DEFAULT_URL
 
 if TYPE_CHECKING:
     from dfc.client import Client
 
-DEFAULT_URL: Final = "http://127.0.0.1:8080"
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 
 

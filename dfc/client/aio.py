@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from dfc.checksum import Buffer
 from dfc.client.batch import BatchReader, Items, portions
-from dfc.client.client import DEFAULT_URL, Client
+from dfc.client.client import Client
 from dfc.client.jobs import AsyncJobs
 from dfc.client.models import BucketInfo, KeyInfo, ListPage, MemberInfo, ObjectInfo, SampleInfo, StoredObject
 from dfc.client.reader import ObjectReader
@@ -24,6 +24,7 @@ from dfc.http.batch_items import BatchItem, OnMissing
 from dfc.http.retry import Cancellation, Cancelled, cancelled_by, current_cancellation
 from dfc.limits import LIST_PAGE_MAX
 from dfc.placement.map import ClusterMap
+from dfc.wire import DEFAULT_URL
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,11 +15,12 @@ import msgspec
 from dfc.client.exchange import ObjectCalls
 from dfc.client.source import make_source
 from dfc.errors import BadRequest, DfcError, ObjectCorrupt
-from dfc.http.batch_items import MSGPACK, BatchItem, BatchRequest, OnMissing
+from dfc.http.batch_items import BatchItem, BatchRequest, OnMissing
 from dfc.http.blocking import Answer
 from dfc.limits import MIB
 from dfc.tar.header import TarError
 from dfc.tar.reader import iterate_members
+from dfc.wire import MSGPACK
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

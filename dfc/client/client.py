@@ -16,7 +16,7 @@ import msgspec
 
 from dfc.checksum import CHECKSUM_NAME
 from dfc.client.batch import BatchReader, Items, as_item, open_batch, read_batch
-from dfc.client.control import MSGPACK, Control
+from dfc.client.control import Control
 from dfc.client.download import download
 from dfc.client.exchange import ObjectCalls, Tries
 from dfc.client.jobs import Jobs
@@ -42,17 +42,17 @@ from dfc.http.retry import Cancellation, RetryPolicy
 from dfc.limits import INDEX_MEMBERS_MAX, KIB, LIST_PAGE_MAX
 from dfc.names import check_bucket_name, check_object_name
 from dfc.placement.map import ClusterMap
+from dfc.shards import list_specs
 from dfc.tar.header import FILE, TarError
 from dfc.tar.samples import split_key
 from dfc.tar.scanner import Scanner
+from dfc.wire import CHECKSUM_HEADER, DEFAULT_URL, MSGPACK
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-DEFAULT_URL: Final = "http://127.0.0.1:8080"
 _ANSWER_BYTES_MAX: Final = 256 * KIB  # of a PUT: warnings are short
-_QUERY_CHARS_MAX: Final = 8 * KIB  # half of a request line, for lists of shards
 
 
 class Client:
@@ -112,7 +112,7 @@ class Client:
             source.hash_first()
         headers = _conditions(if_match, if_none_match)
         if source.checksum is not None:
-            headers["X-DFC-Checksum"] = f"{CHECKSUM_NAME}={source.checksum}"
+            headers[CHECKSUM_HEADER] = f"{CHECKSUM_NAME}={source.checksum}"
         path = _checked(bucket, name)
         try:
             return self._put(*path, source, headers)
@@ -242,7 +242,7 @@ class Client:
 
     def keys(self, bucket: str, shards: str | Sequence[str], *, fields: str = "all") -> Iterator[KeyInfo]:
         """The samples of many shards (a shard spec, or a list), in no order between shards; `fields="key"`: only their keys."""
-        for spec in _shard_specs(shards):
+        for spec in (shards,) if isinstance(shards, str) else list_specs(shards):
             query = [("shards", spec)] if fields == "all" else [("shards", spec), ("fields", fields)]
             path = f"/v1/buckets/{check_bucket_name(bucket)}/samples?{urlencode(query, quote_via=quote)}"
             yield from read_values(self._calls.stream(self.url + path), KeyInfo)
@@ -389,21 +389,3 @@ def _split_sample(archive: bytes) -> dict[str, bytes]:
         if key is not None:
             members[key[1]] = archive[offset : offset + size]
     return members
-
-
-def _shard_specs(shards: str | Sequence[str]) -> Iterator[str]:
-    """The specs to ask for one after the other: a long list becomes several, each within a request line."""
-    if isinstance(shards, str):
-        yield shards
-        return
-    group: list[str] = []
-    chars = 0
-    for shard in shards:
-        cost = len(quote(shard)) + len("%22%2C%22")
-        if group and chars + cost > _QUERY_CHARS_MAX:
-            yield msgspec.json.encode(group).decode()
-            group, chars = [], 0
-        group.append(shard)
-        chars += cost
-    if group:
-        yield msgspec.json.encode(group).decode()

@@ -16,12 +16,12 @@ from dfc import __version__
 from dfc.errors import BadRequest, DfcError, Unreachable
 from dfc.http.problems import error_from_answer, is_worth_retrying, retry_after_s
 from dfc.http.retry import Cancellation, RetryPolicy, current_cancellation
+from dfc.wire import JSON
 
 CONNECT_TIMEOUT_S: Final = 5.0
 ANSWER_TIMEOUT_S: Final = 60.0  # a listing waits for every target
 # Nobody has answered yet: the URL is wrong or the cluster is down, and the person who typed it should hear so soon.
 FIRST_CONTACT_RETRIES: Final = 1
-MSGPACK: Final = "application/msgpack"
 
 
 class Control:
@@ -54,7 +54,7 @@ class Control:
         *,
         params: Mapping[str, str | int] | None = None,
         body: Any = None,
-        accept: str = "application/json",
+        accept: str = JSON,
         patient: bool = True,
     ) -> bytes:
         """The body of a successful answer; `body` is sent as JSON. Every call here is idempotent: if `patient`, it is retried.
@@ -99,7 +99,7 @@ class Control:
         content = None if body is None else msgspec.json.encode(body)
         headers = {"Accept": accept}
         if content is not None:
-            headers["Content-Type"] = "application/json"
+            headers["Content-Type"] = JSON
         what = f"{method} {self._url}{path}"
         try:
             answer = self._http.request(method, path, params=params, content=content, headers=headers)

@@ -7,6 +7,7 @@ from email.utils import parsedate_to_datetime
 import msgspec
 
 from dfc.http.problems import Headers
+from dfc.wire import SAMPLES_HEADER
 
 
 class StoredObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +93,7 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
 def object_info(bucket: str, name: str, headers: Headers, size: int) -> ObjectInfo:
     """From the headers of a GET or HEAD; `size` is that of the whole object in bytes."""
     etag = (headers.get("ETag") or "").removeprefix("W/").strip('"')
-    samples = headers.get("X-DFC-Samples") or ""
+    samples = headers.get(SAMPLES_HEADER) or ""
     return ObjectInfo(
         samples=int(samples) if samples.isdecimal() else None,
         bucket=bucket,

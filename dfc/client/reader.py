@@ -19,6 +19,7 @@ from dfc.errors import ChecksumMismatch, NotSeekable, PreconditionFailed
 from dfc.http.blocking import Answer, Broken
 from dfc.http.problems import Headers, retry_after_s
 from dfc.limits import MIB
+from dfc.wire import CHECKSUM_HEADER
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -205,7 +206,7 @@ def _extent(answer: Answer) -> tuple[int, int]:
 
 def _checksum_in(headers: Headers, etag: str) -> str | None:
     """From `X-DFC-Checksum`, else from an ETag of that form."""
-    kind, _, value = (headers.get("X-DFC-Checksum") or "").partition("=")
+    kind, _, value = (headers.get(CHECKSUM_HEADER) or "").partition("=")
     if kind == CHECKSUM_NAME and _CHECKSUM.fullmatch(value):
         return value
     return etag if _CHECKSUM.fullmatch(etag) else None

@@ -17,6 +17,7 @@ from dfc.http.problems import error_from_answer, is_worth_retrying, retry_after_
 from dfc.http.retry import Cancellation, RetryPolicy
 from dfc.limits import CLUSTER_MAP_BYTES_MAX
 from dfc.placement.map import ClusterMap, NodeEntry
+from dfc.wire import MSGPACK
 
 T = TypeVar("T")
 STALL_S: Final = 120.0  # a node that hashes, syncs or decompresses sends nothing meanwhile
@@ -84,14 +85,14 @@ class Nodes:
 
     def post_batch(self, url: str, body: bytes) -> Answer:
         """One try of a batch read of what one target holds, asked for in msgpack."""
-        return self._request("POST", f"{url}/v1/node/batch", {"Content-Type": "application/msgpack"}, _Bytes(body))
+        return self._request("POST", f"{url}/v1/node/batch", {"Content-Type": MSGPACK}, _Bytes(body))
 
     def ask(self, find_url: Callable[[], str], limit: int = ERROR_BODY_BYTES_MAX) -> Any:
         """The decoded answer to a small GET, with retries; the URL is found anew for each."""
 
         def attempt() -> Any:
             with self.get(find_url()) as answer:
-                packed = (answer.headers.get("Content-Type") or "").startswith("application/msgpack")
+                packed = (answer.headers.get("Content-Type") or "").startswith(MSGPACK)
                 body = answer.read_all(limit)
             return msgspec.msgpack.decode(body) if packed else msgspec.json.decode(body)
 

@@ -27,15 +27,13 @@ import msgspec
 from dfc.errors import DfcError
 from dfc.http.transfer import SendFile, drive, duplicate, to_its_end, wait_ready
 from dfc.limits import LINGER_BYTES, LINGER_S
+from dfc.wire import JSON
 
 if TYPE_CHECKING:
     from dfc.http.exchange import Exchange
 
 _log: Final = logging.getLogger("dfc.http")
 Headers = Sequence[tuple[str, str]] | str
-JSON: Final = "application/json"
-NDJSON: Final = "application/x-ndjson"
-TAR: Final = "application/x-tar"
 BODILESS_STATUSES: Final = frozenset((204, 304))
 PAGE_HEADERS: Final = (
     ("X-Content-Type-Options", "nosniff"),

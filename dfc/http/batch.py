@@ -17,18 +17,17 @@ from itertools import groupby
 from typing import Any, Final, Protocol
 
 from dfc.errors import DfcError, Unavailable
-from dfc.http.answers import TAR, Answer, BulkAnswer
+from dfc.http.answers import Answer, BulkAnswer
 from dfc.http.batch_items import BatchItem, BatchRequest, OnMissing, parse_request
 from dfc.http.common import SAFETY_HEADERS, flag
 from dfc.http.exchange import Exchange
 from dfc.http.merge import ByteSource, Merge, Run, SourceBroke
 from dfc.http.transfer import ReadStalled, drive, duplicate
 from dfc.limits import BATCH_BODY_BYTES_MAX, BATCHES_MAX
+from dfc.wire import ITEM_HEADER, OCTETS, TAR
 
 END_OF_ARCHIVE: Final = bytes(1024)
-ITEM_HEADER: Final = "X-DFC-Item"  # of an error: the number of the item that it is about
 BATCH_QUERY: Final = frozenset(("lengths",))
-_OCTETS: Final = "application/octet-stream"
 
 
 class ItemError(Exception):
@@ -121,7 +120,7 @@ async def answer_batch(
         gate.leave()
         await _close(found.values(), whole=False)
         raise
-    headers = [("Content-Type", _OCTETS if with_lengths else TAR), *SAFETY_HEADERS]
+    headers = [("Content-Type", OCTETS if with_lengths else TAR), *SAFETY_HEADERS]
     tail = b"" if with_lengths else END_OF_ARCHIVE
     return BatchAnswer(headers, parts, runs, total, gate, threads=threads, begin=begin, tail=tail)
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from dfc.errors import BadRequest, TooLarge
 from dfc.limits import BATCH_ITEMS_MAX
 from dfc.names import check_bucket_name, check_object_name
+from dfc.wire import MSGPACK
 
-MSGPACK: Final = "application/msgpack"
 OnMissing = Literal["fail", "skip", "empty"]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 

@@ -14,11 +14,12 @@ from typing import Final
 import msgspec
 
 from dfc.errors import DfcError, Unavailable
-from dfc.http.batch import ITEM_HEADER, ItemError
-from dfc.http.batch_items import MSGPACK, BatchItem, BatchRequest, OnMissing
+from dfc.http.batch import ItemError
+from dfc.http.batch_items import BatchItem, BatchRequest, OnMissing
 from dfc.http.merge import SocketSource
 from dfc.http.peer import PeerConnection, PeerGone, PeerPool, PeerResponse, RemoteError
 from dfc.limits import BATCH_ITEMS_MAX, BATCH_RETRY_S, KIB
+from dfc.wire import ITEM_HEADER, MSGPACK
 
 _log: Final = logging.getLogger("dfc.http")
 ANSWER_S: Final = 300.0  # an owner that decompresses shards first takes so long

@@ -14,6 +14,7 @@ from dfc.errors import BadRequest
 from dfc.http.answers import Answer, json_answer
 from dfc.limits import LIST_PAGE_MAX
 from dfc.metrics import CONTENT_TYPE, render
+from dfc.wire import OCTETS, TAR
 
 # What browsers must not do with stored bytes: guess their type, or run them as a page of this origin.
 SAFETY_HEADERS: Final = (("X-Content-Type-Options", "nosniff"), ("Content-Security-Policy", "sandbox"))
@@ -22,7 +23,7 @@ OBJECT_QUERY: Final = INSIDE_QUERY | {"redirect", "relay"}
 _LIMIT: Final = re.compile("[0-9]{1,9}")
 LISTING_QUERY: Final = frozenset(("prefix", "start_after", "delimiter", "limit", "token"))
 _TYPES: Final = {
-    ".tar": "application/x-tar",
+    ".tar": TAR,
     ".tgz": "application/gzip",
     ".gz": "application/gzip",
     ".zst": "application/zstd",
@@ -30,7 +31,7 @@ _TYPES: Final = {
     ".bz2": "application/x-bzip2",
     ".xz": "application/x-xz",
     ".cls": "text/plain; charset=utf-8",
-    ".npy": "application/octet-stream",
+    ".npy": OCTETS,
 }
 
 
@@ -39,7 +40,7 @@ def _type_of_extension(extension: str) -> str:
     known = _TYPES.get(extension)
     if known is not None:
         return known
-    guessed = mimetypes.guess_type("x" + extension, strict=False)[0] or "application/octet-stream"
+    guessed = mimetypes.guess_type("x" + extension, strict=False)[0] or OCTETS
     return guessed + "; charset=utf-8" if guessed.startswith("text/") else guessed
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from dfc.errors import DfcError, Unavailable
 from dfc.limits import KIB
+from dfc.wire import MSGPACK
 
 IDLE_PER_NODE_MAX: Final = 64
 IDLE_S: Final = 30.0  # well below the keep-alive of the other side
@@ -217,7 +218,7 @@ class ControlClient:
         """
         data = b"" if body is None else msgspec.json.encode(body)
         status, content_type, content = await self.fetch(method, url, data, headers or {}, long=long)
-        decode = msgspec.msgpack.decode if content_type.startswith("application/msgpack") else msgspec.json.decode
+        decode = msgspec.msgpack.decode if content_type.startswith(MSGPACK) else msgspec.json.decode
         if status >= 400:
             raise _remote_error(status, content, url)
         try:

@@ -17,8 +17,8 @@ from dfc.http.exchange import Exchange
 from dfc.http.peer import PeerConnection, PeerGone, PeerPool, PeerResponse
 from dfc.http.transfer import Splice, drive, duplicate, wait_ready
 from dfc.limits import SMALL_BODY_BYTES, SMALL_READ_BYTES
+from dfc.wire import HOP_HEADER
 
-HOP_HEADER: Final = "X-DFC-Hop"
 _HOP_BY_HOP: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer", b"transfer-encoding",
      b"upgrade", b"host", b"content-length", b"expect", b"x-request-id", b"x-dfc-hop",

@@ -17,6 +17,7 @@ from dfc.membership.embedded import Registration
 from dfc.placement.map import NodeEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.web import wants
+from dfc.wire import MSGPACK
 
 
 class AdminRoutes:
@@ -39,7 +40,7 @@ class AdminRoutes:
 
     async def cluster_map(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         if wants(exchange) == "msgpack":
-            return Answer(200, msgspec.msgpack.encode(self._cluster.map), [("Content-Type", "application/msgpack")])
+            return Answer(200, msgspec.msgpack.encode(self._cluster.map), [("Content-Type", MSGPACK)])
         return json_answer(self._cluster.map)
 
     async def register(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:

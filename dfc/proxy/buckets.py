@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from dfc.errors import BadRequest
-from dfc.http.answers import NDJSON, Answer, AnswerCut, StreamAnswer, json_answer
+from dfc.http.answers import Answer, AnswerCut, StreamAnswer, json_answer
 from dfc.http.common import flag, page_limit
 from dfc.http.exchange import Exchange
 from dfc.names import check_bucket_name
@@ -21,6 +21,7 @@ from dfc.proxy.cluster import Cluster
 from dfc.proxy.deletions import Deletions
 from dfc.proxy.web import listing_answer, listing_query, wants
 from dfc.shards import check
+from dfc.wire import JSON, NDJSON
 
 STREAM_QUEUE: Final = 8  # pieces of ~64 KiB that wait for a slow reader of the keys
 SHARDS_DEFAULT: Final = "**"
@@ -101,7 +102,7 @@ class BucketRoutes:
     async def ensure(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """For targets: the map with this bucket in it, made when the settings allow."""
         await self._cluster.bucket_for_write(check_bucket_name(parameters[0]))
-        return Answer(200, self._cluster.map.encode(), [("Content-Type", "application/json")])
+        return Answer(200, self._cluster.map.encode(), [("Content-Type", JSON)])
 
     async def objects(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         bucket = self._cluster.bucket(check_bucket_name(parameters[0]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Final
 from urllib.parse import quote, urlencode
@@ -17,14 +17,13 @@ from dfc.jobs.operations import other_inputs, takes_any_object
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.spec import CheckedSpec, InputSpec
 from dfc.jobs.tasks import InputShard, decode_blocks
-from dfc.limits import JOB_INPUT_SHARDS_MAX, KIB, LIST_PAGE_MAX
+from dfc.limits import JOB_INPUT_SHARDS_MAX, LIST_PAGE_MAX
 from dfc.names import HIDDEN_PREFIX
 from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.listing import Query, merged_pages
-from dfc.shards import expand
+from dfc.shards import expand, list_specs
 
-QUERY_CHARS_MAX: Final = 8 * KIB  # half of a request line, for lists of shards
 SAMPLE_STEP: Final = 50  # of 2,000 shards, 40 names: between two that are 50 apart in the sample lie 2,500 shards
 _NAME: Final = attrgetter("name")
 
@@ -67,7 +66,7 @@ class InputResolver:
         nodes = {node.id: node for node in self._cluster.live_targets()}
 
         async def ask(node_id: str) -> None:
-            for spec in _as_specs(asked[node_id]):
+            for spec in list_specs(asked[node_id]):
                 content = await self._ask(nodes[node_id], source.bucket, spec, anything)
                 for block in decode_blocks(content):  # one: few names fit into a request
                     known.update((shard.name, shard) for shard in block)
@@ -143,21 +142,6 @@ def _by_owner(cluster_map: ClusterMap, bucket: BucketEntry, names: Sequence[str]
         if owner is not None:
             found.setdefault(owner.node.id, []).append(name)
     return found
-
-
-def _as_specs(names: Sequence[str]) -> Iterator[str]:
-    """JSON lists of the names, each within a request line."""
-    group: list[str] = []
-    chars = 0
-    for name in names:
-        cost = len(quote(name)) + len("%22%2C%22")
-        if group and chars + cost > QUERY_CHARS_MAX:
-            yield msgspec.json.encode(group).decode()
-            group, chars = [], 0
-        group.append(name)
-        chars += cost
-    if group:
-        yield msgspec.json.encode(group).decode()
 
 
 def check_apart(spec: CheckedSpec, inputs: Sequence[Sequence[InputShard]]) -> None:

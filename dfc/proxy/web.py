@@ -19,6 +19,7 @@ from dfc.pages import Page, listed
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.html import bucket_list, object_list
 from dfc.proxy.listing import Query, merged_pages, one_page
+from dfc.wire import JSON, MSGPACK, NEXT_TOKEN_HEADER
 
 HTML: Final = "text/html; charset=utf-8"
 HTML_PAGE: Final = 1000
@@ -31,7 +32,7 @@ def _redirect_to(url: str, exchange: Exchange) -> Answer:
 def wants(exchange: Exchange) -> str:
     """What kind of listing the Accept header asks for: 'html', 'json', 'msgpack' or 'text'."""
     accept = exchange.headers.get("Accept", "")
-    for kind, name in (("text/html", "html"), ("application/json", "json"), ("application/msgpack", "msgpack")):
+    for kind, name in (("text/html", "html"), (JSON, "json"), (MSGPACK, "msgpack")):
         if kind in accept:
             return name
     return "text"
@@ -121,7 +122,7 @@ class WebRoutes:
         page = await one_page(self._cluster, query, limit)
         headers = [("Content-Type", "text/plain; charset=utf-8"), *SAFETY_HEADERS]
         if page.more:
-            headers.append(("X-DFC-Next-Token", quote(page.last, safe="")))
+            headers.append((NEXT_TOKEN_HEADER, quote(page.last, safe="")))
         return Answer(200, _name_lines([row[0] for row in page.rows], page.prefixes), headers)
 
     async def _html(self, bucket: str, query: Query, parameters: Mapping[str, str]) -> Answer:
@@ -161,5 +162,5 @@ async def listing_answer(cluster: Cluster, query: Query, limit: int, kind: str) 
     token = page.last if page.more else None
     value = {"objects": listed(page.rows), "prefixes": page.prefixes, "next_token": token}
     if kind == "msgpack":
-        return Answer(200, msgspec.msgpack.encode(value), [("Content-Type", "application/msgpack")])
+        return Answer(200, msgspec.msgpack.encode(value), [("Content-Type", MSGPACK)])
     return json_answer(value)

@@ -35,16 +35,16 @@ from dfc.storage.relaxed import RelaxedRows
 from dfc.storage.rows import (
     ALWAYS,
     GOOD,
-    NEW,
+    NOTHING,
     QUARANTINED,
     DiskOptions,
     DiskSpace,
     Durability,
     ObjectRow,
-    Origin,
     Precondition,
     PutResult,
     QuarantinedObject,
+    Supplied,
 )
 from dfc.storage.small import observe, put_whole
 from dfc.storage.space import SpaceKeeper
@@ -229,7 +229,7 @@ class Disk:
         expected: ExpectedChecksums = NO_CHECKSUMS,
         durability: Durability = "fsync",
         staged: StagedName | None = None,
-        origin: Origin = NEW,
+        supplied: Supplied = NOTHING,
     ) -> BlobWriter:
         """Begin an upload of `size` bytes (None: not known). Raises NoSpace, TooLarge, StorageFailed; BadRequest for a
         version or attributes that are none.
@@ -238,9 +238,9 @@ class Disk:
         """
         self.parts.health.require_writable()
         layout.check_bucket_id(bucket_id)
-        check_attributes(origin.attributes)
+        check_attributes(supplied.attributes)
         return BlobWriter(
-            self.parts, bucket_id, name, size=size, expected=expected, durability=durability, staged=staged, origin=origin
+            self.parts, bucket_id, name, size=size, expected=expected, durability=durability, staged=staged, supplied=supplied
         )
 
     def put_small(
@@ -252,15 +252,15 @@ class Disk:
         expected: ExpectedChecksums = NO_CHECKSUMS,
         durability: Durability = "fsync",
         precondition: Precondition = ALWAYS,
-        origin: Origin = NEW,
+        supplied: Supplied = NOTHING,
     ) -> PutResult:
         """A whole upload at once. Threads that do this at the same time share the catalog's commits."""
         if index_kind(name) is None:
             self.parts.health.require_writable()
             layout.check_bucket_id(bucket_id)
-            check_attributes(origin.attributes)
-            return put_whole(self.parts, bucket_id, name, body, expected, durability, precondition, origin)
-        writer = self.begin_put(bucket_id, name, size=len(body), expected=expected, durability=durability, origin=origin)
+            check_attributes(supplied.attributes)
+            return put_whole(self.parts, bucket_id, name, body, expected, durability, precondition, supplied)
+        writer = self.begin_put(bucket_id, name, size=len(body), expected=expected, durability=durability, supplied=supplied)
         writer.write(body)
         writer.finish()
         return writer.commit(precondition)

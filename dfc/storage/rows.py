@@ -115,7 +115,7 @@ ALWAYS: Final = Precondition()
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class Supplied:
     """What an upload brings from outside. `version`: the one that somebody else has given to the object, None to draw a new
     one. `attributes`: as `dfc.attributes` encodes them."""
 
@@ -123,7 +123,7 @@ class Origin:
     attributes: bytes = b""
 
 
-NEW: Final = Origin()
+NOTHING: Final = Supplied()
 
 
 @dataclass(frozen=True, slots=True)

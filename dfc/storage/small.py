@@ -16,7 +16,7 @@ from dfc.storage import layout
 from dfc.storage.commit import OutcomeUnknown
 from dfc.storage.operations import Put
 from dfc.storage.parts import DiskParts
-from dfc.storage.rows import GOOD, UNSYNCED, Durability, ObjectRow, Origin, Precondition, PutResult
+from dfc.storage.rows import GOOD, UNSYNCED, Durability, ObjectRow, Precondition, PutResult, Supplied
 
 _CREATE_TRIES: Final = 8
 
@@ -29,19 +29,19 @@ def put_whole(
     expected: ExpectedChecksums,
     durability: Durability,
     precondition: Precondition,
-    origin: Origin,
+    supplied: Supplied,
 ) -> PutResult:
     """Store `body`; see `Disk.put_small`. Whatever fails, no file and no descriptor is left."""
     checksum = _checksum(body, expected)
     parts.space.require(len(body))
     durable = durability == "fsync"
-    if origin.version is not None:
-        observe(parts, origin.version)
+    if supplied.version is not None:
+        observe(parts, supplied.version)
     try:
         fd, path, blob_id = create_blob(parts, bucket_id, name)
     except OSError as error:
         raise parts.health.translate(error, "creating a blob") from error
-    row = new_row(bucket_id, name, blob_id, origin, size=len(body), checksum=checksum, state=GOOD if durable else UNSYNCED)
+    row = new_row(bucket_id, name, blob_id, supplied, size=len(body), checksum=checksum, state=GOOD if durable else UNSYNCED)
     try:
         _fill(parts, fd, path, body + layout.row_footer(row), durable)
     except OSError as error:
@@ -84,11 +84,11 @@ def create_blob(parts: DiskParts, bucket_id: str, name: str) -> tuple[int, str, 
                 raise
 
 
-def new_row(bucket_id: str, name: str, blob_id: str, origin: Origin, **known: Any) -> ObjectRow:
+def new_row(bucket_id: str, name: str, blob_id: str, supplied: Supplied, **known: Any) -> ObjectRow:
     """The row of a new blob."""
-    given = origin.version
+    given = supplied.version
     drawn = "" if given is None else blob_id
-    return ObjectRow(bucket_id, name, given or blob_id, attributes=origin.attributes, drawn=drawn, **known)
+    return ObjectRow(bucket_id, name, given or blob_id, attributes=supplied.attributes, drawn=drawn, **known)
 
 
 def observe(parts: DiskParts, version: str) -> None:

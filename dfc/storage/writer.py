@@ -20,7 +20,7 @@ from dfc.storage.commit import OutcomeUnknown
 from dfc.storage.indexes import IndexWriter
 from dfc.storage.operations import Put
 from dfc.storage.parts import DiskParts
-from dfc.storage.rows import ALWAYS, GOOD, NEW, UNSYNCED, Durability, ObjectRow, Origin, Precondition, PutResult
+from dfc.storage.rows import ALWAYS, GOOD, NOTHING, UNSYNCED, Durability, ObjectRow, Precondition, PutResult, Supplied
 from dfc.storage.small import create_blob, new_row, observe
 from dfc.storage.staged import Stage, StagedName
 from dfc.storage.writeback import Writeback
@@ -40,7 +40,7 @@ class BlobWriter:
         expected: ExpectedChecksums,
         durability: Durability,
         staged: StagedName | None = None,
-        origin: Origin = NEW,
+        supplied: Supplied = NOTHING,
     ) -> None:
         """Claim the space and create the blob. Raises NoSpace, TooLarge, StorageFailed, BadRequest."""
         if size is not None and size > parts.options.object_bytes_max:
@@ -50,7 +50,7 @@ class BlobWriter:
         self._name = name
         self._size = size
         self._durable = durability == "fsync"
-        self._origin = origin
+        self._supplied = supplied
         self._staged = None if staged is None else staged._replace(job=layout.check_job_id(staged.job))
         self._hasher = BodyHasher(expected)
         self._received = self._digested = 0
@@ -64,8 +64,8 @@ class BlobWriter:
         self._lock = threading.Lock()
         self._busy = 0  # threads at work on it
         self._aborted = self._ended = False
-        if origin.version is not None:
-            observe(parts, origin.version)
+        if supplied.version is not None:
+            observe(parts, supplied.version)
         self._claimed = 0 if size is None else size
         _claim(parts, self._claimed)
         try:
@@ -80,7 +80,7 @@ class BlobWriter:
     @property
     def version(self) -> str:
         """The version that the object will have."""
-        return self._origin.version or self._blob_id
+        return self._supplied.version or self._blob_id
 
     @property
     def slow_digest(self) -> bool:
@@ -271,7 +271,7 @@ class BlobWriter:
             self._bucket_id,
             self._name,
             self._blob_id,
-            self._origin,
+            self._supplied,
             size=self._received,
             checksum=checksum,
             samples=samples,

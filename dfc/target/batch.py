@@ -6,7 +6,7 @@ import asyncio
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final, cast
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 from dfc.errors import BucketNotFound, DfcError, NotSeekable, StorageFailed, Unavailable
 from dfc.http.answers import Answer, AnswerCut
@@ -33,11 +33,10 @@ from dfc.target.local import Local
 from dfc.target.members import BlobBody
 from dfc.target.slots import Slots
 from dfc.target.threads import shielded
+from dfc.wire import OCTETS
 
 if TYPE_CHECKING:
     from dfc.target.resolving import Decoding, Resolved
-
-OCTETS: Final = "application/octet-stream"
 
 
 class BatchRoutes:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from dfc.errors import Conflict, NotAShard
-from dfc.http.answers import NDJSON, Answer, StreamAnswer, json_answer
+from dfc.http.answers import Answer, StreamAnswer, json_answer
 from dfc.http.common import page_limit
 from dfc.http.exchange import Exchange
 from dfc.http.transfer import to_its_end
@@ -27,9 +27,9 @@ from dfc.tar.index import index_kind
 from dfc.tar.listing import list_keys
 from dfc.target.listing import list_page
 from dfc.target.local import Local
+from dfc.wire import MSGPACK, NDJSON
 
 _log: Final = logging.getLogger("dfc.target")
-MSGPACK: Final = "application/msgpack"
 
 
 class ShardSelection:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Final, cast
 
 from dfc.errors import BadRequest, MemberNotFound, NotAShard, SampleNotFound
-from dfc.http.answers import NDJSON, TAR, Answer, FileAnswer, Headers, StreamAnswer, header_lines
+from dfc.http.answers import Answer, FileAnswer, Headers, StreamAnswer, header_lines
 from dfc.http.common import SAFETY_HEADERS, content_type
 from dfc.http.conditions import http_date, is_not_modified, is_plain, requested_range
 from dfc.http.exchange import Exchange
@@ -24,9 +24,9 @@ from dfc.tar.reader import read_member_range
 from dfc.tar.writer import END_OF_ARCHIVE
 from dfc.target.local import Local
 from dfc.target.slots import Slots
+from dfc.wire import NDJSON, OCTETS, TAR
 
 _SAFETY_LINES: Final = header_lines(SAFETY_HEADERS)
-OCTETS: Final = "application/octet-stream"
 _QUERIES: Final = ("member", "archpath", "sample", "list")
 
 

@@ -44,6 +44,7 @@ from dfc.target.members import MemberRoutes
 from dfc.target.objects import ObjectRoutes
 from dfc.target.sources import INDEX_QUERY, LOCATE_QUERY, SHARDS_QUERY, SourceRoutes
 from dfc.target.staging import SITE_QUERY, STAGED_QUERY, StagingRoutes
+from dfc.wire import MSGPACK
 
 _log: Final = logging.getLogger("dfc.target")
 RESERVE_FRACTION: Final = 0.05  # the reserve is at most so much of a disk
@@ -246,8 +247,8 @@ class TargetNode:
         """The registry's map, with the use of all disks; while it is away, the map that this target works by."""
         with suppress(Unavailable):
             return await self._objects.elsewhere(exchange)
-        if "application/msgpack" in exchange.headers.get("Accept", ""):
-            return Answer(200, msgspec.msgpack.encode(self.local.map), [("Content-Type", "application/msgpack")])
+        if MSGPACK in exchange.headers.get("Accept", ""):
+            return Answer(200, msgspec.msgpack.encode(self.local.map), [("Content-Type", MSGPACK)])
         return json_answer(self.local.map)
 
     async def _metrics(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:

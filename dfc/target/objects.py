@@ -12,7 +12,7 @@ from dfc.http.answers import Answer, header_lines, json_answer
 from dfc.http.common import INSIDE_QUERY, OBJECT_QUERY, SAFETY_HEADERS, content_type
 from dfc.http.conditions import entity_tags, http_date, is_not_modified, is_plain, requested_range
 from dfc.http.exchange import Exchange
-from dfc.http.relay import HOP_HEADER, Relay
+from dfc.http.relay import Relay
 from dfc.limits import DECOMPRESSED_PUT_WAIT_S, SMALL_BODY_BYTES, SMALL_READ_BYTES
 from dfc.names import ObjectPath, parse_object_path
 from dfc.placement.map import BucketEntry
@@ -24,6 +24,7 @@ from dfc.target.local import Local, Place
 from dfc.target.members import MemberRoutes, blob_answer
 from dfc.target.slots import Slots
 from dfc.target.uploads import store
+from dfc.wire import CHECKSUM_HEADER, HOP_HEADER, SAMPLES_HEADER
 
 REREADS_MAX: Final = 8  # a row that changes under the reader so often is a storm of uploads
 
@@ -31,12 +32,12 @@ REREADS_MAX: Final = 8  # a row that changes under the reader so often is a stor
 @lru_cache(maxsize=16_384)
 def _validators(name: str, checksum: str, modified_us: int, samples: int | None) -> str:
     """The header lines that every answer about an object has."""
-    counts = () if samples is None else (("X-DFC-Samples", str(samples)),)
+    counts = () if samples is None else ((SAMPLES_HEADER, str(samples)),)
     return header_lines(
         (
             ("Content-Type", content_type(name)),
             ("ETag", f'"{checksum}"'),
-            ("X-DFC-Checksum", f"{CHECKSUM_NAME}={checksum}"),
+            (CHECKSUM_HEADER, f"{CHECKSUM_NAME}={checksum}"),
             ("Last-Modified", http_date(modified_us)),
             ("Accept-Ranges", "bytes"),
             *counts,
@@ -154,7 +155,7 @@ class ObjectRoutes:
     # --- PUT
 
     async def _put(self, exchange: Exchange, place: Place, name: str) -> Answer:
-        expected = ExpectedChecksums.from_headers(exchange.headers.get("X-DFC-Checksum"), exchange.headers.get("Content-MD5"))
+        expected = ExpectedChecksums.from_headers(exchange.headers.get(CHECKSUM_HEADER), exchange.headers.get("Content-MD5"))
         if "Content-Range" in exchange.headers:
             raise BadRequest("a PUT replaces the whole object; Content-Range is not for it")
         length = exchange.declared_length

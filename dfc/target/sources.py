@@ -20,8 +20,9 @@ from dfc.storage.rows import ObjectRow, RowChanged
 from dfc.storage.staged import StagedName
 from dfc.tar.index import TarError
 from dfc.tar.index_format import HEADER_BYTES, IndexHeader, decode_header
-from dfc.target.internal import MSGPACK, ShardSelection
+from dfc.target.internal import ShardSelection
 from dfc.target.local import Local
+from dfc.wire import MSGPACK, OCTETS
 
 SHARDS_QUERY: Final = frozenset(("bucket", "shards", "any"))
 LOCATE_QUERY: Final = frozenset(("bucket", "object", "version", "job", "temporary"))
@@ -104,7 +105,7 @@ class SourceRoutes:
         found = await self._find(exchange.query_parameters(INDEX_QUERY))
         threads = self._local.threads(found.disk)
         file = await threads.open(_open_index, found, release=os.close)
-        headers = [("Content-Type", "application/octet-stream")]
+        headers = [("Content-Type", OCTETS)]
         return FileAnswer(200, file, 0, os.fstat(file).st_size, headers, threads.sending, found.disk.index_failed)
 
     async def _find(self, query: Mapping[str, str]) -> _Found:

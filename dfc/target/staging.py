@@ -27,6 +27,7 @@ from dfc.target.local import Local, Place
 from dfc.target.objects import put_answer
 from dfc.target.slots import Slots
 from dfc.target.uploads import store
+from dfc.wire import CHECKSUM_HEADER, OCTETS
 
 SITE_QUERY: Final = frozenset(("bucket", "object", "temporary"))
 STAGED_QUERY: Final = frozenset(("temporary", "deposit", "size"))
@@ -82,7 +83,7 @@ class StagingRoutes:
                 bucket.id,
                 name,
                 size=exchange.declared_length,
-                expected=ExpectedChecksums.from_headers(exchange.headers.get("X-DFC-Checksum"), None),
+                expected=ExpectedChecksums.from_headers(exchange.headers.get(CHECKSUM_HEADER), None),
                 durability=durability,
                 staged=owner,
             )
@@ -108,9 +109,7 @@ class StagingRoutes:
         staging, threads = disk.staging, self._local.threads(disk)
         entry = await threads.read(staging.find, bucket.id, path.name, owner)
         row = entry.row
-        lines = header_lines(
-            (("Content-Type", "application/octet-stream"), ("ETag", f'"{row.checksum}"'), ("Accept-Ranges", "bytes"))
-        )
+        lines = header_lines((("Content-Type", OCTETS), ("ETag", f'"{row.checksum}"'), ("Accept-Ranges", "bytes")))
         start, stop, status = 0, row.size, 200
         if not is_plain(exchange.headers):
             if is_not_modified(exchange.headers, row.checksum, row.modified_us):

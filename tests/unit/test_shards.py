@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 import time
 import tracemalloc
 from collections.abc import Callable
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dfc.errors import BadShardSpec
-from dfc.limits import SHARD_SPEC_NAMES_MAX
-from dfc.shards import Glob, Prefix, check, expand, expand_url, is_plain
+from dfc.limits import SHARD_LIST_CHARS_MAX, SHARD_SPEC_NAMES_MAX
+from dfc.shards import Glob, Prefix, check, expand, expand_url, is_plain, list_specs
 
 
 def test_a_list_passes_through_unchanged() -> None:
@@ -193,3 +195,12 @@ def test_only_the_path_of_a_url_is_expanded() -> None:
 def test_plain_names() -> None:
     assert is_plain("a/b@x.tar")
     assert not any(map(is_plain, ["a@3", "a*", "a?", "a[b", "a{b,c}", "a/"]))
+
+
+@given(st.lists(st.text(max_size=300), max_size=300))
+def test_a_long_list_becomes_several_specs_that_name_the_same(names: list[str]) -> None:
+    specs = list(list_specs(names))
+    assert [name for spec in specs for name in json.loads(spec)] == names
+    for spec in specs:
+        costs = [len(quote(name)) + 9 for name in json.loads(spec)]
+        assert len(costs) == 1 or sum(costs) <= SHARD_LIST_CHARS_MAX

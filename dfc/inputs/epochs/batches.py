@@ -19,6 +19,7 @@ from dfc.limits import BATCH_ITEMS_MAX, INPUT_BATCH_PORTION_BYTES, TAR_HEADER_BY
 from dfc.tar.header import FILE, TarError
 from dfc.tar.samples import split_key
 from dfc.tar.scanner import Scanner
+from dfc.wire import ITEM_HEADER
 
 _BASE_256: Final = 0x80
 _PLAIN_FLAGS: Final = (ord("0"), 0)
@@ -153,7 +154,7 @@ class BatchRead:
 
     def _lose(self, problem: DfcError, places: Sequence[int]) -> bool:
         """Whether the error is about one shard, which is then asked for no more."""
-        item = problem.headers.get("X-DFC-Item", "")
+        item = problem.headers.get(ITEM_HEADER, "")
         if not item.isdigit() or int(item) >= len(places):
             return False
         kind: type[InputError]

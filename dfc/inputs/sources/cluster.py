@@ -26,6 +26,7 @@ from dfc.inputs.sources.urls import kind_of, origin_of, shown, split_cluster_url
 from dfc.limits import INPUT_MAP_BYTES_MAX
 from dfc.names import check_bucket_name, check_object_name, parse_object_path
 from dfc.placement.map import ClusterMap
+from dfc.wire import JSON
 
 if TYPE_CHECKING:
     from dfc.client import Client
@@ -221,7 +222,7 @@ def _ask(origin: str, options: StreamOptions) -> bool | DfcError:
 
 def fetch_map(origin: str, token: str | None, transport: Transport) -> bytes:
     """The JSON of a cluster's map, or of whatever answers there; one try."""
-    headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    headers = {"Accept": JSON} | ({"Authorization": f"Bearer {token}"} if token else {})
     url = f"{origin}/v1/cluster"
     with transport.request("GET", url, headers) as answer:
         _CACHES.reached.add(origin)

@@ -18,6 +18,7 @@ from dfc.http.retry import Cancellation, RetryPolicy
 from dfc.inputs.base import Counts, ShardRef, ShardUnreadable
 from dfc.inputs.sources.urls import kind_of
 from dfc.limits import INPUT_RETRIES
+from dfc.wire import DEFAULT_URL
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class StreamOptions:
     @property
     def cluster_url(self) -> str:
         """The URL of the cluster that `dfc:` means."""
-        return self.cluster or os.environ.get("DFC_URL") or DEFAULT_CLUSTER
+        return self.cluster or os.environ.get("DFC_URL") or DEFAULT_URL
 
     @property
     def cluster_token(self) -> str | None:
@@ -60,7 +61,6 @@ class StreamOptions:
         return self.token or os.environ.get("DFC_TOKEN") or None
 
 
-DEFAULT_CLUSTER: Final = "http://127.0.0.1:8080"
 DEFAULT_OPTIONS: Final = StreamOptions()
 
 

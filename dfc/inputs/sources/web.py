@@ -23,6 +23,7 @@ from dfc.inputs.sources.streams import Stream, StreamOptions
 from dfc.inputs.sources.urls import shown
 from dfc.inputs.sources.websource import Source, Version, described, retry_after_s, said
 from dfc.limits import KIB, MIB
+from dfc.wire import CHECKSUM_HEADER, SAMPLES_HEADER
 
 if TYPE_CHECKING:
     import xxhash
@@ -182,7 +183,7 @@ class WebStream(Stream):
             raise Broken(f"{shown(source.url)}: the answer begins at byte {first}, not {self._position}")
         self.url, self.etag = source.url, version.etag
         self.size = version.size
-        self.indexed = (answer.headers.get("X-DFC-Samples") or "").isdigit()
+        self.indexed = (answer.headers.get(SAMPLES_HEADER) or "").isdigit()
         if self._end is None and self.size is not None:
             self._end = self.size
         _skip(answer, self._position - first)
@@ -257,7 +258,7 @@ class WebStream(Stream):
 
 def _checksum_of(answer: Answer) -> str:
     """The checksum of the whole object that a DFC node names, else empty."""
-    kind, _, value = (answer.headers.get("X-DFC-Checksum") or "").partition("=")
+    kind, _, value = (answer.headers.get(CHECKSUM_HEADER) or "").partition("=")
     return value if kind == CHECKSUM_NAME and _XXH3.fullmatch(value) else ""
 
 

@@ -8,7 +8,7 @@ import pytest
 from faulty_filesystem import FaultyFileSystem, fail_with
 
 from dfc.errors import ObjectCorrupt
-from dfc.storage.rows import Origin
+from dfc.storage.rows import Supplied
 
 
 def spoil(path: str) -> None:
@@ -74,7 +74,7 @@ def test_after_a_restart_of_the_machine_sound_rows_are_served_once_verified(open
 @pytest.mark.parametrize("harm", [spoil, os.unlink])
 def test_after_a_restart_of_the_machine_torn_rows_go_back_to_what_they_replaced(open_disk: Any, harm: Any) -> None:
     disk = open_disk()
-    disk.put_small("b", "a", b"durable", origin=Origin(attributes=b"said of the durable one"))
+    disk.put_small("b", "a", b"durable", supplied=Supplied(attributes=b"said of the durable one"))
     row = disk.put_small("b", "a", b"relaxed", durability="relaxed").row
     end_run(disk)
     harm(disk.blob_path(row))

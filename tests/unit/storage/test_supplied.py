@@ -21,7 +21,7 @@ from dfc.storage.check import check
 from dfc.storage.maintenance import keep_house
 from dfc.storage.operations import MarkSynced
 from dfc.storage.rebuild import rebuild
-from dfc.storage.rows import Origin, RowChanged
+from dfc.storage.rows import RowChanged, Supplied
 from dfc.storage.staged import StagedName
 from dfc.storage.sweep import read_footer
 
@@ -34,10 +34,10 @@ JOB, OTHER_JOB = StagedName("job-1"), StagedName("job-2")
 def put(
     disk: Any, name: str, data: bytes, *, small: bool = True, version: str | None = None, attributes: bytes = b"", **more: Any
 ) -> Any:
-    origin = Origin(version, attributes)
+    supplied = Supplied(version, attributes)
     if small:
-        return disk.put_small("b", name, data, origin=origin, **more)
-    writer = disk.begin_put("b", name, size=len(data), origin=origin, **more)
+        return disk.put_small("b", name, data, supplied=supplied, **more)
+    writer = disk.begin_put("b", name, size=len(data), supplied=supplied, **more)
     writer.write(data)
     writer.finish()
     return writer.commit()
@@ -257,7 +257,7 @@ def test_a_delete_is_remembered_from_when_it_came_however_old_it_is(open_disk: A
 def test_the_sweep_leaves_alone_what_arrives_with_an_old_version(open_disk: Any, tar_of: Any) -> None:
     """It takes files without a row that are older than the opening of the disk for leftovers."""
     disk, data = open_disk(), tar_of(3)
-    writer = disk.begin_put("b", "x.tar", size=None, origin=Origin(OLD))
+    writer = disk.begin_put("b", "x.tar", size=None, supplied=Supplied(OLD))
     writer.write(data)
     assert disk.sweep().found == 0
     writer.finish()
@@ -265,7 +265,7 @@ def test_the_sweep_leaves_alone_what_arrives_with_an_old_version(open_disk: Any,
     row = writer.commit().row
     assert disk.sweep().found == 0
     assert (body(disk, "x.tar"), disk.open_index(row).member_count) == (data, 3)
-    broken_off = disk.begin_put("b", "y.tar", size=None, origin=Origin(OLD))
+    broken_off = disk.begin_put("b", "y.tar", size=None, supplied=Supplied(OLD))
     assert len(open_disk.files()) == 4
     broken_off.abort()
     assert len(open_disk.files()) == 2
@@ -276,7 +276,7 @@ def test_what_a_crash_leaves_of_a_version_from_outside_is_set_aside(open_disk: A
     """Also of one whose time has not come; and it does not keep that version from being received again."""
     disk = open_disk()
     version = f"{int(disk.parts.clock.next_version()[:14], 16) + ahead_us:014x}00ff"
-    writer = disk.begin_put("b", "x", size=5, origin=Origin(version))
+    writer = disk.begin_put("b", "x", size=5, supplied=Supplied(version))
     writer.write(b"first")
     writer.finish()
     shutil.copytree(open_disk.root, tmp_path / "crashed")

@@ -1,0 +1,19 @@
+"""Names that both ends of a connection use: media types, our own headers, the address where a cluster is looked for."""
+
+from __future__ import annotations
+
+from typing import Final
+
+DEFAULT_URL: Final = "http://127.0.0.1:8080"
+
+JSON: Final = "application/json"
+MSGPACK: Final = "application/msgpack"
+NDJSON: Final = "application/x-ndjson"
+OCTETS: Final = "application/octet-stream"
+TAR: Final = "application/x-tar"
+
+CHECKSUM_HEADER: Final = "X-DFC-Checksum"  # of the object, as xxh3-128=HEX
+HOP_HEADER: Final = "X-DFC-Hop"  # of a request that a node has passed on
+ITEM_HEADER: Final = "X-DFC-Item"  # of an error of a batch: the number of the item that it is about
+NEXT_TOKEN_HEADER: Final = "X-DFC-Next-Token"  # of a page: where the next one begins
+SAMPLES_HEADER: Final = "X-DFC-Samples"  # of a shard: how many it has
