@@ -16,7 +16,7 @@ from dfc.client.exchange import ObjectCalls
 from dfc.client.source import make_source
 from dfc.errors import BadRequest, DfcError, ObjectCorrupt
 from dfc.http.batch_items import BatchItem, BatchRequest, OnMissing
-from dfc.http.blocking import Answer
+from dfc.http.blocking import Response
 from dfc.limits import MIB
 from dfc.tar.header import TarError
 from dfc.tar.reader import iterate_members
@@ -36,7 +36,7 @@ class BatchReader(io.RawIOBase):
     `lengths` are the bytes of each item when they were asked for (no end of an archive follows the last), else empty.
     """
 
-    def __init__(self, answer: Answer, lengths: array[int] | None = None) -> None:
+    def __init__(self, answer: Response, lengths: array[int] | None = None) -> None:
         super().__init__()
         self._answer = answer
         self.lengths: array[int] = array("Q") if lengths is None else lengths
@@ -67,7 +67,7 @@ def open_batch(
     return BatchReader(answer, _read_lengths(answer, len(items)) if lengths else None)
 
 
-def _read_lengths(answer: Answer, count: int) -> array[int]:
+def _read_lengths(answer: Response, count: int) -> array[int]:
     """What stands before the bytes. Unreachable when the connection breaks, ObjectCorrupt when it does not fit the rest."""
     data = bytearray(8 * count)
     view, at = memoryview(data), 0

@@ -15,7 +15,7 @@ from urllib.parse import urljoin, urlsplit
 from dfc.client.routing import Query, Route, Router
 from dfc.client.source import Source
 from dfc.errors import DfcError, Unavailable, Unreachable
-from dfc.http.blocking import ERROR_BODY_BYTES_MAX, Answer, NotConnected, Transport
+from dfc.http.blocking import ERROR_BODY_BYTES_MAX, NotConnected, Response, Transport
 from dfc.http.problems import error_from_answer, is_worth_retrying, retry_after_s
 from dfc.http.retry import Cancellation, RetryPolicy, current_cancellation
 
@@ -54,7 +54,7 @@ class ObjectCalls:
         headers: Mapping[str, str] | None = None,
         source: Source | None = None,
         tries: Tries | None = None,
-    ) -> Answer:
+    ) -> Response:
         """A successful answer, its body unread, or the error of the last try. `tries` is told what happened on the way."""
         self._router.map()  # its own tries, before those of the object: without it, nothing is known to be there at all
         return self._retrying(lambda: self._try(method, bucket, name, query, headers or {}, source), source, tries)
@@ -67,7 +67,7 @@ class ObjectCalls:
         source: Source | None = None,
         *,
         near: tuple[str, str] | None = None,
-    ) -> Answer:
+    ) -> Response:
         """A successful answer of the node that the client was given, its body unread, to a read of any URL of it.
 
         With `near`, bucket and name of an object, its owner is asked first, once.
@@ -83,7 +83,7 @@ class ObjectCalls:
 
     def _near(
         self, url: str, method: str, headers: Mapping[str, str], source: Source | None, near: tuple[str, str]
-    ) -> Answer | None:
+    ) -> Response | None:
         """The answer of an object's owner, or None if another node should be asked. Errors that are final are raised."""
         owner = self._router.owner_url(*near)
         if owner is None or (source is not None and not source.replayable):
@@ -106,7 +106,7 @@ class ObjectCalls:
         answer.close()
         return None
 
-    def _retrying(self, attempt: Callable[[], Answer], source: Source | None, tries: Tries | None) -> Answer:
+    def _retrying(self, attempt: Callable[[], Response], source: Source | None, tries: Tries | None) -> Response:
         cancellation = current_cancellation(self._cancellation)
         for number in count():
             cancellation.check()
@@ -130,7 +130,7 @@ class ObjectCalls:
 
     def _try(
         self, method: str, bucket: str, name: str, query: Query, headers: Mapping[str, str], source: Source | None
-    ) -> Answer:
+    ) -> Response:
         route = self._router.route(bucket, name, query)
         for _ in range(_HOPS_MAX):
             try:
@@ -152,7 +152,7 @@ class ObjectCalls:
             answer.close()
         raise Unavailable(f"{method} {bucket}/{name}: redirected more than {_HOPS_MAX} times")
 
-    def _ask(self, method: str, route: Route, headers: Mapping[str, str], source: Source | None) -> Answer:
+    def _ask(self, method: str, route: Route, headers: Mapping[str, str], source: Source | None) -> Response:
         """One request; answers that a caller cannot use are raised as errors."""
         answer = self._transport.request(method, route.url, self._with_token(headers, route), source)
         if answer.status < 300 or answer.status in _FOR_CALLERS:

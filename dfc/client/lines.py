@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from dfc.http.blocking import Answer, Broken
+from dfc.http.blocking import Broken, Response
 from dfc.limits import KIB, MIB
 
 T = TypeVar("T")
@@ -15,7 +15,7 @@ _BLOCK_BYTES: Final = 128 * KIB
 _LINE_BYTES_MAX: Final = 64 * MIB  # a sample with every extension that an index can hold
 
 
-def read_lines(answer: Answer) -> Iterator[bytes]:
+def read_lines(answer: Response) -> Iterator[bytes]:
     """The lines without their ends; closes the answer. Broken when it does not end with the end of a line."""
     buffer = memoryview(bytearray(_BLOCK_BYTES))
     rest = b""
@@ -29,7 +29,7 @@ def read_lines(answer: Answer) -> Iterator[bytes]:
         raise Broken("the answer ended within a line")
 
 
-def read_values(answer: Answer, kind: type[T]) -> Iterator[T]:
+def read_values(answer: Response, kind: type[T]) -> Iterator[T]:
     """The lines decoded; Broken when one is not of its form."""
     decode = msgspec.json.Decoder(kind).decode
     for line in read_lines(answer):

@@ -16,7 +16,7 @@ from dfc.client.exchange import ObjectCalls
 from dfc.client.models import ObjectInfo, object_info
 from dfc.client.routing import Query
 from dfc.errors import ChecksumMismatch, NotSeekable, PreconditionFailed
-from dfc.http.blocking import Answer, Broken
+from dfc.http.blocking import Broken, Response
 from dfc.http.problems import Headers, retry_after_s
 from dfc.limits import MIB
 from dfc.wire import CHECKSUM_HEADER
@@ -38,7 +38,7 @@ class ObjectRequest:
         self.name = name
         self.query = query
 
-    def open(self, start: int = 0, end: int | None = None, etag: str | None = None) -> Answer:
+    def open(self, start: int = 0, end: int | None = None, etag: str | None = None) -> Response:
         """Bytes `start` to `end` (exclusive; None: to the last); with an etag, the whole when the object is another by now."""
         headers: dict[str, str] = {}
         if start or end is not None:
@@ -66,7 +66,7 @@ class ObjectReader(io.RawIOBase):
         super().__init__()
         self._request = request
         wanted_end = None if length is None else start + length
-        self._answer: Answer | None = None
+        self._answer: Response | None = None
         answer = request.open(start, wanted_end, etag)
         self.start, size = _extent(answer)
         self.info: ObjectInfo = object_info(request.bucket, request.name, answer.headers, size)
@@ -162,7 +162,7 @@ class ObjectReader(io.RawIOBase):
         self._request.calls.wait(policy.delay_s(self._attempt, retry_after_s(problem)))
         self._attempt += 1
 
-    def _reopen(self) -> Answer:
+    def _reopen(self) -> Response:
         etag = self.info.etag
         answer = self._request.open(self._position, self._end, etag)
         start, size = _extent(answer)
@@ -192,7 +192,7 @@ class ObjectReader(io.RawIOBase):
             pass
 
 
-def _extent(answer: Answer) -> tuple[int, int]:
+def _extent(answer: Response) -> tuple[int, int]:
     """First byte of the answer, and size of the whole object (-1: not known)."""
     if answer.status == 206:
         match = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range") or "")

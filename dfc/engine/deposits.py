@@ -17,7 +17,7 @@ import msgspec
 from dfc.checksum import Buffer
 from dfc.engine.nodes import Nodes, error_of
 from dfc.errors import ObjectCorrupt
-from dfc.http.blocking import ERROR_BODY_BYTES_MAX, Answer, Upload
+from dfc.http.blocking import ERROR_BODY_BYTES_MAX, Response, Upload
 from dfc.limits import MIB
 from dfc.parts import Part
 from dfc.placement.map import NodeEntry
@@ -65,7 +65,7 @@ class Deposit:
                 offset, count = offset + got, count - got
         return True
 
-    def finish(self) -> Answer:
+    def finish(self) -> Response:
         """Tell the target that the file is complete, and read the head of its answer."""
         try:
             if not self._failed:

@@ -12,7 +12,7 @@ import msgspec
 
 from dfc.engine.settings import WorkerSettings
 from dfc.errors import BucketNotFound, DfcError, Unavailable
-from dfc.http.blocking import ERROR_BODY_BYTES_MAX, Answer, Transport, Upload
+from dfc.http.blocking import ERROR_BODY_BYTES_MAX, Response, Transport, Upload
 from dfc.http.problems import error_from_answer, is_worth_retrying, retry_after_s
 from dfc.http.retry import Cancellation, RetryPolicy
 from dfc.limits import CLUSTER_MAP_BYTES_MAX
@@ -79,11 +79,11 @@ class Nodes:
             self.refresh()
         raise AssertionError("counting does not end")
 
-    def get(self, url: str, headers: Mapping[str, str] | None = None) -> Answer:
+    def get(self, url: str, headers: Mapping[str, str] | None = None) -> Response:
         """One try of a GET of a node; its error as `dfc.errors`."""
         return self._request("GET", url, headers or {})
 
-    def post_batch(self, url: str, body: bytes) -> Answer:
+    def post_batch(self, url: str, body: bytes) -> Response:
         """One try of a batch read of what one target holds, asked for in msgpack."""
         return self._request("POST", f"{url}/v1/node/batch", {"Content-Type": MSGPACK}, _Bytes(body))
 
@@ -111,7 +111,7 @@ class Nodes:
         with self._request("PUT", url, {}, _Bytes(body)) as answer:
             return answer.read_all(ERROR_BODY_BYTES_MAX)
 
-    def _request(self, method: str, url: str, headers: Mapping[str, str], body: _Bytes | None = None) -> Answer:
+    def _request(self, method: str, url: str, headers: Mapping[str, str], body: _Bytes | None = None) -> Response:
         answer = self._transport.request(method, url, {**self._headers, **headers}, body)
         if answer.status < 300:
             return answer
@@ -132,7 +132,7 @@ class _Bytes:
             yield self._data
 
 
-def error_of(answer: Answer, what: str) -> DfcError:
+def error_of(answer: Response, what: str) -> DfcError:
     """The error that an answer stands for."""
     return error_from_answer(answer.status, answer.headers, answer.read_all(ERROR_BODY_BYTES_MAX), what)
 

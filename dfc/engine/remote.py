@@ -15,7 +15,7 @@ from dfc.engine.sources import STREAM_BYTES, check_filled, joined
 from dfc.engine.throttle import Throttle
 from dfc.errors import NotFound, ObjectCorrupt, PreconditionFailed
 from dfc.http.batch_items import BatchItem, BatchRequest
-from dfc.http.blocking import Answer, Broken
+from dfc.http.blocking import Broken, Response
 from dfc.jobs.store import InputChanged
 from dfc.limits import MIB
 
@@ -121,7 +121,7 @@ class RemoteSource:
 
         self._nodes.retrying(attempt)
 
-    def _guarded(self, ask: Callable[[], Answer]) -> Answer:
+    def _guarded(self, ask: Callable[[], Response]) -> Response:
         """InputChanged when the object is another one by now."""
         try:
             return ask()
@@ -130,7 +130,7 @@ class RemoteSource:
                 raise
             raise InputChanged(f"{self._origin.label} was replaced or deleted while the job ran: {error.message}") from None
 
-    def request(self, start: int, stop: int) -> Answer:
+    def request(self, start: int, stop: int) -> Response:
         """One try of a GET of these bytes. InputChanged when they are of another version by now."""
         origin = self._origin
         headers = {"Range": f"bytes={start}-{stop - 1}"}
@@ -164,7 +164,7 @@ class _RemoteStream(io.RawIOBase):
         self._nodes = nodes
         self._throttle = throttle
         self._position = 0
-        self._answer: Answer | None = None
+        self._answer: Response | None = None
 
     def readable(self) -> bool:
         return True
@@ -231,7 +231,7 @@ def _unpack(content: memoryview, ranges: Sequence[tuple[int, int]], buffer: memo
     return True
 
 
-def _read_exactly(answer: Answer, buffer: memoryview) -> memoryview:
+def _read_exactly(answer: Response, buffer: memoryview) -> memoryview:
     """Fill the buffer. Broken when the answer is shorter."""
     at = 0
     while at < len(buffer):

@@ -15,7 +15,7 @@ import msgspec
 
 from dfc.checksum import Buffer
 from dfc.errors import BadRequest, Conflict
-from dfc.jobs.samples import DataMember, SampleData
+from dfc.formats.sample import DataMember, SampleData
 from dfc.limits import JOB_MEMBER_BYTES_MAX, SAMPLE_RECORDS_MAX, TAR_MEMBER_NAME_BYTES_MAX
 from dfc.tar.samples import split_key
 

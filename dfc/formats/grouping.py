@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from dfc.jobs.samples import OnSplit, SplitSample
+from dfc.formats.sample import OnSplit, SplitSample
 from dfc.tar.samples import SampleGrouper, split_key
 
 T = TypeVar("T")

@@ -25,7 +25,7 @@ from dfc.formats.base import (
     sample_of,
     unpack_fields,
 )
-from dfc.jobs.samples import SampleData
+from dfc.formats.sample import SampleData
 from dfc.limits import JOB_MEMBER_BYTES_MAX
 
 _MAGIC: Final = struct.pack("<I", 0xCED7230A)

@@ -16,7 +16,7 @@ import xxhash
 
 from dfc.errors import Conflict
 from dfc.formats.base import ByteReader, FormatError, Readable, Sink, fields_in_order, pack_fields, sample_of, unpack_fields
-from dfc.jobs.samples import SampleData
+from dfc.formats.sample import SampleData
 from dfc.limits import FORMAT_PAIRS_MAX, FORMAT_TEXT_BYTES_MAX
 
 KEY_CLASS: Final = "org.apache.hadoop.io.Text"

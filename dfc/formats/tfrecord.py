@@ -16,7 +16,7 @@ import msgspec
 
 from dfc.errors import Conflict
 from dfc.formats.base import KEY_FIELD, ByteReader, FormatError, Readable, Sink, key_without, sample_of
-from dfc.jobs.samples import SampleData
+from dfc.formats.sample import SampleData
 from dfc.limits import FORMAT_NUMBERS_MAX
 
 _LENGTH: Final = struct.Struct("<Q")

@@ -16,7 +16,7 @@ from dfc.checksum import Buffer
 from dfc.errors import Conflict
 from dfc.formats.base import READ_BYTES, FormatError, Readable, SeekableFile, Sink, check_member_name
 from dfc.formats.grouping import group_files
-from dfc.jobs.samples import DataMember, OnSplit, SampleData
+from dfc.formats.sample import DataMember, OnSplit, SampleData
 from dfc.limits import DECOMPRESS_FREE_BYTES, DECOMPRESS_RATIO_MAX, JOB_MEMBER_BYTES_MAX, ZIP_DIRECTORY_BYTES_MAX
 
 DEFAULT_LEVEL: Final = 1

@@ -71,7 +71,7 @@ def _own_errors(what: str) -> Iterator[None]:
         raise Broken(f"{what}: {problem or type(problem).__name__}") from None
 
 
-class Answer:
+class Response:
     """Status, headers and unread body of an answer; close it, or read it to its end, to free the connection."""
 
     def __init__(self, transport: Transport, link: _Link, response: http.client.HTTPResponse, what: str) -> None:
@@ -197,7 +197,7 @@ class Answer:
         else:
             link.close()
 
-    def __enter__(self) -> Answer:
+    def __enter__(self) -> Response:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -256,7 +256,7 @@ class Transport:
         url: str,
         headers: Mapping[str, str],
         source: Body | None = None,
-    ) -> Answer:
+    ) -> Response:
         """Send one request with the source as its body, and read the head of the answer, whatever its status.
 
         An answer that comes before the body is through ends the sending. A kept connection that turns out to be dead is
@@ -370,7 +370,7 @@ class Transport:
         headers: Mapping[str, str],
         source: Body | None,
         what: str,
-    ) -> Answer:
+    ) -> Response:
         try:
             if source is not None:
                 upload = Upload(self, link, method, url, headers, source.size, what)
@@ -380,7 +380,7 @@ class Transport:
                 return upload.finish()
             with _own_errors(what):
                 send_head(link.connection, method, url, headers)
-                return Answer(self, link, link.connection.getresponse(), what)
+                return Response(self, link, link.connection.getresponse(), what)
         except BaseException:
             link.close()
             raise
@@ -425,14 +425,14 @@ class Upload:
                 self.wanted = send_parts(self._link.sock, parts, self._chunked)
         return self.wanted
 
-    def finish(self) -> Answer:
+    def finish(self) -> Response:
         """End the body and read the head of the answer."""
         link = self._link
         with self._fatal():
             if self._chunked and self.wanted:
                 self.wanted = send(link.sock, b"0\r\n\r\n")
             link.spoiled = not self.wanted
-            return Answer(self._transport, link, link.connection.getresponse(), self._what)
+            return Response(self._transport, link, link.connection.getresponse(), self._what)
 
     def abort(self) -> None:
         """End the connection, so that the node knows that the body is not whole. Idempotent."""

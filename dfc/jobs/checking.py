@@ -8,8 +8,9 @@ from typing import Final
 
 import msgspec
 
+from dfc.formats.sample import SampleData
 from dfc.jobs.images import Undecodable, check_field
-from dfc.jobs.samples import SampleData, read_samples
+from dfc.jobs.samples import read_samples
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import InputShard
 from dfc.limits import JOB_PROBLEMS_MAX

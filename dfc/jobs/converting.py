@@ -12,6 +12,7 @@ from dfc.errors import Conflict
 from dfc.formats import FORMATS, FormatName, SourceName
 from dfc.formats.dali import dali_index
 from dfc.formats.parquet import parquet_fields
+from dfc.formats.sample import OnSplit, SampleData
 from dfc.formats.wids import wids_index
 from dfc.jobs.arrangement import Cut
 from dfc.jobs.corpus import number_through, open_index
@@ -20,7 +21,6 @@ from dfc.jobs.orders import Stride
 from dfc.jobs.output import PlainOutput
 from dfc.jobs.reading import read_input
 from dfc.jobs.recut import TemporaryShard
-from dfc.jobs.samples import OnSplit, SampleData
 from dfc.jobs.sections import Section, read_sections
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import Function, InputShard, Task, TaskResult

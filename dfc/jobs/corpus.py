@@ -16,9 +16,10 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from dfc.formats.sample import OnSplit, SplitSample
 from dfc.jobs.output import PlainOutput, ShardOutput
 from dfc.jobs.partitions import read_value, write_value
-from dfc.jobs.samples import OnSplit, SplitSample, read_samples
+from dfc.jobs.samples import read_samples
 from dfc.jobs.store import Source, Store
 from dfc.jobs.tasks import Function, InputShard, JobInput, Results, Stage, Task, TaskDraft, TaskResult
 from dfc.limits import DECOMPRESS_CHUNK_BYTES, JOB_INLINE_SHARDS_MAX, JOB_OPEN_SOURCES_MAX

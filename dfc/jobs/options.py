@@ -9,7 +9,7 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 
 from dfc.errors import BadRequest
-from dfc.jobs.samples import OnSplit
+from dfc.formats.sample import OnSplit
 
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _SIZE_MAX: Final = 2**62

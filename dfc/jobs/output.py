@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import xxhash
 
 from dfc.checksum import Buffer
-from dfc.jobs.samples import DataMember
+from dfc.formats.sample import DataMember
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import OutputRecord
 from dfc.limits import DECOMPRESS_CHUNK_BYTES

@@ -12,10 +12,11 @@ from dfc.formats.grouping import group_files
 from dfc.formats.lmdb import read_lmdb
 from dfc.formats.parquet import read_parquet
 from dfc.formats.recordio import read_recordio
+from dfc.formats.sample import DataMember, OnSplit, SampleData, SplitSample
 from dfc.formats.sequencefile import read_sequencefile
 from dfc.formats.tfrecord import read_tfrecord
 from dfc.formats.zip import read_zip
-from dfc.jobs.samples import DataMember, OnSplit, SampleData, SplitSample, read_samples
+from dfc.jobs.samples import read_samples
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import InputShard
 from dfc.limits import JOB_MEMBER_BYTES_MAX

@@ -15,13 +15,13 @@ from typing import Final, Self
 import msgspec
 
 from dfc.checksum import Buffer
+from dfc.formats.sample import DataMember
 from dfc.jobs.arrangement import Arrangement, Section
 from dfc.jobs.corpus import number_through
 from dfc.jobs.options import SizeOptions
 from dfc.jobs.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions
 from dfc.jobs.orders import Stride
 from dfc.jobs.output import PlainOutput, ShardOutput
-from dfc.jobs.samples import DataMember
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import InputShard, JobInput, Results, Stage, TaskResult
 from dfc.limits import DECOMPRESS_CHUNK_BYTES

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from dfc.formats.sample import DataMember, SampleData
 from dfc.jobs.corpus import open_index, open_shard
-from dfc.jobs.samples import DataMember, SampleData
 from dfc.jobs.store import Source, Store
 from dfc.jobs.tasks import InputShard
 from dfc.limits import JOB_MEMBER_BYTES_MAX

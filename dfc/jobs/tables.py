@@ -15,7 +15,8 @@ import msgspec
 from dfc.errors import BadRequest
 from dfc.formats.base import KEY_FIELD, FormatError
 from dfc.formats.parquet import parquet_columns, read_parquet
-from dfc.jobs.samples import OnSplit, SampleData, read_samples
+from dfc.formats.sample import OnSplit, SampleData
+from dfc.jobs.samples import read_samples
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import InputShard
 from dfc.limits import JOB_TABLE_COLUMNS_MAX, JOB_TABLE_LINE_BYTES_MAX

@@ -13,11 +13,11 @@ from dfc.formats.base import SampleWriter
 from dfc.formats.lmdb import FILE_NAME, LmdbWriter
 from dfc.formats.parquet import ParquetWriter
 from dfc.formats.recordio import RecordIOWriter
+from dfc.formats.sample import SampleData
 from dfc.formats.sequencefile import SequenceFileWriter
 from dfc.formats.tfrecord import TFRecordWriter
 from dfc.formats.zip import ZipWriter
 from dfc.jobs.output import PlainOutput, ShardOutput
-from dfc.jobs.samples import SampleData
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import OutputRecord
 from dfc.limits import FORMAT_TREE_OBJECTS_MAX

@@ -19,8 +19,8 @@ from dfc.errors import StorageFailed
 from dfc.filesystem import FileSystem
 from dfc.storage.cache import RowCache
 from dfc.storage.catalog import Catalog
+from dfc.storage.changes import Change
 from dfc.storage.health import DiskHealth, is_full
-from dfc.storage.operations import Operation
 from dfc.storage.stats import DiskStats
 from dfc.storage.transaction import Transaction
 
@@ -39,7 +39,7 @@ class _Ticket(Generic[T]):
 
     __slots__ = ("done", "error", "operation", "result")
 
-    def __init__(self, operation: Operation[T]) -> None:
+    def __init__(self, operation: Change[T]) -> None:
         self.operation = operation
         self.result: T | None = None
         self.error: BaseException | None = None
@@ -76,7 +76,7 @@ class GroupCommitter:
         self._thread = threading.Thread(target=self._run, name=f"dfc-commit-{catalog.disk_id[:8]}", daemon=True)
         self._thread.start()
 
-    def submit(self, operation: Operation[T]) -> T:
+    def submit(self, operation: Change[T]) -> T:
         """Commit the operation and return its outcome, or raise what it raised. Blocks; any thread but the committer's.
 
         StorageFailed when the disk is failed or closed, OutcomeUnknown when the COMMIT itself failed, NoSpace.

@@ -21,6 +21,7 @@ from dfc.storage import identity, layout, sweep
 from dfc.storage.adopting import AdoptingWriter
 from dfc.storage.cache import RowCache
 from dfc.storage.catalog import Catalog, ListedTuple
+from dfc.storage.changes import Bury, Delete, RemoveSome, Settle
 from dfc.storage.commit import GroupCommitter
 from dfc.storage.deposit import DepositSite, boot_id
 from dfc.storage.directories import Directories
@@ -28,7 +29,6 @@ from dfc.storage.discard import Discarder
 from dfc.storage.health import DiskHealth, DiskState
 from dfc.storage.indexes import OpenIndexes
 from dfc.storage.maintenance import Maintenance
-from dfc.storage.operations import Bury, Delete, RemoveSome, Settle
 from dfc.storage.parts import DiskParts
 from dfc.storage.reader import BlobReader
 from dfc.storage.relaxed import RelaxedRows

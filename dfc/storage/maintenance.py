@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from dfc.storage import layout
-from dfc.storage.operations import REMOVED_ROWS, ForgetRemovedBuckets, PurgeTombstones
+from dfc.storage.changes import REMOVED_ROWS, ForgetRemovedBuckets, PurgeTombstones
 from dfc.storage.parts import DiskParts
 from dfc.storage.relaxed import RelaxedRows
 from dfc.storage.staged import PurgeEndedJobs

@@ -15,9 +15,9 @@ from dfc.errors import NotAShard, ObjectCorrupt, ObjectNotFound, ServerTrouble, 
 from dfc.filesystem import remove_if_there
 from dfc.limits import MIB
 from dfc.storage import layout
+from dfc.storage.changes import Quarantine
 from dfc.storage.health import UNREADABLE
 from dfc.storage.indexes import IndexWriter
-from dfc.storage.operations import Quarantine
 from dfc.storage.parts import DiskParts
 from dfc.storage.rows import ObjectRow, RowChanged
 from dfc.tar.index import ShardIndex, TarError, index_kind

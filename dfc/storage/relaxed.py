@@ -15,8 +15,8 @@ from typing import Final
 import msgspec
 
 from dfc.errors import DfcError, ObjectCorrupt, ObjectNotFound
+from dfc.storage.changes import MarkSynced, MarkSyncedUpTo
 from dfc.storage.layout import blob_directory
-from dfc.storage.operations import MarkSynced, MarkSyncedUpTo
 from dfc.storage.parts import DiskParts
 from dfc.storage.reader import quarantine
 from dfc.storage.rows import GOOD, ObjectRow

@@ -54,7 +54,7 @@ class ObjectRow(msgspec.Struct, frozen=True, gc=False):
         return self.state == QUARANTINED
 
 
-class ListedObject(NamedTuple):
+class ListedRow(NamedTuple):
     """The cheap form of a row for listings; the storage engine returns plain tuples of this shape."""
 
     name: str

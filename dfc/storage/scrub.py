@@ -16,8 +16,8 @@ from typing import Final, Literal
 import msgspec
 
 from dfc.errors import DfcError
+from dfc.storage.changes import LiftQuarantine, SetMeta
 from dfc.storage.disk import Disk
-from dfc.storage.operations import LiftQuarantine, SetMeta
 from dfc.storage.reader import quarantine
 from dfc.storage.rows import ObjectRow, RowChanged
 from dfc.storage.verify import find_damage, find_index_damage

@@ -13,8 +13,8 @@ from dfc.checksum import BodyHasher, ExpectedChecksums, checksum_of
 from dfc.errors import BadRequest
 from dfc.filesystem import write_all
 from dfc.storage import layout
+from dfc.storage.changes import Put
 from dfc.storage.commit import OutcomeUnknown
-from dfc.storage.operations import Put
 from dfc.storage.parts import DiskParts
 from dfc.storage.rows import GOOD, UNSYNCED, Durability, ObjectRow, Precondition, PutResult, Supplied
 

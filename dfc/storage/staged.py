@@ -16,7 +16,7 @@ from dfc.clock import HybridClock, version_us
 from dfc.errors import JobCancelled
 from dfc.storage import layout
 from dfc.storage.catalog import STAGED_ROW_COLUMNS, Catalog, make_row, row_values
-from dfc.storage.operations import Operation, Put, PutOutcome
+from dfc.storage.changes import Change, Put, PutOutcome
 from dfc.storage.rows import ALWAYS, GOOD, UNSYNCED, ObjectRow, Precondition
 from dfc.storage.transaction import Transaction
 
@@ -127,7 +127,7 @@ def staged_version(transaction: Transaction, bucket_id: str, name: str, owner: S
     return None if found is None else _row(bucket_id, name, found).row
 
 
-class Stage(Operation[PutOutcome]):
+class Stage(Change[PutOutcome]):
     """Keep a finished blob for its job; a later attempt replaces an earlier one. JobCancelled when the job has ended here."""
 
     def __init__(self, row: ObjectRow, owner: StagedName, precondition: Precondition = ALWAYS) -> None:
@@ -150,7 +150,7 @@ class Stage(Operation[PutOutcome]):
         return PutOutcome(stored=True, replaced=current is not None, garbage=() if current is None else (current,))
 
 
-class EndJob(Operation[None]):
+class EndJob(Change[None]):
     """From here on nothing is staged for a job any more."""
 
     def __init__(self, job: str, clock: HybridClock) -> None:
@@ -161,7 +161,7 @@ class EndJob(Operation[None]):
         _end(transaction, self._job, self._clock)
 
 
-class MarkStaged(Operation[None]):
+class MarkStaged(Change[None]):
     """All rows of a job that are to become objects are on the medium and sound."""
 
     def __init__(self, job: str) -> None:
@@ -181,7 +181,7 @@ class Published(NamedTuple):
     garbage: tuple[ObjectRow, ...]
 
 
-class Publish(Operation[Published]):
+class Publish(Change[Published]):
     """Make the rows of a job objects, all at once, by the rule of Put; the job has ended then.
 
     Nothing may be staged for the job any more (EndJob), and every blob has its footer. `is_open` says of each of the buckets
@@ -215,7 +215,7 @@ class Publish(Operation[Published]):
         return Published(objects, size, tuple(garbage))
 
 
-class DiscardJob(Operation[tuple[ObjectRow, ...]]):
+class DiscardJob(Change[tuple[ObjectRow, ...]]):
     """Drop all rows of a job, which has ended then; gives their blobs."""
 
     frees_space = True
@@ -229,7 +229,7 @@ class DiscardJob(Operation[tuple[ObjectRow, ...]]):
         return tuple(entry.row for entry in _take_rows(transaction, self._job))
 
 
-class PurgeEndedJobs(Operation[int]):
+class PurgeEndedJobs(Change[int]):
     """Forget ends of jobs that no task can be left of."""
 
     durable = False

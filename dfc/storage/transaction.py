@@ -2,7 +2,7 @@
 
 A batch holds many operations. Each statement costs a hand-over of the interpreter's lock, which is dear while many threads
 upload; so the rows of a batch are read together, changed in memory, and written together by `finish`. Decisions are made
-in `dfc.storage.operations`; this module only carries them out.
+in `dfc.storage.changes`; this module only carries them out.
 """
 
 from __future__ import annotations

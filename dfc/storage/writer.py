@@ -16,9 +16,9 @@ from dfc.checksum import BodyHasher, Buffer, ExpectedChecksums
 from dfc.errors import LengthMismatch, NoSpace, TooLarge, Unavailable
 from dfc.filesystem import pwrite_all, write_all
 from dfc.storage import layout
+from dfc.storage.changes import Put
 from dfc.storage.commit import OutcomeUnknown
 from dfc.storage.indexes import IndexWriter
-from dfc.storage.operations import Put
 from dfc.storage.parts import DiskParts
 from dfc.storage.rows import ALWAYS, GOOD, NOTHING, UNSYNCED, Durability, ObjectRow, Precondition, PutResult, Supplied
 from dfc.storage.small import create_blob, new_row, observe

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -26,9 +28,8 @@ LAYERS = (
             "metrics",
             "logs",
             "shards",
-            "pages",
         }
-        | {"filesystem", "smallfile", "database", "parts"},
+        | {"pages", "wire", "filesystem", "smallfile", "database", "parts"},
     ),
     ("domain", {"placement", "tar", "formats", "storage", "jobs"}),
     ("plumbing", {"http", "membership", "engine"}),
@@ -46,6 +47,12 @@ FORBIDDEN = {
     "inputs": NODES_AND_STORAGE,
     "supervisor": NODES_AND_STORAGE,
 }
+# Class names that mean two things. Each of them is one too many: the list may only shrink. (`Options` is each operation's own.)
+NAMES_TWICE = {
+    "BatchRoutes", "Cluster", "Extent", "Fields", "FileSource", "IndexFile", "Job", "JobFailed", "Loader", "Node", "Options",
+    "Part", "Pattern", "Place", "Portion", "Problem", "Progress", "RankTask", "Route", "Router", "Run", "SampleFailed",
+    "Section", "Shard", "ShardTask", "Sink", "Slots", "Source", "Stage", "TarWriter", "Task", "Upload", "Answer",
+}  # fmt: skip
 # The product itself works on values and disks; wires are the plumbing's.
 NETWORK = {"socket", "ssl", "asyncio", "http", "httpx", "aiohttp", "h11", "uvloop", "urllib.request", "socketserver"}
 MODULES = sorted((ROOT / "dfc").rglob("*.py"))
@@ -82,6 +89,51 @@ def violations(own: str, source: str, package: str) -> list[str]:
         elif RANK[own] <= 1 and any(name == module or name.startswith(f"{module}.") for module in NETWORK):
             found.append(f"{name}: {own} never touches the network")
     return found
+
+
+def arrows(modules: Iterable[tuple[str, str, str]]) -> dict[str, set[str]]:
+    """Which part imports which, of modules given as (part, source, package)."""
+    found: dict[str, set[str]] = {}
+    for own, source, package in modules:
+        names = (name for name in imports_of(source, package) if name == "dfc" or name.startswith("dfc."))
+        found.setdefault(own, set()).update({part_of(name) for name in names} - {own})
+    return found
+
+
+def circle(imports: dict[str, set[str]]) -> list[str]:
+    """Parts that import each other in a circle; empty when there is none."""
+    try:
+        list(TopologicalSorter(imports).static_order())
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def public_classes(source: str) -> Iterator[str]:
+    return (node.name for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and not node.name.startswith("_"))
+
+
+def all_modules() -> Iterator[tuple[str, str, str]]:
+    for path in MODULES:
+        parts = path.relative_to(ROOT / "dfc").with_suffix("").parts
+        yield parts[0], path.read_text(encoding="utf-8"), ".".join(("dfc", *parts[:-1]))
+
+
+def test_no_parts_import_each_other_in_a_circle():
+    """Also not in a function, or for type checkers alone."""
+    assert circle(arrows(all_modules())) == []
+
+
+def test_a_circle_would_be_found():
+    to = ("formats", "def f():\n    from dfc.jobs.samples import read_samples", "dfc.formats")
+    fro = ("jobs", "if TYPE_CHECKING:\n    from dfc.formats.base import Sink", "dfc.jobs")
+    assert set(circle(arrows((to, fro)))) == {"formats", "jobs"}
+    assert circle(arrows((to,))) == circle(arrows((fro,))) == []
+
+
+def test_a_public_class_name_means_one_thing():
+    found = Counter(name for _, source, _ in all_modules() for name in public_classes(source))
+    assert {name for name, count in found.items() if count > 1} == NAMES_TWICE
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -135,20 +135,20 @@ def _decode_jpeg(data: bytes, mode: str, room: Room) -> Pixels | None:
             return None
         pixels: Pixels = room((height, width, 1 if mode == "L" else len(mode)), np.uint8)
         library.decode_jpeg(data, "GRAY" if mode == "L" else mode, buffer=pixels)
-    except TooLarge:
+    except PictureTooLarge:
         raise
     except ValueError:
         return None
     return pixels[:, :, 0] if mode == "L" else pixels
 
 
-class TooLarge(ValueError):
+class PictureTooLarge(ValueError):
     """A picture has more than INPUT_IMAGE_PIXELS_MAX pixels."""
 
 
 def _check_size(width: int, height: int) -> None:
     if width * height > INPUT_IMAGE_PIXELS_MAX:
-        raise TooLarge(f"a picture of {width} x {height} is too large")
+        raise PictureTooLarge(f"a picture of {width} x {height} is too large")
 
 
 def _open(data: bytes) -> Any:

@@ -18,7 +18,7 @@ import msgspec
 from dfc.client.exchange import ObjectCalls
 from dfc.client.routing import Router
 from dfc.errors import BadName, DfcError, ServerTrouble
-from dfc.http.blocking import Answer, Transport, WrongAddress
+from dfc.http.blocking import Response, Transport, WrongAddress
 from dfc.http.problems import error_from_answer, is_worth_retrying
 from dfc.http.retry import Cancellation, Cancelled, RetryPolicy
 from dfc.inputs.sources.streams import StreamOptions
@@ -51,7 +51,7 @@ class Cluster:
 
         return Client(self._url, self._token)
 
-    def request(self, place: Place, headers: Mapping[str, str], transport: Transport) -> Answer:
+    def request(self, place: Place, headers: Mapping[str, str], transport: Transport) -> Response:
         """One try to get an object: from its owner, or through the node that was named. Its errors are those of the node."""
         calls = ObjectCalls(self._router, transport, self._token, _ONCE, self._cancellation)
         return calls.call("GET", place.bucket, place.name, headers=headers)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from dfc.checksum import CHECKSUM_NAME
 from dfc.errors import DfcError, NotFound, RangeNotSatisfiable, ServerTrouble
-from dfc.http.blocking import Answer, Broken
+from dfc.http.blocking import Broken, Response
 from dfc.http.problems import is_worth_retrying
 from dfc.http.retry import Cancellation, Cancelled, cancelled_by
 from dfc.inputs.base import LOG, Counts, InputError, ShardBroken, ShardChanged, ShardShort, ShardUnreadable
@@ -59,7 +59,7 @@ class WebStream(Stream):
         self._counts = counts
         self._cancellation = cancellation or Cancellation()
         self._process = os.getpid()
-        self._answer: Answer | None = None
+        self._answer: Response | None = None
         self._at = 0  # the source in use
         self._tries = 0  # in vain, since the last new byte
         self._broke_at = start
@@ -137,7 +137,7 @@ class WebStream(Stream):
                 self._counts.add(size=count)
             return count
 
-    def _connect(self) -> Answer | None:
+    def _connect(self) -> Response | None:
         """An answer whose next byte is that of the current position; None at the very end of the object."""
         while True:
             source = self._sources[self._at]
@@ -172,7 +172,7 @@ class WebStream(Stream):
             headers["If-Range"] = known.modified
         return headers
 
-    def _accept(self, source: Source, answer: Answer) -> None:
+    def _accept(self, source: Source, answer: Response) -> None:
         """Check that the answer continues what was read, and go to its right byte."""
         first, version = described(answer)
         before = source.known or Version(self._etag_for(source, answer), size=self.size)
@@ -188,7 +188,7 @@ class WebStream(Stream):
             self._end = self.size
         _skip(answer, self._position - first)
 
-    def _etag_for(self, source: Source, answer: Answer) -> str:
+    def _etag_for(self, source: Source, answer: Response) -> str:
         """What was planned, if it can be compared: replicas on other servers have ETags of their own making. Those of DFC are
         checksums; so are those of S3, and look the same."""
         alike = _XXH3.fullmatch(self._planned) and _checksum_of(answer)
@@ -237,7 +237,7 @@ class WebStream(Stream):
         del self._sources[self._at]
         self._at %= len(self._sources)
 
-    def _expect_checksum(self, answer: Answer) -> None:
+    def _expect_checksum(self, answer: Response) -> None:
         value = _checksum_of(answer)
         if value and self.size is not None:
             import xxhash
@@ -256,13 +256,13 @@ class WebStream(Stream):
                 raise ShardBroken(f"{shown(self.url)} arrived with xxh3-128={found}, not {self._checksum}", url=self.url)
 
 
-def _checksum_of(answer: Answer) -> str:
+def _checksum_of(answer: Response) -> str:
     """The checksum of the whole object that a DFC node names, else empty."""
     kind, _, value = (answer.headers.get(CHECKSUM_HEADER) or "").partition("=")
     return value if kind == CHECKSUM_NAME and _XXH3.fullmatch(value) else ""
 
 
-def _skip(answer: Answer, count: int) -> None:
+def _skip(answer: Response, count: int) -> None:
     scratch = memoryview(bytearray(min(count, _SKIP_BYTES)))
     while count > 0:
         got = answer.receive(scratch[:count])

@@ -12,7 +12,7 @@ from typing import Final
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
 from dfc.errors import BadRequest, DfcError
-from dfc.http.blocking import ERROR_BODY_BYTES_MAX, Answer, Broken
+from dfc.http.blocking import ERROR_BODY_BYTES_MAX, Broken, Response
 from dfc.http.problems import error_from_answer
 from dfc.inputs.base import ShardUnreadable
 from dfc.inputs.sources.cluster import locate, token_for, transport_for
@@ -58,7 +58,7 @@ class Source:
         self._options = options
         self._transport = transport_for(options)
 
-    def request(self, headers: Mapping[str, str]) -> Answer:
+    def request(self, headers: Mapping[str, str]) -> Response:
         """One try: an answer of 200 or 206, or the error that the server's answer means."""
         try:
             place = locate(self.url, self._options)
@@ -74,7 +74,7 @@ class Source:
             place.cluster.refresh()
             raise
 
-    def _follow(self, headers: Mapping[str, str]) -> Answer:
+    def _follow(self, headers: Mapping[str, str]) -> Response:
         url, secrets = _without_user(self.url)
         origin = origin_of(url)
         token = token_for(origin, self._options)
@@ -94,7 +94,7 @@ class Source:
         raise ShardUnreadable(f"{shown(self.url)} is redirected more than {INPUT_REDIRECTS_MAX} times", url=self.url)
 
 
-def described(answer: Answer) -> tuple[int, Version]:
+def described(answer: Response) -> tuple[int, Version]:
     """The first byte of an answer, and the version of the object that it is of."""
     headers = answer.headers
     tag = headers.get("ETag") or ""
@@ -113,7 +113,7 @@ def _as_number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() else None
 
 
-def _beginning(answer: Answer) -> bytes:
+def _beginning(answer: Response) -> bytes:
     """What an error page begins with, for its message; nothing when it is too long or breaks off."""
     try:
         return answer.read_all(ERROR_BODY_BYTES_MAX)

@@ -19,12 +19,13 @@ from msgspec import Meta, Struct, field
 
 from dfc.errors import BadRequest, Conflict
 from dfc.formats.base import KEY_FIELD
+from dfc.formats.sample import DataMember, OnSplit, SampleData
 from dfc.jobs.options import SizeOptions
 from dfc.jobs.ordering import OrderOptions, check_order
 from dfc.jobs.partitions import PartitionWriter, key_hash, partition_bytes, partition_count, read_records
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.recut import RECUT_FUNCTIONS, commit_made, has_size, open_made, recut
-from dfc.jobs.samples import DataMember, OnSplit, SampleData, read_samples
+from dfc.jobs.samples import read_samples
 from dfc.jobs.spec import InputSpec
 from dfc.jobs.store import Store
 from dfc.jobs.tables import check_joinable, read_rows

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from dfc.errors import BadRequest, Conflict
+from dfc.formats.sample import OnSplit, SampleData
 from dfc.jobs.functions import FUNCTIONS as BUILT_IN
 from dfc.jobs.functions import as_members, built_in, seed_of
 from dfc.jobs.options import Seed, SizeOptions
@@ -25,7 +26,7 @@ from dfc.jobs.output import PlainOutput
 from dfc.jobs.partitions import PartitionWriter, partition_count
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.recut import RECUT_FUNCTIONS, commit_made, has_size, open_made, recut
-from dfc.jobs.samples import OnSplit, SampleData, read_samples
+from dfc.jobs.samples import read_samples
 from dfc.jobs.sandbox.parent import SampleFailed, Sandbox
 from dfc.jobs.sandbox.wire import Fields
 from dfc.jobs.store import Store

@@ -13,7 +13,7 @@ from dfc.errors import Conflict
 from dfc.formats import lmdb as format
 from dfc.formats.base import FormatError
 from dfc.formats.lmdb import LmdbWriter, read_lmdb
-from dfc.jobs.samples import SampleData
+from dfc.formats.sample import SampleData
 
 
 def write(directory, samples) -> bytes:

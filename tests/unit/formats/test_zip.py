@@ -11,8 +11,8 @@ from format_files import ODD_SAMPLES, MemorySource, contents, sample, written
 from dfc.errors import Conflict
 from dfc.formats import base, zip
 from dfc.formats.base import FormatError
+from dfc.formats.sample import SplitSample
 from dfc.formats.zip import ZipWriter, read_zip
-from dfc.jobs.samples import SplitSample
 
 
 def read(data: bytes, on_split="fail", warnings=None):

@@ -20,10 +20,10 @@ from job_shards import job, members_of, put, samples, tar_of
 from dfc.errors import BadName, BadRequest, Conflict, NotAShard
 from dfc.formats import base
 from dfc.formats.base import ExtraMissing, FormatError
+from dfc.formats.sample import SplitSample
 from dfc.jobs import converting, reading, sections
 from dfc.jobs import samples as samples_module
 from dfc.jobs.operations import convert
-from dfc.jobs.samples import SplitSample
 from dfc.jobs.spec import parse_spec
 from dfc.tar.header import TarError
 

@@ -15,8 +15,8 @@ from job_shards import job, members_of, put, samples
 
 from dfc.errors import BadName, BadRequest, BadShardSpec
 from dfc.formats.base import FormatError
+from dfc.formats.sample import SplitSample
 from dfc.jobs.operations.join import FieldOnBothSides
-from dfc.jobs.samples import SplitSample
 from dfc.jobs.uniqueness import DuplicateKey
 
 DATA = Path(__file__).parents[2] / "data"

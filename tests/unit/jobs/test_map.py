@@ -15,12 +15,12 @@ from job_shards import job, json_of, members_of, put, samples
 from PIL import Image
 
 from dfc.errors import BadRequest, Forbidden
+from dfc.formats.sample import SplitSample
 from dfc.jobs import functions
 from dfc.jobs.functions import seed_of
 from dfc.jobs.images import MissingLibrary, pillow
 from dfc.jobs.operations import check_enabled
 from dfc.jobs.operations.map import MapFailed
-from dfc.jobs.samples import SplitSample
 from dfc.jobs.spec import parse_spec
 from dfc.jobs.uniqueness import DuplicateKey
 

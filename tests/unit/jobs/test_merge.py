@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from job_shards import members_of, put, samples
 
 from dfc.errors import BadRequest, Conflict
+from dfc.formats.sample import SplitSample
 from dfc.jobs.interleave import Interleave, interleave, whole_weights
-from dfc.jobs.samples import SplitSample
 from dfc.jobs.spec import parse_spec
 from dfc.jobs.uniqueness import DuplicateKey
 

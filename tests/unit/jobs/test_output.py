@@ -11,8 +11,8 @@ import xxhash
 from folder_store import FolderStore
 from job_shards import members_of
 
+from dfc.formats.sample import DataMember
 from dfc.jobs.output import ArchiveOutput, PlainOutput, ShardOutput
-from dfc.jobs.samples import DataMember
 from dfc.limits import DECOMPRESS_CHUNK_BYTES
 from dfc.tar.compression import open_decompressed
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dfc.errors import DiskRefused, StorageFailed
 from dfc.filesystem import FileSystem
-from dfc.storage import Disk, ListedObject, ObjectRow
+from dfc.storage import Disk, ListedRow, ObjectRow
 from dfc.storage.catalog import Catalog, prefix_successor, version_parts, version_text
 from dfc.storage.transaction import Transaction
 
@@ -68,7 +68,7 @@ def test_pages_are_those_of_a_sorted_list(tmp_path_factory: Any, names: list[str
 def test_a_listing_gives_tuples_of_the_shape_of_listed_objects(disk: Disk) -> None:
     row = disk.put_small("b", "a", b"123").row
     [found] = disk.list_tuples("b", limit=10)
-    assert ListedObject(*found) == ListedObject("a", 3, row.checksum, row.modified_us, None, None)
+    assert ListedRow(*found) == ListedRow("a", 3, row.checksum, row.modified_us, None, None)
     assert disk.list_tuples("absent", limit=10) == []
 
 

@@ -12,8 +12,8 @@ from faulty_filesystem import FaultyFileSystem, commit_and_fail, fail_with
 from dfc.errors import NoSpace, ObjectNotFound, StorageFailed
 from dfc.filesystem import FileSystem
 from dfc.storage import Precondition
+from dfc.storage.changes import Delete, Put
 from dfc.storage.commit import OutcomeUnknown, _Ticket
-from dfc.storage.operations import Delete, Put
 
 
 class HeldCommits(FileSystem):

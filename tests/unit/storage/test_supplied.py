@@ -17,9 +17,9 @@ from dfc.clock import VERSION_AHEAD_US_MAX, HybridClock
 from dfc.errors import BadRequest, Conflict, ObjectCorrupt, ObjectNotFound
 from dfc.limits import ATTRIBUTES_BYTES_MAX
 from dfc.storage import layout, reader
+from dfc.storage.changes import MarkSynced
 from dfc.storage.check import check
 from dfc.storage.maintenance import keep_house
-from dfc.storage.operations import MarkSynced
 from dfc.storage.rebuild import rebuild
 from dfc.storage.rows import RowChanged, Supplied
 from dfc.storage.staged import StagedName

@@ -21,7 +21,7 @@ T = TypeVar("T")
 REMOVED_ROWS: Final = 1000  # rows that one transaction takes out: a few milliseconds of everybody's commits
 
 
-class Operation(Generic[T]):
+class Change(Generic[T]):
     """`durable` False: the batch needs no fsync for this operation's sake. `keys`: the objects that it will ask about."""
 
     durable = True
@@ -32,7 +32,7 @@ class Operation(Generic[T]):
         raise AssertionError(f"{type(self).__name__} has no apply")
 
 
-class Settle(Operation[None]):
+class Settle(Change[None]):
     """Changes nothing; once it is through, so is everything that was submitted before it."""
 
     durable = False
@@ -50,7 +50,7 @@ class PutOutcome:
     garbage: tuple[ObjectRow, ...] = ()
 
 
-class Put(Operation[PutOutcome]):
+class Put(Change[PutOutcome]):
     """Point a name at a finished blob, unless the name has a newer version. Conflict when the same version says otherwise."""
 
     def __init__(self, row: ObjectRow, precondition: Precondition) -> None:
@@ -108,7 +108,7 @@ class DeleteOutcome:
     garbage: tuple[ObjectRow, ...]
 
 
-class Delete(Operation[DeleteOutcome]):
+class Delete(Change[DeleteOutcome]):
     """Take a name out and leave a tombstone, so that an older upload cannot bring it back."""
 
     frees_space = True
@@ -143,7 +143,7 @@ class BuryOutcome:
     garbage: tuple[ObjectRow, ...] = ()
 
 
-class Bury(Operation[BuryOutcome]):
+class Bury(Change[BuryOutcome]):
     """Carry out a delete that has its version already: whatever is older goes, and is kept from coming back."""
 
     frees_space = True
@@ -173,7 +173,7 @@ class Bury(Operation[BuryOutcome]):
 QuarantineOutcome = Literal["changed", "quarantined", "restored"]
 
 
-class Quarantine(Operation[tuple[QuarantineOutcome, tuple[ObjectRow, ...]]]):
+class Quarantine(Change[tuple[QuarantineOutcome, tuple[ObjectRow, ...]]]):
     """Stop serving a row whose blob is gone or wrong, if it is still the current one.
 
     `restore`: the blob was never synced and the machine has been restarted, so go back to the durable object that it
@@ -202,7 +202,7 @@ class Quarantine(Operation[tuple[QuarantineOutcome, tuple[ObjectRow, ...]]]):
         return "quarantined", () if previous is None else (previous,)
 
 
-class LiftQuarantine(Operation[bool]):
+class LiftQuarantine(Change[bool]):
     """The blob has been found sound after all, for instance after it was copied back by hand."""
 
     def __init__(self, row: ObjectRow) -> None:
@@ -217,7 +217,7 @@ class LiftQuarantine(Operation[bool]):
         return True
 
 
-class MarkSynced(Operation[tuple[ObjectRow, ...]]):
+class MarkSynced(Change[tuple[ObjectRow, ...]]):
     """The blobs of unsynced rows are on the medium now; gives the blobs that they replaced."""
 
     def __init__(self, rows: list[ObjectRow]) -> None:
@@ -237,7 +237,7 @@ class MarkSynced(Operation[tuple[ObjectRow, ...]]):
         return tuple(garbage)
 
 
-class MarkSyncedUpTo(Operation[list[ObjectRow]]):
+class MarkSyncedUpTo(Change[list[ObjectRow]]):
     """The same for all unsynced rows that were committed up to a sequence number, but those whose sync `failed`."""
 
     def __init__(self, sequence: int, failed: list[ObjectRow]) -> None:
@@ -259,7 +259,7 @@ class RemoveOutcome:
     garbage: tuple[ObjectRow, ...]
 
 
-class RemoveSome(Operation[RemoveOutcome]):
+class RemoveSome(Change[RemoveOutcome]):
     """Take the first rows of a bucket out, without tombstones: its id is never used again. 0 removed: it is gone.
 
     What jobs have staged for it goes first, since the bucket's number goes with its last object. That the bucket was removed
@@ -286,7 +286,7 @@ class RemoveSome(Operation[RemoveOutcome]):
         return RemoveOutcome(len(rows), tuple(garbage))
 
 
-class ForgetRemovedBuckets(Operation[None]):
+class ForgetRemovedBuckets(Change[None]):
     """Nothing is left of them."""
 
     durable = False
@@ -299,7 +299,7 @@ class ForgetRemovedBuckets(Operation[None]):
             transaction.run("DELETE FROM meta WHERE key = ?", (REMOVED_BUCKET + bucket_id,))
 
 
-class PurgeTombstones(Operation[int]):
+class PurgeTombstones(Change[int]):
     """Forget deletes that were carried out here so long ago that no upload which is older can still be under way."""
 
     durable = False
@@ -311,7 +311,7 @@ class PurgeTombstones(Operation[int]):
         return transaction.purge_tombstones(self._before_us, REMOVED_ROWS)
 
 
-class SetMeta(Operation[None]):
+class SetMeta(Change[None]):
     """Remember a value beside the rows, for instance how far the scrubber came."""
 
     durable = False

@@ -1,0 +1,39 @@
+"""A sample and its members, in memory: what formats write and what jobs pass on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dfc.errors import Conflict
+
+OnSplit = Literal["fail", "join", "keep"]
+"""What to do with a key that comes back later in its shard: fail naming it, join its samples into the first, or keep them."""
+
+
+class SplitSample(Conflict):
+    """A key comes back later in its shard, and the job does not say what to do then."""
+
+    code = "split_sample"
+
+
+@dataclass(slots=True)
+class DataMember:
+    """One member of a sample with its bytes. `name` is that in the archive, `ext` in lower case."""
+
+    ext: str
+    name: str
+    data: bytes
+
+
+@dataclass(slots=True)
+class SampleData:
+    """One sample, in memory. `number` is its ordinal in its shard."""
+
+    key: str
+    number: int
+    members: list[DataMember]
+
+    def get(self, ext: str) -> bytes | None:
+        """The bytes of a field; None when it is absent, which is not the same as empty."""
+        return next((member.data for member in self.members if member.ext == ext), None)
