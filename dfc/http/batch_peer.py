@@ -60,7 +60,12 @@ class PeerParts:
     async def open(self, owner: str, items: list[BatchItem], on_missing: OnMissing) -> PeerPart:
         """ItemError, Unavailable, RemoteError."""
         part = PeerPart(self, owner, items, on_missing)
-        await part.begin()
+        try:
+            await part.begin()
+        except BaseException:
+            # Now, and not when the exception is collected: until then the owner would wait for a reader, its blobs open.
+            await part.close(whole=False)
+            raise
         return part
 
     async def ask(self, owner: str, body: bytes) -> tuple[PeerConnection, PeerResponse]:
