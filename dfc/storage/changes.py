@@ -69,13 +69,24 @@ class Put(Change[PutOutcome]):
             # something that this upload does not come after.
             if self._precondition.names_an_object:
                 raise PreconditionFailed("the object was changed while this upload was under way")
-            return PutOutcome(stored=False, replaced=True)
+            return self._put_under(transaction, current, tombstone)
         if current is not None and current.version == row.version:
             self._require_same(current)  # it is written again, perhaps since its blob was lost
         garbage = self._replace(transaction, current)
         if tombstone is not None:
             transaction.remove_tombstone(row.bucket_id, row.name)
         return PutOutcome(stored=True, replaced=current is not None, garbage=garbage)
+
+    def _put_under(self, transaction: Transaction, current: ObjectRow | None, tombstone: str | None) -> PutOutcome:
+        """Below something newer. Where that is not on the medium yet, a durable object is what it can come back to."""
+        not_stored = PutOutcome(stored=False, replaced=True)
+        if current is None or current.state != UNSYNCED or not self.durable or (tombstone or "") > self._row.version:
+            return not_stored
+        previous = transaction.previous(current)
+        if previous is not None and previous.version >= self._row.version:
+            return not_stored
+        transaction.replace_previous(current, self._row)
+        return PutOutcome(stored=True, replaced=True, garbage=() if previous is None else (previous,))
 
     def _require_same(self, current: ObjectRow) -> None:
         if (current.checksum, current.attributes) != (self._row.checksum, self._row.attributes):
@@ -158,16 +169,20 @@ class Bury(Change[BuryOutcome]):
     def apply(self, transaction: Transaction) -> BuryOutcome:
         bucket_id, name, version = self._bucket_id, self._name, self._version
         current, tombstone = transaction.current(bucket_id, name), transaction.tombstone(bucket_id, name)
-        if (current is not None and current.version > version) or (tombstone is not None and tombstone >= version):
+        previous = None if current is None else transaction.previous(current)
+        if transaction.was_removed(bucket_id):
             return BuryOutcome(None)
-        garbage: tuple[ObjectRow, ...] = ()
+        if current is not None and current.version > version:
+            if previous is None or previous.version > version:
+                return BuryOutcome(None)
+            transaction.replace_previous(current, None)
+            return BuryOutcome(None, (previous,))
         if current is not None:
-            previous = transaction.previous(current)
-            garbage = (current,) if previous is None else (current, previous)
             transaction.remove(current)
         # It is kept from now on, however old it is: uploads that are older may still be on their way here.
-        transaction.write_tombstone(bucket_id, name, version, version_us(self._clock.next_version()))
-        return BuryOutcome(current, garbage)
+        written_us = version_us(self._clock.next_version())
+        transaction.write_tombstone(bucket_id, name, max(version, tombstone or ""), written_us)
+        return BuryOutcome(current, tuple(row for row in (current, previous) if row is not None))
 
 
 QuarantineOutcome = Literal["changed", "quarantined", "restored"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from typing import Final
 
 import msgspec
@@ -113,13 +114,12 @@ class _Rebuild:
             self._report.bytes += size
 
     def _rows(self) -> Iterator[ObjectRow | StagedRow]:
-        """Of each name in the order of the blobs' ids: of two blobs of one version the younger one comes later, and counts."""
+        """Of each name by version, and of one version by blob id: what counts comes last."""
         for bucket_id, directory in blob_directories(self._root):
-            for path, file in blob_files(directory):
-                if not file.is_index:
-                    row = self._row(bucket_id, path, file)
-                    if row is not None:
-                        yield row
+            blobs = [(path, file) for path, file in blob_files(directory) if not file.is_index]
+            for _, group in groupby(blobs, key=lambda found: found[1].stem):
+                rows = [row for path, file in group if (row := self._row(bucket_id, path, file)) is not None]
+                yield from sorted(rows, key=_order)
 
     def _row(self, bucket_id: str, path: str, file: layout.BlobFile) -> ObjectRow | StagedRow | None:
         try:
@@ -199,9 +199,7 @@ class _Rebuild:
         for row in rows:
             current = transaction.current(row.bucket_id, row.name)
             self._report.older_versions += current is not None
-            if current is not None and current.version > row.version:
-                if current.unsynced and transaction.previous(current) is None:
-                    transaction.note_unsynced(current, row, UNVERIFIED)
+            if current is not None and current.version == row.version and self._stays(current, row):
                 continue
             self._take(transaction, row, current)
         for entry in batch:
@@ -211,6 +209,13 @@ class _Rebuild:
         self._filesystem.commit(connection)
         self._catalog.learn_buckets(transaction.buckets)
         self._say(f"{len(batch)} blobs read")
+
+    def _stays(self, current: ObjectRow, row: ObjectRow) -> bool:
+        """Whether the older of two blobs of one version stays. It does where the younger one is something else, which was never
+        acknowledged then; unless the old catalog knows better, or the older one is no good."""
+        if (current.checksum, current.attributes) == (row.checksum, row.attributes) or current.quarantined:
+            return False
+        return self._old.knows_as_good(current) or not self._old.knows_as_good(row)
 
     def _take(self, transaction: Transaction, row: ObjectRow, current: ObjectRow | None) -> None:
         damage = self._damage(row)
@@ -262,6 +267,11 @@ class _Rebuild:
         self._filesystem.rename(path, f"{directory}/{bucket_id}/{os.path.basename(path)}")
         self._report.damaged.append(os.path.relpath(path, self._root))
         self._say(f"set aside {os.path.relpath(path, self._root)}: {why}")
+
+
+def _order(entry: ObjectRow | StagedRow) -> tuple[str, str]:
+    row = entry if isinstance(entry, ObjectRow) else entry.row
+    return row.version, row.blob_id
 
 
 def _index_counts(path: str, row: ObjectRow) -> tuple[int, int] | None:

@@ -205,7 +205,7 @@ class Publish(Change[Published]):
                 garbage.append(row)
                 continue
             current = transaction.current(row.bucket_id, row.name)
-            if current is not None and current.version == row.version:
+            if current is not None and current.version == row.version and not _makes_good(row, current):
                 garbage.append(row)  # another disk has published it, and it came here as a copy
                 continue
             outcome = Put(row, ALWAYS).apply(transaction)
@@ -213,6 +213,11 @@ class Publish(Change[Published]):
             objects += outcome.stored
             size += row.size if outcome.stored else 0
         return Published(objects, size, tuple(garbage))
+
+
+def _makes_good(row: ObjectRow, current: ObjectRow) -> bool:
+    """Whether a sound blob is the same as one that is lost, or may be lost with the next power cut."""
+    return current.state != GOOD and (current.checksum, current.attributes) == (row.checksum, row.attributes)
 
 
 class DiscardJob(Change[tuple[ObjectRow, ...]]):

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from dfc.storage.cache import Key
 from dfc.storage.catalog import (
+    REMOVED_BUCKET,
     ROW_COLUMNS,
     STAGED_ROW_COLUMNS,
     Catalog,
@@ -110,6 +111,17 @@ class Transaction:
         data = None if previous is None else encode_previous(previous)
         values = (*version_parts(row.version), boot or self.boot, self._catalog.next_sequence(), data)
         self._unsynced.set(self._key(row.bucket_id, row.name), values)
+
+    def replace_previous(self, row: ObjectRow, previous: ObjectRow | None) -> None:
+        """Change what the current row, an unsynced one, can come back to."""
+        key = self._key(row.bucket_id, row.name)
+        values = self._unsynced.get(key)
+        assert values is not None, "the caller has seen the row in this transaction"
+        self._unsynced.set(key, (*values[:4], None if previous is None else encode_previous(previous)))
+
+    def was_removed(self, bucket_id: str) -> bool:
+        """Whether the removal of a bucket is remembered."""
+        return self._execute("SELECT 1 FROM meta WHERE key = ?", (REMOVED_BUCKET + bucket_id,)).fetchone() is not None
 
     def remove(self, row: ObjectRow) -> None:
         """Take a row out; a tombstone is the caller's decision."""

@@ -78,6 +78,8 @@ def test_a_cluster_without_targets(make):
         cluster.owner(BUCKET, "x")
     with pytest.raises(Unavailable):
         cluster.live_targets()
+    with pytest.raises(Unavailable):
+        cluster.any_target()
 
 
 async def test_buckets_for_writes(make):
@@ -115,6 +117,7 @@ async def test_a_target_that_is_down(make):
     assert int(caught.value.headers["Retry-After"]) > 0
     with pytest.raises(Unavailable):  # an answer without it would be short
         cluster.live_targets()
+    assert cluster.any_target().id == "t0"
     assert cluster.is_ready()
 
 

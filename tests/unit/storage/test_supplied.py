@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dfc.attributes import NO_ATTRIBUTES, Attributes, check_attributes
-from dfc.clock import VERSION_AHEAD_US_MAX, HybridClock
+from dfc.clock import VERSION_AHEAD_US_MAX, HybridClock, version_us
 from dfc.errors import BadRequest, Conflict, ObjectCorrupt, ObjectNotFound
 from dfc.limits import ATTRIBUTES_BYTES_MAX
 from dfc.storage import layout, reader
-from dfc.storage.changes import MarkSynced
+from dfc.storage.changes import MarkSynced, PurgeTombstones
 from dfc.storage.check import check
 from dfc.storage.maintenance import keep_house
 from dfc.storage.rebuild import rebuild
-from dfc.storage.rows import RowChanged, Supplied
+from dfc.storage.rows import ObjectRow, RowChanged, Supplied
 from dfc.storage.staged import StagedName
 from dfc.storage.sweep import read_footer
 
@@ -212,6 +213,82 @@ def test_publishing_what_is_here_with_other_bytes_changes_nothing_else(open_disk
     assert len(open_disk.files()) == 3
 
 
+@pytest.mark.parametrize("harm", [None, lose, spoil])
+def test_publishing_makes_a_copy_good_that_is_lost_or_may_be(open_disk: Any, harm: Callable[[Path], None] | None) -> None:
+    """The copy is relaxed, and the power is cut after the publishing; or it is quarantined before that."""
+    disk = open_disk()
+    put(disk, "x", b"first", small=False, version=OLD, staged=JOB)
+    copy = put(disk, "x", b"first", version=OLD, durability="relaxed" if harm is None else "fsync").row
+    if harm is not None:
+        harm(Path(disk.blob_path(copy)))
+        with pytest.raises(ObjectCorrupt):
+            body(disk, "x")
+    disk.staging.prepare(JOB.job)
+    disk.staging.publish(JOB.job, lambda _: True)
+    cut_power(disk, copy)
+    disk = open_disk(boot_id="boot-2")
+    assert body(disk, "x") == b"first"
+    assert (disk.quarantined(), len(open_disk.files())) == ([], 1)
+
+
+def cut_power(disk: Any, *lost: ObjectRow) -> None:
+    """End a run of the machine in which these blobs did not come to the medium."""
+    disk._relaxed.sync = lambda: 0
+    disk.close()
+    for row in lost:
+        path = Path(disk.blob_path(row))
+        if path.exists():
+            path.write_bytes(bytes(row.size) + path.read_bytes()[row.size :])
+
+
+def test_a_durable_upload_below_a_relaxed_one_is_what_it_comes_back_to(open_disk: Any) -> None:
+    for number, first in enumerate((None, OLDER)):
+        name, disk = f"n{number}", open_disk()
+        if first is not None:
+            put(disk, name, b"one", version=first)
+        relaxed = put(disk, name, b"three", version="06000000000003ffff", durability="relaxed").row
+        for small in (True, False):
+            assert put(disk, name, b"two", small=small, version=f"06000000000001000{int(small)}").replaced
+        put(disk, name, b"never", version=OLDER)
+        put(disk, name, b"relaxed", version="0600000000000200ff", durability="relaxed")
+        assert body(disk, name) == b"three"
+        assert len([file for file in open_disk.files() if f"/{name}@" in file]) == 2
+        assert disk.sweep().found == 0
+        cut_power(disk, relaxed)
+        disk = open_disk(boot_id=f"boot-{number + 2}")
+        assert body(disk, name) == b"two"
+        assert len([file for file in open_disk.files() if f"/{name}@" in file]) == 1
+        disk.close()
+
+
+def test_what_a_relaxed_one_could_come_back_to_goes_when_it_is_synced(open_disk: Any) -> None:
+    disk = open_disk()
+    put(disk, "x", b"three", version="06000000000003ffff", durability="relaxed")
+    put(disk, "x", b"two", version=OLD)
+    disk.sync_relaxed()
+    assert (body(disk, "x"), len(open_disk.files())) == (b"three", 1)
+
+
+def test_a_delete_below_a_relaxed_upload_is_not_undone_by_a_power_cut(open_disk: Any) -> None:
+    disk = open_disk()
+    put(disk, "x", b"one", version=OLDER)
+    relaxed = put(disk, "x", b"three", version="06000000000003ffff", durability="relaxed").row
+    assert disk.bury("b", "x", OLD) is None
+    assert (body(disk, "x"), len(open_disk.files())) == (b"three", 1)
+    cut_power(disk, relaxed)
+    disk = open_disk(boot_id="boot-2")
+    with pytest.raises(ObjectCorrupt):
+        disk.lookup("b", "x")
+
+
+def test_a_bucket_that_was_removed_is_not_remembered_for_a_late_delete(open_disk: Any) -> None:
+    disk = open_disk()
+    put(disk, "x", b"x")
+    disk.remove_bucket("b")
+    assert disk.bury("b", "x", OLD) is None
+    assert disk.parts.catalog.bucket_ids() == []
+
+
 def test_a_delete_keeps_the_version_that_it_comes_with(open_disk: Any) -> None:
     disk = open_disk()
     put(disk, "x", b"x", version=OLD)
@@ -249,8 +326,13 @@ def test_a_delete_is_remembered_from_when_it_came_however_old_it_is(open_disk: A
     keep_house(disk.parts)
     assert disk.parts.catalog.tombstone("b", "x") == OLD
     disk.close()
-    disk = open_disk(tombstone_keep_s=-3600)
-    keep_house(disk.parts)
+    disk = open_disk()
+    between = version_us(disk.parts.clock.next_version())
+    for version in (OLDER, OLD):  # once more, and one that is older
+        disk.bury("b", "x", version)
+    disk.parts.committer.submit(PurgeTombstones(between))
+    assert disk.parts.catalog.tombstone("b", "x") == OLD
+    disk.parts.committer.submit(PurgeTombstones(version_us(disk.parts.clock.next_version())))
     assert disk.parts.catalog.tombstone("b", "x") is None
 
 
@@ -375,6 +457,45 @@ def test_of_two_blobs_of_one_version_a_rebuilt_catalog_takes_the_younger(open_di
     assert disk.lookup("b", "x").blob_id == second.blob_id
     assert body(disk, "x") == b"first"
     assert disk.staging.find("b", "y", JOB).row.blob_id == left.name.partition("@")[2]
+
+
+@pytest.mark.parametrize("full", [True, False])
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_rebuilt_catalog_goes_by_versions_and_not_by_when_they_came(open_disk: Any, full: bool, is_lost: bool) -> None:
+    """The newest came first. Where it was lost, the sound one that is older counts."""
+    disk = open_disk()
+    writer = disk.begin_put("b", "x", size=6, durability="relaxed", supplied=Supplied("06000000000003ffff"))
+    put(disk, "x", b"older", version=OLD)
+    writer.write(b"newest")
+    writer.finish()
+    newest = writer.commit().row
+    cut_power(disk, *((newest,) if is_lost else ()))
+    rebuild(str(open_disk.root), full=full)
+    disk = open_disk(boot_id="boot-2")
+    wanted = b"older" if is_lost else b"newest"
+    assert body(disk, "x") == wanted
+    disk.sweep()
+    assert body(disk, "x") == wanted
+
+
+@pytest.mark.parametrize("full", [True, False])
+@pytest.mark.parametrize("wrong", [(b"WRONG", SAID), (b"acked", b"")])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_rebuilt_catalog_takes_nothing_else_for_what_was_acknowledged(
+    open_disk: Any, full: bool, wrong: tuple[bytes, bytes], first: bool
+) -> None:
+    """An upload of the same version was finished, and would have been refused had the process not died."""
+    disk = open_disk()
+    data, attributes = wrong
+    refused = disk.begin_put("b", "x", size=len(data), supplied=Supplied(OLD, attributes)) if first else None
+    put(disk, "x", b"acked", version=OLD, attributes=SAID)
+    refused = refused or disk.begin_put("b", "x", size=len(data), supplied=Supplied(OLD, attributes))
+    refused.write(data)
+    refused.finish()
+    disk.close()
+    rebuild(str(open_disk.root), full=full)
+    disk = open_disk()
+    assert (body(disk, "x"), disk.lookup("b", "x").attributes) == (b"acked", SAID)
 
 
 # --- attributes
