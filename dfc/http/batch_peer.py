@@ -251,4 +251,4 @@ class PeerPart:
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.close()
+            connection.cut()

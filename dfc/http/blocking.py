@@ -21,7 +21,7 @@ from weakref import WeakSet
 from dfc.checksum import Buffer
 from dfc.errors import BadRequest, Unreachable
 from dfc.http.problems import Headers
-from dfc.http.receiving import Receiver
+from dfc.http.receiving import Receiver, reset_on_close
 from dfc.http.retry import Cancellation, current_cancellation
 from dfc.http.sending import is_readable, may_continue, send, send_head, send_parts, send_piece
 from dfc.limits import KIB
@@ -182,6 +182,7 @@ class Response:
     def _abandon(self) -> None:
         link, self._link = self._link, None
         if link is not None:
+            reset_on_close(link.sock)
             self._response.close()
             link.close()
 

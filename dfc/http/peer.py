@@ -15,6 +15,7 @@ import h11
 import msgspec
 
 from dfc.errors import DfcError, Unavailable
+from dfc.http.receiving import reset_on_close
 from dfc.limits import KIB
 from dfc.wire import MSGPACK
 
@@ -104,6 +105,11 @@ class PeerConnection:
             self.parser.receive_data(await self.receive(HEAD_READ_BYTES * 4))
 
     def close(self) -> None:
+        self.socket.close()
+
+    def cut(self) -> None:
+        """Close it in the middle of an answer: the node is told at once."""
+        reset_on_close(self.socket)
         self.socket.close()
 
 

@@ -17,6 +17,7 @@ from typing import Final
 
 from dfc.limits import KIB
 
+_NO_LINGER: Final = struct.pack("ii", 1, 0)
 _STEP_BYTES: Final = 256 * KIB  # of a chunked body: so much at most is lost when the connection breaks in the middle of a step
 
 
@@ -82,3 +83,15 @@ class Receiver:
         except http.client.IncompleteRead as problem:
             self.count += len(problem.partial)
             raise
+
+
+def reset_on_close(sock: socket.socket) -> None:
+    """Let closing a connection in the middle of an answer tell the sender at once, with a reset.
+
+    After an orderly end Linux may leave a sender that meets a full window waiting for a minute: the other end is gone, what is
+    left of it answers that the window is full, and the node keeps its files open for it.
+    """
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    except OSError:
+        pass  # it is closed already

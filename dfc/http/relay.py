@@ -256,4 +256,4 @@ class SpliceAnswer(BulkAnswer):
         if self._done:
             self._relay.finish(self._connection, self._reusable)
         else:
-            self._connection.close()
+            self._connection.cut()

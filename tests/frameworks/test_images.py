@@ -14,7 +14,7 @@ from PIL import Image
 
 from dfc.inputs.base import SampleBroken
 from dfc.inputs.decoding import decode
-from dfc.inputs.fields.images import FORMS, TooLarge, _simplejpeg, encode_image, image_decoder
+from dfc.inputs.fields.images import FORMS, PictureTooLarge, _simplejpeg, encode_image, image_decoder
 from dfc.limits import INPUT_IMAGE_PIXELS_MAX
 
 RNG = np.random.default_rng(0)
@@ -128,9 +128,9 @@ def test_bombs_are_refused_before_any_pixel(library, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)  # Pillow's own limit, which jobs in this process may have set
     side = 8192
     assert side * side == INPUT_IMAGE_PIXELS_MAX
-    with pytest.raises(TooLarge, match="8193 x 8192"):
+    with pytest.raises(PictureTooLarge, match="8193 x 8192"):
         image_decoder("rgb8")(png_of_size(side + 1, side))
-    with pytest.raises(TooLarge):
+    with pytest.raises(PictureTooLarge):
         image_decoder("pil")(png_of_size(side + 1, side))
     jpeg = bytearray(stored(Image.fromarray(SMOOTH), "JPEG"))
     at = jpeg.index(b"\xff\xc0")

@@ -244,3 +244,34 @@ def test_an_empty_answer(transport: Transport) -> None:
             with transport.request("GET", server.url + "/x", {}) as opened:
                 assert opened.readinto(bytearray(10)) == 0
         assert server.connections == 1
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_an_answer_that_is_given_up_resets_its_connection(cancelled: bool) -> None:
+    """Also when all that has come was read: after an orderly end the node could wait for a minute for a reader."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        cancellation = Cancellation()
+        transport = Transport(cancellation)
+        met: list[object] = []
+
+        def serve() -> None:
+            with listener.accept()[0] as connection:
+                connection.settimeout(20)
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n" + bytes(10))
+                try:
+                    while (end := connection.recv(1)) or cancelled:  # cancelling ends one direction in an orderly way first
+                        connection.sendall(b"?" if cancelled else b"")
+                    met.append(end)
+                except OSError as error:
+                    met.append(type(error))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        answer = transport.request("GET", f"http://127.0.0.1:{listener.getsockname()[1]}/x", {})
+        assert answer.readinto(bytearray(10)) == 10
+        if cancelled:
+            cancellation.cancel()
+        answer.close()
+        thread.join(30)
+        assert met[0] in (ConnectionResetError, BrokenPipeError)
