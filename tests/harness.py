@@ -129,6 +129,11 @@ class Cluster:
         """The URLs of the targets, ordered by node id."""
         return [node["advertise_url"] for node in self.map()["nodes"] if node["role"] == "target"]
 
+    def has_swept(self) -> bool:
+        """Whether the proxy has looked for staged objects of jobs that it does not know, as it does once after its start (and
+        then not for an hour): from then on a test can stage something for a job that it has made up."""
+        return any("no target holds staged objects" in path.read_text() for path in self.directory.glob("logs/proxy*.log"))
+
     def is_healthy(self) -> bool:
         """Whether the proxy answers and sees all targets up, and they answer too: for one that was killed it takes a while to
         see."""

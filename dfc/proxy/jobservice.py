@@ -35,7 +35,8 @@ from dfc.proxy.submitting import Examined, Examiner, may_meet
 _log: Final = logging.getLogger("dfc.proxy.jobs")
 T = TypeVar("T")
 HOUSEKEEPING_S: Final = 3600.0
-SWEEP_RETRY_S: Final = 10.0  # while a target is away
+SWEEP_RETRY_FIRST_S: Final = 0.5  # while a target is away: a cluster that starts is soon whole
+SWEEP_RETRY_MAX_S: Final = 10.0
 HEARTBEAT_S: Final = 10.0  # of event streams; below what proxies between us and a browser wait for
 EVENT_INTERVAL_S: Final = 0.2  # a stream has at most so many events, whatever happens
 RETRY_BUSY_S: Final = 30
@@ -269,12 +270,16 @@ class JobService:
 
     async def _housekeeping(self) -> None:
         """At the start and every hour: staged objects that no job knows, jobs that are old."""
+        retry_s = SWEEP_RETRY_FIRST_S
         while True:
             wait_s = HOUSEKEEPING_S
             try:
                 await self._forget()
-                whole = self._cluster.is_ready() and await self._means.staged.sweep(self._active.__contains__)
-                wait_s = HOUSEKEEPING_S if whole else SWEEP_RETRY_S
+                if self._cluster.is_ready() and await self._means.staged.sweep(self._active.__contains__):
+                    _log.info("no target holds staged objects of a job that is not under way")
+                    retry_s = SWEEP_RETRY_FIRST_S
+                else:
+                    wait_s, retry_s = retry_s, min(SWEEP_RETRY_MAX_S, retry_s * 2)
             except Exception:
                 _log.exception("looking after ended jobs failed; it goes on")
             await asyncio.sleep(wait_s)

@@ -84,7 +84,7 @@ class JobsProxy:
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def close(self) -> None:
         self._server.shutdown()
@@ -131,6 +131,7 @@ class Setting:
 def nodes(start_cluster: Callable[..., Cluster]) -> Cluster:
     cluster = start_cluster(targets=2, disks=1)
     call("PUT", f"{cluster.url}/v1/buckets/out")  # as when a job is accepted
+    wait_for(cluster.has_swept, "the proxy to have swept")  # it does not know the jobs of these tests
     return cluster
 
 

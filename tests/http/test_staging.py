@@ -8,13 +8,16 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from harness import wait_for
 
 from dfc.jobs.tasks import decode_blocks
 from dfc.tar.index import ShardIndex
 
 
 @pytest.fixture
-def job():
+def job(cluster):
+    """The name of a job that the proxy does not know, and does not sweep any more."""
+    wait_for(cluster.has_swept, "the proxy to have swept")
     return f"job-{uuid.uuid4().hex[:12]}"
 
 
