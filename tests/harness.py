@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,15 @@ class Cluster:
         except OSError:
             return False
         return len(nodes) == self.targets and all(node["state"] == "up" for node in nodes)
+
+
+def go_on_without(worker: int | None, batches: Iterable[Any]) -> None:
+    """Kill a loader's worker and ask for the rest of the batches. PyTorch tells of it from its handler of SIGCHLD, so the error
+    may come between the two, too."""
+    assert worker is not None
+    os.kill(worker, signal.SIGKILL)
+    for _ in batches:
+        pass
 
 
 def was_interrupted(status: int | None) -> bool:
