@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dfc.checksum import checksum_of
 from dfc.placement.map import ClusterMap
-from dfc.storage.catalog import Catalog
+from dfc.storage.catalog.catalog import Catalog
 from dfc.storage.identity import lock_disk, require_identity
 from dfc.storage.layout import CATALOG_FILE, IDENTITY_FILE
 from dfc.storage.rows import GOOD

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from dfc.storage import Disk, Durability, PutResult
-from dfc.storage.deposit import Deposited, DepositFile
+from dfc.storage.blobs.deposit import Deposited, DepositFile
+from dfc.storage.catalog.staged import StagedName
 from dfc.storage.rows import ALWAYS, Precondition
-from dfc.storage.staged import StagedName
 from dfc.tar.index import index_kind
 
 

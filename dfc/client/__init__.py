@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dfc.batch.items import BatchItem
     from dfc.client.aio import AsyncClient, AsyncReader
     from dfc.client.batch import BatchReader
     from dfc.client.client import Client
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
         StoredObject,
     )
     from dfc.client.reader import ObjectReader
-    from dfc.http.batch_items import BatchItem
-    from dfc.http.retry import Cancellation, Cancelled, RetryPolicy
+    from dfc.http.calls.retry import Cancellation, Cancelled, RetryPolicy
 
 __all__ = [
     "AsyncClient",
@@ -65,11 +65,11 @@ _MODULES = {
     "AsyncClient": "dfc.client.aio",
     "AsyncJobs": "dfc.client.jobs",
     "AsyncReader": "dfc.client.aio",
-    "BatchItem": "dfc.http.batch_items",
+    "BatchItem": "dfc.batch.items",
     "BatchReader": "dfc.client.batch",
     "BucketInfo": "dfc.client.models",
-    "Cancellation": "dfc.http.retry",
-    "Cancelled": "dfc.http.retry",
+    "Cancellation": "dfc.http.calls.retry",
+    "Cancelled": "dfc.http.calls.retry",
     "Client": "dfc.client.client",
     "Extent": "dfc.client.models",
     "Job": "dfc.client.jobs",
@@ -82,7 +82,7 @@ _MODULES = {
     "MemberInfo": "dfc.client.models",
     "ObjectInfo": "dfc.client.models",
     "ObjectReader": "dfc.client.reader",
-    "RetryPolicy": "dfc.http.retry",
+    "RetryPolicy": "dfc.http.calls.retry",
     "SampleInfo": "dfc.client.models",
     "StoredObject": "dfc.client.models",
     "job_spec": "dfc.client.jobs",

@@ -13,6 +13,7 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
+from dfc.batch.items import BatchItem, OnMissing
 from dfc.checksum import Buffer
 from dfc.client.batch import BatchReader, Items, portions
 from dfc.client.client import Client
@@ -20,8 +21,7 @@ from dfc.client.jobs import AsyncJobs
 from dfc.client.models import BucketInfo, KeyInfo, ListPage, MemberInfo, ObjectInfo, SampleInfo, StoredObject
 from dfc.client.reader import ObjectReader
 from dfc.client.source import Body
-from dfc.http.batch_items import BatchItem, OnMissing
-from dfc.http.retry import Cancellation, Cancelled, cancelled_by, current_cancellation
+from dfc.http.calls.retry import Cancellation, Cancelled, cancelled_by, current_cancellation
 from dfc.limits import LIST_PAGE_MAX
 from dfc.placement.map import ClusterMap
 from dfc.wire import DEFAULT_URL

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 import msgspec
 
+from dfc.batch.items import BatchItem, BatchRequest, OnMissing
 from dfc.client.exchange import ObjectCalls
 from dfc.client.source import make_source
 from dfc.errors import BadRequest, DfcError, ObjectCorrupt
-from dfc.http.batch_items import BatchItem, BatchRequest, OnMissing
-from dfc.http.blocking import Response
+from dfc.http.calls.blocking import Response
 from dfc.limits import MIB
 from dfc.tar.header import TarError
 from dfc.tar.reader import iterate_members

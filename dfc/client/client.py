@@ -14,6 +14,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
+from dfc.batch.items import BatchItem, OnMissing
 from dfc.checksum import CHECKSUM_NAME
 from dfc.client.batch import BatchReader, Items, as_item, open_batch, read_batch
 from dfc.client.control import Control
@@ -36,9 +37,8 @@ from dfc.client.reader import ObjectReader, ObjectRequest
 from dfc.client.routing import Router
 from dfc.client.source import HASH_FIRST_BYTES, Body, Source, make_source
 from dfc.errors import BadRequest, ChecksumMismatch, ObjectCorrupt, ObjectNotFound, PreconditionFailed
-from dfc.http.batch_items import BatchItem, OnMissing
-from dfc.http.blocking import Transport
-from dfc.http.retry import Cancellation, RetryPolicy
+from dfc.http.calls.blocking import Transport
+from dfc.http.calls.retry import Cancellation, RetryPolicy
 from dfc.limits import INDEX_MEMBERS_MAX, KIB, LIST_PAGE_MAX
 from dfc.names import check_bucket_name, check_object_name
 from dfc.placement.map import ClusterMap

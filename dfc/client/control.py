@@ -14,8 +14,8 @@ import msgspec
 
 from dfc import __version__
 from dfc.errors import BadRequest, DfcError, Unreachable
-from dfc.http.problems import error_from_answer, is_worth_retrying, retry_after_s
-from dfc.http.retry import Cancellation, RetryPolicy, current_cancellation
+from dfc.http.calls.problems import error_from_answer, is_worth_retrying, retry_after_s
+from dfc.http.calls.retry import Cancellation, RetryPolicy, current_cancellation
 from dfc.wire import JSON
 
 CONNECT_TIMEOUT_S: Final = 5.0

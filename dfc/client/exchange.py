@@ -15,9 +15,9 @@ from urllib.parse import urljoin, urlsplit
 from dfc.client.routing import Query, Route, Router
 from dfc.client.source import Source
 from dfc.errors import DfcError, Unavailable, Unreachable
-from dfc.http.blocking import ERROR_BODY_BYTES_MAX, NotConnected, Response, Transport
-from dfc.http.problems import error_from_answer, is_worth_retrying, retry_after_s
-from dfc.http.retry import Cancellation, RetryPolicy, current_cancellation
+from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX, NotConnected, Response, Transport
+from dfc.http.calls.problems import error_from_answer, is_worth_retrying, retry_after_s
+from dfc.http.calls.retry import Cancellation, RetryPolicy, current_cancellation
 
 _REDIRECTS: Final = frozenset((307, 308))
 _HOPS_MAX: Final = 5

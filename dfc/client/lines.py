@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from dfc.http.blocking import Broken, Response
+from dfc.http.calls.blocking import Broken, Response
 from dfc.limits import KIB, MIB
 
 T = TypeVar("T")

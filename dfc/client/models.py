@@ -6,7 +6,7 @@ from email.utils import parsedate_to_datetime
 
 import msgspec
 
-from dfc.http.problems import Headers
+from dfc.http.calls.problems import Headers
 from dfc.wire import SAMPLES_HEADER
 
 

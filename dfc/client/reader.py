@@ -16,8 +16,8 @@ from dfc.client.exchange import ObjectCalls
 from dfc.client.models import ObjectInfo, object_info
 from dfc.client.routing import Query
 from dfc.errors import ChecksumMismatch, NotSeekable, PreconditionFailed
-from dfc.http.blocking import Broken, Response
-from dfc.http.problems import Headers, retry_after_s
+from dfc.http.calls.blocking import Broken, Response
+from dfc.http.calls.problems import Headers, retry_after_s
 from dfc.limits import MIB
 from dfc.wire import CHECKSUM_HEADER
 

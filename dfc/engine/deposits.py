@@ -1,4 +1,4 @@
-"""Outputs that this worker writes into files of a target of its own machine, instead of sending them (`dfc.storage.deposit`).
+"""Outputs that this worker writes into files of a target of its own machine (`dfc.storage.blobs.deposit`): nothing is sent.
 
 A byte is copied twice then, as `cp` does, and not four times through a socket. The request that goes with the file is begun
 first and ends last: whatever ends it, the end of this process too, ends what is left of the file.
@@ -17,11 +17,11 @@ import msgspec
 from dfc.checksum import Buffer
 from dfc.engine.nodes import Nodes, error_of
 from dfc.errors import ObjectCorrupt
-from dfc.http.blocking import ERROR_BODY_BYTES_MAX, Response, Upload
+from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX, Response, Upload
 from dfc.limits import MIB
 from dfc.parts import Part
 from dfc.placement.map import NodeEntry
-from dfc.storage.deposit import Deposited, DepositFile, DepositSite, boot_id, is_here
+from dfc.storage.blobs.deposit import Deposited, DepositFile, DepositSite, boot_id, is_here
 from dfc.tar.index import PlainFiles
 
 COPY_BYTES: Final = 1 * MIB

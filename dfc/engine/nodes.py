@@ -12,9 +12,9 @@ import msgspec
 
 from dfc.engine.settings import WorkerSettings
 from dfc.errors import BucketNotFound, DfcError, Unavailable
-from dfc.http.blocking import ERROR_BODY_BYTES_MAX, Response, Transport, Upload
-from dfc.http.problems import error_from_answer, is_worth_retrying, retry_after_s
-from dfc.http.retry import Cancellation, RetryPolicy
+from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX, Response, Transport, Upload
+from dfc.http.calls.problems import error_from_answer, is_worth_retrying, retry_after_s
+from dfc.http.calls.retry import Cancellation, RetryPolicy
 from dfc.limits import CLUSTER_MAP_BYTES_MAX
 from dfc.placement.map import ClusterMap, NodeEntry
 from dfc.wire import MSGPACK

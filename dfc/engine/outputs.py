@@ -15,7 +15,7 @@ from dfc.engine.deposits import Deposit, Deposits
 from dfc.engine.nodes import Nodes, error_of
 from dfc.engine.throttle import Throttle
 from dfc.errors import LengthMismatch, Unavailable
-from dfc.http.blocking import ERROR_BODY_BYTES_MAX, Upload
+from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX, Upload
 from dfc.limits import KIB, MIB
 from dfc.parts import Part, part_bytes
 from dfc.placement.map import NodeEntry

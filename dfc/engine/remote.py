@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 import msgspec
 
+from dfc.batch.items import BatchItem, BatchRequest
 from dfc.engine.nodes import Nodes
 from dfc.engine.sources import STREAM_BYTES, check_filled, joined
 from dfc.engine.throttle import Throttle
 from dfc.errors import NotFound, ObjectCorrupt, PreconditionFailed
-from dfc.http.batch_items import BatchItem, BatchRequest
-from dfc.http.blocking import Broken, Response
+from dfc.http.calls.blocking import Broken, Response
 from dfc.jobs.store import InputChanged
 from dfc.limits import MIB
 
@@ -40,7 +40,7 @@ class Origin:
 
 
 class _Preamble(msgspec.Struct):
-    """What stands before the bytes of a batch (`dfc.http.batch_peer`), as far as it matters here."""
+    """What stands before the bytes of a batch (`dfc.batch.parts`), as far as it matters here."""
 
     lengths: bytes
 

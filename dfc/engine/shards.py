@@ -19,8 +19,8 @@ from dfc.jobs.tasks import InputShard
 from dfc.limits import GIB, INDEX_CACHE_BYTES, MIB
 from dfc.storage.layout import FOOTER_BYTES_MAX, Footer, FooterDamaged, decode_footer
 from dfc.tar.header import TarError
-from dfc.tar.index_file import PageCache
-from dfc.tar.index_reader import ShardIndex
+from dfc.tar.index.file import PageCache
+from dfc.tar.index.reader import ShardIndex
 
 T = TypeVar("T")
 OPEN_FILES_MAX: Final = 512  # below the 1,024 descriptors that a process has where nobody raised it

@@ -20,7 +20,7 @@ from dfc.errors import Conflict, DfcError, JobCancelled, NotAShard, NotFound
 from dfc.jobs.store import Source
 from dfc.jobs.tasks import InputShard, Task
 from dfc.names import object_path
-from dfc.tar.index_reader import ShardIndex
+from dfc.tar.index.reader import ShardIndex
 
 CHECK_S: Final = 2.0  # a cancelled job's tasks end this soon
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dfc.errors import Conflict
-from dfc.tar.index_reader import ShardIndex
+from dfc.tar.index.reader import ShardIndex
 
 
 def dali_index(index: ShardIndex, file: str) -> Iterator[bytes]:

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from dfc.errors import BodyTimeout, LengthMismatch, Unavailable
 from dfc.http.answers import Answer, AnswerCut, BulkAnswer, StreamAnswer
+from dfc.http.calls.peer import PeerConnection, PeerGone, PeerPool, PeerResponse
 from dfc.http.exchange import Exchange
-from dfc.http.peer import PeerConnection, PeerGone, PeerPool, PeerResponse
 from dfc.http.transfer import Splice, drive, duplicate, wait_ready
 from dfc.limits import SMALL_BODY_BYTES, SMALL_READ_BYTES
 from dfc.wire import HOP_HEADER

@@ -16,7 +16,7 @@ from time import monotonic, sleep
 from typing import Any, Final
 from weakref import WeakSet
 
-from dfc.http.retry import Cancelled
+from dfc.http.calls.retry import Cancelled
 from dfc.inputs.numpy import ProgramEnds
 from dfc.inputs.shards.ahead import close_lanes
 

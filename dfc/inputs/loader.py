@@ -19,7 +19,6 @@ from typing import Any, Final, Literal
 from dfc.inputs.base import Counts, Handler, Sample, SampleBroken
 from dfc.inputs.decoding import Spec
 from dfc.inputs.epochs.corpus import Corpus
-from dfc.inputs.epochs.order import ORDER_VERSION, Epoch, Equal, Part, Place, Rules, padded_total, split
 from dfc.inputs.epochs.processing import Processing
 from dfc.inputs.epochs.progress import Progress, State
 from dfc.inputs.epochs.repair import Ended, Policy, Slot, repaired
@@ -27,6 +26,7 @@ from dfc.inputs.epochs.slots import Reading, dealt_slots, filled_up, part_slots
 from dfc.inputs.epochs.summary import contents, needs_epoch_batches, spec_shown, warn_of_padding
 from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
 from dfc.limits import INPUT_AHEAD_BYTES, MIB
+from dfc.order.epoch import ORDER_VERSION, Epoch, Equal, Part, Place, Rules, padded_total, split
 
 Shuffle = bool | int | Literal["global"]
 WINDOW: Final = 1000  # samples that `shuffle=True` mixes in each worker,

@@ -19,7 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dfc.inputs.base import Counts, Handler
-from dfc.inputs.epochs.order import (
+from dfc.inputs.epochs.progress import Progress, State
+from dfc.inputs.epochs.repair import Policy, Slot
+from dfc.inputs.epochs.slots import Reading, part_slots
+from dfc.inputs.loader import ERRORS_MAX, Loader
+from dfc.limits import INPUT_MIX_SOURCES_MAX
+from dfc.order.epoch import (
     ORDER_VERSION,
     Epoch,
     Equal,
@@ -31,11 +36,6 @@ from dfc.inputs.epochs.order import (
     padded_total,
     split,
 )
-from dfc.inputs.epochs.progress import Progress, State
-from dfc.inputs.epochs.repair import Policy, Slot
-from dfc.inputs.epochs.slots import Reading, part_slots
-from dfc.inputs.loader import ERRORS_MAX, Loader
-from dfc.limits import INPUT_MIX_SOURCES_MAX
 
 T = TypeVar("T")
 Integers = NDArray[np.int64]

@@ -19,15 +19,15 @@ from contextlib import closing
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from dfc.http.retry import Cancelled
+from dfc.http.calls.retry import Cancelled
 from dfc.inputs import loader
 from dfc.inputs.base import Handler, Sample
 from dfc.inputs.decoding import Spec
 from dfc.inputs.epochs.corpus import Corpus
-from dfc.inputs.epochs.order import Equal, Place
 from dfc.inputs.loader import ERRORS_MAX, Shuffle
 from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
 from dfc.limits import INPUT_AHEAD_BYTES, INPUT_THREADS_MAX
+from dfc.order.epoch import Equal, Place
 
 A = TypeVar("A")
 B = TypeVar("B")

@@ -26,12 +26,12 @@ except ImportError as problem:
 from dfc.inputs.base import Handler, Sample
 from dfc.inputs.decoding import Spec
 from dfc.inputs.epochs.corpus import Corpus
-from dfc.inputs.epochs.order import Equal
 from dfc.inputs.foreign import Iteration
 from dfc.inputs.loader import ERRORS_MAX, Loader, Shuffle, options_given
 from dfc.inputs.numpy import default_threads, threaded
 from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
 from dfc.limits import INPUT_AHEAD_BYTES
+from dfc.order.epoch import Equal
 
 Shapes = Mapping[str, Sequence[int | None]]
 _GROUP: Final = 64

@@ -18,9 +18,9 @@ from msgspec import Meta, Struct
 
 from dfc.errors import BadRequest
 from dfc.formats.sample import DataMember
-from dfc.jobs.images import Undecodable, check_field, is_image, open_image, pillow
 from dfc.jobs.sandbox.parent import SampleFailed
 from dfc.jobs.sandbox.wire import Fields
+from dfc.jobs.shards.images import Undecodable, check_field, is_image, open_image, pillow
 from dfc.limits import JOB_IMAGE_PIXELS_MAX, SAMPLE_RECORDS_MAX, TAR_MEMBER_NAME_BYTES_MAX
 from dfc.tar.samples import split_key
 

@@ -17,7 +17,7 @@ _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]?)(i?)B?")
 
 
 class CommonOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What every operation on samples has; see `dfc.jobs.samples`."""
+    """What every operation on samples has; see `dfc.jobs.shards.samples`."""
 
     on_split: Annotated[OnSplit, Meta(description="What to do with a key that comes back later in its shard.")] = "fail"
 

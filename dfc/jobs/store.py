@@ -6,18 +6,18 @@ with, `dfc.errors` for the rest; `JobCancelled` from any call once the job has e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import BinaryIO, Protocol
 
 from dfc.checksum import Buffer
 from dfc.errors import Conflict, JobCancelled
-from dfc.jobs.tasks import InputShard
+from dfc.jobs.tasks import InputShard, Task, TaskResult
 from dfc.parts import Part
 from dfc.tar.index import PlainFiles
-from dfc.tar.index_reader import ShardIndex
+from dfc.tar.index.reader import ShardIndex
 
-__all__ = ("InputChanged", "JobCancelled", "Output", "Source", "Store", "WrittenObject")
+__all__ = ("Function", "InputChanged", "JobCancelled", "Output", "Source", "Store", "WrittenObject")
 
 
 class InputChanged(Conflict):
@@ -104,3 +104,7 @@ class Store(Protocol):
 
     def check(self) -> None:
         """To be called now and then by long tasks, between samples: raises JobCancelled when the job has ended."""
+
+
+Function = Callable[[Task, Store], TaskResult]
+"""What an engine calls for a task of a kind."""

@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from dfc.jobs.pattern import OutputPattern
-
-if TYPE_CHECKING:
-    from dfc.jobs.store import Store
 
 T = TypeVar("T")
 SHARDS_BLOCK: Final = 2000  # decoded in 2 to 5 ms
@@ -169,6 +166,3 @@ class JobInput:
     def shards(self) -> Sequence[InputShard]:
         """The shards of a job with one input."""
         return self.inputs[0]
-
-
-Function = Callable[[Task, "Store"], TaskResult]

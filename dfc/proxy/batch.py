@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dfc.batch.answer import BatchGate, Part, answer_batch, read_request
+from dfc.batch.items import BatchItem, OnMissing
+from dfc.batch.parts import PeerParts
 from dfc.http.answers import Answer
-from dfc.http.batch import BatchGate, Part, answer_batch, read_request
-from dfc.http.batch_items import BatchItem, OnMissing
-from dfc.http.batch_peer import PeerParts
+from dfc.http.calls.peer import PeerPool
 from dfc.http.exchange import Exchange
-from dfc.http.peer import PeerPool
 from dfc.proxy.cluster import Cluster
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from dfc.errors import BucketDeleting, BucketNotFound, NoSpace, Unavailable
-from dfc.http.peer import ControlClient
+from dfc.http.calls.peer import ControlClient
 from dfc.http.shutdown import end_threads, in_time
 from dfc.membership.embedded import EmbeddedRegistry
 from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap, NodeEntry, Owner

@@ -8,14 +8,14 @@ import os
 from typing import Final
 
 from dfc import metrics
+from dfc.batch.answer import BATCH_QUERY
 from dfc.config import Settings
 from dfc.engine.base import Engine
 from dfc.filesystem import FileSystem
 from dfc.http.answers import Answer
-from dfc.http.batch import BATCH_QUERY
+from dfc.http.calls.peer import ControlClient, PeerPool
 from dfc.http.common import LISTING_QUERY, OBJECT_QUERY
 from dfc.http.exchange import Exchange
-from dfc.http.peer import ControlClient, PeerPool
 from dfc.http.relay import Relay
 from dfc.http.router import Handler, Route
 from dfc.http.server import NodeServer
@@ -26,8 +26,8 @@ from dfc.proxy.batch import BatchRoutes
 from dfc.proxy.buckets import BucketRoutes
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.deletions import Deletions
-from dfc.proxy.jobs import LIST_QUERY, JobRoutes
-from dfc.proxy.jobservice import JobService
+from dfc.proxy.jobs.routes import LIST_QUERY, JobRoutes
+from dfc.proxy.jobs.service import JobService
 from dfc.proxy.web import WebRoutes
 from dfc.smallfile import SmallFileDamaged
 

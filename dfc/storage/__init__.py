@@ -1,5 +1,6 @@
 """One disk of a target: catalog, blobs, writer, reader, scrub. Blocking code for threads; never the network."""
 
+from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.disk import Disk
 from dfc.storage.rows import (
     ALWAYS,
@@ -14,7 +15,6 @@ from dfc.storage.rows import (
     RowChanged,
 )
 from dfc.storage.stats import DiskStats
-from dfc.storage.writer import BlobWriter
 
 __all__ = (
     "ALWAYS",

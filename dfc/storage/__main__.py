@@ -13,9 +13,9 @@ import msgspec
 
 from dfc.errors import DfcError
 from dfc.filesystem import FileSystem
-from dfc.storage.check import CheckReport, check
 from dfc.storage.identity import give_to_node
-from dfc.storage.rebuild import RebuildReport, rebuild
+from dfc.storage.upkeep.check import CheckReport, check
+from dfc.storage.upkeep.rebuild import RebuildReport, rebuild
 
 SOUND, DAMAGED, REFUSED = 0, 1, 2
 _DIRECTORY: Final = "the disk's directory, the one with dfc-disk.json"

@@ -17,21 +17,23 @@ from dfc.checksum import ExpectedChecksums
 from dfc.clock import HybridClock
 from dfc.errors import DiskRefused, ObjectCorrupt, ObjectNotFound, ServerTrouble, StorageFailed
 from dfc.filesystem import FileSystem, remove_if_there
-from dfc.storage import identity, layout, sweep
-from dfc.storage.adopting import AdoptingWriter
-from dfc.storage.cache import RowCache
-from dfc.storage.catalog import Catalog, ListedTuple
-from dfc.storage.changes import Bury, Delete, RemoveSome, Settle
-from dfc.storage.commit import GroupCommitter
-from dfc.storage.deposit import DepositSite, boot_id
-from dfc.storage.directories import Directories
-from dfc.storage.discard import Discarder
+from dfc.storage import identity, layout
+from dfc.storage.blobs.adopting import AdoptingWriter
+from dfc.storage.blobs.deposit import DepositSite, boot_id
+from dfc.storage.blobs.directories import Directories
+from dfc.storage.blobs.discard import Discarder
+from dfc.storage.blobs.indexes import OpenIndexes
+from dfc.storage.blobs.reader import BlobReader
+from dfc.storage.blobs.staging import Staging
+from dfc.storage.blobs.whole import observe, put_whole
+from dfc.storage.blobs.writer import BlobWriter
+from dfc.storage.catalog.cache import RowCache
+from dfc.storage.catalog.catalog import Catalog, ListedTuple
+from dfc.storage.catalog.changes import Bury, Delete, RemoveSome, Settle
+from dfc.storage.catalog.commit import GroupCommitter
+from dfc.storage.catalog.staged import StagedName
 from dfc.storage.health import DiskHealth, DiskState
-from dfc.storage.indexes import OpenIndexes
-from dfc.storage.maintenance import Maintenance
 from dfc.storage.parts import DiskParts
-from dfc.storage.reader import BlobReader
-from dfc.storage.relaxed import RelaxedRows
 from dfc.storage.rows import (
     ALWAYS,
     GOOD,
@@ -46,12 +48,11 @@ from dfc.storage.rows import (
     QuarantinedObject,
     Supplied,
 )
-from dfc.storage.small import observe, put_whole
-from dfc.storage.space import SpaceKeeper
-from dfc.storage.staged import StagedName
-from dfc.storage.staging import Staging
 from dfc.storage.stats import DiskStats
-from dfc.storage.writer import BlobWriter
+from dfc.storage.upkeep import sweep
+from dfc.storage.upkeep.maintenance import Maintenance
+from dfc.storage.upkeep.relaxed import RelaxedRows
+from dfc.storage.upkeep.space import SpaceKeeper
 from dfc.tar.index import ShardIndex, index_kind
 
 NO_CHECKSUMS: Final = ExpectedChecksums()
@@ -308,7 +309,8 @@ class Disk:
         staged: StagedName | None = None,
     ) -> BlobWriter:
         """Like `begin_put`, for a file in the directory for temporary files, which a worker goes on writing; the writer is
-        told what became of it (`dfc.storage.deposit`). Raises also BadRequest, and Unavailable when the file is not there."""
+        told what became of it (`dfc.storage.blobs.deposit`). Raises also BadRequest, and Unavailable when there is no such
+        file."""
         self.parts.health.require_writable()
         layout.check_bucket_id(bucket_id)
         return AdoptingWriter(self.parts, bucket_id, name, deposit, size=size, durability=durability, staged=staged)

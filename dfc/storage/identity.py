@@ -21,7 +21,7 @@ from dfc.errors import DiskLocked, DiskRefused
 from dfc.filesystem import FileSystem, remove_if_there
 from dfc.smallfile import SmallFileDamaged, make_directories, read_small_file, write_small_file
 from dfc.storage import layout
-from dfc.storage.catalog import Catalog
+from dfc.storage.catalog.catalog import Catalog
 
 IDENTITY_FORMAT: Final = 3  # of the disk as a whole; 1 had no `node_id`, 2 no attributes in footers and catalog
 _EPOCH: Final = re.compile(rb"[0-9]{16}\n")

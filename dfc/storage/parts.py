@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from dfc.clock import HybridClock
 from dfc.filesystem import FileSystem
 from dfc.storage import layout
-from dfc.storage.cache import RowCache
-from dfc.storage.catalog import Catalog
-from dfc.storage.commit import GroupCommitter
-from dfc.storage.directories import Directories
-from dfc.storage.discard import Discarder
+from dfc.storage.blobs.directories import Directories
+from dfc.storage.blobs.discard import Discarder
+from dfc.storage.blobs.indexes import OpenIndexes
+from dfc.storage.catalog.cache import RowCache
+from dfc.storage.catalog.catalog import Catalog
+from dfc.storage.catalog.commit import GroupCommitter
 from dfc.storage.health import DiskHealth
-from dfc.storage.indexes import OpenIndexes
 from dfc.storage.rows import DiskOptions, ObjectRow
-from dfc.storage.space import SpaceKeeper
 from dfc.storage.stats import DiskStats
+from dfc.storage.upkeep.space import SpaceKeeper
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, TypeVar
 
 from dfc.errors import BucketDeleting, BucketNotFound, StorageFailed, Unavailable
-from dfc.http.peer import ControlClient
+from dfc.http.calls.peer import ControlClient
 from dfc.http.shutdown import ends_in_time
 from dfc.limits import BATCH_THREADS, DISK_ANSWER_S, NODE_THREADS, STOP_CLOSE_S
 from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap

@@ -14,16 +14,16 @@ from dfc.http.common import SAFETY_HEADERS, content_type
 from dfc.http.conditions import http_date, is_not_modified, is_plain, requested_range
 from dfc.http.exchange import Exchange
 from dfc.limits import DECOMPRESSED_READ_WAIT_S, SMALL_READ_BYTES, TRANSFER_BUFFER_BYTES
+from dfc.storage.blobs.nowait import read_range
 from dfc.storage.disk import Disk
-from dfc.storage.nowait import read_range
 from dfc.storage.rows import ObjectRow
 from dfc.tar.index import IndexCorrupt, Member, Sample, ShardIndex
-from dfc.tar.index_file import NotAtHand
-from dfc.tar.listing import list_members, list_offsets, list_samples
+from dfc.tar.index.file import NotAtHand
+from dfc.tar.index.listing import list_members, list_offsets, list_samples
 from dfc.tar.reader import read_member_range
 from dfc.tar.writer import END_OF_ARCHIVE
+from dfc.target.decoders import Slots
 from dfc.target.local import Local
-from dfc.target.slots import Slots
 from dfc.wire import NDJSON, OCTETS, TAR
 
 _SAFETY_LINES: Final = header_lines(SAFETY_HEADERS)

@@ -14,16 +14,16 @@ import msgspec
 from prometheus_client.core import Metric
 
 from dfc import metrics
+from dfc.batch.answer import BATCH_QUERY
 from dfc.clock import HybridClock
 from dfc.config import Settings
 from dfc.engine.beside import WorkersBeside
 from dfc.errors import OperatorError, Unavailable
 from dfc.filesystem import FileSystem
 from dfc.http.answers import Answer, json_answer
-from dfc.http.batch import BATCH_QUERY
+from dfc.http.calls.peer import ControlClient, PeerPool, RemoteError
 from dfc.http.common import LISTING_QUERY, OBJECT_QUERY, health_answer, metrics_answer
 from dfc.http.exchange import Exchange
-from dfc.http.peer import ControlClient, PeerPool, RemoteError
 from dfc.http.relay import Relay
 from dfc.http.router import Route
 from dfc.http.server import NodeServer
@@ -34,15 +34,15 @@ from dfc.placement.map import ClusterMap, DiskEntry, Labels
 from dfc.storage.disk import Disk
 from dfc.storage.identity import require_identity
 from dfc.storage.rows import DiskOptions
-from dfc.storage.scrub import Scrubber
-from dfc.target.batch import BatchRoutes
+from dfc.storage.upkeep.scrub import Scrubber
+from dfc.target.batch.routes import BatchRoutes
 from dfc.target.families import DiskReport, disk_families
 from dfc.target.identity import settle_identity
-from dfc.target.internal import InternalRoutes, ShardSelection
+from dfc.target.job_inputs import INDEX_QUERY, LOCATE_QUERY, SHARDS_QUERY, SourceRoutes
 from dfc.target.local import Local
 from dfc.target.members import MemberRoutes
+from dfc.target.node_routes import InternalRoutes, ShardSelection
 from dfc.target.objects import ObjectRoutes
-from dfc.target.sources import INDEX_QUERY, LOCATE_QUERY, SHARDS_QUERY, SourceRoutes
 from dfc.target.staging import SITE_QUERY, STAGED_QUERY, StagingRoutes
 from dfc.wire import MSGPACK
 

@@ -16,13 +16,13 @@ from dfc.http.relay import Relay
 from dfc.limits import DECOMPRESSED_PUT_WAIT_S, SMALL_BODY_BYTES, SMALL_READ_BYTES
 from dfc.names import ObjectPath, parse_object_path
 from dfc.placement.map import BucketEntry
+from dfc.storage.blobs.nowait import read_object
 from dfc.storage.disk import Disk
-from dfc.storage.nowait import read_object
 from dfc.storage.rows import ObjectRow, Precondition, PutResult, RowChanged
 from dfc.tar.index import index_kind
+from dfc.target.decoders import Slots
 from dfc.target.local import Local, Place
 from dfc.target.members import MemberRoutes, blob_answer
-from dfc.target.slots import Slots
 from dfc.target.uploads import store
 from dfc.wire import CHECKSUM_HEADER, HOP_HEADER, SAMPLES_HEADER
 

@@ -18,14 +18,14 @@ from dfc.http.exchange import Exchange
 from dfc.limits import JOB_OUTPUT_PAUSE_S
 from dfc.names import ObjectPath, check_bucket_name, check_object_name, parse_object_path
 from dfc.placement.map import BucketEntry
+from dfc.storage.catalog.staged import StagedName
 from dfc.storage.disk import Disk
 from dfc.storage.layout import check_job_id
 from dfc.storage.rows import Durability, Precondition, PutResult
-from dfc.storage.staged import StagedName
 from dfc.tar.index import index_kind
+from dfc.target.decoders import Slots
 from dfc.target.local import Local, Place
 from dfc.target.objects import put_answer
-from dfc.target.slots import Slots
 from dfc.target.uploads import store
 from dfc.wire import CHECKSUM_HEADER, OCTETS
 
@@ -44,7 +44,7 @@ class StagingRoutes:
 
     async def put(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """Store a body as an output of a job, or with `deposit` a file that a worker of this machine writes, of which the body
-        tells (`dfc.storage.deposit`). JobCancelled when the job has ended here."""
+        tells (`dfc.storage.blobs.deposit`). JobCancelled when the job has ended here."""
         owner, path = _parse(exchange, parameters)
         deposit, size = _deposit(exchange)
         exchange.pause_s = JOB_OUTPUT_PAUSE_S

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from dfc.http.exchange import Exchange
+from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.disk import Disk
 from dfc.storage.rows import Precondition, PutResult
-from dfc.storage.writer import BlobWriter
 from dfc.target.local import Local
 
 

@@ -34,7 +34,7 @@ from dfc.engine.store import JobStore, Workshop
 from dfc.errors import DfcError, JobCancelled, LengthMismatch, NoSpace, ObjectCorrupt, StorageFailed
 from dfc.jobs.store import InputChanged
 from dfc.jobs.tasks import InputShard, Task, decode_blocks
-from dfc.tar.index_reader import ShardIndex
+from dfc.tar.index.reader import ShardIndex
 
 JOB = "job-1"
 
@@ -400,11 +400,11 @@ def test_the_target_hears_of_errors_of_its_disk(setting, monkeypatch, number, er
         raise OSError(number, os.strerror(number))
 
     if when == "written":
-        monkeypatch.setattr("dfc.storage.deposit.write_all", fail)
+        monkeypatch.setattr("dfc.storage.blobs.deposit.write_all", fail)
         with pytest.raises(error):
             output.write(bytes(2_000_000))
     else:
-        monkeypatch.setattr("dfc.storage.indexes.IndexWriter.finish", fail)
+        monkeypatch.setattr("dfc.storage.blobs.indexes.IndexWriter.finish", fail)
         with pytest.raises(error):
             output.commit()
     monkeypatch.undo()

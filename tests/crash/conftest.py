@@ -22,7 +22,7 @@ from dfc.errors import ObjectCorrupt, ObjectNotFound
 from dfc.filesystem import FileSystem
 from dfc.limits import KIB
 from dfc.storage import Disk, DiskOptions, Durability
-from dfc.storage.check import check
+from dfc.storage.upkeep.check import check
 
 BUCKET = "b1"
 CLUSTER = "crash-cluster"

@@ -13,7 +13,7 @@ import pytest
 from dfc.clock import HybridClock
 from dfc.errors import DiskLocked, DiskRefused
 from dfc.storage import Disk
-from dfc.storage.rebuild import rebuild
+from dfc.storage.upkeep.rebuild import rebuild
 
 
 def blobs(path: Path) -> set[str]:

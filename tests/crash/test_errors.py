@@ -13,7 +13,7 @@ from faulty_filesystem import FaultyFileSystem, commit_and_fail, fail_with, writ
 from harness import own_files
 
 from dfc.errors import DfcError, NoSpace, StorageFailed
-from dfc.storage.commit import OutcomeUnknown
+from dfc.storage.catalog.commit import OutcomeUnknown
 
 SCENARIOS = (
     "put small",

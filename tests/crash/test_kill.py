@@ -11,8 +11,8 @@ from faulty_filesystem import Fault, FaultyFileSystem, kill, kill_after, places
 from dfc.clock import HybridClock
 from dfc.errors import DiskRefused
 from dfc.storage import Disk
-from dfc.storage.check import check
-from dfc.storage.rebuild import rebuild
+from dfc.storage.upkeep.check import check
+from dfc.storage.upkeep.rebuild import rebuild
 
 SCENARIOS = (
     "put small",

@@ -14,9 +14,9 @@ from faulty_filesystem import Fault, FaultyFileSystem, PowerLossFileSystem, fail
 
 from dfc.errors import DfcError, ObjectCorrupt
 from dfc.storage import Disk, Durability
-from dfc.storage.check import check
-from dfc.storage.rebuild import rebuild
-from dfc.storage.staged import StagedName, staged_rows
+from dfc.storage.catalog.staged import StagedName, staged_rows
+from dfc.storage.upkeep.check import check
+from dfc.storage.upkeep.rebuild import rebuild
 
 JOB = "job-1"
 OUT, TEMPORARY = StagedName(JOB), StagedName(JOB, temporary=True)

@@ -26,11 +26,11 @@ from dfc.inputs import gopen
 from dfc.inputs.base import Counts, SampleBroken, ShardChanged, ShardUnreadable
 from dfc.inputs.epochs.batches import BatchShard
 from dfc.inputs.epochs.gather import Gather
-from dfc.inputs.epochs.order import Place
 from dfc.inputs.loader import Loader
 from dfc.inputs.mapstyle import MapDataset
 from dfc.inputs.mixing import Mixture
 from dfc.inputs.sources.streams import Stream, StreamOptions, open_stream
+from dfc.order.epoch import Place
 from loadtest.nginx import nginx
 
 SHARDS = 5

@@ -26,9 +26,9 @@ from job_shards import tar_of
 from dfc.client import Client
 from dfc.inputs.base import SampleBroken, ShardChanged, ShardUnreadable
 from dfc.inputs.epochs.corpus import Corpus
-from dfc.inputs.epochs.order import Place
 from dfc.inputs.loader import Loader
 from dfc.inputs.torch import DataLoader, ShardDataset
+from dfc.order.epoch import Place
 
 # Three workers are more than some machines have processors.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -190,7 +190,7 @@ class Stage:
         return any(path.startswith(self.disk.parts.path(row)) for row in (*rows, *staged))
 
     def _staged(self) -> list[Any]:
-        from dfc.storage.staged import staged_rows
+        from dfc.storage.catalog.staged import staged_rows
 
         return list(staged_rows(self.disk.parts.catalog, JOB))
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from dfc.client import BatchItem, Client, RetryPolicy
 from dfc.client.batch import BatchReader
 from dfc.errors import Conflict, DfcError, NotFound, ObjectCorrupt, PreconditionFailed, StorageFailed, Unreachable
-from dfc.http.problems import retry_after_s
+from dfc.http.calls.problems import retry_after_s
 from dfc.inputs.base import Counts, InputError, Sample, SampleBroken, ShardChanged, ShardUnreadable, Wanted
 from dfc.limits import BATCH_ITEMS_MAX, INPUT_BATCH_PORTION_BYTES, TAR_HEADER_BYTES
 from dfc.tar.header import FILE, TarError

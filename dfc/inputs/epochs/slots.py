@@ -14,11 +14,11 @@ from typing import Final
 
 from dfc.inputs.base import Counts, InputError, Sample, ShardUnreadable
 from dfc.inputs.epochs.corpus import Corpus
-from dfc.inputs.epochs.order import Part, Place, Rules, Run, WindowShuffle, draw_seed, shard_order
 from dfc.inputs.epochs.repair import Policy, Slot
 from dfc.inputs.epochs.summary import warn_of_padding
 from dfc.inputs.shards.shardreader import Segment, SegmentReader
 from dfc.limits import INPUT_AHEAD_BYTES
+from dfc.order.epoch import Part, Place, Rules, Run, WindowShuffle, draw_seed, shard_order
 
 _READERS: Final = 2  # threads of a lane: one opens the next shard while the other still reads
 _EMPTY_ROUNDS_MAX: Final = 100  # without a sample for a worker, before it is an error: shards may be empty, and dealt anew

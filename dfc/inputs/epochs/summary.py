@@ -7,8 +7,8 @@ from typing import Final
 
 from dfc.inputs.base import LOG
 from dfc.inputs.epochs.corpus import Corpus
-from dfc.inputs.epochs.order import Place
 from dfc.inputs.sources.urls import shown
+from dfc.order.epoch import Place
 
 _SPEC_CHARS_SHOWN: Final = 100
 _PADDING_SHARE: Final = 10  # one sample in so many that is repeated is worth a warning

@@ -19,7 +19,7 @@ from typing import Final
 from weakref import WeakSet
 
 from dfc.errors import DfcError
-from dfc.http.retry import Cancelled
+from dfc.http.calls.retry import Cancelled
 from dfc.inputs.base import Counts, InputError, ShardBroken, ShardUnreadable
 from dfc.inputs.shards.pieces import Job, Opened, Piece, Slot, read_pieces
 from dfc.inputs.sources.streams import StreamOptions

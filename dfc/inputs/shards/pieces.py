@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Final, NamedTuple
 
-from dfc.http.retry import Cancellation, Cancelled
+from dfc.http.calls.retry import Cancellation, Cancelled
 from dfc.inputs.base import LOG, Counts, ShardRef, ShardShort
 from dfc.inputs.sources.streams import Stream, StreamOptions, open_stream
 from dfc.inputs.sources.urls import shown

@@ -24,12 +24,12 @@ from dfc.inputs.base import (
 )
 from dfc.inputs.decoding import Decoder
 from dfc.inputs.decoding import Spec as DecodeSpec
-from dfc.inputs.epochs.order import Rules, shard_order
 from dfc.inputs.shards.shardreader import Segment, SegmentReader
 from dfc.inputs.sources.specs import Spec, resolve
 from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
 from dfc.inputs.sources.urls import shown
 from dfc.limits import INPUT_AHEAD_BYTES, INPUT_AHEAD_SHARDS, INPUT_READERS_MAX
+from dfc.order.epoch import Rules, shard_order
 
 EPOCHS: Final = 1_000_000  # as it was published: for ever
 MAXERRS: Final = 10  # likewise

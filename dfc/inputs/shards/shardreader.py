@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from dfc.http.retry import Cancelled
+from dfc.http.calls.retry import Cancelled
 from dfc.inputs.base import LOG, Counts, Handler, InputError, Sample, ShardBroken, ShardRef, resolve_handler
 from dfc.inputs.shards.ahead import Lane
 from dfc.inputs.shards.pieces import Extent, Job, Opened

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 import xxhash
 
 from dfc.errors import DfcError
-from dfc.http.retry import Cancellation
+from dfc.http.calls.retry import Cancellation
 from dfc.inputs.base import Counts, ShardBroken, ShardChanged, ShardRef, ShardUnreadable
 from dfc.inputs.sources.streams import Stream, StreamOptions, open_stream
 from dfc.limits import INPUT_CACHE_FREE_SHARE, INPUT_CACHE_POLL_S, MIB

@@ -18,9 +18,9 @@ import msgspec
 from dfc.client.exchange import ObjectCalls
 from dfc.client.routing import Router
 from dfc.errors import BadName, DfcError, ServerTrouble
-from dfc.http.blocking import Response, Transport, WrongAddress
-from dfc.http.problems import error_from_answer, is_worth_retrying
-from dfc.http.retry import Cancellation, Cancelled, RetryPolicy
+from dfc.http.calls.blocking import Response, Transport, WrongAddress
+from dfc.http.calls.problems import error_from_answer, is_worth_retrying
+from dfc.http.calls.retry import Cancellation, Cancelled, RetryPolicy
 from dfc.inputs.sources.streams import StreamOptions
 from dfc.inputs.sources.urls import kind_of, origin_of, shown, split_cluster_url
 from dfc.limits import INPUT_MAP_BYTES_MAX

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any, BinaryIO, Final, NamedTuple
 
-from dfc.http.retry import Cancellation
+from dfc.http.calls.retry import Cancellation
 from dfc.inputs.base import Counts, InputError, ShardChanged, ShardShort, ShardUnreadable
 from dfc.inputs.sources.streams import Stream, StreamOptions
 from dfc.inputs.sources.urls import hint_at_scheme, kind_of, local_path

@@ -20,7 +20,7 @@ import msgspec
 
 from dfc import shards
 from dfc.errors import BadShardSpec, BucketNotFound, DfcError, NoShards
-from dfc.http.retry import Cancellation, current_cancellation
+from dfc.http.calls.retry import Cancellation, current_cancellation
 from dfc.inputs.base import LOG, ShardRef, ShardUnreadable
 from dfc.inputs.sources.cluster import Place, is_in_vain, locate, trouble_with
 from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions, open_stream

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
 
-from dfc.http.blocking import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
-from dfc.http.retry import Cancellation, RetryPolicy
+from dfc.http.calls.blocking import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
+from dfc.http.calls.retry import Cancellation, RetryPolicy
 from dfc.inputs.base import Counts, ShardRef, ShardUnreadable
 from dfc.inputs.sources.urls import kind_of
 from dfc.limits import INPUT_RETRIES

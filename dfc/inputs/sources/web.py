@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 from dfc.checksum import CHECKSUM_NAME
 from dfc.errors import DfcError, NotFound, RangeNotSatisfiable, ServerTrouble
-from dfc.http.blocking import Broken, Response
-from dfc.http.problems import is_worth_retrying
-from dfc.http.retry import Cancellation, Cancelled, cancelled_by
+from dfc.http.calls.blocking import Broken, Response
+from dfc.http.calls.problems import is_worth_retrying
+from dfc.http.calls.retry import Cancellation, Cancelled, cancelled_by
 from dfc.inputs.base import LOG, Counts, InputError, ShardBroken, ShardChanged, ShardShort, ShardUnreadable
 from dfc.inputs.sources.cluster import hint_at_bucket, is_in_vain
 from dfc.inputs.sources.streams import Stream, StreamOptions

@@ -12,8 +12,8 @@ from typing import Final
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
 from dfc.errors import BadRequest, DfcError
-from dfc.http.blocking import ERROR_BODY_BYTES_MAX, Broken, Response
-from dfc.http.problems import error_from_answer
+from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX, Broken, Response
+from dfc.http.calls.problems import error_from_answer
 from dfc.inputs.base import ShardUnreadable
 from dfc.inputs.sources.cluster import locate, token_for, transport_for
 from dfc.inputs.sources.streams import StreamOptions

@@ -12,8 +12,8 @@ from itertools import count
 from typing import BinaryIO, Final, cast
 
 from dfc.errors import DfcError
-from dfc.http.problems import is_worth_retrying, retry_after_s
-from dfc.http.retry import Cancellation, current_cancellation
+from dfc.http.calls.problems import is_worth_retrying, retry_after_s
+from dfc.http.calls.retry import Cancellation, current_cancellation
 from dfc.inputs.base import LOG
 from dfc.inputs.sources.cluster import is_in_vain
 from dfc.inputs.sources.streams import StreamOptions

@@ -11,8 +11,8 @@ from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 from dfc.client.client import Client
 from dfc.client.source import READ_BYTES, FileObjectSource
 from dfc.errors import BadRequest, DfcError, NotFound, PreconditionFailed, Unreachable
-from dfc.http.blocking import ERROR_BODY_BYTES_MAX
-from dfc.http.problems import error_from_answer
+from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX
+from dfc.http.calls.problems import error_from_answer
 from dfc.inputs.base import InputError
 from dfc.inputs.sources.cluster import cluster_at, is_cluster, token_for, transport_for
 from dfc.inputs.sources.streams import StreamOptions

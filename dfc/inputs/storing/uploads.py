@@ -13,7 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from dfc.http.retry import Cancellation, cancelled_by
+from dfc.http.calls.retry import Cancellation, cancelled_by
 from dfc.inputs.sources.urls import shown
 from dfc.inputs.storing.destination import Destination
 

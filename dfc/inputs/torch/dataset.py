@@ -22,13 +22,13 @@ from dfc.inputs.base import Counts, Handler, Sample
 from dfc.inputs.decoding import Spec
 from dfc.inputs.epochs.batchmemory import Writer
 from dfc.inputs.epochs.corpus import Corpus
-from dfc.inputs.epochs.order import Equal, Place, batches_before, draw_seed
 from dfc.inputs.epochs.progress import BatchSource, Progress, State, check_state, make_state
 from dfc.inputs.loader import ERRORS_MAX, Loader, Shuffle, options_given
 from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
 from dfc.inputs.torch.orphans import end_with_parent
 from dfc.inputs.torch.tensors import as_tensors
 from dfc.limits import INPUT_AHEAD_BYTES, LOADER_WORKERS_MAX
+from dfc.order.epoch import Equal, Place, batches_before, draw_seed
 
 _COUNTERS: Final = tuple(field.name for field in fields_of(Counts) if field.type == "int")
 # Columns of row 0 of the shared tensor: where the next iterations begin, the workers of the state that says so (0: any), and

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from dfc.errors import BadRequest, Forbidden
 from dfc.jobs.pattern import OutputPattern
-from dfc.jobs.tasks import Function, JobInput, Stage
+from dfc.jobs.store import Function
+from dfc.jobs.tasks import JobInput, Stage
 
 if TYPE_CHECKING:
     from dfc.jobs.spec import InputSpec

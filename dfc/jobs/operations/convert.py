@@ -16,12 +16,12 @@ from msgspec import Meta
 from dfc.errors import BadRequest, NotAShard
 from dfc.formats import FORMATS, FormatName, SourceName, goes_with, source_format, written_format
 from dfc.formats.base import KEY_FIELD, need
-from dfc.jobs.converting import CONVERT_FUNCTIONS, Wids, Work, check_fields
+from dfc.jobs.moving.converting import CONVERT_FUNCTIONS, Wids, Work, check_fields
+from dfc.jobs.moving.sections import Section, cut
 from dfc.jobs.options import CommonOptions
 from dfc.jobs.pattern import OutputPattern
-from dfc.jobs.sections import Section, cut
+from dfc.jobs.shards.writing import index_name
 from dfc.jobs.tasks import InputShard, JobInput, Results, Stage, TaskDraft
-from dfc.jobs.writing import index_name
 from dfc.limits import FORMAT_FIELDS_MAX, FORMAT_TREE_OBJECTS_MAX
 from dfc.tar.index import index_kind
 

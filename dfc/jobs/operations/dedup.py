@@ -11,14 +11,14 @@ import xxhash
 from msgspec import Meta, Struct
 
 from dfc.errors import BadRequest
-from dfc.jobs.corpus import Part, corpus
-from dfc.jobs.fields import read_fields
-from dfc.jobs.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
-from dfc.jobs.partitions import PartitionWriter, partition_count, read_partition
+from dfc.jobs.external.partitions import PartitionWriter, partition_count, read_partition
+from dfc.jobs.moving.corpus import Part, corpus
+from dfc.jobs.moving.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
+from dfc.jobs.moving.picking import picked, read_labels, write_labels, write_picked
 from dfc.jobs.pattern import OutputPattern
-from dfc.jobs.picking import picked, read_labels, write_labels, write_picked
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import JobInput, Results, Stage, Task, TaskDraft, TaskResult
+from dfc.jobs.values.fields import read_fields
 
 _RECORD: Final = np.dtype([("high", "<u8"), ("low", "<u8"), ("ordinal", "<i8")])
 

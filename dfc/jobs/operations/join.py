@@ -20,17 +20,17 @@ from msgspec import Meta, Struct, field
 from dfc.errors import BadRequest, Conflict
 from dfc.formats.base import KEY_FIELD
 from dfc.formats.sample import DataMember, OnSplit, SampleData
+from dfc.jobs.external.partitions import PartitionWriter, key_hash, partition_bytes, partition_count, read_records
+from dfc.jobs.external.uniqueness import DuplicateKey
+from dfc.jobs.moving.ordering import OrderOptions, check_order
+from dfc.jobs.moving.recut import RECUT_FUNCTIONS, commit_made, has_size, open_made, recut
 from dfc.jobs.options import SizeOptions
-from dfc.jobs.ordering import OrderOptions, check_order
-from dfc.jobs.partitions import PartitionWriter, key_hash, partition_bytes, partition_count, read_records
 from dfc.jobs.pattern import OutputPattern
-from dfc.jobs.recut import RECUT_FUNCTIONS, commit_made, has_size, open_made, recut
-from dfc.jobs.samples import read_samples
+from dfc.jobs.shards.samples import read_samples
+from dfc.jobs.shards.tables import check_joinable, read_rows
 from dfc.jobs.spec import InputSpec
-from dfc.jobs.store import Store
-from dfc.jobs.tables import check_joinable, read_rows
-from dfc.jobs.tasks import Function, InputShard, JobInput, Results, Stage, Task, TaskDraft, TaskResult
-from dfc.jobs.uniqueness import DuplicateKey
+from dfc.jobs.store import Function, Store
+from dfc.jobs.tasks import InputShard, JobInput, Results, Stage, Task, TaskDraft, TaskResult
 from dfc.limits import KIB, SAMPLE_RECORDS_MAX
 from dfc.names import check_bucket_name
 from dfc.shards import check as check_shards

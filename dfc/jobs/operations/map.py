@@ -5,7 +5,7 @@ allows it, shut in on the workers.
 """
 
 # Stages: `work` runs the function over each shard; `unique` finds keys that come twice; `report` puts the errors of all shards
-# together; with a size the results are cut anew (`dfc.jobs.recut`).
+# together; with a size the results are cut anew (`dfc.jobs.moving.recut`).
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from msgspec import Meta, Struct
 
 from dfc.errors import BadRequest, Conflict
 from dfc.formats.sample import OnSplit, SampleData
+from dfc.jobs.external.partitions import PartitionWriter, partition_count
+from dfc.jobs.external.uniqueness import KEY_BYTES, DuplicateKey, find_repeats, place_of, shard_and_ordinal
 from dfc.jobs.functions import FUNCTIONS as BUILT_IN
 from dfc.jobs.functions import as_members, built_in, seed_of
+from dfc.jobs.moving.ordering import OrderOptions, check_order
+from dfc.jobs.moving.recut import RECUT_FUNCTIONS, commit_made, has_size, open_made, recut
 from dfc.jobs.options import Seed, SizeOptions
-from dfc.jobs.ordering import OrderOptions, check_order
-from dfc.jobs.output import PlainOutput
-from dfc.jobs.partitions import PartitionWriter, partition_count
 from dfc.jobs.pattern import OutputPattern
-from dfc.jobs.recut import RECUT_FUNCTIONS, commit_made, has_size, open_made, recut
-from dfc.jobs.samples import read_samples
 from dfc.jobs.sandbox.parent import SampleFailed, Sandbox
 from dfc.jobs.sandbox.wire import Fields
-from dfc.jobs.store import Store
-from dfc.jobs.tasks import Function, InputShard, JobInput, Results, Stage, Task, TaskDraft, TaskResult
-from dfc.jobs.uniqueness import KEY_BYTES, DuplicateKey, find_repeats, place_of, shard_and_ordinal
+from dfc.jobs.shards.output import PlainOutput
+from dfc.jobs.shards.samples import read_samples
+from dfc.jobs.store import Function, Store
+from dfc.jobs.tasks import InputShard, JobInput, Results, Stage, Task, TaskDraft, TaskResult
 from dfc.limits import (
     DECOMPRESS_CHUNK_BYTES,
     JOB_COMMAND_ARGUMENTS_MAX,

@@ -3,7 +3,7 @@
 The next sample comes from the input with the smallest (taken + 1) / weight, the first of equal ones.
 """
 
-# The order is a formula (`dfc.jobs.interleave`) over the inputs one after the other; everything else is the common machinery.
+# The order is a formula (`dfc.order.interleave`) over the inputs one after the other; everything else is the common machinery.
 # Before it, keys are compared: `keys` logs those of each shard, `equal` fails for the first one that comes twice.
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import msgspec
 from msgspec import Meta, Struct
 
 from dfc.errors import BadRequest, Conflict
-from dfc.jobs.arrangement import Arrangement, Section
-from dfc.jobs.corpus import Part, Parts, corpus, open_index
-from dfc.jobs.interleave import Interleave, interleave, whole_weights
-from dfc.jobs.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
-from dfc.jobs.partitions import PartitionWriter, partition_count
+from dfc.jobs.external.partitions import PartitionWriter, partition_count
+from dfc.jobs.external.uniqueness import KEY_BYTES, DuplicateKey, find_repeats, place_of, shard_and_ordinal
+from dfc.jobs.moving.arrangement import Arrangement, Section
+from dfc.jobs.moving.corpus import Part, Parts, corpus, open_index
+from dfc.jobs.moving.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import JobInput, Results, Stage, Task, TaskDraft, TaskResult
-from dfc.jobs.uniqueness import KEY_BYTES, DuplicateKey, find_repeats, place_of, shard_and_ordinal
 from dfc.limits import JOB_MERGE_PREFIX_CHARS_MAX, TAR_MEMBER_NAME_BYTES_MAX
+from dfc.order.interleave import Interleave, interleave, whole_weights
 from dfc.tar.samples import split_key
 
 TAKES_MANY: Final = True

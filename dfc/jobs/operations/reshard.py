@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from dfc.jobs.arrangement import Arrangement, Section
-from dfc.jobs.corpus import corpus
-from dfc.jobs.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
-from dfc.jobs.orders import Stride
+from dfc.jobs.moving.arrangement import Arrangement, Section
+from dfc.jobs.moving.corpus import corpus
+from dfc.jobs.moving.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
+from dfc.jobs.moving.orders import Stride
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.tasks import JobInput, Results, Stage
 

@@ -9,11 +9,11 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from dfc.jobs.arrangement import Arrangement, Section
-from dfc.jobs.corpus import corpus
+from dfc.jobs.moving.arrangement import Arrangement, Section
+from dfc.jobs.moving.corpus import corpus
+from dfc.jobs.moving.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
+from dfc.jobs.moving.orders import Shuffle
 from dfc.jobs.options import Seed
-from dfc.jobs.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
-from dfc.jobs.orders import Shuffle
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.tasks import JobInput, Results, Stage
 

@@ -15,20 +15,20 @@ import xxhash
 from msgspec import Meta, Struct
 
 from dfc.errors import BadRequest
-from dfc.jobs.arrangement import Arrangement, Section
-from dfc.jobs.corpus import Part, corpus
-from dfc.jobs.fields import read_fields
-from dfc.jobs.keylist import HASH_BYTES, KeyList, write_key_hashes
+from dfc.jobs.external.keylist import HASH_BYTES, KeyList, write_key_hashes
+from dfc.jobs.moving.arrangement import Arrangement, Section
+from dfc.jobs.moving.corpus import Part, corpus
+from dfc.jobs.moving.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
+from dfc.jobs.moving.orders import Stride
+from dfc.jobs.moving.picking import SCALE, chance, picked, write_picked
 from dfc.jobs.options import Seed
-from dfc.jobs.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
-from dfc.jobs.orders import Stride
 from dfc.jobs.pattern import OutputPattern
-from dfc.jobs.picking import SCALE, chance, picked, write_picked
-from dfc.jobs.predicate import Node, Predicate
-from dfc.jobs.regex import Pattern
 from dfc.jobs.spec import InputSpec
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import InputShard, JobInput, Results, Stage, Task, TaskDraft, TaskResult
+from dfc.jobs.values.fields import read_fields
+from dfc.jobs.values.predicate import Node, Predicate
+from dfc.jobs.values.regex import Pattern
 from dfc.names import check_bucket_name, check_object_name
 
 _SLICE: Final = re.compile(r"(-?[0-9]{1,18})?:(-?[0-9]{1,18})?(?::([0-9]{1,18})?)?")

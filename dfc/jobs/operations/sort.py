@@ -11,17 +11,17 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from dfc.errors import BadRequest
-from dfc.jobs.arrangement import Arrangement, Section
-from dfc.jobs.classes import ClassField, parse_class_field
-from dfc.jobs.corpus import Part, corpus
-from dfc.jobs.fields import read_fields
-from dfc.jobs.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
-from dfc.jobs.orders import Table, TableRow, encode_entries
-from dfc.jobs.output import PlainOutput
+from dfc.jobs.moving.arrangement import Arrangement, Section
+from dfc.jobs.moving.corpus import Part, corpus
+from dfc.jobs.moving.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
+from dfc.jobs.moving.orders import Table, TableRow, encode_entries
 from dfc.jobs.pattern import OutputPattern
-from dfc.jobs.sorting import Entry, Run, SortType, Unsortable, encoder, write_run
+from dfc.jobs.shards.output import PlainOutput
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import JobInput, Results, Stage, Task, TaskDraft, TaskResult
+from dfc.jobs.values.classes import ClassField, parse_class_field
+from dfc.jobs.values.fields import read_fields
+from dfc.jobs.values.sorting import Entry, Run, SortType, Unsortable, encoder, write_run
 
 NUMBER_FIELDS: Final = frozenset(("cls", "cls2", "class", "count", "index", "inx", "id"))
 _ENTRY_OVERHEAD_BYTES: Final = 150  # of a value in memory: a tuple, bytes and an integer

@@ -15,19 +15,19 @@ import xxhash
 from msgspec import Meta, Struct
 
 from dfc.errors import BadRequest
-from dfc.jobs.classes import NotAClass, class_of, parse_class_field
-from dfc.jobs.corpus import Part, corpus
-from dfc.jobs.fields import BadField, read_fields
+from dfc.jobs.external.partitions import PartitionWriter, partition_count, read_partition
+from dfc.jobs.moving.corpus import Part, corpus
+from dfc.jobs.moving.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
+from dfc.jobs.moving.picking import SCALE, chance, picked, read_labels, write_labels, write_picked
 from dfc.jobs.options import Seed
-from dfc.jobs.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
-from dfc.jobs.partitions import PartitionWriter, partition_count, read_partition
 from dfc.jobs.pattern import PART_NAME, OutputPattern
-from dfc.jobs.picking import SCALE, chance, picked, read_labels, write_labels, write_picked
-from dfc.jobs.regex import Pattern
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import JobInput, Results, Stage, Task, TaskDraft, TaskResult
+from dfc.jobs.values.classes import NotAClass, class_of, parse_class_field
+from dfc.jobs.values.fields import BadField, read_fields
+from dfc.jobs.values.regex import Pattern
 from dfc.limits import JOB_SPLIT_PARTS_MAX
-from dfc.tar.index_arrays import Integers
+from dfc.tar.index.arrays import Integers
 
 _RECORD: Final = np.dtype([("class", "S16"), ("draw", "<u8"), ("ordinal", "<i8")])
 _ABSENT: Final = bytes(16)  # the class of samples without the field

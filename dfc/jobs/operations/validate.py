@@ -17,13 +17,13 @@ from msgspec import Meta, Struct
 
 from dfc.errors import BadRequest
 from dfc.formats.sample import DataMember
-from dfc.jobs.checking import PROBLEMS, Findings, Problem, is_archive, look_through, read_until_broken
-from dfc.jobs.output import PlainOutput, ShardOutput
-from dfc.jobs.partitions import PartitionWriter, partition_count, read_partition, read_value, write_value
+from dfc.jobs.external.partitions import PartitionWriter, partition_count, read_partition, read_value, write_value
+from dfc.jobs.external.uniqueness import KEY_BYTES, Repeat, find_repeats, place_of, shard_and_ordinal
 from dfc.jobs.pattern import OutputPattern
+from dfc.jobs.shards.checking import PROBLEMS, Findings, Problem, is_archive, look_through, read_until_broken
+from dfc.jobs.shards.output import PlainOutput, ShardOutput
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import InputShard, JobInput, Results, Stage, Task, TaskDraft, TaskResult
-from dfc.jobs.uniqueness import KEY_BYTES, Repeat, find_repeats, place_of, shard_and_ordinal
 from dfc.limits import JOB_PROBLEMS_MAX, TAR_HEADER_BYTES
 from dfc.names import check_object_name
 

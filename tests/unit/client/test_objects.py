@@ -31,7 +31,7 @@ from dfc.errors import (
     Unavailable,
     Unreachable,
 )
-from dfc.http.problems import error_from_answer
+from dfc.http.calls.problems import error_from_answer
 
 
 class TestRouting:

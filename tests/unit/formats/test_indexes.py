@@ -12,7 +12,7 @@ from dfc.errors import Conflict
 from dfc.formats.dali import dali_index
 from dfc.formats.wids import wids_index
 from dfc.tar.index import open_builder
-from dfc.tar.index_reader import ShardIndex
+from dfc.tar.index.reader import ShardIndex
 from dfc.tar.writer import TarWriter
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from dfc.config import Settings
 from dfc.errors import Unavailable
-from dfc.http import peer
-from dfc.http.peer import ControlClient, PeerGone, PeerPool
+from dfc.http.calls import peer
+from dfc.http.calls.peer import ControlClient, PeerGone, PeerPool
 from dfc.http.relay import Relay
 from dfc.http.router import Route
 from dfc.http.server import NodeServer

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dfc.http.retry import Cancelled
+from dfc.http.calls.retry import Cancelled
 from dfc.inputs.foreign import Iteration
 from dfc.inputs.numpy import ProgramEnds, map_in_threads
 

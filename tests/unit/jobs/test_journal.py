@@ -14,10 +14,10 @@ import pytest
 import xxhash
 
 from dfc.errors import DiskRefused, JobFinished, JobNotFound
-from dfc.jobs.digest import digest_in_order
 from dfc.jobs.journal import Journal, OutputWrittenTwice
 from dfc.jobs.journal_file import FILE_NAME
 from dfc.jobs.records import JobError, NewJob, OutputSummary, Progress, StageTotals, job_json, total_progress
+from dfc.jobs.shards.digest import digest_in_order
 from dfc.jobs.stored import PAGE, Stored
 from dfc.jobs.tasks import InputShard, OutputRecord, TaskResult
 

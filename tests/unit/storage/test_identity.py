@@ -11,9 +11,9 @@ from dfc.clock import HybridClock
 from dfc.errors import DiskLocked, DiskRefused
 from dfc.filesystem import FileSystem
 from dfc.storage import Disk, identity
-from dfc.storage.catalog import Catalog
-from dfc.storage.check import check
-from dfc.storage.rebuild import rebuild
+from dfc.storage.catalog.catalog import Catalog
+from dfc.storage.upkeep.check import check
+from dfc.storage.upkeep.rebuild import rebuild
 
 
 def test_a_disk_says_what_it_is(tmp_path: Path) -> None:

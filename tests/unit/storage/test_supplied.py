@@ -17,14 +17,15 @@ from dfc.attributes import NO_ATTRIBUTES, Attributes, check_attributes
 from dfc.clock import VERSION_AHEAD_US_MAX, HybridClock, version_us
 from dfc.errors import BadRequest, Conflict, ObjectCorrupt, ObjectNotFound
 from dfc.limits import ATTRIBUTES_BYTES_MAX
-from dfc.storage import layout, reader
-from dfc.storage.changes import MarkSynced, PurgeTombstones
-from dfc.storage.check import check
-from dfc.storage.maintenance import keep_house
-from dfc.storage.rebuild import rebuild
+from dfc.storage import layout
+from dfc.storage.blobs import reader
+from dfc.storage.catalog.changes import MarkSynced, PurgeTombstones
+from dfc.storage.catalog.staged import StagedName
 from dfc.storage.rows import ObjectRow, RowChanged, Supplied
-from dfc.storage.staged import StagedName
-from dfc.storage.sweep import read_footer
+from dfc.storage.upkeep.check import check
+from dfc.storage.upkeep.maintenance import keep_house
+from dfc.storage.upkeep.rebuild import rebuild
+from dfc.storage.upkeep.sweep import read_footer
 
 OLD = "0600000000000000ff"  # of 2023, by the node 255: older than every opening of a disk
 OLDER = "05ffffffffffff00ff"

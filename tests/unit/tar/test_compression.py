@@ -17,7 +17,7 @@ import pytest
 
 from dfc.limits import DECOMPRESS_CHUNK_BYTES
 from dfc.tar.compression import CompressionError, Decompressor, kind_of_bytes, open_decompressed
-from dfc.tar.index_format import KINDS as ALL_KINDS
+from dfc.tar.index.format import KINDS as ALL_KINDS
 
 if sys.version_info >= (3, 14):
     from compression import zstd

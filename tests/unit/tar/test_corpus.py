@@ -23,7 +23,7 @@ from dfc.inputs.base import Counts, InputError, Sample, ShardRef
 from dfc.inputs.epochs.batches import BatchRead, BatchShard, Portion
 from dfc.inputs.shards.shardreader import Segment, SegmentReader
 from dfc.inputs.shards.tarsamples import SampleParser
-from dfc.jobs.samples import read_samples
+from dfc.jobs.shards.samples import read_samples
 from dfc.tar.compression import CompressionError, kind_of_bytes, open_decompressed
 from dfc.tar.header import TarError
 from dfc.tar.index import ShardIndex, index_kind, open_builder

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dfc.tar import headerbatch, index_builder
+from dfc.tar import headerbatch
 from dfc.tar.header import FILE, TarError, stored_sum
 from dfc.tar.headerbatch import Entry, HeaderBatch, PlainFiles
-from dfc.tar.samplecolumns import cut_files
+from dfc.tar.index import builder as index_builder
+from dfc.tar.index.samplecolumns import cut_files
 from dfc.tar.samples import SampleGrouper
 from dfc.tar.scanner import Scanner
 

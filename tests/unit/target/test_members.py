@@ -17,8 +17,8 @@ import pytest
 
 from dfc.clock import HybridClock
 from dfc.errors import MemberNotFound, SampleNotFound
+from dfc.http.calls.peer import ControlClient
 from dfc.http.exchange import Exchange
-from dfc.http.peer import ControlClient
 from dfc.storage import Disk, DiskOptions, ObjectRow
 from dfc.target.local import Local
 from dfc.target.members import MemberRoutes

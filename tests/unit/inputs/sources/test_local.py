@@ -15,7 +15,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from harness import wait_for
 
-from dfc.http.retry import Cancellation, Cancelled
+from dfc.http.calls.retry import Cancellation, Cancelled
 from dfc.inputs.base import Counts, ShardChanged, ShardRef, ShardUnreadable
 from dfc.inputs.sources.opening import gopen
 from dfc.inputs.sources.streams import StreamOptions, open_stream

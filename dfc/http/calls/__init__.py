@@ -1,0 +1,1 @@
+"""Requests to other nodes: connections, bytes out and in, retries, and errors read back."""

@@ -1,0 +1,466 @@
+"""The bulk channel: one request and one answer over `http.client`, bytes read straight into the caller's buffer.
+
+For callers with threads of their own: the client library, and the workers of jobs. Connections are kept and used again.
+Every failure of the wire becomes `NotConnected` (nothing was sent) or `Broken`; an answer that ends before its announced
+length is `Broken`, never a short read. There are no retries and no redirects here.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final, Protocol
+from urllib.parse import urlsplit
+from weakref import WeakSet
+
+from dfc.checksum import Buffer
+from dfc.errors import BadRequest, Unreachable
+from dfc.http.calls.problems import Headers
+from dfc.http.calls.receiving import Receiver, reset_on_close
+from dfc.http.calls.retry import Cancellation, current_cancellation
+from dfc.http.calls.sending import is_readable, may_continue, send, send_head, send_parts, send_piece
+from dfc.limits import KIB
+from dfc.parts import Part, part_bytes
+
+CONNECT_TIMEOUT_S: Final = 5.0
+READ_TIMEOUT_S: Final = 60.0  # without a single byte; nodes send or fail long before
+IDLE_CONNECTIONS_MAX: Final = 16
+ERROR_BODY_BYTES_MAX: Final = 64 * KIB
+_DRAIN_BYTES: Final = 64 * KIB  # reading so much is cheaper than a new connection
+_DRAIN_TIMEOUT_S: Final = 0.2  # and so is waiting so long for it
+_NO_SUCH_HOST: Final = frozenset((socket.EAI_NONAME, socket.EAI_NODATA))  # others are troubles of the resolver
+Origin = tuple[str, str, int]
+
+
+class Body(Protocol):
+    """What `Transport.request` sends: `chunks` gives the bytes, again from the first when it is `replayable`."""
+
+    @property
+    def size(self) -> int | None: ...
+    @property
+    def replayable(self) -> bool: ...
+    def chunks(self) -> Iterator[Buffer]: ...
+
+
+class NotConnected(Unreachable):
+    """No connection could be made; the request was not sent."""
+
+
+class WrongAddress(NotConnected):
+    """There is no host of that name, or it speaks no TLS, or not with a certificate to trust: the URL is hardly meant so."""
+
+
+class Broken(Unreachable):
+    """The connection broke, timed out or spoke no HTTP after the request had begun."""
+
+
+@contextmanager
+def _own_errors(what: str) -> Iterator[None]:
+    """Foreign errors of a connection become `Broken`, here and nowhere else."""
+    try:
+        yield
+    except TimeoutError:
+        raise Broken(f"{what}: timed out") from None
+    except (OSError, http.client.HTTPException, ValueError) as problem:
+        # ValueError: http.client lets one out for a chunk size that is no number, and for a file closed under it.
+        raise Broken(f"{what}: {problem or type(problem).__name__}") from None
+
+
+class Response:
+    """Status, headers and unread body of an answer; close it, or read it to its end, to free the connection."""
+
+    def __init__(self, transport: Transport, link: _Link, response: http.client.HTTPResponse, what: str) -> None:
+        self._transport = transport
+        self._link: _Link | None = link
+        self._response = response
+        self._what = what
+        self.status = response.status
+        self.headers: Headers = response.headers
+        self.early = link.spoiled  # it came before the body of the request was through
+        # http.client does not say when a body ends early, so the bytes are counted here.
+        self._left = response.length
+        self._chunked = bool(response.chunked)
+        self._receiver = Receiver(response, link.sock, transport.read_timeout_s)
+        self._failure: Broken | None = None
+        if self._left == 0 or response.isclosed():
+            self._finish()
+
+    @property
+    def length(self) -> int | None:
+        """Bytes of the body that are not read yet; None when the node did not say."""
+        return self._left
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:
+        """Fill the buffer as far as the body goes, which may take many packets; 0 at its end. Broken when it ends early."""
+        count = self.receive(buffer)
+        if self._failure is not None:
+            raise self._failure
+        return count
+
+    def receive(self, buffer: bytearray | memoryview) -> int:
+        """`readinto`, for those who can go on elsewhere: what came before the body broke off is handed out first, and the
+        next call raises Broken."""
+        link = self._link
+        if link is None:
+            if self._failure is not None:
+                raise self._failure
+            return 0
+        link.move_to(self._transport.cancellation)
+        view = memoryview(buffer)
+        if self._left is not None:
+            view = view[: self._left]
+        if not view:
+            return 0
+        try:
+            with _own_errors(self._what):
+                self._receiver.fill(view)
+            self._check_whole(self._receiver.count, len(view))
+        except Broken as problem:
+            self._failure = problem
+            self._abandon()
+            link.cancellation.check()
+            if self._receiver.count == 0:
+                raise
+            return self._receiver.count
+        except BaseException:
+            self._failure = Broken(f"{self._what}: interrupted")  # and not at its end
+            self._abandon()  # what is left would be taken for the next answer
+            raise
+        if self._receiver.count == 0 or self._left == 0:
+            self._finish()
+        return self._receiver.count
+
+    def _check_whole(self, count: int, wanted: int) -> None:
+        if self._left is not None:
+            self._left -= count
+            if count < wanted:
+                raise Broken(f"{self._what}: the connection ended {self._left} bytes early")
+        elif count == 0 and not self._chunked:
+            raise Broken(f"{self._what}: an answer without a length cannot be known to be whole")
+
+    def read_all(self, limit: int) -> bytes:
+        """The rest of the body, closing the answer; Broken when it has more than `limit` bytes."""
+        buffer = bytearray(min(limit, self._left if self._left is not None else 64 * KIB) + 1)
+        data = b""
+        try:
+            while (count := self.readinto(buffer)) > 0:
+                data += buffer[:count]
+                if len(data) > limit:
+                    raise Broken(f"{self._what}: the answer has more than {limit} bytes")
+        finally:
+            self.close()
+        return data
+
+    def close(self) -> None:
+        """Idempotent. A short rest is read so that the connection can be used again; otherwise it is closed."""
+        link = self._link
+        if link is None:
+            return
+        if self._left is not None and 0 < self._left <= _DRAIN_BYTES and not link.cancellation.is_set:
+            try:
+                self._receiver.limit(_DRAIN_TIMEOUT_S)
+                self._receiver.fill(memoryview(bytearray(self._left)))
+            except (OSError, http.client.HTTPException, ValueError):
+                pass
+            else:
+                if self._receiver.count == self._left:
+                    self._finish()
+                    return
+        self._abandon()
+
+    def forget(self) -> None:
+        """In a child after a fork: it is the parent's, and `Transport.forget` has closed the copy of its connection."""
+        link, self._link = self._link, None
+        if link is not None:
+            self._response.close()
+
+    def _abandon(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            reset_on_close(link.sock)
+            self._response.close()
+            link.close()
+
+    def _finish(self) -> None:
+        link, self._link = self._link, None
+        if link is None:
+            return
+        reusable = not self._response.will_close and not link.spoiled
+        self._response.close()
+        if reusable:
+            self._receiver.restore(self._transport.read_timeout_s)
+            self._transport.give_back(link)
+        else:
+            link.close()
+
+    def __enter__(self) -> Response:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Link:
+    """A connection and what must be known to use it again."""
+
+    def __init__(self, origin: Origin, connection: http.client.HTTPConnection, cancellation: Cancellation) -> None:
+        self.origin = origin
+        self.connection = connection
+        self.cancellation = cancellation
+        self.spoiled = False  # part of a body was not sent: what follows on it would be read as that body
+        assert connection.sock is not None
+        self.sock: socket.socket = connection.sock
+        cancellation.track(self.sock)
+
+    def move_to(self, cancellation: Cancellation) -> None:
+        """Let another caller end what it waits for: answers may be read by later calls than those that opened them."""
+        if cancellation is not self.cancellation:
+            self.cancellation.untrack(self.sock)
+            self.cancellation = cancellation
+            cancellation.track(self.sock)
+
+    def is_usable(self) -> bool:
+        """An idle connection with something to read was closed by the node, or has an answer to nothing."""
+        return not is_readable(self.sock, 0)
+
+    def close(self) -> None:
+        self.cancellation.untrack(self.sock)
+        self.connection.close()
+
+
+class Transport:
+    """Connections to the nodes. Thread-safe; an answer belongs to one thread at a time."""
+
+    def __init__(
+        self,
+        cancellation: Cancellation,
+        read_timeout_s: float = READ_TIMEOUT_S,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    ) -> None:
+        self.read_timeout_s = read_timeout_s
+        self._cancellation = cancellation
+        self._connect_timeout_s = connect_timeout_s
+        self._lock = threading.Lock()
+        self._idle: list[_Link] = []
+        self._links: WeakSet[_Link] = WeakSet()  # all that are open
+        self._tls: ssl.SSLContext | None = None
+        self._closed = False
+
+    def request(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        source: Body | None = None,
+    ) -> Response:
+        """Send one request with the source as its body, and read the head of the answer, whatever its status.
+
+        An answer that comes before the body is through ends the sending. A kept connection that turns out to be dead is
+        replaced once; a source that cannot begin anew gets a fresh one at once.
+        """
+        what = f"{method} {url}"
+        once = source is not None and not source.replayable
+        link = None if once else self._take(_origin(url))
+        if link is not None:
+            try:
+                return self._exchange(link, method, url, headers, source, what)
+            except Broken:
+                link.cancellation.check()
+        link = self._connect(_origin(url), what)
+        try:
+            return self._exchange(link, method, url, headers, source, what)
+        except Broken:
+            link.cancellation.check()
+            raise
+
+    @property
+    def cancellation(self) -> Cancellation:
+        """What ends the transfers of this thread: its own, or that of the whole client."""
+        return current_cancellation(self._cancellation)
+
+    def close(self) -> None:
+        """Close the idle connections, and those in use when they come back."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for link in idle:
+            link.close()
+
+    def forget(self) -> None:
+        """In a child after a fork: close its copies of all connections, also of those in use, which would keep them open after
+        the parent has closed them. No locks: other threads of the parent may have held them."""
+        for link in tuple(self._links):
+            descriptor = link.sock.detach()
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._idle = []
+
+    def give_back(self, link: _Link) -> None:
+        link.cancellation.untrack(link.sock)
+        with self._lock:
+            if not self._closed and len(self._idle) < IDLE_CONNECTIONS_MAX:
+                self._idle.append(link)
+                return
+        link.connection.close()
+
+    def _take(self, origin: Origin) -> _Link | None:
+        cancellation = self.cancellation
+        cancellation.check()
+        while True:
+            with self._lock:
+                at = next((at for at in reversed(range(len(self._idle))) if self._idle[at].origin == origin), None)
+                if at is None:
+                    return None
+                link = self._idle.pop(at)
+            if link.is_usable():
+                link.move_to(cancellation)
+                cancellation.track(link.sock)
+                return link
+            link.close()
+
+    def _connect(self, origin: Origin, what: str) -> _Link:
+        cancellation = self.cancellation
+        cancellation.check()
+        scheme, host, port = origin
+        connection: http.client.HTTPConnection
+        if scheme == "https":
+            connection = http.client.HTTPSConnection(host, port, timeout=self._connect_timeout_s, context=self._tls_context())
+        else:
+            connection = http.client.HTTPConnection(host, port, timeout=self._connect_timeout_s)
+        try:
+            connection.connect()
+        except OSError as problem:
+            wrong = isinstance(problem, socket.gaierror) and problem.errno in _NO_SUCH_HOST
+            wrong = wrong or (isinstance(problem, ssl.SSLError) and problem.errno == ssl.SSL_ERROR_SSL)
+            kind = WrongAddress if wrong else NotConnected
+            raise kind(f"{what}: cannot connect to {host}:{port}: {_cause(problem)}") from None
+        assert connection.sock is not None
+        connection.sock.settimeout(self.read_timeout_s)
+        link = _Link(origin, connection, cancellation)
+        with self._lock:
+            self._links.add(link)
+        return link
+
+    def _tls_context(self) -> ssl.SSLContext:
+        with self._lock:
+            if self._tls is None:
+                self._tls = ssl.create_default_context()
+            return self._tls
+
+    def begin(self, method: str, url: str, headers: Mapping[str, str], size: int | None) -> Upload:
+        """Send a head on a new connection; the body follows piece by piece. `size` None: it goes out chunked."""
+        what = f"{method} {url}"
+        link = self._connect(_origin(url), what)
+        try:
+            return Upload(self, link, method, url, headers, size, what)
+        except BaseException:
+            link.close()
+            link.cancellation.check()
+            raise
+
+    def _exchange(
+        self,
+        link: _Link,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        source: Body | None,
+        what: str,
+    ) -> Response:
+        try:
+            if source is not None:
+                upload = Upload(self, link, method, url, headers, source.size, what)
+                for data in source.chunks() if upload.wanted else ():
+                    if not upload.send(data):
+                        break
+                return upload.finish()
+            with _own_errors(what):
+                send_head(link.connection, method, url, headers)
+                return Response(self, link, link.connection.getresponse(), what)
+        except BaseException:
+            link.close()
+            raise
+
+
+class Upload:
+    """A request whose body the caller sends piece by piece. `wanted` turns False when an answer came before the body was
+    through: sending more is of no use, `finish` reads that answer. Every error ends the connection, and so does `abort`."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        link: _Link,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        size: int | None,
+        what: str,
+    ) -> None:
+        self.wanted = True
+        self._transport = transport
+        self._link = link
+        self._what = what
+        self._chunked = size is None
+        link.spoiled = True  # until the last byte is sent
+        with _own_errors(what):
+            asks = send_head(link.connection, method, url, headers, size, body=True)
+            if asks and not may_continue(link.sock):
+                self.wanted = False
+
+    def send(self, data: Buffer) -> bool:
+        """The next bytes, all of them; whether more are wanted."""
+        if self.wanted and len(data) > 0:
+            with self._fatal():
+                self.wanted = send_piece(self._link.sock, data, self._chunked)
+        return self.wanted
+
+    def send_parts(self, parts: Sequence[Part]) -> bool:
+        """The next bytes, those from files moved by the kernel; whether more are wanted. Broken when a file has fewer."""
+        if self.wanted and part_bytes(parts) > 0:
+            with self._fatal():
+                self.wanted = send_parts(self._link.sock, parts, self._chunked)
+        return self.wanted
+
+    def finish(self) -> Response:
+        """End the body and read the head of the answer."""
+        link = self._link
+        with self._fatal():
+            if self._chunked and self.wanted:
+                self.wanted = send(link.sock, b"0\r\n\r\n")
+            link.spoiled = not self.wanted
+            return Response(self._transport, link, link.connection.getresponse(), self._what)
+
+    def abort(self) -> None:
+        """End the connection, so that the node knows that the body is not whole. Idempotent."""
+        self._link.close()
+
+    @contextmanager
+    def _fatal(self) -> Iterator[None]:
+        try:
+            with _own_errors(self._what):
+                yield
+        except BaseException:
+            self._link.close()
+            self._link.cancellation.check()
+            raise
+
+
+def _origin(url: str) -> Origin:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise BadRequest(f"not an http URL: {url}")
+    return parts.scheme, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def _cause(problem: OSError) -> str:
+    """Why no connection could be made, for whoever wrote the URL."""
+    if isinstance(problem, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {problem.verify_message}"
+    if isinstance(problem, ssl.SSLError):
+        return f"TLS handshake failed: is it http://? ({problem.reason or problem})"
+    return problem.strerror or str(problem)

@@ -1,0 +1,306 @@
+"""Connections to other nodes: raw sockets for the relay, kept alive in a pool, and an aiohttp session for control calls."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+import h11
+import msgspec
+
+from dfc.errors import DfcError, Unavailable
+from dfc.http.calls.receiving import reset_on_close
+from dfc.limits import KIB
+from dfc.wire import MSGPACK
+
+IDLE_PER_NODE_MAX: Final = 64
+IDLE_S: Final = 30.0  # well below the keep-alive of the other side
+HEAD_READ_BYTES: Final = 64 * KIB
+HEAD_BYTES_MAX: Final = 256 * KIB
+STREAM_STALL_S: Final = 300.0  # a node that decompresses a large shard sends nothing meanwhile
+T = TypeVar("T")
+
+
+class PeerGone(ConnectionError):
+    """The node closed or refused the connection before it answered."""
+
+
+@dataclass
+class PeerResponse:
+    """The head of a node's answer; `begun` are body bytes that came with it."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    begun: bytes
+
+    def header(self, name: bytes) -> bytes | None:
+        return next((value for key, value in self.headers if key.lower() == name), None)
+
+
+@dataclass
+class PeerConnection:
+    """One request at a time to one node over a non-blocking socket."""
+
+    url: str
+    socket: socket.socket
+    reused: bool = False
+    parser: h11.Connection = field(default_factory=lambda: h11.Connection(h11.CLIENT, HEAD_BYTES_MAX))
+    idle_since_s: float = 0.0
+
+    async def send(self, data: bytes) -> None:
+        """PeerGone also when the node does not take it in time."""
+        try:
+            async with asyncio.timeout(STREAM_STALL_S):
+                await asyncio.get_running_loop().sock_sendall(self.socket, data)
+        except OSError as error:  # a TimeoutError is one
+            raise PeerGone(f"{self.url} went away") from error
+
+    async def receive(self, count: int) -> bytes:
+        """At most so many bytes; none at the end. PeerGone also when nothing comes for too long."""
+        try:
+            async with asyncio.timeout(STREAM_STALL_S):
+                return await asyncio.get_running_loop().sock_recv(self.socket, count)
+        except OSError as error:
+            raise PeerGone(f"{self.url} went away") from error
+
+    def start_request(self, method: str, target: str, headers: list[tuple[bytes, bytes]]) -> bytes:
+        """The bytes of a request head. Header values come from a parsed request, so they hold no line ends."""
+        request = h11.Request(method=method, target=target.encode("utf-8", "surrogateescape"), headers=headers)
+        return self.parser.send(request) or b""
+
+    async def read_head(self) -> PeerResponse:
+        """The next answer, informational ones (100) included; PeerGone when there is none."""
+        while True:
+            try:
+                event = self.parser.next_event()
+            except h11.RemoteProtocolError as error:
+                raise PeerGone(f"{self.url} did not answer in HTTP: {error}") from error
+            if isinstance(event, h11.InformationalResponse):
+                return PeerResponse(event.status_code, [], b"")
+            if isinstance(event, h11.Response):
+                return PeerResponse(event.status_code, event.headers.raw_items(), self.parser.trailing_data[0])
+            if event is not h11.NEED_DATA:
+                raise PeerGone(f"{self.url} closed the connection")
+            self.parser.receive_data(await self.receive(HEAD_READ_BYTES))
+
+    async def read_chunk(self) -> bytes:
+        """The next decoded piece of a body that the parser follows; empty at its end. PeerGone when it is cut off."""
+        while True:
+            try:
+                event = self.parser.next_event()
+            except h11.RemoteProtocolError as error:
+                raise PeerGone(f"{self.url} broke off its answer") from error
+            if isinstance(event, h11.Data):
+                return bytes(event.data)
+            if isinstance(event, h11.EndOfMessage):
+                return b""
+            if event is not h11.NEED_DATA:
+                raise PeerGone(f"{self.url} broke off its answer")
+            self.parser.receive_data(await self.receive(HEAD_READ_BYTES * 4))
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def cut(self) -> None:
+        """Close it in the middle of an answer: the node is told at once."""
+        reset_on_close(self.socket)
+        self.socket.close()
+
+
+class PeerPool:
+    """Idle connections to nodes by URL."""
+
+    def __init__(self, connect_timeout_s: float) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._idle: dict[str, list[PeerConnection]] = {}
+        self._sweeping: asyncio.TimerHandle | None = None
+
+    async def open(self, url: str, *, fresh: bool = False) -> PeerConnection:
+        """An idle connection, or a new one; Unavailable when the node does not accept it in time."""
+        loop = asyncio.get_running_loop()
+        idle = self._idle.get(url, [])
+        while idle and not fresh:
+            connection = idle.pop()
+            if loop.time() - connection.idle_since_s < IDLE_S and _is_quiet(connection.socket):
+                return PeerConnection(url, connection.socket, reused=True)
+            connection.close()
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port or 80
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                return PeerConnection(url, await _connect(found))
+        except (OSError, TimeoutError) as error:
+            raise Unavailable(f"the node at {url} does not accept connections") from error
+
+    def give_back(self, connection: PeerConnection) -> None:
+        """Keep a connection whose answer was read to its end."""
+        idle = self._idle.setdefault(connection.url, [])
+        if len(idle) >= IDLE_PER_NODE_MAX:
+            connection.close()
+            return
+        loop = asyncio.get_running_loop()
+        connection.idle_since_s = loop.time()
+        idle.append(connection)
+        if self._sweeping is None:
+            self._sweeping = loop.call_later(IDLE_S, self._sweep, loop)
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close what nobody has taken for too long: a node that has gone for good is never asked for again."""
+        limit_s = loop.time() - IDLE_S
+        for url, idle in list(self._idle.items()):
+            while idle and idle[0].idle_since_s <= limit_s:  # the last one is taken first, so these are the oldest
+                idle.pop(0).close()
+            if not idle:
+                del self._idle[url]
+        self._sweeping = loop.call_later(IDLE_S, self._sweep, loop) if self._idle else None
+
+    def close(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            self._sweeping = None
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.close()
+        self._idle.clear()
+
+
+async def _connect(addresses: list[Any]) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    failure: OSError = OSError("no address")
+    for family, kind, protocol, _, address in addresses:
+        connection = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await loop.sock_connect(connection, address)
+            return connection
+        except OSError as error:
+            connection.close()
+            failure = error
+        except BaseException:
+            connection.close()
+            raise
+    raise failure
+
+
+def _is_quiet(connection: socket.socket) -> bool:
+    """Whether an idle connection is still open: one that has been closed by the other side is readable."""
+    try:
+        connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+class ControlClient:
+    """Control calls to other nodes: small JSON or msgpack bodies, the cluster's token, errors as `dfc.errors`."""
+
+    def __init__(self, token: str, timeout_s: float) -> None:
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s * 3, connect=timeout_s)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def call(
+        self,
+        method: str,
+        url: str,
+        kind: type[T],
+        *,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        long: bool = False,
+    ) -> T:
+        """The decoded answer. Unavailable when the node cannot be reached; RemoteError for an answer that is an error.
+
+        `long`: the node may work for minutes before it answers.
+        """
+        data = b"" if body is None else msgspec.json.encode(body)
+        status, content_type, content = await self.fetch(method, url, data, headers or {}, long=long)
+        decode = msgspec.msgpack.decode if content_type.startswith(MSGPACK) else msgspec.json.decode
+        if status >= 400:
+            raise _remote_error(status, content, url)
+        try:
+            return decode(content or b"{}", type=kind)
+        except msgspec.DecodeError as error:
+            raise Unavailable(f"{url} answered with something else than expected: {error}") from error
+
+    async def fetch(
+        self, method: str, url: str, body: bytes, headers: Mapping[str, str], *, long: bool = False
+    ) -> tuple[int, str, bytes]:
+        """Status, content type and body."""
+        timeout = self._long_timeout() if long else self._timeout
+        try:
+            async with self._open_session().request(
+                method, url, data=body or None, headers={**self._headers, **headers}, allow_redirects=False, timeout=timeout
+            ) as response:
+                return response.status, response.headers.get("Content-Type", ""), await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unavailable(f"{url} cannot be reached: {type(error).__name__}") from error
+
+    def _long_timeout(self) -> aiohttp.ClientTimeout:
+        return aiohttp.ClientTimeout(total=None, connect=self._timeout.connect, sock_read=STREAM_STALL_S)
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=0)
+            self._session = aiohttp.ClientSession(timeout=self._timeout, auto_decompress=False, connector=connector)
+        return self._session
+
+    async def open_stream(self, url: str) -> aiohttp.ClientResponse:
+        """A GET whose body is read piece by piece, for as long as it takes; the caller closes it. Errors as in `call`."""
+        timeout = self._long_timeout()
+        try:
+            response = await self._open_session().get(url, headers=self._headers, timeout=timeout, allow_redirects=False)
+            if response.status >= 400:
+                raise _remote_error(response.status, await response.read(), url)
+            return response
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unavailable(f"{url} cannot be reached: {type(error).__name__}") from error
+
+    async def upload(self, url: str, pieces: AsyncIterator[bytes]) -> None:
+        """A PUT whose body is made piece by piece, for as long as it takes while it moves. Errors as in `call`."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(STREAM_STALL_S) as limit:  # the session's own does not run while a body is sent
+
+                async def watched() -> AsyncIterator[bytes]:
+                    async for piece in pieces:
+                        limit.reschedule(loop.time() + STREAM_STALL_S)
+                        yield piece
+
+                async with self._open_session().put(
+                    url, data=watched(), headers=self._headers, timeout=self._long_timeout(), allow_redirects=False
+                ) as response:
+                    content = await response.read()
+                    if response.status >= 300:
+                        raise _remote_error(response.status, content, url)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unavailable(f"{url} cannot be reached: {type(error).__name__}") from error
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+
+class RemoteError(DfcError):
+    """Another node answered with an error; status and code are its own."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status  # type: ignore[misc]
+        self.code = code  # type: ignore[misc]
+
+
+def _remote_error(status: int, content: bytes, url: str) -> RemoteError:
+    with suppress(msgspec.DecodeError, KeyError, TypeError):
+        error = msgspec.json.decode(content)["error"]
+        return RemoteError(status, str(error["code"]), str(error["message"]))
+    return RemoteError(status, "bad_gateway", f"{url} answered {status}")

@@ -1,0 +1,301 @@
+"""All samples of a job's input in one order, numbered through: which shards they lie in, and opening those.
+
+Also what happens before anything else to shards in which a key comes back: the job fails, or they are rewritten as temporary
+shards with their samples joined, indexes beside them.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from dfc.formats.sample import OnSplit, SplitSample
+from dfc.jobs.external.partitions import read_value, write_value
+from dfc.jobs.shards.output import PlainOutput, ShardOutput
+from dfc.jobs.shards.samples import read_samples
+from dfc.jobs.store import Function, Source, Store
+from dfc.jobs.tasks import InputShard, JobInput, Results, Stage, Task, TaskDraft, TaskResult
+from dfc.limits import DECOMPRESS_CHUNK_BYTES, JOB_INLINE_SHARDS_MAX, JOB_OPEN_SOURCES_MAX
+from dfc.tar.compression import CompressionError, open_decompressed
+from dfc.tar.header import TarError
+from dfc.tar.index import IndexBuilder, ShardIndex
+from dfc.tar.index.arrays import Integers
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """One shard in its place: its first sample has the ordinal `start`. `prefix` goes before all its keys in outputs."""
+
+    start: int
+    shard: InputShard
+    prefix: str = ""
+
+    @property
+    def end(self) -> int:
+        return self.start + self.shard.samples
+
+
+Parts = tuple[Part, ...]
+
+
+def number_through(shards: Sequence[InputShard]) -> Parts:
+    """The shards in this order, each beginning where the one before ends."""
+    parts, start = [], 0
+    for shard in shards:
+        parts.append(Part(start, shard))
+        start += shard.samples
+    return tuple(parts)
+
+
+def parts_within(parts: Parts, lo: int, hi: int) -> Parts:
+    """Those with samples from ordinal `lo` up to `hi`."""
+    first = bisect_right(parts, lo, key=lambda part: part.end)
+    return tuple(part for part in parts[first : bisect_left(parts, hi, key=lambda part: part.start)] if part.shard.samples)
+
+
+class PartList(msgspec.Struct, frozen=True, array_like=True):
+    """Shards as tasks carry them: themselves, or when there are many, the temporary objects that list them."""
+
+    parts: Parts
+    stored: tuple[str, ...] = ()
+
+    def load(self, store: Store) -> Parts:
+        """The shards."""
+        return self.parts + tuple(part for name in self.stored for part in read_value(store, name, Parts))
+
+
+def store_parts(task: Task, store: Store) -> TaskResult:
+    """Write a list of shards down, once for all tasks."""
+    write_value(store, _list_name(task.number), task.decode(PartList).parts)
+    return TaskResult()
+
+
+def listing_stages(job: JobInput) -> list[Stage]:
+    """What writes long lists of shards down; nothing for short ones."""
+
+    def tasks(results: Results) -> Iterator[TaskDraft]:
+        parts = corpus(job, results)
+        for lo in range(0, len(parts), JOB_INLINE_SHARDS_MAX):
+            yield TaskDraft(msgspec.msgpack.encode(PartList(parts[lo : lo + JOB_INLINE_SHARDS_MAX])), "the list of shards")
+
+    count = len(job.shards)
+    return [Stage("shards", tasks, -(-count // JOB_INLINE_SHARDS_MAX))] if count > JOB_INLINE_SHARDS_MAX else []
+
+
+def part_list(parts: Parts, everything: Parts) -> PartList:
+    """What a task carries that needs `parts`, some of or all of `everything`."""
+    if len(parts) <= JOB_INLINE_SHARDS_MAX:
+        return PartList(parts)
+    return PartList((), tuple(_list_name(number) for number in range(-(-len(everything) // JOB_INLINE_SHARDS_MAX))))
+
+
+def _list_name(number: int) -> str:
+    return f"shards/{number:06d}"
+
+
+class Sources:
+    """Shards or temporary objects of one task, by row, opened when needed; not too many at a time. Use as a context."""
+
+    def __init__(self, store: Store, rows: Sequence[InputShard | str]) -> None:
+        self._store = store
+        self._rows = rows
+        self._open: OrderedDict[int, Source | ForwardSource] = OrderedDict()
+        self._local: dict[int, bool] = {}
+
+    def __getitem__(self, row: int) -> Source | ForwardSource:
+        found = self._open.get(row)
+        if found is not None:
+            self._open.move_to_end(row)
+            return found
+        if len(self._open) >= JOB_OPEN_SOURCES_MAX:
+            self._open.popitem(last=False)[1].close()
+        wanted = self._rows[row]
+        source = self._store.open_temporary(wanted) if isinstance(wanted, str) else open_shard(self._store, wanted)
+        if isinstance(wanted, str) or wanted.kind == "tar":
+            self._open[row] = source
+            self._local[row] = source.file() is not None
+            return source
+        # Whoever reads forward has done with the one before, and each holds a dictionary of up to 96 MiB.
+        for other in [number for number, opened in self._open.items() if isinstance(opened, ForwardSource)]:
+            self._open.pop(other).close()
+        self._open[row] = forward = ForwardSource(source, wanted)
+        return forward
+
+    @property
+    def open_max(self) -> int:
+        """So many that were asked for last are open."""
+        return JOB_OPEN_SOURCES_MAX
+
+    def is_local(self, row: int) -> bool:
+        """Whether it has a file to read from."""
+        wanted = self._rows[row]
+        if not isinstance(wanted, str) and wanted.kind != "tar":
+            return False
+        if row not in self._local:
+            self[row]
+        return self._local[row]
+
+    def __enter__(self) -> Sources:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for source in self._open.values():
+            source.close()
+        self._open.clear()
+
+
+class ForwardSource:
+    """A compressed shard as its uncompressed archive, read from front to back only."""
+
+    def __init__(self, source: Source, shard: InputShard) -> None:
+        self.size = shard.content_size
+        self._label = shard.label
+        self._source = source
+        self._stored = source.open()
+        self._stream = open_decompressed(self._stored, shard.kind)
+        self._at = 0
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """As Source.read_into, for offsets that only grow."""
+        if offset < self._at:
+            raise ValueError(f"{self._label} is compressed: byte {offset} has gone by")
+        try:
+            while self._at < offset:
+                self._advance(len(self._stream.read(min(offset - self._at, DECOMPRESS_CHUNK_BYTES))))
+            while len(buffer):
+                count = self._stream.readinto(buffer)
+                self._advance(count)
+                buffer = buffer[count:]
+        except CompressionError as error:
+            raise TarError(f"{self._label}: {error}", self._at) from None
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int]], buffer: memoryview) -> None:
+        at = 0
+        for offset, size in ranges:
+            self.read_into(offset, buffer[at : at + size])
+            at += size
+
+    def file(self) -> None:
+        return None
+
+    def close(self) -> None:
+        self._stream.close()
+        self._stored.close()
+        self._source.close()
+
+    def _advance(self, count: int) -> None:
+        if not count:
+            raise TarError(f"{self._label}: the archive ends early", self._at)
+        self._at += count
+
+
+# --- Keys that come back.
+
+_JOINED: Final = "joined/"  # what temporary shards of joined samples are called
+
+
+def open_shard(store: Store, shard: InputShard) -> Source:
+    """An input of the job, or a joined one."""
+    return store.open(shard) if shard.bucket else store.open_temporary(shard.name)
+
+
+def open_index(store: Store, shard: InputShard) -> ShardIndex:
+    """Its index."""
+    if shard.bucket:
+        return store.index(shard)
+    source = store.open_temporary(_index_name(shard.name))
+    try:
+        data = bytearray(source.size)
+        source.read_into(0, memoryview(data))
+    finally:
+        source.close()
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        return ShardIndex.open(file.fileno())
+
+
+def _index_name(name: str) -> str:
+    return f"{name}.index"
+
+
+class _JoinTask(msgspec.Struct, frozen=True):
+    number: int  # of the shard among the inputs
+    shard: InputShard
+
+
+def preparing_stages(job: JobInput, on_split: OnSplit) -> list[Stage]:
+    """What goes before everything else; nothing as a rule."""
+    if on_split == "keep" or not any(shard.repeated for shard in job.shards):
+        return []
+
+    def tasks(_: Results) -> Iterator[TaskDraft]:
+        for number, shard in enumerate(job.shards):
+            if shard.repeated:
+                yield TaskDraft(msgspec.msgpack.encode(_JoinTask(number, shard)), shard.label, shard.node)
+                if on_split == "fail":
+                    return
+
+    return [Stage("refuse" if on_split == "fail" else "join", tasks)]
+
+
+def corpus(job: JobInput, results: Results) -> Parts:
+    """The shards of the job, joined ones in place of those that were not."""
+    shards = list(job.shards)
+    for result in results.get("join", ()):
+        number, shard = result.decode(tuple[int, InputShard])
+        shards[number] = shard
+    return number_through(shards)
+
+
+def refuse_split(task: Task, store: Store) -> TaskResult:
+    """Fail, naming the key."""
+    shard = task.decode(_JoinTask).shard
+    for _ in read_samples(store, shard, "fail"):
+        break
+    raise SplitSample(f"{shard.label}: a key comes back later in the shard")
+
+
+def join_split(task: Task, store: Store) -> TaskResult:
+    """Rewrite one shard with the samples of each key joined, as two temporary objects: shard and index."""
+    wanted = task.decode(_JoinTask)
+    shard, name = wanted.shard, f"{_JOINED}{wanted.number:06d}.tar"
+    with ShardOutput(store, name, temporary=True) as output:
+        for sample in read_samples(store, shard, "join"):
+            output.add(sample.members)
+        record = output.commit()
+    source = store.open_temporary(name)
+    with tempfile.TemporaryDirectory() as directory, open(os.path.join(directory, "index"), "w+b") as file:
+        try:
+            builder = IndexBuilder(file, directory)
+            with source.open() as stream:
+                while data := stream.read(DECOMPRESS_CHUNK_BYTES):
+                    builder.feed(data)
+            summary = builder.finish(shard.version, record.size, record.checksum)
+        finally:
+            source.close()
+        file.seek(0)
+        with PlainOutput(store, _index_name(name), temporary=True) as index:
+            while data := file.read(DECOMPRESS_CHUNK_BYTES):
+                index.write(data)
+            index.commit()
+    joined = InputShard(
+        "", name, shard.version, record.checksum, record.size, record.size, summary.samples, summary.members, 0, 0, "tar",
+        shard.node,
+    )  # fmt: skip
+    data = msgspec.msgpack.encode((wanted.number, joined))
+    return TaskResult(bytes_in=shard.size, bytes_out=record.size, data=data)
+
+
+PREPARING_FUNCTIONS: Final[Mapping[str, Function]] = {"join": join_split, "refuse": refuse_split, "shards": store_parts}
+
+
+def starts_of(parts: Parts) -> Integers:
+    """The first ordinals, for searching in them."""
+    return np.array([part.start for part in parts], dtype=np.int64)

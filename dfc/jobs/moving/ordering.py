@@ -1,0 +1,275 @@
+"""Order → write: how a job that moves unchanged samples is cut into outputs, stages and tasks.
+
+An operation says in which order samples go (`Arrangement`, from the results of its own stages); the rest is here: sizes of
+outputs, the choice between gathering (one pass, reads by range) and spilling (in sequence: `dfc.jobs.moving.spilling`), tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
+from typing import Annotated, Final, Literal, cast
+
+import msgspec
+import numpy as np
+
+from dfc.errors import BadRequest
+from dfc.jobs.moving.arrangement import Arrangement, Cut, Section
+from dfc.jobs.moving.corpus import PREPARING_FUNCTIONS, PartList, Parts, Sources, listing_stages, part_list, preparing_stages
+from dfc.jobs.moving.gathering import in_lookups, look_up, write_samples
+from dfc.jobs.moving.orders import Order, encode_entries, ordinals_at, read_entries, restricted
+from dfc.jobs.moving.spilling import SPILL_FUNCTIONS, Spilling
+from dfc.jobs.options import SizeOptions, check_sizes
+from dfc.jobs.pattern import OutputPattern
+from dfc.jobs.shards.headers import sample_sizes
+from dfc.jobs.shards.output import ArchiveOutput, PlainOutput
+from dfc.jobs.store import Function, Store
+from dfc.jobs.tasks import JobInput, Results, Stage, Task, TaskDraft, TaskResult
+from dfc.tar.index import index_kind
+from dfc.tar.index.arrays import Integers
+from dfc.tar.writer import END_OF_ARCHIVE
+
+Strategy = Literal["auto", "gather", "spill"]
+MEASURE_PLACES: Final = 1 << 20  # whose sizes one task looks up
+
+
+class OrderOptions(SizeOptions, frozen=True, kw_only=True):
+    """What every operation has that puts samples into another order."""
+
+    strategy: Annotated[
+        Strategy,
+        msgspec.Meta(
+            description="gather reads samples where they lie, once; spill reads and writes everything twice, in sequence; "
+            "auto gathers unless an input is compressed."
+        ),
+    ] = "auto"
+
+
+def check_order(options: OrderOptions, pattern: OutputPattern, *, part: bool = False) -> None:
+    """BadRequest for sizes that contradict, and for a pattern that does not name numbered shards (of parts, with `part`)."""
+    check_sizes(options)
+    if not pattern.is_numbered or pattern.is_prefix:
+        raise BadRequest("the output pattern numbers shards: it needs a number like %06d")
+    if pattern.has_part != part:
+        raise BadRequest("the output pattern needs {part} in it" if part else "the output pattern has no use for {part}")
+    if index_kind(pattern.name(0, part="part" if part else "")) is None:
+        raise BadRequest("the outputs are shards: .tar, .tgz, .tar.gz, .tar.zst, .tar.lz4, .tar.bz2 or .tar.xz")
+
+
+class WriteTask(msgspec.Struct, frozen=True):
+    cut: Cut
+    order: Order
+    parts: PartList
+
+
+class _MeasureTask(msgspec.Struct, frozen=True):
+    lo: int
+    hi: int
+    order: Order
+    parts: PartList
+
+
+class _CutTask(msgspec.Struct, frozen=True):
+    sections: tuple[tuple[int, int], ...]  # places
+    count: int
+    limit: int  # bytes of an output
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """The stages of a job that writes an order.
+
+    `arrange` may be called when the stages in `own` have ended. `follows`: each output takes its samples from one input in
+    the order they have there, as long as no size is given. `per_shard`: samples of an output, when the operation says so.
+    """
+
+    job: JobInput
+    arrange: Callable[[Results], Arrangement]
+    own: Sequence[Stage] = ()
+    follows: bool = False
+    per_shard: Callable[[Arrangement], int] | None = None
+    parts: int = 1
+
+    def stages(self) -> list[Stage]:
+        stages = [*preparing_stages(self.job, self._options.on_split), *self.own, *listing_stages(self.job)]
+        if self._measured:
+            stages += [Stage("measure", self._measure), Stage("cut", self._cut, 1)]
+        if self._spills():
+            spilling = Spilling(self.job, self.arrange, self.cuts, self._estimate())
+            return [*stages, *spilling.stages()]
+        # What is cut before anything has been read is known when the job is planned.
+        outputs = None if stages else lambda: self._count({})
+        return [*stages, Stage("write", self._write, self._count, outputs)]
+
+    def _count(self, results: Results) -> int:
+        arrangement = self.arrange(results)
+        sections = enumerate(arrangement.sections)
+        return sum(sum(1 for _ in self._bounds(arrangement, section, number, results)) - 1 for number, section in sections)
+
+    @property
+    def _options(self) -> OrderOptions:
+        options: OrderOptions = self.job.options
+        return options
+
+    @property
+    def _measured(self) -> bool:
+        return self._options.shard_bytes is not None and self.per_shard is None
+
+    def _spills(self) -> bool:
+        options = self._options
+        compressed = next((shard for shard in self.job.shards if shard.kind != "tar"), None)
+        sized = options.samples_per_shard is not None or options.shard_bytes is not None
+        if compressed is None or (self.follows and not sized):
+            return options.strategy == "spill"
+        if options.strategy == "gather":
+            raise BadRequest(f"{compressed.label} is compressed: its samples cannot be gathered; take the strategy 'spill'")
+        return True
+
+    def _estimate(self) -> int:
+        """About how many outputs there will be."""
+        options, shards = self._options, self.job.shards
+        if options.samples_per_shard is not None:
+            return sum(shard.samples for shard in shards) // options.samples_per_shard + self.parts
+        if options.shard_bytes is not None:
+            return sum(shard.content_size for shard in shards) // options.shard_bytes + self.parts
+        return len(shards) * self.parts
+
+    def cuts(self, results: Results) -> Iterator[Cut]:
+        """The outputs."""
+        arrangement = self.arrange(results)
+        name = self.job.pattern.name
+        for number, section in enumerate(arrangement.sections):
+            for k, (lo, hi) in enumerate(pairwise(self._bounds(arrangement, section, number, results))):
+                yield Cut(name(k, part=section.part), int(lo), int(hi))
+
+    def _bounds(self, arrangement: Arrangement, section: Section, number: int, results: Results) -> Iterable[int]:
+        """Where the outputs of a section begin, and where the last one ends; there may be one for every sample."""
+        if self._measured:
+            packed = results["cut"][0].decode(list[bytes])[number]
+            return cast(Iterable[int], np.frombuffer(packed, dtype="<i8"))
+        per_shard = self.per_shard(arrangement) if self.per_shard is not None else self._options.samples_per_shard
+        if per_shard is None:
+            return accumulate(section.counts, initial=section.lo)
+        return chain(range(section.lo, section.hi, per_shard), (section.hi,))
+
+    def _write(self, results: Results) -> Iterator[TaskDraft]:
+        arrangement = self.arrange(results)
+        for cut in self.cuts(results):
+            task = WriteTask(cut, *_needed(arrangement, cut.lo, cut.hi))
+            yield TaskDraft(msgspec.msgpack.encode(task), cut.name, self.job.node_of(cut.name))
+
+    def _measure(self, results: Results) -> Iterator[TaskDraft]:
+        arrangement = self.arrange(results)
+        for lo in range(0, arrangement.count, MEASURE_PLACES):
+            hi = min(arrangement.count, lo + MEASURE_PLACES)
+            task = _MeasureTask(lo, hi, *_needed(arrangement, lo, hi))
+            yield TaskDraft(msgspec.msgpack.encode(task), f"sizes of samples from {lo} on")
+
+    def _cut(self, results: Results) -> Iterator[TaskDraft]:
+        arrangement = self.arrange(results)
+        limit = self._options.shard_bytes
+        assert limit is not None
+        sections = tuple((section.lo, section.hi) for section in arrangement.sections)
+        yield TaskDraft(msgspec.msgpack.encode(_CutTask(sections, arrangement.count, limit)), "sizes of outputs")
+
+
+def _needed(arrangement: Arrangement, lo: int, hi: int) -> tuple[Order, PartList]:
+    order, parts = restricted(arrangement.order, arrangement.parts, lo, hi)
+    return order, part_list(parts, arrangement.parts)
+
+
+def write_gathered(task: Task, store: Store) -> TaskResult:
+    """One output, its samples read where they lie."""
+    wanted = task.decode(WriteTask)
+    return gather(store, wanted.cut, wanted.order, wanted.parts.load(store))
+
+
+def gather(store: Store, cut: Cut, order: Order, parts: Parts, *, level: int | None = None) -> TaskResult:
+    """The samples at the places of `cut` into one shard. A compressed input is read forward: its ordinals have to rise."""
+    count = cut.hi - cut.lo
+    lookups = list(in_lookups(count))
+    found = None
+    if len(lookups) <= 1:
+        found = look_up(store, parts, ordinals_at(order, store, cut.lo, cut.hi))
+        size = int(sample_sizes(found[1]).sum())
+    else:
+        measured = (_sizes_at(store, order, parts, cut.lo + lo, cut.lo + hi) for lo, hi in lookups)
+        size = sum(int(sizes.sum()) for sizes in measured)
+    with (
+        ArchiveOutput(store, cut.name, size + len(END_OF_ARCHIVE), level=level) as output,
+        Sources(store, [part.shard for part in parts]) as sources,
+    ):
+        for lo, hi in lookups:
+            if found is None:
+                rows, samples = look_up(store, parts, ordinals_at(order, store, cut.lo + lo, cut.lo + hi))
+            else:
+                rows, samples = found
+            write_samples(output, sources, rows, samples, store.memory_bytes)
+            store.check()
+        output.write(END_OF_ARCHIVE)
+        record = output.commit(count)
+    return TaskResult((record,), count, record.content_size, record.size)
+
+
+def _sizes_at(store: Store, order: Order, parts: Parts, lo: int, hi: int) -> Integers:
+    _, samples = look_up(store, parts, ordinals_at(order, store, lo, hi))
+    return sample_sizes(samples)
+
+
+def measure(task: Task, store: Store) -> TaskResult:
+    """The sizes of the samples of some places, as a table."""
+    wanted = task.decode(_MeasureTask)
+    parts = wanted.parts.load(store)
+    with PlainOutput(store, f"sizes/{task.number:06d}", (wanted.hi - wanted.lo) * 8, temporary=True) as output:
+        for lo, hi in in_lookups(wanted.hi - wanted.lo):
+            output.write(encode_entries(_sizes_at(store, wanted.order, parts, wanted.lo + lo, wanted.lo + hi)))
+            store.check()
+        output.commit()
+    return TaskResult()
+
+
+def cut_by_size(task: Task, store: Store) -> TaskResult:
+    """Where outputs end: each before the sample that would make it larger than it may be; a larger sample stands alone."""
+    wanted = task.decode(_CutTask)
+    room = wanted.limit - len(END_OF_ARCHIVE)
+    packed = []
+    for lo, hi in wanted.sections:
+        bounds, size = [lo], 0
+        for start, sizes in _sizes(store, lo, hi):
+            ends = np.cumsum(sizes)
+            done = 0  # of `ends`, what is in closed outputs
+            at = 0
+            while at < len(ends):
+                fit = int(np.searchsorted(ends, done + room - size, side="right"))
+                if fit <= at and start + at == bounds[-1]:
+                    fit = at + 1  # alone
+                fit = max(fit, at)
+                if fit == len(ends):
+                    size += int(ends[-1]) - done
+                    break
+                bounds.append(start + fit)
+                at, done, size = fit, int(ends[fit - 1]) if fit else 0, 0
+        if hi > lo:
+            bounds.append(hi)
+        packed.append(np.array(bounds, dtype="<i8").tobytes())
+        store.check()
+    return TaskResult(data=msgspec.msgpack.encode(packed))
+
+
+def _sizes(store: Store, lo: int, hi: int) -> Iterator[tuple[int, Integers]]:
+    while lo < hi:
+        number, first = divmod(lo, MEASURE_PLACES)
+        count = min(hi - lo, MEASURE_PLACES - first)
+        yield lo, read_entries(store, f"sizes/{number:06d}", first, count)
+        lo += count
+
+
+ORDER_FUNCTIONS: Final[Mapping[str, Function]] = {
+    **PREPARING_FUNCTIONS,
+    **SPILL_FUNCTIONS,
+    "measure": measure,
+    "cut": cut_by_size,
+    "write": write_gathered,
+}
+"""What runs in the stages of `Ordered`, for the FUNCTIONS of operations."""

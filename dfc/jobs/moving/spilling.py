@@ -1,0 +1,265 @@
+"""Two passes, or more for very many outputs, that read and write in sequence: for compressed inputs and rotating disks.
+
+The first pass reads shards from front to back and writes runs (`dfc.jobs.moving.runs`): as many samples as memory holds, as
+canonical bytes, sorted by their places. A last pass takes one range out of every run, each in one read, and writes an output.
+When a run would fall into more than FAN_OUT ranges, passes between merge the runs of a range of places into new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from dfc.errors import StorageFailed
+from dfc.jobs.moving.arrangement import Arrangement, Cut
+from dfc.jobs.moving.corpus import PartList, Parts, Sources, part_list, parts_within
+from dfc.jobs.moving.gathering import look_up, window_bytes, write_samples, write_spans
+from dfc.jobs.moving.orders import Order, places_of, touching
+from dfc.jobs.moving.runs import RunWriter, find, object_bytes
+from dfc.jobs.shards.headers import sample_sizes
+from dfc.jobs.shards.output import ArchiveOutput, PlainOutput
+from dfc.jobs.store import Function, Store
+from dfc.jobs.tasks import JobInput, Results, Stage, Task, TaskDraft, TaskResult
+from dfc.limits import GIB
+from dfc.tar.index.arrays import Integers, SampleArrays
+from dfc.tar.writer import END_OF_ARCHIVE
+
+FAN_OUT: Final = 256  # ranges of a run: at 128 MiB of run they are read in half megabytes
+_TASKS_MAX: Final = 1024  # of the first pass: each of the outputs opens what they write
+_TASK_BYTES: Final = GIB  # that a task of the first pass reads of one uncompressed shard
+_SPREAD_SAMPLES: Final = 1 << 15
+_PASSES: Final = 4  # 256^4 ranges are more than there can be
+
+
+class SpreadTask(msgspec.Struct, frozen=True):
+    """Samples with ordinals from `lo` up to `hi`."""
+
+    lo: int
+    hi: int
+    order: Order
+    parts: PartList
+
+
+class MergeTask(msgspec.Struct, frozen=True):
+    """Places from `lo` up to `hi`, out of objects of runs."""
+
+    name: str
+    lo: int
+    hi: int
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Spilling:
+    """The stages. `outputs` is about how many there will be."""
+
+    job: JobInput
+    arrange: Callable[[Results], Arrangement]
+    cuts: Callable[[Results], Iterator[Cut]]
+    outputs: int
+
+    def stages(self) -> list[Stage]:
+        merges = [Stage(f"merge{level}", self._merging(level)) for level in range(1, self._passes)]
+        spread = Stage("spread", self._spread, temporary_bytes=self._content * self._passes)
+        return [spread, *merges, Stage("collect", self._collect)]
+
+    @property
+    def _content(self) -> int:
+        """Bytes that each pass writes."""
+        return sum(shard.content_size for shard in self.job.shards)
+
+    @property
+    def _ranges(self) -> int:
+        """How many ranges of places are to be told apart: outputs, or pieces of them that memory holds."""
+        return max(1, self.outputs, 2 * self._content // max(1, self.job.memory_bytes))
+
+    @property
+    def _passes(self) -> int:
+        return next(passes for passes in range(1, _PASSES + 1) if passes == _PASSES or FAN_OUT**passes >= self._ranges)
+
+    @property
+    def _factor(self) -> int:
+        """Into how many ranges each pass divides: as few as do."""
+        return next(n for n in range(2, FAN_OUT + 1) if n == FAN_OUT or n**self._passes >= self._ranges)
+
+    def _spread(self, results: Results) -> Iterator[TaskDraft]:
+        arrangement = self.arrange(results)
+        for lo, hi, node in _batches(arrangement.parts):
+            parts = parts_within(arrangement.parts, lo, hi)
+            task = SpreadTask(lo, hi, touching(arrangement.order, lo, hi), part_list(parts, arrangement.parts))
+            yield TaskDraft(msgspec.msgpack.encode(task), parts[0].shard.label, node)
+
+    def _merging(self, level: int) -> Callable[[Results], Iterator[TaskDraft]]:
+        def tasks(results: Results) -> Iterator[TaskDraft]:
+            count = self.arrange(results).count
+            sources = self._objects(results, count, level - 1)
+            for number in range(self._factor**level):
+                lo, hi = self._range(count, level, number)
+                runs = _overlapping(sources, lo, hi)
+                task = MergeTask(_merged_name(level, number), lo, hi, runs)
+                yield TaskDraft(msgspec.msgpack.encode(task), f"places {lo} to {hi}")
+
+        return tasks
+
+    def _collect(self, results: Results) -> Iterator[TaskDraft]:
+        sources = self._objects(results, self.arrange(results).count, self._passes - 1)
+        for cut in self.cuts(results):
+            runs = _overlapping(sources, cut.lo, cut.hi)
+            task = MergeTask(cut.name, cut.lo, cut.hi, runs)
+            yield TaskDraft(msgspec.msgpack.encode(task), cut.name, self.job.node_of(cut.name))
+
+    def _range(self, count: int, level: int, number: int) -> tuple[int, int]:
+        ranges = self._factor**level
+        return count * number // ranges, count * (number + 1) // ranges
+
+    def _objects(self, results: Results, count: int, level: int) -> list[tuple[int, int, str]]:
+        """The objects of a level: places that they may have, names."""
+        if level == 0:
+            bounds = [result.decode(tuple[int, int]) for result in results["spread"]]
+            return [(lo, hi, _run_name(number)) for number, (lo, hi) in enumerate(bounds)]
+        return [(*self._range(count, level, number), _merged_name(level, number)) for number in range(self._factor**level)]
+
+
+def _overlapping(objects: list[tuple[int, int, str]], lo: int, hi: int) -> tuple[str, ...]:
+    return tuple(name for low, high, name in objects if low < hi and high > lo)
+
+
+def _merged_name(level: int, number: int) -> str:
+    return f"runs{level}/{number:06d}"
+
+
+def _run_name(number: int) -> str:
+    return f"runs0/{number:06d}"
+
+
+def _batches(parts: Parts) -> Iterator[tuple[int, int, str]]:
+    """Ordinals of the tasks of the first pass: small shards together, large ones in pieces unless they are compressed."""
+    enough = sum(part.shard.content_size for part in parts) // _TASKS_MAX
+    lo, size = 0, 0
+    for part in parts:
+        shard = part.shard
+        pieces = min(shard.content_size // _TASK_BYTES, shard.samples) if shard.kind == "tar" else 0
+        if pieces > 1:
+            if lo < part.start:
+                yield lo, part.start, shard.node
+            for piece in range(pieces):
+                yield (
+                    part.start + shard.samples * piece // pieces,
+                    part.start + shard.samples * (piece + 1) // pieces,
+                    shard.node,
+                )
+            lo, size = part.end, 0
+            continue
+        size += shard.content_size
+        if size >= enough and part.end > lo:
+            yield lo, part.end, shard.node
+            lo, size = part.end, 0
+    if parts and lo < parts[-1].end:
+        yield lo, parts[-1].end, parts[-1].shard.node
+
+
+def spread(task: Task, store: Store) -> TaskResult:
+    """Shards, or a piece of one, into runs."""
+    wanted = task.decode(SpreadTask)
+    parts = wanted.parts.load(store)
+    # The window itself, and once more what a remote source needs to put it together.
+    window = window_bytes(store.memory_bytes, local=False)
+    size = object_bytes(*_measure(store, wanted, parts, window))
+    low, high = 0, 0
+    with (
+        PlainOutput(store, _run_name(task.number), size, temporary=True) as output,
+        Sources(store, [part.shard for part in parts]) as sources,
+    ):
+        runs = RunWriter(output)
+        for places, rows, samples in _chosen(store, wanted, parts):
+            sizes = sample_sizes(samples)
+            for first, last in _fitting(sizes, window):
+                order = first + np.argsort(places[first:last])
+                write_samples(runs, sources, rows[order], samples.reordered(order), store.memory_bytes, window=window)
+                runs.end(places[order], sizes[order])
+                store.check()
+            low = min(low, int(places.min())) if high else int(places.min())
+            high = max(high, int(places.max()) + 1)
+        bytes_in = runs.size
+        runs.finish()
+        written = output.commit()
+    return TaskResult(bytes_in=bytes_in, bytes_out=written.size, data=msgspec.msgpack.encode((low, high)))
+
+
+def _chosen(store: Store, wanted: SpreadTask, parts: Parts) -> Iterator[tuple[Integers, Integers, SampleArrays]]:
+    """Places of the samples of a task, rows of `parts` that they lie in, and their columns; a few at a time."""
+    for start in range(wanted.lo, wanted.hi, _SPREAD_SAMPLES):
+        places = places_of(wanted.order, store, start, min(wanted.hi, start + _SPREAD_SAMPLES))
+        chosen = np.flatnonzero(places >= 0)
+        if len(chosen):
+            yield places[chosen], *look_up(store, parts, start + chosen)
+
+
+def _measure(store: Store, wanted: SpreadTask, parts: Parts, window: int) -> tuple[int, list[int]]:
+    """Bytes of all samples, and samples of each run: with a size announced, the kernel moves the bytes on the other side."""
+    total, runs = 0, []
+    for _, _, samples in _chosen(store, wanted, parts):
+        sizes = sample_sizes(samples)
+        total += int(sizes.sum())
+        runs += [last - first for first, last in _fitting(sizes, window)]
+    return total, runs
+
+
+def merge(task: Task, store: Store) -> TaskResult:
+    """A range of places out of many runs into fewer and longer runs."""
+    wanted = task.decode(MergeTask)
+    window = window_bytes(store.memory_bytes, local=False)
+    with Sources(store, wanted.runs) as sources:
+        found = find(sources, len(wanted.runs), wanted.lo, wanted.hi)
+        fitting = list(_fitting(found.sizes, window))
+        size = object_bytes(int(found.sizes.sum()), [last - first for first, last in fitting])
+        with PlainOutput(store, wanted.name, size, temporary=True) as output:
+            runs = RunWriter(output)
+            for first, last in fitting:
+                order = first + np.argsort(found.places[first:last])
+                write_spans(runs, sources, found.rows[order], found.offsets[order], found.sizes[order], window)
+                runs.end(found.places[order], found.sizes[order])
+                store.check()
+            bytes_in = runs.size
+            runs.finish()
+            written = output.commit()
+    return TaskResult(bytes_in=bytes_in, bytes_out=written.size)
+
+
+def collect(task: Task, store: Store) -> TaskResult:
+    """One output out of all runs."""
+    wanted = task.decode(MergeTask)
+    with Sources(store, wanted.runs) as sources:
+        found = find(sources, len(wanted.runs), wanted.lo, wanted.hi)
+        order = np.argsort(found.places)
+        if not np.array_equal(found.places[order], np.arange(wanted.lo, wanted.hi)):
+            raise StorageFailed(f"the temporary objects for {wanted.name} do not have its samples")
+        size = int(found.sizes.sum()) + len(END_OF_ARCHIVE)
+        window = window_bytes(store.memory_bytes, local=False)
+        with ArchiveOutput(store, wanted.name, size) as output:
+            write_spans(output, sources, found.rows[order], found.offsets[order], found.sizes[order], window)
+            output.write(END_OF_ARCHIVE)
+            record = output.commit(len(order))
+    return TaskResult((record,), len(order), record.content_size, record.size)
+
+
+SPILL_FUNCTIONS: Final[Mapping[str, Function]] = {
+    "spread": spread,
+    **{f"merge{level}": merge for level in range(1, _PASSES)},
+    "collect": collect,
+}
+
+
+def _fitting(sizes: Integers, window: int) -> Iterator[tuple[int, int]]:
+    """Ranges whose sizes add up to a window at most; what is larger than that is alone."""
+    ends = np.cumsum(sizes)
+    first = 0
+    while first < len(ends):
+        last = int(np.searchsorted(ends, (ends[first - 1] if first else 0) + window, side="right"))
+        last = max(last, first + 1)
+        yield first, last
+        first = last

@@ -1,0 +1,1 @@
+"""What tasks read and write: samples out of one shard, bytes into one output."""

@@ -1,0 +1,148 @@
+"""Looking through one shard for what is wrong with it, broken ones included, up to where they break."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from dfc.formats.sample import SampleData
+from dfc.jobs.shards.images import Undecodable, check_field
+from dfc.jobs.shards.samples import read_samples
+from dfc.jobs.store import Store
+from dfc.jobs.tasks import InputShard
+from dfc.limits import JOB_PROBLEMS_MAX
+from dfc.tar.compression import MAGIC_BYTES, kind_of_bytes
+from dfc.tar.header import TarError
+from dfc.tar.index import index_kind
+
+PROBLEMS: Final = ("truncated", "broken", "split", "duplicate", "missing", "undecodable")
+
+
+class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One thing that is wrong. `offset` is that in the uncompressed archive; `first` the shard where the key was before."""
+
+    shard: str
+    key: str | None = None
+    fields: list[str] = []
+    message: str = ""
+    offset: int | None = None
+    first: str | None = None
+
+
+@dataclass
+class Findings:
+    """What is wrong with a shard. `counts` and the first `problems` by kind; `bad`: ordinals of samples that a clean shard
+    leaves out; `parts`: ordinal of a later part of a split sample → that of its first part."""
+
+    samples: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    problems: dict[str, list[Problem]] = field(default_factory=dict)
+    bad: set[int] = field(default_factory=set)
+    parts: dict[int, int] = field(default_factory=dict)
+
+    def add(self, kind: str, problem: Problem) -> None:
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        found = self.problems.setdefault(kind, [])
+        if len(found) < JOB_PROBLEMS_MAX:
+            found.append(problem)
+
+
+@dataclass
+class _Seen:
+    """A sample of a shard in which keys may come back."""
+
+    number: int
+    fields: set[str]
+
+
+def is_archive(shard: InputShard) -> bool:
+    """Whether it is meant to be one: it has an index, or the name of a shard."""
+    return shard.is_indexed or index_kind(shard.name) is not None
+
+
+def read_until_broken(store: Store, shard: InputShard, findings: Findings | None = None) -> Iterator[SampleData]:
+    """Samples as they lie in a shard, a key that comes back as a new one, up to the first break, which is noted.
+
+    The sample in which it breaks is not given: nobody knows whether it was complete.
+    """
+    if not shard.is_indexed:
+        shard = msgspec.structs.replace(shard, kind=_kind_of(store, shard))
+    try:
+        yield from read_samples(store, shard, "keep")
+    except TarError as error:
+        if findings is not None:
+            text = error.message.removeprefix(f"{shard.label}: ").removesuffix(f" at offset {error.offset}")
+            kind = "truncated" if "ends" in text else "broken"
+            findings.add(kind, Problem(shard.label, message=text, offset=error.offset))
+
+
+def _kind_of(store: Store, shard: InputShard) -> str:
+    """By its first bytes, as for an index; else by its name."""
+    source = store.open(shard)
+    try:
+        start = bytearray(min(source.size, MAGIC_BYTES))
+        source.read_into(0, memoryview(start))
+    finally:
+        source.close()
+    return kind_of_bytes(bytes(start), shard.name) or index_kind(shard.name) or "tar"
+
+
+def look_through(
+    store: Store, shard: InputShard, findings: Findings, require: list[str], *, decode: bool
+) -> Iterator[tuple[str, int]]:
+    """Key and ordinal of each sample; `findings` are complete after the last one.
+
+    Parts of a split sample are one sample, with the ordinal of the first; a sample that has a field of its namesake before it
+    is another one with the same key.
+    """
+    careful = shard.repeated != 0 or not shard.is_indexed  # else no key comes back, and none has to be remembered
+    seen: dict[str, _Seen] = {}
+    for key, number, fields, data in _samples(store, shard, findings, decode=decode):
+        earlier = seen.get(key) if careful else None
+        if earlier is not None and not earlier.fields & fields:
+            findings.add("split", Problem(shard.label, key))
+            findings.parts[number] = earlier.number
+            earlier.fields |= fields
+            number = earlier.number
+        else:
+            findings.samples += 1
+            if careful and earlier is None:
+                seen[key] = _Seen(number, fields)
+            elif not fields.issuperset(require):
+                _miss(findings, shard, key, number, fields, require)
+            yield key, number
+        if data is not None:
+            _decode(findings, shard, data, number)
+    for key, sample in seen.items():
+        if not sample.fields.issuperset(require):
+            _miss(findings, shard, key, sample.number, sample.fields, require)
+
+
+def _samples(
+    store: Store, shard: InputShard, findings: Findings, *, decode: bool
+) -> Iterator[tuple[str, int, set[str], SampleData | None]]:
+    if shard.is_indexed and not decode:
+        for sample in store.index(shard).samples():
+            if not sample.number & 1023:
+                store.check()
+            yield sample.key, sample.number, {member.ext or "" for member in sample.members}, None
+    else:
+        for data in read_until_broken(store, shard, findings):
+            yield data.key, data.number, {member.ext for member in data.members}, data if decode else None
+
+
+def _miss(findings: Findings, shard: InputShard, key: str, number: int, fields: set[str], require: list[str]) -> None:
+    findings.add("missing", Problem(shard.label, key, [ext for ext in require if ext not in fields]))
+    findings.bad.add(number)
+
+
+def _decode(findings: Findings, shard: InputShard, sample: SampleData, number: int) -> None:
+    for member in sample.members:
+        try:
+            check_field(member.ext, member.data)
+        except Undecodable as error:
+            findings.add("undecodable", Problem(shard.label, sample.key, [member.ext], str(error)))
+            findings.bad.add(number)

@@ -1,0 +1,117 @@
+"""The samples of an input in any format, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from dfc.checksum import hash64
+from dfc.formats import SourceName
+from dfc.formats.base import FormatError, Readable, check_member_name
+from dfc.formats.grouping import group_files
+from dfc.formats.lmdb import read_lmdb
+from dfc.formats.parquet import read_parquet
+from dfc.formats.recordio import read_recordio
+from dfc.formats.sample import DataMember, OnSplit, SampleData, SplitSample
+from dfc.formats.sequencefile import read_sequencefile
+from dfc.formats.tfrecord import read_tfrecord
+from dfc.formats.zip import read_zip
+from dfc.jobs.shards.samples import read_samples
+from dfc.jobs.store import Store
+from dfc.jobs.tasks import InputShard
+from dfc.limits import JOB_MEMBER_BYTES_MAX
+
+_READERS: Final[dict[str, Callable[[Readable, str], Iterator[SampleData]]]] = {
+    "lmdb": read_lmdb,
+    "parquet": read_parquet,
+    "recordio": read_recordio,
+    "sequencefile": read_sequencefile,
+    "tfrecord": read_tfrecord,
+}
+
+
+def read_input(
+    store: Store, shards: Sequence[InputShard], source: SourceName, prefix: str, on_split: OnSplit, warnings: list[str]
+) -> Iterator[SampleData]:
+    """The samples of one input: of a `directory` all of `shards`, named without `prefix`; of other formats its one shard.
+
+    Raises FormatError or TarError naming file and offset, SplitSample, InputChanged, JobCancelled. What is left out is told
+    in `warnings` at the end.
+    """
+    if source == "directory":
+        return _read_tree(store, shards, prefix, warnings)
+    (shard,) = shards
+    if source == "tar":
+        return read_samples(store, shard, on_split)
+    return _read_file(store, shard, source, on_split, warnings)
+
+
+def _read_file(
+    store: Store, shard: InputShard, source: SourceName, on_split: OnSplit, warnings: list[str]
+) -> Iterator[SampleData]:
+    opened = store.open(shard)
+    try:
+        if source == "zip":
+            samples = read_zip(opened, shard.label, on_split, warnings)  # knows all names before it reads
+        else:
+            samples = _settle_split(shard.label, _READERS[source](opened, shard.label), on_split)
+        for sample in samples:
+            store.check()
+            yield sample
+    finally:
+        opened.close()
+
+
+def _settle_split(file: str, samples: Iterator[SampleData], on_split: OnSplit) -> Iterator[SampleData]:
+    """Keys that come a second time, in formats that do not forbid it: as for a tar. To join them needs the file's memory."""
+    if on_split == "keep":
+        yield from samples
+        return
+    if on_split == "fail":
+        seen: set[int] = set()
+        for sample in samples:
+            hashed = hash64(sample.key)
+            if hashed in seen:
+                raise SplitSample(f"{file}: the key {sample.key!r} comes back later")
+            seen.add(hashed)
+            yield sample
+        return
+    joined: dict[str, SampleData] = {}
+    for sample in samples:
+        first = joined.setdefault(sample.key, sample)
+        if first is not sample:
+            twice = {member.ext for member in first.members} & {member.ext for member in sample.members}
+            if twice:
+                raise SplitSample(f"{file}: the sample {sample.key!r} has {min(twice)!r} twice")
+            first.members += sample.members
+    yield from joined.values()
+
+
+def _read_tree(store: Store, objects: Sequence[InputShard], prefix: str, warnings: list[str]) -> Iterator[SampleData]:
+    """Files of one key are one sample, whatever stands between them in the order of names: a tree has no order of its own."""
+    where = f"{objects[0].bucket}/{prefix}" if objects else prefix
+    for each in objects:
+        check_member_name(where, each.name.removeprefix(prefix))
+    grouped = group_files(where, ((each.name.removeprefix(prefix), each) for each in objects), "join")
+    if grouped.dropped:
+        warnings.append(f"{where}: {grouped.dropped} objects belong to no sample and were left out")
+    for number, group in enumerate(grouped.samples):
+        store.check()
+        if sum(each.size for _, each in group.files) > JOB_MEMBER_BYTES_MAX:
+            raise FormatError(where, f"the sample {group.key[:80]!r} is too large to be changed in memory")
+        members = []
+        for name, each in group.files:
+            members.append(DataMember(name[len(group.key) + 1 :].lower(), name, _read_object(store, each)))
+        yield SampleData(group.key, number, members)
+
+
+def _read_object(store: Store, shard: InputShard) -> bytes:
+    if shard.size > JOB_MEMBER_BYTES_MAX:
+        raise FormatError(shard.label, f"an object of {shard.size} bytes is too large to be changed in memory")
+    source = store.open(shard)
+    try:
+        data = bytearray(source.size)
+        source.read_into(0, memoryview(data))
+    finally:
+        source.close()
+    return bytes(data)

@@ -1,0 +1,185 @@
+"""Samples into an output of any format: one object, an object and its index, or a tree of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Protocol, Self
+
+from dfc.errors import Conflict
+from dfc.formats import FORMATS, FormatName
+from dfc.formats.base import SampleWriter
+from dfc.formats.lmdb import FILE_NAME, LmdbWriter
+from dfc.formats.parquet import ParquetWriter
+from dfc.formats.recordio import RecordIOWriter
+from dfc.formats.sample import SampleData
+from dfc.formats.sequencefile import SequenceFileWriter
+from dfc.formats.tfrecord import TFRecordWriter
+from dfc.formats.zip import ZipWriter
+from dfc.jobs.shards.output import PlainOutput, ShardOutput
+from dfc.jobs.store import Store
+from dfc.jobs.tasks import OutputRecord
+from dfc.limits import FORMAT_TREE_OBJECTS_MAX
+from dfc.names import check_object_name
+
+
+class Target(Protocol):
+    """A context: without `commit` nothing is left of it."""
+
+    def add(self, sample: SampleData) -> None: ...
+    def commit(self) -> tuple[OutputRecord, ...]: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+def open_target(
+    store: Store, format: FormatName, name: str, *, level: int | None = None, columns: Sequence[str] = (), seed: str = ""
+) -> Target:
+    """`name` is that of the object, or for trees what the names of all begin with. `columns` are Parquet's; `seed` says what
+    is converted, for formats that would otherwise draw random numbers."""
+    if FORMATS[format].kind is not None:
+        return _Shard(ShardOutput(store, name, level=level))
+    if format == "directory":
+        return _Directory(store, name)
+    if format == "lmdb":
+        return _Lmdb(store, name)
+    output = PlainOutput(store, name)
+    try:
+        if format == "recordio":
+            return _RecordIO(store, output)
+        return _File(output, _writer(format, output, level, columns, seed))
+    except BaseException:
+        output.abort()
+        raise
+
+
+def index_name(name: str) -> str:
+    """The index beside a `.rec` file."""
+    return (name[: -len(".rec")] if name.lower().endswith(".rec") else name) + ".idx"
+
+
+def _writer(format: FormatName, output: PlainOutput, level: int | None, columns: Sequence[str], seed: str) -> SampleWriter:
+    if format == "zip":
+        return ZipWriter(output, level)
+    if format == "parquet":
+        return ParquetWriter(output, columns, level)
+    if format == "sequencefile":
+        return SequenceFileWriter(output, seed)
+    assert format == "tfrecord", f"{format} holds no samples"
+    return TFRecordWriter(output)
+
+
+class _Shard:
+    def __init__(self, output: ShardOutput) -> None:
+        self._output = output
+
+    def add(self, sample: SampleData) -> None:
+        self._output.add(sample.members)
+
+    def commit(self) -> tuple[OutputRecord, ...]:
+        return (self._output.commit(),)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._output.abort()
+
+
+class _File:
+    def __init__(self, output: PlainOutput, writer: SampleWriter) -> None:
+        self._output, self._writer = output, writer
+        self._samples = 0
+
+    def add(self, sample: SampleData) -> None:
+        self._writer.add(sample)
+        self._samples += 1
+
+    def commit(self) -> tuple[OutputRecord, ...]:
+        self._writer.finish()
+        return (self._output.commit(self._samples),)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._output.abort()
+
+
+class _RecordIO(_File):
+    def __init__(self, store: Store, output: PlainOutput) -> None:
+        self._records = RecordIOWriter(output)
+        super().__init__(output, self._records)
+        self._store = store
+
+    def commit(self) -> tuple[OutputRecord, ...]:
+        records = super().commit()
+        with PlainOutput(self._store, index_name(self._output.name), len(self._records.index)) as index:
+            index.write(bytes(self._records.index))
+            return (*records, index.commit())
+
+
+class _Directory:
+    """Every member an object of its own, written at once: a staged row is invisible until the job succeeds."""
+
+    def __init__(self, store: Store, prefix: str) -> None:
+        self._store, self._prefix = store, prefix
+        self._records: list[OutputRecord] = []
+        self._names: set[str] = set()
+
+    def add(self, sample: SampleData) -> None:
+        """BadName for a member whose name cannot be an object's; Conflict for a name that is there, or too many."""
+        for place, member in enumerate(sample.members):
+            name = check_object_name(self._prefix + member.name)
+            if name in self._names:
+                raise Conflict(f"a directory cannot hold two files {name[:80]!r}")
+            if len(self._names) >= FORMAT_TREE_OBJECTS_MAX:
+                raise Conflict(f"{self._prefix}: a directory made of one input has at most {FORMAT_TREE_OBJECTS_MAX} files")
+            self._names.add(name)
+            with PlainOutput(self._store, name, len(member.data)) as output:
+                output.write(member.data)
+                self._records.append(output.commit(samples=0 if place else 1))
+
+    def commit(self) -> tuple[OutputRecord, ...]:
+        return tuple(self._records)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass  # what is staged and not recorded goes with the job
+
+
+class _Lmdb:
+    """Made in scratch space, then moved."""
+
+    def __init__(self, store: Store, prefix: str) -> None:
+        self._store, self._prefix = store, prefix
+        self._samples = 0
+        self._stack = ExitStack()
+
+    def add(self, sample: SampleData) -> None:
+        self._writer.add(sample)
+        self._samples += 1
+
+    def commit(self) -> tuple[OutputRecord, ...]:
+        self._writer.finish()
+        file = os.open(self._writer.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = os.fstat(file).st_size
+            with PlainOutput(self._store, self._prefix + FILE_NAME, size) as output:
+                output.send([(b"", file, 0, size)])
+                return (output.commit(self._samples),)
+        finally:
+            os.close(file)
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._writer = LmdbWriter(stack.enter_context(self._store.scratch()))
+            stack.callback(self._writer.close)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()

@@ -1,0 +1,286 @@
+"""Which sample comes when: a pure function of the shards' counts, the seed, the epoch and who reads. No I/O.
+
+Samples have numbers: in the order of the spec, then of the shard. The *stream order* of an epoch takes the shards in an order
+drawn from (seed, epoch), each from front to back; a sample's place in it is its *position*. Rank r of R delivers the positions
+from r·M/R up to (r+1)·M/R, where M is the number of samples rounded to whole batches of all ranks. Its batches are split among
+its workers: worker w of W delivers one run of positions, its *part*. A part is read in *lanes*: runs of equal length that are
+taken from in turn, so that several disks work at once; sample i of a part is number i // L of lane i % L. The *window shuffle*
+then moves every sample by less than `window` places: sample i gets the key i + u·window, with u drawn from (seed, epoch, who,
+i), and samples are delivered by key. So any point of the order can be found again without what came before.
+docs/inputs.md describes it; a state that was saved stays good only while nothing here changes (ORDER_VERSION).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import index
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from dfc.limits import SHUFFLE_WINDOW_MAX
+from dfc.order.permutation import Permutation
+
+ORDER_VERSION: Final = 1
+Integers = NDArray[np.int64]
+Equal = Literal["pad", "drop"]
+
+_CHUNK: Final = 4096  # samples of a part whose order is computed at a time: some milliseconds of reading, 32 kB
+_FRACTION_BITS: Final = 20  # of a key; samples whose keys are equal stay in the order of the stream
+_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Run(NamedTuple):
+    """`length` neighbours of one shard, from number `start` of it."""
+
+    shard: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """Who reads: worker `worker` of `workers` of rank `rank` of `ranks`."""
+
+    rank: int = 0
+    ranks: int = 1
+    worker: int = 0
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.rank < self.ranks and 0 <= self.worker < self.workers):
+            raise ValueError(
+                f"there is no rank {self.rank} of {self.ranks} ranks with worker {self.worker} of {self.workers} workers"
+            )
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the order of all epochs follows from, besides the shards.
+
+    `batch` samples to a batch; `shuffled`: shards in an order of each epoch's own; `window` and `lanes` as above (0 or
+    1: none); `scattered`: instead of all that, every sample at a place of its own, drawn over all samples. `batches`: of each
+    rank in an epoch, however many samples there are (None: as many as it takes).
+    """
+
+    batch: int = 1
+    seed: int = 0
+    shuffled: bool = True
+    window: int = 0
+    lanes: int = 1
+    scattered: bool = False
+    equal: Equal = "pad"
+    batches: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.lanes < 1 or not 0 <= self.seed < 1 << 63:
+            raise ValueError(f"no order by seed {self.seed} with batches of {self.batch} from {self.lanes} streams")
+        if not 0 <= self.window <= SHUFFLE_WINDOW_MAX:
+            raise ValueError(f"a shuffle window has 0 to {SHUFFLE_WINDOW_MAX} samples, not {self.window}")
+        if self.batches is not None and self.batches < 1:
+            raise ValueError(f"there is no epoch of {self.batches} batches")
+        if self.equal not in ("pad", "drop"):
+            raise ValueError(f"equal is 'pad' or 'drop', not {self.equal!r}")
+
+
+def draw_seed(*numbers: int) -> int:
+    """A seed below 2^63 that follows from these numbers."""
+    return xxhash.xxh3_64_intdigest(b"".join(index(number).to_bytes(8, "little") for number in numbers)) >> 1
+
+
+def shard_order(count: int, rules: Rules, epoch: int, round_number: int = 0) -> Integers:
+    """The shards in the order of an epoch. `round_number` counts how often they were gone through in it."""
+    if not rules.shuffled:
+        return np.arange(count, dtype=np.int64)
+    return Permutation(draw_seed(rules.seed, epoch, round_number), count).ordinals(0, count)
+
+
+def split(total: int, parts: int, part: int) -> tuple[int, int]:
+    """From where to where part number `part` goes, of parts that differ by at most one; the larger ones come first."""
+    size, rest = divmod(total, parts)
+    start = part * size + min(part, rest)
+    return start, start + size + (part < rest)
+
+
+def batches_before(delivered: int, part: int, parts: int) -> int:
+    """How many of the first `delivered` batches came from this part, when they are taken from all parts in turn."""
+    return max(0, -((part - delivered) // parts))
+
+
+class Epoch:
+    """The stream order of one epoch over shards that have `counts` samples."""
+
+    def __init__(self, counts: Integers, rules: Rules, epoch: int) -> None:
+        if epoch < 0:
+            raise ValueError(f"there is no epoch {epoch}")
+        self.rules = rules
+        self.epoch = epoch
+        self.total = int(counts.sum())
+        if self.total == 0:
+            raise ValueError("there are no samples")
+        self._starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))  # numbers, by shard
+        self._scatter: Permutation | None = None
+        if rules.scattered:
+            self._scatter = Permutation(draw_seed(rules.seed, epoch, 1 << 32), self.total)
+        self._order = shard_order(len(counts), rules, epoch)
+        self._ends = np.cumsum(counts[self._order])  # positions, in stream order
+
+    def padded(self, ranks: int) -> int:
+        """The samples of all ranks together: `total` rounded up (`pad`) or down (`drop`) to whole batches of all."""
+        return padded_total(self.total, self.rules, ranks)
+
+    def runs(self, lo: int, hi: int) -> Iterator[Run]:
+        """The samples at the positions from `lo` up to `hi`; what is beyond the end starts again at the front."""
+        while lo < hi:
+            at = lo % self.total
+            turn = int(np.searchsorted(self._ends, at, side="right"))
+            count = min(int(self._ends[turn]) - at, hi - lo)
+            shard = int(self._order[turn])
+            size = int(self._starts[shard + 1] - self._starts[shard])
+            yield Run(shard, size - (int(self._ends[turn]) - at), count)
+            lo += count
+
+    def numbers(self, positions: Integers) -> Integers:
+        """The numbers of the samples at these positions, which are neighbours if the order is scattered."""
+        at = positions % self.total
+        if self._scatter is not None:
+            turns = np.flatnonzero(np.diff(at) <= 0) + 1  # back to the front
+            runs = [run for run in np.split(at, turns) if len(run)]
+            return np.concatenate([self._scatter.ordinals(int(run[0]), int(run[-1]) + 1) for run in runs])
+        turn = np.searchsorted(self._ends, at, side="right")
+        return self._starts[self._order[turn] + 1] - (self._ends[turn] - at)
+
+
+def padded_total(total: int, rules: Rules, ranks: int) -> int:
+    """`total` samples rounded to whole batches of all ranks. ValueError when `drop` would leave nothing."""
+    unit = ranks * rules.batch
+    if rules.batches is not None:
+        return unit * rules.batches
+    rounded = -(-total // unit) * unit if rules.equal == "pad" else total // unit * unit
+    if rounded == 0:
+        raise ValueError(
+            f"{total} samples are no whole batch of {rules.batch} for each of {ranks} ranks; equal='pad' repeats some"
+        )
+    return rounded
+
+
+class Part:
+    """What one worker of one rank delivers in one epoch: `size` samples, `batches` batches."""
+
+    def __init__(self, epoch: Epoch, place: Place) -> None:
+        self.epoch = epoch
+        rules = epoch.rules
+        per_rank = epoch.padded(place.ranks) // place.ranks
+        first, last = split(per_rank // rules.batch, place.workers, place.worker)
+        self.batches = last - first
+        self.size = self.batches * rules.batch
+        self.start = place.rank * per_rank + first * rules.batch  # position
+        self.lanes = 1 if rules.scattered else rules.lanes
+        seed = draw_seed(rules.seed, epoch.epoch, place.rank, place.ranks, place.worker, place.workers)
+        self._window = WindowShuffle(seed, 0 if rules.scattered else rules.window, self.size)
+
+    def lane(self, number: int) -> tuple[int, int]:
+        """From which to which position a lane goes."""
+        lo, hi = split(self.size, self.lanes, number)
+        return self.start + lo, self.start + hi
+
+    def order(self, start: int = 0) -> Iterator[Integers]:
+        """The samples of the part (i, as read in turn from the lanes) as they are delivered, from the `start`-th on."""
+        return self._window.order(start)
+
+    def still_needed(self, start: int) -> tuple[list[int], set[int]]:
+        """What to read to go on at the `start`-th sample: for each lane from where, and which of that (i) came before."""
+        base, delivered = self._window.delivered(start)
+        firsts = []
+        for lane in range(self.lanes):
+            i = base + (lane - base) % self.lanes
+            while i in delivered:
+                i += self.lanes
+            firsts.append(i // self.lanes)
+        return firsts, {i for i in delivered if i // self.lanes >= firsts[i % self.lanes]}
+
+    def positions(self, samples: Integers) -> Integers:
+        """The stream positions of samples of the part."""
+        size, rest = divmod(self.size, self.lanes)
+        lanes = samples % self.lanes
+        return self.start + lanes * size + np.minimum(lanes, rest) + samples // self.lanes
+
+    def repeated(self) -> list[int] | None:
+        """From which number on, for each lane, samples are there a second time to fill the last batches; None: nowhere."""
+        if self.start + self.size <= self.epoch.total:
+            return None
+        return [max(0, self.epoch.total - self.lane(lane)[0]) for lane in range(self.lanes)]
+
+    def numbers(self, start: int = 0) -> Iterator[Integers]:
+        """The numbers of the samples as they are delivered."""
+        for chunk in self.order(start):
+            yield self.epoch.numbers(self.positions(chunk))
+
+
+class WindowShuffle:
+    """An order of `size` things in which each is less than `window` places from where it was; any place of it can be computed
+    from its neighbours. `size` None: there is no end."""
+
+    def __init__(self, seed: int, window: int, size: int | None) -> None:
+        self._seed = np.uint64(seed)
+        self._window = window
+        self._size = size
+
+    def order(self, start: int = 0) -> Iterator[Integers]:
+        """What is at the places from `start` on, in chunks that are never empty."""
+        if self._window < 2:
+            yield from self._plain(start)
+            return
+        at = start
+        waiting, keys, delivered = self._waiting(at)
+        skip = start - delivered
+        while len(waiting) or self._size is None or at < self._size:
+            end = at + _CHUNK if self._size is None else min(at + _CHUNK, self._size)
+            fresh = np.arange(at, end, dtype=np.int64)
+            waiting, keys = np.concatenate((waiting, fresh)), np.concatenate((keys, self._keys(fresh)))
+            # All that comes later has a key of `end` at least.
+            ready = keys < end << _FRACTION_BITS if end != self._size else np.ones(len(keys), dtype=np.bool_)
+            found = waiting[ready][np.argsort(keys[ready], kind="stable")]
+            if skip < len(found):
+                yield found[skip:]
+            skip = max(0, skip - len(found))
+            waiting, keys, at = waiting[~ready], keys[~ready], end
+
+    def delivered(self, start: int) -> tuple[int, set[int]]:
+        """What the first `start` places hold: everything below a number, and these."""
+        if self._window < 2:
+            return start, set()
+        waiting, keys, before = self._waiting(start)
+        end = start + self._window if self._size is None else min(start + self._window, self._size)
+        fresh = np.arange(start, end, dtype=np.int64)
+        waiting, keys = np.concatenate((waiting, fresh)), np.concatenate((keys, self._keys(fresh)))
+        order = waiting[np.argsort(keys, kind="stable")]
+        taken, rest = order[: start - before], order[start - before :]
+        low = int(rest.min()) if len(rest) else end
+        near = np.arange(min(low, start), start, dtype=np.int64)
+        gone = np.concatenate((near[~np.isin(near, waiting)], taken))
+        return low, set(gone[gone >= low].tolist())
+
+    def _plain(self, start: int) -> Iterator[Integers]:
+        while self._size is None or start < self._size:
+            end = start + _CHUNK if self._size is None else min(start + _CHUNK, self._size)
+            yield np.arange(start, end, dtype=np.int64)
+            start = end
+
+    def _waiting(self, at: int) -> tuple[Integers, Integers, int]:
+        """Of what is below `at`: what has a key of `at` or more, its keys, and how many have a smaller one."""
+        near = np.arange(max(0, at - self._window), at, dtype=np.int64)
+        keys = self._keys(near)
+        late = keys >= at << _FRACTION_BITS
+        return near[late], keys[late], at - int(late.sum())
+
+    def _keys(self, things: Integers) -> Integers:
+        z = (things.astype(np.uint64) + np.uint64(1)) * _GOLDEN + self._seed
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        drawn = (z ^ (z >> np.uint64(31))) >> np.uint64(33)  # 31 bits
+        late = (drawn * np.uint64(self._window)) >> np.uint64(31 - _FRACTION_BITS)
+        return (things << _FRACTION_BITS) + late.astype(np.int64)

@@ -1,0 +1,1 @@
+"""Jobs at the proxy: accepted, run, committed, published, swept."""

@@ -1,0 +1,104 @@
+"""Between the last task of a job and its commit point: nothing is in the way, everything is staged as it was written, the
+lineage lies beside it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+from dfc import __version__
+from dfc.errors import BucketDeleting
+from dfc.jobs.records import JobRecord, OutputSummary
+from dfc.jobs.shards.digest import digest_in_order
+from dfc.jobs.spec import CheckedSpec
+from dfc.jobs.tasks import InputShard
+from dfc.placement.map import NodeEntry
+from dfc.proxy.jobs.context import JobFailed, Means
+from dfc.proxy.jobs.inputs import check_free, existing_outputs
+from dfc.proxy.jobs.lineage import lineage_name, lineage_pieces
+from dfc.proxy.jobs.staged import StagedObject
+
+
+def is_bucket_gone(means: Means, record: JobRecord) -> bool:
+    """Whether the bucket that the job was accepted for has been deleted, maybe made anew."""
+    bucket = means.cluster.map.bucket(record.bucket)
+    return bucket is None or bucket.id != record.bucket_id or bucket.state == "deleting"
+
+
+class Commit:
+    """One job about to commit."""
+
+    def __init__(self, means: Means, record: JobRecord, spec: CheckedSpec, inputs: Sequence[Sequence[InputShard]]) -> None:
+        self._means = means
+        self._record = record
+        self._spec = spec
+        self._inputs = inputs
+
+    async def prepare(self) -> tuple[OutputSummary, str]:
+        """What the job has written, and a warning or nothing. Publishing cannot fail after this for the outputs' sake.
+
+        Raises BucketDeleting, OutputExists, JobFailed; Unavailable when a target stays away.
+        """
+        means, record = self._means, self._record
+        if is_bucket_gone(means, record):
+            raise self._bucket_gone()
+        warning = ""
+        if self._spec.spec.overwrite:
+            warning = await means.retried(self._leftovers)
+        else:
+            await means.retried(lambda: check_free(means.cluster, record.bucket, self._spec.pattern))
+        summary = await means.plan(self._summarise)
+        await means.retried(lambda: self._stage_lineage(summary))
+        found = 0
+        for node in means.cluster.map.targets():
+            found += await self._check(node)
+        if found != summary.shards:
+            raise JobFailed("output_lost", f"{summary.shards} outputs were written, {found} of them are staged")
+        return summary, warning
+
+    def _bucket_gone(self) -> BucketDeleting:
+        return BucketDeleting(f"the bucket {self._record.bucket!r} was deleted while the job ran")
+
+    async def _leftovers(self) -> str:
+        means, first, count = self._means, "", 0
+        async for name in existing_outputs(means.cluster, self._record.bucket, self._spec.pattern):
+            if not await means.plan(means.journal.writes, self._record.id, name):
+                first, count = first or name, count + 1
+        more = f" and {count - 1} more" if count > 1 else ""
+        return f"older objects that match the output pattern are left as they were: {first!r}{more}" if count else ""
+
+    def _summarise(self) -> OutputSummary:
+        journal, job_id = self._means.journal, self._record.id
+        return OutputSummary(*journal.output_counts(job_id), digest_in_order(journal.outputs(job_id)))
+
+    async def _stage_lineage(self, summary: OutputSummary) -> None:
+        record = self._record
+        pieces = lineage_pieces(record, self._means.journal, self._inputs, summary, __version__)
+        await self._means.staged.put(record.id, record.bucket, lineage_name(record.id), self._from_thread(pieces))
+
+    async def _from_thread(self, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+        while (piece := await self._means.plan(next, pieces, None)) is not None:
+            yield piece
+
+    async def _check(self, node: NodeEntry) -> int:
+        """How many outputs a target has staged: whole, on the medium, and as their tasks have written them."""
+        prepared = await self._means.retried(lambda: self._means.staged.prepare(self._record.id, node))
+        return await self._means.plan(self._compare, node.id, prepared)
+
+    def _compare(self, node_id: str, prepared: Sequence[StagedObject]) -> int:
+        cluster_map = self._means.cluster.map
+        bucket = cluster_map.bucket(self._record.bucket)
+        if bucket is None:
+            raise self._bucket_gone()
+        lineage = lineage_name(self._record.id)
+        found = [each for each in prepared if each.object != lineage]
+        known = self._means.journal.find_outputs(self._record.id, [each.object for each in found])
+        for each in found:
+            record = known.get(each.object)
+            if record is None:
+                raise JobFailed("internal_error", f"{each.object!r} was written by no task that is known")
+            if (record.size, record.checksum) != (each.size, each.checksum):
+                raise JobFailed("output_lost", f"{each.object!r} is not staged as it was written")
+            owner = cluster_map.owner(bucket, each.object)
+            if owner is None or owner.node.id != node_id:
+                raise JobFailed("map_changed", "targets have joined or left while the job ran; submit it again")
+        return len(known)

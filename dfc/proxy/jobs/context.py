@@ -1,0 +1,119 @@
+"""What all running jobs share: the cluster, the journal and its thread, the engine; waiting for targets; planning."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from dfc.engine.base import Engine
+from dfc.errors import DfcError, NoSpace, StorageFailed
+from dfc.jobs.journal import Journal
+from dfc.jobs.operations import operation
+from dfc.jobs.spec import CheckedSpec
+from dfc.jobs.tasks import JobInput, Stage
+from dfc.proxy.cluster import Cluster
+from dfc.proxy.jobs.metrics import JobStats
+from dfc.proxy.jobs.staged import Staged
+
+_log: Final = logging.getLogger("dfc.proxy.jobs")
+T = TypeVar("T")
+RETRIES: Final = 3
+RETRY_DELAYS_S: Final = (0.5, 2.0, 8.0)  # together longer than a target needs to be back after a crash
+TARGETS_WAIT_S: Final = 120.0  # a job waits so long for a target that is down, then it fails by itself
+TARGETS_POLL_S: Final = 0.2
+JOURNAL_RETRY_S: Final = 5.0
+
+
+class JobFailed(DfcError):
+    """What ends a job, for its record."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code  # type: ignore[misc]
+
+
+class JobInterrupted(DfcError):
+    """The job began under another version of DFC, which may have planned other tasks."""
+
+    code = "job_interrupted"
+
+
+@dataclass(frozen=True)
+class Means:
+    """What all runners share. `threads` are for plans and long reads of the journal, `writer` is the one that changes it."""
+
+    cluster: Cluster
+    journal: Journal
+    staged: Staged
+    stats: JobStats
+    engine: Callable[[], Awaitable[Engine]]
+    threads: ThreadPoolExecutor
+    writer: ThreadPoolExecutor
+    tasks_max: int
+
+    async def plan(self, call: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.threads, call, *arguments)
+
+    async def write(self, call: Callable[..., T], *arguments: Any) -> T:
+        """A call on the journal. NoSpace or StorageFailed when the proxy's own disk does not take it."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.writer, lambda: call(*arguments))
+        except sqlite3.OperationalError as error:
+            kind = NoSpace if "full" in str(error) else StorageFailed
+            raise kind(f"the proxy cannot write its journal of jobs: {error}") from error
+
+    async def write_at_last(self, call: Callable[..., T], *arguments: Any) -> T:
+        """A change without which a job would be neither here nor there: tried until there is room for it again."""
+        while True:
+            try:
+                return await self.write(call, *arguments)
+            except (NoSpace, StorageFailed) as error:
+                _log.error("%s; trying again", error.message)
+            await asyncio.sleep(JOURNAL_RETRY_S)
+
+    async def wait_before_retry(self, attempt: int) -> None:
+        """A while that grows, and then as long as a target is down, within bounds."""
+        await asyncio.sleep(RETRY_DELAYS_S[attempt] * (0.75 + random.random() / 2))
+        await self.wait_for_targets()
+
+    async def wait_for_targets(self) -> None:
+        """Nothing can be read of what a target holds that is down; as a rule it is back in seconds."""
+        deadline = time.monotonic() + TARGETS_WAIT_S
+        while time.monotonic() < deadline:
+            if self.cluster.is_ready() and not self.cluster.map.cover().missing:
+                return
+            await asyncio.sleep(TARGETS_POLL_S)
+
+    async def retried(self, call: Callable[[], Awaitable[T]]) -> T:
+        """What `call` gives; tried again when a node cannot be reached."""
+        for attempt in range(RETRIES):
+            try:
+                return await call()
+            except DfcError as error:
+                if error.status != 503:
+                    raise
+            await self.wait_before_retry(attempt)
+        return await call()
+
+
+def plan_stages(
+    spec: CheckedSpec, inputs: tuple[Sequence[Any], ...], memory_bytes: int, cluster: Cluster
+) -> tuple[Sequence[Stage], JobInput]:
+    """What an operation makes of a job. Pure but for the map, from which `near` follows and nothing that is written."""
+    bucket = spec.spec.output.bucket
+
+    def node_of(name: str) -> str | None:
+        entry = cluster.map.bucket(bucket)
+        owner = None if entry is None else cluster.map.owner(entry, name)
+        return None if owner is None else owner.node.id
+
+    prefixes = tuple(source.prefix for source in spec.spec.inputs)
+    job = JobInput(spec.options, inputs, bucket, spec.pattern, memory_bytes, node_of, prefixes)
+    return operation(spec.spec.operation).plan(job), job

@@ -1,0 +1,255 @@
+"""One job's life after it was accepted: its stages, a window of tasks at a time, then the commit point, then publishing.
+
+A runner that is begun again after a restart of the proxy goes on where the journal ends: finished tasks are not run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from dfc import __version__
+from dfc.engine.base import EngineLost, TaskFailed
+from dfc.errors import BucketDeleting, DfcError
+from dfc.jobs.journal import TaskEntry
+from dfc.jobs.records import JobError, JobRecord, StageTotals, total_progress
+from dfc.jobs.spec import CheckedSpec, parse_spec
+from dfc.jobs.tasks import Results, Stage, Task, TaskDraft, TaskResult
+from dfc.limits import JOB_TASKS_MAX, JOB_WARNING_CHARS_MAX, JOB_WARNINGS_MAX
+from dfc.proxy.jobs.committing import Commit, is_bucket_gone
+from dfc.proxy.jobs.context import RETRIES, JobFailed, JobInterrupted, Means, plan_stages
+
+_log: Final = logging.getLogger("dfc.proxy.jobs")
+T = TypeVar("T")
+WINDOW_PER_WORKER: Final = 4
+DRAFTS: Final = 64  # taken from a plan on one trip to a thread
+UNWRITTEN_MAX: Final = 4096  # results that wait for the journal
+
+
+class JobRunner:
+    """`record`, `progress` and `eta_s` are for those who look on; `notify` is called when they change."""
+
+    def __init__(self, means: Means, record: JobRecord, notify: Callable[[], None]) -> None:
+        self._means = means
+        self.record = record
+        self._notify = notify
+        self.is_committing = record.state == "publishing"
+        self.progress = record.progress
+        self._totals: dict[int, StageTotals] = {}
+        self._task_count: int | None = None
+        self._unwritten: list[TaskEntry] = []
+        self._writing = asyncio.Lock()
+        self._warnings = list(record.warnings)
+        self._warnings_left_out = 0
+        self._begun_s = time.monotonic()
+        self._done_before = 0
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds until the last task ends at the pace of this run; None while there is no pace."""
+        done, total = self.progress.done - self._done_before, self.progress.total
+        if self.record.state != "running" or not done or total is None:
+            return None
+        return (total - self.progress.done) * (time.monotonic() - self._begun_s) / done
+
+    async def run(self) -> None:
+        """To the end. What stops the job ends in its record; what comes out is cancellation, and errors of the journal."""
+        try:
+            if self.record.state == "queued":
+                self._take(await self._means.write(self._means.journal.start, self.id))
+            if self.record.state == "running":
+                await self._work()
+            await self._publish()
+        except DfcError as error:
+            await self._fail(JobError(error.code, error.message))
+        except Exception:
+            if self.record.state == "publishing":
+                raise  # some of it is visible: a later start publishes the rest
+            _log.exception("job %s failed by a mistake of ours", self.id)
+            await self._fail(JobError("internal_error", "an internal error; the log of the proxy has it under the job's id"))
+
+    def _take(self, record: JobRecord) -> None:
+        self.record = record
+        self._notify()
+
+    async def _fail(self, error: JobError) -> None:
+        _log.warning("job %s failed: %s: %s", self.id, error.code, error.message)
+        fail = self._means.journal.fail
+        self._take(await self._means.write_at_last(fail, self.id, error, self.progress, self.warnings))
+
+    # --- stages
+
+    async def _work(self) -> None:
+        means = self._means
+        if self.record.program != __version__:
+            raise JobInterrupted(f"DFC was changed from {self.record.program} to {__version__} meanwhile; submit the job again")
+        spec, inputs = await means.plan(self._load)
+        stages, _ = await means.plan(plan_stages, spec, inputs, self.record.memory_bytes, means.cluster)
+        await means.plan(self._restore)
+        counts = [stage.count if isinstance(stage.count, int) else None for stage in stages]
+        self._begun_s, self._done_before = time.monotonic(), sum(total.tasks for total in self._totals.values())
+        results: dict[str, Sequence[TaskResult]] = {}
+        await self._means.wait_for_targets()
+        for at, stage in enumerate(stages):
+            counts[at] = await means.plan(stage.count_after, results)
+            self._set_task_count(counts)
+            if at not in self._totals:
+                means.cluster.check_free(stage.temporary_bytes, f"the temporary objects of {stage.name!r}")
+            counts[at] = await self._run_stage(at, stage, counts[at], results, spec)
+            results[stage.name] = await means.plan(means.journal.results, self.id, at)
+        self._set_task_count(counts)
+        await self._commit(spec, inputs)
+
+    def _load(self) -> tuple[CheckedSpec, tuple[Sequence[Any], ...]]:
+        return parse_spec(self._means.journal.spec(self.id)), self._means.journal.inputs(self.id)
+
+    def _restore(self) -> None:
+        self._totals = self._means.journal.stage_totals(self.id)
+        if self._totals:
+            for text in self._means.journal.task_warnings(self.id):
+                self._warn(text)
+
+    def _set_task_count(self, counts: Sequence[int | None]) -> None:
+        known = [count for count in counts if count is not None]
+        self._task_count = sum(known) if len(known) == len(counts) else None
+        self.progress = total_progress(self._totals, self._task_count)
+        self._notify()
+
+    def _warn(self, text: str) -> None:
+        if len(self._warnings) < JOB_WARNINGS_MAX:
+            self._warnings.append(text[:JOB_WARNING_CHARS_MAX])
+        else:
+            self._warnings_left_out += 1
+
+    @property
+    def warnings(self) -> list[str]:
+        """What there has been to say so far."""
+        more = self._warnings_left_out
+        return [*self._warnings, f"and {more} more warnings"] if more else list(self._warnings)
+
+    async def _run_stage(self, at: int, stage: Stage, count: int | None, results: Results, spec: CheckedSpec) -> int:
+        """All tasks of a stage that are not done yet; how many it has."""
+        drafts = _Undone(self._means.journal.done_numbers(self.id, at), stage, results)
+        running: set[asyncio.Task[TaskEntry]] = set()
+        try:
+            while batch := await self._means.plan(drafts.take):
+                for number, draft in batch:
+                    while len(running) >= await self._window():
+                        running = await self._reap(running)
+                    running.add(asyncio.create_task(self._run_task(at, f"{spec.spec.operation}.{stage.name}", number, draft)))
+            while running:
+                running = await self._reap(running)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        await self._write()
+        if count not in (None, drafts.count) or self._totals.get(at, StageTotals()).tasks != drafts.count:
+            raise RuntimeError(f"stage {stage.name} of job {self.id}: {drafts.count} tasks, not what it said or what was done")
+        return drafts.count
+
+    async def _window(self) -> int:
+        engine = await self._means.engine()
+        return max(1, min(WINDOW_PER_WORKER * engine.slots, self._means.tasks_max))
+
+    async def _reap(self, running: set[asyncio.Task[TaskEntry]]) -> set[asyncio.Task[TaskEntry]]:
+        """Take at least one result; raises what a task has failed with."""
+        done, left = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            entry = task.result()
+            self._unwritten.append(entry)
+            self._count(entry[0], entry[2])
+        self._notify()
+        if not self._writing.locked() or len(self._unwritten) > UNWRITTEN_MAX:
+            await self._write()
+        return left
+
+    def _count(self, stage: int, result: TaskResult) -> None:
+        was = self._totals.get(stage, StageTotals())
+        self._totals[stage] = StageTotals(
+            was.tasks + 1, was.samples + result.samples, was.bytes_in + result.bytes_in, was.bytes_out + result.bytes_out
+        )
+        self.progress = total_progress(self._totals, self._task_count)
+        self._means.stats.count_task(self.record.operation, result)
+        for text in result.warnings:
+            self._warn(text)
+
+    async def _write(self) -> None:
+        """Give the journal what has come in; many small tasks share a transaction."""
+        async with self._writing:
+            entries, self._unwritten = self._unwritten, []
+            if entries:
+                await self._means.write(self._means.journal.record, self.id, entries)
+
+    # --- a task
+
+    async def _run_task(self, stage: int, function: str, number: int, draft: TaskDraft) -> TaskEntry:
+        task = Task(self.id, function, number, draft.label, draft.payload, self.record.bucket)
+        data = msgspec.msgpack.encode(task)
+        for attempt in range(RETRIES + 1):
+            try:
+                engine = await self._means.engine()
+                answer = await engine.run(data, draft.near)
+                return stage, number, msgspec.msgpack.decode(answer, type=TaskResult)
+            except (TaskFailed, EngineLost) as error:
+                final = isinstance(error, TaskFailed) and not error.retryable
+                if final or attempt == RETRIES:
+                    tries = "" if final else f" ({RETRIES + 1} tries)"
+                    raise JobFailed(error.code, _said_of(draft.label, error.message) + tries) from None
+                _log.warning("job %s, %s: %s; trying again", self.id, draft.label, error.message)
+            self._means.stats.retries += 1
+            await self._means.wait_before_retry(attempt)
+        raise AssertionError("unreachable")
+
+    # --- the end
+
+    async def _commit(self, spec: CheckedSpec, inputs: Sequence[Sequence[Any]]) -> None:
+        means = self._means
+        summary, warning = await Commit(means, self.record, spec, inputs).prepare()
+        if warning:
+            self._warn(warning)
+        self.is_committing = True
+        self._take(await means.write(means.journal.commit, self.id, summary, self.progress, self.warnings))
+
+    async def _publish(self) -> None:
+        means = self._means
+        if not await means.staged.publish(self.id, lambda: is_bucket_gone(means, self.record)):
+            raise BucketDeleting(f"the bucket {self.record.bucket!r} was deleted while its new objects were published")
+        self._take(await means.write_at_last(means.journal.succeed, self.id))
+
+
+class _Undone:
+    """The drafts of a stage that have no result yet, taken in a thread; `count` is how many there were in all."""
+
+    def __init__(self, done: Iterator[int], stage: Stage, results: Results) -> None:
+        self.count = 0
+        self._drafts = self._iterate(done, stage, results)
+
+    def take(self) -> list[tuple[int, TaskDraft]]:
+        """Some of them; none at the end."""
+        return list(islice(self._drafts, DRAFTS))
+
+    def _iterate(self, done: Iterator[int], stage: Stage, results: Results) -> Iterator[tuple[int, TaskDraft]]:
+        following = next(done, -1)
+        for number, draft in enumerate(stage.tasks(results)):
+            self.count += 1
+            if self.count > JOB_TASKS_MAX:
+                raise JobFailed("too_many_tasks", f"a stage of a job has at most {JOB_TASKS_MAX} tasks")
+            if number == following:
+                following = next(done, -1)
+            else:
+                yield number, draft
+
+
+def _said_of(label: str, message: str) -> str:
+    return message if message.startswith(label) else f"{label}: {message}"

@@ -1,0 +1,99 @@
+"""Staged objects of jobs on all targets: written, published, discarded, and swept when no job knows them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+
+from dfc.errors import DfcError
+from dfc.http.calls.peer import RemoteError
+from dfc.placement.map import NodeEntry
+from dfc.proxy.cluster import Cluster
+
+_log: Final = logging.getLogger("dfc.proxy.jobs")
+RETRY_FIRST_S: Final = 0.25
+RETRY_MAX_S: Final = 10.0
+
+
+class StagedObject(msgspec.Struct, frozen=True, gc=False):
+    """What a target says of a staged object."""
+
+    object: str
+    size: int
+    checksum: str
+
+
+class _Prepared(msgspec.Struct, frozen=True):
+    objects: list[StagedObject]
+
+
+class Staged:
+    """Calls to the staging routes of the targets."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def put(self, job_id: str, bucket: str, name: str, pieces: AsyncIterator[bytes]) -> None:
+        """Write an output of the job from the proxy itself."""
+        node = self._cluster.owner(self._cluster.bucket(bucket), name).node
+        url = f"{node.url}/v1/node/staged/{job_id}/{bucket}/{quote(name)}"
+        await self._cluster.control.upload(url, pieces)
+
+    async def prepare(self, job_id: str, node: NodeEntry) -> list[StagedObject]:
+        """What a target is going to publish, on the medium and found sound. Errors of the target as they are."""
+        answer = await self._cluster.control.call("POST", f"{node.url}/v1/node/staged/{job_id}/prepare", _Prepared, long=True)
+        return answer.objects
+
+    async def publish(self, job_id: str, is_lost: Callable[[], bool]) -> bool:
+        """Make the outputs visible, however long a target is away; False when `is_lost` says that their bucket is gone."""
+        return await self._everywhere("POST", f"/v1/node/staged/{job_id}/publish", is_lost)
+
+    async def discard(self, job_id: str) -> None:
+        """Remove whatever is staged of it, however long a target is away."""
+        await self._everywhere("DELETE", f"/v1/node/staged/{job_id}", lambda: False)
+
+    async def _everywhere(self, method: str, path: str, is_lost: Callable[[], bool]) -> bool:
+        """Every target of the map, until it has acknowledged; a target that joins later has nothing of the job."""
+        nodes = self._cluster.map.targets()
+        return all(await asyncio.gather(*(self._until_done(node.id, method, path, is_lost) for node in nodes)))
+
+    async def _until_done(self, node_id: str, method: str, path: str, is_lost: Callable[[], bool]) -> bool:
+        wait_s, say = RETRY_FIRST_S, _log.warning
+        while True:
+            node = self._cluster.map.node(node_id)
+            if node is None:
+                return True  # it has left the cluster, and what it held with it
+            try:
+                await self._cluster.control.call(method, f"{node.url}{path}", dict, long=True)
+                return True
+            except Exception as error:  # whatever it is, the job goes only forward from here
+                if not isinstance(error, DfcError):
+                    _log.exception("%s %s at %s failed; trying again", method, path, node_id)
+                    error = DfcError(str(error))
+                if isinstance(error, RemoteError) and error.status < 500 and is_lost():
+                    return False
+                say("%s %s at %s: %s; trying until it works", method, path, node_id, error.message)
+                say = _log.debug  # a target may be away for days
+            await asyncio.sleep(wait_s)
+            wait_s = min(RETRY_MAX_S, wait_s * 2)
+
+    async def sweep(self, is_known: Callable[[str], bool]) -> bool:
+        """Discard what belongs to no job that is under way; False when not every target could be asked."""
+
+        async def ask(node: NodeEntry) -> None:
+            found: dict[str, Any] = await self._cluster.control.call("GET", f"{node.url}/v1/node/staged", dict)
+            for job_id in found:
+                if not is_known(job_id):
+                    _log.warning("target %s holds staged objects of job %s, which is not under way: discarded", node.id, job_id)
+                    await self._cluster.control.call("DELETE", f"{node.url}/v1/node/staged/{job_id}", dict, long=True)
+
+        answers = await asyncio.gather(*(ask(node) for node in self._cluster.map.targets()), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, DfcError):
+                raise answer
+        return not any(isinstance(answer, BaseException) for answer in answers)

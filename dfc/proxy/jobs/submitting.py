@@ -1,0 +1,110 @@
+"""What a client submits, looked at before it is accepted: decoded, inputs found, planned, output free. Nothing is stored."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from dfc.config import Settings
+from dfc.jobs.operations import check_enabled
+from dfc.jobs.pattern import OutputPattern
+from dfc.jobs.spec import CheckedSpec, parse_spec
+from dfc.jobs.tasks import InputShard, Stage
+from dfc.proxy.cluster import Cluster
+from dfc.proxy.jobs.context import plan_stages
+from dfc.proxy.jobs.inputs import InputResolver, check_apart, check_free, dropped_warnings
+
+T = TypeVar("T")
+_NUMBER: Final = re.compile("%0[1-9]d")
+PLANS: Final = 2  # jobs that are looked at at a time
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A job in which nothing is wrong that could be known."""
+
+    spec: CheckedSpec
+    inputs: tuple[Sequence[InputShard], ...]
+    stages: Sequence[Stage]
+    warnings: tuple[str, ...]
+
+
+class Examiner:
+    """Works in threads of its own: a spec that takes long to plan holds up no job that runs."""
+
+    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._resolver = InputResolver(cluster)
+        self._turns = asyncio.Semaphore(PLANS)
+        self._threads = ThreadPoolExecutor(PLANS, thread_name_prefix="job-look")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)  # a plan may take long, and nobody waits for it
+
+    async def _look(self, call: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+
+    async def examine(self, body: bytes) -> Examined:
+        """Raises what is wrong: BadRequest, Forbidden, NoShards, ObjectNotFound, NotAShard, OutputExists, Unavailable."""
+        async with self._turns:
+            spec = await self._look(parse_spec, body)
+            await self._look(check_enabled, spec.spec.operation, spec.options, self._settings)
+            inputs = await self._resolver.resolve(spec)
+            await self._look(check_apart, spec, inputs)
+            stages, _ = await self._look(plan_stages, spec, inputs, self._settings.jobs_memory_bytes, self._cluster)
+            if not spec.spec.overwrite:
+                await check_free(self._cluster, spec.spec.output.bucket, spec.pattern)
+            return Examined(spec, inputs, stages, await self._look(dropped_warnings, inputs))
+
+    async def plan(self, found: Examined) -> dict[str, Any]:
+        """The answer to a dry run."""
+        return await self._look(_plan_json, found.spec, found.inputs, found.stages, found.warnings)
+
+
+def may_meet(one: OutputPattern, other: OutputPattern) -> bool:
+    """Whether two patterns could name one object. Errs to the careful side for patterns with parts."""
+    return any(_texts_may_meet(OutputPattern(mine), OutputPattern(its)) for mine in _texts(one) for its in _texts(other))
+
+
+def _texts(pattern: OutputPattern) -> tuple[str, ...]:
+    return (pattern.text, *pattern.others)
+
+
+def _texts_may_meet(one: OutputPattern, other: OutputPattern) -> bool:
+    shorter, longer = sorted((one.literal, other.literal), key=len)
+    if not longer.startswith(shorter):
+        return False
+    if one.text == other.text or one.has_part or other.has_part or one.is_prefix or other.is_prefix:
+        return True
+    if one.is_numbered and other.is_numbered:
+        shorter, longer = sorted((_NUMBER.split(pattern.text)[-1] for pattern in (one, other)), key=len)
+        return longer.endswith(shorter)
+    return one.matches(other.name(0)) or other.matches(one.name(0))
+
+
+def _plan_json(
+    spec: CheckedSpec, inputs: Sequence[Sequence[InputShard]], stages: Sequence[Stage], warnings: Sequence[str]
+) -> dict[str, Any]:
+    """The answer to a dry run. Numbers that only show while the job runs are null."""
+    # The first stage has nothing to wait for.
+    counts = [stage.count_after({}) if not at or isinstance(stage.count, int) else None for at, stage in enumerate(stages)]
+    outputs = [stage.outputs() if callable(stage.outputs) else stage.outputs for stage in stages if stage.outputs is not None]
+    shards = [shard for each in inputs for shard in each]
+    return {
+        "operation": spec.spec.operation,
+        "dry_run": True,
+        "stages": [{"name": stage.name, "tasks": count} for stage, count in zip(stages, counts, strict=True)],
+        "tasks": None if None in counts else sum(count or 0 for count in counts),
+        "input": {
+            "shards": len(shards),
+            "samples": sum(max(0, shard.samples) for shard in shards),
+            "bytes": sum(shard.size for shard in shards),
+        },
+        "output": {"shards": sum(outputs) if outputs else None},
+        "warnings": list(warnings),
+    }

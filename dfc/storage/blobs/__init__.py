@@ -1,0 +1,1 @@
+"""The files that hold the bytes: written, read, adopted, discarded."""

@@ -1,0 +1,139 @@
+"""The half of a local output that the target has: the worker's file becomes the new blob, from its first byte on.
+
+The other half is `dfc.storage.blobs.deposit`. Nothing is believed that can be looked at for little: the file is a regular one
+of the disk's directory for temporary files, has no other name, and has the length that is told; the index says in its own
+header what it is of. The checksum is the worker's, as it would have been the target's: scrubbing compares it with the bytes
+later.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import msgspec
+
+from dfc.checksum import ExpectedChecksums
+from dfc.errors import BadRequest, LengthMismatch, TooLarge, Unavailable
+from dfc.filesystem import pwrite_all, remove_if_there
+from dfc.limits import DEPOSIT_LINE_BYTES_MAX
+from dfc.storage import layout
+from dfc.storage.blobs.deposit import Deposited, is_deposit
+from dfc.storage.blobs.whole import create_blob
+from dfc.storage.blobs.writer import BlobWriter
+from dfc.storage.catalog.staged import StagedName
+from dfc.storage.parts import DiskParts
+from dfc.storage.rows import Durability, ObjectRow
+from dfc.tar.index import IndexSummary, TarError, index_kind
+from dfc.tar.index.format import HEADER_BYTES, IndexCorrupt, decode_header, encode_header
+
+
+class AdoptingWriter(BlobWriter):
+    """A `BlobWriter` whose bytes somebody else writes: what it is given is what that one says of them."""
+
+    def __init__(
+        self,
+        parts: DiskParts,
+        bucket_id: str,
+        name: str,
+        deposit: str,
+        *,
+        size: int | None,
+        durability: Durability,
+        staged: StagedName | None = None,
+    ) -> None:
+        """Take the file over. Raises BadRequest, Unavailable when it is not there, NoSpace, TooLarge, StorageFailed."""
+        if not is_deposit(deposit):
+            raise BadRequest(f"not the name of a deposit: {deposit[:80]!r}")
+        if size is not None:
+            parts.space.require(size)  # and not claimed: while it is written, it would count twice
+        self._deposit = f"{parts.root}/{layout.TEMPORARY}/{deposit}"
+        self._announced = size
+        self._said = bytearray()
+        self._leftovers: tuple[str, ...] = ()  # of the worker's files, those that may still have their first names
+        kind = index_kind(name)
+        if kind not in (None, "tar"):
+            raise BadRequest(f"{name!r} is compressed: it is sent, and not deposited")
+        self._index_path = self._deposit + layout.INDEX_SUFFIX
+        self._is_shard = kind is not None
+        super().__init__(parts, bucket_id, name, size=None, expected=ExpectedChecksums(), durability=durability, staged=staged)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """What the worker says. Raises TooLarge."""
+        with self._working("adopting a blob"):
+            self._said += data
+            if len(self._said) > DEPOSIT_LINE_BYTES_MAX:
+                raise TooLarge(f"more than {DEPOSIT_LINE_BYTES_MAX} bytes are said of a deposit")
+
+    store = write
+
+    def digest(self, data: bytes | bytearray | memoryview) -> None:
+        """Nothing: `write` takes all."""
+
+    # --- inside
+
+    def _create(self, kind: str | None) -> None:
+        filesystem = self._parts.filesystem
+        self._fd, self._path, self._blob_id = create_blob(self._parts, self._bucket_id, self._name)
+        try:
+            found = os.lstat(self._deposit)
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid != os.geteuid():
+                raise BadRequest("a deposit is a file with one name, of the user that the target runs as")
+            self._leftovers = (self._deposit, self._index_path)
+            filesystem.rename(self._deposit, self._path)  # over the empty one, which is ours
+        except FileNotFoundError:
+            raise Unavailable("the deposit is not there") from None
+        opened = filesystem.open(self._path, write=True)
+        empty, self._fd = self._fd, opened
+        filesystem.close(empty)
+
+    def _describe(self) -> ObjectRow:
+        try:
+            said = msgspec.json.decode(self._said, type=Deposited)
+        except msgspec.MsgspecError as error:
+            raise BadRequest(f"what is said of the deposit cannot be understood: {error}") from None
+        if said.errno:
+            raise OSError(said.errno, os.strerror(said.errno))
+        if not said.checksum or (self._is_shard and said.index is None and said.problem is None):
+            raise BadRequest("the checksum of the deposit is missing, or what is in it")
+        length = os.fstat(self._fd).st_size
+        if length != said.size or self._announced not in (None, said.size):
+            announced = "" if self._announced is None else f", {self._announced} were announced"
+            raise LengthMismatch(f"{said.size} bytes were deposited, the file has {length}{announced}")
+        if said.size > self._limit():
+            self._refuse_length(said.size)
+        self._received = said.size
+        return self._row_of(said.checksum, self._adopt_index(said) if self._is_shard else None)
+
+    def _adopt_index(self, said: Deposited) -> IndexSummary | TarError:
+        """Give the index the version of the blob, and its place. BadRequest when it is none of this blob."""
+        filesystem, found = self._parts.filesystem, said.index
+        if said.problem is not None:
+            return TarError(*said.problem)
+        assert found is not None
+        try:
+            fd = filesystem.open(self._index_path, write=True)
+            try:
+                header = decode_header(filesystem.pread(fd, HEADER_BYTES, 0))
+                counts = (header.members, header.samples, header.repeated_keys, header.dropped)
+                told = (found.members, found.samples, found.repeated_keys, found.dropped)
+                if (header.size, header.checksum, *counts) != (said.size, said.checksum, *told):
+                    raise BadRequest("the index is not of this deposit")
+                if os.fstat(fd).st_size != header.file_size:
+                    raise BadRequest("the index is not whole")
+                pwrite_all(filesystem, fd, encode_header(header._replace(version=self.version)), 0)
+            finally:
+                filesystem.close(fd)
+            filesystem.rename(self._index_path, self._path + layout.INDEX_SUFFIX)
+        except (FileNotFoundError, IndexCorrupt) as error:
+            raise BadRequest(f"the deposit has no sound index: {error}") from None
+        return IndexSummary(*told, found.warnings)
+
+    def _remove(self) -> None:
+        super()._remove()
+        try:
+            remove_if_there(self._parts.filesystem, self._leftovers)
+            if self._path:
+                remove_if_there(self._parts.filesystem, (self._path + layout.INDEX_SUFFIX,))
+        except OSError as error:
+            self._parts.health.count(error, "removing an unfinished deposit")

@@ -1,0 +1,242 @@
+"""Reading blobs of rows that the catalog gave, and what follows when the stored bytes are not what they should be."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+from concurrent.futures import Future
+from typing import Final
+
+import xxhash
+
+from dfc.errors import NotAShard, ObjectCorrupt, ObjectNotFound, ServerTrouble, StorageFailed
+from dfc.filesystem import remove_if_there
+from dfc.limits import MIB
+from dfc.storage import layout
+from dfc.storage.blobs.indexes import IndexWriter
+from dfc.storage.catalog.changes import Quarantine
+from dfc.storage.health import UNREADABLE
+from dfc.storage.parts import DiskParts
+from dfc.storage.rows import ObjectRow, RowChanged
+from dfc.tar.index import ShardIndex, TarError, index_kind
+
+_log = logging.getLogger(__name__)
+_BUFFER_BYTES: Final = 1 << 18
+_VERIFY_BYTES: Final = 32 * MIB  # verified whole when opened, 5 ms; larger ones piece by piece as they are read
+
+
+class BlobReader:
+    """Thread-safe."""
+
+    def __init__(self, parts: DiskParts) -> None:
+        self._parts = parts
+        self._lock = threading.Lock()
+        self._building: dict[str, Future[ShardIndex]] = {}
+        self._temporaries = itertools.count(1)
+
+    def open_blob(self, row: ObjectRow) -> int:
+        """See `Disk.open_blob`."""
+        fd = self._open(row)
+        size = os.fstat(fd).st_size
+        if size == layout.blob_bytes(row):
+            return fd
+        self._parts.filesystem.close(fd)
+        self._quarantine(row, f"its blob has {size} bytes instead of {layout.blob_bytes(row)}")
+        raise ObjectCorrupt(f"the stored bytes of {row.name!r} have the wrong length")
+
+    def read_small(self, row: ObjectRow) -> bytes:
+        """See `Disk.read_small`."""
+        parts = self._parts
+        fd = self._open(row)
+        footer = layout.row_footer(row)
+        try:
+            data = parts.filesystem.pread(fd, row.size + len(footer) + 1, 0)
+        except OSError as error:
+            raise self.read_failed(row, 0, error) from error
+        finally:
+            parts.filesystem.close(fd)
+        body = data[: row.size]
+        if len(data) != row.size + len(footer) or xxhash.xxh3_128_hexdigest(body) != row.checksum or data[row.size :] != footer:
+            self._quarantine(row, "its bytes fail their checksum")
+            raise ObjectCorrupt(f"the stored bytes of {row.name!r} fail their checksum")
+        return body
+
+    def read_failed(self, row: ObjectRow, offset: int, error: OSError) -> ServerTrouble:
+        """See `Disk.read_failed`."""
+        answer = self._parts.health.translate(error, "reading a blob")
+        if error.errno not in UNREADABLE or not self._is_unreadable(row, offset):
+            return answer
+        self._quarantine(row, f"it cannot be read at byte {offset}: {error.strerror}")
+        return ObjectCorrupt(f"the stored bytes of {row.name!r} cannot be read")
+
+    def _is_unreadable(self, row: ObjectRow, offset: int) -> bool:
+        """Look a second time, at the medium: a cable that was touched is no reason to stop serving an object."""
+        filesystem = self._parts.filesystem
+        try:
+            fd = filesystem.open(self._parts.path(row))
+        except OSError:
+            return False  # replaced meanwhile; what is really gone is met by the next one who opens it
+        try:
+            os.posix_fadvise(fd, offset, _BUFFER_BYTES, os.POSIX_FADV_DONTNEED)
+            wanted = min(_BUFFER_BYTES, layout.blob_bytes(row) - offset)
+            return len(filesystem.pread(fd, wanted, offset)) != wanted
+        except OSError as error:
+            return error.errno in UNREADABLE
+        finally:
+            filesystem.close(fd)
+
+    def open_index(self, row: ObjectRow) -> ShardIndex:
+        """See `Disk.open_index`."""
+        if row.samples is None:
+            raise NotAShard(f"{row.name!r} has no tar index: {'; '.join(row.warnings) or 'it is no archive'}")
+        path = self._parts.path(row)
+        return self._parts.indexes.get(path) or self._load(row, path) or self._build(row, path)
+
+    def rebuild_index(self, row: ObjectRow, damaged: ShardIndex | None) -> ShardIndex:
+        """See `Disk.rebuild_index`."""
+        return self._build(row, self._parts.path(row), damaged, again=True)
+
+    def _load(self, row: ObjectRow, path: str) -> ShardIndex | None:
+        """The index beside the blob; None when it is missing, damaged or of another blob."""
+        try:
+            index = self._parts.indexes.open(path + layout.INDEX_SUFFIX)
+            if os.path.getsize(path + layout.INDEX_SUFFIX) <= _VERIFY_BYTES:
+                index.verify()
+        except FileNotFoundError:
+            return None
+        except TarError as error:
+            _log.warning("the index of %r is damaged and will be built again: %s", row.name, error)
+            return None
+        except OSError as error:
+            raise self._parts.health.translate(error, "opening an index") from error
+        if (index.version, index.size, index.checksum) != (row.version, row.size, row.checksum):
+            index.close()
+            return None
+        return self._parts.indexes.keep(path, index)
+
+    def _build(self, row: ObjectRow, path: str, damaged: ShardIndex | None = None, *, again: bool = False) -> ShardIndex:
+        """Build the index, once for all threads that want it at the same time: they share its outcome.
+
+        `again`: the one that is there is no good. `damaged` is the one that the caller has met, if it knows.
+        """
+        with self._lock:
+            shared = self._building.get(path)
+            if shared is None:
+                mine = self._building[path] = Future[ShardIndex]()
+        if shared is not None:
+            return shared.result()
+        try:
+            mine.set_result(self._build_alone(row, path, damaged, again))
+        except BaseException as error:
+            mine.set_exception(error)
+        finally:
+            with self._lock:
+                del self._building[path]
+        return mine.result()
+
+    def _build_alone(self, row: ObjectRow, path: str, damaged: ShardIndex | None, again: bool) -> ShardIndex:
+        indexes = self._parts.indexes
+        # Another thread may have been through with it just before this one came.
+        index = None if again and damaged is None else indexes.get(path)
+        if index is None and not again:
+            index = self._load(row, path)
+        if index is None or index is damaged:
+            indexes.forget(path)
+            self._write_index(row, path)
+            index = self._load(row, path)
+        if index is None:
+            raise StorageFailed(f"the index of {row.name!r} could not be built")
+        return index
+
+    def _write_index(self, row: ObjectRow, path: str) -> None:
+        parts = self._parts
+        fd = self.open_blob(row)
+        # A name that nobody else has: the scrubber and readers build beside each other.
+        temporary = f"{parts.root}/{layout.TEMPORARY}/{row.version}-{next(self._temporaries)}{layout.INDEX_SUFFIX}"
+        try:
+            damage = write_index(parts, fd, row, temporary)
+            if damage is None:
+                parts.filesystem.rename(temporary, path + layout.INDEX_SUFFIX)
+                parts.stats.indexes_rebuilt += 1
+                if not os.path.exists(path):  # replaced meanwhile: leave no index without a blob
+                    remove_if_there(parts.filesystem, (path + layout.INDEX_SUFFIX,))
+                return
+        except OSError as error:
+            raise parts.health.translate(error, "building an index") from error
+        finally:
+            parts.filesystem.close(fd)
+        self._quarantine(row, damage)
+        raise ObjectCorrupt(f"the stored bytes of {row.name!r} fail their checksum")
+
+    def _open(self, row: ObjectRow) -> int:
+        parts = self._parts
+        try:
+            return parts.filesystem.open(parts.path(row))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise parts.health.translate(error, "opening a blob") from error
+        current = parts.catalog.find(row.bucket_id, row.name)
+        if current is None:
+            raise ObjectNotFound(f"there is no object {row.name!r}")
+        if current.blob_id != row.blob_id:
+            raise RowChanged(current)
+        self._quarantine(row, "its blob is gone")
+        raise ObjectCorrupt(f"the stored bytes of {row.name!r} are gone")
+
+    def _quarantine(self, row: ObjectRow, reason: str) -> None:
+        quarantine(self._parts, row, reason)
+
+
+def quarantine(parts: DiskParts, row: ObjectRow, reason: str, *, restore: bool = False) -> str:
+    """Stop serving a row if it is still the current one; "quarantined", "restored", "changed", or "failed" (cannot write).
+
+    Whoever finds a blob bad, a reader or the scrubber, comes through here.
+    """
+    try:
+        outcome, garbage = parts.committer.submit(Quarantine(row, reason, parts.clock, restore=restore))
+    except StorageFailed as error:
+        _log.error(
+            "disk %s: %s/%r is corrupt (%s) and cannot be marked: %s", parts.disk_id, row.bucket_id, row.name, reason, error
+        )
+        return "failed"
+    if outcome != "changed":
+        _log.error("disk %s: %s/%r version %s %s: %s", parts.disk_id, row.bucket_id, row.name, row.version, outcome, reason)
+    parts.discard(garbage)
+    return outcome
+
+
+def write_index(parts: DiskParts, fd: int, row: ObjectRow, destination: str) -> str | None:
+    """Index a blob that is open at `fd` into a new file; what is wrong with the blob, None when it is sound."""
+    kind = index_kind(row.name)
+    if kind is None:
+        raise NotAShard(f"{row.name!r} is no archive by its name")
+    index = IndexWriter(parts.filesystem, destination, kind, f"{parts.root}/{layout.TEMPORARY}")
+    finished = False
+    try:
+        damage = _feed(parts, fd, row, index)
+        if damage is None:
+            found = index.finish(row.version, row.size, row.checksum)
+            if isinstance(found, TarError):
+                raise NotAShard(f"{row.name!r} has no tar index any more: {found}")
+            finished = True
+        return damage
+    finally:
+        if not finished:
+            index.abort()
+
+
+def _feed(parts: DiskParts, fd: int, row: ObjectRow, index: IndexWriter) -> str | None:
+    hasher = xxhash.xxh3_128()
+    buffer = memoryview(bytearray(_BUFFER_BYTES))
+    offset = 0
+    while offset < row.size:
+        count = parts.filesystem.read_into(fd, buffer[: row.size - offset], offset)
+        if count == 0:
+            return f"its blob ends at byte {offset}"
+        hasher.update(buffer[:count])
+        index.feed(buffer[:count])
+        offset += count
+    return None if hasher.hexdigest() == row.checksum else "its bytes fail their checksum"

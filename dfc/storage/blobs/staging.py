@@ -1,0 +1,181 @@
+"""What a disk does for jobs: finds and opens what they have staged, publishes it, or throws it away.
+
+Publishing: the job ends (nothing is staged any more) → every blob gets the footer of an object and is on the medium → one
+transaction makes all rows objects. Whatever is cut off in between is simply done again; before that transaction nothing is
+visible, after it everything is.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from dfc.errors import ObjectCorrupt, ObjectNotFound, ServerTrouble
+from dfc.filesystem import pwrite_all
+from dfc.storage import layout
+from dfc.storage.blobs.verify import find_damage
+from dfc.storage.catalog.staged import (
+    DiscardJob,
+    EndJob,
+    MarkStaged,
+    Publish,
+    Published,
+    StagedName,
+    StagedRow,
+    StagedTotal,
+    find_staged,
+    has_ended,
+    staged_rows,
+    staged_totals,
+)
+from dfc.storage.parts import DiskParts
+from dfc.storage.rows import ObjectRow
+
+# From so many blobs on one sync of the whole file system is cheaper than one fdatasync for each.
+_SYNC_ALL_FROM: Final = 64
+
+
+class Staging:
+    """The staged blobs of one disk. Thread-safe."""
+
+    def __init__(self, parts: DiskParts) -> None:
+        self._parts = parts
+        self._verified: set[str] = set()  # ids of blobs of an earlier run of the machine that were found sound
+        self._publishing = threading.Lock()
+
+    # --- reading
+
+    def has_ended(self, job: str) -> bool:
+        """Whether the job was published or discarded here; remembered for a while."""
+        return has_ended(self._parts.catalog, job)
+
+    def find(self, bucket_id: str, name: str, owner: StagedName) -> StagedRow:
+        """The staged row that may be read. ObjectNotFound; ObjectCorrupt for one that a restart of the machine has cost."""
+        found = find_staged(self._parts.catalog, bucket_id, name, owner)
+        if found is None:
+            raise ObjectNotFound(f"the job {owner.job} has staged no {name!r}")
+        self._require_sound(found)
+        return found
+
+    def path(self, staged: StagedRow) -> str:
+        """Where the blob lies; its bytes are the first `row.size` of the file."""
+        return self._parts.path(staged.row)
+
+    def open(self, staged: StagedRow) -> int:
+        """A descriptor for reading; the caller closes it. ObjectNotFound when it was replaced or dropped meanwhile."""
+        parts = self._parts
+        try:
+            fd = parts.filesystem.open(parts.path(staged.row))
+            if os.fstat(fd).st_size >= staged.row.size:
+                return fd
+            parts.filesystem.close(fd)
+        except FileNotFoundError:
+            raise ObjectNotFound(f"{staged.row.name!r} is staged no more") from None
+        except OSError as error:
+            raise parts.health.translate(error, "opening a staged blob") from error
+        raise ObjectCorrupt(f"the staged bytes of {staged.row.name!r} have the wrong length")
+
+    def read_failed(self, error: OSError, offset: int) -> ServerTrouble:
+        """Tell of a staged blob that cannot be read at an offset; the job will fail or write it again."""
+        return self._parts.health.translate(error, f"reading a staged blob at byte {offset}")
+
+    def totals(self) -> dict[str, StagedTotal]:
+        """What each job has staged."""
+        return staged_totals(self._parts.catalog)
+
+    # --- ends of jobs
+
+    def prepare(self, job: str) -> list[ObjectRow]:
+        """Bring all that is to become objects to the medium, and see that it is sound; what that is.
+
+        After this, publishing can fail only with the disk itself. Raises ObjectCorrupt, StorageFailed.
+        """
+        entries = [entry for entry in staged_rows(self._parts.catalog, job) if not entry.owner.temporary]
+        self._sync([entry for entry in entries if entry.boot is not None])
+        for entry in entries:
+            self._require_sound(entry)
+        if any(entry.boot is not None for entry in entries):
+            self._parts.committer.submit(MarkStaged(job))
+        return [entry.row for entry in entries]
+
+    def publish(self, job: str, is_open: Callable[[str], bool]) -> Published:
+        """Make all rows of a job objects, except temporary ones, which go. Idempotent: nothing is left the second time.
+
+        `is_open` says of a bucket id whether objects may be put into it; when it raises, nothing is published. Raises
+        ObjectCorrupt when a blob is not sound any more; StorageFailed, NoSpace.
+        """
+        parts = self._parts
+        with self._publishing:
+            parts.committer.submit(EndJob(job, parts.clock))
+            entries = [entry for entry in staged_rows(parts.catalog, job) if not entry.owner.temporary]
+            for entry in entries:
+                self._require_sound(entry)
+            for entry in entries:
+                self._write_footer(entry)
+            self._sync(entries)
+            done = parts.committer.submit(Publish(job, (entry.row.bucket_id for entry in entries), is_open))
+        parts.discard(done.garbage)
+        return done
+
+    def discard(self, job: str) -> int:
+        """Drop everything that a job has staged; how many blobs. Idempotent; works on a full disk."""
+        parts = self._parts
+        garbage = parts.committer.submit(DiscardJob(job, parts.clock))
+        parts.discard(garbage)
+        return len(garbage)
+
+    # --- inside
+
+    def _require_sound(self, entry: StagedRow) -> None:
+        """ObjectCorrupt when the blob was never synced, the machine was restarted since, and its bytes are not there."""
+        parts = self._parts
+        if entry.boot in (None, parts.boot) or entry.row.blob_id in self._verified:
+            return
+        try:
+            # Whatever footer it has: publishing may have been cut off.
+            damage = find_damage(parts.filesystem, parts.path(entry.row), entry.row, footer=b"", longer=True)
+        except OSError as error:
+            raise parts.health.translate(error, "verifying a staged blob") from error
+        if damage is not None:
+            raise ObjectCorrupt(f"the staged bytes of {entry.row.name!r} did not survive a restart of the machine: {damage}")
+        self._verified.add(entry.row.blob_id)
+
+    def _write_footer(self, entry: StagedRow) -> None:
+        """Make the footer that of an object. Cut off, the row still has all it takes to write it again."""
+        row, filesystem = entry.row, self._parts.filesystem
+        footer = layout.row_footer(row)
+        try:
+            fd = filesystem.open(self._parts.path(row), write=True)
+            try:
+                if os.fstat(fd).st_size < row.size:
+                    raise ObjectCorrupt(f"the staged bytes of {row.name!r} have the wrong length")
+                pwrite_all(filesystem, fd, footer, row.size)
+                filesystem.truncate(fd, row.size + len(footer))
+            finally:
+                filesystem.close(fd)
+        except FileNotFoundError:
+            raise ObjectCorrupt(f"the staged bytes of {row.name!r} are gone") from None
+        except OSError as error:
+            raise self._parts.health.translate(error, "writing a footer") from error
+
+    def _sync(self, entries: Iterable[StagedRow]) -> None:
+        """Bring blobs and their names to the medium."""
+        parts, rows = self._parts, [entry.row for entry in entries]
+        try:
+            if len(rows) >= _SYNC_ALL_FROM:
+                parts.filesystem.sync_all(parts.root)
+                return
+            for row in rows:
+                fd = parts.filesystem.open(parts.path(row))
+                try:
+                    parts.filesystem.fdatasync(fd)
+                finally:
+                    parts.filesystem.close(fd)
+            for directory in sorted({layout.blob_directory(parts.root, row.bucket_id, row.name) for row in rows}):
+                parts.directories.sync_chain(directory)
+        except FileNotFoundError:
+            raise ObjectCorrupt("a staged blob is gone") from None
+        except OSError as error:
+            raise parts.health.translate(error, "syncing staged blobs") from error

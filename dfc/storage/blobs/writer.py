@@ -1,0 +1,304 @@
+"""One upload: a blob under its new version name, hashed and indexed as it arrives, and the commit that makes it the object.
+
+Until `commit` returns, the old object is the object. Whatever fails, `abort` leaves no file and no descriptor; it runs by
+itself when a method raises. It may come from another thread at any time: while bytes are being written it takes effect
+when they are, and from the moment that `commit` begins it does nothing, for then the commit alone decides.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from dfc.checksum import BodyHasher, Buffer, ExpectedChecksums
+from dfc.errors import LengthMismatch, NoSpace, TooLarge, Unavailable
+from dfc.filesystem import pwrite_all, write_all
+from dfc.storage import layout
+from dfc.storage.blobs.indexes import IndexWriter
+from dfc.storage.blobs.whole import create_blob, new_row, observe
+from dfc.storage.blobs.writeback import Writeback
+from dfc.storage.catalog.changes import Put
+from dfc.storage.catalog.commit import OutcomeUnknown
+from dfc.storage.catalog.staged import Stage, StagedName
+from dfc.storage.parts import DiskParts
+from dfc.storage.rows import ALWAYS, GOOD, NOTHING, UNSYNCED, Durability, ObjectRow, Precondition, PutResult, Supplied
+from dfc.tar.index import IndexSummary, TarError, index_kind
+
+
+class BlobWriter:
+    """Made by `Disk.begin_put`: `write`* → `finish` → `commit`, one after the other; `abort` at any time, from any thread."""
+
+    def __init__(
+        self,
+        parts: DiskParts,
+        bucket_id: str,
+        name: str,
+        *,
+        size: int | None,
+        expected: ExpectedChecksums,
+        durability: Durability,
+        staged: StagedName | None = None,
+        supplied: Supplied = NOTHING,
+    ) -> None:
+        """Claim the space and create the blob. Raises NoSpace, TooLarge, StorageFailed, BadRequest."""
+        if size is not None and size > parts.options.object_bytes_max:
+            raise TooLarge(f"an object has at most {parts.options.object_bytes_max} bytes")
+        self._parts = parts
+        self._bucket_id = bucket_id
+        self._name = name
+        self._size = size
+        self._durable = durability == "fsync"
+        self._supplied = supplied
+        self._staged = None if staged is None else staged._replace(job=layout.check_job_id(staged.job))
+        self._hasher = BodyHasher(expected)
+        self._received = self._digested = 0
+        self._writeback = Writeback(parts.filesystem, parts.options.writeback_bytes, self._durable)
+        self._fd = -1
+        self._path = self._blob_id = ""
+        kind = index_kind(name)
+        self._slow_digest = kind not in (None, "tar")
+        self._index: IndexWriter | None = None
+        self._row: ObjectRow | None = None
+        self._lock = threading.Lock()
+        self._busy = 0  # threads at work on it
+        self._aborted = self._ended = False
+        if supplied.version is not None:
+            observe(parts, supplied.version)
+        self._claimed = 0 if size is None else size
+        _claim(parts, self._claimed)
+        try:
+            self._create(kind)
+        except OSError as error:
+            self.abort()
+            raise parts.health.translate(error, "creating a blob") from error
+        except BaseException:
+            self.abort()
+            raise
+
+    @property
+    def version(self) -> str:
+        """The version that the object will have."""
+        return self._supplied.version or self._blob_id
+
+    @property
+    def slow_digest(self) -> bool:
+        """Whether the shard is decompressed for its index, which takes longer than to store it."""
+        return self._slow_digest
+
+    @property
+    def received(self) -> int:
+        """Bytes of the body so far."""
+        return self._received
+
+    def write(self, data: Buffer) -> None:
+        """Take the next bytes of the body. Raises LengthMismatch, TooLarge, NoSpace or StorageFailed."""
+        self.digest(data)
+        self.store(data)
+
+    def store(self, data: Buffer) -> None:
+        """One half of `write`: put the bytes into the file. A thread may do so while another does the other half."""
+        with self._working("writing a blob"):
+            received = self._received + len(data)
+            if received > self._limit():
+                self._refuse_length(received)
+            write_all(self._parts.filesystem, self._fd, data)
+            self._received = received
+            if self._writeback.is_due(received):
+                self._flush()
+
+    def digest(self, data: Buffer) -> None:
+        """The other half: hash and index them. It must have been told all that was stored before `finish`."""
+        with self._working("indexing a blob"):
+            self._hasher.update(data)
+            if self._index is not None:
+                self._index.feed(data)
+            self._digested += len(data)
+
+    def finish(self) -> ObjectRow:
+        """The body is complete: check it, close the blob with its footer and make it durable.
+
+        The row that `commit` will store. Raises LengthMismatch, ChecksumMismatch, NoSpace or StorageFailed.
+        """
+        with self._working("finishing a blob"):
+            row = self._describe()
+            self._close_blob(row)
+        self._row = row
+        return row
+
+    def commit(self, precondition: Precondition = ALWAYS) -> PutResult:
+        """Make the blob the object, or what its job has staged; blocks until that is durable (or, relaxed, known to every
+        reader).
+
+        Raises PreconditionFailed, JobCancelled, what the guard raises, NoSpace or StorageFailed; then nothing has changed.
+        """
+        row = self._row
+        with self._lock:
+            if row is None or (self._ended and not self._aborted):
+                raise RuntimeError("commit comes once, after finish")
+            if self._aborted:
+                raise Unavailable("the upload was broken off")
+            self._ended = True  # before the catalog is asked: an abort must not touch what may be the object already
+        parts = self._parts
+        try:
+            staged = self._staged
+            operation = Put(row, precondition) if staged is None else Stage(row, staged, precondition)
+            outcome = parts.committer.submit(operation)
+        except OutcomeUnknown:
+            raise  # the next opening of the disk decides, so both blobs stay
+        except Exception:
+            self._remove()
+            raise
+        finally:
+            self._release(self._claimed)
+        parts.stats.puts += 1
+        parts.stats.put_bytes += row.size
+        parts.discard(outcome.garbage if outcome.stored else (row,))
+        return PutResult(row, outcome.replaced, row.warnings)
+
+    def abort(self) -> None:
+        """Leave nothing behind. Idempotent; does nothing once `commit` has begun. Blocks for no other thread."""
+        with self._lock:
+            if self._ended or self._aborted:
+                return
+            self._aborted = True
+            if self._busy:
+                return  # the thread that is at work cleans up when it comes out: the descriptor is its own until then
+            self._ended = True
+        self._clean_up()
+
+    # --- inside
+
+    @contextmanager
+    def _working(self, doing: str) -> Iterator[None]:
+        """A thread is at work on the blob. An error aborts the upload, and so does an `abort` that came meanwhile."""
+        with self._lock:
+            if self._aborted or self._ended:
+                raise Unavailable("the upload was broken off")
+            self._busy += 1
+        failed = True
+        try:
+            yield
+            failed = False
+        except OSError as error:
+            raise self._parts.health.translate(error, doing) from error
+        finally:
+            with self._lock:
+                self._busy -= 1
+                self._aborted = aborted = self._aborted or failed
+                last = aborted and not self._busy
+                self._ended = self._ended or last
+            if last:
+                self._clean_up()
+        if aborted:
+            raise Unavailable("the upload was broken off")
+
+    def _clean_up(self) -> None:
+        self._release(self._claimed)
+        if self._fd >= 0:
+            with suppress(OSError):
+                self._parts.filesystem.close(self._fd)
+            self._fd = -1
+        self._remove()
+
+    def _remove(self) -> None:
+        parts = self._parts
+        try:
+            if self._path:
+                parts.filesystem.unlink(self._path)
+        except OSError as error:
+            parts.health.count(error, "removing an unfinished blob")
+        try:
+            if self._index is not None:
+                self._index.abort()
+        except OSError as error:
+            parts.health.count(error, "removing an unfinished index")
+
+    def _limit(self) -> int:
+        return self._parts.options.object_bytes_max if self._size is None else self._size
+
+    def _refuse_length(self, received: int) -> None:
+        if self._size is None:
+            raise TooLarge(f"an object has at most {self._parts.options.object_bytes_max} bytes")
+        what = "at least " if received > self._size else ""
+        raise LengthMismatch(f"{self._size} bytes were announced, {what}{received} came")
+
+    def _create(self, kind: str | None) -> None:
+        """The blob and, for a shard, its index. Raises OSError."""
+        parts = self._parts
+        self._fd, self._path, self._blob_id = create_blob(parts, self._bucket_id, self._name)
+        if kind is not None:
+            path, temporary = self._path + layout.INDEX_SUFFIX, f"{parts.root}/{layout.TEMPORARY}"
+            self._index = IndexWriter(parts.filesystem, path, kind, temporary)
+
+    def _flush(self) -> None:
+        start = self._writeback.started
+        self._writeback.start(self._fd, self._received)
+        if self._size is None:
+            self._parts.space.require_room()
+        else:
+            self._release(self._received - start)
+
+    def _release(self, size: int) -> None:
+        size = min(size, self._claimed)
+        self._claimed -= size
+        self._parts.space.release(size)
+
+    def _describe(self) -> ObjectRow:
+        """The row of what has come. Raises LengthMismatch, ChecksumMismatch."""
+        if self._size is not None and self._received != self._size:
+            self._refuse_length(self._received)
+        if self._digested != self._received:
+            raise ValueError(f"{self._received} bytes were stored, {self._digested} of them hashed")
+        checksum = self._hasher.finish()
+        found = None if self._index is None else self._index.finish(self.version, self._received, checksum)
+        return self._row_of(checksum, found)
+
+    def _row_of(self, checksum: str, found: IndexSummary | TarError | None) -> ObjectRow:
+        """The row; `found` says what the index holds, or why there is none."""
+        samples = members = None
+        warnings: tuple[str, ...] = ()
+        if isinstance(found, TarError):
+            warnings = (str(found),)
+            self._parts.stats.indexes_broken += 1
+        elif found is not None:
+            samples, members, warnings = found.samples, found.members, found.warnings
+            self._parts.stats.indexes_built += 1
+            self._parts.stats.indexed_members += members
+        state = GOOD if self._durable else UNSYNCED
+        return new_row(
+            self._bucket_id,
+            self._name,
+            self._blob_id,
+            self._supplied,
+            size=self._received,
+            checksum=checksum,
+            samples=samples,
+            members=members,
+            warnings=warnings,
+            state=state,
+        )
+
+    def _close_blob(self, row: ObjectRow) -> None:
+        parts = self._parts
+        footer = layout.row_footer(row) if self._staged is None else layout.staged_footer(row, *self._staged)
+        pwrite_all(parts.filesystem, self._fd, footer, row.size)
+        if self._durable:
+            started = time.perf_counter()
+            parts.filesystem.fdatasync(self._fd)
+        fd, self._fd = self._fd, -1
+        parts.filesystem.close(fd)
+        if self._durable:
+            parts.directories.sync_chain(self._path.rpartition("/")[0])
+            parts.stats.fsyncs += 1
+            parts.stats.fsync_seconds += time.perf_counter() - started
+
+
+def _claim(parts: DiskParts, size: int) -> None:
+    try:
+        parts.space.claim(size)
+    except NoSpace:
+        # Perhaps the space of large blobs that were just replaced or deleted is not free yet.
+        parts.discarder.wait()
+        parts.space.claim(size)

@@ -1,0 +1,496 @@
+"""The catalog of one disk: an SQLite database that says which blob is which object. Opening, checking and reading.
+
+It is made only when a disk is formatted or rebuilt; a catalog that is missing, foreign, or fails its check refuses the disk.
+Reading uses a pool of connections, any thread. Writing is `dfc.storage.catalog.transaction`, one thread.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+
+from dfc.clock import version_us
+from dfc.database import other_format, read_header
+from dfc.errors import DiskRefused, StorageFailed
+from dfc.filesystem import FileSystem, sync_file
+from dfc.storage.health import DiskHealth
+from dfc.storage.layout import CATALOG_FILE
+from dfc.storage.rows import ObjectRow, QuarantinedObject
+
+SCHEMA_VERSION: Final = 3
+REMOVED_BUCKET: Final = "removed_bucket/"  # begins the keys in `meta` that remember removed buckets, by when in µs
+_APPLICATION_ID: Final = 0x44464331  # "DFC1": an SQLite file of somebody else is refused
+_IDLE_READERS_MAX: Final = 16  # more are closed when they come back
+_READER_CACHE_KIB: Final = 1024
+_WRITER_CACHE_KIB: Final = 8192
+
+# Names are BLOBs, so that their order is that of the UTF-8 bytes. `us` and `node` are the two parts of a version. The
+# counters of a bucket change in the transactions that change its objects. `staged` has outputs of jobs that no object refers
+# to yet, `ended_jobs` the jobs that may stage nothing any more; `boot` is the run of the machine in which a blob was written
+# that is not known to be on the medium.
+_SCHEMA: Final = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE buckets (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, objects INTEGER NOT NULL, bytes INTEGER NOT NULL);
+CREATE TABLE objects (
+    bucket INTEGER NOT NULL, name BLOB NOT NULL, us INTEGER NOT NULL, node INTEGER NOT NULL, size INTEGER NOT NULL,
+    checksum TEXT NOT NULL, samples INTEGER, members INTEGER, state INTEGER NOT NULL, warnings TEXT, attributes BLOB,
+    drawn TEXT, PRIMARY KEY (bucket, name)) WITHOUT ROWID;
+CREATE TABLE tombstones (
+    bucket INTEGER NOT NULL, name BLOB NOT NULL, us INTEGER NOT NULL, node INTEGER NOT NULL, written_us INTEGER NOT NULL,
+    PRIMARY KEY (bucket, name)) WITHOUT ROWID;
+CREATE INDEX tombstones_by_age ON tombstones (written_us);
+CREATE TABLE unsynced (
+    bucket INTEGER NOT NULL, name BLOB NOT NULL, us INTEGER NOT NULL, node INTEGER NOT NULL, boot TEXT NOT NULL,
+    sequence INTEGER NOT NULL, previous BLOB, PRIMARY KEY (bucket, name)) WITHOUT ROWID;
+CREATE TABLE quarantine (
+    bucket INTEGER NOT NULL, name BLOB NOT NULL, us INTEGER NOT NULL, node INTEGER NOT NULL, size INTEGER NOT NULL,
+    reason TEXT NOT NULL, found_us INTEGER NOT NULL, PRIMARY KEY (bucket, name)) WITHOUT ROWID;
+CREATE TABLE staged (
+    job TEXT NOT NULL, bucket INTEGER NOT NULL, name BLOB NOT NULL, temporary INTEGER NOT NULL, us INTEGER NOT NULL,
+    node INTEGER NOT NULL, size INTEGER NOT NULL, checksum TEXT NOT NULL, samples INTEGER, members INTEGER, warnings TEXT,
+    attributes BLOB, drawn TEXT, boot TEXT, PRIMARY KEY (job, bucket, name, temporary)) WITHOUT ROWID;
+CREATE INDEX staged_by_name ON staged (bucket, name);
+CREATE TABLE ended_jobs (job TEXT PRIMARY KEY, us INTEGER NOT NULL) WITHOUT ROWID;
+"""
+ROW_COLUMNS: Final = "us, node, size, checksum, samples, members, warnings, attributes, drawn, state"
+STAGED_ROW_COLUMNS: Final = ROW_COLUMNS.removesuffix(", state")
+_FIND: Final = f"SELECT {ROW_COLUMNS} FROM objects WHERE bucket = ? AND name = ?"
+_LISTED: Final = "CAST(name AS TEXT), size, checksum, us, samples, members"
+
+ListedTuple = tuple[str, int, str, int, int | None, int | None]
+
+
+def version_text(us: int, node: int) -> str:
+    return f"{us:014x}{node:04x}"
+
+
+def version_parts(version: str) -> tuple[int, int]:
+    return int(version[:14], 16), int(version[14:], 16)
+
+
+def make_row(bucket_id: str, name: str, columns: Any) -> ObjectRow:
+    """An ObjectRow of ROW_COLUMNS."""
+    us, node, size, checksum, samples, members, warnings, attributes, drawn, state = columns
+    texts = tuple(warnings.split("\n")) if warnings else ()
+    version, attributes, drawn = version_text(us, node), attributes or b"", drawn or ""
+    return ObjectRow(bucket_id, name, version, size, checksum, samples, members, texts, state, attributes, drawn)
+
+
+def row_values(row: ObjectRow) -> tuple[Any, ...]:
+    """What stands in ROW_COLUMNS for a row."""
+    more = "\n".join(row.warnings) or None, row.attributes or None, row.drawn or None
+    return (*version_parts(row.version), row.size, row.checksum, row.samples, row.members, *more, row.state)
+
+
+def prefix_successor(prefix: bytes) -> bytes | None:
+    """The first byte string after all that begin with `prefix`; None when there is none."""
+    head = prefix.rstrip(b"\xff")
+    return head[:-1] + bytes((head[-1] + 1,)) if head else None
+
+
+class Catalog:
+    """Reads are thread-safe; the writer connection belongs to one thread at a time."""
+
+    def __init__(self, path: str, disk_id: str, health: DiskHealth | None = None) -> None:
+        """Open and check it. One of another schema is refused, and nothing is changed.
+
+        `health` turns errors of reading into ours; without it they are SQLite's.
+        """
+        self._health = health
+        self.path = path
+        self.disk_id = disk_id
+        self._idle: deque[sqlite3.Connection] = deque()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._numbers: dict[str, int] = {}
+        self._check_schema()
+        self.writer = _connect(path)
+        try:
+            self._check()
+            _tune(self.writer, _WRITER_CACHE_KIB)
+            self._numbers.update(self.writer.execute("SELECT id, number FROM buckets"))
+            self._sequence: int = self.writer.execute("SELECT coalesce(max(sequence), 0) FROM unsynced").fetchone()[0]
+        except sqlite3.Error as error:
+            self.writer.close()
+            raise DiskRefused(_refusal(path, str(error))) from error
+        except BaseException:
+            self.writer.close()
+            raise
+
+    # --- making and opening
+
+    @classmethod
+    def open(cls, root: str, disk_id: str, health: DiskHealth | None = None) -> Catalog:
+        """The catalog of the disk at `root`; DiskRefused when it is missing, foreign or fails its check."""
+        path = f"{root}/{CATALOG_FILE}"
+        if not os.path.exists(path):
+            raise DiskRefused(_refusal(path, "it is missing"))
+        return cls(path, disk_id, health)
+
+    @staticmethod
+    def create(path: str, disk_id: str, filesystem: FileSystem) -> None:
+        """A new, empty, durable catalog; FileExistsError when the file is there."""
+        filesystem.close(filesystem.create(path))
+        connection = _connect(path)
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            _tune(connection, _WRITER_CACHE_KIB)
+            marks = f"PRAGMA application_id = {_APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
+            connection.executescript(f"BEGIN; {_SCHEMA} {marks} COMMIT;")
+            connection.execute("INSERT INTO meta VALUES ('disk_id', ?), ('epoch', 0)", (disk_id,))
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        finally:
+            connection.close()
+        sync_file(filesystem, path)
+
+    @staticmethod
+    def holds_objects(path: str) -> bool:
+        """Whether a file is a catalog with objects in it, or one that cannot be read: nothing to be thrown away."""
+        if not os.path.exists(path) or os.path.getsize(path) == 0:
+            return False
+        try:
+            connection = _connect(path)
+            try:
+                tables = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'objects'").fetchone()[0]
+                return bool(tables) and connection.execute("SELECT 1 FROM objects LIMIT 1").fetchone() is not None
+            finally:
+                connection.close()
+        except sqlite3.Error:
+            return True
+
+    @staticmethod
+    def disk_id_in(path: str) -> str | None:
+        """The disk that a catalog says it is of; None when it cannot tell."""
+        if not os.path.exists(path):
+            return None
+        try:
+            with closing(_connect(path)) as connection:
+                found = connection.execute("SELECT value FROM meta WHERE key = 'disk_id'").fetchone()
+                return str(found[0]) if found else None
+        except sqlite3.Error:
+            return None
+
+    def _check_schema(self) -> None:
+        try:
+            header = read_header(self.path)
+        except OSError as error:
+            raise DiskRefused(_refusal(self.path, str(error))) from error
+        if header is not None and header.application_id == _APPLICATION_ID and header.user_version != SCHEMA_VERSION:
+            raise DiskRefused(f"{self.path} is a catalog {other_format(header.user_version, SCHEMA_VERSION)}")
+
+    def _check(self) -> None:
+        """That it is a sound catalog of this disk."""
+        size = os.path.getsize(self.path)
+        if size == 0:
+            raise DiskRefused(_refusal(self.path, "it is empty"))
+        if self.writer.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
+            raise DiskRefused(_refusal(self.path, "it is no catalog of DFC"))
+        if self.writer.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+            raise DiskRefused(_refusal(self.path, "it fails its check"))
+        owner = self.writer.execute("SELECT value FROM meta WHERE key = 'disk_id'").fetchone()
+        if owner is None or owner[0] != self.disk_id:
+            raise DiskRefused(_refusal(self.path, f"it is the catalog of disk {owner and owner[0]}, not of {self.disk_id}"))
+
+    def close(self) -> None:
+        """Merge the log into the database and close every connection. Reads that still run fail."""
+        with self._lock:
+            self._closed = True
+            idle = list(self._idle)
+            self._idle.clear()
+        for connection in idle:
+            connection.close()
+        try:
+            self.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.Error:
+            pass  # the log stays, and the next opening reads it
+        self.writer.close()
+
+    # --- reading
+
+    @contextmanager
+    def reader(self) -> Iterator[sqlite3.Connection]:
+        """A connection for this thread that sees the last commit."""
+        connection = self._take()
+        try:
+            yield connection
+        except sqlite3.Error as error:
+            raise self._translate(error) from error
+        finally:
+            self._give_back(connection)
+
+    def _translate(self, error: sqlite3.Error) -> Exception:
+        return error if self._health is None else self._health.translate_catalog(error, "reading it")
+
+    def _take(self) -> sqlite3.Connection:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            pass
+        if self._closed:
+            raise StorageFailed("the disk is closed")
+        try:
+            connection = _connect(self.path)
+            _tune(connection, _READER_CACHE_KIB)
+            connection.execute("PRAGMA query_only = 1")
+        except sqlite3.Error as error:
+            raise self._translate(error) from error
+        return connection
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        with self._lock:
+            if not self._closed and len(self._idle) < _IDLE_READERS_MAX:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def bucket_number(self, bucket_id: str) -> int | None:
+        """The number that stands for a bucket in this catalog; None when it never held an object of it."""
+        return self._numbers.get(bucket_id)
+
+    def learn_buckets(self, numbers: dict[str, int | None]) -> None:
+        """Take over what a commit has added or (None) removed."""
+        for bucket_id, number in numbers.items():
+            if number is None:
+                self._numbers.pop(bucket_id, None)
+            else:
+                self._numbers[bucket_id] = number
+
+    def bucket_ids(self) -> list[str]:
+        return sorted(self._numbers)
+
+    def find(self, bucket_id: str, name: str) -> ObjectRow | None:
+        number = self._numbers.get(bucket_id)
+        if number is None:
+            return None
+        connection = self._take()
+        try:
+            columns = connection.execute(_FIND, (number, name.encode())).fetchone()
+        except sqlite3.Error as error:
+            raise self._translate(error) from error
+        finally:
+            self._give_back(connection)
+        return None if columns is None else make_row(bucket_id, name, columns)
+
+    def list_tuples(
+        self, bucket_id: str, *, prefix: str, start_after: str, after_prefix: bool, limit: int
+    ) -> list[ListedTuple]:
+        """See `Disk.list_tuples`."""
+        return self._page(_LISTED, bucket_id, prefix, start_after, after_prefix, limit)
+
+    def list_rows(self, bucket_id: str, *, prefix: str, start_after: str, after_prefix: bool, limit: int) -> list[ObjectRow]:
+        """See `Disk.list`."""
+        page = self._page(f"CAST(name AS TEXT), {ROW_COLUMNS}", bucket_id, prefix, start_after, after_prefix, limit)
+        return [make_row(bucket_id, columns[0], columns[1:]) for columns in page]
+
+    def _page(self, columns: str, bucket_id: str, prefix: str, start_after: str, after_prefix: bool, limit: int) -> list[Any]:
+        number = self._numbers.get(bucket_id)
+        if number is None:
+            return []
+        low: bytes | None = start_after.encode()
+        if start_after:
+            low = prefix_successor(start_after.encode()) if after_prefix else start_after.encode() + b"\0"
+        if low is None:
+            return []
+        bounds: list[object] = [number, max(low, prefix.encode())]
+        high = prefix_successor(prefix.encode())
+        if high is not None:
+            bounds.append(high)
+        query = f"SELECT {columns} FROM objects WHERE bucket = ? AND name >= ?{' AND name < ?' if high is not None else ''}"
+        with self.reader() as connection:
+            return connection.execute(f"{query} ORDER BY name LIMIT ?", (*bounds, limit)).fetchall()
+
+    def counts(self, bucket_id: str) -> tuple[int, int]:
+        """Objects and bytes of a bucket, from its counters."""
+        with self.reader() as connection:
+            found = connection.execute("SELECT objects, bytes FROM buckets WHERE id = ?", (bucket_id,)).fetchone()
+        return found or (0, 0)
+
+    def totals(self) -> tuple[int, int]:
+        """Objects and bytes of all buckets."""
+        with self.reader() as connection:
+            objects, size = connection.execute("SELECT total(objects), total(bytes) FROM buckets").fetchone()
+        return int(objects), int(size)
+
+    def tombstone(self, bucket_id: str, name: str) -> str | None:
+        """The version at which an object was deleted, while that is remembered."""
+        with self.reader() as connection:
+            found = connection.execute(
+                "SELECT us, node FROM tombstones JOIN buckets ON number = bucket WHERE id = ? AND name = ?",
+                (bucket_id, name.encode()),
+            ).fetchone()
+        return version_text(*found) if found else None
+
+    def quarantined(self) -> list[QuarantinedObject]:
+        with self.reader() as connection:
+            found = connection.execute(
+                "SELECT id, CAST(name AS TEXT), us, node, size, reason, found_us FROM quarantine"
+                " JOIN buckets ON number = bucket ORDER BY id, name"
+            ).fetchall()
+        return [QuarantinedObject(b, n, version_text(us, node), *rest) for b, n, us, node, *rest in found]
+
+    def quarantined_count(self) -> int:
+        return self._count("quarantine")
+
+    def unsynced_count(self) -> int:
+        return self._count("unsynced")
+
+    def _count(self, table: str) -> int:
+        with self.reader() as connection:
+            count: int = connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+        return count
+
+    def unsynced_up_to(self, boot: str) -> tuple[int, int]:
+        """How many unsynced rows of this run of the machine there are, and the highest sequence number of them."""
+        with self.reader() as connection:
+            found = connection.execute("SELECT count(*), max(sequence) FROM unsynced WHERE boot = ?", (boot,)).fetchone()
+        return found[0], found[1] or 0
+
+    def unsynced(self, boot: str, up_to: int) -> list[ObjectRow]:
+        """The unsynced rows of this run of the machine with sequence numbers up to one."""
+        with self.reader() as connection:
+            found = connection.execute(
+                f"SELECT id, CAST(name AS TEXT), {', '.join('o.' + c for c in ROW_COLUMNS.split(', '))}"
+                " FROM unsynced AS u JOIN buckets ON number = u.bucket JOIN objects AS o USING (bucket, name)"
+                " WHERE u.boot = ? AND u.sequence <= ?",
+                (boot, up_to),
+            ).fetchall()
+        return [make_row(bucket_id, name, columns) for bucket_id, name, *columns in found]
+
+    def unsynced_boot(self, row: ObjectRow) -> str | None:
+        """The run of the machine in which an unsynced row was written; None when it is not unsynced any more."""
+        us, node = version_parts(row.version)
+        key = (self._numbers.get(row.bucket_id), row.name.encode(), us, node)
+        with self.reader() as connection:
+            found = connection.execute(
+                "SELECT boot FROM unsynced WHERE bucket = ? AND name = ? AND us = ? AND node = ?", key
+            ).fetchone()
+        return found[0] if found else None
+
+    def suspects(self, boot: str, after: tuple[int, bytes], limit: int) -> list[tuple[tuple[int, bytes], str, str]]:
+        """Unsynced rows of other runs of the machine: a position to go on `after`, bucket id and name."""
+        with self.reader() as connection:
+            found = connection.execute(
+                "SELECT bucket, name, id, CAST(name AS TEXT) FROM unsynced JOIN buckets ON number = bucket"
+                " WHERE boot <> ? AND (bucket, name) > (?, ?) ORDER BY bucket, name LIMIT ?",
+                (boot, *after, limit),
+            ).fetchall()
+        return [((number, key), bucket_id, name) for number, key, bucket_id, name in found]
+
+    def blob_ids(self, connection: sqlite3.Connection, bucket_id: str) -> Iterator[str]:
+        """The ids of all blobs that a bucket still needs."""
+        key = (self._numbers.get(bucket_id, -1),)
+        yield from _blob_ids(connection.execute("SELECT us, node, drawn FROM objects WHERE bucket = ?", key))
+        for (previous,) in connection.execute("SELECT previous FROM unsynced WHERE bucket = ? AND previous NOT NULL", key):
+            yield decode_previous(previous).blob_id
+        yield from _blob_ids(connection.execute("SELECT us, node, drawn FROM staged WHERE bucket = ?", key))
+
+    def next_sequence(self) -> int:
+        """Numbers the unsynced rows in the order of their commits; for the committer."""
+        self._sequence += 1
+        return self._sequence
+
+    def set_epoch(self, epoch: int, filesystem: FileSystem) -> None:
+        """Count an opening, durably; before the committer has the writer."""
+        self.writer.execute("BEGIN IMMEDIATE")
+        try:
+            self.writer.execute("UPDATE meta SET value = ? WHERE key = 'epoch'", (epoch,))
+            filesystem.commit(self.writer)
+        except BaseException:
+            if self.writer.in_transaction:
+                self.writer.execute("ROLLBACK")
+            raise
+
+    def referenced_blobs(self, connection: sqlite3.Connection, bucket_id: str, name: str) -> tuple[set[str], str | None]:
+        """The ids of the blobs of an object that are still needed, and the newest version that is known of it at all.
+
+        The newest may be that of a tombstone. `connection` is a reader's, so that a caller can ask within one snapshot.
+        """
+        key = (self._numbers.get(bucket_id, -1), name.encode())
+        needed, known = set(), set()
+        for us, node, drawn in connection.execute("SELECT us, node, drawn FROM objects WHERE bucket = ? AND name = ?", key):
+            known.add(version_text(us, node))
+            needed.add(drawn or version_text(us, node))
+        for (previous,) in connection.execute("SELECT previous FROM unsynced WHERE bucket = ? AND name = ?", key):
+            if previous is not None:
+                needed.add(decode_previous(previous).blob_id)
+        for us, node in connection.execute("SELECT us, node FROM tombstones WHERE bucket = ? AND name = ?", key):
+            known.add(version_text(us, node))
+        # Needed, but nothing that an object of this name is older than.
+        needed.update(_blob_ids(connection.execute("SELECT us, node, drawn FROM staged WHERE bucket = ? AND name = ?", key)))
+        return needed, max(known, default=None)
+
+    def newest_us(self) -> int:
+        """The microseconds of the newest version or blob id among objects, tombstones and staged blobs; reads every row."""
+        versions = (f"coalesce((SELECT max(us) FROM {table}), 0)" for table in ("objects", "tombstones", "staged"))
+        drawn = (f"coalesce((SELECT max(drawn) FROM {table}), '')" for table in ("objects", "staged"))
+        with self.reader() as connection:
+            us, blob_id = connection.execute(f"SELECT max({', '.join(versions)}), max({', '.join(drawn)})").fetchone()
+        return max(int(us), version_us(blob_id) if blob_id else 0)
+
+    def was_removed(self, connection: sqlite3.Connection, bucket_id: str) -> bool:
+        """Whether the removal of a bucket was committed, or begun."""
+        found = connection.execute("SELECT 1 FROM meta WHERE key = ?", (REMOVED_BUCKET + bucket_id,)).fetchone()
+        return found is not None
+
+    def removed_buckets(self) -> dict[str, int]:
+        """The ids of removed buckets that are remembered, and when, in µs since 1970."""
+        with self.reader() as connection:
+            return read_removed_buckets(connection)
+
+    def meta(self, key: str) -> Any:
+        """A value that was stored beside the rows; None when it was not."""
+        with self.reader() as connection:
+            found = connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return found[0] if found else None
+
+
+def _blob_ids(rows: Iterable[tuple[int, int, str | None]]) -> Iterator[str]:
+    for us, node, drawn in rows:
+        yield drawn or version_text(us, node)
+
+
+def read_removed_buckets(connection: sqlite3.Connection) -> dict[str, int]:
+    found = connection.execute(
+        "SELECT key, value FROM meta WHERE key >= ? AND key < ?", (REMOVED_BUCKET, REMOVED_BUCKET[:-1] + "0")
+    )
+    return {key.removeprefix(REMOVED_BUCKET): us for key, us in found}
+
+
+def encode_previous(row: ObjectRow) -> bytes:
+    """The row that an unsynced one replaced, to come back to if the new blob does not survive a power loss."""
+    return msgspec.msgpack.encode(row)
+
+
+def decode_previous(data: bytes) -> ObjectRow:
+    return msgspec.msgpack.decode(data, type=ObjectRow)
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    """Never makes the file: a missing catalog is an error."""
+    return sqlite3.connect(
+        f"file:{quote(path)}?mode=rw", uri=True, isolation_level=None, check_same_thread=False, timeout=30, cached_statements=64
+    )
+
+
+def _tune(connection: sqlite3.Connection, cache_kib: int) -> None:
+    # Checkpoints are the committer's to begin; temporary tables never touch the disk.
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+    connection.execute("PRAGMA temp_store = MEMORY")
+    connection.execute(f"PRAGMA cache_size = -{cache_kib}")
+
+
+def _refusal(path: str, why: str) -> str:
+    directory = os.path.dirname(path)
+    return (
+        f"{path}: {why}. The disk is not used, so that nothing on it is lost. Restore the newest copy of the catalog, or"
+        f" make it anew from the blobs: dfc disk rebuild {directory}"
+    )

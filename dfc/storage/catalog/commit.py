@@ -1,0 +1,223 @@
+"""Group commit: one thread a disk takes every waiting operation into one transaction of the catalog.
+
+Threads hand in an operation and block until the transaction that holds it is committed and the row cache knows it. The
+more threads wait, the more operations share one fsync. A COMMIT that fails for another reason than a full disk leaves the
+outcome open until the disk is opened again, so the disk refuses writes from then on.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar
+
+from dfc.errors import StorageFailed
+from dfc.filesystem import FileSystem
+from dfc.storage.catalog.cache import RowCache
+from dfc.storage.catalog.catalog import Catalog
+from dfc.storage.catalog.changes import Change
+from dfc.storage.catalog.transaction import Transaction
+from dfc.storage.health import DiskHealth, is_full
+from dfc.storage.stats import DiskStats
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+_BATCH_MAX: Final = 512  # operations: bounds the time that the first of a batch waits for the last
+_CHECKPOINT_PAGES: Final = 2000  # 8 MiB of log, about; then it is merged into the database
+
+
+class OutcomeUnknown(StorageFailed):
+    """The COMMIT failed half-way: whether it counts is known only when the disk is opened again. Touch no blob."""
+
+
+class _Ticket(Generic[T]):
+    """An operation on its way through the committer."""
+
+    __slots__ = ("done", "error", "operation", "result")
+
+    def __init__(self, operation: Change[T]) -> None:
+        self.operation = operation
+        self.result: T | None = None
+        self.error: BaseException | None = None
+        self.done = threading.Lock()
+        self.done.acquire()
+
+
+class GroupCommitter:
+    """Owns the catalog's writer connection. `on_full` frees what space it can when even the catalog finds none."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        filesystem: FileSystem,
+        cache: RowCache,
+        health: DiskHealth,
+        stats: DiskStats,
+        *,
+        boot: str,
+        on_full: Callable[[], object],
+    ) -> None:
+        self._catalog = catalog
+        self._filesystem = filesystem
+        self._cache = cache
+        self._health = health
+        self._stats = stats
+        self._boot = boot
+        self._on_full = on_full
+        self._queue: queue.SimpleQueue[_Ticket[Any] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._synchronous = True
+        self._log_pages = 0
+        self._thread = threading.Thread(target=self._run, name=f"dfc-commit-{catalog.disk_id[:8]}", daemon=True)
+        self._thread.start()
+
+    def submit(self, operation: Change[T]) -> T:
+        """Commit the operation and return its outcome, or raise what it raised. Blocks; any thread but the committer's.
+
+        StorageFailed when the disk is failed or closed, OutcomeUnknown when the COMMIT itself failed, NoSpace.
+        """
+        ticket = _Ticket(operation)
+        with self._lock:
+            if self._closed:
+                raise StorageFailed("the disk is closed")
+            self._queue.put(ticket)
+        ticket.done.acquire()
+        if ticket.error is not None:
+            raise ticket.error
+        return ticket.result  # type: ignore[return-value]  # set whenever there is no error
+
+    def close(self) -> None:
+        """Commit what waits, then end the thread. Later operations are refused."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            first = self._queue.get()
+            if first is None:
+                return
+            batch = [first]
+            ending = False
+            while len(batch) < _BATCH_MAX and not ending:
+                try:
+                    ticket = self._queue.get_nowait()
+                except queue.Empty:
+                    break
+                if ticket is None:
+                    ending = True
+                else:
+                    batch.append(ticket)
+            self._commit(batch)
+            for ticket in batch:
+                ticket.done.release()
+            if ending:
+                return
+            if self._log_pages > _CHECKPOINT_PAGES:
+                self._checkpoint()
+
+    def _commit(self, batch: list[_Ticket[Any]]) -> None:
+        """Give every ticket a result or an error."""
+        started = time.perf_counter()
+        try:
+            self._health.require_writable()
+            self._transact_with_room(batch)
+        except sqlite3.Error as error:
+            self._fail(batch, self._health.translate_catalog(error, "changing it"))
+        except Exception as error:
+            self._fail(batch, error)
+        self._stats.commits += 1
+        self._stats.committed_operations += len(batch)
+        self._stats.commit_seconds += time.perf_counter() - started
+
+    def _transact_with_room(self, batch: list[_Ticket[Any]]) -> None:
+        """On a full disk make room and try again, in the end with only those operations that free space themselves."""
+        try:
+            self._transact(batch)
+            return
+        except sqlite3.Error as error:
+            if not is_full(error):
+                raise
+        self._make_room()
+        try:
+            self._transact(batch)
+            return
+        except sqlite3.Error as error:
+            freeing = [ticket for ticket in batch if ticket.operation.frees_space]
+            if not is_full(error) or not freeing or len(freeing) == len(batch):
+                raise
+            full = error
+        self._transact(freeing)
+        self._fail([ticket for ticket in batch if ticket not in freeing], self._health.translate_catalog(full, "changing it"))
+
+    def _make_room(self) -> None:
+        try:
+            self._on_full()
+        except OSError as error:
+            self._health.count(error, "giving up the ballast")
+        # A log that is merged is written from its beginning again, and needs no new blocks.
+        self._checkpoint()
+
+    def _fail(self, batch: list[_Ticket[Any]], error: BaseException) -> None:
+        for ticket in batch:
+            if ticket.error is None:
+                ticket.error = error
+
+    def _transact(self, batch: list[_Ticket[Any]]) -> None:
+        connection = self._catalog.writer
+        self._set_synchronous(any(ticket.operation.durable for ticket in batch))
+        transaction = Transaction(self._catalog, self._boot)
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            transaction.load(key for ticket in batch for key in ticket.operation.keys)
+            for ticket in batch:
+                ticket.error = None
+                try:
+                    ticket.result = ticket.operation.apply(transaction)
+                except sqlite3.Error:
+                    raise
+                except Exception as error:
+                    # A refusal, decided before the operation changed anything.
+                    ticket.error = error
+            transaction.finish()
+            self._cache.forget(transaction.rows)
+            self._end(connection)
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        self._log_pages += 3 + transaction.changes
+        self._catalog.learn_buckets(transaction.buckets)
+        self._cache.store(transaction.rows)
+
+    def _end(self, connection: sqlite3.Connection) -> None:
+        try:
+            self._filesystem.commit(connection)
+        except sqlite3.Error as error:
+            if is_full(error):
+                raise
+            self._health.count(error, "committing to the catalog")
+            self._health.fail(f"a COMMIT of its catalog failed: {error}")
+            raise OutcomeUnknown("the catalog's COMMIT failed; the outcome is known when the disk is opened again") from error
+
+    def _set_synchronous(self, wanted: bool) -> None:
+        if wanted != self._synchronous:
+            # NORMAL leaves out the fsync of the log; the next FULL commit makes up for all before it.
+            self._catalog.writer.execute(f"PRAGMA synchronous = {'FULL' if wanted else 'NORMAL'}")
+            self._synchronous = wanted
+
+    def _checkpoint(self) -> None:
+        try:
+            self._catalog.writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        except sqlite3.Error as error:
+            if not is_full(error):
+                self._health.translate_catalog(error, "merging its log")
+        self._log_pages = 0

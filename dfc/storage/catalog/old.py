@@ -1,0 +1,77 @@
+"""What can still be learned from a catalog that is not trusted any more: deletes, and which blobs were synced.
+
+It may be missing, damaged or too old. Every question has an answer; "nothing" is one.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from urllib.parse import quote
+
+from dfc.storage.catalog.catalog import read_removed_buckets, version_parts, version_text
+from dfc.storage.rows import GOOD, ObjectRow
+
+
+class OldCatalog:
+    """Reads the file at `path` and its log, if there are any."""
+
+    def __init__(self, path: str) -> None:
+        self._connection: sqlite3.Connection | None = None
+        if os.path.exists(path):
+            try:
+                self._connection = sqlite3.connect(f"file:{quote(path)}?mode=rw", uri=True, isolation_level=None)
+            except sqlite3.Error:
+                pass
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    def tombstone(self, bucket_id: str, name: str) -> str:
+        """The version of the delete that it remembers; empty when it remembers none."""
+        found = self._one(
+            "SELECT us, node FROM tombstones JOIN buckets ON number = bucket WHERE id = ? AND name = ?",
+            (bucket_id, name.encode()),
+        )
+        return version_text(*found) if found else ""
+
+    def tombstones(self) -> Iterator[tuple[str, str, str, int]]:
+        """Bucket id, name and version of every delete that can be read, and when it was carried out."""
+        if self._connection is None:
+            return
+        try:
+            for bucket_id, name, us, node, written_us in self._connection.execute(
+                "SELECT id, CAST(name AS TEXT), us, node, written_us FROM tombstones JOIN buckets ON number = bucket"
+            ):
+                yield bucket_id, name, version_text(us, node), written_us
+        except sqlite3.Error:
+            return
+
+    def removed_buckets(self) -> dict[str, int]:
+        """The buckets whose removal it remembers, and since when, in µs since 1970."""
+        if self._connection is None:
+            return {}
+        try:
+            return read_removed_buckets(self._connection)
+        except sqlite3.Error:
+            return {}
+
+    def knows_as_good(self, row: ObjectRow) -> bool:
+        """Whether it has exactly this blob as that of a synced, sound object."""
+        found = self._one(
+            "SELECT state FROM objects JOIN buckets ON number = bucket"
+            " WHERE id = ? AND name = ? AND us = ? AND node = ? AND size = ? AND checksum = ? AND drawn IS ?",
+            (row.bucket_id, row.name.encode(), *version_parts(row.version), row.size, row.checksum, row.drawn or None),
+        )
+        return found is not None and found[0] == GOOD
+
+    def _one(self, query: str, values: tuple[object, ...]) -> tuple[int, ...] | None:
+        if self._connection is None:
+            return None
+        try:
+            found: tuple[int, ...] | None = self._connection.execute(query, values).fetchone()
+        except sqlite3.Error:
+            return None
+        return found

@@ -1,0 +1,314 @@
+"""Makes a disk's catalog anew from the footers of its blobs, when the catalog is lost or no longer to be trusted.
+
+Of each name the newest version counts. What an old catalog knows of deletes and of synced blobs is used if it can be read;
+other blobs are verified before they are served, since a footer says nothing of the bytes before it. Blobs without a valid
+footer are set aside in `damaged/`, where nothing deletes them. The old catalog is kept beside the new one.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from typing import Final
+
+import msgspec
+
+from dfc.filesystem import FileSystem, remove_if_there
+from dfc.storage import identity, layout
+from dfc.storage.blobs.indexes import IndexWriter
+from dfc.storage.blobs.verify import find_damage
+from dfc.storage.catalog.catalog import REMOVED_BUCKET, Catalog
+from dfc.storage.catalog.old import OldCatalog
+from dfc.storage.catalog.staged import StagedName, StagedRow, insert_staged, staged_version
+from dfc.storage.catalog.transaction import UNVERIFIED, Transaction
+from dfc.storage.rows import UNSYNCED, ObjectRow
+from dfc.storage.upkeep.sweep import blob_directories, blob_files, read_footer
+from dfc.tar.index import ShardIndex, TarError, index_kind
+
+_ROWS_A_COMMIT: Final = 2000
+_NEW: Final = layout.CATALOG_FILE + ".new"
+_KEPT: Final = ".before-"
+_BUFFER_BYTES: Final = 1 << 18
+
+
+class RebuildReport(msgspec.Struct):
+    """What became of the blobs. `damaged`: paths, relative to the disk, of those set aside or quarantined."""
+
+    disk: str
+    disk_id: str
+    full: bool
+    objects: int = 0
+    bytes: int = 0
+    older_versions: int = 0
+    deleted: int = 0
+    tombstones: int = 0
+    staged: int = 0
+    damaged: list[str] = []
+    old_catalog: str = ""
+
+
+def rebuild(
+    path: str,
+    *,
+    full: bool = False,
+    filesystem: FileSystem | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> RebuildReport:
+    """Make the catalog anew; `full` also verifies every body and quarantines those that fail.
+
+    Raises DiskLocked; DiskRefused when the directory has no identity. An interrupted rebuild is simply run again.
+    """
+    root, filesystem = os.path.abspath(path), filesystem or FileSystem()
+    lock = identity.lock_disk(root)
+    try:
+        who = identity.require_identity(root, None)
+        report = RebuildReport(root, who.disk_id, full)
+        new = f"{root}/{_NEW}"
+        remove_if_there(filesystem, (new, f"{new}-wal", f"{new}-shm"))
+        Catalog.create(new, who.disk_id, filesystem)
+        catalog = Catalog(new, who.disk_id)
+        try:
+            work = _Rebuild(root, catalog, filesystem, report, say)
+            try:
+                work.run()
+            finally:
+                work.close()
+            catalog.set_epoch(identity.read_epoch(root), filesystem)
+        finally:
+            catalog.close()
+        _exchange(root, new, filesystem, report)
+        return report
+    finally:
+        os.close(lock)
+
+
+class _Rebuild:
+    def __init__(
+        self, root: str, catalog: Catalog, filesystem: FileSystem, report: RebuildReport, say: Callable[[str], None]
+    ) -> None:
+        self._root = root
+        self._catalog = catalog
+        self._filesystem = filesystem
+        self._report = report
+        self._say = say
+        self._old = OldCatalog(_old_catalog(root))
+        self._removed = self._old.removed_buckets()
+
+    def close(self) -> None:
+        self._old.close()
+
+    def run(self) -> None:
+        batch: list[ObjectRow | StagedRow] = []
+        for row in self._rows():
+            batch.append(row)
+            if len(batch) >= _ROWS_A_COMMIT:
+                self._commit(batch)
+                batch = []
+        self._commit(batch)
+        self._keep_tombstones()
+        for bucket_id in self._catalog.bucket_ids():
+            objects, size = self._catalog.counts(bucket_id)
+            self._report.objects += objects
+            self._report.bytes += size
+
+    def _rows(self) -> Iterator[ObjectRow | StagedRow]:
+        """Of each name by version, and of one version by blob id: what counts comes last."""
+        for bucket_id, directory in blob_directories(self._root):
+            blobs = [(path, file) for path, file in blob_files(directory) if not file.is_index]
+            for _, group in groupby(blobs, key=lambda found: found[1].stem):
+                rows = [row for path, file in group if (row := self._row(bucket_id, path, file)) is not None]
+                yield from sorted(rows, key=_order)
+
+    def _row(self, bucket_id: str, path: str, file: layout.BlobFile) -> ObjectRow | StagedRow | None:
+        try:
+            footer = read_footer(self._filesystem, path)
+        except (layout.FooterDamaged, ValueError) as error:
+            self._set_aside(bucket_id, path, str(error))
+            return None
+        if path != layout.blob_path(self._root, footer.bucket_id, footer.name, file.blob_id):
+            self._set_aside(bucket_id, path, "its footer is that of another object")
+            return None
+        drawn = "" if file.blob_id == footer.version else file.blob_id
+        known = footer.name, footer.version, footer.size, footer.checksum
+        row = ObjectRow(bucket_id, *known, attributes=footer.attributes, drawn=drawn)
+        if bucket_id in self._removed:
+            self._report.deleted += 1
+            return None
+        if footer.job is not None:
+            return self._staged_row(path, row, StagedName(footer.job, footer.temporary))
+        if self._old.tombstone(bucket_id, row.name) > row.version:
+            self._report.deleted += 1
+            return None
+        trusted = self._report.full or self._old.knows_as_good(row)
+        return self._with_index(path, row if trusted else msgspec.structs.replace(row, state=UNSYNCED))
+
+    def _staged_row(self, path: str, row: ObjectRow, owner: StagedName) -> StagedRow | None:
+        """What a job has staged stays staged; it is verified before it is read or published."""
+        if self._report.full:
+            damage = find_damage(self._filesystem, path, row, footer=b"", longer=True)
+            if damage is not None:
+                self._set_aside(row.bucket_id, path, damage)
+                return None
+        return StagedRow(self._with_index(path, row), owner, None if self._report.full else UNVERIFIED)
+
+    def _with_index(self, path: str, row: ObjectRow) -> ObjectRow:
+        """The row with the counts of its index, which is built if it is not there."""
+        kind = index_kind(row.name)
+        if kind is None:
+            return row
+        found = _index_counts(path + layout.INDEX_SUFFIX, row)
+        if found is not None:
+            return msgspec.structs.replace(row, samples=found[0], members=found[1])
+        self._say(f"indexing {os.path.relpath(path, self._root)}")
+        remove_if_there(self._filesystem, (path + layout.INDEX_SUFFIX,))
+        index = IndexWriter(self._filesystem, path + layout.INDEX_SUFFIX, kind, f"{self._root}/{layout.TEMPORARY}")
+        summary = None
+        try:
+            self._feed(path, row, index)
+            summary = index.finish(row.version, row.size, row.checksum)
+        finally:
+            if summary is None:
+                index.abort()
+        if isinstance(summary, TarError):
+            return msgspec.structs.replace(row, warnings=(str(summary),))
+        return msgspec.structs.replace(row, samples=summary.samples, members=summary.members, warnings=summary.warnings)
+
+    def _feed(self, path: str, row: ObjectRow, index: IndexWriter) -> None:
+        fd = self._filesystem.open(path)
+        try:
+            buffer = memoryview(bytearray(_BUFFER_BYTES))
+            offset = 0
+            while offset < row.size:
+                count = self._filesystem.read_into(fd, buffer[: row.size - offset], offset)
+                if count == 0:
+                    raise OSError(f"{path} became shorter while it was read")
+                index.feed(buffer[:count])
+                offset += count
+        finally:
+            self._filesystem.close(fd)
+
+    def _commit(self, batch: list[ObjectRow | StagedRow]) -> None:
+        """Take over those that are the newest of their name so far."""
+        connection = self._catalog.writer
+        transaction = Transaction(self._catalog, "")
+        rows = [entry for entry in batch if isinstance(entry, ObjectRow)]
+        connection.execute("BEGIN IMMEDIATE")
+        transaction.load((row.bucket_id, row.name) for row in rows)
+        for row in rows:
+            current = transaction.current(row.bucket_id, row.name)
+            self._report.older_versions += current is not None
+            if current is not None and current.version == row.version and self._stays(current, row):
+                continue
+            self._take(transaction, row, current)
+        for entry in batch:
+            if isinstance(entry, StagedRow):
+                self._take_staged(transaction, entry)
+        transaction.finish()
+        self._filesystem.commit(connection)
+        self._catalog.learn_buckets(transaction.buckets)
+        self._say(f"{len(batch)} blobs read")
+
+    def _stays(self, current: ObjectRow, row: ObjectRow) -> bool:
+        """Whether the older of two blobs of one version stays. It does where the younger one is something else, which was never
+        acknowledged then; unless the old catalog knows better, or the older one is no good."""
+        if (current.checksum, current.attributes) == (row.checksum, row.attributes) or current.quarantined:
+            return False
+        return self._old.knows_as_good(current) or not self._old.knows_as_good(row)
+
+    def _take(self, transaction: Transaction, row: ObjectRow, current: ObjectRow | None) -> None:
+        damage = self._damage(row)
+        if damage is not None and current is not None:
+            return  # an older version that is sound is better than none
+        transaction.put(row, current)
+        if damage is not None:
+            transaction.quarantine(row, damage, int(time.time() * 1e6))
+        elif row.unsynced:
+            transaction.note_unsynced(row, current, UNVERIFIED)
+
+    def _take_staged(self, transaction: Transaction, entry: StagedRow) -> None:
+        current = staged_version(transaction, entry.row.bucket_id, entry.row.name, entry.owner)
+        if current is None or current.version <= entry.row.version:
+            insert_staged(transaction, entry)
+        self._report.staged += current is None
+
+    def _damage(self, row: ObjectRow) -> str | None:
+        if not self._report.full:
+            return None
+        path = layout.row_path(self._root, row)
+        damage = find_damage(self._filesystem, path, row)
+        if damage is not None:
+            self._report.damaged.append(os.path.relpath(path, self._root))
+        return damage
+
+    def _keep_tombstones(self) -> None:
+        """Remember deletes further on, so that an older upload still under way elsewhere cannot undo them; also of buckets."""
+        connection = self._catalog.writer
+        transaction = Transaction(self._catalog, "")
+        connection.execute("BEGIN IMMEDIATE")
+        for bucket_id, name, version, written_us in self._old.tombstones():
+            if transaction.current(bucket_id, name) is None:
+                transaction.write_tombstone(bucket_id, name, version, written_us)
+                self._report.tombstones += 1
+        for bucket_id, us in self._removed.items():
+            transaction.set_meta(REMOVED_BUCKET + bucket_id, us)
+        transaction.finish()
+        self._filesystem.commit(connection)
+        self._catalog.learn_buckets(transaction.buckets)
+
+    def _set_aside(self, bucket_id: str, path: str, why: str) -> None:
+        directory = f"{self._root}/{layout.DAMAGED}"
+        for part in (directory, f"{directory}/{bucket_id}"):
+            try:
+                self._filesystem.make_directory(part)
+            except FileExistsError:
+                pass
+        self._filesystem.rename(path, f"{directory}/{bucket_id}/{os.path.basename(path)}")
+        self._report.damaged.append(os.path.relpath(path, self._root))
+        self._say(f"set aside {os.path.relpath(path, self._root)}: {why}")
+
+
+def _order(entry: ObjectRow | StagedRow) -> tuple[str, str]:
+    row = entry if isinstance(entry, ObjectRow) else entry.row
+    return row.version, row.blob_id
+
+
+def _index_counts(path: str, row: ObjectRow) -> tuple[int, int] | None:
+    """Samples and members of the index beside a blob, if it is sound and the blob's."""
+    try:
+        index = ShardIndex.open(path)
+    except (OSError, TarError):
+        return None
+    try:
+        if (index.version, index.size, index.checksum) != (row.version, row.size, row.checksum):
+            return None
+        return index.sample_count, index.member_count
+    finally:
+        index.close()
+
+
+def _exchange(root: str, new: str, filesystem: FileSystem, report: RebuildReport) -> None:
+    """Put the new catalog in the place of the old one, which is kept under another name with its log.
+
+    The old catalog goes first: without it the disk is refused, while without its log it would be a catalog that is too old.
+    A log is never left for the new one to find.
+    """
+    catalog = f"{root}/{layout.CATALOG_FILE}"
+    kept = f"{catalog}{_KEPT}{time.time_ns()}"
+    for ending in ("", "-wal", "-shm"):
+        if os.path.exists(catalog + ending):
+            filesystem.rename(catalog + ending, kept + ending)
+            report.old_catalog = os.path.basename(kept)
+    filesystem.sync_directory(root)
+    filesystem.rename(new, catalog)
+    filesystem.sync_directory(root)
+
+
+def _old_catalog(root: str) -> str:
+    """The catalog that is there or, after a rebuild that was interrupted, the one that it had put away."""
+    path = f"{root}/{layout.CATALOG_FILE}"
+    if os.path.exists(path):
+        return path
+    kept = [n for n in os.listdir(root) if n.startswith(layout.CATALOG_FILE + _KEPT) and not n.endswith(("-wal", "-shm"))]
+    return f"{root}/{max(kept)}" if kept else path

@@ -1,0 +1,159 @@
+"""Relaxed durability: objects that were answered for before they were synced.
+
+Their rows stay marked until the blob is on the medium, with the id of the machine's run in which they were written. In
+that run the kernel has the bytes, so they are served. After a restart of the machine such a row is served only once its
+checksum has been verified; one that fails goes back to the durable object it replaced, or is quarantined.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from dfc.errors import DfcError, ObjectCorrupt, ObjectNotFound
+from dfc.storage.blobs.reader import quarantine
+from dfc.storage.blobs.verify import find_damage
+from dfc.storage.catalog.changes import MarkSynced, MarkSyncedUpTo
+from dfc.storage.layout import blob_directory
+from dfc.storage.parts import DiskParts
+from dfc.storage.rows import GOOD, ObjectRow
+
+_log = logging.getLogger(__name__)
+_ROWS_A_COMMIT: Final = 10_000  # 20 ms, in which other commits wait
+# From so many blobs on one sync of the whole file system is cheaper than one fdatasync for each.
+_SYNC_ALL_FROM: Final = 64
+_LOCKS: Final = 16
+_SUSPECTS_A_PAGE: Final = 500
+
+
+class RelaxedRows:
+    """Thread-safe."""
+
+    def __init__(self, parts: DiskParts) -> None:
+        self._parts = parts
+        self._locks = [threading.Lock() for _ in range(_LOCKS)]
+
+    def examine(self, row: ObjectRow) -> ObjectRow:
+        """A row that may be served instead of an unsynced one: itself, or the one that it replaced.
+
+        Reads the whole blob when the machine was restarted since. Raises ObjectCorrupt or ObjectNotFound.
+        """
+        if not self._suspect(row):
+            return row
+        key = (row.bucket_id, row.name)
+        with self._locks[hash(key) % _LOCKS]:
+            if self._suspect(row) and self._verify(row):
+                return msgspec.structs.replace(row, state=GOOD)
+        current = self._parts.catalog.find(*key)
+        if current is None:
+            raise ObjectNotFound(f"there is no object {row.name!r}")
+        if current.blob_id == row.blob_id and current.state == GOOD:
+            return current  # another thread has verified it
+        if current.quarantined or current.blob_id == row.blob_id:
+            raise ObjectCorrupt(f"the stored bytes of {row.name!r} did not survive a restart of the machine")
+        return self.examine(current) if current.unsynced else current
+
+    def _suspect(self, row: ObjectRow) -> bool:
+        return self._parts.catalog.unsynced_boot(row) not in (None, self._parts.boot)
+
+    def _verify(self, row: ObjectRow) -> bool:
+        """Whether the blob is sound; the row has left its state then, or been replaced by what it may go back to."""
+        parts = self._parts
+        try:
+            damage = find_damage(parts.filesystem, parts.path(row), row, from_medium=True)
+        except OSError as error:
+            raise parts.health.translate(error, "verifying a blob") from error
+        if damage is not None:
+            quarantine(parts, row, damage, restore=True)
+            return False
+        # It was read from the medium, so it is there.
+        try:
+            garbage = parts.committer.submit(MarkSynced([row]))
+            parts.discard(garbage)
+        except DfcError as error:
+            _log.warning("disk %s: a verified row stays marked: %s", parts.disk_id, error)
+        return True
+
+    def verify_suspects(self, stopped: Callable[[], bool]) -> int:
+        """Verify every row of an earlier run, before anybody asks for it; how many."""
+        after, count = (0, b""), 0
+        while page := self._parts.catalog.suspects(self._parts.boot, after, _SUSPECTS_A_PAGE):
+            after = page[-1][0]
+            for _, bucket_id, name in page:
+                if stopped():
+                    return count
+                row = self._parts.catalog.find(bucket_id, name)
+                if row is None or not row.unsynced:
+                    continue
+                count += 1
+                try:
+                    self.examine(row)
+                except DfcError as error:
+                    _log.warning("disk %s: %s", self._parts.disk_id, error)
+        return count
+
+    def sync(self) -> int:
+        """Bring every object of relaxed durability of this run to the medium; how many rows that were."""
+        parts = self._parts
+        count, up_to = parts.catalog.unsynced_up_to(parts.boot)
+        if not count:
+            return 0
+        failed = self._sync_blobs(count, up_to)
+        for first in range(up_to - count + 1, up_to + 1, _ROWS_A_COMMIT):
+            last = min(first + _ROWS_A_COMMIT - 1, up_to)
+            garbage = parts.committer.submit(MarkSyncedUpTo(last, failed))
+            parts.discard(garbage)
+        return count - len(failed)
+
+    def _sync_blobs(self, count: int, up_to: int) -> list[ObjectRow]:
+        """Sync the blobs of all rows up to a sequence number; those that are not known to be on the medium."""
+        parts = self._parts
+        if count >= _SYNC_ALL_FROM:
+            try:
+                parts.filesystem.sync_all(parts.root)
+            except OSError as error:
+                # It does not say which file it was; each file's own fdatasync, its first, still does.
+                parts.health.count(error, "syncing the file system")
+            else:
+                return []
+        rows = parts.catalog.unsynced(parts.boot, up_to)
+        failed = [row for row in rows if not self._sync_blob(row)]
+        of_directory: dict[str, list[ObjectRow]] = {}
+        for row in rows:
+            of_directory.setdefault(blob_directory(parts.root, row.bucket_id, row.name), []).append(row)
+        for directory, there in sorted(of_directory.items()):
+            try:
+                parts.directories.sync_chain(directory)
+            except OSError as error:
+                parts.health.count(error, "syncing a directory")
+                failed += there
+        return failed
+
+    def _sync_blob(self, row: ObjectRow) -> bool:
+        """Whether the blob is on the medium. After a failed sync it is read back, and quarantined if it is not."""
+        parts, path = self._parts, self._parts.path(row)
+        try:
+            fd = parts.filesystem.open(path)
+        except FileNotFoundError:
+            return False  # replaced meanwhile
+        except OSError as error:
+            parts.health.count(error, "opening a blob to sync it")
+            return False
+        try:
+            parts.filesystem.fdatasync(fd)
+            return True
+        except OSError as error:
+            parts.health.count(error, "syncing a blob")
+        finally:
+            parts.filesystem.close(fd)
+        try:
+            damage = find_damage(parts.filesystem, path, row, from_medium=True)
+        except OSError as error:
+            damage = f"it cannot be read: {error.strerror}"
+        if damage is not None:
+            quarantine(parts, row, f"its sync failed and {damage}", restore=True)
+        return False

@@ -1,0 +1,226 @@
+"""The sweep: files in `objects/` that the catalog does not refer to are set aside in `orphans/` and deleted later.
+
+Only files older than this opening of the disk are looked at; the file of an upload that is under way is younger, also
+that of one which brings an older version along. A crash leaves torn
+blobs, replaced ones, any number of a bucket that was being removed, and a few complete ones that were not committed. More
+complete blobs than that mean that the catalog is wrong, not the blobs: then nothing is moved and an alarm is raised.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+from dfc.filesystem import FileSystem
+from dfc.storage import layout
+from dfc.storage.catalog.catalog import Catalog
+from dfc.storage.parts import DiskParts
+
+_log = logging.getLogger(__name__)
+_ORPHANS_A_SWEEP: Final = 50_000  # the rest waits for the next opening; bounds memory
+
+OrphanKind = Literal["torn", "superseded", "complete", "unpublished", "index", "removed"]
+
+
+class Orphan(NamedTuple):
+    """A file without a row. "complete": its footer is sound and nothing newer of that name is known; "unpublished": a job had
+    staged it, or was about to; "removed": it is of a bucket whose removal the catalog remembers."""
+
+    path: str
+    kind: OrphanKind
+    bucket_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    """`alarm`: too many complete blobs; nothing was moved."""
+
+    found: int
+    complete: int
+    moved: int
+    alarm: bool
+
+
+def sweep(parts: DiskParts, before: str, stopped: Callable[[], bool] = lambda: False) -> SweepReport:
+    """Set aside every unreferenced file whose blob id is older than `before`."""
+    orphans = []
+    for orphan in find_orphans(parts.root, parts.catalog, parts.filesystem, before, stopped):
+        orphans.append(orphan)
+        if len(orphans) >= _ORPHANS_A_SWEEP:
+            break
+    complete = sum(orphan.kind == "complete" for orphan in orphans)
+    alarm = complete > parts.options.orphan_alarm
+    if alarm:
+        _log.error(
+            "disk %s: %d complete blobs have no row. The catalog may be too old; nothing was moved. Look with"
+            " 'dfc disk check', and make the catalog anew with 'dfc disk rebuild'",
+            parts.disk_id,
+            complete,
+        )
+    moved = 0 if alarm else sum(_set_aside(parts, orphan) for orphan in orphans)
+    if not alarm:
+        for bucket_id in {orphan.bucket_id for orphan in orphans if orphan.kind == "removed"}:
+            remove_directories(parts, bucket_id)
+    parts.stats.orphans_found += len(orphans)
+    parts.stats.orphan_alarm = int(alarm)
+    return SweepReport(len(orphans), complete, moved, alarm)
+
+
+def find_orphans(
+    root: str, catalog: Catalog, filesystem: FileSystem, before: str, stopped: Callable[[], bool] = lambda: False
+) -> Iterator[Orphan]:
+    """Files in `objects/` without a row, a directory at a time."""
+    for bucket_id, directory in blob_directories(root):
+        if stopped():
+            return
+        with catalog.reader() as connection:
+            connection.execute("BEGIN")  # one snapshot: a row cannot move between two questions about it
+            try:
+                yield from _orphans_in(directory, bucket_id, catalog, connection, filesystem, before)
+            finally:
+                connection.execute("ROLLBACK")
+
+
+def blob_directories(root: str) -> Iterator[tuple[str, str]]:
+    """Bucket id and path of every directory that may hold blobs."""
+    objects = f"{root}/{layout.OBJECTS}"
+    for bucket_id in sorted(os.listdir(objects)):
+        try:
+            fans = sorted(os.listdir(f"{objects}/{bucket_id}"))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for fan in fans:
+            if layout.is_fan_directory(fan):
+                yield bucket_id, f"{objects}/{bucket_id}/{fan}"
+
+
+def blob_files(directory: str) -> list[tuple[str, layout.BlobFile]]:
+    """Every file in a directory that has the form of a blob or an index, with its path."""
+    try:
+        names = sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return []
+    parsed = ((f"{directory}/{name}", layout.parse_blob_file(name)) for name in names)
+    return [(path, file) for path, file in parsed if file is not None]
+
+
+def read_footer(filesystem: FileSystem, path: str) -> layout.Footer:
+    """The footer of a blob; FooterDamaged when it has none, or one that does not fit the file."""
+    fd = filesystem.open(path)
+    try:
+        size = os.fstat(fd).st_size
+        start = max(0, size - layout.FOOTER_BYTES_MAX)
+        footer = layout.decode_footer(filesystem.pread(fd, size - start, start))
+    finally:
+        filesystem.close(fd)
+    if footer.size + footer.footer_bytes != size:
+        raise layout.FooterDamaged(f"its footer speaks of {footer.size} bytes, the file has {size}")
+    return footer
+
+
+def _orphans_in(
+    directory: str, bucket_id: str, catalog: Catalog, connection: sqlite3.Connection, filesystem: FileSystem, before: str
+) -> Iterator[Orphan]:
+    unnamed: list[tuple[str, str]] = []  # hashed names without a readable footer: path, blob id
+    kept: set[str] = set()
+    indexes: list[str] = []
+    removed = catalog.was_removed(connection, bucket_id)
+    for path, file in blob_files(directory):
+        if file.blob_id >= before:
+            continue
+        if file.is_index:
+            indexes.append(path)
+            continue
+        # Most files are where they belong; a footer is read only for the others and for hashed names.
+        footer = None if file.name is not None else _footer_or_none(filesystem, path)
+        name = file.name or (footer.name if footer else None)
+        if name is None:
+            unnamed.append((path, file.blob_id))
+            continue
+        needed, newest = catalog.referenced_blobs(connection, bucket_id, name)
+        if file.blob_id in needed:
+            kept.add(path)
+            continue
+        footer = footer or _footer_or_none(filesystem, path)
+        if footer is None:
+            yield Orphan(path, "torn", bucket_id)
+        elif removed:
+            yield Orphan(path, "removed", bucket_id)
+        elif footer.job is not None:
+            yield Orphan(path, "unpublished", bucket_id)
+        else:
+            yield Orphan(path, "superseded" if newest is not None and newest >= footer.version else "complete", bucket_id)
+    if unnamed:
+        known = set(catalog.blob_ids(connection, bucket_id))
+        for path, blob_id in unnamed:
+            if blob_id in known:
+                kept.add(path)
+            else:
+                yield Orphan(path, "torn", bucket_id)
+    for path in indexes:
+        if path.removesuffix(layout.INDEX_SUFFIX) not in kept:
+            yield Orphan(path, "index", bucket_id)
+
+
+def _footer_or_none(filesystem: FileSystem, path: str) -> layout.Footer | None:
+    try:
+        return read_footer(filesystem, path)
+    except (layout.FooterDamaged, OSError, ValueError):
+        return None
+
+
+def _set_aside(parts: DiskParts, orphan: Orphan) -> bool:
+    filesystem = parts.filesystem
+    try:
+        if orphan.kind in ("index", "removed"):
+            filesystem.unlink(orphan.path)  # derived, or what a removal was about to unlink: nothing to keep
+            return True
+        directory = f"{parts.root}/{layout.ORPHANS}/{orphan.bucket_id}"
+        try:
+            filesystem.make_directory(directory)
+        except FileExistsError:
+            pass
+        filesystem.rename(orphan.path, f"{directory}/{os.path.basename(orphan.path)}")
+        return True
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        parts.health.count(error, "setting an orphan aside")
+        return False
+
+
+def remove_directories(parts: DiskParts, bucket_id: str) -> None:
+    """Remove those directories of a bucket that are empty."""
+    parts.directories.forget(bucket_id)
+    bucket = layout.bucket_directory(parts.root, bucket_id)
+    with suppress(OSError):
+        for fan in os.listdir(bucket):
+            with suppress(OSError):
+                parts.filesystem.remove_directory(f"{bucket}/{fan}")
+        parts.filesystem.remove_directory(bucket)
+
+
+def delete_old_orphans(parts: DiskParts, now_s: float | None = None) -> int:
+    """Delete what was set aside longer ago than `orphan_keep_s`; how many files."""
+    now_s = time.time() if now_s is None else now_s
+    deleted = 0
+    for directory, _, names in os.walk(f"{parts.root}/{layout.ORPHANS}"):
+        for name in names:
+            path = f"{directory}/{name}"
+            try:
+                # The rename that set it aside was the last change of its inode.
+                if os.lstat(path).st_ctime + parts.options.orphan_keep_s <= now_s:
+                    parts.filesystem.unlink(path)
+                    deleted += 1
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                parts.health.count(error, "deleting an orphan")
+    parts.stats.orphans_deleted += deleted
+    return deleted

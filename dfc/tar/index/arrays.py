@@ -1,0 +1,189 @@
+"""Samples of an index as columns of numbers: what moves whole datasets needs no object for each member.
+
+Everything is in units of the uncompressed archive's bytes. Columns of members are in the order of the samples asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dfc.limits import SAMPLE_RECORDS_MAX, TAR_HEADER_BYTES
+from dfc.tar.index.file import IndexFile
+from dfc.tar.index.format import RECORD, IndexCorrupt, IndexHeader
+from dfc.tar.index.slices import RECORDS, Slice, next_records, overlay, read_slices
+from dfc.tar.samples import NO_KEY
+
+Integers = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
+HEADER_NAME_BYTES: Final = 100  # that a tar header has room for
+
+
+@dataclass(frozen=True)
+class SampleArrays:
+    """n samples with m members in all. Sample i has the members `first[i]` up to `first[i + 1]`.
+
+    `starts`, `ends` (n): its bytes in the archive, headers and padding included. `whole` (n): there is nothing else between,
+    and every member has one block of header. `offsets`, `sizes` (m): of the data. `names` (m, at most 100): in UTF-8, filled up
+    with zeros; of the members in `long_names`, which are longer, their beginning. `key_chars` (m): characters, not bytes.
+    """
+
+    starts: Integers
+    ends: Integers
+    whole: NDArray[np.bool_]
+    first: Integers
+    offsets: Integers
+    sizes: Integers
+    key_chars: Integers
+    names: Bytes
+    long_names: dict[int, bytes]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def counts(self) -> Integers:
+        """Members of each sample."""
+        return np.diff(self.first)
+
+    def name_list(self) -> list[bytes]:
+        """The names as they are."""
+        names = strings(self.names)
+        for row, name in self.long_names.items():
+            names[row] = name
+        return names
+
+    def reordered(self, order: Integers) -> SampleArrays:
+        """The samples with these rows, in this order."""
+        counts = self.counts[order]
+        first = np.zeros(len(order) + 1, dtype=np.int64)
+        np.cumsum(counts, out=first[1:])
+        rows = np.repeat(self.first[order] - first[:-1], counts) + np.arange(first[-1])
+        long_names = {}
+        if self.long_names:
+            for new in np.flatnonzero(np.isin(rows, np.fromiter(self.long_names, dtype=np.int64))).tolist():
+                long_names[new] = self.long_names[int(rows[new])]
+        return SampleArrays(
+            self.starts[order], self.ends[order], self.whole[order], first, self.offsets[rows], self.sizes[rows],
+            self.key_chars[rows], self.names[rows], long_names,
+        )  # fmt: skip
+
+    def prefixed(self, prefix: str) -> SampleArrays:
+        """The same with longer names: `prefix` before each."""
+        begin = prefix.encode()
+        count = len(self.names)
+        wide = np.zeros((count, len(begin) + self.names.shape[1]), dtype=np.uint8)
+        wide[:, : len(begin)] = np.frombuffer(begin, dtype=np.uint8)
+        wide[:, len(begin) :] = self.names
+        long_names = {row: begin + name for row, name in self.long_names.items()}
+        for row in np.flatnonzero(wide[:, HEADER_NAME_BYTES:].any(axis=1)).tolist():
+            long_names.setdefault(row, wide[row].tobytes().rstrip(b"\0"))
+        return replace(self, names=wide[:, :HEADER_NAME_BYTES], key_chars=self.key_chars + len(prefix), long_names=long_names)
+
+
+def strings(rows: Bytes) -> list[bytes]:
+    """Rows that are filled up with zeros, as bytes without them."""
+    if rows.shape[1] == 0:
+        return [b""] * len(rows)
+    found: list[bytes] = np.ascontiguousarray(rows).view(f"S{rows.shape[1]}").ravel().tolist()
+    return found
+
+
+def concatenate(parts: Sequence[SampleArrays]) -> SampleArrays:
+    """Samples of several indexes, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    width = max((part.names.shape[1] for part in parts), default=0)
+    members = [len(part.offsets) for part in parts]
+    before = np.cumsum([0, *members])
+    names = np.zeros((int(before[-1]), width), dtype=np.uint8)
+    long_names: dict[int, bytes] = {}
+    for part, at in zip(parts, before.tolist(), strict=False):
+        names[at : at + len(part.names), : part.names.shape[1]] = part.names
+        long_names.update((row + at, name) for row, name in part.long_names.items())
+    first = [part.first[:-1] + at for part, at in zip(parts, before.tolist(), strict=False)]
+
+    def join(column: str) -> Any:
+        return np.concatenate([getattr(part, column) for part in parts]) if parts else np.zeros(0, dtype=np.int64)
+
+    return SampleArrays(
+        join("starts"), join("ends"), join("whole").astype(bool), np.concatenate([*first, before[-1:]]), join("offsets"),
+        join("sizes"), join("key_chars"), names, long_names,
+    )  # fmt: skip
+
+
+def read_arrays(file: IndexFile, header: IndexHeader, numbers: Integers) -> SampleArrays:
+    """The samples with these ordinals. The blocks of the records have been verified; still nothing leads outside of them."""
+    return concatenate([_columns(part) for part in read_slices(file, header, numbers)])
+
+
+def _columns(part: Slice) -> SampleArrays:
+    starts, data = part.starts, part.data
+    owners, records, places = _walk(part)
+    counts = np.bincount(owners, minlength=len(starts))
+    if not counts.all():
+        raise IndexCorrupt("a sample in an index has no members", int(part.positions[int(np.argmin(counts))]))
+    first = np.zeros(len(starts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=first[1:])
+    offsets = records["offset"].astype(np.int64)
+    sizes = records["size"].astype(np.int64)
+    spans = records["head"].astype(np.int64) + (sizes + (TAR_HEADER_BYTES - 1) & -TAR_HEADER_BYTES)
+    last = first[1:] - 1
+    ends = offsets[last] + (sizes[last] + (TAR_HEADER_BYTES - 1) & -TAR_HEADER_BYTES)
+    covered = np.add.reduceat(spans, first[:-1])
+    plain = np.logical_and.reduceat(records["head"] == TAR_HEADER_BYTES, first[:-1])
+    whole = plain & (covered == ends - starts)
+    names, long_names = _names(data, places + RECORD.size, records["name"].astype(np.int64))
+    key_chars = records["key"].astype(np.int64)
+    return SampleArrays(starts, ends, whole, first, offsets, sizes, key_chars, names, long_names)
+
+
+def _walk(part: Slice) -> tuple[Integers, NDArray[np.void], Integers]:
+    """The records of all samples: whose they are, themselves, where they begin. One step goes to the next record of every
+    sample that has one, so that there are as many steps as members in the largest sample."""
+    all_records = overlay(part.data, RECORDS)
+    owner, positions, ends = np.arange(len(part.starts), dtype=np.int64), part.positions, part.ends
+    owners, records, places = [], [], []
+    for _ in range(SAMPLE_RECORDS_MAX):  # what lies beyond belongs to no sample
+        found = all_records[positions]
+        after = positions + (found["name"].astype(np.int64) + RECORD.size)
+        mine = found["key"] != NO_KEY
+        if mine.all():
+            owners.append(owner)
+            records.append(found)
+            places.append(positions)
+        else:
+            owners.append(owner[mine])
+            records.append(found[mine])
+            places.append(positions[mine])
+        rows = next_records(after, ends)
+        if not len(rows):
+            break
+        owner, positions, ends = owner[rows], after[rows], ends[rows]
+    all_owners = np.concatenate(owners)
+    order = np.argsort(all_owners, kind="stable")
+    return all_owners[order], np.concatenate(records)[order], np.concatenate(places)[order]
+
+
+def _names(data: Bytes, positions: Integers, lengths: Integers) -> tuple[Bytes, dict[int, bytes]]:
+    """The names at positions of the data, as rows, and those that do not fit into one."""
+    width = min(HEADER_NAME_BYTES, int(lengths.max()))
+    if width == 0:
+        return np.zeros((len(lengths), 0), dtype=np.uint8), {}
+    wide = overlay(data, np.dtype(f"V{width}"))
+    inside = positions < len(wide)  # the last names are nearer to the end than a row is wide
+    rows = np.zeros((len(lengths), width), dtype=np.uint8)
+    rows[inside] = wide[positions[inside]].view(np.uint8).reshape(-1, width)
+    for row in np.flatnonzero(~inside).tolist():
+        piece = data[positions[row] : positions[row] + min(width, lengths[row])]
+        rows[row, : len(piece)] = piece
+    rows *= np.arange(width) < lengths[:, None]
+    long_names = {
+        row: data[positions[row] : positions[row] + lengths[row]].tobytes()
+        for row in np.flatnonzero(lengths > HEADER_NAME_BYTES).tolist()
+    }
+    return rows, long_names

@@ -1,0 +1,301 @@
+"""Makes an index while the archive arrives, in bounded memory, whatever the archive says.
+
+`feed` never raises for what is in the archive: it remembers the first problem and ignores the rest, nearly for free.
+An OSError of the index file or of a temporary file does come out, of `feed` and of `finish`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from operator import sub
+from typing import BinaryIO, Final, Protocol
+
+import numpy as np
+import xxhash
+
+from dfc.checksum import Buffer
+from dfc.limits import INDEX_BLOCK_BYTES, INDEX_FLUSH_BYTES, INDEX_MEMBERS_MAX, MIB, TAR_HEADER_BYTES
+from dfc.tar.header import DIRECTORY, FILE, TarError
+from dfc.tar.headerbatch import Entry, PlainFiles
+from dfc.tar.index.arrays import Integers
+from dfc.tar.index.format import HEADER_BYTES, RECORD, SAMPLE, IndexHeader, encode_header
+from dfc.tar.index.samplecolumns import cut_files
+from dfc.tar.index.slices import RECORDS
+from dfc.tar.index.spill import HashTable, Spill, write_all
+from dfc.tar.samples import NO_KEY, SampleGrouper
+from dfc.tar.scanner import Scanner
+
+_FEED_BYTES_MAX: Final = MIB  # entries of one piece are in memory at once: at most 2,048 of them
+_COLUMNS_MIN: Final = 128  # fewer files are quicker one by one
+_ASCII_MAX: Final = 127
+_BATCH_ENTRIES: Final = 512  # members of large bodies are few in a piece; taken together they cost half
+
+
+@dataclass(frozen=True, slots=True)
+class IndexSummary:
+    """Counts of a finished index. `dropped`: members other than directories that belong to no sample.
+
+    `repeated_keys`: samples whose key an earlier sample of the shard has, counted by 64-bit hashes.
+    `warnings`: sentences for whoever uploaded it.
+    """
+
+    members: int
+    samples: int
+    repeated_keys: int
+    dropped: int
+    warnings: tuple[str, ...]
+
+
+class Builder(Protocol):
+    """What every index builder can do; see IndexBuilder."""
+
+    @property
+    def problem(self) -> TarError | None: ...
+    def feed(self, data: Buffer, files: PlainFiles | None = None) -> None: ...
+    def finish(self, version: str, size: int, checksum: str) -> IndexSummary: ...
+    def close(self) -> None: ...
+
+
+class IndexBuilder:
+    """Index of an uncompressed archive. `file` is fresh, seekable and open for reading and writing; it stays the caller's.
+
+    Use: `feed` every byte of the shard in order, then `finish`; or `close` when the upload is given up.
+    """
+
+    def __init__(self, file: BinaryIO, temporary_directory: str) -> None:
+        self.problem: TarError | None = None
+        self._scanner = Scanner(take_files=self._add_files)
+        self._records = _Records(file)
+        self._grouper = SampleGrouper()
+        self._members = HashTable(temporary_directory)
+        self._keys = HashTable(temporary_directory)
+        self._samples = Spill(temporary_directory)
+        self._entries: list[Entry] = []  # members found, not yet in the tables
+        self._member_count = self._sample_count = self._dropped = self._not_utf8 = 0
+
+    @property
+    def archive_size(self) -> int:
+        """Bytes of archive fed so far."""
+        return self._scanner.fed
+
+    def feed(self, data: Buffer, files: PlainFiles | None = None) -> None:
+        """The next bytes of the archive, in pieces of any size. Bodies of members cost nothing.
+
+        `files`: the members that these bytes are, where they are whole members, with one header each, and whoever made them
+        says so; heads count from the first byte. Finding that out again takes as long as all the rest.
+        """
+        if self.problem is not None:
+            return
+        try:
+            if files is not None and files.fill(len(data)) and self._scanner.pass_over(len(data), files):
+                return
+            if len(data) <= _FEED_BYTES_MAX:
+                self._feed(data)
+                return
+            view = memoryview(data).cast("B")
+            for start in range(0, len(view), _FEED_BYTES_MAX):
+                self._feed(view[start : start + _FEED_BYTES_MAX])
+        except TarError as error:
+            self.fail(error)
+
+    def fail(self, problem: TarError) -> None:
+        """Remember the first problem and let go of everything else."""
+        if self.problem is None:
+            self.problem = problem
+            self.close()
+
+    def close(self) -> None:
+        """Give up temporary files and memory. Idempotent."""
+        self._entries = []
+        self._members.close()
+        self._keys.close()
+        self._samples.close()
+        self._records.close()
+
+    def finish(self, version: str, size: int, checksum: str) -> IndexSummary:
+        """Write the tables and the header, which names version, size and checksum of the blob.
+
+        Raises TarError when the archive is broken or incomplete; the file is then of no use.
+        """
+        if self.problem is None and size != self.archive_size:
+            raise ValueError(f"{self.archive_size} bytes were fed, not {size}")
+        return self.finish_as("tar", version, size, checksum)
+
+    def finish_as(self, kind: str, version: str, size: int, checksum: str, warnings: tuple[str, ...] = ()) -> IndexSummary:
+        """Like `finish`, for an archive of `archive_size` that is stored in `size` bytes compressed as `kind`, and with
+        `warnings` before its own."""
+        try:
+            if self.problem is not None:
+                raise self.problem
+            rest = self._scanner.finish()  # first: what it found before goes in meanwhile
+            self._entries += rest
+            self._add_entries()
+            self._records.finish()
+            tables = xxhash.xxh3_64()
+
+            def sink(data: Buffer) -> None:
+                tables.update(data)
+                write_all(self._records.file, data)
+
+            sink(self._records.checksums.tobytes())
+            self._members.write(sink)
+            self._keys.write(sink)
+            self._samples.copy_to(sink)
+            header = IndexHeader(
+                kind,
+                size,
+                self.archive_size,
+                self._member_count,
+                self._sample_count,
+                self._keys.repeated,
+                self._dropped,
+                self._records.end,
+                tables.intdigest(),
+                version,
+                checksum,
+            )
+            self._records.file.seek(0)
+            write_all(self._records.file, encode_header(header))
+            self._records.file.flush()
+            warnings += self._warnings()
+            return IndexSummary(header.members, header.samples, header.repeated_keys, header.dropped, warnings)
+        finally:
+            self.close()
+
+    def _feed(self, data: Buffer) -> None:
+        found = self._scanner.feed(data)  # first: files that come before these entries go in meanwhile
+        self._entries += found
+        if len(self._entries) >= _BATCH_ENTRIES:
+            self._add_entries()
+
+    def _count(self, members: int, last_head: int) -> None:
+        self._member_count += members
+        if self._member_count > INDEX_MEMBERS_MAX:
+            raise TarError(f"the archive has more than {INDEX_MEMBERS_MAX} members", last_head)
+
+    def _add_files(self, before: list[Entry], files: PlainFiles) -> None:
+        """What `_add_entries` does, for all of these files at once."""
+        self._entries += before
+        if len(files) < _COLUMNS_MIN or not files.text.size or int(files.text.max()) > _ASCII_MAX:
+            self._entries += files.entries()
+            self._add_entries()
+            return
+        self._add_entries()
+        self._count(len(files), int(files.heads[-1]))
+        key_chars, starts = cut_files(self._grouper, files)
+        if bool((key_chars == NO_KEY).any()):
+            self._dropped += int((key_chars == NO_KEY).sum())
+        lengths = (files.text != 0).sum(axis=1)
+        ends = self._records.end + np.cumsum(lengths + RECORD.size)
+        positions = ends - lengths - RECORD.size
+        self._members.append(map(xxhash.xxh3_64_intdigest, files.names), _numbers(positions))
+        records = np.empty(len(files), dtype=RECORDS)
+        records["offset"], records["size"], records["head"] = files.heads + TAR_HEADER_BYTES, files.sizes, TAR_HEADER_BYTES
+        records["name"], records["key"], records["type"] = lengths, key_chars, FILE
+        rows = np.concatenate([records.view(np.uint8).reshape(len(files), -1), files.text], axis=1)
+        used = np.arange(rows.shape[1], dtype=np.int16) < (lengths + RECORD.size).astype(np.int16)[:, None]
+        self._records.append(rows[used].tobytes())
+        if len(starts):
+            keys = [files.names[i][:end] for i, end in zip(starts.tolist(), key_chars[starts].tolist(), strict=True)]
+            numbers = np.arange(self._sample_count, self._sample_count + len(keys))
+            self._keys.append(map(xxhash.xxh3_64_intdigest, keys), _numbers(numbers))
+            self._samples.append(np.stack([files.heads[starts], positions[starts]], axis=1).astype(np.uint64).tobytes())
+            self._sample_count += len(keys)
+
+    def _add_entries(self) -> None:
+        """Records and table rows of the last members. A column at a time: it costs half of what a loop over them would."""
+        entries, self._entries = self._entries, []
+        if not entries:
+            return
+        self._count(len(entries), entries[-1][2])
+        names, types, heads, offsets, sizes = zip(*entries, strict=True)
+        try:
+            texts = b"\0".join(names).decode().split("\0")  # no name has a NUL
+        except UnicodeDecodeError:
+            names, texts = self._replace_undecodable(names)
+        key_chars, starts = self._grouper.cut(texts, types)
+        if NO_KEY in key_chars:
+            self._dropped += sum(chars == NO_KEY and kind != DIRECTORY for chars, kind in zip(key_chars, types, strict=True))
+        lengths = list(map(len, names))
+        positions = list(accumulate([RECORD.size + length for length in lengths], initial=self._records.end))
+        positions.pop()
+        self._members.append(map(xxhash.xxh3_64_intdigest, names), positions)
+        packed = map(RECORD.pack, offsets, sizes, map(sub, offsets, heads), lengths, key_chars, types)
+        self._records.append(b"".join(chain.from_iterable(zip(packed, names, strict=True))))
+        if starts:
+            keys = [texts[i][: key_chars[i]].encode() for i in starts]
+            numbers = range(self._sample_count, self._sample_count + len(starts))
+            self._keys.append(map(xxhash.xxh3_64_intdigest, keys), numbers)
+            self._samples.append(b"".join([SAMPLE.pack(heads[i], positions[i]) for i in starts]))
+            self._sample_count += len(starts)
+
+    def _replace_undecodable(self, names: tuple[bytes, ...]) -> tuple[tuple[bytes, ...], list[str]]:
+        texts = [name.decode(errors="replace") for name in names]
+        encoded = tuple(text.encode() for text in texts)
+        self._not_utf8 += sum(before != after for before, after in zip(names, encoded, strict=True))
+        return encoded, texts
+
+    def _warnings(self) -> tuple[str, ...]:
+        warnings = [f"{text}, at offset {offset}" for text, offset in self._scanner.oddities]
+        if self._dropped:
+            warnings.append(f"{self._dropped} members belong to no sample")
+        if self._keys.first_repeated is not None:
+            key = self._key_of_sample(self._keys.first_repeated)
+            warnings.append(f"{self._keys.repeated} samples have a key that came before in the shard, first {key[:200]!r}")
+        if self._not_utf8:
+            warnings.append(f"{self._not_utf8} member names are not UTF-8 and are listed with replacement characters")
+        return tuple(warnings)
+
+    def _key_of_sample(self, number: int) -> str:
+        """Read a key back from the file that was just written."""
+        file = self._records.file
+        end = file.seek(0, 2)
+        file.seek(end - SAMPLE.size * (self._sample_count - number))
+        _, position = SAMPLE.unpack(file.read(SAMPLE.size))
+        file.seek(position)
+        _, _, _, name_bytes, key_chars, _ = RECORD.unpack(file.read(RECORD.size))
+        return file.read(name_bytes).decode()[:key_chars]
+
+
+def _numbers(column: Integers) -> array[int]:
+    """An array extends another by as much at once; by a numpy array, number after number."""
+    return array("Q", column.tobytes())
+
+
+class _Records:
+    """The records region: written as it grows, checksummed in blocks."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.buffer = bytearray()
+        self.checksums = array("Q")
+        self._flushed = HEADER_BYTES
+        file.seek(HEADER_BYTES)
+
+    @property
+    def end(self) -> int:
+        return self._flushed + len(self.buffer)
+
+    def append(self, records: bytes) -> None:
+        self.buffer += records
+        if len(self.buffer) >= INDEX_FLUSH_BYTES:
+            self._flush(len(self.buffer) // INDEX_BLOCK_BYTES * INDEX_BLOCK_BYTES)
+
+    def finish(self) -> None:
+        """Flush the rest and pad the file up to where the tables begin."""
+        self._flush(len(self.buffer))
+        write_all(self.file, bytes(-self._flushed % 8))
+
+    def close(self) -> None:
+        self.buffer = bytearray()
+        self.checksums = array("Q")
+
+    def _flush(self, size: int) -> None:
+        with memoryview(self.buffer) as view:
+            for start in range(0, size, INDEX_BLOCK_BYTES):
+                self.checksums.append(xxhash.xxh3_64_intdigest(view[start : min(start + INDEX_BLOCK_BYTES, size)]))
+            write_all(self.file, view[:size])
+        del self.buffer[:size]
+        self._flushed += size

@@ -1,0 +1,359 @@
+"""Reads an index: members by name, samples by key or number, everything in order. Nothing read back is trusted.
+
+Opening checks the header, the length of the file and the checksum of the tables; records are checked block by block when
+first touched. What is wrong in spite of that is an IndexCorrupt, never a wrong answer from outside of the file. The file is
+read by `pread` (`dfc.tar.index.file`): an error of its disk is an OSError, or what `translate` makes of it.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import xxhash
+
+from dfc.limits import INDEX_BLOCK_BYTES, INDEX_CACHE_BYTES, INDEX_LOOP_READS_MAX, MIB, SAMPLE_RECORDS_MAX
+from dfc.tar.header import TYPES
+from dfc.tar.index.file import PAGE_BYTES, IndexFile, NotAtHand, PageCache, Read
+from dfc.tar.index.format import (
+    HEADER_BYTES,
+    RECORD,
+    SAMPLE,
+    IndexCorrupt,
+    IndexHeader,
+    decode_header,
+)
+from dfc.tar.samples import NO_KEY
+
+if TYPE_CHECKING:
+    from dfc.tar.index.arrays import Integers, SampleArrays
+    from dfc.tar.index.spans import SampleSpans
+
+_NUMBER: Final = Struct("=Q")
+_RECORD_READ_BYTES: Final = RECORD.size + 100  # a record and the name, unless that is longer than a tar header has room for
+_CHECK_BYTES: Final = MIB  # the tables are read and checked in pieces of this size
+_LOOP_ROWS_MAX: Final = INDEX_LOOP_READS_MAX // 4  # members with one hash that the event loop looks at: mostly there is one
+_GUESSES: Final = 4  # hashes are spread evenly, so that one guess is nearly always right; in tables that are not, halves follow
+
+
+class Member(msgspec.Struct, frozen=True, gc=False):
+    """One member. `offset` is that of its data in the (uncompressed) archive, `size` that of the data, in bytes.
+
+    `key` and `ext` are None for a member of no sample; `type` is one of `dfc.tar.header.TYPES`.
+    """
+
+    name: str
+    key: str | None
+    ext: str | None
+    offset: int
+    size: int
+    type: str
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """Neighbouring members with one key. `start` to `end`: their bytes in the archive, headers and padding included.
+
+    Members that belong to no sample may lie between them: `pieces` are the starts and ends of what is the sample's own.
+    """
+
+    key: str
+    number: int
+    start: int
+    end: int
+    members: tuple[Member, ...]
+    pieces: tuple[tuple[int, int], ...]
+
+
+class ShardIndex:
+    """An open index. Reads are safe from many threads; after `close` they raise ValueError."""
+
+    def __init__(self, header: IndexHeader, file: IndexFile, block_sums: array[int]) -> None:
+        """Use `open`."""
+        self.version = header.version
+        self.size = header.size
+        self.checksum = header.checksum
+        self.kind = header.kind
+        self.compressed = header.kind != "tar"
+        self.archive_size = header.archive_size
+        self.member_count = header.members
+        self.sample_count = header.samples
+        self.repeated_keys = header.repeated_keys
+        self.dropped = header.dropped
+        self._header = header
+        self._file = file
+        self._records_end = header.records_end
+        self._members_start = header.members_start
+        self._keys_start = header.keys_start
+        self._samples_start = header.samples_start
+        self._checked = bytearray(header.block_count)  # a race of two threads checks a block twice, no more
+        self._all_checked = False
+        self._block_sums = block_sums
+
+    @classmethod
+    def open(
+        cls,
+        path_or_fd: str | os.PathLike[str] | int,
+        cache: PageCache | None = None,
+        translate: Callable[[OSError], Exception] | None = None,
+    ) -> ShardIndex:
+        """Open an index file; a descriptor stays the caller's. Raises IndexCorrupt, and OSError when it cannot be opened.
+
+        `cache` is shared by many indexes. `translate` gives what is raised for an OSError of reading.
+        """
+        if isinstance(path_or_fd, int):
+            descriptor = os.dup(path_or_fd)
+        else:
+            descriptor = os.open(path_or_fd, os.O_RDONLY | os.O_CLOEXEC)
+        cache = PageCache(INDEX_CACHE_BYTES) if cache is None else cache
+        return cls._open(IndexFile(descriptor, cache, translate))
+
+    @classmethod
+    def _open(cls, file: IndexFile) -> ShardIndex:
+        header = decode_header(file.read_through(0, min(HEADER_BYTES, file.length)))
+        if file.length != header.file_size:
+            raise IndexCorrupt(f"an index file has {file.length} bytes instead of {header.file_size}", file.length)
+        tables, block_sums = xxhash.xxh3_64(), bytearray()
+        for offset in range(header.tables_start, file.length, _CHECK_BYTES):
+            data = file.read_through(offset, min(_CHECK_BYTES, file.length - offset))
+            tables.update(data)
+            block_sums += data[: max(0, header.members_start - offset)]
+        if tables.intdigest() != header.tables_checksum:
+            raise IndexCorrupt("the tables of an index fail their checksum", header.tables_start)
+        return cls(header, file, array("Q", bytes(block_sums)))
+
+    def close(self) -> None:
+        """Close it. Idempotent. Reads that are under way in other threads end first."""
+        self._file.close()
+
+    def verify(self) -> None:
+        """Check every block of records now. Raises IndexCorrupt."""
+        if not self._all_checked:
+            self._check_blocks(self._file.read_through, HEADER_BYTES, self._records_end)
+            self._all_checked = True
+
+    # --- one member, one sample
+
+    def find_member(self, name: str) -> Member | None:
+        """The member with this name. Of several the last one, as if the archive had been extracted."""
+        return self._find_member(self._file.read, name, self.member_count)
+
+    def find_member_at_hand(self, name: str) -> Member | None:
+        """The same without waiting for the disk, for an event loop; NotAtHand when that cannot be done."""
+        return self._find_member(self._file.read_at_hand, name, _LOOP_ROWS_MAX)
+
+    def find_sample(self, key: str) -> Sample | None:
+        """The sample with this key. Of several the first one."""
+        return self._find_sample(self._file.read, key)
+
+    def find_sample_at_hand(self, key: str) -> Sample | None:
+        """The same without waiting for the disk, and of a sample with not too many members; NotAtHand."""
+        return self._find_sample(self._at_hand(), key)
+
+    def find_sample_number(self, key: str) -> int | None:
+        """The ordinal of the sample with this key. Of several the first one."""
+        return self._find_number(self._file.read, key)
+
+    def sample_at(self, number: int) -> Sample:
+        """The sample with this ordinal, from 0. IndexError when there is none."""
+        if not 0 <= number < self.sample_count:
+            raise IndexError(f"there are {self.sample_count} samples, and none with number {number}")
+        return self._sample(self._file.read, self._file.read, number)
+
+    def _at_hand(self) -> Read:
+        left, at_hand = INDEX_LOOP_READS_MAX, self._file.read_at_hand
+
+        def read(start: int, size: int) -> bytes:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise NotAtHand
+            return at_hand(start, size)
+
+        return read
+
+    def _find_member(self, read: Read, name: str, rows_max: int) -> Member | None:
+        """NotAtHand when more than `rows_max` have the hash of this name."""
+        encoded = name.encode(errors="replace")
+        wanted = xxhash.xxh3_64_intdigest(encoded)
+        hashes, count = self._members_start, self.member_count
+        after, first, column = _search(read, hashes, count, wanted, bisect_right)
+        for row in range(after - 1, -1, -1):
+            if (column[row - first] if row >= first else _number(read, hashes, row)) != wanted:
+                return None
+            if row < after - rows_max:
+                raise NotAtHand
+            position = _number(read, hashes + 8 * count, row)
+            offset, size, _, stored, key_chars, member_type = self._record(read, position)
+            if stored == encoded:
+                return _member(stored, key_chars, offset, size, member_type, position)
+        return None
+
+    def _find_number(self, read: Read, key: str) -> int | None:
+        wanted = xxhash.xxh3_64_intdigest(key.encode(errors="replace"))
+        hashes, count = self._keys_start, self.sample_count
+        begin, first, column = _search(read, hashes, count, wanted, bisect_left)
+        for row in range(begin, count):
+            if (column[row - first] if row - first < len(column) else _number(read, hashes, row)) != wanted:
+                return None
+            number = _number(read, hashes + 8 * count, row)
+            if number >= count:
+                raise IndexCorrupt("an index points to a sample that is not there", number)
+            if self._key_of(read, number) == key:
+                return number
+        return None
+
+    def _find_sample(self, read: Read, key: str) -> Sample | None:
+        number = self._find_number(read, key)
+        return None if number is None else self._sample(read, read, number)
+
+    def _key_of(self, read: Read, number: int) -> str:
+        _, position = SAMPLE.unpack(read(self._samples_start + number * SAMPLE.size, SAMPLE.size))
+        offset, size, _, name, key_chars, member_type = self._record(read, position)
+        return _member(name, key_chars, offset, size, member_type, position).key or ""
+
+    def _sample(self, read_table: Read, read: Read, number: int) -> Sample:
+        row = self._samples_start + number * SAMPLE.size
+        start, position = SAMPLE.unpack(read_table(row, SAMPLE.size))
+        if number + 1 < self.sample_count:
+            _, end = SAMPLE.unpack(read_table(row + SAMPLE.size, SAMPLE.size))
+        else:
+            end = self._records_end
+        members: list[Member] = []
+        pieces: list[tuple[int, int]] = []
+        for _ in range(SAMPLE_RECORDS_MAX):  # what lies beyond up to `end` belongs to no sample
+            offset, size, head, name, key_chars, member_type = self._record(read, position)
+            if key_chars != NO_KEY:
+                members.append(_member(name, key_chars, offset, size, member_type, position))
+                first, last = offset - head, offset + (size + 511 & -512)
+                if pieces and pieces[-1][1] == first:
+                    first = pieces.pop()[0]
+                pieces.append((first, last))
+            position += RECORD.size + len(name)
+            if position >= end:
+                break
+        key = members[0].key if members else None
+        if key is None or pieces[0][0] != start or pieces[-1][1] > self.archive_size:
+            raise IndexCorrupt("a sample in an index has no members, or lies elsewhere than they do", position)
+        return Sample(key, number, start, pieces[-1][1], tuple(members), tuple(pieces))
+
+    # --- in order
+
+    def members(self, start: int = 0) -> Iterator[Member]:
+        """All members in archive order, from ordinal `start` on (those before are read over)."""
+        position, read = HEADER_BYTES, self._file.ahead()
+        for number in range(self.member_count):
+            offset, size, _, name, key_chars, member_type = self._record(read, position)
+            if number >= start:
+                yield _member(name, key_chars, offset, size, member_type, position)
+            position += RECORD.size + len(name)
+        if position != self._records_end:
+            raise IndexCorrupt("the records of an index end elsewhere than they should", position)
+
+    def samples(self, start: int = 0) -> Iterator[Sample]:
+        """All samples in archive order, from ordinal `start` on."""
+        read_table, read = self._file.ahead(), self._file.ahead()
+        for number in range(start, self.sample_count):
+            yield self._sample(read_table, read, number)
+
+    # --- many at a time
+
+    def sample_offsets(self) -> memoryview:
+        """Where each sample begins in the archive (its first header), and after them where the last one ends: sample_count + 1
+        numbers of 64 bits. Members that belong to no sample may lie before the next sample begins."""
+        table = array("Q")
+        end = self._samples_start + SAMPLE.size * self.sample_count
+        for start in range(self._samples_start, end, _CHECK_BYTES):
+            table += array("Q", self._file.read_through(start, min(_CHECK_BYTES, end - start)))[::2]
+        table.append(self.sample_at(self.sample_count - 1).end if self.sample_count else 0)
+        return memoryview(table)
+
+    def arrays(self, numbers: Integers) -> SampleArrays:
+        """The samples with these ordinals as columns (`dfc.tar.index.arrays`). IndexError when there is one too large."""
+        from dfc.tar.index.arrays import read_arrays  # a node serves requests without numpy
+
+        self.verify()
+        return read_arrays(self._file, self._header, numbers)
+
+    def spans(self, numbers: Integers) -> SampleSpans:
+        """Where the samples with these ordinals lie (`dfc.tar.index.spans`). IndexError when there is one too large."""
+        from dfc.tar.index.spans import read_spans
+
+        self.verify()
+        return read_spans(self._file, self._header, numbers)
+
+    # --- records
+
+    def _record(self, read: Read, position: int) -> tuple[int, int, int, bytes, int, int]:
+        """offset, size, head, name, key characters, type of the record at a position in the file, checked."""
+        end = position + RECORD.size
+        if not HEADER_BYTES <= position <= end <= self._records_end:
+            raise IndexCorrupt("an index points outside of its records", position)
+        if not self._all_checked:
+            self._check_blocks(read, position, end)
+        data = read(position, min(_RECORD_READ_BYTES, self._records_end - position))
+        offset, size, head, name_bytes, key_chars, member_type = RECORD.unpack_from(data)
+        name_end = end + name_bytes
+        if name_end > self._records_end or member_type >= len(TYPES) or offset + size > self.archive_size:
+            raise IndexCorrupt("a record of an index cannot be read", position)
+        if not self._all_checked:
+            self._check_blocks(read, end, name_end)
+        name = data[RECORD.size : RECORD.size + name_bytes] if name_end <= position + len(data) else read(end, name_bytes)
+        return offset, size, head, name, key_chars, member_type
+
+    def _check_blocks(self, read: Read, start: int, end: int) -> None:
+        """Verify the blocks that hold records from `start` to `end`, each once."""
+        for block in range((start - HEADER_BYTES) // INDEX_BLOCK_BYTES, (end - HEADER_BYTES - 1) // INDEX_BLOCK_BYTES + 1):
+            if not self._checked[block]:
+                first = HEADER_BYTES + block * INDEX_BLOCK_BYTES
+                data = read(first, min(INDEX_BLOCK_BYTES, self._records_end - first))
+                if xxhash.xxh3_64_intdigest(data) != self._block_sums[block]:
+                    raise IndexCorrupt("the records of an index fail their checksum", first)
+                self._checked[block] = 1
+
+
+def _number(read: Read, start: int, row: int) -> int:
+    found: int = _NUMBER.unpack(read(start + 8 * row, 8))[0]
+    return found
+
+
+def _search(
+    read: Read, start: int, count: int, wanted: int, bisect: Callable[..., int]
+) -> tuple[int, int, Sequence[int] | memoryview]:
+    """`bisect` on the sorted column of hashes at `start`, a page at a time. It ends on a column that is not sorted, too.
+
+    The row; and what was read last, the row where that begins and the hashes: those around the row are mostly among them.
+    """
+    low, high, row, guesses = 0, count, wanted * count >> 64, 0
+    first: int = 0
+    column: Sequence[int] | memoryview = ()
+    while low < high:
+        page = (start + 8 * row) // PAGE_BYTES * PAGE_BYTES
+        first, last = max(low, (page - start) // 8), min(high, (page + PAGE_BYTES - start) // 8)
+        column = memoryview(read(start + 8 * first, 8 * (last - first))).cast("Q")
+        found = first + bisect(column, wanted)
+        if first < found < last or (found == first == low) or (found == last == high):
+            return found, first, column
+        edge = first if found == first else last
+        if found == first:
+            high = first
+        else:
+            low = last
+        guesses += 1
+        step = (wanted - column[0 if found == first else -1]) * count >> 64
+        row = min(max(edge + step, low), high - 1) if guesses < _GUESSES else (low + high) // 2
+    return low, first, column
+
+
+def _member(name: bytes, key_chars: int, offset: int, size: int, member_type: int, position: int) -> Member:
+    try:
+        text = name.decode()
+    except UnicodeDecodeError:
+        raise IndexCorrupt("a name in an index is not UTF-8", position) from None
+    if key_chars == NO_KEY:
+        return Member(text, None, None, offset, size, TYPES[member_type])
+    return Member(text, text[:key_chars], text[key_chars + 1 :].lower(), offset, size, TYPES[member_type])

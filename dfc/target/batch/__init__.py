@@ -1,0 +1,1 @@
+"""A target's part of a batch read: items found, then their bytes."""

@@ -1,0 +1,194 @@
+"""Batch reads at a target: its own part by files, the parts of others by asking them."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
+
+from dfc.batch.answer import (
+    BatchAnswer,
+    BatchGate,
+    ItemError,
+    Part,
+    answer_batch,
+    read_request,
+)
+from dfc.batch.items import BatchItem, OnMissing
+from dfc.batch.merge import ByteSource
+from dfc.batch.parts import PeerParts, encode_preamble
+from dfc.errors import BucketNotFound, DfcError, NotSeekable, StorageFailed, Unavailable
+from dfc.http.answers import Answer, AnswerCut
+from dfc.http.calls.peer import PeerPool
+from dfc.http.exchange import Exchange
+from dfc.http.transfer import to_its_end
+from dfc.limits import BATCH_DECODED_BYTES_MAX
+from dfc.storage import layout
+from dfc.storage.disk import Disk
+from dfc.tar.header import TarError
+from dfc.tar.reader import read_member_range
+from dfc.target.decoders import Slots
+from dfc.target.local import Local
+from dfc.target.members import BlobBody
+from dfc.target.threads import shielded
+from dfc.wire import OCTETS
+
+if TYPE_CHECKING:
+    from dfc.target.batch.resolving import Decoding, Resolved
+
+
+class BatchRoutes:
+    """Handlers of `/v1/batch` and `/v1/node/batch`. `slots` are those of reads that decompress."""
+
+    def __init__(self, local: Local, pool: PeerPool, token: str, slots: Slots) -> None:
+        self._local = local
+        self._slots = slots
+        self._peers = PeerParts(pool, token, self._url_of)
+        self._asked, self._own = BatchGate(), BatchGate()
+
+    def _url_of(self, node_id: str) -> str | None:
+        node = self._local.map.node(node_id)
+        return None if node is None else node.url
+
+    async def batch(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """A list of items from anywhere."""
+        request = await read_request(exchange)
+        await self._learn_buckets(request.items)
+        return await answer_batch(exchange, request, self._owner_of, self._open, self._asked, self._local.batches)
+
+    async def own_batch(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """A list of items of this target: how long each is, then their bytes."""
+        request = await read_request(exchange)
+        self._own.enter()
+        try:
+            await self._learn_buckets(request.items)
+            part = await self._open_own(request.items, request.on_missing)
+        except ItemError as error:
+            self._own.leave()
+            raise error.answer() from None
+        except BaseException:
+            self._own.leave()
+            raise
+        begin = encode_preamble(part.resolved.lengths.tobytes(), part.checksums)
+        total = sum(part.lengths)
+        headers, threads = [("Content-Type", OCTETS)], self._local.batches
+        return BatchAnswer(headers, [part], [(0, total)], total, self._own, threads=threads, begin=begin)
+
+    async def _learn_buckets(self, items: Sequence[BatchItem]) -> None:
+        """A bucket that this target's map lacks is asked for once; then it is missing."""
+        for name in {item.bucket for item in items}:
+            if self._local.map.bucket(name) is None:
+                try:
+                    await self._local.bucket(name)
+                except BucketNotFound:
+                    pass
+
+    def _owner_of(self, bucket: str, name: str) -> str:
+        entry = self._local.map.bucket(bucket)
+        if entry is None:
+            return self._local.node_id  # where the item is found to be missing
+        owner = self._local.map.owner(entry, name)
+        if owner is None:
+            raise Unavailable("this target has no map yet")
+        return owner.node.id
+
+    async def _open(self, owner: str, items: list[BatchItem], on_missing: OnMissing) -> Part:
+        if owner == self._local.node_id:
+            return await self._open_own(items, on_missing)
+        node = self._local.map.node(owner)
+        if node is not None and node.state == "down":
+            raise Unavailable(f"the target {owner} that holds items of the batch is down", retry_after_s=2)
+        return await self._peers.open(owner, items, on_missing)
+
+    # --- the part of this target
+
+    async def _open_own(self, items: list[BatchItem], on_missing: OnMissing) -> OwnPart:
+        from dfc.target.batch.resolving import resolve  # a node that serves no batches does without numpy
+
+        resolving = self._local.batches.submit(resolve, items, on_missing, self._find)
+        try:
+            resolved = await shielded(resolving)
+        except asyncio.CancelledError:
+            resolving.add_done_callback(_let_go)
+            raise
+        try:
+            left = BATCH_DECODED_BYTES_MAX
+            for decoding in resolved.decodings:
+                left -= decoding.size
+                if left < 0:
+                    what = f"{decoding.row.name!r} and others are compressed, and more of them is needed than"
+                    raise ItemError(
+                        decoding.first_item, NotSeekable(f"{what} {BATCH_DECODED_BYTES_MAX} bytes, which one request may take")
+                    )
+                await self._decode(resolved, decoding)
+        except BaseException:
+            resolved.files.close()
+            raise
+        return OwnPart(resolved)
+
+    async def _decode(self, resolved: Resolved, decoding: Decoding) -> None:
+        has_slot = await self._slots.take(decoding.kind)
+        try:
+            run = asyncio.get_running_loop().run_in_executor
+            await to_its_end(run(self._local.batches, _decode, resolved, decoding))
+        finally:
+            if has_slot:
+                self._slots.give()
+
+    def _find(self, bucket: str, name: str) -> tuple[str, Disk]:
+        found = self._local.map.bucket(bucket)
+        if found is None:
+            raise BucketNotFound(f"there is no bucket {bucket!r}")
+        disk = self._local.owned_disk(found, name)
+        if disk is None:
+            raise Unavailable("this target does not hold the object by its map; the map may be changing")
+        return found.id, disk
+
+
+def _let_go(resolving: Future[Resolved]) -> None:
+    """Nobody waits for it any more."""
+    if not resolving.cancelled() and resolving.exception() is None:
+        resolving.result().files.close()
+
+
+def _decode(resolved: Resolved, decoding: Decoding) -> None:
+    """Let the archive of a compressed shard, as far as it is needed, stand in for it."""
+    resolved.files.replace(decoding.number, _decoded(resolved, decoding))
+
+
+def _decoded(resolved: Resolved, decoding: Decoding) -> IO[Any]:
+    """The same, in a file without a name on the shard's disk."""
+    disk = decoding.disk
+    disk.parts.space.require(decoding.size)
+    body = cast(BinaryIO, BlobBody(disk, decoding.row, resolved.files.descriptor(decoding.number)))
+    file = tempfile.TemporaryFile(dir=f"{disk.path}/{layout.TEMPORARY}")
+    try:
+        for piece in read_member_range(body, decoding.kind, 0, decoding.size):
+            file.write(piece)
+        file.flush()
+        return file
+    except TarError as error:
+        failure: DfcError = StorageFailed(f"{decoding.row.name!r} cannot be decompressed any more: {error}")
+    except OSError as error:
+        failure = disk.parts.health.translate(error, "decompressing a shard")
+    file.close()
+    raise failure
+
+
+class OwnPart:
+    """See `dfc.batch.answer.Part`."""
+
+    def __init__(self, resolved: Resolved) -> None:
+        assert resolved.source is not None
+        self.resolved = resolved
+        self.lengths: Sequence[int] = resolved.lengths
+        self.checksums = resolved.checksums
+        self.source: ByteSource = resolved.source
+
+    async def close(self, *, whole: bool) -> None:
+        self.resolved.files.close()
+
+    async def reopen(self) -> None:
+        raise AnswerCut("a disk of this target does not give the bytes that it should")

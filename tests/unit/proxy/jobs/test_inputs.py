@@ -1,0 +1,155 @@
+"""Which shards a job reads: in order, from all targets, and without holding the event loop up."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dfc.errors import BadRequest, ObjectNotFound, Unavailable
+from dfc.jobs.spec import InputSpec
+from dfc.jobs.tasks import SHARDS_BLOCK, InputShard, decode_blocks, encode_blocks
+from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
+from dfc.proxy.jobs import inputs
+from dfc.proxy.jobs.inputs import InputResolver
+
+MANY = 100_000
+
+
+def shard(name: str, node: str = "t0") -> InputShard:
+    return InputShard("in", name, "0123456789abcdef01", "0" * 32, 1_000_000, 1_000_000, 100, 200, 0, 0, "tar", node)
+
+
+def packed(shards: list[InputShard]) -> bytes:
+    return b"".join(encode_blocks(shards))
+
+
+class Stream:
+    """An answer of a target."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    async def read(self) -> bytes:
+        return self._content
+
+    def close(self) -> None:
+        pass
+
+
+class FakeCluster:
+    """Targets that answer at once; what they take is not what is tested here."""
+
+    def __init__(self, contents: dict[str, bytes]) -> None:
+        self.asked: list[str] = []
+        self._contents = contents
+        self.map = ClusterMap(
+            cluster_id="c",
+            version=1,
+            nodes=tuple(
+                NodeEntry(
+                    id=node,
+                    number=number + 1,
+                    role="target",
+                    state="up",
+                    url=f"http://{node}",
+                    advertise_url=f"http://{node}",
+                    disks=(DiskEntry(id=f"d{node}", weight=1.0),),
+                )
+                for number, node in enumerate(contents)
+            ),
+            buckets=(BucketEntry(id="b1", name="in"),),
+        )
+        self.control = SimpleNamespace(open_stream=self._open)
+
+    async def _open(self, url: str) -> Stream:
+        self.asked.append(url)
+        return Stream(self._contents[url.removeprefix("http://").partition("/")[0]])
+
+    def bucket(self, name: str) -> BucketEntry:
+        (entry,) = self.map.buckets
+        assert entry.name == name
+        return entry
+
+    def live_targets(self) -> list[NodeEntry]:
+        return self.map.targets()
+
+    async def ask_all(self, ask):
+        return [await ask(node) for node in self.map.targets()]
+
+
+def resolver(contents: dict[str, bytes]) -> InputResolver:
+    return InputResolver(FakeCluster(contents))  # type: ignore[arg-type]
+
+
+@given(st.lists(st.lists(st.text(min_size=1, max_size=3)), max_size=4), st.integers(1, 5), st.integers(1, 4))
+def test_in_order_is_what_sorting_gives(targets, block, step):
+    shards = [[shard(name) for name in names] for names in targets]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inputs, "SAMPLE_STEP", step)
+        patch.setattr("dfc.jobs.tasks.SHARDS_BLOCK", block)
+        found = inputs._in_order([packed(each) for each in shards])
+    assert [each.name for each in found] == sorted(each.name for some in shards for each in some)
+
+
+def test_blocks_hold_so_many_and_no_more():
+    shards = [shard(str(number)) for number in range(2 * SHARDS_BLOCK + 1)]
+    blocks = list(decode_blocks(packed(shards)))
+    assert [len(block) for block in blocks] == [SHARDS_BLOCK, SHARDS_BLOCK, 1]
+    assert [each for block in blocks for each in block] == shards
+    assert list(decode_blocks(b"")) == []
+
+
+async def test_the_loop_turns_while_a_hundred_thousand_shards_are_decoded_and_sorted(monkeypatch):
+    names = [f"train/{number:06d}.tar" for number in range(MANY)]
+    random.Random(1).shuffle(names)
+    contents = {f"t{at}": packed([shard(name, f"t{at}") for name in sorted(names[at::2])]) for at in range(2)}
+    threads, largest, turns = set(), 0, 0
+    real = msgspec.msgpack.Decoder(list[InputShard]).decode
+
+    def decode(content: memoryview) -> list[InputShard]:
+        nonlocal largest
+        found = real(content)
+        threads.add(threading.get_ident())
+        largest = max(largest, len(found))
+        return found
+
+    monkeypatch.setattr("dfc.jobs.tasks._decode_block", decode)
+    resolving = asyncio.create_task(resolver(contents)._one(InputSpec("in", "train/"), False))
+    while not resolving.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert [each.name for each in resolving.result()] == sorted(names)
+    assert threading.get_ident() not in threads
+    assert largest == SHARDS_BLOCK
+    # Each block takes longer than the interpreter leaves a thread alone with it, so the loop turns about as often.
+    assert turns > MANY // SHARDS_BLOCK // 2
+
+
+async def test_named_shards_come_in_the_order_of_the_names():
+    found = await resolver({"t0": packed([shard("b"), shard("a")])})._one(InputSpec("in", ["b", "a"]), False)
+    assert [each.name for each in found] == ["b", "a"]
+
+
+async def test_named_twice_or_missing_is_said():
+    with pytest.raises(BadRequest, match="twice: 'a'"):
+        await resolver({"t0": b""})._one(InputSpec("in", ["b", "a", "a"]), False)
+    with pytest.raises(ObjectNotFound, match="'a'"):
+        await resolver({"t0": packed([shard("b")])})._one(InputSpec("in", ["b", "a"]), False)
+
+
+@pytest.mark.parametrize("content", [b"\xdd\0\0\0\x01\x91", packed([shard("a")])[:-1], b"\0\0\0\x01\xc0"])
+async def test_an_answer_that_is_none_is_unavailable(content):
+    cluster = FakeCluster({"t0": content})
+    cluster.bucket = lambda name: None  # type: ignore[attr-defined]
+    spec = SimpleNamespace(spec=SimpleNamespace(inputs=[InputSpec("in", "a")], operation="list_keys"), options=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inputs, "all_inputs", lambda spec: [(InputSpec("in", "**"), False)])
+        with pytest.raises(Unavailable, match="something else"):
+            await InputResolver(cluster).resolve(spec)  # type: ignore[arg-type]

@@ -1,0 +1,74 @@
+"""What a target answers to tasks when a disk or a replaced object comes in between."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dfc.clock import HybridClock
+from dfc.errors import PreconditionFailed, StorageFailed, Unavailable
+from dfc.filesystem import FileSystem
+from dfc.storage import Disk, DiskOptions
+from dfc.target.job_inputs import _Found, _open_index
+
+
+class Failing(FileSystem):
+    """Opens no index while `error` is set."""
+
+    error: int | None = None
+
+    def open(self, path: str, *, write: bool = False) -> int:
+        if self.error is not None and path.endswith(".idx"):
+            raise OSError(self.error, os.strerror(self.error), path)
+        return super().open(path, write=write)
+
+
+@pytest.fixture
+def filesystem() -> Failing:
+    return Failing()
+
+
+@pytest.fixture
+def disk(tmp_path: Path, filesystem: Failing) -> Iterator[Disk]:
+    Disk.format(str(tmp_path / "disk"), "c", "d1")
+    options = DiskOptions(reserve_bytes=0, ballast_bytes=0, maintenance=False)
+    disk = Disk.open(str(tmp_path / "disk"), "c", HybridClock(1), options, filesystem)
+    yield disk
+    disk.close()
+
+
+def put(disk: Disk) -> _Found:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("a.x"))
+    row = disk.put_small("b1", "a.tar", buffer.getvalue()).row
+    return _Found(disk, row, disk.blob_path(row))
+
+
+def test_an_index_that_cannot_be_opened(disk: Disk, filesystem: Failing) -> None:
+    found = put(disk)
+    for number, kind, counted in (
+        (errno.EIO, StorageFailed, 1),
+        (errno.ENOENT, Unavailable, 0),
+        (errno.EMFILE, Unavailable, 0),
+    ):
+        filesystem.error, before = number, disk.stats.io_errors
+        with pytest.raises(kind) as refused:
+            _open_index(found)
+        assert disk.path not in str(refused.value)
+        assert disk.stats.io_errors == before + counted
+    filesystem.error = None
+    os.close(_open_index(found))
+
+
+def test_an_index_that_has_to_be_made_of_what_was_replaced(disk: Disk) -> None:
+    old = put(disk)
+    new = put(disk)
+    with pytest.raises(PreconditionFailed, match=new.row.version):
+        _open_index(old)
