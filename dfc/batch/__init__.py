@@ -1,1 +1,1 @@
-"""Batch reads: many items from anywhere in the cluster as one tar, asked for, merged and answered."""
+"""Batch reads: many items from anywhere in the cluster, answered as one tar."""

@@ -1,4 +1,4 @@
-"""Formats that samples are converted to and from: one file a format, this table of what there is.
+"""Formats that samples are converted to and from: one file each, and the table that lists them.
 
 A writer has `add(sample)` and `finish()` over a `Sink`; a reader is a function that yields samples from a `Readable`. No
 network; nothing is extracted to disk or evaluated. Layouts: docs/formats.md.

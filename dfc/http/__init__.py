@@ -1,1 +1,1 @@
-"""HTTP plumbing: the server, its middle layers, zero-copy transfers and the client for other nodes. No business rules."""
+"""HTTP plumbing: the server, its middle layers, zero-copy transfers. No business rules."""

@@ -1,1 +1,1 @@
-"""Orders of samples: pure functions that say which sample comes when, for jobs, loaders and nodes alike."""
+"""Orders of samples: pure functions that say which sample comes when. Shared by jobs, loaders and nodes."""

@@ -9,33 +9,8 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from layers import LAYERS, MODULES, ROOT, imports_of
 
-ROOT = Path(__file__).parents[2]
-# From the top: what stands on nothing first. `pages` and `shards` are pure, shared by nodes and those outside.
-LAYERS = (
-    (
-        "base",
-        {
-            "__init__",
-            "errors",
-            "limits",
-            "names",
-            "hosts",
-            "attributes",
-            "checksum",
-            "clock",
-            "config",
-            "metrics",
-            "logs",
-            "shards",
-        }
-        | {"pages", "wire", "filesystem", "smallfile", "database", "parts"},
-    ),
-    ("domain", {"placement", "order", "tar", "formats", "storage", "jobs"}),
-    ("plumbing", {"http", "batch", "membership", "engine"}),
-    ("nodes", {"proxy", "target"}),
-    ("outside", {"client", "inputs", "cli", "ui", "supervisor", "__main__"}),
-)
 RANK = {name: rank for rank, (_, names) in enumerate(LAYERS) for name in names}
 NODES_AND_STORAGE = {"proxy", "target", "storage"}
 FORBIDDEN = {
@@ -57,19 +32,6 @@ NAMES_TWICE = {
 LARGE_FOLDERS = {"dfc", "dfc/cli", "dfc/engine"}
 # The product itself works on values and disks; wires are the plumbing's.
 NETWORK = {"socket", "ssl", "asyncio", "http", "httpx", "aiohttp", "h11", "uvloop", "urllib.request", "socketserver"}
-MODULES = sorted((ROOT / "dfc").rglob("*.py"))
-
-
-def imports_of(source: str, package: str) -> Iterator[str]:
-    """Full names of what a module imports, wherever in it; `package` is the one that relative imports start from."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            origin = ".".join([*base, *([node.module] if node.module else [])])
-            # `from dfc import errors` names a module, `from dfc import __version__` something in the package itself.
-            yield from (f"{origin}.{alias.name}" for alias in node.names)
 
 
 def part_of(name: str) -> str:

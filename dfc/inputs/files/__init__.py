@@ -1,1 +1,1 @@
-"""The inside of the filesystem `dfc://`."""
+"""The inside of the `dfc://` filesystem."""

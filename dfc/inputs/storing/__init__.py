@@ -1,1 +1,1 @@
-"""Shards on their way out: what may be written, where it goes, how it is stored whole."""
+"""Uploading shards: what may be written, where it goes, and how each shard is stored whole or not at all."""

@@ -1,1 +1,1 @@
-"""What is larger than memory: records by partition, sorted keys, keys that come twice."""
+"""Tables larger than memory: records by partition, sorted keys, keys that come more than once."""

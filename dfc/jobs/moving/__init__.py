@@ -1,1 +1,1 @@
-"""Jobs that move samples as they are: their order over a whole dataset, and the ways to write it."""
+"""Moving samples unchanged: their order over a whole dataset, and the ways to write it."""

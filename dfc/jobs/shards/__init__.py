@@ -1,1 +1,1 @@
-"""What tasks read and write: samples out of one shard, bytes into one output."""
+"""What tasks read and write: the samples of a shard, and outputs of every format."""

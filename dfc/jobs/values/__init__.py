@@ -1,1 +1,1 @@
-"""What samples hold, as values: fields, classes, conditions on them, sorting by them."""
+"""What samples contain, as values: fields, classes, conditions, sort keys."""

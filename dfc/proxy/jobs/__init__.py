@@ -1,1 +1,1 @@
-"""Jobs at the proxy: accepted, run, committed, published, swept."""
+"""Jobs at the proxy: accepting, running, committing and publishing them."""

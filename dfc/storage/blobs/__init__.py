@@ -1,1 +1,1 @@
-"""The files that hold the bytes: written, read, adopted, discarded."""
+"""Blob files: writing, reading, adopting and discarding them."""

@@ -1,1 +1,1 @@
-"""What the catalog of a disk holds, and how it changes: the only way to an object is a committed row."""
+"""The catalog of a disk: its rows, and the changes that are committed to them."""

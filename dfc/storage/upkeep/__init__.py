@@ -1,1 +1,1 @@
-"""What a disk does beside requests: its space, what a crash left, what time does to bytes."""
+"""What a disk does in the background and offline: free space, cleaning up after a crash, scrubbing, checking, rebuilding."""

@@ -1,4 +1,7 @@
-"""The tar index: which builder a shard gets, and the names that the rest of the package uses."""
+"""The index of a shard: built while the shard arrives; read by name, by sample or in columns.
+
+Here: which builder a shard gets, and the names that other packages use.
+"""
 
 from __future__ import annotations
 

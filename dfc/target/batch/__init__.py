@@ -1,1 +1,1 @@
-"""A target's part of a batch read: items found, then their bytes."""
+"""A target's part of a batch read: finding the items, then reading their bytes."""

@@ -1,0 +1,47 @@
+"""The layers of the product and what its modules import: for tests that hold it to its layers, and its pages to it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+# From the top: what stands on nothing first. `pages` and `shards` are pure, shared by nodes and those outside.
+LAYERS = (
+    (
+        "base",
+        {
+            "__init__",
+            "errors",
+            "limits",
+            "names",
+            "hosts",
+            "attributes",
+            "checksum",
+            "clock",
+            "config",
+            "metrics",
+            "logs",
+            "shards",
+        }
+        | {"pages", "wire", "filesystem", "smallfile", "database", "parts"},
+    ),
+    ("domain", {"placement", "order", "tar", "formats", "storage", "jobs"}),
+    ("plumbing", {"http", "batch", "membership", "engine"}),
+    ("nodes", {"proxy", "target"}),
+    ("outside", {"client", "inputs", "cli", "ui", "supervisor", "__main__"}),
+)
+MODULES = sorted((ROOT / "dfc").rglob("*.py"))
+
+
+def imports_of(source: str, package: str) -> Iterator[str]:
+    """Full names of what a module imports, wherever in it; `package` is the one that relative imports start from."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            # `from dfc import errors` names a module, `from dfc import __version__` something in the package itself.
+            yield from (f"{origin}.{alias.name}" for alias in node.names)
