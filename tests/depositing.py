@@ -1,4 +1,4 @@
-"""An output that is deposited, worker and target in one process: what `dfc.engine.deposits` and the target's route do."""
+"""An output that is deposited, worker and target in one process: what `engine.worker.deposits` and the target's route do."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dfc.cli import bench_input, buckets, cluster, download, jobs, listing, nodes, objects, samples, upload
+from dfc.cli.commands import bench_input, buckets, cluster, download, jobs, listing, nodes, objects, samples, upload
 from dfc.cli.program import ProgramGroup
 
 EPILOG = (

@@ -10,8 +10,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from dfc.cli.commands.operations import operation_commands
 from dfc.cli.exits import Exit, exit_for
-from dfc.cli.operations import operation_commands
 from dfc.cli.session import Session
 from dfc.errors import DfcError
 

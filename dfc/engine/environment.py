@@ -37,7 +37,12 @@ _DASK: Final = {
     # Workers are forked from a process that has imported everything: the second one is up at once.
     "DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "forkserver",
 }
-_WORKER_IMPORTS: Final = ("dfc.engine.worker", "dfc.engine.store", "dfc.engine.priority", "dfc.jobs.operations")
+_WORKER_IMPORTS: Final = (
+    "dfc.engine.worker.run",
+    "dfc.engine.worker.store",
+    "dfc.engine.worker.priority",
+    "dfc.jobs.operations",
+)
 _THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # one task a process, one thread a task
 
 

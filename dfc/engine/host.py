@@ -127,7 +127,7 @@ class Host:
         """One task at one worker, from its submission to the answer."""
         from distributed.scheduler import KilledWorker
 
-        from dfc.engine.worker import run_task
+        from dfc.engine.worker.run import run_task
 
         number = waiting.number
         future = answer = reason = None

@@ -23,14 +23,14 @@ import msgspec
 import pytest
 from harness import Cluster, wait_for
 
-import dfc.engine.deposits
-import dfc.engine.shards
-import dfc.engine.store
+import dfc.engine.worker.deposits
+import dfc.engine.worker.shards
+import dfc.engine.worker.store
 from dfc.checksum import checksum_of
 from dfc.client import RetryPolicy
-from dfc.engine.deposits import Deposit
 from dfc.engine.settings import WorkerSettings
-from dfc.engine.store import JobStore, Workshop
+from dfc.engine.worker.deposits import Deposit
+from dfc.engine.worker.store import JobStore, Workshop
 from dfc.errors import DfcError, JobCancelled, LengthMismatch, NoSpace, ObjectCorrupt, StorageFailed
 from dfc.jobs.store import InputChanged
 from dfc.jobs.tasks import InputShard, Task, decode_blocks
@@ -152,9 +152,11 @@ def setting(nodes: Cluster, request: pytest.FixtureRequest) -> Iterator[Setting]
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Whether the disks of the targets are those of this machine."""
     if request.param == "http":
-        monkeypatch.setattr(dfc.engine.deposits, "is_here", lambda site, boot: False)
-        monkeypatch.setattr(dfc.engine.shards, "open_blob", lambda path: None)
-        monkeypatch.setattr(dfc.engine.shards.ShardIndex, "open", _only_descriptors(dfc.engine.shards.ShardIndex.open))
+        monkeypatch.setattr(dfc.engine.worker.deposits, "is_here", lambda site, boot: False)
+        monkeypatch.setattr(dfc.engine.worker.shards, "open_blob", lambda path: None)
+        monkeypatch.setattr(
+            dfc.engine.worker.shards.ShardIndex, "open", _only_descriptors(dfc.engine.worker.shards.ShardIndex.open)
+        )
     return str(request.param)
 
 
@@ -225,7 +227,7 @@ def test_a_replaced_shard_is_noticed(setting, way):
 
 
 def test_a_shard_replaced_while_ranges_are_read_remotely(setting, monkeypatch):
-    monkeypatch.setattr(dfc.engine.shards, "open_blob", lambda path: None)
+    monkeypatch.setattr(dfc.engine.worker.shards, "open_blob", lambda path: None)
     shard = setting.put("batched.tar", tar_of(100, 1000))
     source = setting.store.open(shard)
     setting.put("batched.tar", tar_of(100, 1000, seed=2))
@@ -309,12 +311,12 @@ def test_what_is_not_committed_leaves_nothing(setting, way):
 
 def test_a_cancelled_job_ends_its_tasks(setting, monkeypatch):
     shard = setting.put("cancelled.tar", tar_of(10, 100))
-    monkeypatch.setattr(dfc.engine.store, "CHECK_S", 1000.0)
+    monkeypatch.setattr(dfc.engine.worker.store, "CHECK_S", 1000.0)
     setting.store.open(shard)
     assert setting.proxy.asked == 1, "at most one question in that time"
     setting.proxy.ended = True
     setting.store.open(shard)
-    monkeypatch.setattr(dfc.engine.store, "CHECK_S", 0.0)
+    monkeypatch.setattr(dfc.engine.worker.store, "CHECK_S", 0.0)
     for use in (setting.store.check, lambda: setting.store.open(shard), lambda: setting.store.create("x")):
         with pytest.raises(JobCancelled):
             use()
@@ -373,7 +375,7 @@ def test_a_worker_that_is_killed_leaves_nothing(setting):
     program = f"""
 import sys
 from dfc.engine.settings import WorkerSettings
-from dfc.engine.store import Workshop
+from dfc.engine.worker.store import Workshop
 from dfc.jobs.tasks import Task
 store = Workshop(WorkerSettings(proxy_url={setting.proxy.url!r})).store(Task("killed-1", "none.at_all", 0, "l", b"", "out"))
 output = store.__enter__().create("killed.tar")
@@ -424,7 +426,7 @@ def test_a_disk_that_cannot_be_written_to_is_sent_to(setting, monkeypatch):
     def refuse(*_: object) -> None:
         raise PermissionError(errno.EROFS, "read-only")
 
-    monkeypatch.setattr(dfc.engine.deposits, "DepositFile", refuse)
+    monkeypatch.setattr(dfc.engine.worker.deposits, "DepositFile", refuse)
     for number in range(2):
         output = setting.store.create(f"elsewhere-{number}.bin")
         output.write(bytes(2_000_000))
@@ -449,7 +451,7 @@ def test_a_target_that_dies_takes_the_deposit_with_it(setting):
 
 
 def test_reads_survive_a_target_that_is_killed(setting, monkeypatch):
-    monkeypatch.setattr(dfc.engine.shards, "open_blob", lambda path: None)
+    monkeypatch.setattr(dfc.engine.worker.shards, "open_blob", lambda path: None)
     setting.store._nodes.policy = RetryPolicy(retries=30)  # both restart at once
     content = tar_of(3000, 10_000)
     shard = setting.put("killed.tar", content)

@@ -29,7 +29,7 @@ NAMES_TWICE = {
     "Section", "Shard", "ShardTask", "Sink", "Slots", "Source", "Stage", "TarWriter", "Task", "Upload", "Answer",
 }  # fmt: skip
 # Folders of more than fifteen files. The list may only shrink.
-LARGE_FOLDERS = {"dfc", "dfc/cli", "dfc/engine"}
+LARGE_FOLDERS = {"dfc"}
 # The product itself works on values and disks; wires are the plumbing's.
 NETWORK = {"socket", "ssl", "asyncio", "http", "httpx", "aiohttp", "h11", "uvloop", "urllib.request", "socketserver"}
 

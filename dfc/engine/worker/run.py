@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from dfc.engine.settings import WorkerSettings
-    from dfc.engine.store import Workshop
+    from dfc.engine.worker.store import Workshop
 
 IDLE_S: Final = 30.0  # a worker without tasks closes what it holds open: deleted shards keep their space until then
 
@@ -46,8 +46,8 @@ def run_task(task: bytes, settings: bytes) -> bytes:
 
 
 def _open(settings: WorkerSettings) -> Workshop:
-    from dfc.engine.priority import lower_priority
-    from dfc.engine.store import Workshop
+    from dfc.engine.worker.priority import lower_priority
+    from dfc.engine.worker.store import Workshop
 
     global _workshop
     if _closing is not None:

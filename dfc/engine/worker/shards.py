@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from dfc.engine.nodes import Nodes, query
+from dfc.engine.worker.nodes import Nodes, query
 from dfc.errors import NotFound, PreconditionFailed, Unavailable
 from dfc.jobs.store import InputChanged
 from dfc.jobs.tasks import InputShard

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from dfc.engine.deposits import Deposits
-from dfc.engine.nodes import Nodes, site_path, staged_path
-from dfc.engine.outputs import StagedOutput
-from dfc.engine.remote import Origin, RemoteSource
 from dfc.engine.settings import WorkerSettings
-from dfc.engine.shards import OpenFile, OpenShards
-from dfc.engine.sources import FileSource
-from dfc.engine.throttle import Throttle
+from dfc.engine.worker.deposits import Deposits
+from dfc.engine.worker.nodes import Nodes, site_path, staged_path
+from dfc.engine.worker.outputs import StagedOutput
+from dfc.engine.worker.remote import Origin, RemoteSource
+from dfc.engine.worker.shards import OpenFile, OpenShards
+from dfc.engine.worker.sources import FileSource
+from dfc.engine.worker.throttle import Throttle
 from dfc.errors import Conflict, DfcError, JobCancelled, NotAShard, NotFound
 from dfc.jobs.store import Source
 from dfc.jobs.tasks import InputShard, Task

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
+from dfc.cli.commands.operations import describe_type, given_options, operation_commands, parse_pairs, read_option
 from dfc.cli.exits import UsageMistake
-from dfc.cli.operations import describe_type, given_options, operation_commands, parse_pairs, read_option
 from dfc.jobs.operations import OPERATIONS, operation
 from dfc.jobs.spec import InputSpec
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dfc.cli.commands.following import conclude, facts_of, follow, run_job
+from dfc.cli.commands.operations import parse_pairs
 from dfc.cli.exits import UsageMistake
-from dfc.cli.following import conclude, facts_of, follow, run_job
-from dfc.cli.operations import parse_pairs
 from dfc.cli.options import Json
 from dfc.cli.session import Session, format_size, session_of
 

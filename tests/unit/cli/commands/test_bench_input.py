@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dfc.cli.bench_input import ADVICE, NAMES, _parse_workers, _spec, verdicts
+from dfc.cli.commands.bench_input import ADVICE, NAMES, _parse_workers, _spec, verdicts
 from dfc.cli.exits import Exit, UsageMistake
 from dfc.inputs.measure import Measured, Report, default_workers
 from dfc.inputs.measureworker import PARTS

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, BinaryIO, Final, cast
 import msgspec
 
 from dfc.batch.items import BatchItem, BatchRequest
-from dfc.engine.nodes import Nodes
-from dfc.engine.sources import STREAM_BYTES, check_filled, joined
-from dfc.engine.throttle import Throttle
+from dfc.engine.worker.nodes import Nodes
+from dfc.engine.worker.sources import STREAM_BYTES, check_filled, joined
+from dfc.engine.worker.throttle import Throttle
 from dfc.errors import NotFound, ObjectCorrupt, PreconditionFailed
 from dfc.http.calls.blocking import Broken, Response
 from dfc.jobs.store import InputChanged

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from harness import wait_for
 
-import dfc.engine.worker as worker
+import dfc.engine.worker.run as worker
 import dfc.jobs.operations
 from dfc.engine.answers import decode_answer
 from dfc.engine.base import TaskFailed

@@ -21,7 +21,7 @@ from dfc.cli.exits import UsageMistake
 from dfc.cli.options import Json
 from dfc.cli.session import session_of
 
-HAS_COMMAND: Final = frozenset(("keys",))  # `dfc keys` lists too, see `dfc.cli.listing`
+HAS_COMMAND: Final = frozenset(("keys",))  # `dfc keys` lists too, see `dfc.cli.commands.listing`
 _FOLDER: Final = Path(dfc.__file__).parent / "jobs" / "operations"
 _ANY_OPTION: Final = "Any option of the operation."
 _PATHS: Final = "What to read, and last the names of what to write: %06d stands for the number of a shard."
@@ -116,7 +116,7 @@ def _kind_and_description(annotation: Any) -> tuple[Any, str]:
 
 def run_operation(context: typer.Context, name: str, values: dict[str, Any]) -> None:
     """Run the command of an operation; `values` are those of its flags, an option's under `option_NAME`."""
-    from dfc.cli.following import run_job
+    from dfc.cli.commands.following import run_job
     from dfc.client import job_spec
     from dfc.jobs.operations import operation
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from dfc.cli.address import Remote, parse_listing, parse_remote
+from dfc.cli.commands.operations import run_operation
 from dfc.cli.exits import UsageMistake
-from dfc.cli.operations import run_operation
 from dfc.cli.options import Json
 from dfc.cli.selection import Selected, is_pattern, matcher, select
 from dfc.cli.session import Session, format_size, session_of

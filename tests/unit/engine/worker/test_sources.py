@@ -8,9 +8,9 @@ import random
 
 import pytest
 
-from dfc.engine import sources
-from dfc.engine.sources import FileSource
-from dfc.engine.throttle import Throttle
+from dfc.engine.worker import sources
+from dfc.engine.worker.sources import FileSource
+from dfc.engine.worker.throttle import Throttle
 from dfc.errors import ObjectCorrupt
 
 SIZE = 3_000_000

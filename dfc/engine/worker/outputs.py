@@ -1,6 +1,7 @@
 """An output of a task: one PUT to the staging route of the target that will own the object, sent while it is made.
 
-Where that target is of this machine only the facts are sent, and the bytes are written to its disk (`dfc.engine.deposits`).
+Where that target is on this machine, only the facts are sent, and the bytes are written to its disk
+(`dfc.engine.worker.deposits`).
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from typing import Final
 import msgspec
 
 from dfc.checksum import Buffer
-from dfc.engine.deposits import Deposit, Deposits
-from dfc.engine.nodes import Nodes, error_of
-from dfc.engine.throttle import Throttle
+from dfc.engine.worker.deposits import Deposit, Deposits
+from dfc.engine.worker.nodes import Nodes, error_of
+from dfc.engine.worker.throttle import Throttle
 from dfc.errors import LengthMismatch, Unavailable
 from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX, Upload
 from dfc.limits import KIB, MIB

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from dfc.checksum import Buffer
-from dfc.engine.nodes import Nodes, error_of
+from dfc.engine.worker.nodes import Nodes, error_of
 from dfc.errors import ObjectCorrupt
 from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX, Response, Upload
 from dfc.limits import MIB

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from dfc.engine.nodes import Nodes
 from dfc.engine.settings import WorkerSettings
+from dfc.engine.worker.nodes import Nodes
 from dfc.errors import BucketNotFound, Unavailable
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
 

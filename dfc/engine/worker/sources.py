@@ -1,4 +1,4 @@
-"""Stored bytes to read from a file of this machine. `dfc.engine.remote` has those of others."""
+"""Stored bytes to read from a file of this machine. `dfc.engine.worker.remote` has those of others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
-from dfc.engine.throttle import Throttle
+from dfc.engine.worker.throttle import Throttle
 from dfc.errors import ObjectCorrupt
 from dfc.limits import MIB
 

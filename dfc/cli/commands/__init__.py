@@ -1,0 +1,1 @@
+"""The commands of `dfc`, one file for each group of them."""
