@@ -19,8 +19,8 @@ import msgspec
 import xxhash
 
 from dfc.jobs.operations import find_function, operation, other_inputs, takes_any_object
+from dfc.jobs.request import check_spec, parse_spec
 from dfc.jobs.shards.digest import digest_in_order
-from dfc.jobs.spec import check_spec, parse_spec
 from dfc.jobs.store import InputChanged
 from dfc.jobs.tasks import InputShard, JobInput, OutputRecord, Task, TaskResult
 from dfc.shards import expand

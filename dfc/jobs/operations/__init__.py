@@ -17,15 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from dfc.errors import BadRequest, Forbidden
 from dfc.jobs.pattern import OutputPattern
+from dfc.jobs.spec import InputSpec
 from dfc.jobs.store import Function
 from dfc.jobs.tasks import JobInput, Stage
-
-if TYPE_CHECKING:
-    from dfc.jobs.spec import InputSpec
 
 OPERATIONS: Final[tuple[str, ...]] = (
     "convert",

@@ -19,7 +19,8 @@ from dfc.engine.base import EngineLost, TaskFailed
 from dfc.errors import BucketDeleting, DfcError
 from dfc.jobs.journal import TaskEntry
 from dfc.jobs.records import JobError, JobRecord, StageTotals, total_progress
-from dfc.jobs.spec import CheckedSpec, parse_spec
+from dfc.jobs.request import parse_spec
+from dfc.jobs.spec import CheckedSpec
 from dfc.jobs.tasks import Results, Stage, Task, TaskDraft, TaskResult
 from dfc.limits import JOB_TASKS_MAX, JOB_WARNING_CHARS_MAX, JOB_WARNINGS_MAX
 from dfc.proxy.jobs.committing import Commit, is_bucket_gone

@@ -24,7 +24,8 @@ from dfc.http.shutdown import end_threads, in_time
 from dfc.jobs.journal import Journal
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.records import JobError, JobRecord, JobState, NewJob, job_json
-from dfc.jobs.spec import CheckedSpec, OutputSpec, parse_spec
+from dfc.jobs.request import parse_spec
+from dfc.jobs.spec import CheckedSpec, OutputSpec
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.jobs.context import Means
 from dfc.proxy.jobs.metrics import JobStats

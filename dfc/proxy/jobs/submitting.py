@@ -12,7 +12,8 @@ from typing import Any, Final, TypeVar
 from dfc.config import Settings
 from dfc.jobs.operations import check_enabled
 from dfc.jobs.pattern import OutputPattern
-from dfc.jobs.spec import CheckedSpec, parse_spec
+from dfc.jobs.request import parse_spec
+from dfc.jobs.spec import CheckedSpec
 from dfc.jobs.tasks import InputShard, Stage
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.jobs.context import plan_stages

@@ -23,9 +23,9 @@ from dfc.formats.base import ExtraMissing, FormatError
 from dfc.formats.sample import SplitSample
 from dfc.jobs.moving import converting, sections
 from dfc.jobs.operations import convert
+from dfc.jobs.request import parse_spec
 from dfc.jobs.shards import reading
 from dfc.jobs.shards import samples as samples_module
-from dfc.jobs.spec import parse_spec
 from dfc.tar.header import TarError
 
 DATA = Path(__file__).parents[3] / "data"

@@ -21,8 +21,8 @@ from dfc.jobs.external.uniqueness import DuplicateKey
 from dfc.jobs.functions import seed_of
 from dfc.jobs.operations import check_enabled
 from dfc.jobs.operations.map import MapFailed
+from dfc.jobs.request import parse_spec
 from dfc.jobs.shards.images import MissingLibrary, pillow
-from dfc.jobs.spec import parse_spec
 
 DATA = Path(__file__).parents[3] / "data"
 

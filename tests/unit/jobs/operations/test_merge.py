@@ -17,7 +17,7 @@ from job_shards import members_of, put, samples
 from dfc.errors import BadRequest, Conflict
 from dfc.formats.sample import SplitSample
 from dfc.jobs.external.uniqueness import DuplicateKey
-from dfc.jobs.spec import parse_spec
+from dfc.jobs.request import parse_spec
 from dfc.order.interleave import Interleave, interleave, whole_weights
 
 DATA = Path(__file__).parents[3] / "data"
