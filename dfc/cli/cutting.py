@@ -24,7 +24,7 @@ _COPY_BYTES: Final = 8 * MIB
 
 
 @dataclass(slots=True)
-class Shard:
+class CutShard:
     """A shard in a file without a name, complete when it is handed out. `size` counts its bytes."""
 
     number: int
@@ -56,7 +56,7 @@ class _Unit:
 class ShardCutter:
     """Give it members with `begin` and their bytes with `write`, then `finish`; `emit` gets each complete shard."""
 
-    def __init__(self, limits: Limits, directory: str | None, emit: Callable[[Shard], None]) -> None:
+    def __init__(self, limits: Limits, directory: str | None, emit: Callable[[CutShard], None]) -> None:
         self._limits = limits
         self._directory = directory
         self._emit = emit
@@ -166,10 +166,10 @@ class ShardCutter:
         self._unit.start = 0
         self._close(shard)
 
-    def _open(self, number: int) -> Shard:
-        return Shard(number, tempfile.TemporaryFile(dir=self._directory, buffering=0, prefix="tarshards-"))
+    def _open(self, number: int) -> CutShard:
+        return CutShard(number, tempfile.TemporaryFile(dir=self._directory, buffering=0, prefix="tarshards-"))
 
-    def _close(self, shard: Shard) -> None:
+    def _close(self, shard: CutShard) -> None:
         shard.size += os.pwrite(shard.file.fileno(), END_OF_ARCHIVE, shard.size)
         shard.file.seek(0)
         self._emit(shard)

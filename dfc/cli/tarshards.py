@@ -25,7 +25,7 @@ from dfc.errors import DfcError
 from dfc.inputs.storing.patterns import ShardPattern, has_number
 
 if TYPE_CHECKING:
-    from dfc.cli.cutting import Shard, ShardCutter
+    from dfc.cli.cutting import CutShard, ShardCutter
     from dfc.client import StoredObject
 
 SIZE_DEFAULT: Final = 1_000_000_000
@@ -71,7 +71,7 @@ class Uploader:
         self._lock = threading.Lock()
         self.shards = self.samples = self.members = self.size = 0
 
-    def add(self, shard: Shard) -> None:
+    def add(self, shard: CutShard) -> None:
         """Take a shard and its file; raises what an earlier upload failed with."""
         self._uploads.add(lambda: self._upload(shard))
 
@@ -83,7 +83,7 @@ class Uploader:
         """Wait for those that are under way, or end them; whatever becomes of them."""
         self._uploads.stop(at_once=at_once)
 
-    def _upload(self, shard: Shard) -> None:
+    def _upload(self, shard: CutShard) -> None:
         remote = self._pattern.remote(shard.number)
         start = time.monotonic()
         with shard.file as file:
@@ -91,7 +91,7 @@ class Uploader:
         with self._lock:
             self._report(shard, remote, stored, time.monotonic() - start)
 
-    def _report(self, shard: Shard, remote: Remote, stored: StoredObject, seconds: float) -> None:
+    def _report(self, shard: CutShard, remote: Remote, stored: StoredObject, seconds: float) -> None:
         self.shards += 1
         self.samples += shard.samples
         self.members += shard.members

@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 
 from dfc.engine.dispatch import Dispatcher, Waiting
 from dfc.engine.environment import end_group, make_scratch, start_fork_server, take_pipes
-from dfc.engine.wire import TO_ENGINE, Begin, Cancel, Done, FromEngine, Lost, Run, Slots, frame, read_frame
+from dfc.engine.wire import TO_ENGINE, Begin, Cancel, Done, FromEngine, Lost, RunRequest, WorkerSlots, frame, read_frame
 
 _log: Final = logging.getLogger("dfc.engine")
 CONNECT_S: Final = 60.0  # a scheduler that is being started again comes back within this time, and so do workers
@@ -109,7 +109,7 @@ class Host:
     async def _read(self, reader: asyncio.StreamReader) -> None:
         while (data := await read_frame(reader)) is not None:
             message = TO_ENGINE.decode(data)
-            if isinstance(message, Run):
+            if isinstance(message, RunRequest):
                 self._dispatcher.add(Waiting(message.number, message.task, message.near))
                 self._assign()
             elif isinstance(message, Cancel):
@@ -203,7 +203,7 @@ class Host:
         self._dispatcher.set_workers({address: name.rpartition("/")[0] for address, name in names.items()})
         if len(names) != self._slots:
             self._slots = len(names)
-            self._say(Slots(max(1, self._slots)))
+            self._say(WorkerSlots(max(1, self._slots)))
         if names or self._dispatcher.is_idle:
             self._workers_missed_s = 0.0
         else:

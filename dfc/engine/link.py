@@ -15,7 +15,7 @@ from typing import Final
 from dfc.engine.answers import decode_answer
 from dfc.engine.base import EngineLost
 from dfc.engine.environment import dask_environment
-from dfc.engine.wire import FROM_ENGINE, Begin, Cancel, Done, Lost, Run, Slots, frame, read_frame
+from dfc.engine.wire import FROM_ENGINE, Begin, Cancel, Done, Lost, RunRequest, WorkerSlots, frame, read_frame
 
 _log: Final = logging.getLogger("dfc.engine")
 LOG_NAME: Final = "engine.log"
@@ -71,7 +71,7 @@ class Link:
         try:
             if not self.is_alive:
                 raise EngineLost(self._last_words())
-            self._send(frame(Run(number, task, near)))
+            self._send(frame(RunRequest(number, task, near)))
             return await answer
         except asyncio.CancelledError:
             self._send(frame(Cancel(number)))
@@ -108,7 +108,7 @@ class Link:
         assert self._process.stdout is not None
         while (data := await read_frame(self._process.stdout)) is not None:
             message = FROM_ENGINE.decode(data)
-            if isinstance(message, Slots):
+            if isinstance(message, WorkerSlots):
                 self._take_slots(message.count)
                 continue
             answer = self._waiting.get(message.number)

@@ -1,7 +1,7 @@
 """What a node and its engine process say to each other over a pair of pipes: msgpack in frames of a 4-byte length. Pure.
 
-node → engine: `Begin` once, then `Run` and `Cancel`; the end of the pipe means that the node is gone.
-engine → node: `Slots` whenever the number of workers changes, `Done` or `Lost` for each `Run` that was not cancelled.
+node → engine: `Begin` once, then `RunRequest` and `Cancel`; the end of the pipe means that the node is gone.
+engine → node: `WorkerSlots` whenever the number of workers changes, `Done` or `Lost` for each `RunRequest` that was not cancelled.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     host: str = ""  # that those listen on; empty: chosen by the route to the scheduler
 
 
-class Run(msgspec.Struct, frozen=True, tag="run"):
+class RunRequest(msgspec.Struct, frozen=True, tag="run"):
     """One task; `number` is the node's own."""
 
     number: int
@@ -60,7 +60,7 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     number: int
 
 
-class Slots(msgspec.Struct, frozen=True, tag="slots"):
+class WorkerSlots(msgspec.Struct, frozen=True, tag="slots"):
     count: int
 
 
@@ -76,10 +76,10 @@ class Lost(msgspec.Struct, frozen=True, tag="lost"):
     reason: str
 
 
-ToEngine = Begin | Run | Cancel
-FromEngine = Slots | Done | Lost
-TO_ENGINE: Final = msgspec.msgpack.Decoder(Begin | Run | Cancel)
-FROM_ENGINE: Final = msgspec.msgpack.Decoder(Slots | Done | Lost)
+ToEngine = Begin | RunRequest | Cancel
+FromEngine = WorkerSlots | Done | Lost
+TO_ENGINE: Final = msgspec.msgpack.Decoder(Begin | RunRequest | Cancel)
+FROM_ENGINE: Final = msgspec.msgpack.Decoder(WorkerSlots | Done | Lost)
 
 
 def frame(message: ToEngine | FromEngine) -> bytes:

@@ -24,7 +24,7 @@ from aiohttp.web import BaseRequest
 
 from dfc.errors import BadRequest, LengthMismatch, TooLarge
 from dfc.http.pipeline import HelperPool
-from dfc.http.transfer import STALL_S, BufferPool, Pace, ReadStalled, Receive, Sink, drive, duplicate, to_its_end
+from dfc.http.transfer import STALL_S, BodySink, BufferPool, Pace, ReadStalled, Receive, drive, duplicate, to_its_end
 from dfc.limits import JSON_BODY_BYTES_MAX, SMALL_BODY_BYTES, TRANSFER_BUFFER_BYTES
 
 # The common query, `member=000017.jpg`: nothing to decode, and parse_qsl takes four times as long.
@@ -217,7 +217,7 @@ class Exchange(BaseRequest):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadRequest(f"bad JSON: {error}") from None
 
-    async def receive(self, sink: Sink, threads: ThreadPoolExecutor) -> None:
+    async def receive(self, sink: BodySink, threads: ThreadPoolExecutor) -> None:
         """Feed the body to `sink` in one of `threads`.
 
         When it returns or raises, `sink` is not running any more.
@@ -262,7 +262,7 @@ class Exchange(BaseRequest):
         """The body has been moved to its end by somebody else."""
         self._taken = True
 
-    async def _receive_chunks(self, sink: Sink, threads: ThreadPoolExecutor) -> None:
+    async def _receive_chunks(self, sink: BodySink, threads: ThreadPoolExecutor) -> None:
         waiting = bytearray()
         run = self._loop.run_in_executor
         async for piece in self.chunks():

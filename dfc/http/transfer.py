@@ -216,7 +216,7 @@ class BufferPool:
             self._free.append(buffer)
 
 
-class Sink(Protocol):
+class BodySink(Protocol):
     """What takes a body: everything by `write`, or, by two threads at the same time, the same bytes by `store` and by `digest`,
     each in order. Called with pieces of up to 1 MiB."""
 
@@ -241,7 +241,7 @@ class Receive:
         self,
         source: socket.socket,
         count: int,
-        sink: Sink,
+        sink: BodySink,
         buffers: BufferPool,
         helpers: HelperPool | None = None,
         *,

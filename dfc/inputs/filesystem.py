@@ -18,7 +18,7 @@ from fsspec.core import get_compression
 
 from dfc.client.client import Client
 from dfc.errors import PreconditionFailed
-from dfc.inputs.files.fspaths import MEMBERS, Place, as_os_errors, place_of
+from dfc.inputs.files.fspaths import MEMBERS, FilePlace, as_os_errors, place_of
 from dfc.inputs.files.fsreads import DfcFile, DfcReads
 from dfc.inputs.sources.streams import StreamOptions
 from dfc.inputs.storing.servers import ClusterDestination
@@ -183,7 +183,7 @@ class DfcFileSystem(DfcReads):
             raise NotImplementedError("an object changes its time with its contents only")
         self.pipe_file(path, b"")
 
-    def _upload(self, place: Place, path: str, mode: str, autocommit: bool) -> UploadFile:
+    def _upload(self, place: FilePlace, path: str, mode: str, autocommit: bool) -> UploadFile:
         etag = None
         if mode == "ab" and self.exists(path):
             etag = self.info(path)["ETag"]
@@ -207,7 +207,7 @@ class DfcFileSystem(DfcReads):
 class _Object(ClusterDestination):
     """Where a file of the filesystem goes. With an etag, only in the place of that version."""
 
-    def __init__(self, client: Client, place: Place, path: str, options: StreamOptions, etag: str | None) -> None:
+    def __init__(self, client: Client, place: FilePlace, path: str, options: StreamOptions, etag: str | None) -> None:
         super().__init__(client, place.bucket, place.name, path, options)
         self._etag = etag
 
@@ -220,7 +220,7 @@ class _Object(ClusterDestination):
             self._client.put(self._bucket, self._name, spool, if_match=self._etag)
 
 
-def _writable(path: str, *, folder: bool = False) -> Place:
+def _writable(path: str, *, folder: bool = False) -> FilePlace:
     """What a path names; OSError for what cannot be written."""
     place = place_of(path)
     if place.member is not None:

@@ -26,7 +26,7 @@ from dfc.inputs.epochs.slots import Reading, dealt_slots, filled_up, part_slots
 from dfc.inputs.epochs.summary import contents, needs_epoch_batches, spec_shown, warn_of_padding
 from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
 from dfc.limits import INPUT_AHEAD_BYTES, MIB
-from dfc.order.epoch import ORDER_VERSION, Epoch, Equal, Part, Place, Rules, padded_total, split
+from dfc.order.epoch import ORDER_VERSION, Epoch, Equal, Place, Rules, WorkerPart, padded_total, split
 
 Shuffle = bool | int | Literal["global"]
 WINDOW: Final = 1000  # samples that `shuffle=True` mixes in each worker,
@@ -157,7 +157,7 @@ class Loader:
         """The undecoded samples of these batches, or the errors in their places. `processing` decodes each, in any thread."""
         batch, batches = self.rules.batch, self.rules.batches
         if self.corpus.indexed:
-            part = Part(Epoch(self.corpus.counts, self.rules, epoch), place)
+            part = WorkerPart(Epoch(self.corpus.counts, self.rules, epoch), place)
             yield from part_slots(self.corpus, part, delivered * batch, self._reading, self.counts)
             return
         if batches is None and place.ranks * place.workers > 1:

@@ -17,7 +17,7 @@ import msgspec
 
 from dfc.inputs.base import InputError, ShardRef
 from dfc.inputs.decoding import Decoder
-from dfc.inputs.measureworker import Portion, Task, read_portion
+from dfc.inputs.measureworker import ArchiveHead, Measurement, read_portion
 from dfc.inputs.sources.streams import StreamOptions
 from dfc.limits import INPUT_RETRIES
 
@@ -88,7 +88,7 @@ def measure(
         loaders: dict[str, float] = {}
         for part in _parts(portion, decode):
             progress(f"{part.replace('_', ' ')}, {count} {'process' if count == 1 else 'processes'}")
-            task = Task(part, list(refs), 0, count, seconds, decode, retries, token)
+            task = Measurement(part, list(refs), 0, count, seconds, decode, retries, token)
             rate = sum(_run(task))
             found = loaders if part in (LOADER, DECODING_LOADER) else parts
             found[part] = rate / portion.sample_bytes if part == LINK else rate
@@ -96,7 +96,7 @@ def measure(
     return Report(len(refs), portion.sample_bytes, portion.kind, decode, len(os.sched_getaffinity(0)), measured)
 
 
-def _parts(portion: Portion, decode: str | None) -> Iterator[str]:
+def _parts(portion: ArchiveHead, decode: str | None) -> Iterator[str]:
     # The link beside the loader: both read from the cluster, and its load may change.
     if portion.kind is not None:
         yield DECOMPRESSOR
@@ -108,7 +108,7 @@ def _parts(portion: Portion, decode: str | None) -> Iterator[str]:
         yield DECODING_LOADER
 
 
-def _run(task: Task) -> list[float]:
+def _run(task: Measurement) -> list[float]:
     """The rate of each of the processes, which begin together."""
     with ExitStack() as stack:
         processes = []

@@ -32,7 +32,7 @@ FOREVER: Final = 1_000_000_000  # epochs
 Amounts = Generator[float, None, None]
 
 
-class Task(msgspec.Struct, frozen=True):
+class Measurement(msgspec.Struct, frozen=True):
     """What to measure: `part` is a name of PARTS. `rank` says which of `workers` processes this one is."""
 
     part: str
@@ -61,7 +61,7 @@ class Task(msgspec.Struct, frozen=True):
         return [*self.refs[self.rank % len(self.refs) :], *self.refs[: self.rank % len(self.refs)]]
 
 
-class Portion(NamedTuple):
+class ArchiveHead(NamedTuple):
     """The beginning of a shard in memory, at most PORTION_BYTES as stored; `archive` is the same decompressed."""
 
     stored: bytes
@@ -72,7 +72,7 @@ class Portion(NamedTuple):
     sample_bytes: float  # as stored, headers included, on average
 
 
-def read_portion(ref: ShardRef, options: StreamOptions) -> Portion:
+def read_portion(ref: ShardRef, options: StreamOptions) -> ArchiveHead:
     """InputError when it cannot be read, ShardBroken when no sample ends in it."""
     buffer = bytearray(PORTION_BYTES)
     with open_stream(ref, end=PORTION_BYTES, options=options) as stream:
@@ -93,7 +93,7 @@ def read_portion(ref: ShardRef, options: StreamOptions) -> Portion:
     if not found.samples:
         raise ShardBroken(f"{ref.url}: no sample ends in its first {len(stored):,} bytes", url=ref.url)
     stored_share = len(stored) / len(archive)
-    return Portion(stored, archive, kind, indexed, found.samples, found.sample_at * stored_share / len(found.samples))
+    return ArchiveHead(stored, archive, kind, indexed, found.samples, found.sample_at * stored_share / len(found.samples))
 
 
 def _decompress_portion(stored: bytes, kind: str) -> tuple[bytes, bytes]:
@@ -118,7 +118,7 @@ def _parse(found: SampleParser, archive: bytes) -> None:
 # A part yields once when it is ready, and then without an end the amounts that were done.
 
 
-def link(task: Task) -> Amounts:
+def link(task: Measurement) -> Amounts:
     """Bytes received and thrown away."""
     buffer = bytearray(INPUT_BUFFER_BYTES)
     yield 0
@@ -128,7 +128,7 @@ def link(task: Task) -> Amounts:
                 yield count
 
 
-def decompressor(task: Task) -> Amounts:
+def decompressor(task: Measurement) -> Amounts:
     """Samples that the bytes decompressed from memory would give."""
     portion = read_portion(task.own_refs[0], task.options)
     if portion.kind is None:
@@ -140,7 +140,7 @@ def decompressor(task: Task) -> Amounts:
             yield len(chunk) * sample_share
 
 
-def parser(task: Task) -> Amounts:
+def parser(task: Measurement) -> Amounts:
     """Samples cut out of an archive in memory."""
     portion = read_portion(task.own_refs[0], task.options)
     portion.samples.clear()
@@ -155,7 +155,7 @@ def parser(task: Task) -> Amounts:
             yield 1
 
 
-def decoder(task: Task) -> Amounts:
+def decoder(task: Measurement) -> Amounts:
     """Samples in memory decoded."""
     decode = Decoder(task.how)
     found = read_portion(task.own_refs[0], task.options).samples
@@ -166,14 +166,14 @@ def decoder(task: Task) -> Amounts:
         yield 1
 
 
-def loader(task: Task) -> Amounts:
+def loader(task: Measurement) -> Amounts:
     """Samples from the network, undecoded, as a training script gets them."""
     yield 0
     for _ in _samples(task):
         yield 1
 
 
-def decoding_loader(task: Task) -> Amounts:
+def decoding_loader(task: Measurement) -> Amounts:
     """The same, decoded."""
     decode = Decoder(task.how)
     decode(read_portion(task.own_refs[0], task.options).samples[0])  # what decoders import takes a while
@@ -183,7 +183,7 @@ def decoding_loader(task: Task) -> Amounts:
         yield 1
 
 
-def _samples(task: Task) -> Iterator[Sample]:
+def _samples(task: Measurement) -> Iterator[Sample]:
     urls = [[ref.url, *ref.replicas] for ref in task.own_refs]
     with gopen.sharditerator(
         urls, epochs=FOREVER, shuffle=False, decode=False, handler="raise", options=task.options
@@ -191,12 +191,12 @@ def _samples(task: Task) -> Iterator[Sample]:
         yield from source
 
 
-PARTS: Final[dict[str, Callable[[Task], Amounts]]] = {
+PARTS: Final[dict[str, Callable[[Measurement], Amounts]]] = {
     part.__name__: part for part in (link, decompressor, parser, decoder, loader, decoding_loader)
 }
 
 
-def run(task: Task, wait: Callable[[], None]) -> tuple[float, float]:
+def run(task: Measurement, wait: Callable[[], None]) -> tuple[float, float]:
     """(amount, seconds) of a part; `wait` returns when the clock may start."""
     amount = 0.0
     work = PARTS[task.part](task)
@@ -218,7 +218,7 @@ def main() -> int:
     line = sys.stdin.buffer.readline()
     if not line:
         return INTERRUPTED  # who started us has gone
-    task = msgspec.json.decode(line, type=Task)
+    task = msgspec.json.decode(line, type=Measurement)
 
     def wait() -> None:
         print("ready", flush=True)

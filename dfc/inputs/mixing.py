@@ -28,10 +28,10 @@ from dfc.order.epoch import (
     ORDER_VERSION,
     Epoch,
     Equal,
-    Part,
     Place,
     Rules,
     WindowShuffle,
+    WorkerPart,
     draw_seed,
     padded_total,
     split,
@@ -204,7 +204,7 @@ class Mixture(Loader):
             lo += size
 
 
-class _Stretch(Part):
+class _Stretch(WorkerPart):
     """Some neighbouring positions of an epoch, as a part."""
 
     def __init__(self, epoch: Epoch, start: int, size: int) -> None:

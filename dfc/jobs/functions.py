@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 from dfc.errors import BadRequest
 from dfc.formats.sample import DataMember
 from dfc.jobs.sandbox.parent import SampleFailed
-from dfc.jobs.sandbox.wire import Fields
+from dfc.jobs.sandbox.wire import WireSample
 from dfc.jobs.shards.images import Undecodable, check_field, is_image, open_image, pillow
 from dfc.limits import JOB_IMAGE_PIXELS_MAX, SAMPLE_RECORDS_MAX, TAR_MEMBER_NAME_BYTES_MAX
 from dfc.tar.samples import split_key
@@ -38,7 +38,7 @@ class _Arguments(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def check(self) -> None:
         """BadRequest for what the types cannot say."""
 
-    def __call__(self, sample: Fields) -> list[Fields]:
+    def __call__(self, sample: WireSample) -> list[WireSample]:
         raise NotImplementedError
 
 
@@ -47,10 +47,10 @@ class Drop(_Arguments, frozen=True, kw_only=True):
 
     fields: list[str]
 
-    def __call__(self, sample: Fields) -> list[Fields]:
+    def __call__(self, sample: WireSample) -> list[WireSample]:
         dropped = {ext.lower() for ext in self.fields}
         kept = {ext: data for ext, data in sample.fields.items() if ext not in dropped}
-        return [Fields(sample.key, kept)] if kept else []
+        return [WireSample(sample.key, kept)] if kept else []
 
 
 class Rename(_Arguments, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ class Rename(_Arguments, frozen=True, kw_only=True):
         if not self.fields and not self.prefix:
             raise BadRequest("rename wants fields or a prefix for keys")
 
-    def __call__(self, sample: Fields) -> list[Fields]:
+    def __call__(self, sample: WireSample) -> list[WireSample]:
         names = {old.lower(): new.lower() for old, new in self.fields.items()}
         fields: dict[str, bytes] = {}
         for ext, data in sample.fields.items():
@@ -71,7 +71,7 @@ class Rename(_Arguments, frozen=True, kw_only=True):
             if name in fields:
                 raise SampleFailed(f"two of its fields would be {name!r}")
             fields[name] = data
-        return [Fields(self.prefix + sample.key, fields)]
+        return [WireSample(self.prefix + sample.key, fields)]
 
 
 class _OfImages(_Arguments, frozen=True, kw_only=True):
@@ -79,7 +79,7 @@ class _OfImages(_Arguments, frozen=True, kw_only=True):
 
     fields: list[str] | None = None
 
-    def __call__(self, sample: Fields) -> list[Fields]:
+    def __call__(self, sample: WireSample) -> list[WireSample]:
         wanted = None if self.fields is None else {ext.lower() for ext in self.fields}
         fields: dict[str, bytes] = {}
         for ext, data in sample.fields.items():
@@ -92,7 +92,7 @@ class _OfImages(_Arguments, frozen=True, kw_only=True):
             if name in fields:
                 raise SampleFailed(f"two of its fields would be {name!r}")
             fields[name] = content
-        return [Fields(sample.key, fields)]
+        return [WireSample(sample.key, fields)]
 
     def change(self, ext: str, image: Image) -> tuple[str, bytes]:
         """The new extension and bytes of a picture."""
@@ -145,7 +145,7 @@ class Tensor(_OfImages, frozen=True, kw_only=True):
 class DecodeCheck(_Arguments, frozen=True, kw_only=True):
     """Fail for samples with pictures or JSON that cannot be decoded; others stay as they are."""
 
-    def __call__(self, sample: Fields) -> list[Fields]:
+    def __call__(self, sample: WireSample) -> list[WireSample]:
         for ext, data in sample.fields.items():
             try:
                 check_field(ext, data)
@@ -164,7 +164,7 @@ FUNCTIONS: Final[Mapping[str, type[_Arguments]]] = {
 }
 
 
-def built_in(name: str, arguments: dict[str, Any]) -> Callable[[Fields], list[Fields]]:
+def built_in(name: str, arguments: dict[str, Any]) -> Callable[[WireSample], list[WireSample]]:
     """The function with its arguments; BadRequest for wrong ones, KeyError when there is none of this name."""
     try:
         function = msgspec.convert(arguments, FUNCTIONS[name])
@@ -205,7 +205,7 @@ def seed_of(seed: int, ordinal: int) -> int:
     return xxhash.xxh3_64_intdigest(struct.pack("<QQ", seed, ordinal))
 
 
-def as_members(sample: Fields) -> tuple[str, list[DataMember]]:
+def as_members(sample: WireSample) -> tuple[str, list[DataMember]]:
     """A sample as it is written. SampleFailed for keys and extensions that would be read as something else."""
     if not 1 <= len(sample.fields) <= SAMPLE_RECORDS_MAX:
         raise SampleFailed(f"a sample {sample.key[:80]!r} with {len(sample.fields)} fields came out")

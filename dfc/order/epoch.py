@@ -33,7 +33,7 @@ _FRACTION_BITS: Final = 20  # of a key; samples whose keys are equal stay in the
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
-class Run(NamedTuple):
+class SampleRun(NamedTuple):
     """`length` neighbours of one shard, from number `start` of it."""
 
     shard: int
@@ -132,7 +132,7 @@ class Epoch:
         """The samples of all ranks together: `total` rounded up (`pad`) or down (`drop`) to whole batches of all."""
         return padded_total(self.total, self.rules, ranks)
 
-    def runs(self, lo: int, hi: int) -> Iterator[Run]:
+    def runs(self, lo: int, hi: int) -> Iterator[SampleRun]:
         """The samples at the positions from `lo` up to `hi`; what is beyond the end starts again at the front."""
         while lo < hi:
             at = lo % self.total
@@ -140,7 +140,7 @@ class Epoch:
             count = min(int(self._ends[turn]) - at, hi - lo)
             shard = int(self._order[turn])
             size = int(self._starts[shard + 1] - self._starts[shard])
-            yield Run(shard, size - (int(self._ends[turn]) - at), count)
+            yield SampleRun(shard, size - (int(self._ends[turn]) - at), count)
             lo += count
 
     def numbers(self, positions: Integers) -> Integers:
@@ -167,7 +167,7 @@ def padded_total(total: int, rules: Rules, ranks: int) -> int:
     return rounded
 
 
-class Part:
+class WorkerPart:
     """What one worker of one rank delivers in one epoch: `size` samples, `batches` batches."""
 
     def __init__(self, epoch: Epoch, place: Place) -> None:

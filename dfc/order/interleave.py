@@ -20,7 +20,7 @@ Integers = NDArray[np.int64]
 _INT64_MAX: Final = 2**63 - 1
 
 
-class Source(msgspec.Struct, frozen=True, array_like=True):
+class MergeSource(msgspec.Struct, frozen=True, array_like=True):
     """Ordinals from `start` on, of which the first `count` are taken, at a `weight`."""
 
     start: int
@@ -31,7 +31,7 @@ class Source(msgspec.Struct, frozen=True, array_like=True):
 class Interleave(msgspec.Struct, frozen=True, tag="interleave"):
     """Sources in their order; their ordinals rise."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[MergeSource, ...]
     count: int
 
     def ordinals(self, lo: int, hi: int) -> Integers:
@@ -88,7 +88,7 @@ class Interleave(msgspec.Struct, frozen=True, tag="interleave"):
         return result
 
 
-def _place(sources: Sequence[Source], number: int, taken: int) -> int:
+def _place(sources: Sequence[MergeSource], number: int, taken: int) -> int:
     """The same for one sample."""
     weight = sources[number].weight
     place = taken - 1
@@ -112,10 +112,10 @@ def interleave(counts: Sequence[int], weights: Sequence[int], until: Literal["fi
     `until` all: every sample is taken. `first`: it ends with the last sample of the source whose samples are first used up.
     """
     starts = [sum(counts[:number]) for number in range(len(counts))]
-    sources = tuple(Source(*each) for each in zip(starts, counts, weights, strict=True))
+    sources = tuple(MergeSource(*each) for each in zip(starts, counts, weights, strict=True))
     if until == "all" or not sources:
         return Interleave(sources, sum(counts))
     total = min(0 if not source.count else _place(sources, number, source.count) + 1 for number, source in enumerate(sources))
     everything = Interleave(sources, sum(counts))
     taken = [end - source.start for source, (_, end) in zip(sources, everything.runs(0, total), strict=True)]
-    return Interleave(tuple(Source(*each) for each in zip(starts, taken, weights, strict=True)), total)
+    return Interleave(tuple(MergeSource(*each) for each in zip(starts, taken, weights, strict=True)), total)

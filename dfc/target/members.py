@@ -31,7 +31,7 @@ _QUERIES: Final = ("member", "archpath", "sample", "list")
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class StoredShard:
     """An object with a tar index, and where its blob lies."""
 
     disk: Disk
@@ -56,11 +56,11 @@ class MemberRoutes:
         if index is None:
             index = await self._local.threads(disk).read(disk.open_index, row)
         try:
-            return await self._by_index(exchange, Shard(disk, row, path, index), kind, query)
+            return await self._by_index(exchange, StoredShard(disk, row, path, index), kind, query)
         except IndexCorrupt:
             # Large indexes are checked as they are read. A new one is made from the shard; then it is asked once more.
             index = await self._local.threads(disk).read(disk.rebuild_index, row, index)
-            return await self._by_index(exchange, Shard(disk, row, path, index), kind, query)
+            return await self._by_index(exchange, StoredShard(disk, row, path, index), kind, query)
 
     def at_once(self, exchange: Exchange, disk: Disk, row: ObjectRow) -> Answer | None:
         """A small member of a plain tar whose index and bytes are in memory; None for everything else."""
@@ -80,7 +80,7 @@ class MemberRoutes:
             return None
         return Answer(200, body, _lines(content_type(member.name), _etag(row, member), row, "Accept-Ranges: bytes\r\n"))
 
-    async def _by_index(self, exchange: Exchange, shard: Shard, kind: str, query: Mapping[str, str]) -> Answer:
+    async def _by_index(self, exchange: Exchange, shard: StoredShard, kind: str, query: Mapping[str, str]) -> Answer:
         value = query[kind]
         if kind == "list":
             return self._list(shard, value)
@@ -94,7 +94,7 @@ class MemberRoutes:
             raise MemberNotFound(f"{shard.row.name!r} has no member {value[:200]!r}")
         return await self._member(exchange, shard, member)
 
-    def _list(self, shard: Shard, what: str) -> Answer:
+    def _list(self, shard: StoredShard, what: str) -> Answer:
         disk, row, index = shard.disk, shard.row, shard.index
         if what == "offsets":
             headers = (("Content-Type", OCTETS), ("ETag", f'"{row.checksum}"'), *SAFETY_HEADERS)
@@ -105,7 +105,7 @@ class MemberRoutes:
         lines = _or_rebuild(disk, row, index, list_members(index) if what == "members" else list_samples(index))
         return StreamAnswer(200, self._local.threads(disk).iterate(lines), [("Content-Type", NDJSON), *SAFETY_HEADERS])
 
-    async def _sample(self, exchange: Exchange, shard: Shard, key: str, extension: str | None) -> Answer:
+    async def _sample(self, exchange: Exchange, shard: StoredShard, key: str, extension: str | None) -> Answer:
         try:
             sample = shard.index.find_sample_at_hand(key)
         except NotAtHand:
@@ -119,7 +119,7 @@ class MemberRoutes:
             raise MemberNotFound(f"sample {key[:200]!r} has no {extension[:80]!r}")
         return await self._whole_sample(exchange, shard, sample)
 
-    async def _whole_sample(self, exchange: Exchange, shard: Shard, sample: Sample) -> Answer:
+    async def _whole_sample(self, exchange: Exchange, shard: StoredShard, sample: Sample) -> Answer:
         """A tar of what a batch gives of this sample: its members with the headers that they have in the shard."""
         disk, row, index = shard.disk, shard.row, shard.index
         size = sum(end - start for start, end in sample.pieces)
@@ -136,7 +136,7 @@ class MemberRoutes:
         pieces = self._local.threads(disk).iterate(_sample_tar(BlobBody(disk, row, file), index.kind, sample))
         return StreamAnswer(200, pieces, lines, content_length=total, on_close=close)
 
-    async def _member(self, exchange: Exchange, shard: Shard, member: Member) -> Answer:
+    async def _member(self, exchange: Exchange, shard: StoredShard, member: Member) -> Answer:
         if member.type != "file":
             raise MemberNotFound(f"{member.name[:200]!r} is a {member.type}, not a file with bytes in the archive")
         row = shard.row
@@ -149,7 +149,15 @@ class MemberRoutes:
         return await self._ranged(exchange, shard, etag, kind, plain, member.offset, member.size)
 
     async def _ranged(
-        self, exchange: Exchange, shard: Shard, etag: str, kind: str, plain: bool, offset: int, size: int, tail: bytes = b""
+        self,
+        exchange: Exchange,
+        shard: StoredShard,
+        etag: str,
+        kind: str,
+        plain: bool,
+        offset: int,
+        size: int,
+        tail: bytes = b"",
     ) -> Answer:
         """`size` bytes of the blob from `offset` on and `tail` behind them; or, unless `plain`, the range of that which is
         asked for."""
@@ -171,7 +179,7 @@ class MemberRoutes:
             return Answer(status, body + tail if tail else body, lines)
         return await blob_answer(self._local, disk, row, status, offset, count, lines, tail)
 
-    async def _decompressed(self, exchange: Exchange, shard: Shard, member: Member, lines: str) -> Answer:
+    async def _decompressed(self, exchange: Exchange, shard: StoredShard, member: Member, lines: str) -> Answer:
         disk, row, index = shard.disk, shard.row, shard.index
         if exchange.method == "HEAD":
             return Answer(200, b"", lines, content_length=member.size)

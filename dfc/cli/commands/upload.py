@@ -27,7 +27,7 @@ STDIN: Final = "-"
 
 
 @dataclass(frozen=True, slots=True)
-class Upload:
+class FileUpload:
     """One file and where it goes; `problem` when that cannot be said."""
 
     path: str
@@ -69,7 +69,7 @@ def put(
     raise typer.Exit(tally.close())
 
 
-def plan_uploads(sources: Sequence[str], remote: Remote, recursive: bool) -> Iterator[Upload]:
+def plan_uploads(sources: Sequence[str], remote: Remote, recursive: bool) -> Iterator[FileUpload]:
     """What goes where. UsageMistake when the command line makes no sense, FileNotFoundError for a file that is not there."""
     found = [path for source in sources for path in _matching(source)]
     folders = [path for path in found if path != STDIN and os.path.isdir(path)]
@@ -78,7 +78,7 @@ def plan_uploads(sources: Sequence[str], remote: Remote, recursive: bool) -> Ite
     if not remote.is_folder:
         if folders or len(found) > 1:
             raise UsageMistake(f"{remote} is one object: end it with '/' to store several files below it")
-        return iter((Upload(found[0], remote),))
+        return iter((FileUpload(found[0], remote),))
     if STDIN in found:
         raise UsageMistake("standard input needs the name of an object, not a folder")
     return (upload for path in found for upload in _below(path, remote))
@@ -95,7 +95,7 @@ def _matching(source: str) -> list[str]:
     raise FileNotFoundError(2, "no such file or folder", source)
 
 
-def _below(path: str, remote: Remote) -> Iterator[Upload]:
+def _below(path: str, remote: Remote) -> Iterator[FileUpload]:
     if not os.path.isdir(path):
         yield _upload(path, remote, os.path.basename(path))
         return
@@ -106,14 +106,14 @@ def _below(path: str, remote: Remote) -> Iterator[Upload]:
             yield _upload(file, remote, os.path.relpath(file, path))
 
 
-def _upload(path: str, remote: Remote, relative: str) -> Upload:
+def _upload(path: str, remote: Remote, relative: str) -> FileUpload:
     try:
-        return Upload(path, remote.below(relative))
+        return FileUpload(path, remote.below(relative))
     except DfcError as problem:
-        return Upload(path, remote, problem)
+        return FileUpload(path, remote, problem)
 
 
-def _store(session: Session, client: Client, upload: Upload, meter: Meter, force: bool) -> Outcome:
+def _store(session: Session, client: Client, upload: FileUpload, meter: Meter, force: bool) -> Outcome:
     """Store one file; errors become its outcome."""
     remote = upload.remote
     name = f"{remote.bucket}/{remote.name}"

@@ -19,7 +19,7 @@ _NOWAIT: Final = getattr(os, "RWF_NOWAIT", None)
 AHEAD_BYTES: Final = 16 * MIB  # ranges are announced to the kernel so far before they are read
 
 
-class FileSource:
+class BlobSource:
     """A blob of a target of this machine: its first `size` bytes, a footer follows. The descriptor is the cache's."""
 
     def __init__(self, descriptor: int, size: int, label: str, throttle: Throttle) -> None:
@@ -87,7 +87,7 @@ class FileSource:
 
 
 class _FileStream(io.RawIOBase):
-    def __init__(self, source: FileSource) -> None:
+    def __init__(self, source: BlobSource) -> None:
         super().__init__()
         self._source = source
         self._position = 0

@@ -14,7 +14,7 @@ from dfc.engine.worker.nodes import Nodes, site_path, staged_path
 from dfc.engine.worker.outputs import StagedOutput
 from dfc.engine.worker.remote import Origin, RemoteSource
 from dfc.engine.worker.shards import OpenFile, OpenShards
-from dfc.engine.worker.sources import FileSource
+from dfc.engine.worker.sources import BlobSource
 from dfc.engine.worker.throttle import Throttle
 from dfc.errors import Conflict, DfcError, JobCancelled, NotAShard, NotFound
 from dfc.jobs.store import Source
@@ -146,7 +146,7 @@ class JobStore:
             output.abort()
 
 
-class _Holding(FileSource):
+class _Holding(BlobSource):
     """A source that keeps its file open even when the cache drops it meanwhile."""
 
     def __init__(self, file: OpenFile, label: str, throttle: Throttle) -> None:

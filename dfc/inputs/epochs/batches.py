@@ -35,7 +35,7 @@ class BatchShard(NamedTuple):
     samples: int
 
 
-class Portion(NamedTuple):
+class Arrival(NamedTuple):
     """Items as they arrived: their places in the list that was asked for, their lengths in bytes, and the bytes."""
 
     places: Sequence[int]
@@ -81,7 +81,7 @@ class BatchRead:
         if done < len(self._wanted):
             yield self.missing(done, len(self._wanted))
 
-    def portions(self, spare: list[bytearray] | None = None) -> Iterator[Portion]:
+    def portions(self, spare: list[bytearray] | None = None) -> Iterator[Arrival]:
         """What arrives, in buffers of `spare` where there are any: who has done with a portion puts its buffer back.
 
         Raises ShardUnreadable when the cluster cannot be reached any more, Cancelled after `Client.abort`.
@@ -113,7 +113,7 @@ class BatchRead:
                 attempt += 1
             places = places[done:]
 
-    def parse(self, portion: Portion, done: int) -> list[Sample | InputError]:
+    def parse(self, portion: Arrival, done: int) -> list[Sample | InputError]:
         """The samples of a portion, and errors for the places from `done` on that were left out before or between them."""
         found: list[Sample | InputError] = []
         view = memoryview(portion.data)
@@ -170,7 +170,7 @@ class BatchRead:
         return True
 
 
-def _read(reader: BatchReader, places: Sequence[int], spare: list[bytearray]) -> Iterator[Portion]:
+def _read(reader: BatchReader, places: Sequence[int], spare: list[bytearray]) -> Iterator[Arrival]:
     """Runs of whole items of INPUT_BATCH_PORTION_BYTES at most, or single larger ones."""
     lengths = reader.lengths
     ends = list(accumulate(lengths))
@@ -191,7 +191,7 @@ def _read(reader: BatchReader, places: Sequence[int], spare: list[bytearray]) ->
                 if not count:
                     raise Unreachable("a batch read ended early")
                 at += count
-        yield Portion(places[first:last], lengths[first:last], data)
+        yield Arrival(places[first:last], lengths[first:last], data)
         first, begin = last, ends[last - 1]
 
 

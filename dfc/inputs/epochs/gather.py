@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dfc.client import Client, RetryPolicy
 from dfc.inputs.base import Counts, InputError, Sample
-from dfc.inputs.epochs.batches import BatchRead, BatchShard, Portion
+from dfc.inputs.epochs.batches import Arrival, BatchRead, BatchShard
 from dfc.limits import (
     INPUT_BATCH_AHEAD_BYTES,
     INPUT_BATCH_BYTES,
@@ -192,7 +192,7 @@ class _Group:
         self._limit = limit
         self._spare = spare
         self._held = 0
-        self._portions: deque[Portion] = deque()
+        self._portions: deque[Arrival] = deque()
         self._problem: BaseException | None = None
         self._ended = self._closed = False
         self._changed = threading.Condition()
@@ -216,7 +216,7 @@ class _Group:
                 self._ended = True
                 self._changed.notify_all()
 
-    def take(self) -> Portion | None:
+    def take(self) -> Arrival | None:
         """The next portion, waiting for it; None after the last. Raises what the thread met."""
         with self._changed:
             while not self._portions and not self._ended:

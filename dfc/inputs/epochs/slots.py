@@ -18,7 +18,7 @@ from dfc.inputs.epochs.repair import Policy, Slot
 from dfc.inputs.epochs.summary import warn_of_padding
 from dfc.inputs.shards.shardreader import Segment, SegmentReader
 from dfc.limits import INPUT_AHEAD_BYTES
-from dfc.order.epoch import Part, Place, Rules, Run, WindowShuffle, draw_seed, shard_order
+from dfc.order.epoch import Place, Rules, SampleRun, WindowShuffle, WorkerPart, draw_seed, shard_order
 
 _READERS: Final = 2  # threads of a lane: one opens the next shard while the other still reads
 _EMPTY_ROUNDS_MAX: Final = 100  # without a sample for a worker, before it is an error: shards may be empty, and dealt anew
@@ -32,7 +32,7 @@ class Reading:
     ahead_bytes: int = INPUT_AHEAD_BYTES
 
 
-def part_slots(corpus: Corpus, part: Part, start: int, reading: Reading, counts: Counts) -> Iterator[Slot]:
+def part_slots(corpus: Corpus, part: WorkerPart, start: int, reading: Reading, counts: Counts) -> Iterator[Slot]:
     """The samples of a part as they are delivered, from the `start`-th on; an error in the place of each that cannot be had."""
     if part.epoch.rules.scattered:
         yield from _scattered(corpus, part, start, reading, counts)
@@ -80,7 +80,7 @@ class _LaneCounts(Counts):
 
 
 def _lane_slots(
-    corpus: Corpus, runs: Iterable[Run], reading: Reading, lanes: int, counts: Counts
+    corpus: Corpus, runs: Iterable[SampleRun], reading: Reading, lanes: int, counts: Counts
 ) -> Generator[list[Sample] | list[InputError], None, None]:
     """The samples of these runs, exactly as many as they have: errors stand in the places of those that cannot be had."""
     lengths: list[int] = []
@@ -129,7 +129,7 @@ def _lane_slots(
         yield from ended(len(lengths))
 
 
-def _segment(corpus: Corpus, run: Run) -> Segment:
+def _segment(corpus: Corpus, run: SampleRun) -> Segment:
     """Where a run is in its shard: in bytes, so that nothing else is read."""
     shard = corpus.shards[run.shard]
     etag, indexed = shard.etag or None, bool(shard.name)
@@ -147,7 +147,7 @@ def _segment(corpus: Corpus, run: Run) -> Segment:
     return Segment(shard.ref, int(offsets[run.start]), 0, run.length, etag, indexed, end)
 
 
-def _scattered(corpus: Corpus, part: Part, start: int, reading: Reading, counts: Counts) -> Iterator[Slot]:
+def _scattered(corpus: Corpus, part: WorkerPart, start: int, reading: Reading, counts: Counts) -> Iterator[Slot]:
     """Through batch reads, each sample from where it is."""
     from dfc.inputs.epochs.gather import Gather
 

@@ -8,7 +8,7 @@ from typing import Any
 from dfc.client.client import Client
 from dfc.client.models import ObjectInfo
 from dfc.errors import MemberNotFound, NotSeekable, RangeNotSatisfiable
-from dfc.inputs.files.fspaths import MEMBERS, Place, folders_of
+from dfc.inputs.files.fspaths import MEMBERS, FilePlace, folders_of
 
 Info = dict[str, Any]
 _FILE = "file"
@@ -27,7 +27,7 @@ def folder_info(path: str) -> Info:
     return {"name": path, "size": 0, "type": "directory"}
 
 
-def member_info(client: Client, place: Place) -> Info:
+def member_info(client: Client, place: FilePlace) -> Info:
     """A member, or a folder of members. NotAShard; NotFound for neither."""
     assert place.member is not None
     path = f"{place.bucket}/{place.name}{MEMBERS}{place.member}"
@@ -50,7 +50,7 @@ def member_info(client: Client, place: Place) -> Info:
     return folder_info(path)
 
 
-def find_members(client: Client, place: Place, *, withdirs: bool = False, maxdepth: int | None = None) -> dict[str, Info]:
+def find_members(client: Client, place: FilePlace, *, withdirs: bool = False, maxdepth: int | None = None) -> dict[str, Info]:
     """The members below a folder by their paths, at most so many levels down. NotAShard, NotFound."""
     assert place.member is not None
     below = f"{place.member}/" if place.member else ""

@@ -29,7 +29,7 @@ from dfc.names import check_bucket_name, check_object_name
 MEMBERS = "//"
 
 
-class Place(NamedTuple):
+class FilePlace(NamedTuple):
     """What a path names. Empty `bucket`: the root; empty `name`: a bucket. `member` None: an object; empty: all of a shard."""
 
     bucket: str
@@ -49,7 +49,7 @@ def strip_protocol(path: str) -> str:
     return head + members + member.rstrip("/") if members else head.rstrip("/")
 
 
-def place_of(path: str) -> Place:
+def place_of(path: str) -> FilePlace:
     """What a path without protocol names. BadName when there can be no such thing."""
     head, members, member = path.partition(MEMBERS)
     bucket, _, name = head.partition("/")
@@ -59,7 +59,7 @@ def place_of(path: str) -> Place:
         check_object_name(name)
     if members and not name:
         raise BadName(f"only shards have members, and {path!r} names none")
-    return Place(bucket, name, member if members else None)
+    return FilePlace(bucket, name, member if members else None)
 
 
 def parent_of(path: str) -> str:

@@ -16,7 +16,7 @@ from dfc.client.client import Client
 from dfc.client.reader import ObjectReader
 from dfc.errors import NotFound, NotSeekable, PreconditionFailed, RangeNotSatisfiable
 from dfc.inputs.files.fsmembers import Info, file_info, find_members, folder_info, member_info
-from dfc.inputs.files.fspaths import Place, as_os_errors, folders_of, parent_of, place_of, strip_protocol
+from dfc.inputs.files.fspaths import FilePlace, as_os_errors, folders_of, parent_of, place_of, strip_protocol
 from dfc.inputs.sources.cluster import cluster_at
 from dfc.inputs.sources.streams import StreamOptions
 from dfc.inputs.sources.urls import origin_of
@@ -227,12 +227,12 @@ class DfcReads(AbstractFileSystem):  # type: ignore[misc]
                     raise PreconditionFailed("it was replaced while it was read")
                 return reader.readall()
 
-    def _reader(self, place: Place, start: int, length: int | None) -> ObjectReader:
+    def _reader(self, place: FilePlace, start: int, length: int | None) -> ObjectReader:
         if place.member is None:
             return self.client.open(place.bucket, place.name, start=start, length=length)
         return self.client.open_member(place.bucket, place.name, place.member, start=start, length=length)
 
-    def _cat_member(self, place: Place, start: int, length: int | None) -> bytes:
+    def _cat_member(self, place: FilePlace, start: int, length: int | None) -> bytes:
         assert place.member is not None
         try:
             return self.client.read_member(place.bucket, place.name, place.member, start=start, length=length)
@@ -240,7 +240,7 @@ class DfcReads(AbstractFileSystem):  # type: ignore[misc]
             whole = self.client.read_member(place.bucket, place.name, place.member)
             return whole[start : None if length is None else start + length]
 
-    def _listed(self, place: Place) -> Iterator[Info]:
+    def _listed(self, place: FilePlace) -> Iterator[Info]:
         if place.member is not None:
             yield from find_members(self.client, place, withdirs=True, maxdepth=1).values()
         elif not place.bucket:
@@ -250,7 +250,7 @@ class DfcReads(AbstractFileSystem):  # type: ignore[misc]
                 yield from (file_info(f"{place.bucket}/{found.name}", found) for found in page.objects)
                 yield from (folder_info(f"{place.bucket}/{prefix.rstrip('/')}") for prefix in page.prefixes)
 
-    def _below(self, place: Place, *, withdirs: bool) -> dict[str, Info]:
+    def _below(self, place: FilePlace, *, withdirs: bool) -> dict[str, Info]:
         found = {f"{place.bucket}/{info.name}": info for info in self.client.list(place.bucket, prefix=place.prefix)}
         infos = {path: file_info(path, info) for path, info in found.items()}
         if withdirs:

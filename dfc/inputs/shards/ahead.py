@@ -21,7 +21,7 @@ from weakref import WeakSet
 from dfc.errors import DfcError
 from dfc.http.calls.retry import Cancelled
 from dfc.inputs.base import Counts, InputError, ShardBroken, ShardUnreadable
-from dfc.inputs.shards.pieces import Job, Opened, Piece, Slot, read_pieces
+from dfc.inputs.shards.pieces import LaneSegment, Opened, Piece, Slot, read_pieces
 from dfc.inputs.sources.streams import StreamOptions
 from dfc.inputs.sources.urls import shown
 from dfc.limits import MIB
@@ -42,18 +42,18 @@ class Lane:
     def __init__(self, options: StreamOptions, counts: Counts, slots: int) -> None:
         self._options = options
         self._counts = counts
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[LaneSegment | None] = SimpleQueue()
         self._items: SimpleQueue[Item] = SimpleQueue()
         self._held: deque[Item] = deque()
         self._free: SimpleQueue[Slot | None] = SimpleQueue()
         for _ in range(slots):
             self._free.put(Slot())
-        self._open: dict[int, Job] = {}
+        self._open: dict[int, LaneSegment] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
         self._process = os.getpid()
 
-    def add(self, job: Job) -> None:
+    def add(self, job: LaneSegment) -> None:
         """Read this segment after those that were added before."""
         self._open[job.number] = job
         self._jobs.put(job)
@@ -147,7 +147,7 @@ def _keep_memory() -> None:
 
 
 def _work(
-    jobs: SimpleQueue[Job | None],
+    jobs: SimpleQueue[LaneSegment | None],
     items: SimpleQueue[Item],
     free: SimpleQueue[Slot | None],
     options: StreamOptions,

@@ -26,7 +26,7 @@ _DECOMPRESSED_BYTES: Final = 1 * MIB  # a call's output. Measured: of 256 KiB to
 _COMPRESSED_NAMES: Final = (".tgz", ".gz", ".zst", ".lz4", ".bz2", ".tbz2", ".xz", ".txz")
 
 
-class Extent(NamedTuple):
+class ShardRange(NamedTuple):
     """The part of a shard that is to be read: offsets in the uncompressed archive."""
 
     ref: ShardRef
@@ -68,11 +68,11 @@ class Piece(NamedTuple):
 
 
 @dataclass
-class Job:
+class LaneSegment:
     """One segment for a lane to read."""
 
     number: int
-    extent: Extent
+    extent: ShardRange
     cancellation: Cancellation = field(default_factory=Cancellation)
     stream: Stream | None = None  # the one that is being read
 
@@ -95,7 +95,7 @@ class Job:
                 self.stream = None
 
 
-class Slots:
+class FreeSlots:
     """The free slots of a lane, as far as this job may have them. `free` has None when the lane is closed."""
 
     def __init__(self, free: SimpleQueue[Slot | None], cancellation: Cancellation) -> None:
@@ -128,13 +128,13 @@ class Slots:
 
 
 def read_pieces(
-    job: Job, options: StreamOptions, counts: Counts, free: SimpleQueue[Slot | None], is_hungry: Callable[[], bool]
+    job: LaneSegment, options: StreamOptions, counts: Counts, free: SimpleQueue[Slot | None], is_hungry: Callable[[], bool]
 ) -> Iterator[Opened | Piece]:
     """How the shard was opened, then its bytes, decompressed, each piece in a slot that was free.
 
     `is_hungry` tells that all that was given is taken. Raises InputError, TarError, CompressionError, and Cancelled.
     """
-    slots = Slots(free, job.cancellation)
+    slots = FreeSlots(free, job.cancellation)
     ref, start, end, etag = job.extent
     name = ref.url.partition("?")[0].lower()
     direct = not name.endswith(_COMPRESSED_NAMES)
@@ -172,14 +172,14 @@ def read_pieces(
             return
 
 
-def _is_direct(head: bytes, kind: str | None, extent: Extent) -> bool:
+def _is_direct(head: bytes, kind: str | None, extent: ShardRange) -> bool:
     """Whether what was read from `start` is the archive itself."""
     if extent.start:
         return len(head) == TAR_HEADER_BYTES and (checksum_matches(head) or not any(head))
     return kind is None or extent.end is None
 
 
-def _plain(stream: Stream, slots: Slots) -> Iterator[Piece]:
+def _plain(stream: Stream, slots: FreeSlots) -> Iterator[Piece]:
     """Fill buffers, as large as the connection is fast."""
     amount = INPUT_BUFFER_BYTES_MIN
     while True:
@@ -270,7 +270,7 @@ def _cut(chunks: Iterable[bytes], start: int, end: int | None) -> Iterator[bytes
         raise TarError(f"the archive has only {at} bytes", start)
 
 
-def _gathered(chunks: Iterable[bytes], slots: Slots, is_hungry: Callable[[], bool]) -> Iterator[Piece]:
+def _gathered(chunks: Iterable[bytes], slots: FreeSlots, is_hungry: Callable[[], bool]) -> Iterator[Piece]:
     """Several chunks to a slot, so that compressed shards are read as far ahead as others; but at once what is waited for.
 
     Who waits for them parses a chunk quickly and then leaves the interpreter to this thread; four chunks it would wait for.

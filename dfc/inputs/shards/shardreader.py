@@ -15,7 +15,7 @@ from typing import Self
 from dfc.http.calls.retry import Cancelled
 from dfc.inputs.base import LOG, Counts, Handler, InputError, Sample, ShardBroken, ShardRef, resolve_handler
 from dfc.inputs.shards.ahead import Lane
-from dfc.inputs.shards.pieces import Extent, Job, Opened
+from dfc.inputs.shards.pieces import LaneSegment, Opened, ShardRange
 from dfc.inputs.shards.tarsamples import SampleParser
 from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
 from dfc.inputs.sources.urls import shown
@@ -138,7 +138,7 @@ class SegmentReader:
                 return
             number, segment = entry
             self._planned.append(entry)
-            self._lane(number).add(Job(number, Extent(segment.ref, segment.start, segment.end, segment.etag)))
+            self._lane(number).add(LaneSegment(number, ShardRange(segment.ref, segment.start, segment.end, segment.etag)))
 
     def _lane(self, number: int) -> Lane:
         return self._lanes[number % len(self._lanes)]

@@ -19,7 +19,7 @@ from dfc.jobs.moving.corpus import number_through, open_index
 from dfc.jobs.moving.ordering import gather
 from dfc.jobs.moving.orders import Stride
 from dfc.jobs.moving.recut import TemporaryShard
-from dfc.jobs.moving.sections import Section, read_sections
+from dfc.jobs.moving.sections import SampleRange, read_sections
 from dfc.jobs.shards.output import PlainOutput
 from dfc.jobs.shards.reading import read_input
 from dfc.jobs.shards.writing import open_target
@@ -41,7 +41,7 @@ class Work(Struct, frozen=True, array_like=True):
     fields: tuple[str, ...] | None
     on_split: OnSplit
     columns: tuple[str, ...] = ()
-    sections: tuple[Section, ...] | None = None  # what to read, instead of all of `shards`
+    sections: tuple[SampleRange, ...] | None = None  # what to read, instead of all of `shards`
 
     @property
     def only_moves(self) -> bool:

@@ -29,7 +29,7 @@ from dfc.tar.index import IndexBuilder, ShardIndex
 from dfc.tar.index.arrays import Integers
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class CorpusPart(msgspec.Struct, frozen=True, array_like=True):
     """One shard in its place: its first sample has the ordinal `start`. `prefix` goes before all its keys in outputs."""
 
     start: int
@@ -41,14 +41,14 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
         return self.start + self.shard.samples
 
 
-Parts = tuple[Part, ...]
+Parts = tuple[CorpusPart, ...]
 
 
 def number_through(shards: Sequence[InputShard]) -> Parts:
     """The shards in this order, each beginning where the one before ends."""
     parts, start = [], 0
     for shard in shards:
-        parts.append(Part(start, shard))
+        parts.append(CorpusPart(start, shard))
         start += shard.samples
     return tuple(parts)
 

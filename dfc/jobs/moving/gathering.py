@@ -30,7 +30,7 @@ TOGETHER_BYTES: Final = 4 * MIB  # sent by one call
 LOOKUP_SAMPLES: Final = 1 << 16  # whose columns are in memory at a time: a few hundred bytes each
 
 
-class Sink(Protocol):
+class ArchiveSink(Protocol):
     """What takes the bytes of an archive; ArchiveOutput is one."""
 
     @property
@@ -65,7 +65,7 @@ def in_lookups(count: int) -> Iterator[tuple[int, int]]:
 
 
 def write_samples(
-    sink: Sink, sources: Sources, rows: Integers, samples: SampleArrays, memory_bytes: int, *, window: int | None = None
+    sink: ArchiveSink, sources: Sources, rows: Integers, samples: SampleArrays, memory_bytes: int, *, window: int | None = None
 ) -> None:
     """Samples (of sources by `rows`), in their order, into the sink. `window`: exactly so many bytes at a time."""
     if len(samples):
@@ -76,7 +76,7 @@ class _SampleWriter:
     """Positions are in the bytes that go through the buffer: those that are sent past it take none."""
 
     def __init__(
-        self, sink: Sink, sources: Sources, rows: Integers, samples: SampleArrays, memory_bytes: int, window: int | None
+        self, sink: ArchiveSink, sources: Sources, rows: Integers, samples: SampleArrays, memory_bytes: int, window: int | None
     ) -> None:
         self._sink, self._sources, self._rows, self._samples = sink, sources, rows, samples
         self._special = special_headers(samples)
@@ -207,7 +207,7 @@ def window_bytes(memory_bytes: int, local: bool) -> int:
     return max(64 * KIB, min(memory_bytes // 4, LOCAL_WINDOW_BYTES if local else memory_bytes)) // BLOCK * BLOCK
 
 
-def copy_range(sink: Sink, source: Source | ForwardSource, offset: int, size: int) -> None:
+def copy_range(sink: ArchiveSink, source: Source | ForwardSource, offset: int, size: int) -> None:
     """A range of any size, sent where that goes."""
     file = source.file()
     if file is not None and sink.sends and size >= SEND_BYTES:
@@ -244,7 +244,7 @@ def read_spans(
             source.read_into(offset, buffer[place : place + size])
 
 
-def write_spans(sink: Sink, sources: Sources, rows: Integers, offsets: Integers, sizes: Integers, window: int) -> None:
+def write_spans(sink: ArchiveSink, sources: Sources, rows: Integers, offsets: Integers, sizes: Integers, window: int) -> None:
     """Ranges that are as they should be already, in their order, into the sink; `window` bytes at a time."""
     if not len(rows):
         return

@@ -15,7 +15,7 @@ from dfc.tar.header import TarError
 from dfc.tar.index.reader import Sample
 
 
-class Section(msgspec.Struct, frozen=True, array_like=True):
+class SampleRange(msgspec.Struct, frozen=True, array_like=True):
     """The samples `first` to `stop` (not included) of an uncompressed shard, of the job's input or temporary."""
 
     shard: InputShard
@@ -28,15 +28,15 @@ class Section(msgspec.Struct, frozen=True, array_like=True):
         return f"{self.shard.checksum} {self.first} {self.stop}"
 
 
-def cut(shards: Iterable[InputShard], count: int) -> Iterator[tuple[Section, ...]]:
+def cut(shards: Iterable[InputShard], count: int) -> Iterator[tuple[SampleRange, ...]]:
     """The sections of each output: `count` samples, the last one the rest. One output without any when there are none."""
-    sections: list[Section] = []
+    sections: list[SampleRange] = []
     room, outputs = count, 0
     for shard in shards:
         first = 0
         while first < shard.samples:
             stop = min(shard.samples, first + room)
-            sections.append(Section(shard, first, stop))
+            sections.append(SampleRange(shard, first, stop))
             room -= stop - first
             first = stop
             if not room:
@@ -46,7 +46,7 @@ def cut(shards: Iterable[InputShard], count: int) -> Iterator[tuple[Section, ...
         yield tuple(sections)
 
 
-def read_sections(store: Store, sections: Sequence[Section]) -> Iterator[SampleData]:
+def read_sections(store: Store, sections: Sequence[SampleRange]) -> Iterator[SampleData]:
     """The samples of all sections, one after the other. TarError for a member too large for memory, InputChanged."""
     number = 0
     for section in sections:

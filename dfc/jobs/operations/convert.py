@@ -17,7 +17,7 @@ from dfc.errors import BadRequest, NotAShard
 from dfc.formats import FORMATS, FormatName, SourceName, goes_with, source_format, written_format
 from dfc.formats.base import KEY_FIELD, need
 from dfc.jobs.moving.converting import CONVERT_FUNCTIONS, Wids, Work, check_fields
-from dfc.jobs.moving.sections import Section, cut
+from dfc.jobs.moving.sections import SampleRange, cut
 from dfc.jobs.options import CommonOptions
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.shards.writing import index_name
@@ -128,14 +128,14 @@ def _plan_cut(job: JobInput, size: int) -> list[Stage]:
         made = iter(results.get("unpack", ()))
         return (work.shards[0] if _is_plain(work) else next(made).decode(InputShard) for work in _work(job))
 
-    def as_work(number: int, sections: tuple[Section, ...], columns: tuple[str, ...]) -> Work:
+    def as_work(number: int, sections: tuple[SampleRange, ...], columns: tuple[str, ...]) -> Work:
         name = job.pattern.name(number)
         read = tuple(section.shard for section in sections)
         return Work(read, "tar", "", options.format, name, options.level, None, options.on_split, columns, sections)
 
     def survey(results: Results) -> Iterator[TaskDraft]:
         for number, shard in enumerate(shards(results)):
-            yield _draft(as_work(number, (Section(shard, 0, shard.samples),), ()))
+            yield _draft(as_work(number, (SampleRange(shard, 0, shard.samples),), ()))
 
     def convert(results: Results) -> Iterator[TaskDraft]:
         columns = options.fields or (_columns(results) if "survey" in results else ())

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from dfc.errors import BadRequest
 from dfc.jobs.external.partitions import PartitionWriter, partition_count, read_partition
-from dfc.jobs.moving.corpus import Part, corpus
+from dfc.jobs.moving.corpus import CorpusPart, corpus
 from dfc.jobs.moving.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
 from dfc.jobs.moving.picking import picked, read_labels, write_labels, write_picked
 from dfc.jobs.pattern import OutputPattern
@@ -29,8 +29,8 @@ class Options(OrderOptions, frozen=True, kw_only=True):
     by: Annotated[str, Meta(description="key, or hash:EXT: the content of a field; samples without it all stay.")] = "key"
 
 
-class ShardTask(Struct, frozen=True):
-    part: Part
+class DedupTask(Struct, frozen=True):
+    part: CorpusPart
     ext: str  # empty: by key
     partitions: int = 0
     labels: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ def plan(job: JobInput) -> list[Stage]:
 
     def hashes(results: Results) -> Iterator[TaskDraft]:
         for part in corpus(job, results):
-            task = ShardTask(part, ext, partitions)
+            task = DedupTask(part, ext, partitions)
             yield TaskDraft(msgspec.msgpack.encode(task), part.shard.label, part.shard.node)
 
     def later(results: Results) -> Iterator[TaskDraft]:
@@ -78,7 +78,7 @@ def plan(job: JobInput) -> list[Stage]:
         parts = corpus(job, results)
         labels = tuple(_later_name(number) for number in range(len(results["later"])))
         for part in parts:
-            task = ShardTask(part, ext, labels=labels, shards=len(parts))
+            task = DedupTask(part, ext, labels=labels, shards=len(parts))
             yield TaskDraft(msgspec.msgpack.encode(task), part.shard.label, part.shard.node)
 
     own = [Stage("hashes", hashes, len(job.shards)), Stage("later", later, partitions), Stage("pick", pick, len(job.shards))]
@@ -87,7 +87,7 @@ def plan(job: JobInput) -> list[Stage]:
 
 def write_hashes(task: Task, store: Store) -> TaskResult:
     """Hash and ordinal of each sample, by hash."""
-    wanted = task.decode(ShardTask)
+    wanted = task.decode(DedupTask)
     with PartitionWriter(store, _hash_name(task.number), wanted.partitions) as writer:
         for fields in read_fields(store, wanted.part, [wanted.ext] if wanted.ext else [], digests=True):
             digests = fields.values[0] if wanted.ext else [xxhash.xxh3_128_digest(key) for key in fields.keys]
@@ -113,7 +113,7 @@ def find_later(task: Task, store: Store) -> TaskResult:
 
 def pick_first(task: Task, store: Store) -> TaskResult:
     """What of one shard stays."""
-    wanted = task.decode(ShardTask)
+    wanted = task.decode(DedupTask)
     later, _ = read_labels(store, wanted.labels, task.number, wanted.shards)
     ordinals = np.arange(wanted.part.start, wanted.part.end, dtype=np.int64)
     return write_picked(store, task.number, [np.setdiff1d(ordinals, later, assume_unique=True)])

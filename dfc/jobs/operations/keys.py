@@ -12,7 +12,7 @@ import numpy as np
 
 from dfc.errors import BadRequest, Conflict
 from dfc.formats.parquet import SinkFile
-from dfc.jobs.moving.corpus import PREPARING_FUNCTIONS, Part, Sources, corpus, open_index, preparing_stages
+from dfc.jobs.moving.corpus import PREPARING_FUNCTIONS, CorpusPart, Sources, corpus, open_index, preparing_stages
 from dfc.jobs.moving.gathering import copy_range
 from dfc.jobs.options import CommonOptions
 from dfc.jobs.pattern import OutputPattern
@@ -53,7 +53,7 @@ def check(options: Options, pattern: OutputPattern) -> None:
 
 
 class _ListTask(msgspec.Struct, frozen=True):
-    shards: list[tuple[Part, str]]  # with the name of the shard: the part may be one whose samples were joined
+    shards: list[tuple[CorpusPart, str]]  # with the name of the shard: the part may be one whose samples were joined
     form: Form
 
 
@@ -65,7 +65,7 @@ class _WriteTask(msgspec.Struct, frozen=True):
 
 class _ParquetTask(msgspec.Struct, frozen=True):
     output: str
-    parts: list[tuple[Part, str]]
+    parts: list[tuple[CorpusPart, str]]
     members: bool
 
 

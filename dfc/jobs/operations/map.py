@@ -27,7 +27,7 @@ from dfc.jobs.moving.recut import RECUT_FUNCTIONS, commit_made, has_size, open_m
 from dfc.jobs.options import Seed, SizeOptions
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.sandbox.parent import SampleFailed, Sandbox
-from dfc.jobs.sandbox.wire import Fields
+from dfc.jobs.sandbox.wire import WireSample
 from dfc.jobs.shards.output import PlainOutput
 from dfc.jobs.shards.samples import read_samples
 from dfc.jobs.store import Function, Store
@@ -177,11 +177,11 @@ def run_work(task: Task, store: Store) -> TaskResult:
         return commit_made(output, payload.shard, warnings=errors.warnings)
 
 
-def _open_function(payload: _Work, store: Store, stack: ExitStack) -> Callable[[SampleData], list[Fields]]:
+def _open_function(payload: _Work, store: Store, stack: ExitStack) -> Callable[[SampleData], list[WireSample]]:
     """What is called with every sample."""
 
-    def fields_of(sample: SampleData) -> Fields:
-        return Fields(sample.key, {member.ext: member.data for member in sample.members})
+    def fields_of(sample: SampleData) -> WireSample:
+        return WireSample(sample.key, {member.ext: member.data for member in sample.members})
 
     if payload.function is not None and payload.function in BUILT_IN:
         function = built_in(payload.function, payload.args)
@@ -198,7 +198,7 @@ def _open_function(payload: _Work, store: Store, stack: ExitStack) -> Callable[[
         )
     )
 
-    def call(sample: SampleData) -> list[Fields]:
+    def call(sample: SampleData) -> list[WireSample]:
         return sandbox.call(seed_of(payload.seed, payload.start + sample.number), fields_of(sample))
 
     return call

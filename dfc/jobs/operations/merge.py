@@ -21,7 +21,7 @@ from dfc.errors import BadRequest, Conflict
 from dfc.jobs.external.partitions import PartitionWriter, partition_count
 from dfc.jobs.external.uniqueness import KEY_BYTES, DuplicateKey, find_repeats, place_of, shard_and_ordinal
 from dfc.jobs.moving.arrangement import Arrangement, Section
-from dfc.jobs.moving.corpus import Part, Parts, corpus, open_index
+from dfc.jobs.moving.corpus import CorpusPart, Parts, corpus, open_index
 from dfc.jobs.moving.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.store import Store
@@ -48,7 +48,7 @@ class Options(OrderOptions, frozen=True, kw_only=True):
 
 
 class _Keys(Struct, frozen=True):
-    part: Part
+    part: CorpusPart
     number: int
     taken: int  # samples of the shard that go into the output
     partitions: int
@@ -85,7 +85,7 @@ def plan(job: JobInput) -> list[Stage]:
         parts = corpus(flat, results)
         begins = [0, *ends]
         counts = [sum(part.shard.samples for part in parts[lo:hi]) for lo, hi in zip(begins, ends, strict=False)]
-        named = tuple(Part(part.start, part.shard, prefixes[bisect_right(ends, n)]) for n, part in enumerate(parts))
+        named = tuple(CorpusPart(part.start, part.shard, prefixes[bisect_right(ends, n)]) for n, part in enumerate(parts))
         return named, interleave(counts, weights, options.until)
 
     def arrange(results: Results) -> Arrangement:
@@ -137,7 +137,7 @@ def run_keys(task: Task, store: Store) -> TaskResult:
     return TaskResult()
 
 
-def _check_names(part: Part, names: Sequence[str], key: str) -> None:
+def _check_names(part: CorpusPart, names: Sequence[str], key: str) -> None:
     for name in names:
         parts = split_key(name)
         if parts is None or parts[0] != key or len(name.encode()) > TAR_MEMBER_NAME_BYTES_MAX:

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from dfc.errors import BadRequest
 from dfc.jobs.external.keylist import HASH_BYTES, KeyList, write_key_hashes
 from dfc.jobs.moving.arrangement import Arrangement, Section
-from dfc.jobs.moving.corpus import Part, corpus
+from dfc.jobs.moving.corpus import CorpusPart, corpus
 from dfc.jobs.moving.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
 from dfc.jobs.moving.orders import Stride
 from dfc.jobs.moving.picking import SCALE, chance, picked, write_picked
@@ -27,8 +27,8 @@ from dfc.jobs.spec import InputSpec
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import InputShard, JobInput, Results, Stage, Task, TaskDraft, TaskResult
 from dfc.jobs.values.fields import read_fields
-from dfc.jobs.values.predicate import Node, Predicate
-from dfc.jobs.values.regex import Pattern
+from dfc.jobs.values.predicate import Condition, Predicate
+from dfc.jobs.values.regex import Regex
 from dfc.names import check_bucket_name, check_object_name
 
 _SLICE: Final = re.compile(r"(-?[0-9]{1,18})?:(-?[0-9]{1,18})?(?::([0-9]{1,18})?)?")
@@ -49,7 +49,7 @@ class Options(OrderOptions, frozen=True, kw_only=True):
         None
     )
     key_regex: Annotated[str | None, Meta(description="Keys that match as a whole (RE2).")] = None
-    predicate: Annotated[Node | None, Meta(description="A condition on fields, as JSON; see docs/jobs.md.")] = None
+    predicate: Annotated[Condition | None, Meta(description="A condition on fields, as JSON; see docs/jobs.md.")] = None
     every: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Each n-th sample, from the first on.")] = None
     fraction: Annotated[Annotated[float, Meta(ge=0, le=1)] | None, Meta(description="Each sample with this probability.")] = (
         None
@@ -59,7 +59,7 @@ class Options(OrderOptions, frozen=True, kw_only=True):
 
 
 class PickTask(Struct, frozen=True):
-    part: Part
+    part: CorpusPart
     options: Options
     lists: tuple[str, ...]
 
@@ -77,7 +77,7 @@ def check(options: Options, pattern: OutputPattern) -> None:
     if options.seed is not None and options.fraction is None:
         raise BadRequest("seed belongs to fraction")
     if options.key_regex is not None:
-        Pattern(options.key_regex)
+        Regex(options.key_regex)
     if options.predicate is not None:
         Predicate(options.predicate)
     if options.slice is not None:
@@ -142,7 +142,7 @@ def pick_samples(task: Task, store: Store) -> TaskResult:
     options = wanted.options
     chosen = [np.zeros(0, dtype=np.int64)]
     predicate = None if options.predicate is None else Predicate(options.predicate)
-    pattern = None if options.key_regex is None else Pattern(options.key_regex)
+    pattern = None if options.key_regex is None else Regex(options.key_regex)
     hashes: list[bytes] = []
     for fields in read_fields(store, wanted.part, predicate.wanted if predicate else (), predicate.sized if predicate else ()):
         if options.fraction is not None:

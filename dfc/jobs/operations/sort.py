@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from dfc.errors import BadRequest
 from dfc.jobs.moving.arrangement import Arrangement, Section
-from dfc.jobs.moving.corpus import Part, corpus
+from dfc.jobs.moving.corpus import CorpusPart, corpus
 from dfc.jobs.moving.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
 from dfc.jobs.moving.orders import Table, TableRow, encode_entries
 from dfc.jobs.pattern import OutputPattern
@@ -21,7 +21,7 @@ from dfc.jobs.store import Store
 from dfc.jobs.tasks import JobInput, Results, Stage, Task, TaskDraft, TaskResult
 from dfc.jobs.values.classes import ClassField, parse_class_field
 from dfc.jobs.values.fields import read_fields
-from dfc.jobs.values.sorting import Entry, Run, SortType, Unsortable, encoder, write_run
+from dfc.jobs.values.sorting import Entry, SortedRun, SortType, Unsortable, encoder, write_run
 
 NUMBER_FIELDS: Final = frozenset(("cls", "cls2", "class", "count", "index", "inx", "id"))
 _ENTRY_OVERHEAD_BYTES: Final = 150  # of a value in memory: a tuple, bytes and an integer
@@ -42,7 +42,7 @@ class Options(OrderOptions, frozen=True, kw_only=True):
 
 
 class RunTask(Struct, frozen=True):
-    part: Part
+    part: CorpusPart
     options: Options
     samples: int  # of its values, about
 
@@ -55,7 +55,7 @@ class RunValues(Struct, frozen=True, array_like=True):
     samples: list[Entry]
 
 
-class RankTask(Struct, frozen=True):
+class SortRankTask(Struct, frozen=True):
     low: Entry | None
     high: Entry | None
     runs: int
@@ -82,7 +82,7 @@ def plan(job: JobInput) -> list[Stage]:
     def ranks(results: Results) -> Iterator[TaskDraft]:
         bounds: list[Entry | None] = [None, *_bounds(results, job.memory_bytes), None]
         for low, high in pairwise(bounds):
-            task = RankTask(low, high, len(results["runs"]))
+            task = SortRankTask(low, high, len(results["runs"]))
             yield TaskDraft(msgspec.msgpack.encode(task), "a range of values")
 
     def arrange(results: Results) -> Arrangement:
@@ -144,10 +144,10 @@ def write_values(task: Task, store: Store) -> TaskResult:
 
 def write_order(task: Task, store: Store) -> TaskResult:
     """The ordinals of a range of values, in their order."""
-    wanted = task.decode(RankTask)
+    wanted = task.decode(SortRankTask)
     entries: list[Entry] = []
     for number in range(wanted.runs):
-        run = Run(store, _run_name(number))
+        run = SortedRun(store, _run_name(number))
         try:
             entries += run.entries(0 if wanted.low is None else run.below(wanted.low), run.below(wanted.high))
         finally:

@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from dfc.errors import BadRequest
 from dfc.jobs.external.partitions import PartitionWriter, partition_count, read_partition
-from dfc.jobs.moving.corpus import Part, corpus
+from dfc.jobs.moving.corpus import CorpusPart, corpus
 from dfc.jobs.moving.ordering import ORDER_FUNCTIONS, Ordered, OrderOptions, check_order
 from dfc.jobs.moving.picking import SCALE, chance, picked, read_labels, write_labels, write_picked
 from dfc.jobs.options import Seed
@@ -25,7 +25,7 @@ from dfc.jobs.store import Store
 from dfc.jobs.tasks import JobInput, Results, Stage, Task, TaskDraft, TaskResult
 from dfc.jobs.values.classes import NotAClass, class_of, parse_class_field
 from dfc.jobs.values.fields import BadField, read_fields
-from dfc.jobs.values.regex import Pattern
+from dfc.jobs.values.regex import Regex
 from dfc.limits import JOB_SPLIT_PARTS_MAX
 from dfc.tar.index.arrays import Integers
 
@@ -55,7 +55,7 @@ class Options(OrderOptions, frozen=True, kw_only=True):
 
 
 class ShardTask(Struct, frozen=True):
-    part: Part
+    part: CorpusPart
     options: Options
     partitions: int = 0
     labels: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ def check(options: Options, pattern: OutputPattern) -> None:
     if options.parts is not None and abs(math.fsum(options.parts.values()) - 1) > _SUM_TOLERANCE:
         raise BadRequest(f"the fractions of the parts add up to {math.fsum(options.parts.values())}, not to 1")
     if options.group_regex is not None:
-        Pattern(options.group_regex)
+        Regex(options.group_regex)
         if options.stratify is not None:
             raise BadRequest("groups stay together, classes are divided: group_regex and stratify exclude each other")
     if options.stratify is not None:
@@ -144,7 +144,7 @@ def pick_parts(task: Task, store: Store) -> TaskResult:
         ordinals, labels = read_labels(store, wanted.labels, task.number, wanted.shards)
         return write_picked(store, task.number, [ordinals[labels == part] for part in range(count)])
     limits = [math.ceil(cumulated * SCALE) for cumulated in _cumulated(options)]
-    pattern = None if options.group_regex is None else Pattern(options.group_regex)
+    pattern = None if options.group_regex is None else Regex(options.group_regex)
     found: list[list[int]] = [[] for _ in range(count)]
     for fields in read_fields(store, wanted.part, ()):
         keys = fields.keys if pattern is None else [_group(pattern, key) for key in fields.keys]
@@ -159,7 +159,7 @@ def pick_parts(task: Task, store: Store) -> TaskResult:
     return write_picked(store, task.number, [np.array(each, dtype=np.int64) for each in found])
 
 
-def _group(pattern: Pattern, key: bytes) -> bytes:
+def _group(pattern: Regex, key: bytes) -> bytes:
     prefix = pattern.prefix(key.decode())
     return key if prefix is None else prefix.encode()
 

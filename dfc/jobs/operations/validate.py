@@ -20,7 +20,7 @@ from dfc.formats.sample import DataMember
 from dfc.jobs.external.partitions import PartitionWriter, partition_count, read_partition, read_value, write_value
 from dfc.jobs.external.uniqueness import KEY_BYTES, Repeat, find_repeats, place_of, shard_and_ordinal
 from dfc.jobs.pattern import OutputPattern
-from dfc.jobs.shards.checking import PROBLEMS, Findings, Problem, is_archive, look_through, read_until_broken
+from dfc.jobs.shards.checking import PROBLEMS, Findings, ShardProblem, is_archive, look_through, read_until_broken
 from dfc.jobs.shards.output import PlainOutput, ShardOutput
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import InputShard, JobInput, Results, Stage, Task, TaskDraft, TaskResult
@@ -73,7 +73,7 @@ class _Found(Struct):
     shard: str
     samples: int
     counts: dict[str, int]
-    problems: dict[str, list[Problem]]
+    problems: dict[str, list[ShardProblem]]
     bad: list[int]
     parts: list[tuple[int, int]]
 
@@ -190,7 +190,7 @@ def run_report(task: Task, store: Store) -> TaskResult:
     """Write the report: all counts, and the first problems of each kind in global order."""
     payload = task.decode(_Report)
     counts = dict.fromkeys(PROBLEMS, 0)
-    problems: dict[str, list[Problem]] = {kind: [] for kind in PROBLEMS}
+    problems: dict[str, list[ShardProblem]] = {kind: [] for kind in PROBLEMS}
     repeats: list[Repeat] = []
     for partition in range(payload.partitions):
         found_there = read_value(store, _repeats(partition), _Repeats)
@@ -210,7 +210,7 @@ def run_report(task: Task, store: Store) -> TaskResult:
             problems[kind] += found.problems[kind][: JOB_PROBLEMS_MAX - len(problems[kind])]
     for repeat in repeats:
         shard, first = (labels[shard_and_ordinal(place)[0]] for place in (repeat.place, repeat.first))
-        problems["duplicate"].append(Problem(shard, repeat.key, first=first))
+        problems["duplicate"].append(ShardProblem(shard, repeat.key, first=first))
     report = {
         "valid": not any(counts.values()),
         "shards": payload.shards,

@@ -21,7 +21,7 @@ import msgspec
 
 import dfc
 from dfc.jobs.sandbox.isolation import isolate
-from dfc.jobs.sandbox.wire import LENGTH, Answer, Call, Fields, Ready, Setup, frame
+from dfc.jobs.sandbox.wire import LENGTH, Call, Ready, Reply, Setup, WireSample, frame
 from dfc.tar.samples import split_key
 
 KEY_FIELD: Final = "__key__"
@@ -29,10 +29,10 @@ _COMMAND_PATH: Final = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/
 _ERROR_CHARS: Final = 500
 _OUTPUTS_MAX: Final = 10_000  # files of one sample
 
-Work = Callable[[Call], list[Fields]]
+Work = Callable[[Call], list[WireSample]]
 
 
-class SampleFailed(Exception):
+class UserCodeFailed(Exception):
     """The code did not do its part; the message is for users."""
 
 
@@ -52,10 +52,10 @@ def main() -> None:
     _send(writer, Ready(isolation))
     while content := _receive(reader):
         try:
-            answer = Answer(work(msgspec.msgpack.decode(content, type=Call)))
+            answer = Reply(work(msgspec.msgpack.decode(content, type=Call)))
             encoded = frame(answer)
         except BaseException as error:  # SystemExit of user code is one more way to fail
-            encoded = frame(Answer(error=_text(error)))
+            encoded = frame(Reply(error=_text(error)))
         writer.write(encoded)
         writer.flush()
 
@@ -83,7 +83,7 @@ def _send(writer: BinaryIO, value: Any) -> None:
 
 
 def _text(error: BaseException) -> str:
-    if isinstance(error, SampleFailed):
+    if isinstance(error, UserCodeFailed):
         return str(error)[:_ERROR_CHARS]
     return f"{type(error).__name__}: {str(error)[:_ERROR_CHARS]}"
 
@@ -123,7 +123,7 @@ def _function(point: EntryPoint, arguments: dict[str, Any]) -> Work:
 
     function = point.load()
 
-    def work(call: Call) -> list[Fields]:
+    def work(call: Call) -> list[WireSample]:
         random.seed(call.seed)
         numpy.random.seed(call.seed & 0xFFFFFFFF)
         return [_checked(sample) for sample in cast(Iterable[object], function(_as_dict(call.sample), **arguments))]
@@ -131,20 +131,20 @@ def _function(point: EntryPoint, arguments: dict[str, Any]) -> Work:
     return work
 
 
-def _as_dict(sample: Fields) -> dict[str, str | bytes]:
+def _as_dict(sample: WireSample) -> dict[str, str | bytes]:
     return {KEY_FIELD: sample.key, **sample.fields}
 
 
-def _checked(sample: object) -> Fields:
+def _checked(sample: object) -> WireSample:
     if not isinstance(sample, Mapping) or not isinstance(sample.get(KEY_FIELD), str):
-        raise SampleFailed(f"the function gives samples as dicts with {KEY_FIELD!r}, not {type(sample).__name__}")
+        raise UserCodeFailed(f"the function gives samples as dicts with {KEY_FIELD!r}, not {type(sample).__name__}")
     fields: dict[str, bytes] = {}
     for ext, data in sample.items():
         if isinstance(ext, str) and isinstance(data, (bytes, bytearray, memoryview)):
             fields[ext] = bytes(data)
         elif ext != KEY_FIELD:
-            raise SampleFailed(f"field {ext!r} of a sample is {type(data).__name__}, not bytes")
-    return Fields(sample[KEY_FIELD], fields)
+            raise UserCodeFailed(f"field {ext!r} of a sample is {type(data).__name__}, not bytes")
+    return WireSample(sample[KEY_FIELD], fields)
 
 
 # --- Commands.
@@ -155,7 +155,7 @@ def _commands(command: list[str], *, alone: bool) -> Work:
     if program is None:
         raise LookupError(f"there is no program {command[0]!r} on this worker")
 
-    def work(call: Call) -> list[Fields]:
+    def work(call: Call) -> list[WireSample]:
         key = call.sample.key
         shutil.rmtree("work", ignore_errors=True)
         os.makedirs("work/out")
@@ -168,7 +168,7 @@ def _commands(command: list[str], *, alone: bool) -> Work:
             if status:
                 errors.seek(max(0, errors.seek(0, 2) - _ERROR_CHARS))
                 said = errors.read().decode(errors="replace").strip()
-                raise SampleFailed(f"the command ended with {status}{': ' if said else ''}{said}")
+                raise UserCodeFailed(f"the command ended with {status}{': ' if said else ''}{said}")
         return list(_collect(key))
 
     return work
@@ -196,19 +196,19 @@ def _run(command: list[str], errors: int, *, alone: bool) -> int:
             pass
 
 
-def _collect(key: str) -> Iterable[Fields]:
+def _collect(key: str) -> Iterable[WireSample]:
     """The samples in `out/`: files named as in an archive, where `sample` at the front stands for the key of the input."""
-    samples: dict[str, Fields] = {}
+    samples: dict[str, WireSample] = {}
     for count, path in enumerate(sorted(_files("work/out", ""))):
         if count >= _OUTPUTS_MAX:
-            raise SampleFailed(f"the command has left more than {_OUTPUTS_MAX} files in out/")
+            raise UserCodeFailed(f"the command has left more than {_OUTPUTS_MAX} files in out/")
         parts = split_key(path)
         if parts is None:
-            raise SampleFailed(f"out/{path[:80]} is no name of a sample's field, such as out/sample.jpg")
+            raise UserCodeFailed(f"out/{path[:80]} is no name of a sample's field, such as out/sample.jpg")
         name, ext = parts
         if name.startswith("sample"):
             name = key + name.removeprefix("sample")
-        sample = samples.setdefault(name, Fields(name, {}))
+        sample = samples.setdefault(name, WireSample(name, {}))
         descriptor = os.open(f"work/out/{path}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
             sample.fields[ext] = file.read()
@@ -223,7 +223,7 @@ def _files(directory: str, prefix: str) -> Iterable[str]:
         elif stat.S_ISREG(mode):
             yield prefix + entry.name
         else:
-            raise SampleFailed(f"out/{prefix}{entry.name} is no regular file")
+            raise UserCodeFailed(f"out/{prefix}{entry.name} is no regular file")
 
 
 if __name__ == "__main__":

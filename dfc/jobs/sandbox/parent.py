@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from dfc.errors import Conflict
-from dfc.jobs.sandbox.wire import LENGTH, Answer, Call, Fields, Ready, Setup, frame
+from dfc.jobs.sandbox.wire import LENGTH, Call, Ready, Reply, Setup, WireSample, frame
 from dfc.limits import (
     JOB_USER_FILE_BYTES,
     JOB_USER_FRAME_BYTES_MAX,
@@ -78,11 +78,11 @@ class Sandbox:
             JOB_USER_PROCESSES,
         )
 
-    def call(self, seed: int, sample: Fields) -> list[Fields]:
+    def call(self, seed: int, sample: WireSample) -> list[WireSample]:
         """What the code makes of a sample. Raises SampleFailed, UserCodeRefused, and what `check` raises."""
         if self._process is None:
             self._start()
-        answer = self._exchange(frame(Call(seed, sample)), self._timeout_s, Answer)
+        answer = self._exchange(frame(Call(seed, sample)), self._timeout_s, Reply)
         if answer.error:
             raise SampleFailed(answer.error)
         return answer.samples

@@ -10,7 +10,7 @@ import msgspec
 LENGTH: Final = struct.Struct("<I")
 
 
-class Fields(msgspec.Struct, frozen=True, array_like=True):
+class WireSample(msgspec.Struct, frozen=True, array_like=True):
     """A sample: its key, and the bytes of every extension in their order."""
 
     key: str
@@ -42,13 +42,13 @@ class Call(msgspec.Struct, frozen=True):
     """One sample to work on. `seed`: 64 bits from the seed of the job and the ordinal of the sample."""
 
     seed: int
-    sample: Fields
+    sample: WireSample
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Reply(msgspec.Struct, frozen=True):
     """What has become of it, or what went wrong."""
 
-    samples: list[Fields] = []
+    samples: list[WireSample] = []
     error: str = ""
 
 

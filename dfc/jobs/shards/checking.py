@@ -21,7 +21,7 @@ from dfc.tar.index import index_kind
 PROBLEMS: Final = ("truncated", "broken", "split", "duplicate", "missing", "undecodable")
 
 
-class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
+class ShardProblem(msgspec.Struct, frozen=True, omit_defaults=True):
     """One thing that is wrong. `offset` is that in the uncompressed archive; `first` the shard where the key was before."""
 
     shard: str
@@ -39,11 +39,11 @@ class Findings:
 
     samples: int = 0
     counts: dict[str, int] = field(default_factory=dict)
-    problems: dict[str, list[Problem]] = field(default_factory=dict)
+    problems: dict[str, list[ShardProblem]] = field(default_factory=dict)
     bad: set[int] = field(default_factory=set)
     parts: dict[int, int] = field(default_factory=dict)
 
-    def add(self, kind: str, problem: Problem) -> None:
+    def add(self, kind: str, problem: ShardProblem) -> None:
         self.counts[kind] = self.counts.get(kind, 0) + 1
         found = self.problems.setdefault(kind, [])
         if len(found) < JOB_PROBLEMS_MAX:
@@ -76,7 +76,7 @@ def read_until_broken(store: Store, shard: InputShard, findings: Findings | None
         if findings is not None:
             text = error.message.removeprefix(f"{shard.label}: ").removesuffix(f" at offset {error.offset}")
             kind = "truncated" if "ends" in text else "broken"
-            findings.add(kind, Problem(shard.label, message=text, offset=error.offset))
+            findings.add(kind, ShardProblem(shard.label, message=text, offset=error.offset))
 
 
 def _kind_of(store: Store, shard: InputShard) -> str:
@@ -103,7 +103,7 @@ def look_through(
     for key, number, fields, data in _samples(store, shard, findings, decode=decode):
         earlier = seen.get(key) if careful else None
         if earlier is not None and not earlier.fields & fields:
-            findings.add("split", Problem(shard.label, key))
+            findings.add("split", ShardProblem(shard.label, key))
             findings.parts[number] = earlier.number
             earlier.fields |= fields
             number = earlier.number
@@ -135,7 +135,7 @@ def _samples(
 
 
 def _miss(findings: Findings, shard: InputShard, key: str, number: int, fields: set[str], require: list[str]) -> None:
-    findings.add("missing", Problem(shard.label, key, [ext for ext in require if ext not in fields]))
+    findings.add("missing", ShardProblem(shard.label, key, [ext for ext in require if ext not in fields]))
     findings.bad.add(number)
 
 
@@ -144,5 +144,5 @@ def _decode(findings: Findings, shard: InputShard, sample: SampleData, number: i
         try:
             check_field(member.ext, member.data)
         except Undecodable as error:
-            findings.add("undecodable", Problem(shard.label, sample.key, [member.ext], str(error)))
+            findings.add("undecodable", ShardProblem(shard.label, sample.key, [member.ext], str(error)))
             findings.bad.add(number)

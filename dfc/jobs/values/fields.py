@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 from dfc.errors import Conflict
-from dfc.jobs.moving.corpus import ForwardSource, Part, Sources, open_index
+from dfc.jobs.moving.corpus import CorpusPart, ForwardSource, Sources, open_index
 from dfc.jobs.moving.gathering import COPY_BYTES, read_spans, window_bytes
 from dfc.jobs.store import Source, Store
 from dfc.limits import KIB
@@ -42,7 +42,7 @@ class Fields:
 
 
 def read_fields(
-    store: Store, part: Part, wanted: Sequence[str], sized: Sequence[str] = (), *, digests: bool = False
+    store: Store, part: CorpusPart, wanted: Sequence[str], sized: Sequence[str] = (), *, digests: bool = False
 ) -> Iterator[Fields]:
     """Samples in their order with the fields `wanted` (extensions) and the sizes of those in `sized`.
 
@@ -80,7 +80,7 @@ class _Batch:
         return rows
 
     def read(
-        self, sources: Sources, part: Part, window: int, digests: bool
+        self, sources: Sources, part: CorpusPart, window: int, digests: bool
     ) -> Iterator[tuple[int, int, list[list[bytes | None]]]]:
         """Ranges of samples whose fields fit into the window, with their values."""
         samples, rows = self._samples, np.stack(self._rows, axis=1)

@@ -15,7 +15,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from dfc.errors import BadRequest
 from dfc.jobs.values.fields import Absent, Fields, value_at
-from dfc.jobs.values.regex import Pattern
+from dfc.jobs.values.regex import Regex
 from dfc.limits import JOB_PREDICATE_DEPTH_MAX, JOB_PREDICATE_PARTS_MAX
 
 Op = Literal["eq", "ne", "lt", "le", "gt", "ge", "in", "contains", "starts_with", "ends_with", "matches", "exists"]
@@ -26,12 +26,12 @@ _MISSING: Final = object()
 Test = Callable[[Fields, int], bool]
 
 
-class Node(Struct, frozen=True, forbid_unknown_fields=True):
+class Condition(Struct, frozen=True, forbid_unknown_fields=True):
     """One of `all`, `any`, `not`, or a comparison."""
 
-    all: list[Node] | UnsetType = UNSET
-    any: list[Node] | UnsetType = UNSET
-    not_: Node | UnsetType = msgspec.field(default=UNSET, name="not")
+    all: list[Condition] | UnsetType = UNSET
+    any: list[Condition] | UnsetType = UNSET
+    not_: Condition | UnsetType = msgspec.field(default=UNSET, name="not")
     field: str | UnsetType = UNSET
     op: Op | UnsetType = UNSET
     value: Value | UnsetType = UNSET
@@ -40,7 +40,7 @@ class Node(Struct, frozen=True, forbid_unknown_fields=True):
 class Predicate:
     """A checked condition. `wanted`: extensions of which it needs the bytes, `sized`: of which it needs the size."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Condition) -> None:
         self.wanted: list[str] = []
         self.sized: list[str] = []
         self._nodes = 0
@@ -50,7 +50,7 @@ class Predicate:
         """For sample i of what was read."""
         return self._test(fields, i)
 
-    def _compile(self, node: Node, depth: int) -> Test:
+    def _compile(self, node: Condition, depth: int) -> Test:
         self._nodes += 1
         if depth > JOB_PREDICATE_DEPTH_MAX or self._nodes > JOB_PREDICATE_PARTS_MAX:
             raise BadRequest(
@@ -63,7 +63,7 @@ class Predicate:
         if isinstance(node.any, list) and given == ["any"]:
             tests = [self._compile(each, depth + 1) for each in node.any]
             return lambda fields, i: any(test(fields, i) for test in tests)
-        if isinstance(node.not_, Node) and given == ["not_"]:
+        if isinstance(node.not_, Condition) and given == ["not_"]:
             test = self._compile(node.not_, depth + 1)
             return lambda fields, i: not test(fields, i)
         if not isinstance(node.field, str) or isinstance(node.op, UnsetType) or not set(given) <= {"field", "op", "value"}:
@@ -140,7 +140,7 @@ def _text_comparison(read: Callable[[Fields, int], Any], op: str, value: Any) ->
     if not isinstance(value, str):
         raise BadRequest(f"{op} takes a text")
     if op == "matches":
-        pattern = Pattern(value)
+        pattern = Regex(value)
         return lambda fields, i: isinstance(found := read(fields, i), str) and pattern.matches(found)
     if op == "starts_with":
         return lambda fields, i: isinstance(found := read(fields, i), str) and found.startswith(value)

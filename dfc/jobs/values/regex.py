@@ -10,7 +10,7 @@ from dfc.errors import BadRequest
 from dfc.limits import JOB_REGEX_BYTES_MAX, JOB_REGEX_CHARS_MAX
 
 
-class Pattern:
+class Regex:
     """A compiled expression over UTF-8. BadRequest for one that RE2 does not take."""
 
     def __init__(self, text: str) -> None:

@@ -105,7 +105,7 @@ def write_run(store: Store, name: str, entries: Sequence[Entry]) -> int:
         return output.commit().size
 
 
-class Run:
+class SortedRun:
     """A run to be searched."""
 
     def __init__(self, store: Store, name: str) -> None:

@@ -20,7 +20,7 @@ from dfc.tar.index import IndexSummary, ShardIndex, TarError, open_builder
 from dfc.tar.index.file import PageCache
 
 
-class IndexFile(io.RawIOBase):
+class NewIndexFile(io.RawIOBase):
     """A new file for an index builder, whose changes go through the `FileSystem`. Writes are always whole."""
 
     def __init__(self, filesystem: FileSystem, path: str) -> None:
@@ -79,7 +79,7 @@ class IndexWriter:
     def __init__(self, filesystem: FileSystem, path: str, kind: str, temporary_directory: str) -> None:
         self._filesystem = filesystem
         self._path = path
-        self._file = IndexFile(filesystem, path)
+        self._file = NewIndexFile(filesystem, path)
         self._builder = open_builder(kind, cast(BinaryIO, self._file), temporary_directory)
         self.feed = self._builder.feed
 

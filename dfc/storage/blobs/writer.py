@@ -21,7 +21,7 @@ from dfc.storage.blobs.whole import create_blob, new_row, observe
 from dfc.storage.blobs.writeback import Writeback
 from dfc.storage.catalog.changes import Put
 from dfc.storage.catalog.commit import OutcomeUnknown
-from dfc.storage.catalog.staged import Stage, StagedName
+from dfc.storage.catalog.staged import KeepStaged, StagedName
 from dfc.storage.parts import DiskParts
 from dfc.storage.rows import ALWAYS, GOOD, NOTHING, UNSYNCED, Durability, ObjectRow, Precondition, PutResult, Supplied
 from dfc.tar.index import IndexSummary, TarError, index_kind
@@ -143,7 +143,7 @@ class BlobWriter:
         parts = self._parts
         try:
             staged = self._staged
-            operation = Put(row, precondition) if staged is None else Stage(row, staged, precondition)
+            operation = Put(row, precondition) if staged is None else KeepStaged(row, staged, precondition)
             outcome = parts.committer.submit(operation)
         except OutcomeUnknown:
             raise  # the next opening of the disk decides, so both blobs stay

@@ -127,7 +127,7 @@ def staged_version(transaction: Transaction, bucket_id: str, name: str, owner: S
     return None if found is None else _row(bucket_id, name, found).row
 
 
-class Stage(Change[PutOutcome]):
+class KeepStaged(Change[PutOutcome]):
     """Keep a finished blob for its job; a later attempt replaces an earlier one. JobCancelled when the job has ended here."""
 
     def __init__(self, row: ObjectRow, owner: StagedName, precondition: Precondition = ALWAYS) -> None:

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dfc.cli import cutting
-from dfc.cli.cutting import Limits, Shard, ShardCutter
+from dfc.cli.cutting import CutShard, Limits, ShardCutter
 from dfc.cli.shardinput import BrokenInput, cut_archive, cut_files, read_names
 from dfc.tar.samples import split_key
 
@@ -44,9 +44,9 @@ def read_tar(archive: bytes) -> list[Member]:
         return found
 
 
-def cut(archive: bytes, tmp_path: Path, **limits: int) -> tuple[list[bytes], list[Shard]]:
+def cut(archive: bytes, tmp_path: Path, **limits: int) -> tuple[list[bytes], list[CutShard]]:
     """The shards of an archive that comes from a file descriptor."""
-    shards: list[Shard] = []
+    shards: list[CutShard] = []
     cutter = ShardCutter(Limits(**limits), str(tmp_path), shards.append)
     path = tmp_path / "archive"
     path.write_bytes(archive)
@@ -64,7 +64,7 @@ def cut(archive: bytes, tmp_path: Path, **limits: int) -> tuple[list[bytes], lis
     return [_contents(shard) for shard in shards], shards
 
 
-def _contents(shard: Shard) -> bytes:
+def _contents(shard: CutShard) -> bytes:
     with shard.file as file:
         data = file.read()
     assert len(data) == shard.size
@@ -228,7 +228,7 @@ def test_compressed_input(tmp_path: Path) -> None:
 def test_unsorted_input_is_noticed(tmp_path: Path) -> None:
     members = samples(50)
     random.Random(1).shuffle(members)
-    shards: list[Shard] = []
+    shards: list[CutShard] = []
     cutter = ShardCutter(Limits(), str(tmp_path), shards.append)
     for name, data in members:
         cutter.begin(name, 0, 512)
@@ -256,7 +256,7 @@ class TestFiles:
         return root
 
     def cut(self, names: Iterator[str], folder: Path, tmp_path: Path, **limits: int) -> list[list[Member]]:
-        shards: list[Shard] = []
+        shards: list[CutShard] = []
         cutter = ShardCutter(Limits(**limits), str(tmp_path), shards.append)
         try:
             cut_files(names, str(folder), cutter)

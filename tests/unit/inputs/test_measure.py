@@ -16,7 +16,7 @@ from PIL import Image
 
 from dfc.inputs.base import InputError, ShardBroken, ShardRef
 from dfc.inputs.measure import Measured, default_workers, measure
-from dfc.inputs.measureworker import INTERRUPTED, PARTS, Task, read_portion, run
+from dfc.inputs.measureworker import INTERRUPTED, PARTS, Measurement, read_portion, run
 from dfc.inputs.sources.streams import StreamOptions
 
 OPTIONS = StreamOptions(retries=0)
@@ -48,8 +48,8 @@ def compressed(tmp_path: Path) -> ShardRef:
     return ShardRef(str(tmp_path / "x.tgz"))
 
 
-def task(part: str, *refs: ShardRef, rank: int = 0, workers: int = 1, decode: str | None = "rgb8") -> Task:
-    return Task(part, list(refs), rank, workers, 0.05, decode, 0)
+def task(part: str, *refs: ShardRef, rank: int = 0, workers: int = 1, decode: str | None = "rgb8") -> Measurement:
+    return Measurement(part, list(refs), rank, workers, 0.05, decode, 0)
 
 
 def test_the_slowest_part_is_the_weakest():

@@ -20,7 +20,7 @@ from dfc.jobs.functions import seed_of
 from dfc.jobs.operations.map import MapFailed
 from dfc.jobs.sandbox import parent
 from dfc.jobs.sandbox.parent import SampleFailed, Sandbox, UserCodeRefused
-from dfc.jobs.sandbox.wire import Fields
+from dfc.jobs.sandbox.wire import WireSample
 
 ROOT = Path(__file__).resolve().parents[3]
 MODULE = """
@@ -239,7 +239,7 @@ def wait_until(holds):
         time.sleep(0.05)
 
 
-SAMPLE = Fields("a", {"jpg": b"123"})
+SAMPLE = WireSample("a", {"jpg": b"123"})
 
 
 # --- Functions that behave.

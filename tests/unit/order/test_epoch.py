@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from dfc.order.epoch import (
     Epoch,
-    Part,
     Place,
     Rules,
     WindowShuffle,
+    WorkerPart,
     batches_before,
     draw_seed,
     padded_total,
@@ -40,11 +40,11 @@ def epoch_of(counts: list[int], rules: Rules, number: int) -> Epoch:
     return Epoch(np.array(counts, dtype=np.int64), rules, number)
 
 
-def delivered(part: Part, start: int = 0) -> list[int]:
+def delivered(part: WorkerPart, start: int = 0) -> list[int]:
     return [number for chunk in part.numbers(start) for number in chunk.tolist()]
 
 
-def repeats_of(part: Part) -> int:
+def repeats_of(part: WorkerPart) -> int:
     repeated = part.repeated()
     return 0 if repeated is None else sum(i // part.lanes >= repeated[i % part.lanes] for i in range(part.size))
 
@@ -62,7 +62,7 @@ def test_every_sample_once_and_equally_many_batches(
     seen: list[int] = []
     batches, padding = [], 0
     for rank in range(ranks):
-        parts = [Part(epoch, Place(rank, ranks, worker, workers)) for worker in range(workers)]
+        parts = [WorkerPart(epoch, Place(rank, ranks, worker, workers)) for worker in range(workers)]
         batches.append(sum(part.batches for part in parts))
         padding += sum(repeats_of(part) for part in parts)
         # DataLoader takes from its workers in turn: none may run out before one that comes later.
@@ -93,7 +93,7 @@ def test_an_epoch_of_so_many_batches(counts: list[int], rules: Rules, batches: i
     seen: list[int] = []
     repeats = 0
     for rank in range(ranks):
-        parts = [Part(epoch, Place(rank, ranks, worker, workers)) for worker in range(workers)]
+        parts = [WorkerPart(epoch, Place(rank, ranks, worker, workers)) for worker in range(workers)]
         assert sum(part.batches for part in parts) == batches
         for part in parts:
             seen += delivered(part)
@@ -106,14 +106,14 @@ def test_an_epoch_of_so_many_batches(counts: list[int], rules: Rules, batches: i
 @given(COUNTS, RULES, st.integers(1, 3), st.integers(1, 3), st.data())
 def test_any_point_is_found_again(counts: list[int], rules: Rules, ranks: int, workers: int, data: st.DataObject) -> None:
     epoch = epoch_of(counts, replace(rules, equal="pad"), 1)
-    part = Part(epoch, Place(ranks - 1, ranks, workers - 1, workers))
+    part = WorkerPart(epoch, Place(ranks - 1, ranks, workers - 1, workers))
     start = data.draw(st.integers(0, part.size))
     assert delivered(part, start) == delivered(part)[start:]
 
 
 @given(COUNTS, RULES, st.data())
 def test_what_is_read_again_lay_in_the_window(counts: list[int], rules: Rules, data: st.DataObject) -> None:
-    part = Part(epoch_of(counts, replace(rules, equal="pad"), 1), Place())
+    part = WorkerPart(epoch_of(counts, replace(rules, equal="pad"), 1), Place())
     start = data.draw(st.integers(0, part.size))
     order = [i for chunk in part.order() for i in chunk.tolist()]
     firsts, gone = part.still_needed(start)
@@ -130,7 +130,7 @@ def test_what_is_read_again_lay_in_the_window(counts: list[int], rules: Rules, d
 @given(COUNTS, RULES, st.integers(1, 3), st.integers(1, 3))
 def test_lanes_are_runs_of_positions_taken_from_in_turn(counts: list[int], rules: Rules, ranks: int, workers: int) -> None:
     epoch = epoch_of(counts, replace(rules, equal="pad", scattered=False), 2)
-    part = Part(epoch, Place(0, ranks, workers - 1, workers))
+    part = WorkerPart(epoch, Place(0, ranks, workers - 1, workers))
     lanes = [list(range(*part.lane(lane))) for lane in range(part.lanes)]
     assert sorted(chain(*lanes)) == list(range(part.start, part.start + part.size))
     taken = [lanes[i % part.lanes][i // part.lanes] for i in range(part.size)]
@@ -181,13 +181,13 @@ def test_split_has_no_gaps(total: int, parts: int) -> None:
 
 def test_one_sample_is_repeated_as_often_as_it_takes() -> None:
     for rules in (Rules(4), Rules(4, scattered=True)):
-        assert delivered(Part(epoch_of([0, 1], rules, 0), Place())) == [0] * 4
+        assert delivered(WorkerPart(epoch_of([0, 1], rules, 0), Place())) == [0] * 4
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     counts = [50] * 20
     orders = {
-        tuple(delivered(Part(epoch_of(counts, Rules(seed=seed, window=100, lanes=2), number), Place())))
+        tuple(delivered(WorkerPart(epoch_of(counts, Rules(seed=seed, window=100, lanes=2), number), Place())))
         for seed in range(3)
         for number in range(3)
     }
@@ -197,7 +197,7 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
 def test_the_order_stays_what_it_is() -> None:
     """States that were saved depend on it. A change here is a new ORDER_VERSION."""
     rules = Rules(batch=2, seed=42, window=4, lanes=2)
-    part = Part(epoch_of([3, 5, 4], rules, 1), Place(1, 2, 0, 2))
+    part = WorkerPart(epoch_of([3, 5, 4], rules, 1), Place(1, 2, 0, 2))
     assert delivered(part) == VECTOR
     assert draw_seed(0, 0) == DRAWN
     assert shard_order(5, rules, 3).tolist() == SHARDS

@@ -17,10 +17,10 @@ import pytest
 from archives import BLOCK, Archive, Listing, corpus, is_sound, list_all, list_with_bsdtar, list_with_gnu_tar
 from folder_store import FolderStore, build_index, describe
 
-from dfc.cli.cutting import Limits, Shard, ShardCutter
+from dfc.cli.cutting import CutShard, Limits, ShardCutter
 from dfc.cli.shardinput import BrokenInput, cut_archive
 from dfc.inputs.base import Counts, InputError, Sample, ShardRef
-from dfc.inputs.epochs.batches import BatchRead, BatchShard, Portion
+from dfc.inputs.epochs.batches import Arrival, BatchRead, BatchShard
 from dfc.inputs.shards.shardreader import Segment, SegmentReader
 from dfc.inputs.shards.tarsamples import SampleParser
 from dfc.jobs.shards.samples import read_samples
@@ -256,14 +256,14 @@ def samples_of_batches(directory: Path, archive: Archive) -> list[Sample] | None
     index.close()
     shard = BatchShard("http://host/b/x.tar", "b", "x.tar", "0" * 32, len(items))
     read = BatchRead(None, [shard], [(0, number) for number in range(len(items))], counts=Counts())  # type: ignore[arg-type]
-    found = read.parse(Portion(range(len(items)), [len(item) for item in items], bytearray(b"".join(items))), 0)
+    found = read.parse(Arrival(range(len(items)), [len(item) for item in items], bytearray(b"".join(items))), 0)
     assert not [problem for problem in found if isinstance(problem, InputError)]
     return [{key: value for key, value in sample.items() if key != "__source__"} for sample in found]  # type: ignore[union-attr]
 
 
 def samples_of_tarshards(directory: Path, archive: Archive) -> list[Sample] | None:
     """Cut by `tarshards` into one shard, which is then read."""
-    shards: list[Shard] = []
+    shards: list[CutShard] = []
     cutter = ShardCutter(Limits(), str(directory), shards.append)
     descriptor = os.open(directory / "b" / archive.name, os.O_RDONLY)
     try:

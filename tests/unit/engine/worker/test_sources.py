@@ -9,7 +9,7 @@ import random
 import pytest
 
 from dfc.engine.worker import sources
-from dfc.engine.worker.sources import FileSource
+from dfc.engine.worker.sources import BlobSource
 from dfc.engine.worker.throttle import Throttle
 from dfc.errors import ObjectCorrupt
 
@@ -63,14 +63,14 @@ def test_bytes_go_to_their_places(stored, monkeypatch, count, memory):
         monkeypatch.setattr(os, "preadv", refuse)
     elif memory == "no such flag":
         monkeypatch.setattr(sources, "_NOWAIT", None)
-    check(stored, FileSource(descriptor, SIZE, "x.tar", Throttle(0)), count)
+    check(stored, BlobSource(descriptor, SIZE, "x.tar", Throttle(0)), count)
 
 
 def test_what_is_in_memory_is_asked_for_once(stored, monkeypatch):
     advised = []
     monkeypatch.setattr(os, "posix_fadvise", lambda *arguments: advised.append(arguments))
     os.pread(stored[1], SIZE, 0)
-    check(stored, FileSource(stored[1], SIZE, "x.tar", Throttle(0)), 100)
+    check(stored, BlobSource(stored[1], SIZE, "x.tar", Throttle(0)), 100)
     assert not advised or sources._NOWAIT is None or _unknown(stored[1])
 
 
@@ -85,14 +85,14 @@ def _unknown(descriptor: int) -> bool:
 
 @pytest.mark.parametrize("offset", [SIZE - 10, SIZE, SIZE + 50, -1])
 def test_no_byte_behind_the_object_is_given(stored, offset):
-    source = FileSource(stored[1], SIZE, "x.tar", Throttle(0))
+    source = BlobSource(stored[1], SIZE, "x.tar", Throttle(0))
     with pytest.raises(ObjectCorrupt):
         source.read_scattered([5, offset], [10, 11], [0, 10], memoryview(bytearray(21)))
 
 
 def test_a_file_that_was_cut_is_told(stored, tmp_path):
     os.truncate(tmp_path / "blob", 1000)
-    source = FileSource(stored[1], SIZE, "x.tar", Throttle(0))
+    source = BlobSource(stored[1], SIZE, "x.tar", Throttle(0))
     with pytest.raises(ObjectCorrupt, match="ends at byte 1000"):
         source.read_scattered([0, 990], [10, 100], [0, 10], memoryview(bytearray(110)))
 
@@ -104,6 +104,6 @@ def test_all_of_it_counts_for_the_speed_limit(stored):
         def take(self, count: int) -> None:
             taken.append(count)
 
-    source = FileSource(stored[1], SIZE, "x.tar", Counting(1))
+    source = BlobSource(stored[1], SIZE, "x.tar", Counting(1))
     source.read_scattered([0, 1000], [10, 20], [0, 10], memoryview(bytearray(30)))
     assert sum(taken) == 30

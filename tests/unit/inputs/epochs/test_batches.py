@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dfc.inputs.base import Counts, Sample, SampleBroken, Wanted
-from dfc.inputs.epochs.batches import BatchRead, BatchShard, Portion
+from dfc.inputs.epochs.batches import Arrival, BatchRead, BatchShard
 from dfc.tar.header import FILE
 from dfc.tar.samples import split_key
 from dfc.tar.scanner import Scanner
@@ -40,7 +40,7 @@ def member(name: str, body: bytes, kind: int, directory: bool = False) -> bytes:
 def parse(items: list[bytes], fields: Collection[str] | None = None, spare: int = 0) -> list[Any]:
     read = BatchRead(None, [SHARD], [(0, number) for number in range(len(items))], counts=Counts(), fields=fields)  # type: ignore[arg-type]
     data = bytearray(b"".join(items) + b"x" * spare)
-    return read.parse(Portion(range(len(items)), [len(item) for item in items], data), 0)
+    return read.parse(Arrival(range(len(items)), [len(item) for item in items], data), 0)
 
 
 def expected(item: bytes) -> Sample:

@@ -19,24 +19,24 @@ from dfc.errors import (
     Unavailable,
     Unreachable,
 )
-from dfc.inputs.files.fspaths import Place, as_os_errors, folders_of, parent_of, place_of, strip_protocol
+from dfc.inputs.files.fspaths import FilePlace, as_os_errors, folders_of, parent_of, place_of, strip_protocol
 
 
 @pytest.mark.parametrize(
     ("given", "path", "place", "parent"),
     [
-        ("dfc://", "", Place("", "", None), ""),
-        ("dfc://b/", "b", Place("b", "", None), ""),
-        ("dfc:b/o", "b/o", Place("b", "o", None), "b"),
-        ("/b/d/o/", "b/d/o", Place("b", "d/o", None), "b/d"),
-        ("b/s.tar//", "b/s.tar//", Place("b", "s.tar", ""), "b"),
-        ("dfc://b/s.tar//m.jpg", "b/s.tar//m.jpg", Place("b", "s.tar", "m.jpg"), "b/s.tar//"),
-        ("dfc://b/s.tar//d/e/", "b/s.tar//d/e", Place("b", "s.tar", "d/e"), "b/s.tar//d"),
-        ("dfc://b/s.tar//./m.jpg", "b/s.tar//./m.jpg", Place("b", "s.tar", "./m.jpg"), "b/s.tar//."),
-        ("dfc://b/s.tar///abs/m", "b/s.tar///abs/m", Place("b", "s.tar", "/abs/m"), "b/s.tar///abs"),
+        ("dfc://", "", FilePlace("", "", None), ""),
+        ("dfc://b/", "b", FilePlace("b", "", None), ""),
+        ("dfc:b/o", "b/o", FilePlace("b", "o", None), "b"),
+        ("/b/d/o/", "b/d/o", FilePlace("b", "d/o", None), "b/d"),
+        ("b/s.tar//", "b/s.tar//", FilePlace("b", "s.tar", ""), "b"),
+        ("dfc://b/s.tar//m.jpg", "b/s.tar//m.jpg", FilePlace("b", "s.tar", "m.jpg"), "b/s.tar//"),
+        ("dfc://b/s.tar//d/e/", "b/s.tar//d/e", FilePlace("b", "s.tar", "d/e"), "b/s.tar//d"),
+        ("dfc://b/s.tar//./m.jpg", "b/s.tar//./m.jpg", FilePlace("b", "s.tar", "./m.jpg"), "b/s.tar//."),
+        ("dfc://b/s.tar///abs/m", "b/s.tar///abs/m", FilePlace("b", "s.tar", "/abs/m"), "b/s.tar///abs"),
     ],
 )
-def test_paths(given: str, path: str, place: Place, parent: str) -> None:
+def test_paths(given: str, path: str, place: FilePlace, parent: str) -> None:
     assert strip_protocol(given) == path
     assert strip_protocol(path) == path
     assert place_of(path) == place
