@@ -555,7 +555,7 @@ async def test_a_journal_that_cannot_be_read_for_a_while_costs_no_place_to_run(m
     failing = Failing(journal.get, sqlite3.OperationalError("disk I/O error"), 2)
     monkeypatch.setattr(journal, "get", failing)
     monkeypatch.setattr(
-        journal, "succeed", lambda job_id, real=journal.succeed: (real(job_id), setattr(failing, "begun", True))[0]
+        journal, "succeed", lambda job_id, real=journal.succeed: (setattr(failing, "begun", True), real(job_id))[1]
     )
     first = await cluster.submit("first-%04d")
     second = await cluster.submit("second-%04d")
@@ -568,10 +568,10 @@ async def test_a_journal_that_cannot_be_read_for_a_while_costs_no_place_to_run(m
 async def test_a_journal_that_is_damaged_costs_no_place_to_run(make, monkeypatch, caplog):
     cluster = await make(jobs_running_max=1)
     journal = cluster.proxy.jobs._journal
-    failing = Failing(journal.get, sqlite3.DatabaseError("database disk image is malformed"), 1)
+    failing = Failing(journal.get, sqlite3.DatabaseError("database disk image is malformed"), 2)
     monkeypatch.setattr(journal, "get", failing)
     monkeypatch.setattr(
-        journal, "succeed", lambda job_id, real=journal.succeed: (real(job_id), setattr(failing, "begun", True))[0]
+        journal, "succeed", lambda job_id, real=journal.succeed: (setattr(failing, "begun", True), real(job_id))[1]
     )
     first = await cluster.submit("first-%04d")
     second = await cluster.submit("second-%04d")
