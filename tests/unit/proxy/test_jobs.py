@@ -352,6 +352,59 @@ async def test_what_no_journal_knows_is_discarded_at_the_start(make):
     await cluster.until_nothing_is_staged()
 
 
+async def test_what_is_left_to_the_next_start_is_not_swept(make, monkeypatch):
+    cluster = await make()
+    service = cluster.proxy.jobs
+    real = service._means.staged.publish
+
+    async def fail(*arguments) -> bool:
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr(service._means.staged, "publish", fail)
+    job = await cluster.submit()
+
+    async def is_left() -> bool:
+        return not service._active
+
+    await until(is_left)
+    assert (await cluster.ask("GET", f"/v1/jobs/{job['id']}"))[1]["state"] == "publishing"
+    status, error = await cluster.ask("DELETE", f"/v1/jobs/{job['id']}")
+    assert (status, error["error"]["code"]) == (409, "job_finished")
+    monkeypatch.setattr(service._means.staged, "publish", real)
+    await stage(cluster.url, "0123456789abcdef0123", "out", "stray", b"x")
+    monkeypatch.setattr(jobservice, "HOUSEKEEPING_S", 0.01)
+    service._spawn(service._housekeeping())
+
+    async def is_swept() -> bool:
+        return "0123456789abcdef0123" not in await cluster.staged()
+
+    await until(is_swept)
+    assert await cluster.staged() == {job["id"]: 4}, "the outputs and their lineage"
+    await cluster.stop_proxy()
+    await cluster.start_proxy()
+    assert (await cluster.until(job["id"]))["state"] == "succeeded"
+    assert await cluster.names() == ["out-0000", "out-0001", "out-0002"]
+
+
+async def test_a_job_is_cancelled_while_it_waits(make, monkeypatch):
+    """Also if the journal is full when that is asked for; what comes behind it begins."""
+    monkeypatch.setattr(means, "JOURNAL_RETRY_S", 0.01)
+    cluster = await make(jobs_running_max=1)
+    gate = cluster.engine.before = Gate()
+    first, second, third = [await cluster.submit(f"{number}-%02d") for number in range(3)]
+    await gate.reached.wait()
+    journal = cluster.proxy.jobs._journal
+    failing = Failing(journal.cancel, sqlite3.OperationalError("database or disk is full"), 2)
+    failing.begun = True
+    monkeypatch.setattr(journal, "cancel", failing)
+    status, error = await cluster.ask("DELETE", f"/v1/jobs/{second['id']}")
+    assert (status, error["error"]["code"]) == (507, "no_space")
+    assert (await cluster.until(second["id"]))["state"] == "cancelled"
+    gate.opened.set()
+    assert [(await cluster.until(job["id"]))["state"] for job in (first, third)] == ["succeeded", "succeeded"]
+    assert await cluster.names(prefix="1-") == []
+
+
 async def test_queue_and_rivals(make):
     cluster = await make(jobs_running_max=1, jobs_queued_max=2)
     gate = cluster.engine.before = Gate()
