@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -25,26 +26,24 @@ JOB = NewJob(
 
 
 class Targets:
-    """Publish and discard; each waits for its gate, and fails if it is told to."""
+    """Publish and discard, which fail if they are told to."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.error: Exception | None = None
-        self.opened = asyncio.Event()
-        self.opened.set()
+        self.have_bucket = True
 
     async def publish(self, job_id: str, is_lost: Callable[[], bool]) -> bool:
-        return await self._call("publish")
+        self._call("publish")
+        return self.have_bucket
 
     async def discard(self, job_id: str) -> None:
-        await self._call("discard")
+        self._call("discard")
 
-    async def _call(self, name: str) -> bool:
+    def _call(self, name: str) -> None:
         self.calls.append(name)
-        await self.opened.wait()
         if self.error is not None:
             raise self.error
-        return True
 
 
 class Service:
@@ -234,6 +233,53 @@ async def test_a_journal_that_fails_at_everything_costs_no_place(job, monkeypatc
     assert not job.service.activities
 
 
+async def test_who_cancels_hears_of_a_journal_that_is_damaged(job, monkeypatch):
+    monkeypatch.setattr(job.journal, "cancel", Told(job.journal.cancel, DAMAGED))
+    job.begin()
+    await job.working.wait()
+    with pytest.raises(sqlite3.DatabaseError, match="malformed"):
+        await job.active.cancel()
+    assert await job.end() == "running"
+    assert (job.targets.calls, job.service.freed_as) == ([], [False])
+
+
+async def test_who_cancels_while_nobody_knows_the_end_is_told_what_it_was(job, monkeypatch):
+    looked, may_look = threading.Event(), threading.Event()
+    real = job.journal.get
+
+    def get(job_id):
+        looked.set()
+        assert may_look.wait(20)
+        return real(job_id)
+
+    def succeed(job_id, real=job.journal.succeed):
+        real(job_id)
+        monkeypatch.setattr(job.journal, "get", get)
+        raise DAMAGED
+
+    monkeypatch.setattr(job.journal, "succeed", succeed)
+    job.begin()
+    job.worked.set()
+    await asyncio.to_thread(looked.wait, 20)
+    asking = asyncio.create_task(job.active.cancel())
+    await asyncio.sleep(0)
+    may_look.set()
+    with pytest.raises(JobFinished, match="has succeeded"):
+        await asking
+    assert await job.end() == "succeeded"
+
+
+async def test_publishing_into_a_bucket_that_is_gone_fails(job):
+    job.targets.have_bucket = False
+    job.begin()
+    job.worked.set()
+    assert await job.end() == "failed"
+    error = job.journal.get("job").error
+    assert error is not None
+    assert (error.code, error.message[:30]) == ("bucket_deleting", "the bucket 'out' was deleted w")
+    assert (job.targets.calls, job.service.freed_as) == (["publish", "discard"], [True])
+
+
 async def test_publishing_that_fails_by_a_mistake_is_left_to_the_next_start(job):
     job.targets.error = RuntimeError("a mistake")
     job.begin()
@@ -272,7 +318,6 @@ async def test_an_event_that_cannot_be_costs_no_place(job, caplog):
 async def test_a_service_that_ends_leaves_everything_where_it_is(job):
     job.begin()
     await job.working.wait()
-    job.targets.opened.clear()
     waiting = asyncio.create_task(job.active.cancel())
     await asyncio.sleep(0)
     job.service.is_stopping = True

@@ -14,7 +14,7 @@ import pytest
 from inprocess import InProcess, content_of, install_probe, stage, until
 
 from dfc.engine.base import EngineLost, TaskFailed
-from dfc.errors import BadRequest
+from dfc.errors import BadRequest, Unavailable
 from dfc.jobs import operations
 from dfc.jobs.digest import digest_in_order
 from dfc.jobs.tasks import OutputRecord
@@ -340,6 +340,34 @@ async def test_discarding_waits_for_a_proxy_that_ends(make, monkeypatch):
     await cluster.stop_proxy()
     await cluster.start_proxy()
     await cluster.until_nothing_is_staged()
+
+    async def is_told() -> bool:
+        return not cluster.proxy.jobs._journal.to_discard()
+
+    await until(is_told)
+
+
+async def test_who_waits_for_a_job_to_be_cancelled_does_not_hold_up_a_proxy_that_ends(make, monkeypatch):
+    cluster = await make()
+    gate = cluster.engine.before = Gate()
+    job = await cluster.submit()
+    await gate.reached.wait()
+    service, asked, may_write = cluster.proxy.jobs, threading.Event(), threading.Event()
+
+    def cancel(job_id: str, real=service._journal.cancel):
+        asked.set()
+        assert may_write.wait(20)
+        return real(job_id)
+
+    monkeypatch.setattr(service._journal, "cancel", cancel)
+    asking = asyncio.create_task(service.cancel(job["id"]))
+    await asyncio.to_thread(asked.wait, 20)
+    await service.stop()
+    try:
+        with pytest.raises(Unavailable, match="this proxy ends"):
+            await asyncio.wait_for(asking, 20)
+    finally:
+        may_write.set()
 
 
 async def test_what_no_journal_knows_is_discarded_at_the_start(make):
