@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -42,9 +44,10 @@ from dfc.jobs.lifecycle import (
     WrittenState,
     step,
 )
-from dfc.jobs.records import ACTIVE, STATES, JobError, JobState
+from dfc.jobs.records import STATES, JobError, JobState
 
 ERROR, EARLIER = JobError("no_space", "full"), JobError("storage_failed", "I/O error")
+ACTIVE = ("queued", "running", "publishing")
 PHASES: tuple[Phase, ...] = get_args(Phase)
 WRITTEN: tuple[WrittenState, ...] = get_args(WrittenState)
 EVENTS: list[Any] = [
@@ -381,3 +384,10 @@ def test_what_phases_are_for(phase):
     assert life.is_waiting == (phase in ("queued", "interrupted", "committed"))
     assert life.wants_tasks == (phase in ("queued", "interrupted", "starting", "working"))
     assert life.has_left == (phase in ("succeeded", "discarding", "discarded", "over", "left"))
+
+
+def test_it_knows_nothing_but_values():
+    tree = ast.parse(Path(lifecycle.__file__).read_text(encoding="utf-8"))
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert imported == {"__future__", "collections.abc", "dataclasses", "typing", "dfc.jobs.records"}
+    assert not any(isinstance(node, ast.Import) for node in ast.walk(tree))
