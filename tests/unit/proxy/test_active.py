@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -73,6 +74,7 @@ class Setup:
 
     def __init__(self, journal: Journal, writer: ThreadPoolExecutor) -> None:
         self.journal = journal
+        self.read = journal.get
         self.targets = Targets()
         self.service = Service()
         self.working = asyncio.Event()
@@ -331,6 +333,74 @@ async def test_a_service_that_ends_leaves_everything_where_it_is(job):
     await asyncio.gather(*job.service.activities, return_exceptions=True)
     await asyncio.sleep(0)
     assert (job.state, job.service.freed_as) == ("running", [])
+
+
+class Moody:
+    """A call that fails now and then, and says nothing of whether it has done what it was to do."""
+
+    def __init__(self, real, draw: random.Random) -> None:
+        self.real, self.draw = real, draw
+
+    def __call__(self, *arguments):
+        error = self.draw.choice([None] * 5 + [FULL, FULL, DAMAGED])
+        if error is None or self.draw.random() < 0.5:
+            found = self.real(*arguments)
+            if error is None:
+                return found
+        raise error
+
+
+async def one_start(job: Setup, draw: random.Random, is_last: bool) -> bool:
+    """A proxy that goes on with the job and is killed at some moment, unless it is the last. Whether one who cancelled
+    the job was told that it has ended."""
+    service, record = Service(), job.read("job")
+    active = Active(job.active._means, service, record)
+    active.runner.summary = OutputSummary(1, 1, "d" * 32)
+
+    async def work() -> None:
+        for _ in range(draw.randrange(4)):
+            await asyncio.sleep(0)
+        if draw.random() < 0.2:
+            raise StorageFailed("a task failed")
+
+    active.runner.work = work  # type: ignore[method-assign]
+    job.targets.error = None if is_last or draw.random() < 0.7 else RuntimeError("a mistake")
+    active.happen(ProxyRestarted(record.state, record.discard))
+    if active.life.is_waiting:
+        active.happen(TurnCame())
+    asking = None
+    for _ in range(draw.randrange(1, 40)):
+        await asyncio.sleep(0 if draw.random() < 0.8 else 0.001)
+        if draw.random() < 0.1 and active.life.wants_tasks:
+            asking = asyncio.create_task(active.cancel())
+    if is_last:
+        await service.is_idle()
+    service.is_stopping = True
+    active.tell(Unavailable("this proxy ends"))
+    for task in service.activities:
+        task.cancel()
+    await asyncio.gather(*service.activities, return_exceptions=True)
+    await asyncio.get_running_loop().run_in_executor(job.active._means.writer, lambda: None)
+    assert len(service.freed_as) <= 1
+    answers = [] if asking is None else await asyncio.gather(asking, return_exceptions=True)
+    return answers == [None] and service.freed_as == [True]
+
+
+@pytest.mark.parametrize("seed", range(60))
+async def test_a_job_through_many_starts_with_a_journal_that_fails_now_and_then(job, monkeypatch, seed):
+    monkeypatch.setattr(means, "JOURNAL_RETRY_S", 0.0005)
+    draw, names = random.Random(seed), ("start", "commit", "succeed", "fail", "cancel", "discarded", "get")
+    real = {name: getattr(job.journal, name) for name in names}
+    job.read, is_cancelled = real["get"], False
+    for is_last in (False,) * draw.randrange(1, 6) + (True,):
+        for name in names:
+            monkeypatch.setattr(job.journal, name, real[name] if is_last else Moody(real[name], draw))
+        is_cancelled |= await one_start(job, draw, is_last)
+        assert not is_cancelled or job.read("job").state in ("cancelled", "failed"), "it may have failed before"
+        assert not {"publish", "discard"} <= set(job.targets.calls)
+    assert job.read("job").state in ("succeeded", "failed", "cancelled")
+    assert ("publish" in job.targets.calls) == (job.read("job").state == "succeeded")
+    assert job.journal.to_discard() == []
 
 
 def test_when_it_is_too_late_to_cancel_what_is_not_under_way():
