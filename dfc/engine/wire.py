@@ -1,7 +1,7 @@
 """What a node and its engine process say to each other over a pair of pipes: msgpack in frames of a 4-byte length. Pure.
 
 node → engine: `Begin` once, then `RunRequest` and `Cancel`; the end of the pipe means that the node is gone.
-engine → node: `WorkerSlots` whenever the number of workers changes, `Done` or `Lost` for each `RunRequest` that was not cancelled.
+engine → node: `WorkerSlots` whenever the number of workers changes, `Done` or `Lost` for each `RunRequest` not cancelled.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The journal of jobs: one SQLite file of the proxy (WAL, synchronous=FULL) with all that a restarted proxy goes on from.
 
-States go `queued → running → publishing → succeeded`, or from one of the first two to `failed` or `cancelled`. The
-transaction that writes `publishing` is a job's commit point: from there on it only goes forward. Results of tasks are kept
-until a job ends. Blocking and thread-safe; nothing of a job is held in memory beyond a page.
+States go `queued → running → publishing → succeeded`, or end as `failed` or `cancelled`; which one follows which is said in
+`lifecycle`, and refused here otherwise. The transaction that writes `publishing` is a job's commit point. Results of tasks
+are kept until a job ends. Blocking and thread-safe; nothing of a job is held in memory beyond a page.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 
 from dfc.errors import Conflict, JobFinished, JobNotFound
 from dfc.jobs.journal_file import JournalFile
+from dfc.jobs.lifecycle import RECORDED_BEFORE, WrittenState
 from dfc.jobs.records import JobError, JobRecord, JobState, NewJob, OutputSummary, Progress, StageTotals
 from dfc.jobs.stored import PAGE, Stored
 from dfc.jobs.tasks import InputShard, OutputRecord, TaskResult
@@ -111,35 +112,36 @@ class Journal(JournalFile):
 
     # --- states
 
-    def _change(self, job_id: str, allowed: tuple[JobState, ...], **values: Any) -> JobRecord:
+    def _change(self, job_id: str, state: WrittenState, **values: Any) -> JobRecord:
+        """JobFinished when the state does not follow the one that is there."""
+        before = RECORDED_BEFORE[state]
         names = ", ".join(f"{name} = ?" for name in values)
-        marks = ", ".join("?" * len(allowed))
+        marks = ", ".join("?" * len(before))
         with self.transaction() as database:
-            query = f"UPDATE jobs SET {names} WHERE id = ? AND state IN ({marks})"
-            if database.execute(query, (*values.values(), job_id, *allowed)).rowcount == 0:
+            query = f"UPDATE jobs SET state = ?, {names} WHERE id = ? AND state IN ({marks})"
+            if database.execute(query, (state, *values.values(), job_id, *before)).rowcount == 0:
                 raise JobFinished(f"the job is {self.get(job_id).state}")
         return self.get(job_id)
 
     def start(self, job_id: str) -> JobRecord:
-        return self._change(job_id, ("queued",), state="running", started_us=self.wall_us())
+        return self._change(job_id, "running", started_us=self.wall_us())
 
     def commit(self, job_id: str, output: OutputSummary, progress: Progress, warnings: Sequence[str]) -> JobRecord:
         """The commit point: what is staged will be published, whatever happens now."""
         values = {"output": _encode(output), "progress": _encode(progress), "warnings": _encode(tuple(warnings))}
-        return self._change(job_id, ("running",), state="publishing", **values)
+        return self._change(job_id, "publishing", **values)
 
     def succeed(self, job_id: str) -> JobRecord:
-        return self._change(job_id, ("publishing",), state="succeeded", finished_us=self.wall_us())
+        return self._change(job_id, "succeeded", finished_us=self.wall_us())
 
     def fail(self, job_id: str, error: JobError, progress: Progress, warnings: Sequence[str]) -> JobRecord:
         """From now on its staged objects are to be discarded. A job that publishes fails only when its bucket is gone."""
         values = {"error": _encode(error), "progress": _encode(progress), "warnings": _encode(tuple(warnings))}
-        before: tuple[JobState, ...] = ("queued", "running", "publishing")
-        return self._change(job_id, before, state="failed", finished_us=self.wall_us(), discard=1, **values)
+        return self._change(job_id, "failed", finished_us=self.wall_us(), discard=1, **values)
 
     def cancel(self, job_id: str) -> JobRecord:
         """JobFinished from the commit point on."""
-        return self._change(job_id, ("queued", "running"), state="cancelled", finished_us=self.wall_us(), discard=1)
+        return self._change(job_id, "cancelled", finished_us=self.wall_us(), discard=1)
 
     def discarded(self, job_id: str) -> None:
         """No target holds anything staged of it."""

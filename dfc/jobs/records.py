@@ -11,8 +11,6 @@ from dfc.pages import rfc3339
 
 JobState = Literal["queued", "running", "publishing", "succeeded", "failed", "cancelled"]
 STATES: Final[tuple[JobState, ...]] = get_args(JobState)
-ACTIVE: Final[frozenset[JobState]] = frozenset(("queued", "running", "publishing"))
-"""The others are final."""
 
 
 class JobError(msgspec.Struct, frozen=True):
@@ -84,10 +82,6 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     output: OutputSummary | None = None
     progress: Progress = Progress()
     discard: bool = False
-
-    @property
-    def is_active(self) -> bool:
-        return self.state in ACTIVE
 
 
 def job_json(job: JobRecord, progress: Progress | None = None, eta_s: float | None = None) -> dict[str, Any]:

@@ -69,13 +69,18 @@ class Means:
             kind = NoSpace if "full" in str(error) else StorageFailed
             raise kind(f"the proxy cannot write its journal of jobs: {error}") from error
 
-    async def write_at_last(self, call: Callable[..., T], *arguments: Any) -> T:
-        """A change without which a job would be neither here nor there: tried until there is room for it again."""
+    async def write_at_last(
+        self, call: Callable[..., T], *arguments: Any, refused: Callable[[Exception], None] | None = None
+    ) -> T:
+        """A change without which a job would be neither here nor there: tried until there is room for it again. `refused`
+        gets the error of each attempt."""
         while True:
             try:
                 return await self.write(call, *arguments)
             except (NoSpace, StorageFailed) as error:
                 _log.error("%s; trying again", error.message)
+                if refused is not None:
+                    refused(error)
             await asyncio.sleep(JOURNAL_RETRY_S)
 
     async def wait_before_retry(self, attempt: int) -> None:

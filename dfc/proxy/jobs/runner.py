@@ -1,4 +1,4 @@
-"""One job's life after it was accepted: its stages, a window of tasks at a time, then the commit point, then publishing.
+"""What one job does: its stages, a window of tasks at a time, up to its commit point; and publishing, after it.
 
 A runner that is begun again after a restart of the proxy goes on where the journal ends: finished tasks are not run again.
 """
@@ -16,9 +16,9 @@ import msgspec
 
 from dfc import __version__
 from dfc.engine.base import EngineLost, TaskFailed
-from dfc.errors import BucketDeleting, DfcError
+from dfc.errors import BucketDeleting
 from dfc.jobs.journal import TaskEntry
-from dfc.jobs.records import JobError, JobRecord, StageTotals, total_progress
+from dfc.jobs.records import JobRecord, OutputSummary, StageTotals, total_progress
 from dfc.jobs.request import parse_spec
 from dfc.jobs.spec import CheckedSpec
 from dfc.jobs.tasks import Results, Stage, Task, TaskDraft, TaskResult
@@ -34,13 +34,14 @@ UNWRITTEN_MAX: Final = 4096  # results that wait for the journal
 
 
 class JobRunner:
-    """`record`, `progress` and `eta_s` are for those who look on; `notify` is called when they change."""
+    """`record`, `progress` and `eta_s` are for those who look on; `notify` is called when they change. `summary` is there when
+    the work is done."""
 
     def __init__(self, means: Means, record: JobRecord, notify: Callable[[], None]) -> None:
         self._means = means
         self.record = record
         self._notify = notify
-        self.is_committing = record.state == "publishing"
+        self.summary: OutputSummary | None = None
         self.progress = record.progress
         self._totals: dict[int, StageTotals] = {}
         self._task_count: int | None = None
@@ -63,34 +64,15 @@ class JobRunner:
             return None
         return (total - self.progress.done) * (time.monotonic() - self._begun_s) / done
 
-    async def run(self) -> None:
-        """To the end. What stops the job ends in its record; what comes out is cancellation, and errors of the journal."""
-        try:
-            if self.record.state == "queued":
-                self._take(await self._means.write(self._means.journal.start, self.id))
-            if self.record.state == "running":
-                await self._work()
-            await self._publish()
-        except DfcError as error:
-            await self._fail(JobError(error.code, error.message))
-        except Exception:
-            if self.record.state == "publishing":
-                raise  # some of it is visible: a later start publishes the rest
-            _log.exception("job %s failed by a mistake of ours", self.id)
-            await self._fail(JobError("internal_error", "an internal error; the log of the proxy has it under the job's id"))
-
-    def _take(self, record: JobRecord) -> None:
+    def take(self, record: JobRecord) -> None:
+        """The journal has this of the job now."""
         self.record = record
         self._notify()
 
-    async def _fail(self, error: JobError) -> None:
-        _log.warning("job %s failed: %s: %s", self.id, error.code, error.message)
-        fail = self._means.journal.fail
-        self._take(await self._means.write_at_last(fail, self.id, error, self.progress, self.warnings))
-
     # --- stages
 
-    async def _work(self) -> None:
+    async def work(self) -> None:
+        """Up to the commit point, where nothing is in the way of publishing. DfcError: what the job is to fail with."""
         means = self._means
         if self.record.program != __version__:
             raise JobInterrupted(f"DFC was changed from {self.record.program} to {__version__} meanwhile; submit the job again")
@@ -109,7 +91,9 @@ class JobRunner:
             counts[at] = await self._run_stage(at, stage, counts[at], results, spec)
             results[stage.name] = await means.plan(means.journal.results, self.id, at)
         self._set_task_count(counts)
-        await self._commit(spec, inputs)
+        self.summary, warning = await Commit(means, self.record, spec, inputs).prepare()
+        if warning:
+            self._warn(warning)
 
     def _load(self) -> tuple[CheckedSpec, tuple[Sequence[Any], ...]]:
         return parse_spec(self._means.journal.spec(self.id)), self._means.journal.inputs(self.id)
@@ -214,19 +198,11 @@ class JobRunner:
 
     # --- the end
 
-    async def _commit(self, spec: CheckedSpec, inputs: Sequence[Sequence[Any]]) -> None:
-        means = self._means
-        summary, warning = await Commit(means, self.record, spec, inputs).prepare()
-        if warning:
-            self._warn(warning)
-        self.is_committing = True
-        self._take(await means.write(means.journal.commit, self.id, summary, self.progress, self.warnings))
-
-    async def _publish(self) -> None:
+    async def publish(self) -> None:
+        """Make visible what is staged; BucketDeleting when nobody will ever see it."""
         means = self._means
         if not await means.staged.publish(self.id, lambda: is_bucket_gone(means, self.record)):
             raise BucketDeleting(f"the bucket {self.record.bucket!r} was deleted while its new objects were published")
-        self._take(await means.write_at_last(means.journal.succeed, self.id))
 
 
 class _Undone:

@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -17,16 +16,18 @@ from prometheus_client.core import Metric
 from dfc import __version__
 from dfc.config import Settings
 from dfc.engine.base import Engine
-from dfc.errors import Conflict, DfcError, JobFinished, Unavailable
+from dfc.errors import Conflict, DfcError, Unavailable
 from dfc.filesystem import FileSystem
 from dfc.http.answers import AnswerCut
 from dfc.http.shutdown import end_threads, in_time
 from dfc.jobs.journal import Journal
+from dfc.jobs.lifecycle import Event, JobAccepted, ProxyRestarted, TurnCame
 from dfc.jobs.pattern import OutputPattern
-from dfc.jobs.records import JobError, JobRecord, JobState, NewJob, job_json
+from dfc.jobs.records import JobRecord, JobState, NewJob, job_json
 from dfc.jobs.request import parse_spec
 from dfc.jobs.spec import CheckedSpec, OutputSpec
 from dfc.proxy.cluster import Cluster
+from dfc.proxy.jobs.active import Active, check_cancel
 from dfc.proxy.jobs.context import Means
 from dfc.proxy.jobs.metrics import JobStats
 from dfc.proxy.jobs.runner import JobRunner
@@ -41,16 +42,6 @@ SWEEP_RETRY_MAX_S: Final = 10.0
 HEARTBEAT_S: Final = 10.0  # of event streams; below what proxies between us and a browser wait for
 EVENT_INTERVAL_S: Final = 0.2  # a stream has at most so many events, whatever happens
 RETRY_BUSY_S: Final = 30
-
-
-class Active:
-    """A job that is queued or under way. The spec, which may be long, stays in the journal."""
-
-    def __init__(self, record: JobRecord, pattern: OutputPattern, runner: JobRunner) -> None:
-        self.pattern = pattern
-        self.bucket = record.bucket
-        self.runner = runner
-        self.task: asyncio.Task[None] | None = None
 
 
 class JobService:
@@ -79,10 +70,13 @@ class JobService:
             ThreadPoolExecutor(1, thread_name_prefix="job-journal"), settings.jobs_tasks_max,
         )  # fmt: skip
         self._active: dict[str, Active] = {}
+        self._patterns: dict[str, OutputPattern] = {}  # of those
+        self._left: set[str] = set()  # to the next start
         self._pulses: dict[str, asyncio.Event] = {}
         self._counts: dict[str, int] = {}
         self._background: set[asyncio.Task[None]] = set()
-        self._stopping = False
+        self.activities: set[asyncio.Task[Event]] = set()
+        self.is_stopping = False
         self._last_id_us = 0
 
     # --- life
@@ -90,22 +84,24 @@ class JobService:
     async def open(self) -> None:
         """Know what was under way, so that workers that still run are not told that their job has ended."""
         for record in await self._write(self._journal.active):
-            self._add(record)
+            self._add(record, _pattern_of(self._journal.spec(record.id)), ProxyRestarted(record.state))
         await self._refresh_counts()
 
     def start(self) -> None:
         """Go on with what was under way, and look after what has ended."""
         for job_id in self._journal.to_discard():
-            self._spawn(self._discard(job_id))
+            self._spawn(self._go_on_discarding(job_id))
         self._spawn(self._housekeeping())
         self._schedule()
 
     async def stop(self) -> None:
         """Leave all where it is. Event streams end."""
-        self._stopping = True
+        self.is_stopping = True
         for pulse in self._pulses.values():
             pulse.set()
-        tasks = [active.task for active in self._active.values() if active.task is not None] + list(self._background)
+        for active in self._active.values():
+            active.tell(Unavailable("this proxy ends"))
+        tasks: list[asyncio.Task[Any]] = [*self.activities, *self._background]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -166,7 +162,7 @@ class JobService:
             return await self._accept(found, body)
 
     async def _accept(self, found: Examined, body: bytes) -> dict[str, Any]:
-        waiting = sum(active.task is None for active in self._active.values())
+        waiting = sum(active.life.is_waiting for active in self._active.values())
         if waiting >= self._settings.jobs_queued_max:
             raise Unavailable(f"{waiting} jobs are queued already", retry_after_s=RETRY_BUSY_S)
         self._check_no_rival(found.spec)
@@ -177,7 +173,7 @@ class JobService:
             memory_bytes=self._settings.jobs_memory_bytes, program=__version__, warnings=found.warnings,
         )  # fmt: skip
         record = await self._write(self._journal.create, new, found.inputs)
-        self._add(record, found.spec.pattern)
+        self._add(record, found.spec.pattern, JobAccepted())
         await self._refresh_counts()
         self._schedule()
         return job_json(record)
@@ -186,82 +182,52 @@ class JobService:
         """Two jobs at a time never write the same names: what stayed would be some of each."""
         pattern, bucket = spec.pattern, spec.spec.output.bucket
         for job_id, active in self._active.items():
-            if active.bucket == bucket and may_meet(pattern, active.pattern):
-                raise Conflict(f"the job {job_id} is writing {active.pattern.text!r} in the same bucket")
+            other = self._patterns[job_id]
+            if active.runner.record.bucket == bucket and may_meet(pattern, other):
+                raise Conflict(f"the job {job_id} is writing {other.text!r} in the same bucket")
 
     def _new_id(self) -> str:
         """In order of time, which is the order of listings; nobody can guess one."""
         self._last_id_us = max(self._last_id_us + 1, time.time_ns() // 1000)
         return f"{self._last_id_us:014x}{secrets.token_hex(4)}"
 
-    def _add(self, record: JobRecord, pattern: OutputPattern | None = None) -> None:
-        chosen = pattern or _pattern_of(self._journal.spec(record.id))
-        runner = JobRunner(self._means, record, lambda: self._notify(record.id))
-        self._active[record.id] = Active(record, chosen, runner)
+    def _add(self, record: JobRecord, pattern: OutputPattern, event: Event) -> None:
+        """The spec, which may be long, stays in the journal."""
+        self._patterns[record.id] = pattern
+        active = self._active[record.id] = Active(self._means, self, record)
+        active.happen(event)
 
     # --- running
 
     def _schedule(self) -> None:
         """Begin what may run; what ran before a restart comes first, since it was accepted first."""
-        running = sum(active.task is not None for active in self._active.values())
-        for active in self._active.values():
-            if running >= self._settings.jobs_running_max or self._stopping:
-                return
-            if active.task is None:
-                active.task = asyncio.create_task(self._run(active))
-                running += 1
+        waiting = [active for active in self._active.values() if active.life.is_waiting]
+        places = self._settings.jobs_running_max - (len(self._active) - len(waiting))
+        for active in waiting[: max(0, places)]:
+            if not self.is_stopping:
+                active.happen(TurnCame())
 
-    async def _run(self, active: Active) -> None:
-        runner, error = active.runner, None
-        try:
-            with suppress(JobFinished):  # it was cancelled while it was about to fail
-                await runner.run()
-        except asyncio.CancelledError:
-            if self._stopping:
-                raise
-        except Exception:
-            _log.exception("job %s: the journal did not take its end", runner.id)
-            error = JobError("internal_error", "the journal of jobs failed; the log of the proxy has it under the job's id")
-        finally:
-            if not self._stopping:
-                await asyncio.shield(self._ended(runner.id, error))
+    def changed(self, job_id: str) -> None:
+        """Wake those who watch the job."""
+        pulse = self._pulses.pop(job_id, None)
+        if pulse is not None:
+            pulse.set()
 
-    async def _ended(self, job_id: str, error: JobError | None = None) -> None:
-        """Let the next one run. Whatever the journal says, or fails to say, the job's place is free after this."""
-        record = None
-        try:
-            record = await self._final(job_id, error)
-        except Exception:
-            _log.exception("job %s has ended, but the journal cannot tell how; the next start of the proxy looks at it", job_id)
-        finally:
-            self._active.pop(job_id, None)
-            self._notify(job_id)
-            self._schedule()
-        if record is not None:
-            self.stats.count_job(record)
-            if record.discard:
-                self._spawn(self._discard(job_id))
+    def freed(self, job: Active, is_known: bool) -> None:
+        """Let the next one run."""
+        self._active.pop(job.id, None)
+        self._patterns.pop(job.id, None)
+        self.changed(job.id)
+        self._schedule()
+        if is_known:
+            self.stats.count_job(job.runner.record)
+        else:
+            self._left.add(job.id)
         self._spawn(self._forget())
 
-    async def _final(self, job_id: str, error: JobError | None) -> JobRecord:
-        """The record of a job that has ended: it says so by then, if need be when the journal's disk is well again. A job that
-        publishes is left to the next start, since it goes only forward."""
-        journal, write = self._journal, self._means.write_at_last
-        record = await write(journal.get, job_id)
-        if record.state == "publishing":
-            raise RuntimeError("it has not published everything")
-        if record.is_active:  # it was cancelled while the journal had no room to say so
-            with suppress(JobFinished):
-                if error is None:
-                    await write(journal.cancel, job_id)
-                else:
-                    await write(journal.fail, job_id, error, record.progress, list(record.warnings))
-            record = await write(journal.get, job_id)
-        return record
-
-    async def _discard(self, job_id: str) -> None:
-        await self._means.staged.discard(job_id)
-        await self._means.write_at_last(self._journal.discarded, job_id)
+    async def _go_on_discarding(self, job_id: str) -> None:
+        record = await self._write(self._journal.get, job_id)
+        Active(self._means, self, record).happen(ProxyRestarted(record.state, record.discard))
 
     async def _forget(self) -> None:
         while await self._write(self._journal.forget_details):
@@ -276,7 +242,7 @@ class JobService:
             wait_s = HOUSEKEEPING_S
             try:
                 await self._forget()
-                if self._cluster.is_ready() and await self._means.staged.sweep(self._active.__contains__):
+                if self._cluster.is_ready() and await self._means.staged.sweep(self._may_publish):
                     _log.info("no target holds staged objects of a job that is not under way")
                     retry_s = SWEEP_RETRY_FIRST_S
                 else:
@@ -285,34 +251,26 @@ class JobService:
                 _log.exception("looking after ended jobs failed; it goes on")
             await asyncio.sleep(wait_s)
 
+    def _may_publish(self, job_id: str) -> bool:
+        """Whether what is staged of a job may be made visible yet, be it at the next start."""
+        return job_id in self._active or job_id in self._left
+
     async def cancel(self, job_id: str) -> dict[str, Any]:
         """End a job for good; one that has failed or was cancelled before stays as it is. JobFinished once it is publishing."""
         active = self._active.get(job_id)
         if active is None:
             record = await self._write(self._journal.get, job_id)
-            if record.state == "succeeded":
-                raise JobFinished("the job has succeeded")
+            check_cancel(record.state)
             return job_json(record)
-        if active.runner.is_committing:
-            raise JobFinished("the job is publishing its outputs; it will succeed")
-        if active.task is not None:
-            active.task.cancel()  # first, so that it cannot reach its commit point meanwhile
-        try:
-            record = await self._write(self._journal.cancel, job_id)
-        except JobFinished:
-            record = await self._write(self._journal.get, job_id)
-        if active.task is None:
-            await self._ended(job_id)
-        else:
-            await asyncio.wait([active.task])
-        return job_json(record, active.runner.progress)
+        await active.cancel()
+        return job_json(active.runner.record, active.runner.progress)
 
     # --- looking on
 
     def is_running(self, job_id: str) -> bool:
         """Whether tasks of this job are of any use."""
         active = self._active.get(job_id)
-        return active is not None and not active.runner.is_committing and not _is_cancelled(active)
+        return active is not None and active.life.wants_tasks
 
     async def show(self, job_id: str) -> dict[str, Any]:
         """JobNotFound."""
@@ -333,11 +291,6 @@ class JobService:
                 shown.append(_live_json(active.runner))
         return {"jobs": shown, "next_token": records[limit - 1].id if len(records) > limit else None}
 
-    def _notify(self, job_id: str) -> None:
-        pulse = self._pulses.pop(job_id, None)
-        if pulse is not None:
-            pulse.set()
-
     async def watch(self, job_id: str) -> AsyncIterator[dict[str, Any] | None]:
         """The job now and whenever it changes, to its end; None when nothing has happened for a while."""
         while True:
@@ -345,15 +298,15 @@ class JobService:
             shown = await self.show(job_id)
             yield shown
             if shown["finished"] is not None:
-                self._notify(job_id)
+                self.changed(job_id)
                 return
-            while not self._stopping:
+            while not self.is_stopping:
                 try:
                     await asyncio.wait_for(pulse.wait(), HEARTBEAT_S)
                     break
                 except TimeoutError:
                     yield None
-            if self._stopping:
+            if self.is_stopping:
                 raise AnswerCut("this proxy ends")
             await asyncio.sleep(EVENT_INTERVAL_S)
 
@@ -377,7 +330,3 @@ class _Accepted(msgspec.Struct):
 def _live_json(runner: JobRunner) -> dict[str, Any]:
     """A job under way: what it knows itself is newer than the journal."""
     return {**job_json(runner.record, runner.progress, runner.eta_s), "warnings": runner.warnings}
-
-
-def _is_cancelled(active: Active) -> bool:
-    return active.task is not None and (active.task.done() or active.task.cancelling() > 0)

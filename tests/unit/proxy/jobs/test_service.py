@@ -14,11 +14,12 @@ import pytest
 from inprocess import InProcess, content_of, install_probe, stage, until
 
 from dfc.engine.base import EngineLost, TaskFailed
-from dfc.errors import BadRequest
+from dfc.errors import BadRequest, Unavailable
 from dfc.jobs import operations
 from dfc.jobs.shards.digest import digest_in_order
 from dfc.jobs.tasks import OutputRecord
-from dfc.proxy.jobs import context, runner, service
+from dfc.proxy.jobs import context, runner
+from dfc.proxy.jobs import service as job_service
 
 
 def tar(*names: str) -> bytes:
@@ -33,7 +34,7 @@ def tar(*names: str) -> bytes:
 async def make(tmp_path, monkeypatch):
     install_probe(monkeypatch)
     monkeypatch.setattr(context, "RETRY_DELAYS_S", (0.01, 0.01, 0.01))
-    monkeypatch.setattr(service, "EVENT_INTERVAL_S", 0.01)
+    monkeypatch.setattr(job_service, "EVENT_INTERVAL_S", 0.01)
     made = []
 
     async def build(targets: int = 2, **settings) -> InProcess:
@@ -341,6 +342,34 @@ async def test_discarding_waits_for_a_proxy_that_ends(make, monkeypatch):
     await cluster.start_proxy()
     await cluster.until_nothing_is_staged()
 
+    async def is_told() -> bool:
+        return not cluster.proxy.jobs._journal.to_discard()
+
+    await until(is_told)
+
+
+async def test_who_waits_for_a_job_to_be_cancelled_does_not_hold_up_a_proxy_that_ends(make, monkeypatch):
+    cluster = await make()
+    gate = cluster.engine.before = Gate()
+    job = await cluster.submit()
+    await gate.reached.wait()
+    service, asked, may_write = cluster.proxy.jobs, threading.Event(), threading.Event()
+
+    def cancel(job_id: str, real=service._journal.cancel):
+        asked.set()
+        assert may_write.wait(20)
+        return real(job_id)
+
+    monkeypatch.setattr(service._journal, "cancel", cancel)
+    asking = asyncio.create_task(service.cancel(job["id"]))
+    await asyncio.to_thread(asked.wait, 20)
+    await service.stop()
+    try:
+        with pytest.raises(Unavailable, match="this proxy ends"):
+            await asyncio.wait_for(asking, 20)
+    finally:
+        may_write.set()
+
 
 async def test_what_no_journal_knows_is_discarded_at_the_start(make):
     cluster = await make()
@@ -350,6 +379,59 @@ async def test_what_no_journal_knows_is_discarded_at_the_start(make):
     await cluster.stop_proxy()
     await cluster.start_proxy()
     await cluster.until_nothing_is_staged()
+
+
+async def test_what_is_left_to_the_next_start_is_not_swept(make, monkeypatch):
+    cluster = await make()
+    service = cluster.proxy.jobs
+    real = service._means.staged.publish
+
+    async def fail(*arguments) -> bool:
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr(service._means.staged, "publish", fail)
+    job = await cluster.submit()
+
+    async def is_left() -> bool:
+        return not service._active
+
+    await until(is_left)
+    assert (await cluster.ask("GET", f"/v1/jobs/{job['id']}"))[1]["state"] == "publishing"
+    status, error = await cluster.ask("DELETE", f"/v1/jobs/{job['id']}")
+    assert (status, error["error"]["code"]) == (409, "job_finished")
+    monkeypatch.setattr(service._means.staged, "publish", real)
+    await stage(cluster.url, "0123456789abcdef0123", "out", "stray", b"x")
+    monkeypatch.setattr(job_service, "HOUSEKEEPING_S", 0.01)
+    service._spawn(service._housekeeping())
+
+    async def is_swept() -> bool:
+        return "0123456789abcdef0123" not in await cluster.staged()
+
+    await until(is_swept)
+    assert await cluster.staged() == {job["id"]: 4}, "the outputs and their lineage"
+    await cluster.stop_proxy()
+    await cluster.start_proxy()
+    assert (await cluster.until(job["id"]))["state"] == "succeeded"
+    assert await cluster.names() == ["out-0000", "out-0001", "out-0002"]
+
+
+async def test_a_job_is_cancelled_while_it_waits(make, monkeypatch):
+    """Also if the journal is full when that is asked for; what comes behind it begins."""
+    monkeypatch.setattr(context, "JOURNAL_RETRY_S", 0.01)
+    cluster = await make(jobs_running_max=1)
+    gate = cluster.engine.before = Gate()
+    first, second, third = [await cluster.submit(f"{number}-%02d") for number in range(3)]
+    await gate.reached.wait()
+    journal = cluster.proxy.jobs._journal
+    failing = Failing(journal.cancel, sqlite3.OperationalError("database or disk is full"), 2)
+    failing.begun = True
+    monkeypatch.setattr(journal, "cancel", failing)
+    status, error = await cluster.ask("DELETE", f"/v1/jobs/{second['id']}")
+    assert (status, error["error"]["code"]) == (507, "no_space")
+    assert (await cluster.until(second["id"]))["state"] == "cancelled"
+    gate.opened.set()
+    assert [(await cluster.until(job["id"]))["state"] for job in (first, third)] == ["succeeded", "succeeded"]
+    assert await cluster.names(prefix="1-") == []
 
 
 async def test_queue_and_rivals(make):
@@ -555,7 +637,7 @@ async def test_a_journal_that_cannot_be_read_for_a_while_costs_no_place_to_run(m
     failing = Failing(journal.get, sqlite3.OperationalError("disk I/O error"), 2)
     monkeypatch.setattr(journal, "get", failing)
     monkeypatch.setattr(
-        journal, "succeed", lambda job_id, real=journal.succeed: (real(job_id), setattr(failing, "begun", True))[0]
+        journal, "succeed", lambda job_id, real=journal.succeed: (setattr(failing, "begun", True), real(job_id))[1]
     )
     first = await cluster.submit("first-%04d")
     second = await cluster.submit("second-%04d")
@@ -568,10 +650,10 @@ async def test_a_journal_that_cannot_be_read_for_a_while_costs_no_place_to_run(m
 async def test_a_journal_that_is_damaged_costs_no_place_to_run(make, monkeypatch, caplog):
     cluster = await make(jobs_running_max=1)
     journal = cluster.proxy.jobs._journal
-    failing = Failing(journal.get, sqlite3.DatabaseError("database disk image is malformed"), 1)
+    failing = Failing(journal.get, sqlite3.DatabaseError("database disk image is malformed"), 2)
     monkeypatch.setattr(journal, "get", failing)
     monkeypatch.setattr(
-        journal, "succeed", lambda job_id, real=journal.succeed: (real(job_id), setattr(failing, "begun", True))[0]
+        journal, "succeed", lambda job_id, real=journal.succeed: (setattr(failing, "begun", True), real(job_id))[1]
     )
     first = await cluster.submit("first-%04d")
     second = await cluster.submit("second-%04d")
@@ -628,7 +710,7 @@ async def test_events(make):
 
 
 async def test_a_stream_has_heartbeats_and_breaks_when_the_proxy_ends(make, monkeypatch):
-    monkeypatch.setattr(service, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(job_service, "HEARTBEAT_S", 0.05)
     cluster = await make()
     gate = cluster.engine.before = Gate()
     job = await cluster.submit()

@@ -1,0 +1,241 @@
+"""A job that its proxy looks after: carries out what `jobs/lifecycle` asks for, and reports how that has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Final, Protocol, assert_never
+
+from dfc.errors import BucketDeleting, DfcError, JobFinished, Unavailable
+from dfc.jobs.lifecycle import (
+    Action,
+    BucketLost,
+    CancelAsked,
+    DiscardRecorded,
+    DiscardStaged,
+    Event,
+    FreePlace,
+    JobLife,
+    JournalFailed,
+    OutputsPublished,
+    PublishOutputs,
+    ReadState,
+    Recorded,
+    RecordFound,
+    RefuseCancel,
+    StagedDiscarded,
+    StartWork,
+    StopWork,
+    TargetsFailed,
+    WorkDone,
+    WorkFailed,
+    WorkStopped,
+    WriteDiscarded,
+    WriteState,
+    restored,
+    step,
+)
+from dfc.jobs.records import JobError, JobRecord, JobState
+from dfc.proxy.jobs.context import Means
+from dfc.proxy.jobs.runner import JobRunner
+
+_log: Final = logging.getLogger("dfc.proxy.jobs")
+_MISTAKE: Final = JobError("internal_error", "an internal error; the log of the proxy has it under the job's id")
+_JOURNAL_FAILED: Final = JobError(
+    "internal_error", "the journal of jobs failed; the log of the proxy has it under the job's id"
+)  # fmt: skip
+
+
+def check_cancel(recorded: JobState) -> None:
+    """JobFinished when it is too late to cancel a job that is not under way, of which the journal says this."""
+    life, _ = restored(recorded)
+    _, actions = step(life, CancelAsked())
+    for action in actions:
+        if isinstance(action, RefuseCancel):
+            raise JobFinished(action.reason)
+
+
+class Keeper(Protocol):
+    """What a job asks of the service that keeps it. `activities`: whatever is under way, for the service to end."""
+
+    is_stopping: bool
+    activities: set[asyncio.Task[Event]]
+
+    def changed(self, job_id: str) -> None:
+        """Those who look on may look again."""
+
+    def freed(self, job: Active, is_known: bool) -> None:
+        """The job has left its place; `is_known`: its record says how it has ended."""
+
+
+class Active:
+    """One thing at a time is under way for a job, in a task of its own, whose end is the next event. Nothing is decided here.
+
+    When the service ends, whatever is under way is left where it is: no event comes of it.
+    """
+
+    def __init__(self, means: Means, keeper: Keeper, record: JobRecord) -> None:
+        self.id = record.id
+        self.runner = JobRunner(means, record, partial(keeper.changed, record.id))
+        self.life = JobLife()
+        self._means = means
+        self._keeper = keeper
+        self._activity: asyncio.Task[Event] | None = None
+        self._waiters: list[asyncio.Future[Exception | None]] = []
+
+    def happen(self, event: Event) -> None:
+        """Take a step. JobFinished when the event is a wish to cancel that comes too late."""
+        self.life, actions = step(self.life, event)
+        for action in actions:
+            self._carry_out(action)
+
+    async def cancel(self) -> None:
+        """Returns when the job has ended, one way or another.
+
+        Raises JobFinished from its commit point on; NoSpace or StorageFailed when the journal does not take it, which it is
+        told again until it does; Unavailable when the service ends.
+        """
+        if self._keeper.is_stopping:
+            raise Unavailable("this proxy ends")
+        self.happen(CancelAsked())
+        if self.life.has_left:
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        error = await waiter
+        if error is not None:
+            raise error
+        self.happen(CancelAsked())  # how it has ended may be what refuses it
+
+    def tell(self, error: Exception | None) -> None:
+        """End the waiting of those who have cancelled the job."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():  # who asked may have gone
+                waiter.set_result(error)
+
+    # --- actions
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case WriteState():
+                self._begin(self._write(action), JournalFailed(_JOURNAL_FAILED))
+            case ReadState():
+                self._begin(self._read(), JournalFailed(_JOURNAL_FAILED))
+            case StartWork():
+                self._begin(self._work(), WorkStopped())
+            case StopWork():
+                assert self._activity is not None
+                self._activity.cancel()
+            case PublishOutputs():
+                self._begin(self._publish(), TargetsFailed())
+            case DiscardStaged():
+                self._begin(self._discard(), TargetsFailed())
+            case WriteDiscarded():
+                self._begin(self._write_discarded(), JournalFailed(_JOURNAL_FAILED))
+            case FreePlace(is_known):
+                self._free(is_known)
+            case RefuseCancel(reason):
+                raise JobFinished(reason)
+            case _:
+                assert_never(action)
+
+    def _begin(self, activity: Coroutine[Any, Any, Event], given_up: Event) -> None:
+        task = asyncio.create_task(activity)
+        self._activity = task
+        self._keeper.activities.add(task)
+        # Not from within the activity: one that is cancelled before it has begun never comes to saying so.
+        task.add_done_callback(partial(self._ended, given_up))
+
+    def _ended(self, given_up: Event, task: asyncio.Task[Event]) -> None:
+        """Report how an activity has ended; `given_up` is said of one that was cancelled or failed by a mistake."""
+        self._keeper.activities.discard(task)
+        event = given_up
+        if not task.cancelled():
+            error = task.exception()
+            if error is None:
+                event = task.result()
+            else:
+                _log.error("job %s, %s: this failed", self.id, self.life.phase, exc_info=error)
+        if self._keeper.is_stopping:
+            return
+        try:
+            self.happen(event)
+        except Exception:
+            _log.exception("job %s, %s: a mistake of ours", self.id, self.life.phase)
+            if not self.life.has_left:
+                self.life = JobLife("left")
+                self._free(is_known=False)
+
+    def _free(self, is_known: bool) -> None:
+        if not is_known:
+            _log.error("job %s has ended, but the journal cannot tell how; the next start of the proxy looks at it", self.id)
+        self._keeper.freed(self, is_known)
+        self.tell(None)
+
+    # --- what takes its time
+
+    async def _work(self) -> Event:
+        try:
+            await self.runner.work()
+        except DfcError as error:
+            return WorkFailed(JobError(error.code, error.message))
+        except Exception:
+            _log.exception("job %s failed by a mistake of ours", self.id)
+            return WorkFailed(_MISTAKE)
+        return WorkDone()
+
+    async def _publish(self) -> Event:
+        try:
+            await self.runner.publish()
+        except BucketDeleting as error:
+            return BucketLost(JobError(error.code, error.message))
+        return OutputsPublished()
+
+    async def _discard(self) -> Event:
+        await self._means.staged.discard(self.id)
+        return StagedDiscarded()
+
+    async def _write_discarded(self) -> Event:
+        await self._means.write_at_last(self._means.journal.discarded, self.id)
+        return DiscardRecorded()
+
+    async def _read(self) -> Event:
+        self.runner.take(await self._means.write_at_last(self._means.journal.get, self.id, refused=self.tell))
+        return RecordFound(self.runner.record.state)
+
+    async def _write(self, action: WriteState) -> Event:
+        if action.error is not None:
+            _log.warning("job %s failed: %s: %s", self.id, action.error.code, action.error.message)
+        call = self._call_that_writes(action)
+        try:
+            if action.patient:
+                record = await self._means.write_at_last(call, refused=self.tell)
+            else:
+                record = await self._means.write(call)
+        except DfcError as error:
+            return JournalFailed(JobError(error.code, error.message))
+        except Exception as error:
+            _log.exception("job %s: the journal did not take its %s", self.id, "end" if action.patient else "next state")
+            self.tell(error)
+            return JournalFailed(_JOURNAL_FAILED)
+        self.runner.take(record)
+        return Recorded(action.state)
+
+    def _call_that_writes(self, action: WriteState) -> Callable[[], JobRecord]:
+        journal, runner = self._means.journal, self.runner
+        match action.state:
+            case "running":
+                return partial(journal.start, self.id)
+            case "publishing":
+                assert runner.summary is not None
+                return partial(journal.commit, self.id, runner.summary, runner.progress, runner.warnings)
+            case "succeeded":
+                return partial(journal.succeed, self.id)
+            case "failed":
+                assert action.error is not None
+                return partial(journal.fail, self.id, action.error, runner.progress, runner.warnings)
+            case "cancelled":
+                return partial(journal.cancel, self.id)
