@@ -112,6 +112,13 @@ def test_links_between_documents_lead_somewhere(page: Path) -> None:
         assert "://" in target or (page.parent / target).exists(), target
 
 
+def test_files_that_contributors_are_sent_to_exist() -> None:
+    paths = re.findall(r"`((?:dfc|tests|deploy|docs)/[\w./]+)`|\*(tests/[^*]+)\*", (ROOT / "CONTRIBUTING.md").read_text())
+    named = {path for single, several in paths for path in (single, *several.split(", ")) if path and "NAME" not in path}
+    assert len(named) > 15
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+
+
 def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
     missing = [page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md" and f"({page.name})" not in index]
