@@ -40,7 +40,7 @@ def serve(
 ) -> None:
     """Start a cluster on this machine: one proxy and its targets. Ctrl-C stops it.
 
-    The nodes take their settings from DFC_… variables (`dfc config show`); with DFC_TOKEN set, clients need the token.
+    The nodes take their settings from DFC_… variables (`dfc config show`); with DFC_TOKEN set, writes need the token.
     """
     from dfc.errors import OperatorError
     from dfc.supervisor import ServeOptions
