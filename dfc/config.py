@@ -44,73 +44,87 @@ def _setting(default: Any, about: str, roles: tuple[Role, ...] = ("proxy", "targ
 class Settings:
     """Every setting with its default. Names end in their unit."""
 
-    host: str = _setting("127.0.0.1", "Address to listen on. Anything but loopback wants a token.")
-    port: int = _setting(8080, "Port to listen on; 0 takes a free one.")
-    dir: str = _setting("", "Directory of the node's own state; empty: ./dfc-data for a proxy, a target's first disk.")
-    url: str = _setting("", "How other nodes reach this one; empty: made from host and port.")
-    advertise_url: str = _setting("", "How clients reach this node, named in redirects; empty: the same as url.")
-    allowed_hosts: tuple[str, ...] = _setting((), "More names by which clients may ask for this node (421 for others); *: any.")
-    token: str = _setting("", "Bearer token for writes, admin and node-to-node calls; empty: none is asked for.")
-    token_for_reads: bool = _setting(False, "Ask for the token on reads too.")
-    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "Events below this level are not logged.")
-    access_log: bool = _setting(True, "Log one line a request to standard error.")
+    host: str = _setting("127.0.0.1", "Address to listen on. Set a token for anything but loopback.")
+    port: int = _setting(8080, "Port to listen on; 0 picks a free one.")
+    dir: str = _setting(
+        "", "Directory for the node's own state; if empty, ./dfc-data for a proxy, the first disk for a target."
+    )
+    url: str = _setting("", "URL by which other nodes reach this one; if empty, made from host and port.")
+    advertise_url: str = _setting("", "URL by which clients reach this node, used in redirects; if empty, the same as url.")
+    allowed_hosts: tuple[str, ...] = _setting((), "More host names that this node answers to (421 for others); * for any.")
+    token: str = _setting("", "Bearer token for writes, administration and calls between nodes; if empty, none is required.")
+    token_for_reads: bool = _setting(False, "Require the token for reads, too.")
+    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "Log only events of this level or above.")
+    access_log: bool = _setting(True, "Log one line per request to standard error.")
 
-    connections_max: int = _setting(4096, "Open connections; one more is answered 503 and closed.")
-    header_timeout_s: float = _setting(20.0, "A request's head must be complete after so long (408).")
-    keepalive_timeout_s: float = _setting(75.0, "An idle connection is closed after so long.")
-    body_min_rate_bytes_per_s: int = _setting(1 * KIB, "Slower uploads, over body_grace_s, are ended with 408.")
-    body_grace_s: float = _setting(20.0, "Span over which the minimum rate of an upload is measured.")
-    read_stall_timeout_s: float = _setting(120.0, "A client that takes no byte of an answer for so long is cut off.")
-    transfer_threads: int = _setting(32, "Threads for bulk bytes, each way, in targets for each disk; waiting ones hold none.")
-    drain_timeout_s: float = _setting(30.0, "At the end, running requests get so long to finish.")
-    peer_timeout_s: float = _setting(10.0, "Time for another node to accept a connection or to begin its answer.")
+    connections_max: int = _setting(4096, "Maximum number of open connections; more are answered 503 and closed.")
+    header_timeout_s: float = _setting(20.0, "Seconds within which the head of a request must be complete (408).")
+    keepalive_timeout_s: float = _setting(75.0, "Seconds after which an idle connection is closed.")
+    body_min_rate_bytes_per_s: int = _setting(1 * KIB, "Uploads slower than this over body_grace_s are ended with 408.")
+    body_grace_s: float = _setting(20.0, "Seconds over which the minimum rate of an upload is measured.")
+    read_stall_timeout_s: float = _setting(
+        120.0, "Seconds without taking a byte of the answer after which a client is cut off."
+    )
+    transfer_threads: int = _setting(
+        32, "Threads for bulk data in each direction, in targets per disk; waiting transfers hold none."
+    )
+    drain_timeout_s: float = _setting(30.0, "Seconds that running requests get to finish when the node stops.")
+    peer_timeout_s: float = _setting(10.0, "Seconds for another node to accept a connection or to begin its answer.")
 
     auto_create: bool = _setting(True, "Create a bucket on the first PUT into it.", ("proxy",))
-    expected_targets: int = _setting(1, "Not ready before so many targets have joined for the first time.", ("proxy",))
-    down_after_s: float = _setting(4.0, "A target without a heartbeat for so long is marked down.", ("proxy",))
-    jobs_running_max: int = _setting(2, "Jobs that run at a time; more are queued.", ("proxy",))
-    jobs_queued_max: int = _setting(100, "Jobs that wait for their turn; one more is answered 503.", ("proxy",))
-    jobs_tasks_max: int = _setting(1024, "Tasks of one job that are out at a time, 4 a worker at most.", ("proxy",))
-    jobs_keep_s: float = _setting(604_800.0, "Jobs that have ended are listed for so long.", ("proxy",))
-    jobs_keep_max: int = _setting(10_000, "At most so many of them; the oldest go first.", ("proxy",))
-    jobs_user_functions: bool = _setting(False, "Let jobs run functions that are installed on the workers.", ("proxy",))
-    jobs_user_commands: bool = _setting(False, "Let jobs run commands that their specs bring along.", ("proxy",))
+    expected_targets: int = _setting(
+        1, "Number of targets that must have joined before the proxy is ready for the first time.", ("proxy",)
+    )
+    down_after_s: float = _setting(4.0, "Seconds without a heartbeat after which a target is marked down.", ("proxy",))
+    jobs_running_max: int = _setting(2, "Maximum number of jobs that run at the same time; more are queued.", ("proxy",))
+    jobs_queued_max: int = _setting(100, "Maximum number of queued jobs; more are answered 503.", ("proxy",))
+    jobs_tasks_max: int = _setting(
+        1024, "Maximum number of tasks of one job handed to the engine at a time, and at most 4 per worker.", ("proxy",)
+    )
+    jobs_keep_s: float = _setting(604_800.0, "Seconds for which finished jobs are listed.", ("proxy",))
+    jobs_keep_max: int = _setting(10_000, "Maximum number of finished jobs listed; the oldest are dropped first.", ("proxy",))
+    jobs_user_functions: bool = _setting(False, "Allow jobs to run functions that are installed on the workers.", ("proxy",))
+    jobs_user_commands: bool = _setting(False, "Allow jobs to run commands given in their specs.", ("proxy",))
 
     proxy_url: str = _setting(DEFAULT_URL, "The proxy that keeps the registry.", ("target",))
     zone: str = _setting(
-        "", "Name of what this target shares with others and can fail at once: a rack, a row, a room.", ("target",)
+        "", "Name of what this target shares with others and what can fail at once: a rack, a row, a room.", ("target",)
     )
-    host_label: str = _setting(
-        "", "Name of the machine, where several targets share one; counts where zone is empty.", ("target",)
-    )
-    disks: tuple[str, ...] = _setting((), "Directories of the target's disks, each on a filesystem of its own.", ("target",))
+    host_label: str = _setting("", "Name of the machine, if several targets share one; used where zone is empty.", ("target",))
+    disks: tuple[str, ...] = _setting((), "Directories of the target's disks, each on a file system of its own.", ("target",))
     heartbeat_s: float = _setting(1.0, "Seconds between heartbeats to the registry.", ("target",))
-    object_size_max_bytes: int = _setting(5 * 1024 * GIB, "Larger objects are refused with 413.", ("target",))
+    object_size_max_bytes: int = _setting(
+        5 * 1024 * GIB, "Maximum size of an object; larger ones are refused with 413.", ("target",)
+    )
     disk_reserve_bytes: int = _setting(
-        1 * GIB, "Free space of a disk that uploads do not use (at most 5 % of it).", ("target",)
+        1 * GIB, "Free space on a disk that uploads leave unused (at most 5 % of the disk).", ("target",)
     )
-    disk_ballast_bytes: int = _setting(16 * MIB, "File given up when a disk is full, so that deletes still work.", ("target",))
-    disk_error_budget: int = _setting(10, "After so many I/O errors a disk takes no more writes.", ("target",))
+    disk_ballast_bytes: int = _setting(
+        16 * MIB, "Size of the file that is given up when a disk is full, so that deletes still work.", ("target",)
+    )
+    disk_error_budget: int = _setting(10, "Number of I/O errors after which a disk accepts no more writes.", ("target",))
     sync_relaxed_s: float = _setting(
-        30.0, "Objects of buckets with durability 'relaxed' are synced after so long.", ("target",)
+        30.0, "Seconds within which objects in buckets with durability 'relaxed' are synced.", ("target",)
     )
-    row_cache_rows: int = _setting(65_536, "Catalog rows a disk keeps in memory.", ("target",))
-    orphan_keep_s: float = _setting(86_400.0, "Unreferenced files stay in orphans/ for so long.", ("target",))
-    scrub_interval_s: float = _setting(604_800.0, "Each object is read and checked about this often; 0: never.", ("target",))
-    scrub_rate_bytes_per_s: int = _setting(32 * MIB, "Speed limit of scrubbing, a disk.", ("target",))
+    row_cache_rows: int = _setting(65_536, "Number of catalog rows kept in memory per disk.", ("target",))
+    orphan_keep_s: float = _setting(86_400.0, "Seconds for which unreferenced files stay in orphans/.", ("target",))
+    scrub_interval_s: float = _setting(
+        604_800.0, "Seconds between two checks of each object, roughly; 0 for no checks.", ("target",)
+    )
+    scrub_rate_bytes_per_s: int = _setting(32 * MIB, "Speed limit of scrubbing, per disk.", ("target",))
 
-    jobs_scheduler: str = _setting("", "Dask scheduler for jobs, tls://HOST:PORT; empty: the proxy runs its own processes.")
-    jobs_tls_ca: str = _setting("", "PEM file of the authority that signs all certificates of the jobs' scheduler.")
+    jobs_scheduler: str = _setting("", "Dask scheduler for jobs, tls://HOST:PORT; if empty, the proxy runs its own processes.")
+    jobs_tls_ca: str = _setting("", "PEM file of the authority that signs all certificates for the jobs' scheduler.")
     jobs_tls_cert: str = _setting("", "PEM file with this node's certificate for the jobs' scheduler.")
     jobs_tls_key: str = _setting("", "PEM file with the key of that certificate.")
-    jobs_workers: int = _setting(0, "Worker processes for jobs, here or beside this target; 0: one a processor.")
+    jobs_workers: int = _setting(0, "Worker processes for jobs, here or beside this target; 0 for one per processor.")
     jobs_engine_idle_s: float = _setting(
-        300.0, "The processes of the local engine end after so long without a task.", ("proxy",)
+        300.0, "Seconds without a task after which the processes of the local engine end.", ("proxy",)
     )
-    jobs_memory_bytes: int = _setting(256 * MIB, "What a task of a job may use for buffers.", ("proxy",))
-    jobs_io_bytes_per_s: int = _setting(0, "Speed limit of a worker's reads and writes, each; 0: none.", ("proxy",))
+    jobs_memory_bytes: int = _setting(256 * MIB, "Memory that a task of a job may use for buffers.", ("proxy",))
+    jobs_io_bytes_per_s: int = _setting(0, "Speed limit of a worker, for reads and for writes; 0 for none.", ("proxy",))
     jobs_priority: Literal["low", "normal"] = _setting(
-        "low", "With 'low', jobs take processors and disks only as far as others leave them.", ("proxy",)
+        "low", "With 'low', jobs use only the processor and disk time that others leave.", ("proxy",)
     )
 
     def is_loopback(self) -> bool:

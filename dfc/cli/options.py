@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, one value a line; errors too.")]
-Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Take folders with all that is below them.")]
-Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, max=64, help="Files at once.")]
-Retries = Annotated[int, typer.Option("--retries", min=0, max=100, help="Tries after the first, with growing waits.")]
-Force = Annotated[bool, typer.Option("--force", "-f", help="Transfer also what is there already with the same checksum.")]
+Json = Annotated[bool, typer.Option("--json", help="Print results and errors as JSON, one value per line.")]
+Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Include folders and everything below them.")]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, max=64, help="Number of files at once.")]
+Retries = Annotated[int, typer.Option("--retries", min=0, max=100, help="Number of retries, with growing waits.")]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Also transfer files that already exist with the same checksum.")]
 
 JOBS = 4
 RETRIES = 7

@@ -111,20 +111,22 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command(cls=ProgramCommand, context_settings={"help_option_names": ["-h", "--help"]})
 def tarshards(
     context: typer.Context,
-    pattern: Annotated[str, typer.Argument(metavar="URL-%06d.tar", help="Where the shards go; a bare prefix gets -%06d.tar.")],
+    pattern: Annotated[
+        str, typer.Argument(metavar="URL-%06d.tar", help="Where to put the shards; -%06d.tar is added to a bare prefix.")
+    ],
     size: Annotated[
         int | None,
-        typer.Option("-s", "--size", metavar="BYTES", parser=size_option, help="Size limit: 500M, 64MiB (1G if no -n)."),
+        typer.Option("-s", "--size", metavar="BYTES", parser=size_option, help="Maximum size: 500M, 64MiB (1G without -n)."),
     ] = None,
-    samples: Annotated[int | None, typer.Option("-n", "--samples", min=1, help="Samples a shard.")] = None,
+    samples: Annotated[int | None, typer.Option("-n", "--samples", min=1, help="Samples per shard.")] = None,
     files: Annotated[
-        str, typer.Option("-T", "--files-from", metavar="FILE", help="Pack the files of a list; - is standard input.")
+        str, typer.Option("-T", "--files-from", metavar="FILE", help="Pack the files named in a list; - is standard input.")
     ] = "",
     null: Annotated[bool, typer.Option("-0", "--null", help="Names in the list end with NUL.")] = False,
     directory: Annotated[str, typer.Option("-C", "--directory", help="Names in the list are relative to it.")] = ".",
-    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, max=16, help="Uploads at once.")] = UPLOADS,
+    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, max=16, help="Number of uploads at once.")] = UPLOADS,
     temporary: Annotated[
-        str | None, typer.Option("--tmp", metavar="DIR", help="Where shards are kept until they are uploaded (TMPDIR).")
+        str | None, typer.Option("--tmp", metavar="DIR", help="Where to keep shards until they are uploaded (TMPDIR).")
     ] = None,
     retries: Retries = RETRIES,
     as_json: Json = False,

@@ -26,11 +26,11 @@ class SizeOptions(CommonOptions, frozen=True, kw_only=True):
     """How many samples go into an output shard: a number, or as many as fit into a size (bytes, or text like "1 GB")."""
 
     samples_per_shard: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="Exactly so many samples in each shard, the rest in the last.")
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Exactly this many samples in each shard, the rest in the last.")
     ] = None
     shard_size: Annotated[
         int | str | None,
-        Meta(description="Instead: bytes of a shard, such as 1GB or 512MiB. Neither given: as many shards as inputs."),
+        Meta(description="Instead: the size of a shard, such as 1GB or 512MiB. If neither is given: one shard for each input."),
     ] = None
 
     @property

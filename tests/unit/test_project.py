@@ -103,13 +103,20 @@ def test_lock_file_is_in_step_with_the_project() -> None:
 
 
 def _pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.parametrize("page", _pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_documents_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
         assert "://" in target or (page.parent / target).exists(), target
+
+
+def test_files_that_contributors_are_sent_to_exist() -> None:
+    paths = re.findall(r"`((?:dfc|tests|deploy|docs)/[\w./]+)`|\*(tests/[^*]+)\*", (ROOT / "CONTRIBUTING.md").read_text())
+    named = {path for single, several in paths for path in (single, *several.split(", ")) if path and "NAME" not in path}
+    assert len(named) > 15
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
 
 
 def test_every_page_is_in_the_index() -> None:

@@ -39,20 +39,20 @@ def register(app: typer.Typer) -> None:
 
 def bench_input(
     context: typer.Context,
-    url: Annotated[str, typer.Argument(metavar="SHARDS", help="A URL, or names of shards: bucket/train-@000147.tar.")],
+    url: Annotated[str, typer.Argument(metavar="SHARDS", help="Shards: a URL or a name such as bucket/train-@000147.tar.")],
     workers: Annotated[
-        str, typer.Option("--workers", "-w", metavar="N,…", help="Numbers of processes (1,2,4 … up to the processors).")
+        str, typer.Option("--workers", "-w", metavar="N,…", help="Numbers of processes (default 1,2,4 … up to the processors).")
     ] = "",
-    seconds: Annotated[float, typer.Option("--seconds", min=0.2, max=600, help="How long each part is measured.")] = SECONDS,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.2, max=600, help="How long to measure each part.")] = SECONDS,
     decode: Annotated[
-        str, typer.Option("--decode", help="A form of pictures: rgb8, rgb, l8 …; auto (floats in [0, 1]); none.")
+        str, typer.Option("--decode", help="How to decode pictures: rgb8, rgb, l8 …; auto (floats in [0, 1]); none.")
     ] = "rgb8",
     retries: Retries = RETRIES,
     as_json: Json = False,
 ) -> None:
     """Measure what a loader gets from the cluster on this machine, by number of worker processes.
 
-    Each part alone (the link, decompression, parsing, decoding), all together, and which part is the weakest.
+    It measures each part alone (link, decompression, parsing, decoding), then all together, and names the slowest part.
     """
     session = session_of(context, as_json=as_json)
     from dfc.errors import DfcError

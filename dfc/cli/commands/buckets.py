@@ -57,12 +57,13 @@ def create(
     context: typer.Context,
     name: Name,
     durability: Annotated[
-        Durability, typer.Option(help="fsync: on the disk before the answer. relaxed: within 30 s, recent uploads may be lost.")
+        Durability,
+        typer.Option(help="fsync: synced before the answer. relaxed: synced within 30 s; recent uploads may be lost."),
     ] = "fsync",
-    copies: Annotated[int, typer.Option(min=1, help="On how many targets each object is.")] = 1,
+    copies: Annotated[int, typer.Option(min=1, help="Number of targets that store each object.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Make a bucket; one with the same settings may be there already."""
+    """Create a bucket. It is no error if it exists with the same settings."""
     session = session_of(context, as_json=as_json)
     session.client().create_bucket(name, durability=durability, copies=copies)
     if as_json:
@@ -79,10 +80,10 @@ def change(
     context: typer.Context,
     name: Name,
     durability: Annotated[Durability | None, typer.Option(help="For uploads from now on.")] = None,
-    copies: Annotated[int | None, typer.Option(min=1, help="On how many targets each object is.")] = None,
+    copies: Annotated[int | None, typer.Option(min=1, help="Number of targets that store each object.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Change settings of a bucket."""
+    """Change the settings of a bucket."""
     session = session_of(context, as_json=as_json)
     if durability is None and copies is None:
         raise UsageMistake("nothing to change: give --durability or --copies")
@@ -92,7 +93,7 @@ def change(
 def remove(
     context: typer.Context,
     name: Name,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Delete the objects in it too.")] = False,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Also delete the objects in it.")] = False,
     as_json: Json = False,
 ) -> None:
     """Delete a bucket."""

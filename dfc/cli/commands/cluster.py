@@ -12,7 +12,7 @@ from dfc.cli.exits import Exit
 from dfc.cli.options import Json
 from dfc.cli.session import Session, format_size, session_of
 
-Directory = Annotated[str, typer.Argument(metavar="DIR", help="The directory of one disk; its target must not run.")]
+Directory = Annotated[str, typer.Argument(metavar="DIR", help="The directory of one disk, whose target must be stopped.")]
 Full = Annotated[bool, typer.Option("--full", help="Read every blob and verify its checksum.")]
 
 
@@ -21,11 +21,11 @@ def register(app: typer.Typer) -> None:
     cluster.command("status")(status)
     cluster.command("map")(show_map)
     app.add_typer(cluster, name="cluster")
-    scrub = typer.Typer(help="Read and verify everything that is stored.", no_args_is_help=True)
+    scrub = typer.Typer(help="Read and verify everything stored.", no_args_is_help=True)
     scrub.command("start")(scrub_start)
     scrub.command("status")(scrub_status)
     app.add_typer(scrub, name="scrub")
-    disk = typer.Typer(help="Check, rebuild or release one disk, on the machine that has it.", no_args_is_help=True)
+    disk = typer.Typer(help="Check, rebuild or release a disk of this machine.", no_args_is_help=True)
     disk.command("check")(disk_check)
     disk.command("rebuild")(disk_rebuild)
     disk.command("release")(disk_release)
@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
 
 
 def status(context: typer.Context, as_json: Json = False) -> None:
-    """Show whether the cluster serves: every node with its state, every disk with its fill.
+    """Show the state of the cluster: every node, and every disk with its fill level.
 
     Exit code 4 while a node is down or a disk has failed.
     """
@@ -87,7 +87,7 @@ def _colour(state: str) -> str:
 
 
 def show_map(context: typer.Context, as_json: Json = False) -> None:
-    """Print the cluster map, by which every client knows where an object lives, as JSON."""
+    """Print the cluster map, from which clients compute where an object is stored, as JSON."""
     import json
 
     session = session_of(context, as_json=as_json)
@@ -99,7 +99,7 @@ def show_map(context: typer.Context, as_json: Json = False) -> None:
 
 
 def scrub_start(context: typer.Context, as_json: Json = False) -> None:
-    """Have every disk read and verified from the start."""
+    """Start reading and verifying every disk from the beginning."""
     session = session_of(context, as_json=as_json)
     session.client().start_scrub()
     if as_json:
@@ -109,7 +109,7 @@ def scrub_start(context: typer.Context, as_json: Json = False) -> None:
 
 
 def scrub_status(context: typer.Context, as_json: Json = False) -> None:
-    """Show how far scrubbing is, and what it has found. Exit code 5 when something is quarantined."""
+    """Show the progress of scrubbing and what it found. Exit code 5 if anything is quarantined."""
     session = session_of(context, as_json=as_json)
     disks = session.client().scrub_status()["disks"]
     damaged = [disk for disk in disks if disk.get("quarantined")]
@@ -127,17 +127,17 @@ def scrub_status(context: typer.Context, as_json: Json = False) -> None:
 
 
 def disk_check(context: typer.Context, directory: Directory, full: Full = False, as_json: Json = False) -> None:
-    """Compare the catalog of a disk with what lies on it; changes nothing."""
+    """Compare the catalog of a disk with the files on it, without changing anything."""
     _run_storage("check", directory, full, as_json)
 
 
 def disk_rebuild(context: typer.Context, directory: Directory, full: Full = False, as_json: Json = False) -> None:
-    """Make the catalog of a disk anew from the footers of its blobs."""
+    """Rebuild the catalog of a disk from the footers of its blobs."""
     _run_storage("rebuild", directory, full, as_json)
 
 
 def disk_release(directory: Directory) -> None:
-    """Let another node have a disk: the next target that is given it takes it."""
+    """Release a disk, so that the next target that has it among its disks takes it."""
     _run_storage("release", directory, full=False, as_json=False)
 
 

@@ -34,7 +34,7 @@ def get(
     context: typer.Context,
     names: Annotated[
         list[str],
-        typer.Argument(metavar="REMOTE", help="Objects, specs, globs, folders (-r); the last of several is the local PATH."),
+        typer.Argument(metavar="REMOTE", help="Objects, specs, globs, folders (-r). Of several, the last is the local PATH."),
     ],
     recursive: Recursive = False,
     jobs: Jobs = JOBS,
@@ -42,10 +42,10 @@ def get(
     retries: Retries = RETRIES,
     as_json: Json = False,
 ) -> None:
-    """Fetch objects as files: into PATH (a folder, or for one object a file), or with one argument into this folder.
+    """Download objects into PATH (a folder or, for one object, a file), or into this folder if no PATH is given.
 
-    A file appears under its name only when it is complete and its checksum is right. What a broken try has fetched stays in
-    NAME.CHECKSUM.part and is continued by the next.
+    A file appears under its name only once it is complete and its checksum is right. An interrupted download stays in
+    NAME.CHECKSUM.part, and the next attempt resumes it.
     """
     session = session_of(context, as_json=as_json, retries=retries)
     addresses, path = (names[:-1], names[-1]) if len(names) > 1 else (names, ".")

@@ -18,15 +18,15 @@ from dfc.cli.session import Session, format_size, session_of
 if TYPE_CHECKING:
     from dfc.client import Job
 
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="The id that submitting has printed.")]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="The id of the job, as printed when it was submitted.")]
 SpecFile = Annotated[str, typer.Argument(metavar="[SPEC]", help="A file with the job as JSON, or - for standard input.")]
-Operation = Annotated[str, typer.Option("--operation", help="Instead of a file: what to do.")]
+Operation = Annotated[str, typer.Option("--operation", help="The operation, instead of a file.")]
 Input = Annotated[
-    list[str] | None, typer.Option("--input", "-i", metavar="BUCKET/SHARDS", help="What to read; again for more.")
+    list[str] | None, typer.Option("--input", "-i", metavar="BUCKET/SHARDS", help="What to read; may be repeated.")
 ]
 Output = Annotated[str, typer.Option("--output", metavar="BUCKET/PATTERN", help="What to write.")]
 Options = Annotated[list[str] | None, typer.Option("--option", "-o", metavar="NAME=JSON", help="An option of the operation.")]
-Label = Annotated[str, typer.Option("--label", help="A name for the job, for people.")]
+Label = Annotated[str, typer.Option("--label", help="A name for the job, for people to read.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace objects that match the pattern.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Print the plan; nothing is stored.")]
 
@@ -120,8 +120,8 @@ def _read(file: str) -> dict[str, Any]:
 
 def list_jobs(
     context: typer.Context,
-    state: Annotated[str, typer.Option("--state", help="Only these, by commas: running,queued.")] = "",
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many, the newest.")] = 20,
+    state: Annotated[str, typer.Option("--state", help="Only jobs in these states, such as running,queued.")] = "",
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Show at most this many, the newest first.")] = 20,
     as_json: Json = False,
 ) -> None:
     """List jobs, newest first."""
@@ -187,7 +187,7 @@ def watch(context: typer.Context, job_id: JobId, as_json: Json = False) -> None:
 
 
 def cancel(context: typer.Context, job_id: JobId, as_json: Json = False) -> None:
-    """Cancel a job; nothing of it stays."""
+    """Cancel a job; nothing of it remains."""
     session = session_of(context, as_json=as_json)
     job = session.client().jobs.cancel(job_id)
     session.print_json(facts_of(job)) if as_json else print(f"{job.id} {job.state}")

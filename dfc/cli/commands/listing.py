@@ -32,13 +32,13 @@ def register(app: typer.Typer) -> None:
 def ls(
     context: typer.Context,
     name: Annotated[
-        str, typer.Argument(metavar="BUCKET[/PREFIX]", help="A bucket, a prefix or a glob in it; nothing: the buckets.")
+        str, typer.Argument(metavar="BUCKET[/PREFIX]", help="A bucket, or a prefix or glob in it. Without it, all buckets.")
     ] = "",
-    long: Annotated[bool, typer.Option("--long", "-l", help="Size, samples, time and checksum too.")] = False,
-    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="All names, not a line a folder.")] = False,
+    long: Annotated[bool, typer.Option("--long", "-l", help="Also show size, samples, time and checksum.")] = False,
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Show all names, not one line per folder.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List buckets, or the objects of a bucket in byte order, complete or not at all."""
+    """List buckets, or the objects of a bucket in byte order. A listing is complete, or it fails."""
     session = session_of(context, as_json=as_json)
     remote = parse_listing(name)
     client = session.client(remote.base)
@@ -148,20 +148,25 @@ def _describe(session: Session, one: Selected) -> dict[str, Any]:
 def keys(
     context: typer.Context,
     shards: Annotated[list[str], typer.Argument(metavar="BUCKET/SPEC", help="Shards by spec, glob, folder or name.")],
-    members: Annotated[bool, typer.Option("--members", "-m", help="The extensions and sizes of each sample too.")] = False,
+    members: Annotated[
+        bool, typer.Option("--members", "-m", help="Also show the extensions and sizes of each sample.")
+    ] = False,
     fields: Annotated[
-        str, typer.Option("--fields", metavar="text,…", help="With a manifest: what it has of each sample.")
+        str, typer.Option("--fields", metavar="text,…", help="With a manifest: what to write for each sample.")
     ] = "",
-    option: Annotated[list[str] | None, typer.Option("--option", "-o", metavar="NAME=JSON", help="With a manifest.")] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", metavar="NAME=JSON", help="With a manifest: any option of the operation."),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the manifest.")] = False,
     label: Annotated[str, typer.Option("--label", help="With a manifest: a name for the job.")] = "",
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="With a manifest: do not wait.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="With a manifest: do not wait for the job.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="With a manifest: print the plan.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List the samples of shards, `SHARD<TAB>KEY` a line, from the indexes of all targets at once; shards in no order.
+    """List the samples of shards from their indexes, one `SHARD<TAB>KEY` per line. Shards come in no particular order.
 
-    With a second name that ends in .ndjson, .parquet or .txt a job writes that manifest, in the order of the dataset.
+    With a second name that ends in .ndjson, .parquet or .txt, a job writes this manifest in the order of the dataset.
     """
     if len(shards) == 2 and shards[1].endswith(MANIFESTS):
         values = {"paths": shards, "option_fields": fields or None, "option": option, "overwrite": overwrite, "label": label}

@@ -20,23 +20,27 @@ def register(app: typer.Typer) -> None:
         )
     about = "Run the Dask scheduler of a cluster's jobs (try --help)."
     app.command("scheduler", context_settings=NODE_SETTINGS, add_help_option=False, help=about)(scheduler)
-    config = typer.Typer(help="Settings of nodes: each value with its origin, and a commented sample.", no_args_is_help=True)
+    config = typer.Typer(
+        help="Show the settings of nodes and where they come from, or print a sample file.", no_args_is_help=True
+    )
     config.command("show", context_settings=NODE_SETTINGS)(config_show)
     config.command("sample")(config_sample)
     app.add_typer(config, name="config")
 
 
 def serve(
-    directory: Annotated[str, typer.Option("--dir", help="Directory for all state; it survives a restart.")] = "dfc-data",
-    host: Annotated[str, typer.Option(help="Address to listen on. Anything but loopback wants a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port of the proxy; 0 takes a free one.", min=0, max=65535)] = 8080,
-    targets: Annotated[int | None, typer.Option(help="Storage targets (new directory: 2).", min=1, max=64)] = None,
-    disks: Annotated[int | None, typer.Option(help="Disks a target (new directory: 1).", min=1, max=64)] = None,
-    advertise_host: Annotated[str, typer.Option(help="Host name that redirects give to clients.")] = "",
+    directory: Annotated[str, typer.Option("--dir", help="Directory for all state, which survives a restart.")] = "dfc-data",
+    host: Annotated[str, typer.Option(help="Address to listen on. Set a token for anything but loopback.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the proxy; 0 picks a free one.", min=0, max=65535)] = 8080,
+    targets: Annotated[int | None, typer.Option(help="Number of targets (2 for a new directory).", min=1, max=64)] = None,
+    disks: Annotated[
+        int | None, typer.Option(help="Number of disks per target (1 for a new directory).", min=1, max=64)
+    ] = None,
+    advertise_host: Annotated[str, typer.Option(help="Host name for clients to use in redirects.")] = "",
 ) -> None:
-    """Start a cluster on this machine: one proxy and its targets. Ctrl-C ends it.
+    """Start a cluster on this machine: one proxy and its targets. Ctrl-C stops it.
 
-    Settings of the nodes come from DFC_… variables (`dfc config show`); DFC_TOKEN asks clients for a token.
+    The nodes take their settings from DFC_… variables (`dfc config show`); with DFC_TOKEN set, writes need the token.
     """
     from dfc.errors import OperatorError
     from dfc.supervisor import ServeOptions
@@ -79,7 +83,7 @@ def config_show(
     role: Annotated[Literal["proxy", "target"], typer.Option(help="Whose settings.")] = "proxy",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print each setting with its value and origin; takes the node's own flags, --config FILE among them."""
+    """Print each setting with its value and origin. Takes the node's own flags, including --config FILE."""
     import json
 
     from dfc.errors import OperatorError

@@ -31,18 +31,18 @@ def register(app: typer.Typer) -> None:
 def cat(
     context: typer.Context,
     names: Annotated[list[str], typer.Argument(metavar="REMOTE", help="Objects, specs, globs, folders (-r).")],
-    member: Annotated[str, typer.Option("--member", help="The bytes of this member of the shard.")] = "",
-    sample: Annotated[str, typer.Option("--sample", help="A tar of the first sample with this key.")] = "",
-    ext: Annotated[str, typer.Option("--ext", help="With --sample: the bytes of the member with this extension.")] = "",
+    member: Annotated[str, typer.Option("--member", help="Print this member of the shard.")] = "",
+    sample: Annotated[str, typer.Option("--sample", help="Print a tar of the first sample with this key.")] = "",
+    ext: Annotated[str, typer.Option("--ext", help="With --sample: print only the member with this extension.")] = "",
     span: Annotated[
-        str, typer.Option("--range", metavar="A-B", help="Bytes A to B (inclusive), A-, or -N for the last N.")
+        str, typer.Option("--range", metavar="A-B", help="Print bytes A to B (inclusive), from A on (A-), or the last N (-N).")
     ] = "",
     recursive: Recursive = False,
     as_json: Json = False,
 ) -> None:
-    """Write objects to standard output, one after the other, verified while they pass.
+    """Write objects to standard output, one after the other, and verify their checksums.
 
-    --json makes errors JSON; the bytes stay what they are.
+    --json prints errors as JSON and does not change the bytes.
     """
     session = session_of(context, as_json=as_json)
     if (member and sample) or (ext and not sample) or (span and sample):

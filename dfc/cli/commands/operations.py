@@ -23,8 +23,8 @@ from dfc.cli.session import session_of
 
 HAS_COMMAND: Final = frozenset(("keys",))  # `dfc keys` lists too, see `dfc.cli.commands.listing`
 _FOLDER: Final = Path(dfc.__file__).parent / "jobs" / "operations"
-_ANY_OPTION: Final = "Any option of the operation."
-_PATHS: Final = "What to read, and last the names of what to write: %06d stands for the number of a shard."
+_ANY_OPTION: Final = "Any option of the operation; may be repeated."
+_PATHS: Final = "What to read and, last, what to write, where %06d stands for the number of a shard."
 
 
 def operation_commands() -> Iterator[TyperCommand]:
@@ -97,7 +97,7 @@ def _parameters(name: str) -> dict[str, tuple[Any, Any]]:
         **found,
         "option": (Annotated[list[str] | None, typer.Option("--option", "-o", metavar="NAME=JSON", help=_ANY_OPTION)], None),
         "overwrite": (Annotated[bool, typer.Option("--overwrite", help="Replace objects that match the pattern.")], False),
-        "label": (Annotated[str, typer.Option("--label", help="A name for the job, for people.")], ""),
+        "label": (Annotated[str, typer.Option("--label", help="A name for the job, for people to read.")], ""),
         "detach": (Annotated[bool, typer.Option("--detach", "-d", help="Print the job's id and do not wait.")], False),
         "dry_run": (Annotated[bool, typer.Option("--dry-run", "-n", help="Print the plan; nothing is stored.")], False),
         "as_json": (Json, False),

@@ -33,9 +33,9 @@ def sample(
     by_number: Annotated[bool, typer.Option("--number", "-n", help="KEYs are ordinals in the shard, from 0.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show samples of a shard, a line a member; or take them out of it, as files or as a tar.
+    """Show samples of a shard, one line per member, or extract them as files or as a tar.
 
-    --json shows JSON; with --tar only errors are JSON.
+    --json prints JSON; with --tar, only errors are JSON.
     """
     session = session_of(context, as_json=as_json)
     if output and as_tar:

@@ -44,7 +44,7 @@ def put(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE", help="Files, folders (-r), globs, - for standard input; the last of several is the REMOTE name."
+            metavar="FILE", help="Files, folders (-r), globs, or - for standard input. Of several, the last is the REMOTE name."
         ),
     ],
     recursive: Recursive = False,
@@ -53,10 +53,10 @@ def put(
     retries: Retries = RETRIES,
     as_json: Json = False,
 ) -> None:
-    """Store files as objects: bucket/name, or bucket/folder/ with the files' own names.
+    """Upload files as objects: as bucket/name, or into bucket/folder/ under their own names.
 
-    With one argument, the file is stored under its own name in the bucket 'default'. The contents of a folder (-r) go below
-    REMOTE with their paths in it.
+    With one argument, the file goes into the bucket 'default' under its own name. The contents of a folder (-r) go below
+    REMOTE with their paths in the folder.
     """
     session = session_of(context, as_json=as_json, retries=retries)
     sources, remote = (paths[:-1], parse_remote(paths[-1])) if len(paths) > 1 else (paths, Remote(None, DEFAULT_BUCKET, ""))

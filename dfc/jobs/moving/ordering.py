@@ -40,7 +40,7 @@ class OrderOptions(SizeOptions, frozen=True, kw_only=True):
     strategy: Annotated[
         Strategy,
         msgspec.Meta(
-            description="gather reads samples where they lie, once; spill reads and writes everything twice, in sequence; "
+            description="gather reads each sample once from where it is; spill reads and writes everything twice, in sequence; "
             "auto gathers unless an input is compressed."
         ),
     ] = "auto"

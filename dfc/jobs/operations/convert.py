@@ -1,8 +1,8 @@
-"""`convert`: the samples of each input in another format, one output an input; and indexes that other libraries want.
+"""Write the samples of each input in another format, one output per input, or indexes that other libraries need.
 
-Inputs are recognised by the endings of their names; when none has an ending that says anything, they are the files of one
-directory tree. `from` overrules that. Writing Parquet begins with a survey, so that all files get the same columns. With
-`samples_per_shard` outputs are cut anew; inputs other than plain tars are unpacked into temporary ones before.
+Inputs are recognised by the endings of their names; if no ending says anything, they are the files of one directory
+tree. `from` overrules that. Writing Parquet begins with a survey, so that all files get the same columns. With
+`samples_per_shard`, the outputs are cut anew; inputs other than plain tars are first unpacked into temporary ones.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ _INDEXES: Final = ("dali-index", "wids-index")
 class Options(CommonOptions, frozen=True, kw_only=True):
     """Formats of inputs and outputs."""
 
-    format: Annotated[FormatName, Meta(description="Of the outputs.")]
-    level: Annotated[int | None, Meta(description="Of compression, for formats that have one.")] = None
+    format: Annotated[FormatName, Meta(description="The format of the outputs.")]
+    level: Annotated[int | None, Meta(description="The compression level, for formats that have levels.")] = None
     fields: Annotated[
         Annotated[tuple[str, ...], Meta(min_length=1, max_length=FORMAT_FIELDS_MAX)] | None,
-        Meta(description="Only these extensions; in Parquet, these columns in this order."),
+        Meta(description="Only these extensions; for Parquet, these columns in this order."),
     ] = None
     samples_per_shard: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="So many go into an output. Not given: an output for each input.")
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Samples in each output. By default there is one output for each input."),
     ] = None
-    source: Annotated[SourceName | None, Meta(description="The format of the inputs, where their names do not say it.")] = (
+    source: Annotated[SourceName | None, Meta(description="The format of the inputs, if their names do not say it.")] = (
         msgspec.field(default=None, name="from")
     )
 

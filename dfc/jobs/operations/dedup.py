@@ -1,4 +1,4 @@
-"""Without duplicates: of the samples with one key, or with one content of a field, the first in global order stays."""
+"""Remove duplicates: of samples with the same key, or the same content of a field, keep the first in global order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ _RECORD: Final = np.dtype([("high", "<u8"), ("low", "<u8"), ("ordinal", "<i8")])
 class Options(OrderOptions, frozen=True, kw_only=True):
     """How samples are compared."""
 
-    by: Annotated[str, Meta(description="key, or hash:EXT: the content of a field; samples without it all stay.")] = "key"
+    by: Annotated[
+        str, Meta(description="key, or hash:EXT for the content of a field; samples without that field all stay.")
+    ] = "key"
 
 
 class DedupTask(Struct, frozen=True):

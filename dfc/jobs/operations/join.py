@@ -1,4 +1,4 @@
-"""More fields for the samples of a dataset, found by key in another dataset, CSV, JSON lines or Parquet.
+"""Add fields to the samples of a dataset, found by key in another dataset, CSV, JSON lines or Parquet.
 
 The output has the samples in the order of the input.
 """

@@ -1,4 +1,4 @@
-"""List keys: one manifest of all samples, in global order, as NDJSON, plain text or Parquet by the name of the output."""
+"""Write one manifest of all samples, in global order, as NDJSON, text or Parquet, depending on the name of the output."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Options(CommonOptions, frozen=True, kw_only=True):
 
     fields: Annotated[
         Annotated[list[Field], msgspec.Meta(min_length=1, max_length=2)] | None,
-        msgspec.Meta(description="key, or key,members: with extensions and sizes, the default but for .txt."),
+        msgspec.Meta(description="key, or key,members to add extensions and sizes, which is the default except for .txt."),
     ] = None
 
 

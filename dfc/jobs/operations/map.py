@@ -1,7 +1,7 @@
-"""A function of one sample that gives any number of them: built in, installed by the operator, or a command.
+"""Apply a function that turns each sample into any number of samples: built in, installed on the workers, or a command.
 
-Built in are resize, transcode, tensor, decode-check, rename and drop. Others, and commands, run only where the operator
-allows it, shut in on the workers.
+Built-in functions are resize, transcode, tensor, decode-check, rename and drop. Others, and commands, run in a sandbox, and
+only if the operator allows it.
 """
 
 # Stages: `work` runs the function over each shard; `unique` finds keys that come twice; `report` puts the errors of all shards
@@ -45,10 +45,10 @@ REPORT_ENDING: Final = "errors.ndjson"
 class Options(SizeOptions, frozen=True, kw_only=True):
     """A function with its arguments, or a command."""
 
-    function: Annotated[str | None, Meta(description="A built-in one, or one that is installed on the workers.")] = None
+    function: Annotated[str | None, Meta(description="A built-in function, or one that is installed on the workers.")] = None
     args: Annotated[dict[str, Any], Meta(description="Its arguments, as name=value,… or JSON.")] = {}
     command: Annotated[list[str] | None, Meta(description="Instead of a function: a program and its arguments.")] = None
-    seed: Annotated[Seed, Meta(description="Random numbers of a function follow from it, and from the sample.")] = 0
+    seed: Annotated[Seed, Meta(description="Determines the random numbers of a function, together with the sample.")] = 0
     on_error: Annotated[
         OnError,
         Meta(description="The job fails (abort), samples are left out (skip), or left out and listed in an object (report)."),
@@ -56,7 +56,7 @@ class Options(SizeOptions, frozen=True, kw_only=True):
     timeout: Annotated[
         float, Meta(gt=0, le=JOB_USER_TIMEOUT_S_MAX), Meta(description="Seconds that user code may take for a sample.")
     ] = 60.0
-    unique: Annotated[Literal["dataset", "shard"], Meta(description="Where a key may come once only.")] = "dataset"
+    unique: Annotated[Literal["dataset", "shard"], Meta(description="Where a key may occur only once.")] = "dataset"
 
 
 class MapFailed(Conflict):

@@ -1,6 +1,6 @@
-"""Several datasets into one: the samples of each in their order, taken in turn by weights.
+"""Combine several datasets into one: the samples of each stay in order and are taken in turn by weight.
 
-The next sample comes from the input with the smallest (taken + 1) / weight, the first of equal ones.
+The next sample comes from the input with the smallest (taken + 1) / weight, in a tie from the first.
 """
 
 # The order is a formula (`dfc.order.interleave`) over the inputs one after the other; everything else is the common machinery.
@@ -39,12 +39,13 @@ class Options(OrderOptions, frozen=True, kw_only=True):
 
     weights: Annotated[
         list[Weight] | None,
-        Meta(description="How often each input is drawn from, a number for each. Not given: equally often."),
+        Meta(description="How often to draw from each input, one number for each. By default equally often."),
     ] = None
     until: Annotated[
-        Literal["first", "all"], Meta(description="The output ends when every input is used up (all), or the first one is.")
+        Literal["first", "all"],
+        Meta(description="Whether the output ends when every input is used up (all), or the first one (first)."),
     ] = "all"
-    prefix: Annotated[list[str] | None, Meta(description="Put before the keys, a text for each input.")] = None
+    prefix: Annotated[list[str] | None, Meta(description="Texts to put before the keys, one for each input.")] = None
 
 
 class _Keys(Struct, frozen=True):

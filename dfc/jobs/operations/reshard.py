@@ -1,4 +1,4 @@
-"""The same samples in the same order, in shards of another size; also one huge archive into shards."""
+"""Write the same samples in the same order into shards of another size, or cut one huge archive into shards."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""All samples, globally permuted by a seed, into new shards.
+"""Write all samples, globally permuted by a seed, into new shards.
 
-Where a size of shards is given, it means the number of samples that fit on average: shards have equal counts, not equal sizes.
+A size of shards stands for the number of samples that fit on average: shards have equal counts, not equal sizes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dfc.jobs.tasks import JobInput, Results, Stage
 class Options(OrderOptions, frozen=True, kw_only=True):
     """What the order follows from."""
 
-    seed: Annotated[Seed, Meta(description="The order follows from it, and from the input.")] = 0
+    seed: Annotated[Seed, Meta(description="Determines the order, together with the input.")] = 0
 
 
 def check(options: Options, pattern: OutputPattern) -> None:

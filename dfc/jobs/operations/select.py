@@ -1,6 +1,6 @@
-"""A subset of the samples, in the same order: by a list of keys, a regular expression, a condition, a stride or by chance.
+"""Write a subset of the samples, in the same order: by keys, a regular expression, a condition, a stride or by chance.
 
-One of `keys`, `key_regex`, `predicate`, `every`, `fraction` and `slice` says which.
+Give one of `keys`, `key_regex`, `predicate`, `every`, `fraction` and `slice`.
 """
 
 from __future__ import annotations
@@ -45,17 +45,15 @@ class KeysObject(Struct, frozen=True, forbid_unknown_fields=True):
 class Options(OrderOptions, frozen=True, kw_only=True):
     """Which samples."""
 
-    keys: Annotated[KeysObject | None, Meta(description='The keys that an object lists: {"bucket": "b", "object": "o"}.')] = (
-        None
-    )
+    keys: Annotated[KeysObject | None, Meta(description='Keys listed in an object: {"bucket": "b", "object": "o"}.')] = None
     key_regex: Annotated[str | None, Meta(description="Keys that match as a whole (RE2).")] = None
     predicate: Annotated[Condition | None, Meta(description="A condition on fields, as JSON; see docs/jobs.md.")] = None
-    every: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Each n-th sample, from the first on.")] = None
+    every: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Every n-th sample, beginning with the first.")] = None
     fraction: Annotated[Annotated[float, Meta(ge=0, le=1)] | None, Meta(description="Each sample with this probability.")] = (
         None
     )
     slice: Annotated[str | None, Meta(description="lo:hi:step in the order of the dataset, as in Python.")] = None
-    seed: Annotated[Seed | None, Meta(description="With --fraction: which samples it takes follows from it.")] = None
+    seed: Annotated[Seed | None, Meta(description="With --fraction: determines which samples are taken.")] = None
 
 
 class PickTask(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Samples in the order of their keys or of a field; what is equal stays in global order."""
+"""Sort samples by their keys or by a field; equal ones stay in global order."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Options(OrderOptions, frozen=True, kw_only=True):
     """What samples are sorted by."""
 
     by: Annotated[str, Meta(description="key, an extension, or ext:json.path.")] = "key"
-    type: Annotated[SortType | None, Meta(description="How values compare. Not given: int for fields like cls, else text.")] = (
-        None
-    )
-    reverse: Annotated[bool, Meta(description="The largest first.")] = False
+    type: Annotated[
+        SortType | None, Meta(description="How values are compared. By default int for fields like cls, else text.")
+    ] = None
+    reverse: Annotated[bool, Meta(description="Largest first.")] = False
 
 
 class RunTask(Struct, frozen=True):

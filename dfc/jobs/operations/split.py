@@ -1,6 +1,6 @@
-"""Parts with given fractions, or folds: by a hash of the key, so that a sample stays in its part when others come or go.
+"""Split a dataset into parts or folds by a hash of the key, so that a sample stays in its part when others come or go.
 
-`parts` or `folds` says which. The names of the outputs need {part} in them: cut/{part}-%06d.tar.
+Give `parts` or `folds`. The names of the outputs must contain {part}: cut/{part}-%06d.tar.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class Options(OrderOptions, frozen=True, kw_only=True):
     ] = None
     folds: Annotated[
         Annotated[int, Meta(ge=2, le=JOB_SPLIT_PARTS_MAX)] | None,
-        Meta(description="Instead: so many equal parts, named 0, 1, …"),
+        Meta(description="Instead: this number of equal parts, named 0, 1, …"),
     ] = None
-    seed: Annotated[Seed, Meta(description="Which sample goes where follows from it.")] = 0
+    seed: Annotated[Seed, Meta(description="Determines which sample goes where.")] = 0
     group_regex: Annotated[str | None, Meta(description="Keys whose beginnings match the same text stay together (RE2).")] = (
         None
     )
-    stratify: Annotated[
-        str | None, Meta(description="A field, cls or json:path, of whose every value each part gets its share.")
-    ] = None
+    stratify: Annotated[str | None, Meta(description="A field, cls or json:path: each part gets its share of every value.")] = (
+        None
+    )
 
 
 class ShardTask(Struct, frozen=True):

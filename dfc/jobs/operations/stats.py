@@ -1,6 +1,6 @@
-"""Counts and sizes by extension, class and shard, as one JSON object.
+"""Write counts and sizes by extension, class and shard, as one JSON object.
 
-Without `by` nothing but indexes is read.
+Without `by`, only indexes are read.
 """
 
 from __future__ import annotations

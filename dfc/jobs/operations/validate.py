@@ -1,6 +1,6 @@
-"""A report of what is wrong with a dataset, as JSON; with `repair` also the same shards without it.
+"""Report what is wrong with a dataset, as JSON; with `repair`, also write clean shards.
 
-Found are archives that are truncated or broken, keys that are split in two or come twice in the dataset, fields that are
+It finds archives that are truncated or broken, keys that are split in two or come twice in the dataset, fields that are
 required and missing, pictures and JSON that cannot be decoded.
 """
 
@@ -35,8 +35,8 @@ class Options(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What is looked at, and what is written."""
 
     require: Annotated[list[str], Meta(description="Fields that every sample must have.")] = []
-    decode: Annotated[bool, Meta(description="Whether pictures and JSON are decoded.")] = True
-    repair: Annotated[bool, Meta(description="Write clean shards, too: the output is then a prefix for them.")] = False
+    decode: Annotated[bool, Meta(description="Decode pictures and JSON to check them.")] = True
+    repair: Annotated[bool, Meta(description="Also write clean shards; the output is then a prefix for them.")] = False
 
 
 class _Scan(Struct, frozen=True):
