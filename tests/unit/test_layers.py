@@ -17,6 +17,7 @@ LAYERS = (
         "base",
         {
             "__init__",
+            "addresses",
             "errors",
             "limits",
             "names",

@@ -36,7 +36,7 @@ class Asked:
 
 def nodes_that_see(monkeypatch: pytest.MonkeyPatch, *maps: ClusterMap) -> tuple[Nodes, Asked]:
     nodes, asked = Nodes(WorkerSettings(proxy_url="http://proxy:1", token="")), Asked(*maps)
-    monkeypatch.setattr(nodes, "_request", lambda method, url, headers: asked)
+    monkeypatch.setattr(nodes, "_request", lambda method, url, headers, **_: asked)
     return nodes, asked
 
 
