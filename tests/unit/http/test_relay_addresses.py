@@ -22,7 +22,7 @@ METHODS = ("GET", "PUT", "POST", "DELETE")
 
 
 class Proxies:
-    """`alive` answers 200 to all; `fickle` takes a request and ends the connection. `asked` has the methods that each was asked."""
+    """`alive` answers 200 to all; `fickle` takes a request and ends the connection. `asked` has their methods."""
 
     def __init__(self) -> None:
         self.alive = self.fickle = ""
