@@ -22,6 +22,7 @@ from dfc.http.retry import Cancellation, RetryPolicy, current_cancellation
 _REDIRECTS: Final = frozenset((307, 308))
 _HOPS_MAX: Final = 5
 _NOT_MODIFIED: Final = 304
+_CONDITIONS: Final = frozenset(("If-Match", "If-None-Match"))
 _READS: Final = frozenset(("GET", "HEAD", "POST"))  # what is posted here is the list of a batch read
 _FOR_CALLERS: Final = _REDIRECTS | {_NOT_MODIFIED}
 
@@ -155,13 +156,17 @@ class ObjectCalls:
     def _ask(self, method: str, route: Route, headers: Mapping[str, str], source: Source | None) -> Response:
         """One request; answers that a caller cannot use are raised as errors."""
         headers = self._with_token(headers, route)
+        # The answer to a second try differs: that there was one is for callers to know, who are told by `Tries`.
+        once = method == "DELETE" or not _CONDITIONS.isdisjoint(headers)
+
+        def ask(url: str, limit_s: float | None = None) -> Response:
+            return self._transport.request(method, url, headers, source, limit_s=limit_s, once=once)
+
         if route.direct:
-            answer = self._transport.request(method, route.url, headers, source)
+            answer = ask(route.url)
         else:
-            answer = self._router.addresses.reach(
-                lambda base, limit_s: self._transport.request(method, base + route.path, headers, source, limit_s=limit_s),
-                repeatable=method in _READS,
-            )
+            addresses = self._router.addresses
+            answer = addresses.reach(lambda base, limit_s: ask(base + route.path, limit_s), repeatable=method in _READS)
         if answer.status < 300 or answer.status in _FOR_CALLERS:
             return answer
         body = answer.read_all(ERROR_BODY_BYTES_MAX)

@@ -257,20 +257,24 @@ class Transport:
         source: Body | None = None,
         *,
         limit_s: float | None = None,
+        once: bool = False,
     ) -> Response:
         """Send one request with the source as its body, and read the head of the answer, whatever its status.
 
         An answer that comes before the body is through ends the sending. A kept connection that turns out to be dead is
-        replaced once; a source that cannot begin anew gets a fresh one at once. Making one takes at most `limit_s`.
+        replaced, except for what is to be sent `once`; a source that cannot begin anew gets a fresh one at once. Making one
+        takes at most `limit_s`.
         """
         what = f"{method} {url}"
-        once = source is not None and not source.replayable
-        link = None if once else self._take(_origin(url))
+        spent = source is not None and not source.replayable
+        link = None if spent else self._take(_origin(url))
         if link is not None:
             try:
                 return self._exchange(link, method, url, headers, source, what)
             except Broken:
                 link.cancellation.check()
+                if once:
+                    raise
         link = self._connect(_origin(url), what, limit_s)
         try:
             return self._exchange(link, method, url, headers, source, what)
