@@ -74,7 +74,9 @@ class Control:
             except DfcError as error:
                 retries = self._policy.retries if patient else 0
                 if isinstance(error, Unreachable) and not self._was_reached:
-                    retries = min(retries, max(FIRST_CONTACT_RETRIES, len(self._addresses.urls) - 1))
+                    # Who did not even accept a connection was one of all; what was sent, was sent to one of them.
+                    others = 0 if isinstance(error, NotConnected) else len(self._addresses.urls) - 1
+                    retries = min(retries, max(FIRST_CONTACT_RETRIES, others))
                 if not is_worth_retrying(error) or attempt >= retries:
                     raise
                 delay_s = self._policy.delay_s(attempt, retry_after_s(error))

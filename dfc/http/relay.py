@@ -78,13 +78,15 @@ class Relay:
 
         async def attempt(url: str, limit_s: float | None) -> Answer:
             try:
-                return await self._forward_to(await self._pool.open(url, limit_s=limit_s), exchange, body)
+                return await self._forward_to(await self._pool.open(url, limit_s=limit_s), exchange, body, limit_s)
             except PeerGone as error:
                 raise Unavailable(f"the node at {url} went away before it answered") from error
 
         return await to.reach_async(attempt)
 
-    async def _forward_to(self, connection: PeerConnection, exchange: Exchange, body: bytes) -> Answer:
+    async def _forward_to(
+        self, connection: PeerConnection, exchange: Exchange, body: bytes, limit_s: float | None = None
+    ) -> Answer:
         has_body = bool(body) or exchange.method in ("PUT", "POST", "PATCH")
         body_headers = [(b"Content-Length", str(len(body)).encode())] if has_body else []
         try:
@@ -93,7 +95,8 @@ class Relay:
             if not connection.reused or exchange.method not in ("GET", "HEAD"):
                 raise
         # The node closed an idle connection just as it was taken: once more, on a new one.
-        return await self._ask(await self._pool.open(connection.url, fresh=True), exchange, body_headers, body)
+        connection = await self._pool.open(connection.url, fresh=True, limit_s=limit_s)
+        return await self._ask(connection, exchange, body_headers, body)
 
     async def _ask(
         self, connection: PeerConnection, exchange: Exchange, body_headers: list[tuple[bytes, bytes]], body: bytes

@@ -84,12 +84,13 @@ def test_bulk_bytes_come_through_whichever_door_is_open(doors: tuple[Door, Door]
 
 def test_a_read_goes_on_when_the_proxy_dies_in_mid_stream(doors: tuple[Door, Door], body: bytes) -> None:
     first, second = doors
+    large = body * 10  # more than all sockets on the way hold
     with client_of(first.url, second.url) as client:
-        client.put("b", "x", body)
+        client.put("b", "x", large)
         with client.open("b", "x") as reader:
             begin = reader.read(1000)
             first.shut()
-            assert begin + reader.readall() == body
+            assert begin + reader.readall() == large
         assert second.came > 0
 
 
@@ -171,6 +172,15 @@ def test_three_that_end_every_connection_are_not_all_there_is(fake: FakeCluster)
         with client_of(one.url, two.url, three.url, fake.url) as client:
             client.create_bucket("b")
         assert (one.came, two.came, three.came) == (1, 1, 1)
+
+
+def test_where_nobody_listens_at_all_one_hears_so_soon(knocks: Knocks) -> None:
+    with NoDoor() as one, NoDoor() as two, NoDoor() as three, client_of(one.url, two.url, three.url) as client:
+        for call in (client.list_buckets, lambda: client.create_bucket("b")):
+            knocks.ports.clear()
+            with pytest.raises(Unreachable):
+                call()
+            assert [knocks.at(door) for door in (one, two, three)] == [2, 2, 2]
 
 
 async def test_for_asyncio(fake: FakeCluster, doors: tuple[Door, Door], body: bytes, tmp_path: Path) -> None:
