@@ -111,7 +111,14 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command(cls=ProgramCommand, context_settings={"help_option_names": ["-h", "--help"]})
 def tarshards(
     context: typer.Context,
-    pattern: Annotated[str, typer.Argument(metavar="URL-%06d.tar", help="Where the shards go; a bare prefix gets -%06d.tar.")],
+    pattern: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL-%06d.tar",
+            help="Where the shards go: a URL, or bucket/name in the cluster of DFC_URL (a URL of it, or several, separated by "
+            "commas); a bare prefix gets -%06d.tar.",
+        ),
+    ],
     size: Annotated[
         int | None,
         typer.Option("-s", "--size", metavar="BYTES", parser=size_option, help="Size limit: 500M, 64MiB (1G if no -n)."),

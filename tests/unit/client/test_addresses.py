@@ -167,8 +167,8 @@ def test_when_nobody_answers_all_are_named() -> None:
 def test_three_that_end_every_connection_are_not_all_there_is(fake: FakeCluster) -> None:
     """The first call of a client gives up soon, but not before each address had its turn."""
     with Door(fake.url) as one, Door(fake.url) as two, Door(fake.url) as three:
-        for door in (one, two, three):
-            door.reset = True
+        for _ in range(3):
+            fake.proxy.fail("PUT", hang_up=True)
         with client_of(one.url, two.url, three.url, fake.url) as client:
             client.create_bucket("b")
         assert (one.came, two.came, three.came) == (1, 1, 1)
