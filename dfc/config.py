@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from dfc.errors import ConfigError
+from dfc.addresses import is_http_url, split_addresses
+from dfc.errors import BadRequest, ConfigError
 from dfc.hosts import ANY_HOST, host_name
 from dfc.limits import GIB, KIB, MIB
 from dfc.wire import DEFAULT_URL
@@ -86,7 +87,11 @@ class Settings:
     jobs_user_functions: bool = _setting(False, "Allow jobs to run functions that are installed on the workers.", ("proxy",))
     jobs_user_commands: bool = _setting(False, "Allow jobs to run commands given in their specs.", ("proxy",))
 
-    proxy_url: str = _setting(DEFAULT_URL, "The proxy that keeps the registry.", ("target",))
+    proxy_url: str = _setting(
+        DEFAULT_URL,
+        "The proxy that keeps the registry, or several addresses of it, separated by commas.",
+        ("target",),
+    )
     zone: str = _setting(
         "", "Name of what this target shares with others and what can fail at once: a rack, a row, a room.", ("target",)
     )
@@ -222,10 +227,11 @@ def _convert(setting: Setting, value: Any, origin: str) -> Any:
 def _check(settings: Settings, role: Role) -> None:
     if not 0 <= settings.port <= 65535:
         raise ConfigError(f"port is 0 to 65535, not {settings.port}")
-    for name in ("url", "advertise_url", "proxy_url"):
+    for name in ("url", "advertise_url"):
         value = getattr(settings, name)
-        if value and not _is_node_url(value):
+        if value and not is_http_url(value):
             raise ConfigError(f"{name} is of the form http://HOST:PORT, not {value!r}")
+    _check_addresses(settings.proxy_url, "proxy_url")
     for host in settings.allowed_hosts:
         if host != ANY_HOST and host_name(host) is None:
             raise ConfigError(f"allowed_hosts has plain names, without scheme and port and in ASCII, or '*'; not {host!r}")
@@ -247,12 +253,13 @@ def _check(settings: Settings, role: Role) -> None:
         raise ConfigError("a token is printable ASCII without spaces")
 
 
-def _is_node_url(text: str) -> bool:
+def _check_addresses(text: str, name: str) -> None:
     try:
-        parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 0) >= 0
-    except ValueError:
-        return False
+        wrong = [url for url in split_addresses(text) if not is_http_url(url)]
+    except BadRequest as error:
+        raise ConfigError(f"{name}: {error.message}") from None
+    if wrong:
+        raise ConfigError(f"{name} is of the form http://HOST:PORT, or several of these with commas between, not {wrong[0]!r}")
 
 
 def _check_scheduler(settings: Settings) -> None:

@@ -19,6 +19,7 @@ DfcError
  │   ├─ Unavailable 503          a holder is down, the map changes, too busy; carries Retry-After
  │   └─ NoSpace 507
  ├─ Unreachable                  met in our client only: no node answered, or every answer broke off, after all retries
+ │   └─ NotConnected             no connection could be made: nothing was sent
  └─ OperatorError                met at start or in a command: ConfigError, DiskRefused, DiskLocked
 """
 
@@ -263,6 +264,10 @@ class Unreachable(DfcError):
 
     status = 503
     code = "unreachable"
+
+
+class NotConnected(Unreachable):
+    """No connection could be made; the request was not sent."""
 
 
 class OperatorError(DfcError):

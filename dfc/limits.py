@@ -17,6 +17,7 @@ ATTRIBUTES_BYTES_MAX: Final = 4 * KIB  # of one object, encoded: S3 allows 2 KiB
 PLACEMENT_NAMES_MAX: Final = 16_384  # objects whose disk a map remembers: some 4 MiB, or 20 MiB with the longest names
 
 # HTTP.
+ADDRESSES_MAX: Final = 32  # of one cluster: each that is dead costs the first request a second
 REQUEST_LINE_BYTES_MAX: Final = 16 * KIB  # 1,024 bytes of name escaped three for one, twice, and a query
 HEADER_FIELD_BYTES_MAX: Final = 16 * KIB
 HEADER_COUNT_MAX: Final = 128

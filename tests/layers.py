@@ -13,6 +13,7 @@ LAYERS = (
         "base",
         {
             "__init__",
+            "addresses",
             "errors",
             "limits",
             "names",

@@ -24,7 +24,7 @@ _UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 
 @dataclass
 class Session:
-    """One run of a command. `url` and `token` are those of DFC_URL and DFC_TOKEN."""
+    """One run of a command. `url` (maybe several, separated by commas) and `token` are those of DFC_URL and DFC_TOKEN."""
 
     url: str | None = None
     token: str | None = None
@@ -48,9 +48,14 @@ class Session:
         url = base or self.url or DEFAULT_URL
         with self._lock:
             if url not in self.clients:
-                own = self.url is None or urlsplit(url)[:2] == urlsplit(self.url)[:2]
-                self.clients[url] = Client(url, self.token if own else None, retries=self.retries)
+                token = self.token if base is None or self._is_own(base) else None
+                self.clients[url] = Client(url, token, retries=self.retries)
             return self.clients[url]
+
+    def _is_own(self, base: str) -> bool:
+        from dfc.addresses import split_addresses
+
+        return self.url is None or urlsplit(base)[:2] in [urlsplit(each)[:2] for each in split_addresses(self.url)]
 
     def abort(self) -> None:
         """End what other threads do."""

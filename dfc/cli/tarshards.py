@@ -112,7 +112,12 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def tarshards(
     context: typer.Context,
     pattern: Annotated[
-        str, typer.Argument(metavar="URL-%06d.tar", help="Where to put the shards; -%06d.tar is added to a bare prefix.")
+        str,
+        typer.Argument(
+            metavar="URL-%06d.tar",
+            help="Where to put the shards: a URL, or bucket/name in the cluster of DFC_URL (one URL of it, or several "
+            "separated by commas); -%06d.tar is added to a bare prefix.",
+        ),
     ],
     size: Annotated[
         int | None,

@@ -54,16 +54,14 @@ class BatchReader(io.RawIOBase):
         super().close()
 
 
-def open_batch(
-    calls: ObjectCalls, url: str, items: Sequence[BatchItem], on_missing: OnMissing, *, lengths: bool = False
-) -> BatchReader:
+def open_batch(calls: ObjectCalls, items: Sequence[BatchItem], on_missing: OnMissing, *, lengths: bool = False) -> BatchReader:
     """One request. Raises what the node says, naming the item, before anything is read."""
     body = make_source(msgspec.msgpack.encode(BatchRequest(list(items), on_missing)))
     query = "?lengths=1" if lengths else ""
     # The owner of any one of the items: what is its own takes one hop less, and not all batches pass through one node.
     near = random.choice(items) if items else None
     owned = None if near is None else (near.bucket, near.object)
-    answer = calls.stream(f"{url}/v1/batch{query}", "POST", {"Content-Type": MSGPACK}, body, near=owned)
+    answer = calls.stream(f"/v1/batch{query}", "POST", {"Content-Type": MSGPACK}, body, near=owned)
     return BatchReader(answer, _read_lengths(answer, len(items)) if lengths else None)
 
 
@@ -85,12 +83,12 @@ def _read_lengths(answer: Response, count: int) -> array[int]:
         raise
 
 
-def read_batch(calls: ObjectCalls, url: str, items: Items, on_missing: OnMissing) -> Iterator[tuple[str, bytes]]:
+def read_batch(calls: ObjectCalls, items: Items, on_missing: OnMissing) -> Iterator[tuple[str, bytes]]:
     """Name and bytes of each member of the answers to as many requests as the list needs."""
     rest = map(as_item, items)
     begin = 0
     while group := list(islice(rest, ITEMS_A_REQUEST)):
-        with _open_group(calls, url, group, on_missing, begin) as reader:
+        with _open_group(calls, group, on_missing, begin) as reader:
             try:
                 for member, data in iterate_members(cast(BinaryIO, io.BufferedReader(reader, READ_BYTES)), strict=True):
                     yield member.name, data.readall() or b""
@@ -99,9 +97,9 @@ def read_batch(calls: ObjectCalls, url: str, items: Items, on_missing: OnMissing
         begin += len(group)
 
 
-def _open_group(calls: ObjectCalls, url: str, group: list[BatchItem], on_missing: OnMissing, begin: int) -> BatchReader:
+def _open_group(calls: ObjectCalls, group: list[BatchItem], on_missing: OnMissing, begin: int) -> BatchReader:
     try:
-        return open_batch(calls, url, group, on_missing)
+        return open_batch(calls, group, on_missing)
     except DfcError as error:
         if begin:
             error.message = f"in the part from item {begin} on: {error.message}"

@@ -1,6 +1,6 @@
 """The blocking client: objects, listings, shards and buckets of one cluster. Thread-safe.
 
-Bytes travel between the caller's buffers and the target that owns the object; the node whose URL was given is asked for the
+Bytes travel between the caller's buffers and the target that owns the object; a node whose URL was given is asked for the
 map, for buckets and listings, and relays where a target cannot be reached. Every call that is idempotent, and all are, is
 retried for some seconds. Errors are classes of `dfc.errors`.
 """
@@ -14,6 +14,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
+from dfc.addresses import is_http_url, split_addresses
 from dfc.batch.items import BatchItem, OnMissing
 from dfc.checksum import CHECKSUM_NAME
 from dfc.client.batch import BatchReader, Items, as_item, open_batch, read_batch
@@ -56,10 +57,13 @@ _ANSWER_BYTES_MAX: Final = 256 * KIB  # of a PUT: warnings are short
 
 
 class Client:
-    """A connection to a cluster through any of its nodes. Close it, or use it as a context manager."""
+    """A connection to a cluster through any of its nodes. Close it, or use it as a context manager.
+
+    `url` may be several URLs of it, separated by commas; they are tried in turn (see `dfc.addresses`). BadRequest.
+    """
 
     def __init__(self, url: str = DEFAULT_URL, token: str | None = None, *, retries: int | None = None) -> None:
-        self.url = _base_url(url)
+        self.url = ",".join(map(_base_url, split_addresses(url)))
         self.cancellation = Cancellation()
         policy = RetryPolicy() if retries is None else RetryPolicy(retries=retries)
         self._control = Control(self.url, token, policy, self.cancellation)
@@ -245,7 +249,7 @@ class Client:
         for spec in (shards,) if isinstance(shards, str) else list_specs(shards):
             query = [("shards", spec)] if fields == "all" else [("shards", spec), ("fields", fields)]
             path = f"/v1/buckets/{check_bucket_name(bucket)}/samples?{urlencode(query, quote_via=quote)}"
-            yield from read_values(self._calls.stream(self.url + path), KeyInfo)
+            yield from read_values(self._calls.stream(path), KeyInfo)
 
     # Batches.
 
@@ -256,7 +260,7 @@ class Client:
         as it takes. The errors of an item name it (of its request, in the header X-DFC-Item); `on_missing` is "fail", "skip"
         or "empty". Unreachable when a stream breaks off for good.
         """
-        return read_batch(self._calls, self.url, items, on_missing)
+        return read_batch(self._calls, items, on_missing)
 
     def open_batch(
         self, items: Sequence[BatchItem | Mapping[str, Any]], *, on_missing: OnMissing = "fail", lengths: bool = False
@@ -265,7 +269,7 @@ class Client:
 
         With `lengths` the reader's `lengths` are the bytes of each item, so that the parts can be told from each other.
         """
-        return open_batch(self._calls, self.url, [as_item(item) for item in items], on_missing, lengths=lengths)
+        return open_batch(self._calls, [as_item(item) for item in items], on_missing, lengths=lengths)
 
     # Buckets.
 
@@ -301,7 +305,7 @@ class Client:
         return ClusterMap.decode(self._fetch_map(True))
 
     def health(self) -> dict[str, Any]:
-        """Role, id and map version of the node that was given. Unavailable while it is not ready."""
+        """Role, id and map version of a node that was given. Unavailable while it is not ready."""
         facts: dict[str, Any] = _decode(self._control.call("GET", "/v1/health"), dict[str, Any])
         return facts
 
@@ -350,9 +354,7 @@ class Client:
 
 
 def _base_url(url: str) -> str:
-    parts = urlsplit(url)
-    bare = parts.path in ("", "/") and not parts.query and not parts.fragment
-    if parts.scheme not in ("http", "https") or not parts.hostname or not bare:
+    if not is_http_url(url) or (parts := urlsplit(url)).path or parts.query or parts.fragment:
         raise BadRequest(f"the URL of a cluster is http://host:port, not {url!r}")
     return f"{parts.scheme}://{parts.netloc}"
 

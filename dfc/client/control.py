@@ -1,19 +1,23 @@
 """The control channel: small JSON or msgpack calls over httpx, the only module that knows httpx.
 
-Every call goes to the URL that the client was given. Failures are raised as classes of `dfc.errors`.
+Every call goes to a URL that the client was given. Failures are raised as classes of `dfc.errors`.
 """
 
 from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 
 from dfc import __version__
-from dfc.errors import BadRequest, DfcError, Unreachable
+from dfc.addresses import addresses_of
+from dfc.errors import BadRequest, DfcError, NotConnected, Unreachable
+from dfc.http.calls.lookup import connect_share_s
 from dfc.http.calls.problems import error_from_answer, is_worth_retrying, retry_after_s
 from dfc.http.calls.retry import Cancellation, RetryPolicy, current_cancellation
 from dfc.wire import JSON
@@ -22,13 +26,14 @@ CONNECT_TIMEOUT_S: Final = 5.0
 ANSWER_TIMEOUT_S: Final = 60.0  # a listing waits for every target
 # Nobody has answered yet: the URL is wrong or the cluster is down, and the person who typed it should hear so soon.
 FIRST_CONTACT_RETRIES: Final = 1
+_TIMEOUT: Final = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
 
 
 class Control:
-    """Calls to one node. Thread-safe."""
+    """Calls to the node of a URL, or to any of a list of them. Thread-safe."""
 
     def __init__(self, url: str, token: str | None, policy: RetryPolicy, cancellation: Cancellation) -> None:
-        self._url = url
+        self._addresses = addresses_of(url)
         self._policy = policy
         self._cancellation = cancellation
         self._was_reached = False
@@ -36,12 +41,11 @@ class Control:
         if token:
             headers["Authorization"] = f"Bearer {token}"
         self._http = httpx.Client(
-            base_url=url,
             headers=headers,
-            timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+            timeout=_TIMEOUT,
             # Proxies and .netrc of the environment would apply here and not to the bulk channel.
             trust_env=False,
-            verify=ssl.create_default_context() if url.startswith("https:") else False,
+            verify=ssl.create_default_context() if "https:" in url else False,
         )
 
     def close(self) -> None:
@@ -70,7 +74,9 @@ class Control:
             except DfcError as error:
                 retries = self._policy.retries if patient else 0
                 if isinstance(error, Unreachable) and not self._was_reached:
-                    retries = min(retries, FIRST_CONTACT_RETRIES)
+                    # Who did not even accept a connection was one of all; what was sent, was sent to one of them.
+                    others = 0 if isinstance(error, NotConnected) else len(self._addresses.urls) - 1
+                    retries = min(retries, max(FIRST_CONTACT_RETRIES, others))
                 if not is_worth_retrying(error) or attempt >= retries:
                     raise
                 delay_s = self._policy.delay_s(attempt, retry_after_s(error))
@@ -80,16 +86,17 @@ class Control:
     def lines(self, path: str) -> Iterator[str]:
         """The lines of an answer that comes bit by bit, each when it is there. Unreachable when it breaks off; no retries."""
         cancellation = current_cancellation(self._cancellation)
-        what = f"GET {self._url}{path}"
+        answer = self._send("GET", path, {"Accept": "text/event-stream"}, stream=True)
+        what = f"GET {answer.url}"
         try:
-            with self._http.stream("GET", path, headers={"Accept": "text/event-stream"}) as answer:
+            with _own_errors(what):
                 if not answer.is_success:
                     raise error_from_answer(answer.status_code, answer.headers, answer.read(), what)
                 for line in answer.iter_lines():
                     cancellation.check()
                     yield line
-        except httpx.HTTPError as problem:
-            raise Unreachable(f"{what}: {problem or type(problem).__name__}") from None
+        finally:
+            answer.close()
 
     def pause(self, seconds: float) -> None:
         """Sleep, unless what the caller does is cancelled."""
@@ -100,14 +107,56 @@ class Control:
         headers = {"Accept": accept}
         if content is not None:
             headers["Content-Type"] = JSON
-        what = f"{method} {self._url}{path}"
-        try:
-            answer = self._http.request(method, path, params=params, content=content, headers=headers)
-        except httpx.HTTPError as problem:
-            raise Unreachable(f"{what}: {problem or type(problem).__name__}") from None
-        except httpx.InvalidURL as problem:
-            raise BadRequest(f"{what}: {problem}") from None
+        answer = self._send(method, path, headers, params=params, content=content)
         self._was_reached = True
         if answer.is_success:
             return answer.content
+        what = f"{method} {answer.url.copy_with(query=None)}"
         raise error_from_answer(answer.status_code, answer.headers, answer.content, what)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        *,
+        params: Mapping[str, str | int] | None = None,
+        content: bytes | None = None,
+        stream: bool = False,
+    ) -> httpx.Response:
+        """The answer of the first address that gives one."""
+        cancellation = current_cancellation(self._cancellation)
+
+        def attempt(base: str, limit_s: float | None) -> httpx.Response:
+            cancellation.check()
+            with _own_errors(f"{method} {base}{path}"):
+                timeout = self._timeout(base, limit_s)
+                request = self._http.build_request(
+                    method, base + path, params=params, content=content, headers=headers, timeout=timeout
+                )
+                return self._http.send(request, stream=stream)
+
+        return self._addresses.reach(attempt, repeatable=method == "GET")
+
+    def _timeout(self, base: str, limit_s: float | None) -> httpx.Timeout:
+        if limit_s is None:
+            return _TIMEOUT
+        if base != self._addresses.last:  # else there is a connection, or its name was found a moment ago
+            parts = urlsplit(base)
+            limit_s = connect_share_s(parts.hostname or "", parts.port or 0, limit_s)
+        return httpx.Timeout(ANSWER_TIMEOUT_S, connect=limit_s)
+
+
+@contextmanager
+def _own_errors(what: str) -> Iterator[None]:
+    """Foreign errors of a connection become those of `dfc.errors`, here and nowhere else."""
+    try:
+        yield
+    except httpx.InvalidURL as problem:
+        raise BadRequest(f"{what}: {problem}") from None
+    except (httpx.ConnectError, httpx.ConnectTimeout) as problem:
+        raise NotConnected(f"{what}: {problem or type(problem).__name__}") from None
+    except httpx.HTTPError as problem:
+        raise Unreachable(f"{what}: {problem or type(problem).__name__}") from None
+    except OSError as problem:  # of looking the host up
+        raise NotConnected(f"{what}: {problem}") from None

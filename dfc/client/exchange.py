@@ -1,7 +1,7 @@
 """One object request, tried until it is answered: owner first, relay when the owner cannot be reached, then backoff.
 
-States of a try: direct → (cannot connect) relay → (503, broken) wait, new map → direct … A 307 is followed. Uploads are tried
-again only from sources that can begin anew; every method used here is idempotent.
+States of a try: direct → (cannot connect) relay, at one address after the other → (503, broken) wait, new map → direct …
+A 307 is followed. Uploads are tried again only from sources that can begin anew; every method used here is idempotent.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Final
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urljoin
 
 from dfc.client.routing import Query, Route, Router
 from dfc.client.source import Source
-from dfc.errors import DfcError, Unavailable, Unreachable
-from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX, NotConnected, Response, Transport
+from dfc.errors import DfcError, NotConnected, Unavailable, Unreachable
+from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX, Response, Transport
 from dfc.http.calls.problems import error_from_answer, is_worth_retrying, retry_after_s
 from dfc.http.calls.retry import Cancellation, RetryPolicy, current_cancellation
 
 _REDIRECTS: Final = frozenset((307, 308))
 _HOPS_MAX: Final = 5
 _NOT_MODIFIED: Final = 304
+_CONDITIONS: Final = frozenset(("If-Match", "If-None-Match"))
+_READS: Final = frozenset(("GET", "HEAD", "POST"))  # what is posted here is the list of a batch read
 _FOR_CALLERS: Final = _REDIRECTS | {_NOT_MODIFIED}
 
 
@@ -61,35 +63,34 @@ class ObjectCalls:
 
     def stream(
         self,
-        url: str,
+        path: str,
         method: str = "GET",
         headers: Mapping[str, str] | None = None,
         source: Source | None = None,
         *,
         near: tuple[str, str] | None = None,
     ) -> Response:
-        """A successful answer of the node that the client was given, its body unread, to a read of any URL of it.
+        """A successful answer of a node that the client was given, its body unread, to a read of any path (and query) of it.
 
         With `near`, bucket and name of an object, its owner is asked first, once.
         """
-        if near is not None and (answer := self._near(url, method, headers or {}, source, near)) is not None:
+        if near is not None and (answer := self._near(path, method, headers or {}, source, near)) is not None:
             return answer
-        route = Route(url, direct=False)
+        route = self._router.anywhere(path)
         answer = self._retrying(lambda: self._ask(method, route, headers or {}, source), source, None)
         if answer.status < 300:
             return answer
         answer.close()
-        raise error_from_answer(answer.status, answer.headers, b"", f"{method} {url}")
+        raise error_from_answer(answer.status, answer.headers, b"", f"{method} {answer.url}")
 
     def _near(
-        self, url: str, method: str, headers: Mapping[str, str], source: Source | None, near: tuple[str, str]
+        self, path: str, method: str, headers: Mapping[str, str], source: Source | None, near: tuple[str, str]
     ) -> Response | None:
         """The answer of an object's owner, or None if another node should be asked. Errors that are final are raised."""
         owner = self._router.owner_url(*near)
         if owner is None or (source is not None and not source.replayable):
             return None
-        parts = urlsplit(url)
-        route = Route(f"{owner}{parts.path}?{parts.query}" if parts.query else owner + parts.path, direct=True)
+        route = Route(owner + path, direct=True)
         try:
             answer = self._ask(method, route, headers, source)
         except NotConnected:
@@ -144,7 +145,7 @@ class ObjectCalls:
                 continue
             location = answer.headers.get("Location")
             if answer.status in _REDIRECTS and location:
-                route = self._router.redirected(urljoin(route.url, location))
+                route = self._router.redirected(urljoin(answer.url, location))
                 if not self._router.is_reachable(route.url):
                     route = self._router.relay(bucket, name, query)
             else:
@@ -154,11 +155,22 @@ class ObjectCalls:
 
     def _ask(self, method: str, route: Route, headers: Mapping[str, str], source: Source | None) -> Response:
         """One request; answers that a caller cannot use are raised as errors."""
-        answer = self._transport.request(method, route.url, self._with_token(headers, route), source)
+        headers = self._with_token(headers, route)
+        # The answer to a second try differs: that there was one is for callers to know, who are told by `Tries`.
+        once = method == "DELETE" or not _CONDITIONS.isdisjoint(headers)
+
+        def ask(url: str, limit_s: float | None = None) -> Response:
+            return self._transport.request(method, url, headers, source, limit_s=limit_s, once=once)
+
+        if route.direct:
+            answer = ask(route.url)
+        else:
+            addresses = self._router.addresses
+            answer = addresses.reach(lambda base, limit_s: ask(base + route.path, limit_s), repeatable=method in _READS)
         if answer.status < 300 or answer.status in _FOR_CALLERS:
             return answer
         body = answer.read_all(ERROR_BODY_BYTES_MAX)
-        raise error_from_answer(answer.status, answer.headers, body, f"{method} {route.url}")
+        raise error_from_answer(answer.status, answer.headers, body, f"{method} {answer.url}")
 
     def _with_token(self, headers: Mapping[str, str], route: Route) -> Mapping[str, str]:
         if not self._token or not route.trusted:

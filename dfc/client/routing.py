@@ -1,4 +1,4 @@
-"""Which URL to ask for an object: its owner's, computed here, or the relay of the node that the client was given."""
+"""Which URL to ask for an object: its owner's, computed here, or the relay of a node that the client was given."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
+from dfc.addresses import addresses_of
 from dfc.errors import DfcError, NotFound
 from dfc.names import object_path
 from dfc.placement.map import ClusterMap
@@ -22,10 +23,12 @@ Query = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A URL for one try. `direct` means the owner itself; `trusted` that the node may see the token."""
+    """A URL for one try. `direct` means the owner itself; without it, `path` may be asked for at any of the cluster's
+    addresses. `trusted`: the node may see the token."""
 
     url: str
     direct: bool
+    path: str = ""
     trusted: bool = True
 
 
@@ -37,11 +40,12 @@ def path_of(bucket: str, name: str, query: Query) -> str:
 class Router:
     """Keeps the cluster map and what is known about nodes that cannot be reached. Thread-safe.
 
-    `fetch_map` gives the JSON of the map; its argument says whether it should try for long.
+    `url` is the cluster's, or a list of them. `fetch_map` gives the JSON of the map; its argument says whether it should try
+    for long.
     """
 
     def __init__(self, url: str, fetch_map: Callable[[bool], bytes], now_s: Callable[[], float] = time.monotonic) -> None:
-        self._url = url
+        self.addresses = addresses_of(url)
         self._fetch_map = fetch_map
         self._now_s = now_s
         self._lock = threading.Lock()
@@ -62,7 +66,7 @@ class Router:
                 self._map = ClusterMap.decode(self._fetch_map(self._map is None))
                 self._wanted = False
             except msgspec.MsgspecError:
-                raise NotFound(f"{self._url} does not answer like a DFC node") from None
+                raise NotFound(f"{self.addresses} does not answer like a DFC node") from None
             except DfcError:
                 if self._map is None:
                     raise
@@ -99,8 +103,12 @@ class Router:
         return owner.node.advertise_url.rstrip("/")
 
     def relay(self, bucket: str, name: str, query: Query) -> Route:
-        """Through the node that the client was given."""
-        return Route(self._url + path_of(bucket, name, (*query, ("relay", "1"))), direct=False)
+        """Through a node that the client was given."""
+        return self.anywhere(path_of(bucket, name, (*query, ("relay", "1"))))
+
+    def anywhere(self, path: str) -> Route:
+        """To any of the nodes that the client was given."""
+        return Route(self.addresses.in_order()[0] + path, direct=False, path=path)
 
     def redirected(self, location: str) -> Route:
         """The route that a 307 names. The token goes to nodes of the map and to nobody else."""
@@ -109,7 +117,7 @@ class Router:
         return Route(location, direct=True, trusted=trusted)
 
     def _knows(self, url: str, cluster_map: ClusterMap) -> bool:
-        urls = (self._url, *(url for node in cluster_map.nodes for url in (node.url, node.advertise_url)))
+        urls = (*self.addresses.urls, *(url for node in cluster_map.nodes for url in (node.url, node.advertise_url)))
         return _origin(url) in map(_origin, urls)
 
     def is_reachable(self, url: str) -> bool:

@@ -10,8 +10,8 @@ from dfc.config import Settings
 
 
 class WorkerSettings(msgspec.Struct, frozen=True):
-    """`proxy_url` is for nodes. `memory_bytes` is what a task may use for buffers; `io_bytes_per_s` what a worker may read and
-    write, 0 for any; `priority` "low" lets others have processor and disk first."""
+    """`proxy_url` is for nodes, and may be several, separated by commas. `memory_bytes` is what a task may use for buffers;
+    `io_bytes_per_s` what a worker may read and write, 0 for any; `priority` "low" lets others have processor and disk first."""
 
     proxy_url: str
     token: str = ""

@@ -11,6 +11,7 @@ import select
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
+from dfc.addresses import Addresses
 from dfc.errors import BodyTimeout, LengthMismatch, Unavailable
 from dfc.http.answers import Answer, AnswerCut, BulkAnswer, StreamAnswer
 from dfc.http.calls.peer import PeerConnection, PeerGone, PeerPool, PeerResponse
@@ -36,16 +37,20 @@ class Relay:
         self._pool = pool
         self._answer_timeout_s = answer_timeout_s
 
-    async def forward(self, exchange: Exchange, url: str) -> Answer:
-        """Pass the request on as it is; Unavailable when the node cannot be reached or goes away before it answers."""
+    async def forward(self, exchange: Exchange, to: str | Addresses) -> Answer:
+        """Pass the request on as it is; Unavailable when the node cannot be reached or goes away before it answers.
+
+        Of several addresses, the next one is asked when no connection can be made; and when there is no answer, of those that
+        only read.
+        """
         length = exchange.declared_length
         try:
             if length is not None and length <= SMALL_BODY_BYTES:
                 body = await exchange.read_small(SMALL_BODY_BYTES) if length else b""
-                return await self._forward_small(exchange, url, body)
-            return await self._forward_large(exchange, url, length)
+                return await self._forward_small(exchange, to, body)
+            return await self._forward_large(exchange, to, length)
         except PeerGone as error:
-            raise Unavailable(f"the node at {url} went away before it answered") from error
+            raise Unavailable(f"the node at {to} went away before it answered") from error
 
     # --- requests
 
@@ -60,17 +65,38 @@ class Relay:
         ]
         return connection.start_request(exchange.method, exchange.raw_target, headers)
 
-    async def _forward_small(self, exchange: Exchange, url: str, body: bytes) -> Answer:
+    async def _open(self, to: str | Addresses) -> PeerConnection:
+        if isinstance(to, str):
+            return await self._pool.open(to)
+        return await to.reach_async(lambda url, limit_s: self._pool.open(url, limit_s=limit_s))
+
+    async def _forward_small(self, exchange: Exchange, to: str | Addresses, body: bytes) -> Answer:
+        if isinstance(to, str):
+            return await self._forward_to(await self._pool.open(to), exchange, body)
+        if exchange.method not in ("GET", "HEAD"):
+            return await self._forward_to(await self._open(to), exchange, body)
+
+        async def attempt(url: str, limit_s: float | None) -> Answer:
+            try:
+                return await self._forward_to(await self._pool.open(url, limit_s=limit_s), exchange, body, limit_s)
+            except PeerGone as error:
+                raise Unavailable(f"the node at {url} went away before it answered") from error
+
+        return await to.reach_async(attempt)
+
+    async def _forward_to(
+        self, connection: PeerConnection, exchange: Exchange, body: bytes, limit_s: float | None = None
+    ) -> Answer:
         has_body = bool(body) or exchange.method in ("PUT", "POST", "PATCH")
         body_headers = [(b"Content-Length", str(len(body)).encode())] if has_body else []
-        connection = await self._pool.open(url)
         try:
             return await self._ask(connection, exchange, body_headers, body)
         except PeerGone:
             if not connection.reused or exchange.method not in ("GET", "HEAD"):
                 raise
         # The node closed an idle connection just as it was taken: once more, on a new one.
-        return await self._ask(await self._pool.open(url, fresh=True), exchange, body_headers, body)
+        connection = await self._pool.open(connection.url, fresh=True, limit_s=limit_s)
+        return await self._ask(connection, exchange, body_headers, body)
 
     async def _ask(
         self, connection: PeerConnection, exchange: Exchange, body_headers: list[tuple[bytes, bytes]], body: bytes
@@ -82,8 +108,8 @@ class Relay:
             connection.close()
             raise
 
-    async def _forward_large(self, exchange: Exchange, url: str, length: int | None) -> Answer:
-        connection = await self._pool.open(url)
+    async def _forward_large(self, exchange: Exchange, to: str | Addresses, length: int | None) -> Answer:
+        connection = await self._open(to)
         try:
             body_headers = [(b"Transfer-Encoding", b"chunked") if length is None else (b"Content-Length", str(length).encode())]
             if exchange.expects_continue():

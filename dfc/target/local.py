@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, TypeVar
 
+from dfc.addresses import addresses_of
 from dfc.errors import BucketDeleting, BucketNotFound, StorageFailed, Unavailable
 from dfc.http.calls.peer import ControlClient
 from dfc.http.shutdown import ends_in_time
@@ -36,7 +37,7 @@ class Local:
 
     def __init__(self, control: ControlClient, proxy_url: str, transfer_threads: int) -> None:
         self.control = control
-        self.proxy_url = proxy_url.rstrip("/")
+        self.proxies = addresses_of(proxy_url)
         self.node_id = ""
         self.map: ClusterMap = EMPTY_MAP
         self.disks: dict[str, Disk] = {}
@@ -104,6 +105,12 @@ class Local:
         self.map = new
         return True
 
+    async def ask_registry(self, method: str, path: str, kind: type[T], body: Any = None) -> T:
+        """The answer of the first proxy that gives one, to what may be asked twice. Unavailable, RemoteError."""
+        return await self.proxies.reach_async(
+            lambda base, limit_s: self.control.call(method, base + path, kind, body=body, limit_s=limit_s)
+        )
+
     async def refresh_map(self, *, at_once: bool = False) -> None:
         """Ask the registry for its map, unless it has answered a moment ago. Unavailable when it does not.
 
@@ -118,15 +125,14 @@ class Local:
 
     async def _ask_map(self) -> None:
         begun_s = asyncio.get_running_loop().time()
-        self.take_map(await self.control.call("GET", f"{self.proxy_url}/v1/cluster", ClusterMap))
+        self.take_map(await self.ask_registry("GET", "/v1/cluster", ClusterMap))
         self._refreshed_s = begun_s
 
     async def bucket(self, name: str, *, create: bool = False) -> BucketEntry:
         """The bucket; one that this map lacks is asked for, or made, at the registry before it is called missing."""
         found = self.map.bucket(name)
         if found is None and create:
-            url = f"{self.proxy_url}/v1/buckets/{name}/ensure"
-            self.take_map(await self.control.call("POST", url, ClusterMap))
+            self.take_map(await self.ask_registry("POST", f"/v1/buckets/{name}/ensure", ClusterMap))
             found = self.map.bucket(name)
         elif found is None:
             await self.refresh_map()

@@ -149,11 +149,11 @@ class TargetNode:
         wait_s = RETRY_S
         while True:
             try:
-                return await self._control.call("GET", f"{self.local.proxy_url}/v1/cluster", ClusterMap)
+                return await self.local.ask_registry("GET", "/v1/cluster", ClusterMap)
             except Unavailable:
-                _log.info("waiting for the registry at %s", self.local.proxy_url)
+                _log.info("waiting for the registry at %s", self.local.proxies)
             except RemoteError as error:
-                raise OperatorError(f"the registry at {self.local.proxy_url} refuses: {error.message}") from error
+                raise OperatorError(f"the registry at {self.local.proxies} refuses: {error.message}") from error
             await asyncio.sleep(wait_s)
             wait_s = min(RETRY_MAX_S, wait_s * 2)
 
@@ -177,7 +177,7 @@ class TargetNode:
             disks=entries,
             labels=Labels(zone=self.settings.zone, host=self.settings.host_label),
         )
-        answer = await self._control.call("POST", f"{self.local.proxy_url}/v1/nodes", Registered, body=said)
+        answer = await self.local.ask_registry("POST", "/v1/nodes", Registered, said)
         if answer.map is not None:
             self.local.take_map(answer.map)
         return answer

@@ -115,7 +115,7 @@ class ObjectRoutes:
         if HOP_HEADER in exchange.headers:
             await self._local.refresh_map()
             raise Unavailable("this target does not hold the object by its map; the map may be changing")
-        return await self._relay.forward(exchange, self._local.proxy_url)
+        return await self._relay.forward(exchange, self._local.proxies)
 
     # --- GET
 

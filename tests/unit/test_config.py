@@ -251,3 +251,19 @@ def test_a_scheduler_on_loopback_may_do_without():
         assert load_settings("proxy", flags={"jobs_scheduler": address}).settings.jobs_scheduler == address
     files = dict.fromkeys(("jobs_tls_ca", "jobs_tls_cert", "jobs_tls_key"), __file__)
     assert load_settings("proxy", flags={"jobs_scheduler": "tls://10.0.0.1:8786", **files})
+
+
+def test_a_target_may_have_several_addresses_of_its_proxy():
+    def load(proxy_url):
+        return load_settings("target", flags={"disks": "/d", "proxy_url": proxy_url}).settings.proxy_url
+
+    assert load("http://a:1, http://b:2") == "http://a:1, http://b:2"
+    for wrong, said in (
+        ("http://a:1,b:2", "not 'b:2'"),
+        ("http://a:1,http://b:x", "not 'http://b:x'"),
+        (" , ", "no address"),
+        ("", "no address"),
+        (",".join(f"http://a:{port}" for port in range(1, 100)), "99 addresses"),
+    ):
+        with pytest.raises(ConfigError, match=f"proxy_url.*{said}"):
+            load(wrong)

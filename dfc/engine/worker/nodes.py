@@ -10,6 +10,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from dfc.addresses import addresses_of
 from dfc.engine.settings import WorkerSettings
 from dfc.errors import BucketNotFound, DfcError, Unavailable
 from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX, Response, Transport, Upload
@@ -27,7 +28,7 @@ class Nodes:
     """For one thread. `check` is called between tries: it raises when there is no more use in trying."""
 
     def __init__(self, settings: WorkerSettings, check: Callable[[], None] = lambda: None) -> None:
-        self._proxy_url = settings.proxy_url
+        self._proxies = addresses_of(settings.proxy_url)
         self._headers = {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
         self._transport = Transport(Cancellation(), STALL_S)
         self._map: ClusterMap | None = None
@@ -42,7 +43,7 @@ class Nodes:
     def map(self) -> ClusterMap:
         """The map, fetched when there is none or a request failed."""
         if self._map is None:
-            with self._request("GET", f"{self._proxy_url}/v1/cluster", {}) as answer:
+            with self._of_proxy("/v1/cluster") as answer:
                 self._map = ClusterMap.decode(answer.read_all(CLUSTER_MAP_BYTES_MAX))
         return self._map
 
@@ -100,7 +101,7 @@ class Nodes:
 
     def ask_proxy(self, path: str) -> None:
         """One try of a GET whose answer does not matter."""
-        self.get(f"{self._proxy_url}{path}").close()
+        self._of_proxy(path).close()
 
     def begin_put(self, url: str, size: int | None) -> Upload:
         """Begin a PUT whose body comes piece by piece."""
@@ -111,8 +112,16 @@ class Nodes:
         with self._request("PUT", url, {}, _Bytes(body)) as answer:
             return answer.read_all(ERROR_BODY_BYTES_MAX)
 
-    def _request(self, method: str, url: str, headers: Mapping[str, str], body: _Bytes | None = None) -> Response:
-        answer = self._transport.request(method, url, {**self._headers, **headers}, body)
+    def _of_proxy(self, path: str) -> Response:
+        """One try of a GET, at one address of the proxy after the other."""
+        return self._proxies.reach(
+            lambda base, limit_s: self._request("GET", base + path, {}, limit_s=limit_s), repeatable=True
+        )
+
+    def _request(
+        self, method: str, url: str, headers: Mapping[str, str], body: _Bytes | None = None, limit_s: float | None = None
+    ) -> Response:
+        answer = self._transport.request(method, url, {**self._headers, **headers}, body, limit_s=limit_s)
         if answer.status < 300:
             return answer
         raise error_of(answer, f"{method} {url}")

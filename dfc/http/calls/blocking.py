@@ -19,7 +19,8 @@ from urllib.parse import urlsplit
 from weakref import WeakSet
 
 from dfc.checksum import Buffer
-from dfc.errors import BadRequest, Unreachable
+from dfc.errors import BadRequest, NotConnected, Unreachable
+from dfc.http.calls.lookup import connect_share_s
 from dfc.http.calls.problems import Headers
 from dfc.http.calls.receiving import Receiver, reset_on_close
 from dfc.http.calls.retry import Cancellation, current_cancellation
@@ -45,10 +46,6 @@ class Body(Protocol):
     @property
     def replayable(self) -> bool: ...
     def chunks(self) -> Iterator[Buffer]: ...
-
-
-class NotConnected(Unreachable):
-    """No connection could be made; the request was not sent."""
 
 
 class WrongAddress(NotConnected):
@@ -81,6 +78,7 @@ class Response:
         self._what = what
         self.status = response.status
         self.headers: Headers = response.headers
+        self.url = what.partition(" ")[2]  # that was asked
         self.early = link.spoiled  # it came before the body of the request was through
         # http.client does not say when a body ends early, so the bytes are counted here.
         self._left = response.length
@@ -257,21 +255,27 @@ class Transport:
         url: str,
         headers: Mapping[str, str],
         source: Body | None = None,
+        *,
+        limit_s: float | None = None,
+        once: bool = False,
     ) -> Response:
         """Send one request with the source as its body, and read the head of the answer, whatever its status.
 
         An answer that comes before the body is through ends the sending. A kept connection that turns out to be dead is
-        replaced once; a source that cannot begin anew gets a fresh one at once.
+        replaced, except for what is to be sent `once`; a source that cannot begin anew gets a fresh one at once. Making one
+        takes at most `limit_s`.
         """
         what = f"{method} {url}"
-        once = source is not None and not source.replayable
-        link = None if once else self._take(_origin(url))
+        spent = source is not None and not source.replayable
+        link = None if spent else self._take(_origin(url))
         if link is not None:
             try:
                 return self._exchange(link, method, url, headers, source, what)
             except Broken:
                 link.cancellation.check()
-        link = self._connect(_origin(url), what)
+                if once:
+                    raise
+        link = self._connect(_origin(url), what, limit_s)
         try:
             return self._exchange(link, method, url, headers, source, what)
         except Broken:
@@ -323,7 +327,7 @@ class Transport:
                 return link
             link.close()
 
-    def _connect(self, origin: Origin, what: str) -> _Link:
+    def _connect(self, origin: Origin, what: str, limit_s: float | None = None) -> _Link:
         cancellation = self.cancellation
         cancellation.check()
         scheme, host, port = origin
@@ -333,6 +337,8 @@ class Transport:
         else:
             connection = http.client.HTTPConnection(host, port, timeout=self._connect_timeout_s)
         try:
+            if limit_s is not None:
+                connection.timeout = connect_share_s(host, port, min(limit_s, self._connect_timeout_s))
             connection.connect()
         except OSError as problem:
             wrong = isinstance(problem, socket.gaierror) and problem.errno in _NO_SUCH_HOST

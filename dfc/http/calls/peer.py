@@ -121,8 +121,8 @@ class PeerPool:
         self._idle: dict[str, list[PeerConnection]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
 
-    async def open(self, url: str, *, fresh: bool = False) -> PeerConnection:
-        """An idle connection, or a new one; Unavailable when the node does not accept it in time."""
+    async def open(self, url: str, *, fresh: bool = False, limit_s: float | None = None) -> PeerConnection:
+        """An idle connection, or a new one; Unavailable when the node does not accept it in time, or in `limit_s`."""
         loop = asyncio.get_running_loop()
         idle = self._idle.get(url, [])
         while idle and not fresh:
@@ -133,7 +133,7 @@ class PeerPool:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port or 80
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with asyncio.timeout(min(self._connect_timeout_s, limit_s or self._connect_timeout_s)):
                 found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
                 return PeerConnection(url, await _connect(found))
         except (OSError, TimeoutError) as error:
@@ -205,7 +205,7 @@ class ControlClient:
 
     def __init__(self, token: str, timeout_s: float) -> None:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s * 3, connect=timeout_s)
+        self._timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
 
     async def call(
@@ -217,13 +217,14 @@ class ControlClient:
         body: Any = None,
         headers: Mapping[str, str] | None = None,
         long: bool = False,
+        limit_s: float | None = None,
     ) -> T:
         """The decoded answer. Unavailable when the node cannot be reached; RemoteError for an answer that is an error.
 
-        `long`: the node may work for minutes before it answers.
+        `long`: the node may work for minutes before it answers. `limit_s`: it must accept a connection in so many seconds.
         """
         data = b"" if body is None else msgspec.json.encode(body)
-        status, content_type, content = await self.fetch(method, url, data, headers or {}, long=long)
+        status, content_type, content = await self.fetch(method, url, data, headers or {}, long=long, limit_s=limit_s)
         decode = msgspec.msgpack.decode if content_type.startswith(MSGPACK) else msgspec.json.decode
         if status >= 400:
             raise _remote_error(status, content, url)
@@ -233,10 +234,17 @@ class ControlClient:
             raise Unavailable(f"{url} answered with something else than expected: {error}") from error
 
     async def fetch(
-        self, method: str, url: str, body: bytes, headers: Mapping[str, str], *, long: bool = False
+        self,
+        method: str,
+        url: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        *,
+        long: bool = False,
+        limit_s: float | None = None,
     ) -> tuple[int, str, bytes]:
         """Status, content type and body."""
-        timeout = self._long_timeout() if long else self._timeout
+        timeout = self._long_timeout(limit_s) if long else self._usual_timeout(limit_s)
         try:
             async with self._open_session().request(
                 method, url, data=body or None, headers={**self._headers, **headers}, allow_redirects=False, timeout=timeout
@@ -245,13 +253,17 @@ class ControlClient:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(f"{url} cannot be reached: {type(error).__name__}") from error
 
-    def _long_timeout(self) -> aiohttp.ClientTimeout:
-        return aiohttp.ClientTimeout(total=None, connect=self._timeout.connect, sock_read=STREAM_STALL_S)
+    def _usual_timeout(self, limit_s: float | None = None) -> aiohttp.ClientTimeout:
+        return aiohttp.ClientTimeout(total=self._timeout_s * 3, connect=min(self._timeout_s, limit_s or self._timeout_s))
+
+    def _long_timeout(self, limit_s: float | None = None) -> aiohttp.ClientTimeout:
+        connect_s = min(self._timeout_s, limit_s or self._timeout_s)
+        return aiohttp.ClientTimeout(total=None, connect=connect_s, sock_read=STREAM_STALL_S)
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0)
-            self._session = aiohttp.ClientSession(timeout=self._timeout, auto_decompress=False, connector=connector)
+            self._session = aiohttp.ClientSession(timeout=self._usual_timeout(), auto_decompress=False, connector=connector)
         return self._session
 
     async def open_stream(self, url: str) -> aiohttp.ClientResponse:

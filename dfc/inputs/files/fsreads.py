@@ -19,7 +19,6 @@ from dfc.inputs.files.fsmembers import Info, file_info, find_members, folder_inf
 from dfc.inputs.files.fspaths import FilePlace, as_os_errors, folders_of, parent_of, place_of, strip_protocol
 from dfc.inputs.sources.cluster import cluster_at
 from dfc.inputs.sources.streams import StreamOptions
-from dfc.inputs.sources.urls import origin_of
 from dfc.inputs.storing.destinations import FileDestination
 from dfc.inputs.storing.uploads import UploadFile
 
@@ -38,8 +37,8 @@ class DfcReads(AbstractFileSystem):  # type: ignore[misc]
 
     @property
     def url(self) -> str:
-        """A node of the cluster."""
-        return origin_of(self._options.cluster_url)
+        """A node of the cluster, or several, separated by commas."""
+        return self._options.cluster_url
 
     @property
     def client(self) -> Client:

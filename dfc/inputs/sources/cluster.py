@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from dfc.addresses import addresses_of
 from dfc.client.exchange import ObjectCalls
 from dfc.client.routing import Router
 from dfc.errors import BadName, DfcError, ServerTrouble
@@ -36,7 +37,7 @@ _OBJECTS: Final = "/v1/objects"
 
 
 class Cluster:
-    """A DFC cluster as one origin shows it."""
+    """A DFC cluster as one origin shows it, or any of several (`url` is then a list, separated by commas)."""
 
     def __init__(self, url: str, token: str | None, transport: Transport) -> None:
         self._url = url
@@ -134,7 +135,7 @@ def locate(url: str, options: StreamOptions) -> Place | None:
     """
     if kind_of(url) == "cluster":
         bucket, name = split_cluster_url(url)
-        return Place(cluster_at(origin_of(options.cluster_url), options), check_bucket_name(bucket), _checked(name))
+        return Place(cluster_at(options.cluster_url, options), check_bucket_name(bucket), _checked(name))
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or parts.query or parts.username or options.headers or not options.direct:
         return None
@@ -148,7 +149,7 @@ def locate(url: str, options: StreamOptions) -> Place | None:
 
 
 def cluster_at(origin: str, options: StreamOptions) -> Cluster:
-    """The cluster that a node belongs to; one for each origin and token in this process."""
+    """The cluster that a node, or each of a list, belongs to; one for each and token in this process."""
     key = (origin, token_for(origin, options))
     transport = transport_for(options)
     with _CACHES.lock:
@@ -161,7 +162,8 @@ def cluster_at(origin: str, options: StreamOptions) -> Cluster:
 def token_for(origin: str, options: StreamOptions) -> str | None:
     """The token that a server may see: that of the cluster of `dfc:`, or one that was given without saying for which."""
     everywhere = options.token is not None and options.cluster is None
-    return options.cluster_token if everywhere or origin == origin_of(options.cluster_url) else None
+    own = origin in options.cluster_origins or origin == options.cluster_url
+    return options.cluster_token if everywhere or own else None
 
 
 def is_cluster(origin: str, options: StreamOptions) -> bool:
@@ -180,7 +182,7 @@ def is_in_vain(problem: DfcError, url: str, options: StreamOptions) -> bool:
     wrong just for a while: names of containers come and go with them."""
     if not isinstance(problem, WrongAddress):
         return False
-    return origin_of(options.cluster_url if kind_of(url) == "cluster" else url) not in _CACHES.reached
+    return _CACHES.reached.isdisjoint(options.cluster_origins if kind_of(url) == "cluster" else (origin_of(url),))
 
 
 def hint_at_bucket(url: str, options: StreamOptions) -> str:
@@ -223,12 +225,16 @@ def _ask(origin: str, options: StreamOptions) -> bool | DfcError:
 def fetch_map(origin: str, token: str | None, transport: Transport) -> bytes:
     """The JSON of a cluster's map, or of whatever answers there; one try."""
     headers = {"Accept": JSON} | ({"Authorization": f"Bearer {token}"} if token else {})
-    url = f"{origin}/v1/cluster"
-    with transport.request("GET", url, headers) as answer:
-        _CACHES.reached.add(origin)
+
+    def ask(base: str, limit_s: float | None) -> Response:
+        answer = transport.request("GET", f"{base}/v1/cluster", headers, limit_s=limit_s)
+        _CACHES.reached.add(base)
+        return answer
+
+    with addresses_of(origin).reach(ask, repeatable=True) as answer:
         if answer.status == 200:
             return answer.read_all(INPUT_MAP_BYTES_MAX)
-        raise error_from_answer(answer.status, answer.headers, b"", f"GET {url}")
+        raise error_from_answer(answer.status, answer.headers, b"", f"GET {answer.url}")
 
 
 def _parse_path(path: str) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 from dfc.http.calls.blocking import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
 from dfc.http.calls.retry import Cancellation, RetryPolicy
 from dfc.inputs.base import Counts, ShardRef, ShardUnreadable
-from dfc.inputs.sources.urls import kind_of
+from dfc.inputs.sources.urls import kind_of, origins_of
 from dfc.limits import INPUT_RETRIES
 from dfc.wire import DEFAULT_URL
 
@@ -25,12 +25,13 @@ from dfc.wire import DEFAULT_URL
 class StreamOptions:
     """How shards are opened; plain values, so that they travel to worker processes.
 
-    `cluster` and `token` are those of `dfc:` URLs, by default `DFC_URL` and `DFC_TOKEN`. The token goes to the nodes of that
-    cluster; when it is given without `cluster`, to all servers that URLs name; never to where those redirect. `retries` are
-    tries without a new byte; the wait between them doubles from 0.25 to 4 s. `direct`: find out whether a web server is a DFC
-    node and then read from the owner of each object. `verify`: compare what was read whole with the checksum that DFC names.
-    `headers` go with every request to the server that the URL names. `storage_options` are for fsspec.
-    `cache_dir` is a directory where whole shards are kept, up to `cache_bytes` (None: as the disk has room); see `cache`.
+    `cluster` (a URL, or several separated by commas, tried in turn) and `token` are those of `dfc:` URLs, by default `DFC_URL`
+    and `DFC_TOKEN`. The token goes to the nodes of that cluster; when it is given without `cluster`, to all servers that URLs
+    name; never to where those redirect. `retries` are tries without a new byte; the wait between them doubles from 0.25 to
+    4 s. `direct`: find out whether a web server is a DFC node and then read from the owner of each object. `verify`: compare
+    what was read whole with the checksum that DFC names. `headers` go with every request to the server that the URL names.
+    `storage_options` are for fsspec. `cache_dir` is a directory where whole shards are kept, up to `cache_bytes` (None: as
+    the disk has room); see `cache`.
     """
 
     cluster: str | None = None
@@ -51,9 +52,14 @@ class StreamOptions:
         return RetryPolicy(retries=self.retries)
 
     @property
+    def cluster_origins(self) -> tuple[str, ...]:
+        """Where the cluster that `dfc:` means can be reached: origins of its nodes. BadRequest."""
+        return origins_of(self.cluster or os.environ.get("DFC_URL") or DEFAULT_URL)
+
+    @property
     def cluster_url(self) -> str:
-        """The URL of the cluster that `dfc:` means."""
-        return self.cluster or os.environ.get("DFC_URL") or DEFAULT_URL
+        """These as the URL of that cluster."""
+        return ",".join(self.cluster_origins)
 
     @property
     def cluster_token(self) -> str | None:

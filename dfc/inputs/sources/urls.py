@@ -13,8 +13,11 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final, Literal
 from urllib.parse import unquote, urlsplit, urlunsplit
+
+from dfc.addresses import split_addresses
 
 Kind = Literal["web", "cluster", "pipe", "stdin", "file", "fsspec"]
 # By these ends of their names shards are found among other files.
@@ -72,6 +75,12 @@ def origin_of(url: str) -> str:
     scheme = parts.scheme.lower()
     host = parts.netloc.rpartition("@")[2].lower()
     return f"{scheme}://{host.removesuffix(':80' if scheme == 'http' else ':443')}"
+
+
+@lru_cache(64)
+def origins_of(urls: str) -> tuple[str, ...]:
+    """`origin_of` each address of a cluster, of which several may be given. BadRequest."""
+    return tuple(map(origin_of, split_addresses(urls)))
 
 
 def shown(url: str) -> str:

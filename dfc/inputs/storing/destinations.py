@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Final, cast
 from dfc.client.source import READ_BYTES
 from dfc.inputs.sources.cluster import cluster_at
 from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
-from dfc.inputs.sources.urls import hint_at_scheme, kind_of, local_path, origin_of, split_cluster_url
+from dfc.inputs.sources.urls import hint_at_scheme, kind_of, local_path, split_cluster_url
 from dfc.inputs.storing.destination import Destination, persistently, taken
 from dfc.inputs.storing.servers import ClusterDestination, WebDestination
 
@@ -41,7 +41,7 @@ def destination_of(url: str | os.PathLike[str], options: StreamOptions = DEFAULT
         return CommandDestination(text.removeprefix("pipe:"), options)
     if kind == "cluster":
         bucket, name = split_cluster_url(text)
-        return ClusterDestination(cluster_at(origin_of(options.cluster_url), options).client, bucket, name, text, options)
+        return ClusterDestination(cluster_at(options.cluster_url, options).client, bucket, name, text, options)
     return WebDestination(text, options) if kind == "web" else CloudDestination(text, options)
 
 

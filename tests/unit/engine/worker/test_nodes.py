@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from doors import BlackHole, Knocks, NoDoor
+from fake_node import FakeNode
 
 from dfc.engine.settings import WorkerSettings
 from dfc.engine.worker.nodes import Nodes
@@ -36,7 +38,7 @@ class Asked:
 
 def nodes_that_see(monkeypatch: pytest.MonkeyPatch, *maps: ClusterMap) -> tuple[Nodes, Asked]:
     nodes, asked = Nodes(WorkerSettings(proxy_url="http://proxy:1", token="")), Asked(*maps)
-    monkeypatch.setattr(nodes, "_request", lambda method, url, headers: asked)
+    monkeypatch.setattr(nodes, "_request", lambda method, url, headers, **_: asked)
     return nodes, asked
 
 
@@ -58,3 +60,20 @@ def test_an_owner_that_is_down_is_unavailable(monkeypatch: pytest.MonkeyPatch) -
     nodes, _ = nodes_that_see(monkeypatch, DOWN)
     with pytest.raises(Unavailable, match="b/x"):
         nodes.owner("b", "x")
+
+
+def test_of_several_addresses_of_the_proxy_a_dead_one_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    knocks = Knocks(monkeypatch)
+    proxy = FakeNode()
+    try:
+        with BlackHole() as hole, NoDoor() as dead:
+            settings = WorkerSettings(proxy_url=f"{hole.url},{dead.url},{proxy.url}")
+            for _ in range(2):  # tasks of one worker
+                nodes = Nodes(settings)
+                assert nodes.map().cluster_id == "c"
+                nodes.ask_proxy("/v1/health")
+                nodes.close()
+            assert (knocks.at(hole), knocks.at(dead)) == (1, 1)
+        assert len(proxy.requests("GET", "/v1/health")) == 2
+    finally:
+        proxy.stop()

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from odd_server import Asked, Goodbye, Hangup, OddServer, head, ranged
 
-from dfc.http.calls.blocking import Broken, NotConnected, Transport, WrongAddress
+from dfc.errors import NotConnected
+from dfc.http.calls.blocking import Broken, Transport, WrongAddress
 from dfc.http.calls.retry import Cancellation, Cancelled
 from dfc.limits import KIB, MIB
 
