@@ -13,10 +13,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from dfc.http.answers import Answer, json_answer
 from dfc.http.common import health_answer, metrics_answer
 from dfc.http.exchange import Exchange
-from dfc.membership.embedded import Registration
 from dfc.placement.map import NodeEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.web import wants
+from dfc.registry.embedded import Registration
 from dfc.wire import MSGPACK
 
 

@@ -12,8 +12,8 @@ import msgspec
 from dfc.errors import BucketDeleting, BucketNotFound, NoSpace, Unavailable
 from dfc.http.peer import ControlClient
 from dfc.http.shutdown import end_threads, in_time
-from dfc.membership.embedded import EmbeddedRegistry
 from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap, NodeEntry, Owner
+from dfc.registry.embedded import EmbeddedRegistry
 
 T = TypeVar("T")
 RETRY_DOWN_S: Final = 2

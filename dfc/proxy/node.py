@@ -19,8 +19,6 @@ from dfc.http.peer import ControlClient, PeerPool
 from dfc.http.relay import Relay
 from dfc.http.router import Handler, Route
 from dfc.http.server import NodeServer
-from dfc.membership.embedded import EmbeddedRegistry
-from dfc.membership.identity import new_node_id, node_file, read_node_id, write_node_id
 from dfc.proxy.admin import AdminRoutes
 from dfc.proxy.batch import BatchRoutes
 from dfc.proxy.buckets import BucketRoutes
@@ -29,6 +27,8 @@ from dfc.proxy.deletions import Deletions
 from dfc.proxy.jobs import LIST_QUERY, JobRoutes
 from dfc.proxy.jobservice import JobService
 from dfc.proxy.web import WebRoutes
+from dfc.registry.embedded import EmbeddedRegistry
+from dfc.registry.identity import new_node_id, node_file, read_node_id, write_node_id
 from dfc.smallfile import SmallFileDamaged
 
 _log: Final = logging.getLogger("dfc.proxy")

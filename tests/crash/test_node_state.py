@@ -19,9 +19,9 @@ from dfc.engine.environment import make_scratch
 from dfc.filesystem import FileSystem
 from dfc.jobs.journal import Journal
 from dfc.jobs.records import NewJob
-from dfc.membership.embedded import EmbeddedRegistry, Registration
 from dfc.placement.map import DiskEntry
 from dfc.proxy.node import open_registry
+from dfc.registry.embedded import EmbeddedRegistry, Registration
 from dfc.storage import Disk
 from dfc.storage.identity import require_identity
 from dfc.target.identity import settle_identity

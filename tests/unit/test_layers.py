@@ -32,7 +32,7 @@ LAYERS = (
         | {"pages", "wire", "filesystem", "smallfile", "database", "parts"},
     ),
     ("domain", {"placement", "tar", "formats", "storage", "jobs"}),
-    ("plumbing", {"http", "membership", "engine"}),
+    ("plumbing", {"http", "registry", "engine"}),
     ("nodes", {"proxy", "target"}),
     ("outside", {"client", "inputs", "cli", "ui", "supervisor", "__main__"}),
 )
@@ -150,7 +150,7 @@ def test_imports_go_up(path):
         ("errors", "import dfc.http.server"),
         ("names", "from dfc import storage"),
         ("tar", "from dfc.http.router import Route"),
-        ("storage", "def f():\n    from dfc.membership import embedded"),
+        ("storage", "def f():\n    from dfc.registry import embedded"),
         ("storage", "import asyncio"),
         ("placement", "from urllib.request import urlopen"),
         ("http", "if TYPE_CHECKING:\n    from dfc.target.node import TargetNode"),
@@ -172,7 +172,7 @@ def test_what_would_be_found(own, source):
     [
         ("errors", "import re"),
         ("client", "from dfc import __version__, errors"),
-        ("target", "from dfc.membership.embedded import Registered\nfrom dfc.storage.disk import Disk"),
+        ("target", "from dfc.registry.embedded import Registered\nfrom dfc.storage.disk import Disk"),
         ("storage", "from dfc.tar.index import ShardIndex\nfrom urllib.parse import quote"),
         ("http", "from .answers import Answer\nfrom . import router\nimport asyncio"),
         ("cli", "from dfc.client import Client\nfrom dfc.http.run import load_for"),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from dfc.errors import BucketDeleting, BucketNotFound, Unavailable
-from dfc.membership.embedded import EmbeddedRegistry, Registration
 from dfc.pages import ListedObject
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.html import bucket_list, human_bytes, object_list
+from dfc.registry.embedded import EmbeddedRegistry, Registration
 
 BUCKET = BucketEntry(id="b1", name="b")
 

@@ -22,8 +22,8 @@ from dfc.database import open_database
 from dfc.errors import BucketConflict, BucketDeleting, BucketNotFound, Conflict, DiskRefused
 from dfc.filesystem import FileSystem
 from dfc.logs import timestamp
-from dfc.membership.identity import new_node_id, node_file
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, Durability, Id, Labels, NodeEntry, Role, Url
+from dfc.registry.identity import new_node_id, node_file
 
 FILE_NAME: Final = "registry.sqlite"
 SCHEMA_VERSION: Final = 2

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dfc.errors import BucketConflict, BucketDeleting, BucketNotFound, Conflict, DiskRefused
-from dfc.membership import embedded
-from dfc.membership.embedded import EmbeddedRegistry, Registration
 from dfc.placement import map as map_module
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, Labels
+from dfc.registry import embedded
+from dfc.registry.embedded import EmbeddedRegistry, Registration
 
 
 @pytest.fixture
