@@ -124,6 +124,32 @@ def test_no_parts_import_each_other_in_a_circle():
     assert circle(arrows(all_modules())) == []
 
 
+def who_imports(names: set[str], modules: Iterable[tuple[str, str, str]]) -> set[str]:
+    """The modules, by their paths, that import one of these; modules are given as (path, source, package)."""
+    return {path for path, source, package in modules if any(is_of(name, names) for name in imports_of(source, package))}
+
+
+def is_of(name: str, modules: set[str]) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+# The one place where a proxy chooses its registry; all others know only what every registry does.
+CHOOSES_REGISTRY = "proxy/node.py"
+REGISTRIES = {"dfc.registry.embedded", "dfc.registry.file"}
+
+
+def test_only_one_place_knows_which_registry_it_is():
+    paths = {str(path.relative_to(ROOT / "dfc")): path for path in MODULES}
+    modules = [(name, path.read_text(encoding="utf-8"), "dfc." + name.split("/")[0]) for name, path in paths.items()]
+    assert who_imports(REGISTRIES, modules) == {CHOOSES_REGISTRY, "registry/embedded.py"}
+
+
+def test_another_such_place_would_be_found():
+    fine = ("proxy/a.py", "from dfc.registry.base import Registry", "dfc.proxy")
+    for source in ("from dfc.registry import embedded", "def f():\n    from dfc.registry.file import RegistryFile"):
+        assert who_imports(REGISTRIES, [fine, ("proxy/b.py", source, "dfc.proxy")]) == {"proxy/b.py"}
+
+
 def test_a_circle_would_be_found():
     to = ("formats", "def f():\n    from dfc.jobs.samples import read_samples", "dfc.formats")
     fro = ("jobs", "if TYPE_CHECKING:\n    from dfc.formats.base import Sink", "dfc.jobs")
