@@ -165,6 +165,14 @@ async def test_who_cannot_give_it_back_leaves_it_to_its_time(now: Now, store: St
     assert not lease.is_held
 
 
+async def test_no_task_is_left(now: Now, store: Store) -> None:
+    before = asyncio.all_tasks()
+    async with asyncio.timeout(5):
+        async with hold(store, "a", "p1", 1000, now):
+            await asyncio.sleep(0)  # it waits to renew
+        assert asyncio.all_tasks() == before
+
+
 async def test_what_happens_under_a_lease_is_raised(store: Store, now: Now) -> None:
     with pytest.raises(ZeroDivisionError):
         async with hold(store, "a", "p1", TTL_S, now):
