@@ -35,7 +35,7 @@ def open_database(
     nothing in the directory has been changed. OSError.
     """
     directory = os.path.dirname(path)
-    _check_format(path, what, version)
+    check_format(path, what, version)
     make_directories(directory, filesystem)
     if not os.path.exists(path):
         _make(path + NEW_SUFFIX, schema, version, filesystem, fill)
@@ -88,7 +88,8 @@ def other_format(found: int, known: int) -> str:
     )
 
 
-def _check_format(path: str, what: str, version: int) -> None:
+def check_format(path: str, what: str, version: int) -> None:
+    """DiskRefused for a database of another version. Opens it for nothing but its first bytes; one that is missing is fine."""
     header = read_header(path)
     if header is not None and header.user_version not in (0, version):  # with 0 it is something else's
         raise DiskRefused(f"{path} is {what} {other_format(header.user_version, version)}")

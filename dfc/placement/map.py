@@ -126,11 +126,12 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             )
         )
 
-    def with_use(self, node: NodeEntry) -> ClusterMap:
-        """The map with what the last heartbeat of a node says of the use of its disks. That moves no object, so the indexes are
-        shared, which cost milliseconds with a thousand disks; owners keep the use that they had."""
+    def with_use(self, *told: NodeEntry) -> ClusterMap:
+        """The map with what the last heartbeats of nodes say of the use of their disks. That moves no object, so the indexes
+        are shared, which cost milliseconds with a thousand disks; owners keep the use that they had."""
         new = copy(self)
-        nodes = tuple(node if each.id == node.id else each for each in self.nodes)
+        by_id = {node.id: node for node in told}
+        nodes = tuple(by_id.get(each.id, each) for each in self.nodes)
         msgspec.structs.force_setattr(new, "nodes", nodes)
         new.__dict__.update(self.__dict__)
         return new

@@ -13,10 +13,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from dfc.http.answers import Answer, json_answer
 from dfc.http.common import health_answer, metrics_answer
 from dfc.http.exchange import Exchange
-from dfc.membership.embedded import Registration
 from dfc.placement.map import NodeEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.web import wants
+from dfc.registry.registration import Registration
 from dfc.wire import MSGPACK
 
 
@@ -46,7 +46,7 @@ class AdminRoutes:
     async def register(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """A node's registration, which is its heartbeat too."""
         said: Registration = await exchange.json(Registration)
-        return json_answer(await self._cluster.change(self._cluster.registry.register, said))
+        return json_answer(await self._cluster.register(said))
 
     async def prometheus(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         assert self.metrics is not None

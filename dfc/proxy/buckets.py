@@ -80,9 +80,7 @@ class BucketRoutes:
         settings: BucketSettings = await exchange.json(BucketSettings)
         _check_copies(settings.copies)
         self._cluster.check_ready()
-        bucket, created = await self._cluster.change(
-            self._cluster.registry.create_bucket, name, settings.copies, settings.durability
-        )
+        bucket, created = await self._cluster.create_bucket(name, settings.copies, settings.durability)
         return json_answer(self._describe(bucket, {}) if created else await self._with_counts(bucket), 201 if created else 200)
 
     async def _with_counts(self, bucket: BucketEntry) -> dict[str, Any]:
@@ -96,7 +94,7 @@ class BucketRoutes:
         given = {key: value for key, value in msgspec.structs.asdict(changes).items() if value is not None}
         self._cluster.bucket(name)
         counts = await self._cluster.counts()  # before the change: an error must not follow on one that was made
-        bucket = await self._cluster.change(self._cluster.registry.change_bucket, name, **given)
+        bucket = await self._cluster.change_bucket(name, **given)
         return json_answer(self._describe(bucket, counts))
 
     async def ensure(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:

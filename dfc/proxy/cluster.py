@@ -3,37 +3,69 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import secrets
+import time
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from dfc.errors import BucketDeleting, BucketNotFound, NoSpace, Unavailable
 from dfc.http.calls.peer import ControlClient
-from dfc.http.shutdown import end_threads, in_time
-from dfc.membership.embedded import EmbeddedRegistry
-from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap, NodeEntry, Owner
+from dfc.logs import timestamp
+from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap, Durability, NodeEntry, Owner
+from dfc.proxy.heartbeats import Heartbeats
+from dfc.registry.base import Registry
+from dfc.registry.changes import (
+    Change,
+    RegistryState,
+    change_bucket,
+    check_registration,
+    create_bucket,
+    ensure_bucket,
+    join,
+    mark_down,
+    remove_bucket,
+)
+from dfc.registry.leases import Lease
+from dfc.registry.registration import Registered, Registration, is_known
 
+_log: Final = logging.getLogger("dfc.proxy")
 T = TypeVar("T")
 RETRY_DOWN_S: Final = 2
+WATCH_S: Final = 0.5
 
 
 class Cluster:
-    """The registry behind a thread, and the targets behind the control client."""
+    """The registry, the targets behind the control client, and what they said last. Owns the registry: closes it."""
 
-    def __init__(self, registry: EmbeddedRegistry, control: ControlClient, auto_create: bool, expected_targets: int) -> None:
-        self.registry = registry
+    def __init__(
+        self,
+        registry: Registry,
+        control: ControlClient,
+        auto_create: bool,
+        expected_targets: int,
+        heartbeats: Heartbeats | None = None,
+    ) -> None:
+        self._registry = registry
+        self._heartbeats = heartbeats or Heartbeats()
         self.control = control
         self._auto_create = auto_create
         self._expected_targets = expected_targets
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="registry")
         self._pushes: set[asyncio.Task[None]] = set()
         self._encoded = EMPTY_MAP, msgspec.Raw(EMPTY_MAP.encode())
+        self._seen = EMPTY_MAP, EMPTY_MAP
 
     @property
     def map(self) -> ClusterMap:
-        return self.registry.map
+        """The registry's, with the use of disks by the last heartbeats."""
+        kept, shown = self._seen
+        newest = self._registry.map
+        if newest is not kept:
+            shown = self._heartbeats.overlay(newest)
+            self._seen = newest, shown
+        return shown
 
     def is_ready(self) -> bool:
         """Whether as many targets have joined as are expected; once they have, a down one makes only its objects fail."""
@@ -45,18 +77,88 @@ class Cluster:
             raise Unavailable(f"{len(self.map.targets())} of {self._expected_targets} targets have joined")
 
     async def close(self) -> None:
-        if await end_threads(self._thread, "the registry"):
-            await in_time(self.registry.close, "the registry")
+        await self._registry.close()
 
-    async def change(self, call: Callable[..., T], *arguments: Any, **named: Any) -> T:
-        """Run a change of the registry in its thread; a new map is sent to the targets at once."""
-        before = self.map.version
-        result = await asyncio.get_running_loop().run_in_executor(self._thread, lambda: call(*arguments, **named))
-        if self.map.version != before:
-            task = asyncio.create_task(self._push_quietly())
-            self._pushes.add(task)
-            task.add_done_callback(self._pushes.discard)
-        return result
+    # --- changes
+
+    async def change(self, change: Change, *, fence: Lease | None = None) -> RegistryState:
+        return await self._registry.change(change, fence=fence)
+
+    async def create_bucket(self, name: str, copies: int, durability: Durability) -> tuple[BucketEntry, bool]:
+        """The bucket and whether it is new; BucketConflict when it exists with other settings, BucketDeleting."""
+        new = _new_bucket(name, copies, durability)
+        bucket = _bucket_of(await self.change(create_bucket(new)), name)
+        return bucket, bucket.id == new.id
+
+    async def change_bucket(self, name: str, **fields: object) -> BucketEntry:
+        """Replace fields of a bucket; BucketNotFound."""
+        return _bucket_of(await self.change(change_bucket(name, **fields)), name)
+
+    async def remove_bucket(self, bucket: BucketEntry, *, fence: Lease | None = None) -> None:
+        """Forget a bucket whose objects are gone."""
+        await self.change(remove_bucket(bucket.name, bucket.id), fence=fence)
+
+    # --- nodes
+
+    async def register(self, said: Registration) -> Registered:
+        """Take a registration or heartbeat. Conflict when the node is none of this cluster, or there is no number left for it.
+
+        Most heartbeats bring nothing new but the use of disks, and then nothing waits for the registry.
+        """
+        check_registration(self.map, said)
+        known = self.map.node(said.node_id)
+        if known is not None:  # first, however long the registry takes: it is alive
+            self._heartbeats.take(said)
+        if not is_known(known, said):
+            await self.change(join(said))
+        if known is None:
+            self._heartbeats.take(said)
+        node = self.map.node(said.node_id)
+        if node is None:  # removed since
+            raise Unavailable(f"the node {said.node_id} was taken out of the cluster while it registered")
+        shown = self.map.with_use(self._heartbeats.refresh(node))
+        self._seen = self._seen[0], shown
+        return Registered(node_number=node.number, map=shown if said.map_version != shown.version else None)
+
+    async def watch_nodes(self, leadership: Lease, down_after_s: float) -> None:
+        """A duty of the coordinator: mark targets down whose heartbeats are missing. Nobody has been silent for longer than
+        it has lasted: who led before may have heard them."""
+        since_s = self._heartbeats.now_s()
+        while True:
+            await asyncio.sleep(WATCH_S)
+            for node_id in await self.mark_silent_nodes(leadership, down_after_s, since_s):
+                _log.warning("target %s sends no heartbeat: marked down, its objects answer 503", node_id)
+
+    async def mark_silent_nodes(self, leadership: Lease | None, down_after_s: float, since_s: float) -> list[str]:
+        """Mark nodes down that have said nothing for so long; their ids."""
+        up = [node for node in self.map.nodes if node.state == "up" and node.role == "target"]
+        silent = [node for node in up if self._heartbeats.is_silent(node.id, down_after_s, since_s)]
+        if not silent:
+            return []
+        heard = {node.id: self._heartbeats.last(node.id) for node in silent}
+        await self.change(mark_down(silent), fence=leadership)
+        for node_id, before in heard.items():
+            # A heartbeat that came meanwhile found its node up, and changed nothing.
+            if (said := self._heartbeats.last(node_id)) is not None and said is not before:
+                await self.change(join(said))
+        return list(heard)
+
+    # --- the map at the targets
+
+    async def push_maps(self, _leadership: Lease) -> None:
+        """A duty of the coordinator: send every new map to the targets at once. It would come with their next heartbeats."""
+        version = self.map.version
+        try:
+            while True:
+                version = (await self._registry.watch(version)).version
+                # Nobody waits for a target that does not answer: the next map is sent beside this one.
+                task = asyncio.create_task(self._push_quietly())
+                self._pushes.add(task)
+                task.add_done_callback(self._pushes.discard)
+        finally:
+            for task in self._pushes:
+                task.cancel()
+            await asyncio.gather(*self._pushes, return_exceptions=True)
 
     async def _push_quietly(self) -> None:
         cluster_map = self.map
@@ -87,7 +189,7 @@ class Cluster:
         if found is None:
             if not self._auto_create:
                 raise BucketNotFound(f"there is no bucket {name!r}, and auto_create is off")
-            found = await self.change(self.registry.ensure_bucket, name)
+            found = _bucket_of(await self.change(ensure_bucket(_new_bucket(name))), name)
         if found.state == "deleting":
             raise BucketDeleting(f"the bucket {name!r} is being deleted")
         return found
@@ -137,6 +239,18 @@ class Cluster:
             return await self.control.call("GET", f"{node.url}/v1/node/buckets", dict[str, tuple[int, int]])
 
         return await asyncio.to_thread(_add_up, await self.ask_all(ask))
+
+
+def _new_bucket(name: str, copies: int = 1, durability: Durability = "fsync") -> BucketEntry:
+    return BucketEntry(id=secrets.token_hex(8), name=name, copies=copies, durability=durability, created=timestamp(time.time()))
+
+
+def _bucket_of(state: RegistryState, name: str) -> BucketEntry:
+    """A bucket that is there after the change that it was asked for with."""
+    found = state.map.bucket(name)
+    if found is None:
+        raise BucketNotFound(f"there is no bucket {name!r}")
+    return found
 
 
 def _add_up(answers: Sequence[dict[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:

@@ -2,14 +2,13 @@
 
 A bucket is `checking` while it is found out whether it may go: uploads that commit meanwhile are asked to try again, and a
 deletion that is refused, fails or is killed there leaves it as it was. From `deleting` on there is only forward: a target
-that is away gets its order when it is back, and a proxy that was killed goes on when it starts.
+that is away gets its order when it is back, and the coordinator goes on with what a proxy that was killed had begun.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from typing import Final
 
 from dfc.errors import BucketDeleting, BucketNotEmpty, DfcError, Unavailable
@@ -17,27 +16,18 @@ from dfc.http.calls.peer import RemoteError
 from dfc.placement.map import BucketEntry, NodeEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.listing import Query, one_page
+from dfc.registry.leases import Lease
 
 _log: Final = logging.getLogger("dfc.proxy")
 RETRY_S: Final = 2.0  # between two attempts to end a deletion
 
 
 class Deletions:
-    """Those of one proxy. `start` goes on with what an earlier run of it has begun."""
+    """Those of one proxy."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._busy: set[str] = set()
-        self._goes_on: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._goes_on = asyncio.create_task(self._go_on())
-
-    async def stop(self) -> None:
-        if self._goes_on is not None:
-            self._goes_on.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._goes_on
 
     async def delete(self, name: str, *, force: bool) -> None:
         """Delete a bucket. BucketNotEmpty unless `force`; BucketDeleting while it is being deleted already.
@@ -73,11 +63,11 @@ class Deletions:
         finally:
             # Nothing has been removed yet, not even if the second mark was set and only its spreading failed.
             if not decided and cluster.map.bucket(name) is not None:
-                await asyncio.shield(cluster.change(cluster.registry.change_bucket, name, state="active"))
+                await asyncio.shield(cluster.change_bucket(name, state="active"))
 
     async def _mark(self, bucket: BucketEntry, state: str, targets: list[NodeEntry]) -> None:
         """Change the state; when this returns, every target decides by it."""
-        await self._cluster.change(self._cluster.registry.change_bucket, bucket.name, state=state)
+        await self._cluster.change_bucket(bucket.name, state=state)
         await self._spread(targets)
 
     async def _require_empty(self, bucket: BucketEntry, targets: list[NodeEntry]) -> None:
@@ -86,7 +76,7 @@ class Deletions:
         if objects and (await one_page(self._cluster, Query(bucket.id), 1)).rows:
             raise BucketNotEmpty(f"the bucket {bucket.name!r} holds {objects} objects; '?force=1' deletes them too")
 
-    async def _remove(self, bucket: BucketEntry) -> None:
+    async def _remove(self, bucket: BucketEntry, fence: Lease | None = None) -> None:
         """Remove a bucket that is `deleting` from every target, then from the registry. Done again, it does what is left."""
         cluster = self._cluster
         targets = cluster.live_targets() if cluster.map.targets() else []
@@ -96,21 +86,21 @@ class Deletions:
             await cluster.control.call("DELETE", f"{node.url}/v1/node/buckets/{bucket.id}", dict, long=True)
 
         await cluster.ask_all(remove_from, targets)
-        await cluster.change(cluster.registry.remove_bucket, bucket.name, bucket.id)
+        await cluster.remove_bucket(bucket, fence=fence)
 
     async def _spread(self, targets: list[NodeEntry]) -> None:
         cluster_map = self._cluster.map
         await self._cluster.ask_all(lambda node: self._cluster.push(node, cluster_map), targets)
 
-    async def _go_on(self) -> None:
-        """Try to end what was decided and is not done, until it is."""
+    async def finish_begun(self, leadership: Lease) -> None:
+        """A duty of the coordinator: try to end what was decided and is not done, by whichever proxy, until it is."""
         told: set[str] = set()
         while True:
             left = [b for b in self._cluster.map.buckets if b.state == "deleting" and b.name not in self._busy]
             for bucket in left:
                 self._busy.add(bucket.name)
                 try:
-                    await self._remove(bucket)
+                    await self._remove(bucket, leadership)
                     _log.info("the deletion of the bucket %r, which had been broken off, is done", bucket.name)
                 except DfcError as error:
                     if bucket.id not in told:

@@ -1,4 +1,4 @@
-"""A proxy, assembled: registry, relay, control client, routes; and its watch over silent targets."""
+"""A proxy, assembled: registry, relay, control client, routes, and its duties while it is the coordinator."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from dfc.http.exchange import Exchange
 from dfc.http.relay import Relay
 from dfc.http.router import Handler, Route
 from dfc.http.server import NodeServer
-from dfc.membership.embedded import EmbeddedRegistry
-from dfc.membership.identity import new_node_id, node_file, read_node_id, write_node_id
 from dfc.proxy.admin import AdminRoutes
 from dfc.proxy.batch import BatchRoutes
 from dfc.proxy.buckets import BucketRoutes
 from dfc.proxy.cluster import Cluster
+from dfc.proxy.coordinator import Coordinator
 from dfc.proxy.deletions import Deletions
 from dfc.proxy.jobs.routes import LIST_QUERY, JobRoutes
 from dfc.proxy.jobs.service import JobService
 from dfc.proxy.web import WebRoutes
+from dfc.registry.embedded import EmbeddedRegistry
+from dfc.registry.file import RegistryFile
+from dfc.registry.identity import new_node_id, node_file, read_node_id, write_node_id
 from dfc.smallfile import SmallFileDamaged
 
 _log: Final = logging.getLogger("dfc.proxy")
 DEFAULT_DIRECTORY: Final = "dfc-data"
-WATCH_S: Final = 0.5
 OBJECT_METHODS: Final = ("GET", "PUT", "DELETE")
 
 
@@ -43,18 +44,28 @@ class ProxyNode:
     def __init__(self, settings: Settings, filesystem: FileSystem | None = None) -> None:
         directory, filesystem = os.path.abspath(settings.dir or DEFAULT_DIRECTORY), filesystem or FileSystem()
         self.settings = settings
-        self.registry = open_registry(directory, filesystem)
-        self.id = self.registry.node_id
+        file = open_registry(directory, filesystem)
+        registry = EmbeddedRegistry(file)
+        self.id = file.node_id
         self._pool = PeerPool(settings.peer_timeout_s)
         self._control = ControlClient(settings.token, settings.peer_timeout_s)
-        self.cluster = Cluster(self.registry, self._control, settings.auto_create, settings.expected_targets)
-        self._deletions = Deletions(self.cluster)
+        self.cluster = Cluster(registry, self._control, settings.auto_create, settings.expected_targets)
+        deletions = Deletions(self.cluster)
         self.jobs = JobService(self.cluster, settings, directory, self._make_engine, filesystem)
         self._admin = AdminRoutes(self.cluster, self.id)
         web = WebRoutes(self.cluster, Relay(self._pool, settings.peer_timeout_s))
-        self.server = NodeServer(settings, self._routes(web), Route("/", self._when_ready(web.web), query=None))
+        self.server = NodeServer(settings, self._routes(web, deletions), Route("/", self._when_ready(web.web), query=None))
         self._admin.metrics = metrics.make_registry(self.server.stats, self._admin.families, self.jobs.families)
-        self._watch: asyncio.Task[None] | None = None
+        self.coordinator = Coordinator(
+            registry,
+            self.id,
+            {
+                "watch over targets": lambda lease: self.cluster.watch_nodes(lease, settings.down_after_s),
+                "pushes of maps": self.cluster.push_maps,
+                "deletions of buckets": deletions.finish_begun,
+                "sweep of staged objects": self.jobs.sweep,
+            },
+        )
 
     def _make_engine(self) -> Engine:
         """Where tasks of jobs run; called by the first of them."""
@@ -70,8 +81,8 @@ class ProxyNode:
 
         return dict.fromkeys(OBJECT_METHODS, checked)
 
-    def _routes(self, web: WebRoutes) -> list[Route]:
-        buckets, admin, jobs = BucketRoutes(self.cluster, self._deletions), self._admin, JobRoutes(self.jobs)
+    def _routes(self, web: WebRoutes, deletions: Deletions) -> list[Route]:
+        buckets, admin, jobs = BucketRoutes(self.cluster, deletions), self._admin, JobRoutes(self.jobs)
         named = {"GET": buckets.get, "PUT": buckets.put, "PATCH": buckets.patch, "DELETE": buckets.delete}
         return [
             Route(
@@ -105,25 +116,12 @@ class ProxyNode:
         await self.jobs.open()
         await self.server.serve()
         self.jobs.start()
-        self._deletions.start()
-        self._watch = asyncio.create_task(self._watch_nodes())
+        self.coordinator.start()
         return self.server.own_urls()[1]
-
-    async def _watch_nodes(self) -> None:
-        """Mark targets down whose heartbeats are missing."""
-        while True:
-            await asyncio.sleep(WATCH_S)
-            try:
-                for node_id in await self.cluster.change(self.registry.mark_silent_nodes, self.settings.down_after_s):
-                    _log.warning("target %s sends no heartbeat: marked down, its objects answer 503", node_id)
-            except Exception:
-                _log.exception("the watch over the targets failed; it goes on")
 
     async def stop(self) -> None:
         """Drain and close; safe to call when `start` failed half-way."""
-        if self._watch is not None:
-            self._watch.cancel()
-        await self._deletions.stop()
+        await self.coordinator.stop()
         # Jobs first: event streams end with them, or the drain would wait for those.
         await asyncio.gather(self.jobs.stop(), self.server.stop())
         self._pool.close()
@@ -131,8 +129,8 @@ class ProxyNode:
         await asyncio.gather(self.jobs.close(), self.cluster.close())
 
 
-def open_registry(directory: str, filesystem: FileSystem) -> EmbeddedRegistry:
-    """The registry; the id of this proxy, which it has, is in the file beside it when this returns.
+def open_registry(directory: str, filesystem: FileSystem) -> RegistryFile:
+    """The file of the registry; the id of this proxy, which it has, is in the file beside it when this returns.
 
     The file also tells that there has been a registry here. One that is gone then is not made anew, since all disks would be
     left without their cluster. Raises OperatorError.
@@ -142,7 +140,7 @@ def open_registry(directory: str, filesystem: FileSystem) -> EmbeddedRegistry:
         own = read_node_id(directory)
     except SmallFileDamaged as error:
         damage = error
-    registry = EmbeddedRegistry(directory, filesystem=filesystem, may_create=own is None and damage is None)
+    registry = RegistryFile(directory, filesystem=filesystem, may_create=own is None and damage is None)
     try:
         if not registry.node_id:  # it is of a time when registries did not know
             if damage is not None:

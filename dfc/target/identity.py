@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 from dfc.errors import DiskRefused, OperatorError
 from dfc.filesystem import FileSystem
-from dfc.membership.identity import new_node_id, node_file, read_node_id, write_node_id
 from dfc.placement.map import ClusterMap
+from dfc.registry.identity import new_node_id, node_file, read_node_id, write_node_id
 from dfc.smallfile import SmallFileDamaged, make_directories
 from dfc.storage.disk import Disk
 from dfc.storage.identity import DiskIdentity, give_to_node, read_identity

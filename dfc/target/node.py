@@ -29,8 +29,8 @@ from dfc.http.router import Route
 from dfc.http.server import NodeServer
 from dfc.http.shutdown import in_time
 from dfc.limits import GIB, STOP_CLOSE_S
-from dfc.membership.embedded import Registered, Registration
 from dfc.placement.map import ClusterMap, DiskEntry, Labels
+from dfc.registry.registration import Registered, Registration
 from dfc.storage.disk import Disk
 from dfc.storage.identity import require_identity
 from dfc.storage.rows import DiskOptions

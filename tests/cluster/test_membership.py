@@ -7,12 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
 from harness import IMPATIENT, Cluster, wait_for
+
+from dfc.proxy.coordinator import OFFICE_S
 
 
 def status_of(url: str, method: str = "GET", body: bytes | None = None) -> tuple[int, dict[str, str]]:
@@ -89,6 +92,47 @@ def test_disks_of_another_cluster_are_refused(own_cluster: Cluster, start_cluste
     done = subprocess.run([*command, "--proxy-url", own_cluster.url], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert "belongs to cluster" in done.stderr
+
+
+def test_a_second_proxy_is_refused_and_told_who_is_there(own_cluster: Cluster, tmp_path: Path) -> None:
+    directory, running = own_cluster.directory / "proxy", own_cluster.children()["proxy"]
+    (tmp_path / "link").symlink_to(directory)
+    version = own_cluster.map()["version"]
+    for path in (directory, tmp_path / "link"):
+        command = [sys.executable, "-m", "dfc", "proxy", "--port", "0", "--dir", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 2
+        assert f"the registry in {path} is in use by another proxy: process {running} on" in done.stderr
+        assert "stop that one first" in done.stderr
+        assert "Traceback" not in done.stderr
+    assert own_cluster.is_healthy()
+    assert own_cluster.children()["proxy"] == running
+    assert own_cluster.map()["version"] == version
+
+
+def test_a_second_proxy_cannot_register_at_the_first(own_cluster: Cluster) -> None:
+    cluster_map = own_cluster.map()
+    said = {"node_id": "proxy-2", "role": "proxy", "url": "http://127.0.0.1:1", "advertise_url": "http://127.0.0.1:1"}
+    body = json.dumps({**said, "cluster_id": cluster_map["cluster_id"]}).encode()
+    assert status_of(f"{own_cluster.url}/v1/nodes", "POST", body)[0] == 409
+    assert {node["id"] for node in own_cluster.map()["nodes"]} == {node["id"] for node in cluster_map["nodes"]}
+
+
+def test_a_proxy_that_was_stopped_calls_nobody_silent(own_cluster: Cluster) -> None:
+    """It has heard nothing for longer than any target may be silent, but who was silent was the proxy itself."""
+    wait_for(lambda: states(own_cluster) == ["up", "up"], "both targets to be up")
+    version = own_cluster.map()["version"]
+    proxy = own_cluster.children()["proxy"]
+    os.kill(proxy, signal.SIGSTOP)
+    try:
+        time.sleep(OFFICE_S + 1)
+    finally:
+        os.kill(proxy, signal.SIGCONT)
+    log = own_cluster.directory / "logs" / "proxy.log"
+    lost = "this proxy is no longer the coordinator"
+    wait_for(lambda: log.read_text().partition(lost)[2].count("this proxy is the coordinator"), "another election")
+    assert own_cluster.map()["version"] == version
+    assert "sends no heartbeat" not in log.read_text().partition(lost)[2]
 
 
 def test_two_processes_never_share_a_disk(own_cluster: Cluster, tmp_path: Path) -> None:

@@ -19,9 +19,11 @@ from dfc.engine.environment import make_scratch
 from dfc.filesystem import FileSystem
 from dfc.jobs.journal import Journal
 from dfc.jobs.records import NewJob
-from dfc.membership.embedded import EmbeddedRegistry, Registration
-from dfc.placement.map import DiskEntry
+from dfc.placement.map import BucketEntry, DiskEntry
 from dfc.proxy.node import open_registry
+from dfc.registry.changes import create_bucket, join
+from dfc.registry.file import RegistryFile
+from dfc.registry.registration import Registration
 from dfc.storage import Disk
 from dfc.storage.identity import require_identity
 from dfc.target.identity import settle_identity
@@ -34,11 +36,11 @@ class Life:
     """A proxy and a target with two disks, without servers: everything that they keep."""
 
     def __init__(self, lab: Any, root: Path, filesystem: FileSystem) -> None:
-        self.registry: EmbeddedRegistry = open_registry(str(root / "proxy"), filesystem)
+        self.registry: RegistryFile = open_registry(str(root / "proxy"), filesystem)
         self.journal = Journal(str(root / "proxy"), filesystem=filesystem)
         paths = tuple(str(root / "targets" / "target-0" / f"disk-{number}") for number in range(2))
-        self.node_id = settle_identity(str(root / "targets" / "target-0"), paths, self.registry.map, filesystem)
-        cluster_id = self.registry.map.cluster_id
+        self.node_id = settle_identity(str(root / "targets" / "target-0"), paths, self.registry.state.map, filesystem)
+        cluster_id = self.registry.state.map.cluster_id
         self.entries = tuple(DiskEntry(id=require_identity(path, cluster_id).disk_id, weight=1.0) for path in paths)
         self.number = self._register()
         clock = HybridClock(self.number)
@@ -47,19 +49,21 @@ class Life:
     def _register(self) -> int:
         said = Registration(
             node_id=self.node_id, role="target", url="http://a:1", advertise_url="http://a:1",
-            cluster_id=self.registry.map.cluster_id, disks=self.entries,
+            cluster_id=self.registry.state.map.cluster_id, disks=self.entries,
         )  # fmt: skip
-        return self.registry.register(said).node_number
+        node = self.registry.apply(join(said)).map.node(self.node_id)
+        assert node is not None
+        return node.number
 
     def ids(self) -> list[Any]:
         """What must stay the same from the moment at which the registry has taken the target in."""
         disks = [entry.id for entry in self.entries]
-        return [self.registry.map.cluster_id, self.registry.node_id, self.node_id, self.number, *disks]
+        return [self.registry.state.map.cluster_id, self.registry.node_id, self.node_id, self.number, *disks]
 
     def work(self, acknowledge: Callable[[str], None], round_: int) -> None:
         say = lambda *what: acknowledge(json.dumps(what, separators=(",", ":")))  # noqa: E731
         say("ids", self.ids())
-        self.registry.create_bucket(f"bucket-{round_}")
+        self.registry.apply(create_bucket(BucketEntry(id=f"id-{round_}", name=f"bucket-{round_}")))
         say("bucket", f"bucket-{round_}")
         for number, disk in enumerate(self.disks):
             disk.put_small("b1", f"object-{round_}-{number}", BODY)
@@ -77,7 +81,7 @@ class Life:
                 case "ids":
                     is_there = what[0] == self.ids()
                 case "bucket":
-                    is_there = self.registry.map.bucket(what[0]) is not None
+                    is_there = self.registry.state.map.bucket(what[0]) is not None
                 case "object":
                     is_there = self.disks[what[0]].read_small(self.disks[what[0]].lookup("b1", what[1])) == BODY
                 case "job":

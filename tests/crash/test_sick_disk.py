@@ -153,14 +153,14 @@ async def test_a_disk_that_hangs_holds_up_no_other_and_no_heartbeat(place: Place
         return place.sick.waiting >= 64  # in threads; the others wait for one
 
     await until(is_stuck)
-    beat = place.proxy.registry.map.node(place.target.id).last_heartbeat
+    beat = place.proxy.cluster.map.node(place.target.id).last_heartbeat
     for begin in range(0, HEALTHY, 20):
         await asyncio.gather(
             *(place.put_and_get(place.name(sick=False), LARGE if number % 2 else 100) for number in range(begin, begin + 20))
         )
 
     async def has_beaten() -> bool:
-        found = place.proxy.registry.map.node(place.target.id)
+        found = place.proxy.cluster.map.node(place.target.id)
         return found.last_heartbeat > beat and found.state == "up"
 
     await until(has_beaten)
@@ -182,7 +182,7 @@ async def test_a_disk_that_says_nothing_is_reported_as_failed_until_it_does(
     monkeypatch.setattr(disk, "totals", lambda: (answering.wait(60), (7, 7))[1], raising=False)
 
     async def states() -> dict[str, str]:
-        return {d.id: d.state for d in place.proxy.registry.map.node(place.target.id).disks}
+        return {d.id: d.state for d in place.proxy.cluster.map.node(place.target.id).disks}
 
     async def is_failed() -> bool:
         return (await states())[place.sick_id] == "failed"

@@ -87,6 +87,32 @@ def test_no_parts_import_each_other_in_a_circle():
     assert circle(arrows(all_modules())) == []
 
 
+def who_imports(names: set[str], modules: Iterable[tuple[str, str, str]]) -> set[str]:
+    """The modules, by their paths, that import one of these; modules are given as (path, source, package)."""
+    return {path for path, source, package in modules if any(is_of(name, names) for name in imports_of(source, package))}
+
+
+def is_of(name: str, modules: set[str]) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+# The one place where a proxy chooses its registry; all others know only what every registry does.
+CHOOSES_REGISTRY = "proxy/node.py"
+REGISTRIES = {"dfc.registry.embedded", "dfc.registry.file"}
+
+
+def test_only_one_place_knows_which_registry_it_is():
+    paths = {str(path.relative_to(ROOT / "dfc")): path for path in MODULES}
+    modules = [(name, path.read_text(encoding="utf-8"), "dfc." + name.split("/")[0]) for name, path in paths.items()]
+    assert who_imports(REGISTRIES, modules) == {CHOOSES_REGISTRY, "registry/embedded.py"}
+
+
+def test_another_such_place_would_be_found():
+    fine = ("proxy/a.py", "from dfc.registry.base import Registry", "dfc.proxy")
+    for source in ("from dfc.registry import embedded", "def f():\n    from dfc.registry.file import RegistryFile"):
+        assert who_imports(REGISTRIES, [fine, ("proxy/b.py", source, "dfc.proxy")]) == {"proxy/b.py"}
+
+
 def test_a_circle_would_be_found():
     to = ("formats", "def f():\n    from dfc.jobs.shards.samples import read_samples", "dfc.formats")
     fro = ("jobs", "if TYPE_CHECKING:\n    from dfc.formats.base import Sink", "dfc.jobs")
@@ -146,7 +172,7 @@ def test_imports_go_up(path):
         ("errors", "import dfc.http.server"),
         ("names", "from dfc import storage"),
         ("tar", "from dfc.http.router import Route"),
-        ("storage", "def f():\n    from dfc.membership import embedded"),
+        ("storage", "def f():\n    from dfc.registry import embedded"),
         ("storage", "import asyncio"),
         ("placement", "from urllib.request import urlopen"),
         ("http", "if TYPE_CHECKING:\n    from dfc.target.node import TargetNode"),
@@ -168,7 +194,7 @@ def test_what_would_be_found(own, source):
     [
         ("errors", "import re"),
         ("client", "from dfc import __version__, errors"),
-        ("target", "from dfc.membership.embedded import Registered\nfrom dfc.storage.disk import Disk"),
+        ("target", "from dfc.registry.embedded import Registered\nfrom dfc.storage.disk import Disk"),
         ("storage", "from dfc.tar.index import ShardIndex\nfrom urllib.parse import quote"),
         ("http", "from .answers import Answer\nfrom . import router\nimport asyncio"),
         ("cli", "from dfc.client import Client\nfrom dfc.http.run import load_for"),

@@ -37,7 +37,7 @@ FORBIDDEN = [
 PATH_METHODS = ("write_text", "write_bytes", "mkdir", "touch", "unlink", "rename", "symlink_to")
 
 
-NODES = ("membership", "proxy", "target")
+NODES = ("registry", "proxy", "target")
 SINGLE = ("smallfile.py", "database.py", "supervisor.py", "jobs/journal.py", "jobs/journal_file.py")
 # Logs and the lock of `dfc serve`, and the lock of a directory of scratch files: nothing that a start needs.
 NOT_KEPT = {"supervisor.py": ("truncate", "open", "copyfile", "mkdir")}

@@ -33,12 +33,11 @@ from dfc.proxy.jobs.metrics import JobStats
 from dfc.proxy.jobs.runner import JobRunner
 from dfc.proxy.jobs.staged import Staged
 from dfc.proxy.jobs.submitting import Examined, Examiner, may_meet
+from dfc.registry.leases import Lease
 
 _log: Final = logging.getLogger("dfc.proxy.jobs")
 T = TypeVar("T")
 HOUSEKEEPING_S: Final = 3600.0
-SWEEP_RETRY_FIRST_S: Final = 0.5  # while a target is away: a cluster that starts is soon whole
-SWEEP_RETRY_MAX_S: Final = 10.0
 HEARTBEAT_S: Final = 10.0  # of event streams; below what proxies between us and a browser wait for
 EVENT_INTERVAL_S: Final = 0.2  # a stream has at most so many events, whatever happens
 RETRY_BUSY_S: Final = 30
@@ -236,20 +235,17 @@ class JobService:
         await self._refresh_counts()
 
     async def _housekeeping(self) -> None:
-        """At the start and every hour: staged objects that no job knows, jobs that are old."""
-        retry_s = SWEEP_RETRY_FIRST_S
+        """At the start and every hour: jobs that are old."""
         while True:
-            wait_s = HOUSEKEEPING_S
             try:
                 await self._forget()
-                if self._cluster.is_ready() and await self._means.staged.sweep(self._may_publish):
-                    _log.info("no target holds staged objects of a job that is not under way")
-                    retry_s = SWEEP_RETRY_FIRST_S
-                else:
-                    wait_s, retry_s = retry_s, min(SWEEP_RETRY_MAX_S, retry_s * 2)
             except Exception:
                 _log.exception("looking after ended jobs failed; it goes on")
-            await asyncio.sleep(wait_s)
+            await asyncio.sleep(HOUSEKEEPING_S)
+
+    async def sweep(self, _leadership: Lease) -> None:
+        """A duty of the coordinator, which alone runs jobs: what is staged for none of them is of nobody. After `open`."""
+        await self._means.staged.keep_swept(self._may_publish)
 
     def _may_publish(self, job_id: str) -> bool:
         """Whether what is staged of a job may be made visible yet, be it at the next start."""

@@ -18,6 +18,9 @@ from dfc.proxy.cluster import Cluster
 _log: Final = logging.getLogger("dfc.proxy.jobs")
 RETRY_FIRST_S: Final = 0.25
 RETRY_MAX_S: Final = 10.0
+SWEEP_S: Final = 3600.0
+SWEEP_RETRY_FIRST_S: Final = 0.5  # while a target is away: a cluster that starts is soon whole
+SWEEP_RETRY_MAX_S: Final = 10.0
 
 
 class StagedObject(msgspec.Struct, frozen=True, gc=False):
@@ -81,6 +84,21 @@ class Staged:
                 say = _log.debug  # a target may be away for days
             await asyncio.sleep(wait_s)
             wait_s = min(RETRY_MAX_S, wait_s * 2)
+
+    async def keep_swept(self, is_known: Callable[[str], bool]) -> None:
+        """Sweep now and every hour; soon again when not every target could be asked."""
+        retry_s = SWEEP_RETRY_FIRST_S
+        while True:
+            wait_s = SWEEP_S
+            try:
+                if self._cluster.is_ready() and await self.sweep(is_known):
+                    _log.info("no target holds staged objects of a job that is not under way")
+                    retry_s = SWEEP_RETRY_FIRST_S
+                else:
+                    wait_s, retry_s = retry_s, min(SWEEP_RETRY_MAX_S, retry_s * 2)
+            except Exception:
+                _log.exception("the sweep of staged objects failed; it goes on")
+            await asyncio.sleep(wait_s)
 
     async def sweep(self, is_known: Callable[[str], bool]) -> bool:
         """Discard what belongs to no job that is under way; False when not every target could be asked."""

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
 
-from dfc.errors import BucketDeleting, BucketNotFound, Unavailable
-from dfc.membership.embedded import EmbeddedRegistry, Registration
+import pytest
+from memory_registry import MemoryRegistry, MemoryStore
+from registering import said
+from registry_conformance import end
+
+from dfc.errors import BucketDeleting, BucketNotFound, Conflict, Unavailable
 from dfc.pages import ListedObject
+from dfc.placement import map as map_module
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry
+from dfc.proxy import cluster as cluster_module
 from dfc.proxy.cluster import Cluster
+from dfc.proxy.heartbeats import Heartbeats
 from dfc.proxy.html import bucket_list, human_bytes, object_list
+from dfc.registry.leases import LeaseLost
 
 BUCKET = BucketEntry(id="b1", name="b")
 
@@ -36,25 +44,30 @@ def control():
     return Control()
 
 
+class Clock:
+    """The clocks of heartbeats, moved by hand."""
+
+    seconds = 1000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
 @pytest.fixture
-async def make(tmp_path, control):
+def now():
+    return Clock()
+
+
+@pytest.fixture
+async def make(control, now):
     """Makes a cluster of so many targets that have joined."""
     made = []
 
-    def build(joined: int, expected: int = 1, auto_create: bool = True) -> Cluster:
-        registry = EmbeddedRegistry(str(tmp_path / str(len(made))))
+    async def build(joined: int, expected: int = 1, auto_create: bool = True, store: MemoryStore | None = None) -> Cluster:
+        heartbeats = Heartbeats(wall_s=lambda: 1_700_000_000.0, clock_s=now)
+        made.append(Cluster(MemoryRegistry(store or MemoryStore()), control, auto_create, expected, heartbeats))
         for number in range(joined):
-            registry.register(
-                Registration(
-                    node_id=f"t{number}",
-                    role="target",
-                    url=f"http://t{number}",
-                    advertise_url=f"http://t{number}.example",
-                    cluster_id=registry.map.cluster_id,
-                    disks=(DiskEntry(id=f"d{number}", weight=1.0),),
-                )
-            )
-        made.append(Cluster(registry, control, auto_create, expected))
+            await made[-1].register(said(f"t{number}", (f"d{number}",), url=f"http://t{number}"))
         return made[-1]
 
     yield build
@@ -62,8 +75,16 @@ async def make(tmp_path, control):
         await cluster.close()
 
 
+@pytest.fixture
+async def leadership(now):
+    """That of a coordinator of whom nobody asks whether it is one."""
+    store = MemoryStore()
+    async with MemoryRegistry(store).elect("coordinator", "p1", 60) as lease:
+        yield lease
+
+
 async def test_before_the_targets_have_joined_nothing_is_placed(make):
-    cluster = make(joined=1, expected=2)
+    cluster = await make(joined=1, expected=2)
     assert not cluster.is_ready()
     with pytest.raises(Unavailable, match="1 of 2"):
         cluster.check_ready()
@@ -72,8 +93,8 @@ async def test_before_the_targets_have_joined_nothing_is_placed(make):
     assert cluster.map.buckets == ()
 
 
-def test_a_cluster_without_targets(make):
-    cluster = make(joined=0)
+async def test_a_cluster_without_targets(make):
+    cluster = await make(joined=0)
     with pytest.raises(Unavailable):
         cluster.owner(BUCKET, "x")
     with pytest.raises(Unavailable):
@@ -83,34 +104,25 @@ def test_a_cluster_without_targets(make):
 
 
 async def test_buckets_for_writes(make):
-    cluster = make(joined=1)
+    cluster = await make(joined=1)
     made = await cluster.bucket_for_write("b")
     assert await cluster.bucket_for_write("b") == made == cluster.bucket("b")
     with pytest.raises(BucketNotFound):
         cluster.bucket("c")
-    await cluster.change(cluster.registry.change_bucket, "b", state="deleting")
+    await cluster.change_bucket("b", state="deleting")
     with pytest.raises(BucketDeleting):
         await cluster.bucket_for_write("b")
     with pytest.raises(BucketNotFound):
-        await make(joined=1, auto_create=False).bucket_for_write("b")
+        await (await make(joined=1, auto_create=False)).bucket_for_write("b")
 
 
 async def test_a_target_that_is_down(make):
-    cluster = make(joined=2)
+    cluster = await make(joined=2)
     names = {cluster.owner(BUCKET, str(number)).node.id: str(number) for number in range(50)}
     assert names.keys() == {"t0", "t1"}
     assert [node.id for node in cluster.live_targets()] == ["t0", "t1"]
-    await cluster.change(cluster.registry.mark_silent_nodes, -1)
-    cluster.registry.register(
-        Registration(
-            node_id="t0",
-            role="target",
-            url="http://t0",
-            advertise_url="http://t0.example",
-            cluster_id=cluster.map.cluster_id,
-            disks=(DiskEntry(id="d0", weight=1.0),),
-        )
-    )
+    assert await cluster.mark_silent_nodes(None, -1, 0) == ["t0", "t1"]
+    await cluster.register(said("t0", ("d0",), url="http://t0"))
     assert cluster.owner(BUCKET, names["t0"]).node.id == "t0"
     with pytest.raises(Unavailable) as caught:
         cluster.owner(BUCKET, names["t1"])
@@ -122,7 +134,7 @@ async def test_a_target_that_is_down(make):
 
 
 async def test_counts_are_summed_over_all_targets(make, control):
-    cluster = make(joined=2)
+    cluster = await make(joined=2)
     control.answers = {
         "http://t0/v1/node/buckets": {"a": (1, 10), "b": (2, 20)},
         "http://t1/v1/node/buckets": {"b": (3, 30)},
@@ -133,18 +145,177 @@ async def test_counts_are_summed_over_all_targets(make, control):
         await cluster.counts()
 
 
-async def test_a_change_is_pushed_to_the_targets(make, control):
-    cluster = make(joined=2)
+async def pushed(cluster: Cluster) -> None:
+    """Let the pusher see what is new, and end what it has begun."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+    await asyncio.gather(*cluster._pushes)
+
+
+async def test_a_change_is_pushed_to_the_targets(make, control, leadership):
+    cluster = await make(joined=2)
+    duty = asyncio.create_task(cluster.push_maps(leadership))
+    await pushed(cluster)
+    assert control.calls == []
     await cluster.bucket_for_write("b")
-    while cluster._pushes:
-        await next(iter(cluster._pushes))
+    await pushed(cluster)
     assert sorted(control.calls) == [("POST", "http://t0/v1/node/map"), ("POST", "http://t1/v1/node/map")]
     first, second = control.bodies
     assert first is second  # encoded once
     assert ClusterMap.decode(bytes(first)) == cluster.map
     control.calls.clear()
     await cluster.bucket_for_write("b")
+    await pushed(cluster)
     assert control.calls == []
+    await end(duty)
+
+
+async def test_what_another_proxy_changes_is_pushed_too(make, control, leadership):
+    store = MemoryStore()
+    cluster, other = await make(joined=1, store=store), await make(joined=0, store=store)
+    duty = asyncio.create_task(cluster.push_maps(leadership))
+    await pushed(cluster)
+    await other.bucket_for_write("b")
+    await pushed(cluster)
+    assert control.calls == [("POST", "http://t0/v1/node/map")]
+    assert cluster.bucket("b") == other.bucket("b")
+    await end(duty)
+
+
+async def test_a_target_that_hangs_holds_up_no_push_to_others_and_ends_with_the_duty(make, control, leadership):
+    cluster = await make(joined=2)
+    ended = []
+
+    async def hang(method, url, kind, **rest):
+        control.calls.append((method, url))
+        if "t0" in url:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(url)
+
+    control.call = hang
+    duty = asyncio.create_task(cluster.push_maps(leadership))
+    for name in ("a", "b"):
+        await asyncio.sleep(0)
+        await cluster.bucket_for_write(name)
+        for _ in range(5):
+            await asyncio.sleep(0)
+    assert [url for _, url in control.calls if "t1" in url] == ["http://t1/v1/node/map"] * 2
+    await end(duty)
+    assert ended == ["http://t0/v1/node/map"] * 2
+    assert not cluster._pushes
+
+
+# --- heartbeats
+
+
+async def test_heartbeats_change_the_use_of_disks_and_no_version(make):
+    cluster = await make(joined=0)
+    first = await cluster.register(said())
+    assert first.map == cluster.map
+    version = cluster.map.version
+    fuller = (DiskEntry(id="d1", weight=1.0, capacity=200, used=50, objects=7),)
+    again = await cluster.register(said(disks=fuller, map_version=version))
+    assert (again.node_number, again.map, cluster.map.version) == (first.node_number, None, version)
+    (disk,) = cluster.map.node("t1").disks
+    assert (disk.capacity, disk.used, disk.objects) == (200, 50, 7)
+    assert cluster.map.node("t1").last_heartbeat == "2023-11-14T22:13:20.000Z"
+    late = await cluster.register(said(disks=fuller, map_version=version - 1))
+    assert late.map == cluster.map
+    await cluster.bucket_for_write("b")  # a new map has it as well
+    assert cluster.map.node("t1").disks[0].used == 50
+
+
+async def test_heartbeats_rebuild_no_index_of_the_map_and_ask_no_registry(make, monkeypatch):
+    cluster = await make(joined=3)
+    await cluster.bucket_for_write("b")
+    built, changes = [], []
+    monkeypatch.setattr(map_module, "Layout", lambda disks: built.append(disks))
+    change = cluster._registry.change
+    monkeypatch.setattr(cluster._registry, "change", lambda each, **rest: (changes.append(each), change(each, **rest))[1])
+    before = cluster.map
+    for used in range(50):
+        disk = DiskEntry(id="d1", weight=1.0, capacity=100, used=used, objects=used)
+        await cluster.register(said("t1", (disk,), url="http://t1"))
+    assert (built, changes) == ([], [])
+    assert cluster.map.version == before.version
+    assert cluster.map.node("t1").disks[0].used == 49
+    assert [cluster.map.owner(BUCKET, str(n)).disk.id for n in range(20)] == [
+        before.owner(BUCKET, str(n)).disk.id for n in range(20)
+    ]
+    assert cluster.map.bucket("b") == before.bucket("b")
+    assert before.node("t1").disks[0].used == 0  # a reader keeps the map that it took
+    await cluster.register(said("t1", (DiskEntry(id="d1", weight=1.0, state="failed"),), url="http://t1"))
+    assert (len(built), len(changes)) == (1, 1)  # that is a change
+
+
+async def test_who_is_none_of_this_cluster_is_refused(make):
+    cluster = await make(joined=1)
+    version = cluster.map.version
+    with pytest.raises(Conflict, match="belong to cluster other"):
+        await cluster.register(said("t0", cluster_id="other"))
+    with pytest.raises(Conflict, match="this cluster has one proxy"):
+        await cluster.register(said("p2", (), role="proxy"))
+    assert cluster.map.version == version
+
+
+async def test_a_silent_target_is_marked_down_and_comes_back(make, now):
+    cluster = await make(joined=2)
+    version = cluster.map.version
+    now.seconds += 3
+    await cluster.register(said("t0", ("d0",), url="http://t0"))
+    assert await cluster.mark_silent_nodes(None, 4, 0) == []
+    now.seconds += 2
+    assert await cluster.mark_silent_nodes(None, 4, now.seconds - 4) == []  # who marks has not listened for long enough
+    assert await cluster.mark_silent_nodes(None, 4, 0) == ["t1"]
+    assert await cluster.mark_silent_nodes(None, 4, 0) == []
+    assert cluster.map.version == version + 1
+    assert [node.state for node in cluster.map.nodes] == ["up", "down"]
+    answer = await cluster.register(said("t1", ("d1",), url="http://t1", map_version=version))
+    assert [node.state for node in cluster.map.nodes] == ["up", "up"]
+    assert answer.map.version == cluster.map.version == version + 2
+
+
+async def test_a_target_that_speaks_while_it_is_marked_is_up(make, now):
+    cluster = await make(joined=2)
+    now.seconds += 5
+    registry = cluster._registry
+
+    async def speak() -> None:
+        registry.between = lambda: asyncio.sleep(0)
+        await cluster.register(said("t1", ("d1",), url="http://t1"))
+
+    registry.between = speak
+    assert await cluster.mark_silent_nodes(None, 4, 0) == ["t0", "t1"]
+    assert [node.state for node in cluster.map.nodes] == ["down", "up"]
+
+
+async def test_who_leads_no_longer_marks_nobody_down(make, now):
+    store = MemoryStore()
+    cluster = await make(joined=1, store=store)
+    now.seconds += 5
+    async with MemoryRegistry(store).elect("coordinator", "p1", 60) as lease:
+        pass
+    with pytest.raises(LeaseLost):
+        await cluster.mark_silent_nodes(lease, 4, 0)
+    assert cluster.map.node("t0").state == "up"
+
+
+async def test_a_coordinator_calls_nobody_silent_before_it_has_listened(make, now, monkeypatch):
+    monkeypatch.setattr(cluster_module, "WATCH_S", 0.001)
+    store = MemoryStore()
+    cluster = await make(joined=1, store=store)
+    now.seconds += 100  # another led meanwhile, or this process was stopped
+    async with MemoryRegistry(store).elect("coordinator", "p1", 60) as lease:
+        duty = asyncio.create_task(cluster.watch_nodes(lease, 4))
+        await asyncio.sleep(0.05)
+        assert cluster.map.node("t0").state == "up"
+        now.seconds += 5
+        async with asyncio.timeout(10):
+            await store.changed.wait()
+        assert cluster.map.node("t0").state == "down"
+        await end(duty)
 
 
 # --- pages for browsers

@@ -16,7 +16,7 @@ def ids(directory: Path) -> tuple[str, str]:
     """Of cluster and proxy."""
     registry = open_registry(str(directory), FileSystem())
     try:
-        return registry.map.cluster_id, registry.node_id
+        return registry.state.map.cluster_id, registry.node_id
     finally:
         registry.close()
 

@@ -1,1 +1,0 @@
-"""Registries: where the cluster map is kept and agreed upon."""

@@ -1,0 +1,104 @@
+"""The coordinator: the one proxy of a cluster that does what must not be done by two. The registry elects it.
+
+Its duties begin when it is elected and end before it gives the office back; when it has lost it, they are cancelled at once.
+What a duty changes in the registry it changes under its lease, so one that is late changes nothing any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from dfc.errors import DfcError
+from dfc.limits import STOP_CLOSE_S
+from dfc.registry.base import Registry
+from dfc.registry.leases import Lease
+
+_log: Final = logging.getLogger("dfc.proxy")
+OFFICE: Final = "coordinator"
+OFFICE_S: Final = 5.0  # a cluster without a coordinator for so long writes on; shorter, and a busy machine loses it for nothing
+RETRY_S: Final = 1.0  # after a failure: of an election, of a duty
+Duty = Callable[[Lease], Awaitable[None]]
+
+
+class Coordinator:
+    """A candidate from `start` to `stop`. Of each duty, by its name, one run at a time; one that fails is begun anew."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        node_id: str,
+        duties: Mapping[str, Duty],
+        *,
+        office_s: float = OFFICE_S,
+        retry_s: float = RETRY_S,
+    ) -> None:
+        self._registry = registry
+        self._node_id = node_id
+        self._duties = dict(duties)
+        self._office_s = office_s
+        self._retry_s = retry_s
+        self._leadership: Lease | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def leads(self) -> bool:
+        return self._leadership is not None and self._leadership.is_held
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """End the duties, then let another proxy have the office. Safe before `start`, and bounded in time."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                async with self._registry.elect(OFFICE, self._node_id, self._office_s) as leadership:
+                    _log.info("this proxy is the coordinator of the cluster")
+                    await self._lead(leadership)
+                _log.warning("this proxy is no longer the coordinator: its lease was not renewed in time")
+            except DfcError as error:
+                _log.warning("no election: %s", error.message)
+                await asyncio.sleep(self._retry_s)
+            except Exception:
+                _log.exception("the election of a coordinator failed; it is tried again")
+                await asyncio.sleep(self._retry_s)
+
+    async def _lead(self, leadership: Lease) -> None:
+        """Do the duties until the office is lost. None of them runs any more when this returns."""
+        self._leadership = leadership
+        tasks = [asyncio.create_task(self._keep(name, duty, leadership), name=name) for name, duty in self._duties.items()]
+        try:
+            await leadership.lost.wait()
+        finally:
+            self._leadership = None
+            await self._end(tasks)
+        # It takes part in no election while something is left that would not end.
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Cancel, and wait for a bounded time."""
+        for task in tasks:
+            task.cancel()
+        _, late = await asyncio.wait(tasks, timeout=STOP_CLOSE_S)
+        if late:
+            names = ", ".join(sorted(task.get_name() for task in late))
+            _log.error("duties of the coordinator have not ended within %g s: %s", STOP_CLOSE_S, names)
+
+    async def _keep(self, name: str, duty: Duty, leadership: Lease) -> None:
+        """Do one duty, again when it has failed."""
+        while True:
+            try:
+                await duty(leadership)
+                return
+            except Exception:
+                if not leadership.is_held:
+                    return  # that is why it failed
+                _log.exception("the duty %r of the coordinator failed; it is begun anew", name)
+            await asyncio.sleep(self._retry_s)

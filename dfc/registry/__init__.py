@@ -1,0 +1,1 @@
+"""Registries: where the cluster map is kept and agreed upon, and who may act alone."""

@@ -1,0 +1,278 @@
+"""All changes of what a registry keeps: pure functions from one state to the next, for every registry alike.
+
+A change may be applied more than once, each time to what is there by then, if somebody else has changed it meanwhile. So it
+draws no random number, reads no clock and does no I/O: ids and times come in from outside. It returns the state itself where
+there is nothing to change, and raises a DfcError where what is asked for cannot be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from dfc.clock import NODE_NUMBER_MAX
+from dfc.errors import BucketConflict, BucketDeleting, BucketNotFound, Conflict, NotFound
+from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
+from dfc.registry.registration import Registration, is_known, with_use
+
+
+class RegistryState(msgspec.Struct, frozen=True, kw_only=True):
+    """What a registry keeps. `last_number` is the highest that any node has ever had, also one that is gone: versions of
+    objects end in these numbers, and must not be equal."""
+
+    map: ClusterMap
+    last_number: int = 0
+
+
+Change = Callable[[RegistryState], RegistryState]
+
+
+def check_step(old: RegistryState, new: RegistryState) -> None:
+    """That a change made one step, of the same cluster. ValueError: the change has a mistake, and must not be stored."""
+    if (new.map.cluster_id, new.map.version) != (old.map.cluster_id, old.map.version + 1):
+        raise ValueError(f"a change led from version {old.map.version} to {new.map.version} of {new.map.cluster_id!r}")
+    if new.last_number < max((old.last_number, *(node.number for node in new.map.nodes))):
+        raise ValueError(f"a change would give numbers of nodes again: {new.last_number} after {old.last_number}")
+
+
+# --- nodes
+
+
+def join(said: Registration) -> Change:
+    """Enter or update a node. What is new while buckets exist is `joining`: taking it in would move objects.
+
+    Conflict when its disks belong to another cluster, when it is no target, or when there is no number left for another node.
+    """
+
+    def change(state: RegistryState) -> RegistryState:
+        check_registration(state.map, said)
+        if is_known(state.map.node(said.node_id), said):
+            return state
+        draft = _Draft(state)
+        draft.join(said)
+        return draft.finish()
+
+    return change
+
+
+def check_registration(cluster_map: ClusterMap, said: Registration) -> None:
+    """That this node may be in this cluster. Conflict."""
+    if said.cluster_id != cluster_map.cluster_id:
+        raise Conflict(f"these disks belong to cluster {said.cluster_id or '(none)'}, this is {cluster_map.cluster_id}")
+    if said.role != "target":
+        raise Conflict(f"{said.node_id} is no target: this cluster has one proxy, the one that keeps its registry")
+
+
+def mark_down(seen: Sequence[NodeEntry]) -> Change:
+    """Mark targets down, and keep what they said last: nobody will say anything newer."""
+
+    def change(state: RegistryState) -> RegistryState:
+        draft = _Draft(state)
+        for last in seen:
+            node = draft.nodes.get(last.id)
+            if node is not None and node.state == "up":
+                draft.put_node(msgspec.structs.replace(with_use(node, last.disks, last.last_heartbeat), state="down"))
+        return draft.finish()
+
+    return change
+
+
+def remove_node(node_id: str) -> Change:
+    """Forget a node that is gone for good. NotFound; Conflict while it is up, or holds disks to which objects belong."""
+
+    def change(state: RegistryState) -> RegistryState:
+        node = state.map.node(node_id)
+        if node is None:
+            raise NotFound(f"there is no node {node_id}")
+        if node.state == "up":
+            raise Conflict(f"the node {node_id} is up; stop it first")
+        for disk in node.disks:
+            _check_empty(state.map, node, disk)
+        draft = _Draft(state)
+        draft.remove_node(node_id)
+        return draft.finish()
+
+    return change
+
+
+def drop_disk(disk_id: str) -> Change:
+    """Forget a disk that is gone for good. NotFound; Conflict while it is in use, or objects belong to it."""
+
+    def change(state: RegistryState) -> RegistryState:
+        node, disk = _find_disk(state.map, disk_id)
+        if disk.state == "up" and node.state == "up":
+            raise Conflict(f"the disk {disk_id} is in use by the node {node.id}")
+        _check_empty(state.map, node, disk)
+        draft = _Draft(state)
+        draft.put_node(msgspec.structs.replace(node, disks=tuple(each for each in node.disks if each.id != disk_id)))
+        return draft.finish()
+
+    return change
+
+
+def _find_disk(cluster_map: ClusterMap, disk_id: str) -> tuple[NodeEntry, DiskEntry]:
+    for node in cluster_map.nodes:
+        for disk in node.disks:
+            if disk.id == disk_id:
+                return node, disk
+    raise NotFound(f"there is no disk {disk_id}")
+
+
+def _check_empty(cluster_map: ClusterMap, node: NodeEntry, disk: DiskEntry) -> None:
+    """What is placed while there are buckets may hold objects; without it they would belong elsewhere, and be 404."""
+    if cluster_map.buckets and "joining" not in (node.state, disk.state):
+        raise Conflict(f"objects of {len(cluster_map.buckets)} buckets may be on the disk {disk.id}")
+
+
+# --- buckets
+
+
+def create_bucket(new: BucketEntry) -> Change:
+    """Make a bucket; nothing when one with these settings is there. BucketConflict when it has others; BucketDeleting.
+
+    Whoever asks finds by the id of the bucket that is there afterwards whether it is the new one.
+    """
+
+    def change(state: RegistryState) -> RegistryState:
+        found = state.map.bucket(new.name)
+        if found is None:
+            return _with_bucket(state, new.name, new)
+        if found.state == "deleting":
+            raise BucketDeleting(f"the bucket {new.name!r} is being deleted")
+        if (found.copies, found.durability) != (new.copies, new.durability):
+            raise BucketConflict(f"the bucket {new.name!r} exists with copies={found.copies}, durability={found.durability}")
+        return state
+
+    return change
+
+
+def ensure_bucket(new: BucketEntry) -> Change:
+    """Make a bucket unless there is one of this name, whatever its settings and its state."""
+    return lambda state: state if state.map.bucket(new.name) is not None else _with_bucket(state, new.name, new)
+
+
+def change_bucket(name: str, **fields: object) -> Change:
+    """Replace fields of a bucket; BucketNotFound."""
+
+    def change(state: RegistryState) -> RegistryState:
+        found = state.map.bucket(name)
+        if found is None:
+            raise BucketNotFound(f"there is no bucket {name!r}")
+        new = msgspec.structs.replace(found, **fields)
+        return state if new == found else _with_bucket(state, name, new)
+
+    return change
+
+
+def remove_bucket(name: str, bucket_id: str) -> Change:
+    """Forget a bucket whose objects are gone; nothing when it is another one by now."""
+
+    def change(state: RegistryState) -> RegistryState:
+        found = state.map.bucket(name)
+        return _with_bucket(state, name, None) if found is not None and found.id == bucket_id else state
+
+    return change
+
+
+def end_checks(state: RegistryState) -> RegistryState:
+    """Whoever was finding out whether a bucket may go is no more: the bucket stays."""
+    draft = _Draft(state)
+    for name, bucket in list(draft.buckets.items()):
+        if bucket.state == "checking":
+            draft.put_bucket(name, msgspec.structs.replace(bucket, state="active"))
+    return draft.finish()
+
+
+def _with_bucket(state: RegistryState, name: str, bucket: BucketEntry | None) -> RegistryState:
+    draft = _Draft(state)
+    draft.put_bucket(name, bucket)
+    return draft.finish()
+
+
+class _Draft:
+    """The next state in the making. Entries that it does not touch stay the same objects."""
+
+    def __init__(self, base: RegistryState) -> None:
+        self._base: Final = base
+        self._changed = False
+        self._last_number = base.last_number
+        self.nodes = {node.id: node for node in base.map.nodes}
+        self.buckets = {bucket.name: bucket for bucket in base.map.buckets}
+
+    def put_node(self, node: NodeEntry) -> None:
+        self.nodes[node.id] = node
+        self._changed = True
+
+    def remove_node(self, node_id: str) -> None:
+        del self.nodes[node_id]
+        self._changed = True
+
+    def put_bucket(self, name: str, bucket: BucketEntry | None) -> None:
+        if bucket is None:
+            del self.buckets[name]
+        else:
+            self.buckets[name] = bucket
+        self._changed = True
+
+    def finish(self) -> RegistryState:
+        """The new state, its map one version higher; the old one when nothing was put."""
+        if not self._changed:
+            return self._base
+        cluster_map = ClusterMap(
+            cluster_id=self._base.map.cluster_id,
+            version=self._base.map.version + 1,
+            nodes=tuple(sorted(self.nodes.values(), key=lambda node: node.id)),
+            buckets=tuple(sorted(self.buckets.values(), key=lambda bucket: bucket.name)),
+        )
+        return RegistryState(map=cluster_map, last_number=self._last_number)
+
+    def join(self, said: Registration) -> None:
+        known = self.nodes.get(said.node_id)
+        placed = {d.id for node in self.nodes.values() if node.state != "joining" for d in node.disks if d.state != "joining"}
+        old = {disk.id: disk for disk in known.disks} if known else {}
+        before = old | self._take_from_others(said)
+        reported = {disk.id: disk for disk in said.disks}
+        may_enter = not self.buckets
+        inside = may_enter or not placed.isdisjoint(old.keys() | reported.keys())
+        entries = []
+        for disk_id in dict.fromkeys((*old, *reported)):
+            now, was = reported.get(disk_id), before.get(disk_id)
+            if now is None:
+                entry = msgspec.structs.replace(old[disk_id], state="failed")
+            elif was is None:
+                entry = msgspec.structs.replace(now, group=said.node_id)
+            else:
+                entry = msgspec.structs.replace(now, weight=was.weight, group=was.group)
+            outside = inside and not may_enter and disk_id not in placed
+            entries.append(msgspec.structs.replace(entry, state="joining") if outside else entry)
+        node = NodeEntry(
+            id=said.node_id,
+            number=known.number if known else self._free_number(),
+            role=said.role,
+            url=said.url,
+            advertise_url=said.advertise_url,
+            state="up" if inside else "joining",
+            disks=tuple(entries),
+            labels=said.labels,
+        )
+        self.put_node(node)
+
+    def _take_from_others(self, said: Registration) -> dict[str, DiskEntry]:
+        """Disks that came with another node before: the lock on a disk says who has it now."""
+        ids = {disk.id for disk in said.disks}
+        taken: dict[str, DiskEntry] = {}
+        for node in list(self.nodes.values()):
+            moved = [disk for disk in node.disks if disk.id in ids]
+            if node.id != said.node_id and moved:
+                taken.update((disk.id, disk) for disk in moved)
+                self.put_node(msgspec.structs.replace(node, disks=tuple(d for d in node.disks if d.id not in ids)))
+        return taken
+
+    def _free_number(self) -> int:
+        """One that no node has ever had, also none that is gone: objects that it has stored keep its number."""
+        if self._last_number >= NODE_NUMBER_MAX:
+            raise Conflict(f"{NODE_NUMBER_MAX} nodes have joined this cluster, and there is no number for another one")
+        self._last_number += 1
+        return self._last_number

@@ -1,0 +1,95 @@
+"""The embedded registry: that of a cluster with one proxy, in a file on its disk (`dfc.registry.file`).
+
+Calls that block go through one thread, so that there is one order of changes. Leases are of this process, since nobody else
+can have the file open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from dfc.errors import Unavailable
+from dfc.http.shutdown import end_threads, in_time
+from dfc.placement.map import ClusterMap
+from dfc.registry.base import Registry
+from dfc.registry.changes import Change, RegistryState
+from dfc.registry.file import RegistryFile
+from dfc.registry.leases import Grant, Lease, LeaseLost, LeaseTable
+
+
+class EmbeddedRegistry(Registry):
+    """Owns an open registry file, and closes it."""
+
+    def __init__(self, file: RegistryFile) -> None:
+        self._file = file
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="registry")
+        self._leases = LeaseTable()
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    @property
+    def map(self) -> ClusterMap:
+        return self._file.state.map
+
+    async def change(self, change: Change, *, fence: Lease | None = None) -> RegistryState:
+        self._check_open()
+        loop = asyncio.get_running_loop()
+
+        def fenced(state: RegistryState) -> RegistryState:
+            # Those who lead after this one change after it, too: their changes stand behind it in the thread's queue.
+            if fence is not None and not (fence.is_held and self._leases.is_valid(fence.grant)):
+                raise LeaseLost(f"the lease {fence.grant.name} of {fence.grant.holder} is over")
+            return change(state)
+
+        def apply() -> RegistryState:
+            before = self._file.state
+            try:
+                return self._file.apply(fenced)
+            finally:
+                if self._file.state is not before:
+                    # Told from here: whoever asked for the change may have been cancelled, and it was made all the same.
+                    with suppress(RuntimeError):  # the loop is closed already
+                        loop.call_soon_threadsafe(self._tell)
+
+        return await loop.run_in_executor(self._thread, apply)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("the registry is closed: this proxy ends")
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def watch(self, after: int) -> ClusterMap:
+        self._check_open()
+        while self.map.version <= after:
+            await self._changed.wait()
+            self._check_open()
+        return self.map
+
+    async def close(self) -> None:
+        self._closed = True
+        self._tell()
+        self._leases.clear()
+        if await end_threads(self._thread, "the registry"):
+            await in_time(self._file.close, "the registry")
+
+    # --- leases
+
+    async def grant_lease(self, name: str, holder: str, ttl_s: float) -> Grant:
+        self._check_open()
+        return self._leases.grant(name, holder, ttl_s)
+
+    async def renew_lease(self, grant: Grant) -> bool:
+        self._check_open()
+        return self._leases.renew(grant)
+
+    async def revoke_lease(self, grant: Grant) -> None:
+        self._leases.revoke(grant)
+
+    async def lease_vacancy(self, name: str) -> None:
+        self._check_open()
+        await self._leases.vacancy(name)

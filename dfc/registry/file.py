@@ -1,0 +1,177 @@
+"""The file of the embedded registry: nodes, disks, buckets and the map's version, in SQLite on the proxy's disk. Blocking.
+
+Every change is one transaction that raises the version. The directory is locked for as long as the file is open: two
+processes that each had a map of their own in memory would both change it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import socket
+import sqlite3
+import threading
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from dfc.database import check_format, open_database
+from dfc.errors import DiskRefused, OperatorError
+from dfc.filesystem import FileSystem
+from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry
+from dfc.registry.changes import Change, RegistryState, check_step, end_checks
+from dfc.registry.identity import new_node_id, node_file
+from dfc.smallfile import make_directories
+
+FILE_NAME: Final = "registry.sqlite"
+LOCK_NAME: Final = "registry.lock"
+SCHEMA_VERSION: Final = 2
+_SCHEMA: Final = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE nodes (id TEXT PRIMARY KEY, number INTEGER NOT NULL UNIQUE, entry BLOB NOT NULL) STRICT;
+CREATE TABLE buckets (name TEXT PRIMARY KEY, entry BLOB NOT NULL) STRICT;
+"""
+_LAST_NUMBER: Final = "last_node_number"
+_WAY_OUT: Final = "Put a copy of it back (docs/operations.md)"
+_LOCK_BYTES_MAX: Final = 400  # what the holder of the lock says of itself
+_encode: Final = msgspec.json.encode
+
+
+class RegistryFile:
+    """Owns the file. `state` is safe to read from any thread: it is replaced as a whole."""
+
+    def __init__(self, directory: str, *, filesystem: FileSystem | None = None, may_create: bool = True) -> None:
+        """Open or (`may_create`) create. OperatorError, naming the process, when another one has it open; DiskRefused when it
+        is no sound registry of this format, or is missing."""
+        self._lock = threading.Lock()
+        self._filesystem = filesystem or FileSystem()
+        directory = os.path.abspath(directory)
+        path = f"{directory}/{FILE_NAME}"
+        if not may_create and not os.path.exists(path):
+            mark = node_file(directory)
+            raise DiskRefused(f"{path} is missing. {_WAY_OUT}, or remove {mark} to begin a new, empty cluster")
+        check_format(path, "a registry", SCHEMA_VERSION)  # before the lock, which leaves a file
+        self._directory_lock = _lock_directory(directory, self._filesystem)
+        try:
+            self._database = open_database(
+                path, "a registry", _SCHEMA, SCHEMA_VERSION, self._filesystem, way_out=_WAY_OUT, fill=_begin_cluster
+            )
+            try:
+                self.state, self.node_id = self._load()
+                self.apply(end_checks)
+            except (sqlite3.DatabaseError, msgspec.DecodeError, KeyError, ValueError) as error:
+                self._database.close()
+                raise DiskRefused(f"{path} is not a registry: it is damaged ({error}). {_WAY_OUT}") from None
+            except BaseException:
+                self._database.close()
+                raise
+        except BaseException:
+            os.close(self._directory_lock)
+            raise
+
+    def _load(self) -> tuple[RegistryState, str]:
+        """What is in the file, and the id of the proxy that it belongs to."""
+        database = self._database
+        (state,) = database.execute("PRAGMA quick_check(1)").fetchone()
+        if state != "ok":
+            raise sqlite3.DatabaseError(state)
+        meta = dict(database.execute("SELECT key, value FROM meta"))
+        nodes = [
+            msgspec.json.decode(entry, type=NodeEntry) for (entry,) in database.execute("SELECT entry FROM nodes ORDER BY id")
+        ]
+        rows = database.execute("SELECT entry FROM buckets ORDER BY name")
+        buckets = [msgspec.json.decode(entry, type=BucketEntry) for (entry,) in rows]
+        cluster_map = ClusterMap(
+            cluster_id=meta["cluster_id"], version=int(meta["version"]), nodes=tuple(nodes), buckets=tuple(buckets)
+        )
+        last_number = max([int(meta.get(_LAST_NUMBER, "0")), *(node.number for node in nodes)])
+        return RegistryState(map=cluster_map, last_number=last_number), str(meta.get("node_id", ""))
+
+    def keep_node_id(self, node_id: str) -> None:
+        """Remember which proxy this registry belongs to."""
+        with self._lock:
+            self._database.execute("BEGIN IMMEDIATE")
+            self._database.execute("INSERT OR REPLACE INTO meta VALUES ('node_id', ?)", (node_id,))
+            self._filesystem.commit(self._database)
+            self.node_id = node_id
+
+    def close(self) -> None:
+        """Close the file, then let others have it. May be called twice."""
+        with self._lock:
+            self._database.close()
+            if self._directory_lock >= 0:
+                os.close(self._directory_lock)
+                self._directory_lock = -1
+
+    def apply(self, change: Change) -> RegistryState:
+        """Make a change; durable when this returns. What the function raises is raised, and nothing is changed."""
+        with self._lock:
+            old = self.state
+            new = change(old)
+            if new is not old:
+                check_step(old, new)
+                self._store(old, new)
+                self.state = new
+            return new
+
+    def _store(self, old: RegistryState, new: RegistryState) -> None:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            self._database.execute("UPDATE meta SET value = ? WHERE key = 'version'", (str(new.map.version),))
+            if new.last_number != old.last_number:
+                self._database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_LAST_NUMBER, str(new.last_number)))
+            self._store_nodes(old.map, new.map)
+            self._store_buckets(old.map, new.map)
+            self._filesystem.commit(self._database)
+        except BaseException:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise
+
+    def _store_nodes(self, old: ClusterMap, new: ClusterMap) -> None:
+        before = {node.id: node for node in old.nodes}
+        for node in new.nodes:
+            if before.pop(node.id, None) is not node:
+                self._database.execute("INSERT OR REPLACE INTO nodes VALUES (?, ?, ?)", (node.id, node.number, _encode(node)))
+        self._database.executemany("DELETE FROM nodes WHERE id = ?", ((gone,) for gone in before))
+
+    def _store_buckets(self, old: ClusterMap, new: ClusterMap) -> None:
+        before = {bucket.name: bucket for bucket in old.buckets}
+        for bucket in new.buckets:
+            if before.pop(bucket.name, None) is not bucket:
+                self._database.execute("INSERT OR REPLACE INTO buckets VALUES (?, ?)", (bucket.name, _encode(bucket)))
+        self._database.executemany("DELETE FROM buckets WHERE name = ?", ((gone,) for gone in before))
+
+
+def _begin_cluster(database: sqlite3.Connection) -> None:
+    values = (("cluster_id", secrets.token_hex(8)), ("version", "1"), ("node_id", new_node_id("proxy")))
+    database.executemany("INSERT INTO meta VALUES (?, ?)", values)
+
+
+def _lock_directory(directory: str, filesystem: FileSystem) -> int:
+    """A descriptor that holds the registry for this process until it is closed, or the process ends. OperatorError.
+
+    What the file says is for the message of the next one alone; the lock itself is the kernel's, and no crash leaves it.
+    """
+    make_directories(directory, filesystem)
+    path = f"{directory}/{LOCK_NAME}"
+    with suppress(FileExistsError):
+        filesystem.close(filesystem.create(path, 0o600))
+    lock = filesystem.open(path, write=True)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        said = f"process {os.getpid()} on {socket.gethostname()}".encode(errors="replace")[:_LOCK_BYTES_MAX]
+        filesystem.pwrite(lock, said.ljust(_LOCK_BYTES_MAX), 0)
+    except BlockingIOError:
+        holder = filesystem.pread(lock, _LOCK_BYTES_MAX, 0).decode(errors="replace").strip("\0 ") or "another process"
+        os.close(lock)
+        raise OperatorError(
+            f"the registry in {directory} is in use by another proxy: {holder}. A cluster has one proxy: stop that one first,"
+            " or give this one a directory of its own (--dir), where it begins another cluster"
+        ) from None
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock

@@ -1,0 +1,210 @@
+"""Who coordinates a cluster: elected, its duties begun and ended, replaced when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from memory_registry import MemoryRegistry, MemoryStore
+from registering import bucket
+from registry_conformance import silence, until
+
+from dfc.errors import Unavailable
+from dfc.proxy import coordinator as module
+from dfc.proxy.coordinator import OFFICE, Coordinator
+from dfc.registry.changes import create_bucket
+from dfc.registry.leases import Lease, LeaseLost
+
+OFFICE_S = 0.8
+Make = Callable[..., Coordinator]
+
+
+class Duty:
+    """Notes who does it; two at a time are a mistake."""
+
+    def __init__(self) -> None:
+        self.doing: list[str] = []
+        self.begun: list[str] = []
+        self.last: Lease | None = None
+
+    async def __call__(self, lease: Lease) -> None:
+        name = lease.grant.holder
+        self.doing.append(name)
+        self.begun.append(name)
+        self.last = lease
+        assert len(self.doing) == 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.doing.remove(name)
+
+
+@pytest.fixture
+async def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+async def make(store: MemoryStore) -> AsyncIterator[Make]:
+    made = []
+
+    def build(name: str, registry: MemoryRegistry | None = None, **duties: Any) -> Coordinator:
+        made.append(Coordinator(registry or MemoryRegistry(store), name, duties, office_s=OFFICE_S, retry_s=0.01))
+        made[-1].start()
+        return made[-1]
+
+    yield build
+    for each in made:
+        await each.stop()
+
+
+async def test_the_only_one_leads_at_once_and_until_it_stops(make: Make, store: MemoryStore) -> None:
+    duty = Duty()
+    only = make("p1", duty=duty)
+    await until(lambda: duty.doing == ["p1"])
+    assert only.leads
+    await asyncio.sleep(1.5 * OFFICE_S)
+    assert (only.leads, duty.begun) == (True, ["p1"])
+    await only.stop()
+    assert (only.leads, duty.doing) == (False, [])
+    async with MemoryRegistry(store).lease(OFFICE, "p2", OFFICE_S):  # it has given the office back
+        pass
+    await only.stop()
+
+
+async def test_one_leads_and_another_after_it(make: Make) -> None:
+    duty = Duty()
+    both = {name: make(name, duty=duty) for name in ("p1", "p2")}
+    await until(lambda: duty.doing)
+    first, (second,) = duty.doing[0], both.keys() - {duty.doing[0]}
+    await asyncio.sleep(0.05)
+    assert [both[name].leads for name in (first, second)] == [True, False]
+    await both[first].stop()
+    await until(lambda: duty.doing == [second])
+    assert both[second].leads
+
+
+async def test_the_office_is_lost_and_its_duties_end_before_another_begins_them(
+    make: Make, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    duty = Duty()
+    registry = MemoryRegistry(store)
+    first = make("p1", registry, duty=duty)
+    await until(lambda: duty.doing == ["p1"])
+    lost = duty.last
+    assert lost is not None
+    make("p2", duty=duty)
+    silence(monkeypatch, registry, "p1")
+    await until(lambda: duty.doing == ["p2"])
+    assert not first.leads
+    with pytest.raises(LeaseLost):
+        await registry.change(create_bucket(bucket("b")), fence=lost)
+
+
+async def test_who_lost_it_stands_again(make: Make, store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    duty = Duty()
+    registry = MemoryRegistry(store)
+    only = make("p1", registry, duty=duty)
+    await until(lambda: duty.doing)
+    with monkeypatch.context() as patch:
+        silence(patch, registry, "p1")
+        await until(lambda: not only.leads)
+    await until(lambda: len(duty.begun) > 1)
+    await until(lambda: only.leads)
+
+
+async def test_a_duty_that_fails_is_begun_anew_and_one_that_is_done_is_not(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs = {"failing": 0, "done": 0}
+    other = Duty()
+
+    async def failing(_lease: Lease) -> None:
+        runs["failing"] += 1
+        if runs["failing"] < 4:
+            raise ZeroDivisionError
+
+    async def done(_lease: Lease) -> None:
+        runs["done"] += 1
+
+    make("p1", failing=failing, done=done, other=other)
+    await until(lambda: runs["failing"] == 4)
+    await asyncio.sleep(0.05)
+    assert runs == {"failing": 4, "done": 1}
+    assert other.begun == ["p1"]
+    assert caplog.text.count("the duty 'failing' of the coordinator failed") == 3
+
+
+async def test_an_election_that_fails_is_tried_again(make: Make, store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry, duty, attempts = MemoryRegistry(store), Duty(), 0
+    grant: Callable[..., Awaitable[Any]] = registry.grant_lease
+
+    async def failing(*arguments: Any) -> Any:
+        nonlocal attempts
+        attempts += 1
+        if attempts < 4:
+            raise (Unavailable("not now"), RuntimeError("a mistake"))[attempts % 2]
+        return await grant(*arguments)
+
+    monkeypatch.setattr(registry, "grant_lease", failing)
+    make("p1", registry, duty=duty)
+    await until(lambda: duty.doing == ["p1"])
+
+
+async def test_a_duty_that_does_not_end_holds_up_no_stop(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "STOP_CLOSE_S", 0.05)
+    ending, begun = asyncio.Event(), asyncio.Event()
+
+    async def stubborn(_lease: Lease) -> None:
+        begun.set()
+        while not ending.is_set():
+            try:
+                await ending.wait()
+            except asyncio.CancelledError:
+                continue
+
+    only = make("p1", stubborn=stubborn)
+    await begun.wait()
+    async with asyncio.timeout(5):
+        await only.stop()
+    assert "duties of the coordinator have not ended within 0.05 s: stubborn" in caplog.text
+    ending.set()
+    await asyncio.sleep(0.01)
+
+
+async def test_who_has_a_duty_left_that_would_not_end_does_not_stand_again(
+    make: Make, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Or it would be done twice at a time, by this proxy itself."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(module, "STOP_CLOSE_S", 0.05)
+    ending, runs = asyncio.Event(), 0
+
+    async def stubborn(_lease: Lease) -> None:
+        nonlocal runs
+        runs += 1
+        while not ending.is_set():
+            try:
+                await ending.wait()
+            except asyncio.CancelledError:
+                continue
+
+    registry = MemoryRegistry(store)
+    make("p1", registry, stubborn=stubborn)
+    await until(lambda: runs == 1)
+    with monkeypatch.context() as patch:
+        silence(patch, registry, "p1")
+        await until(lambda: "have not ended" in caplog.text)
+    await asyncio.sleep(0.1)
+    assert runs == 1
+    ending.set()
+    await until(lambda: runs == 2)
+
+
+async def test_stop_before_start(store: MemoryStore) -> None:
+    await Coordinator(MemoryRegistry(store), "p1", {}).stop()

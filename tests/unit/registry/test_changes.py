@@ -1,0 +1,386 @@
+"""Changes of a registry's state: one order of versions, who may enter placement, silence, buckets. Values in, values out."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from registering import CLUSTER, Kept, said
+
+from dfc.errors import BucketConflict, BucketDeleting, BucketNotFound, Conflict, NotFound
+from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, Labels
+from dfc.registry import changes
+from dfc.registry.changes import RegistryState, check_step
+from dfc.registry.registration import is_known
+
+
+@pytest.fixture
+def registry():
+    return Kept()
+
+
+def states(registry):
+    return {node.id: node.state for node in registry.map.nodes}
+
+
+def disk_states(registry):
+    return {disk.id: disk.state for node in registry.map.nodes for disk in node.disks}
+
+
+BUCKET = BucketEntry(id="b1", name="b")
+
+
+def owners(registry):
+    """The disks that take part in placement."""
+    return {registry.map.owner(BUCKET, str(number)).disk.id for number in range(300)}
+
+
+# --- nodes
+
+
+def test_a_new_registry(registry):
+    assert (registry.map.version, registry.map.nodes, registry.map.buckets) == (1, (), ())
+    assert len(registry.map.cluster_id) == 16
+    assert registry.map.owner(BUCKET, "x") is None
+
+
+def test_the_first_targets_enter_placement_at_once(registry):
+    answers = [registry.say(f"t{number}", (f"d{number}a", f"d{number}b")) for number in range(3)]
+    assert answers == [1, 2, 3]
+    assert registry.map.version == 4
+    assert states(registry) == {"t0": "up", "t1": "up", "t2": "up"}
+    assert owners(registry) == {"d0a", "d0b", "d1a", "d1b", "d2a", "d2b"}
+    node = registry.map.node("t1")
+    assert (node.url, node.advertise_url, node.role) == ("http://t1:1", "http://t1.example:1", "target")
+
+
+def test_a_registration_that_brings_nothing_new_changes_nothing(registry):
+    registry.say()
+    before = registry.state
+    fuller = (DiskEntry(id="d1", weight=1.0, capacity=200, used=50, objects=7),)
+    assert is_known(registry.map.node("t1"), said(disks=fuller))
+    registry.say(disks=fuller)
+    assert registry.state is before
+    for news in (said(url="http://new:1"), said(disks=("d1", "d2")), said(disks=()), said(labels=Labels(zone="z"))):
+        assert not is_known(registry.map.node("t1"), news)
+
+
+def test_weights_are_fixed_when_a_disk_joins(registry):
+    registry.say(disks=(DiskEntry(id="d1", weight=2.0),))
+    registry.say(disks=(DiskEntry(id="d1", weight=9.0),), url="http://moved:1")
+    assert registry.map.node("t1").disks[0].weight == 2.0
+
+
+def test_labels_are_those_of_the_last_registration(registry):
+    registry.say(labels=Labels(zone="row-1", host="h1"))
+    assert registry.map.node("t1").domain == "zone row-1"
+    version = registry.map.version
+    registry.say(labels=Labels(zone="row-1", host="h1"))
+    assert registry.map.version == version
+    registry.say(labels=Labels(host="h2"))
+    assert (registry.map.version, registry.map.node("t1").domain) == (version + 1, "host h2")
+
+
+def test_the_group_of_a_disk_is_the_node_with_which_it_joined(registry):
+    """Whatever the node says of it, and wherever the disk goes."""
+    registry.say("t1", (DiskEntry(id="d1", weight=1.0, group="mine"), "d2"))
+    registry.say("t2", ("d3",))
+    registry.create_bucket("b")
+    homes = [registry.map.owner(BUCKET, str(number)).disk.id for number in range(100)]
+    registry.say("t2", ("d3", "d2"))
+    registry.say("t9", (DiskEntry(id="d1", weight=5.0, group="t9"),))
+    disks = {disk.id: (node.id, disk.group) for node in registry.map.nodes for disk in node.disks}
+    assert disks == {"d1": ("t9", "t1"), "d2": ("t2", "t1"), "d3": ("t2", "t2")}
+    assert [registry.map.owner(BUCKET, str(number)).disk.id for number in range(100)] == homes
+
+
+def test_a_node_that_moves_keeps_its_number(registry):
+    number = registry.say()
+    version = registry.map.version
+    assert registry.say(url="http://new:1") == number
+    assert registry.map.version == version + 1
+    assert registry.map.node("t1").url == "http://new:1"
+
+
+def test_disks_of_another_cluster_are_refused(registry):
+    with pytest.raises(Conflict):
+        registry.say(cluster_id="other")
+    assert registry.map.nodes == ()
+
+
+def test_a_failed_disk_stays_in_placement(registry):
+    """Its objects are unavailable, not placed elsewhere."""
+    registry.say(disks=("d1", "d2"))
+    registry.create_bucket("b")
+    registry.say(disks=("d1", DiskEntry(id="d2", weight=1.0, state="failed")))
+    assert disk_states(registry) == {"d1": "up", "d2": "failed"}
+    assert owners(registry) == {"d1", "d2"}
+    registry.say(disks=("d1",))  # not even mounted
+    assert disk_states(registry) == {"d1": "up", "d2": "failed"}
+    registry.say(disks=("d1", "d2"))
+    assert disk_states(registry) == {"d1": "up", "d2": "up"}
+
+
+# --- joining a cluster that may hold objects
+
+
+def test_a_target_that_comes_when_buckets_exist_stays_outside(registry):
+    registry.say("t1", ("d1",))
+    registry.create_bucket("b")
+    registry.say("t2", ("d2",))
+    assert states(registry) == {"t1": "up", "t2": "joining"}
+    assert owners(registry) == {"d1"}
+    registry.say("t2", ("d2",))  # its heartbeats change nothing of that
+    registry.say("t2", ("d2",), url="http://new:1")
+    assert states(registry)["t2"] == "joining"
+    assert owners(registry) == {"d1"}
+
+
+def test_a_disk_that_is_added_when_buckets_exist_stays_outside(registry):
+    registry.say("t1", ("d1",))
+    registry.create_bucket("b")
+    registry.say("t1", ("d1", "d2"))
+    assert states(registry) == {"t1": "up"}
+    assert disk_states(registry) == {"d1": "up", "d2": "joining"}
+    assert owners(registry) == {"d1"}
+    version = registry.map.version
+    registry.say("t1", ("d1", "d2"))
+    assert registry.map.version == version
+
+
+def test_without_buckets_all_may_enter(registry):
+    registry.say("t1", ("d1",))
+    registry.create_bucket("b")
+    registry.say("t2", ("d2",))
+    registry.remove_bucket("b", registry.map.bucket("b").id)
+    registry.say("t2", ("d2",), url="http://new:1")
+    assert states(registry) == {"t1": "up", "t2": "up"}
+    assert owners(registry) == {"d1", "d2"}
+
+
+def test_disks_that_move_to_another_node_stay_in_placement(registry):
+    """The same disks under a new node id: what they hold is found at the new address."""
+    registry.say("t1", ("d1", "d2"))
+    registry.create_bucket("b")
+    registry.say("t9", ("d1", "d2"))
+    assert states(registry)["t9"] == "up"
+    assert owners(registry) == {"d1", "d2"}
+    assert registry.map.owner(BUCKET, "x").node.id == "t9"
+    assert registry.map.node("t1").disks == ()
+    assert [node.id for node in registry.map.targets()] == ["t9"]  # the old id is nobody's whose silence matters
+
+
+def test_joining_disks_that_move_to_another_node_stay_outside(registry):
+    registry.say("t1", ("d1",))
+    registry.create_bucket("b")
+    registry.say("t2", ("d2",))
+    registry.say("t1", ("d1", "d3"))
+    registry.say("t9", ("d2", "d3"))
+    assert states(registry)["t9"] == "joining"
+    assert owners(registry) == {"d1"}
+    registry.say("t9", ("d1", "d2", "d3"))
+    assert states(registry)["t9"] == "up"
+    assert owners(registry) == {"d1"}
+
+
+def test_a_joining_disk_that_is_missing_stays_outside(registry):
+    registry.say("t1", ("d1",))
+    registry.create_bucket("b")
+    registry.say("t1", ("d1", "d2"))
+    registry.say("t1", ("d1",), url="http://new:1")
+    assert owners(registry) == {"d1"}
+
+
+# --- silence
+
+
+def test_a_silent_target_is_down_and_comes_back(registry):
+    registry.say("t1", ("d1",))
+    registry.say("t2", ("d2",))
+    registry.create_bucket("b")
+    version = registry.map.version
+    registry.mark_down("t2")
+    registry.mark_down("t2")
+    assert registry.map.version == version + 1
+    assert states(registry) == {"t1": "up", "t2": "down"}
+    assert owners(registry) == {"d1", "d2"}  # its objects answer 503, they do not move
+    registry.say("t2", ("d2",))
+    assert states(registry) == {"t1": "up", "t2": "up"}
+    assert registry.map.version == version + 2
+
+
+def test_what_a_silent_target_said_last_is_kept(registry):
+    registry.say("t1", ("d1", "d2"))
+    node = registry.map.node("t1")
+    disks = tuple(msgspec.structs.replace(disk, used=7, state="failed") for disk in node.disks)
+    last = msgspec.structs.replace(node, disks=disks, last_heartbeat="2023-11-14T22:13:20.000Z")
+    registry.say("t1", ("d1",))  # d2 is missing since
+    registry.apply(changes.mark_down([last]))
+    found = registry.map.node("t1")
+    assert (found.state, found.last_heartbeat) == ("down", "2023-11-14T22:13:20.000Z")
+    assert [(disk.used, disk.state) for disk in found.disks] == [(7, "up"), (7, "failed")]  # states are not what it told of
+
+
+def test_a_joining_target_does_not_go_down(registry):
+    registry.say("t1", ("d1",))
+    registry.create_bucket("b")
+    registry.say("t2", ("d2",))
+    registry.mark_down("t1", "t2")
+    assert states(registry) == {"t1": "down", "t2": "joining"}
+
+
+def test_who_was_taken_out_is_not_marked(registry):
+    registry.say("t1", ("d1",))
+    gone = registry.map.nodes
+    registry.mark_down("t1")
+    registry.apply(changes.remove_node("t1"))
+    before = registry.state
+    registry.apply(changes.mark_down(gone))
+    assert registry.state is before
+
+
+# --- nodes and disks that are gone for good
+
+
+def test_a_node_without_objects_can_be_removed(registry):
+    registry.say("t1", ("d1",))
+    registry.say("t2", ("d2",))
+    with pytest.raises(NotFound):
+        registry.apply(changes.remove_node("t3"))
+    with pytest.raises(Conflict, match="stop it first"):
+        registry.apply(changes.remove_node("t2"))
+    registry.mark_down("t2")
+    registry.create_bucket("b")
+    with pytest.raises(Conflict, match="may be on the disk d2"):
+        registry.apply(changes.remove_node("t2"))
+    registry.say("t9", ("d2",))  # its disk was moved
+    registry.apply(changes.remove_node("t2"))
+    assert states(registry) == {"t1": "up", "t9": "up"}
+
+
+def test_a_node_that_never_entered_can_be_removed(registry):
+    registry.say("t1", ("d1",))
+    registry.create_bucket("b")
+    registry.say("t2", ("d2",))
+    registry.apply(changes.remove_node("t2"))
+    assert states(registry) == {"t1": "up"}
+
+
+def test_a_disk_without_objects_can_be_dropped(registry):
+    registry.say("t1", ("d1", "d2", "d3"))
+    with pytest.raises(NotFound):
+        registry.apply(changes.drop_disk("d4"))
+    with pytest.raises(Conflict, match="in use by the node t1"):
+        registry.apply(changes.drop_disk("d3"))
+    registry.say("t1", ("d1", "d2"))
+    registry.apply(changes.drop_disk("d3"))
+    assert disk_states(registry) == {"d1": "up", "d2": "up"}
+    registry.create_bucket("b")
+    registry.say("t1", ("d1",))
+    with pytest.raises(Conflict, match="may be on the disk d2"):
+        registry.apply(changes.drop_disk("d2"))
+    registry.say("t1", ("d1", "d2", "d5"))
+    registry.apply(changes.drop_disk("d5"))  # it has not been taken in
+    assert disk_states(registry) == {"d1": "up", "d2": "up"}
+
+
+def test_numbers_of_nodes_are_not_given_again(registry):
+    """Objects that a node has stored keep their versions: an equal one of another node would have no order with them."""
+    assert [registry.say(f"t{number}", (f"d{number}",)) for number in (1, 2, 3)] == [1, 2, 3]
+    for node in ("t3", "t1"):
+        registry.mark_down(node)
+        registry.apply(changes.remove_node(node))
+    assert registry.say("t4", ("d4",)) == 4
+    assert registry.say("t3", ("d3",)) == 5
+
+
+def test_when_all_numbers_are_given(registry, monkeypatch):
+    monkeypatch.setattr(changes, "NODE_NUMBER_MAX", 3)
+    for number in (1, 2, 3):
+        registry.say(f"t{number}", (f"d{number}",))
+    before = registry.state
+    for _ in range(2):
+        with pytest.raises(Conflict, match="no number"):
+            registry.say("t4", ("d4",))
+    assert registry.state is before
+    assert registry.say("t2", ("d2",), url="http://elsewhere:1") == 2
+
+
+def test_a_second_proxy_is_refused(registry):
+    with pytest.raises(Conflict, match="p2 is no target: this cluster has one proxy"):
+        registry.say("p2", (), role="proxy")
+    assert registry.map.nodes == ()
+
+
+# --- buckets
+
+
+def test_buckets(registry):
+    made = registry.create_bucket("b", durability="relaxed")
+    assert (made.name, made.copies, made.durability, made.state) == ("b", 1, "relaxed", "active")
+    assert made.created == "2023-11-14T22:13:20.000Z"
+    version = registry.map.version
+    assert registry.create_bucket("b", 2, durability="relaxed") == made
+    assert registry.ensure_bucket("b", 3) == made
+    assert registry.map.version == version
+    with pytest.raises(BucketConflict):
+        registry.create_bucket("b", durability="fsync")
+    assert registry.change_bucket("b", durability="fsync").durability == "fsync"
+    assert registry.change_bucket("b", durability="fsync") == registry.map.bucket("b")
+    assert registry.map.version == version + 1
+    registry.create_bucket("a")
+    assert [bucket.name for bucket in registry.map.buckets] == ["a", "b"]
+    with pytest.raises(BucketNotFound):
+        registry.change_bucket("c", durability="fsync")
+
+
+def test_a_bucket_made_anew_has_another_id(registry):
+    first = registry.ensure_bucket("b")
+    registry.change_bucket("b", state="deleting")
+    with pytest.raises(BucketDeleting):
+        registry.create_bucket("b")
+    assert registry.ensure_bucket("b").state == "deleting"
+    registry.remove_bucket("b", first.id)
+    assert registry.map.bucket("b") is None
+    second = registry.ensure_bucket("b", 2)
+    assert second.id != first.id
+    registry.remove_bucket("b", first.id)  # a late removal of the old one
+    registry.remove_bucket("c", first.id)
+    assert registry.map.bucket("b") == second
+
+
+def test_checks_end_with_who_made_them(registry):
+    for name in "abc":
+        registry.create_bucket(name)
+    before = registry.state
+    assert registry.apply(changes.end_checks) is before
+    registry.change_bucket("a", state="checking")
+    registry.change_bucket("b", state="deleting")
+    registry.apply(changes.end_checks)
+    assert {found.name: found.state for found in registry.map.buckets} == {"a": "active", "b": "deleting", "c": "active"}
+
+
+def test_a_change_leaves_what_it_does_not_touch(registry):
+    """The same entries, so that whoever stores them finds what is new."""
+    registry.say("t1", ("d1",))
+    registry.say("t2", ("d2",))
+    registry.create_bucket("a")
+    nodes, (first,) = registry.map.nodes, registry.map.buckets
+    registry.create_bucket("b")
+    registry.mark_down("t2")
+    assert registry.map.node("t1") is nodes[0]
+    assert registry.map.bucket("a") is first
+
+
+def test_a_map_reads_itself_back(registry):
+    registry.say()
+    registry.create_bucket("b")
+    assert ClusterMap.decode(registry.map.encode()) == registry.map
+
+
+@pytest.mark.parametrize(
+    ("cluster_id", "version", "number"), [(CLUSTER, 1, 0), (CLUSTER, 3, 0), ("other", 2, 0), (CLUSTER, 2, -1)]
+)
+def test_what_is_no_step_is_not_stored(registry, cluster_id, version, number):
+    new = RegistryState(map=ClusterMap(cluster_id=cluster_id, version=version), last_number=number)
+    with pytest.raises(ValueError):
+        check_step(registry.state, new)
