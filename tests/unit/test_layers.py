@@ -121,7 +121,7 @@ def test_a_circle_would_be_found():
 
 
 def module_arrows() -> dict[str, set[str]]:
-    """Which module imports which. A package is the module of its `__init__`, and importing a module of it is no import of it."""
+    """Which module imports which. A package is the module of its `__init__`; importing a module of it is no import of it."""
     paths = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in MODULES}
     found = {}
     for name, path in paths.items():
