@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from memory_registry import MemoryRegistry, MemoryStore
-from registering import said
+from registering import bucket, said
 from registry_conformance import end
 
 from dfc.errors import BucketDeleting, BucketNotFound, Conflict, Unavailable
@@ -17,6 +17,7 @@ from dfc.proxy import cluster as cluster_module
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.heartbeats import Heartbeats
 from dfc.proxy.html import bucket_list, human_bytes, object_list
+from dfc.registry import changes
 from dfc.registry.leases import LeaseLost
 
 BUCKET = BucketEntry(id="b1", name="b")
@@ -275,6 +276,43 @@ async def test_a_silent_target_is_marked_down_and_comes_back(make, now):
     answer = await cluster.register(said("t1", ("d1",), url="http://t1", map_version=version))
     assert [node.state for node in cluster.map.nodes] == ["up", "up"]
     assert answer.map.version == cluster.map.version == version + 2
+
+
+@pytest.mark.parametrize("reading", range(1, 5))
+async def test_a_map_that_is_made_while_a_heartbeat_is_taken_hides_nothing(make, monkeypatch, reading):
+    store = MemoryStore()
+    cluster = await make(joined=1, store=store)
+    readings = 0
+
+    def read(_registry) -> ClusterMap:
+        nonlocal readings
+        readings += 1
+        found = store.state.map
+        if readings == reading:  # the registry's thread has stored another one just now
+            store.swap(store.state, changes.mark_down(store.state.map.nodes)(store.state))
+        return found
+
+    monkeypatch.setattr(MemoryRegistry, "map", property(read))
+    await cluster.register(said("t0", ("d0",), url="http://t0"))
+    readings = reading
+    assert cluster.map.node("t0").state == store.state.map.node("t0").state
+    assert cluster.map.version == store.state.map.version
+
+
+async def test_a_thread_that_reads_the_map_while_a_heartbeat_is_taken_hides_nothing(make, monkeypatch):
+    store = MemoryStore()
+    cluster = await make(joined=1, store=store)
+    refresh = cluster._heartbeats.refresh
+
+    def meanwhile(node):
+        monkeypatch.undo()
+        store.swap(store.state, changes.create_bucket(bucket("new"))(store.state))
+        assert cluster.map.bucket("new") is not None  # as the plan of a job asks for it, in its thread
+        return refresh(node)
+
+    monkeypatch.setattr(cluster._heartbeats, "refresh", meanwhile)
+    await cluster.register(said("t0", ("d0",), url="http://t0"))
+    assert cluster.map.bucket("new") is not None
 
 
 async def test_a_target_that_speaks_while_it_is_marked_is_up(make, now):
