@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from dfc.errors import BucketDeleting, BucketNotFound, NoSpace, Unavailable
+from dfc.errors import BucketDeleting, BucketNotFound, Conflict, NoSpace, Unavailable
 from dfc.http.calls.peer import ControlClient
 from dfc.logs import timestamp
 from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap, Durability, NodeEntry, Owner
@@ -110,12 +110,14 @@ class Cluster:
         """
         check_registration(self.map, said)
         known = self.map.node(said.node_id)
-        if known is not None:  # first, however long the registry takes: it is alive
-            self._heartbeats.take(said)
+        self._heartbeats.take(said)  # first, however long the registry takes: it is alive
         if not is_known(known, said):
-            await self.change(join(said))
-        if known is None:
-            self._heartbeats.take(said)
+            try:
+                await self.change(join(said))
+            except Conflict:
+                if known is None:
+                    self._heartbeats.forget(said.node_id)
+                raise
         kept, newest = self._newest()  # once: of two readings the second may be of a later map
         node = newest.node(said.node_id)
         if node is None:  # removed since
