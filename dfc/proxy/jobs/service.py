@@ -173,8 +173,11 @@ class JobService:
         )  # fmt: skip
         record = await self._write(self._journal.create, new, found.inputs)
         self._add(record, found.spec.pattern, JobAccepted())
-        await self._refresh_counts()
         self._schedule()
+        try:
+            await self._refresh_counts()
+        except Exception:
+            _log.exception("the jobs could not be counted; the job %s is accepted all the same", record.id)
         return job_json(record)
 
     def _check_no_rival(self, spec: CheckedSpec) -> None:

@@ -647,6 +647,22 @@ async def test_a_journal_that_cannot_be_read_for_a_while_costs_no_place_to_run(m
     assert "the proxy cannot write its journal of jobs: disk I/O error; trying again" in caplog.text
 
 
+@pytest.mark.parametrize(("name", "is_accepted"), [("counts", True), ("get", False)])
+async def test_a_job_is_accepted_or_not_when_the_journal_cannot_be_read_for_a_moment(make, monkeypatch, name, is_accepted):
+    cluster = await make()
+    journal = cluster.proxy.jobs._journal
+    failing = Failing(getattr(journal, name), sqlite3.OperationalError("disk I/O error"), 1)
+    failing.begun = True
+    monkeypatch.setattr(journal, name, failing)
+    said = await cluster.submit("x-%04d")
+    assert failing.failed == 1
+    if is_accepted:
+        assert (await cluster.until(said["id"], timeout_s=10))["state"] == "succeeded"
+    else:
+        assert said[0] == 500
+        assert (await cluster.ask("GET", "/v1/jobs"))[1]["jobs"] == []
+
+
 async def test_a_journal_that_is_damaged_costs_no_place_to_run(make, monkeypatch, caplog):
     cluster = await make(jobs_running_max=1)
     journal = cluster.proxy.jobs._journal
