@@ -27,7 +27,7 @@ from dfc.jobs.records import JobRecord, JobState, NewJob, job_json
 from dfc.jobs.request import parse_spec
 from dfc.jobs.spec import CheckedSpec, OutputSpec
 from dfc.proxy.cluster import Cluster
-from dfc.proxy.jobs.active import Active, check_cancel
+from dfc.proxy.jobs.active import Active, check_cancel, left_unfinished
 from dfc.proxy.jobs.context import Means
 from dfc.proxy.jobs.metrics import JobStats
 from dfc.proxy.jobs.runner import JobRunner
@@ -260,6 +260,8 @@ class JobService:
         if active is None:
             record = await self._write(self._journal.get, job_id)
             check_cancel(record.state)
+            if job_id in self._left and record.finished_us is None:
+                raise left_unfinished(job_id)
             return job_json(record)
         await active.cancel()
         return job_json(active.runner.record, active.runner.progress)

@@ -682,6 +682,29 @@ async def test_a_journal_that_is_damaged_costs_no_place_to_run(make, monkeypatch
     await until(all_places_are_free)  # the journal says that a job has succeeded a moment before its place is free
 
 
+async def test_a_job_that_goes_on_at_the_next_start_is_not_called_cancelled(make, monkeypatch):
+    cluster = await make()
+    gate = cluster.engine.before = Gate()
+    job = await cluster.submit()
+    await gate.reached.wait()
+    journal = cluster.proxy.jobs._journal
+    failing = Failing(journal.cancel, sqlite3.DatabaseError("database disk image is malformed"), 1)
+    failing.begun = True
+    monkeypatch.setattr(journal, "cancel", failing)
+    assert (await cluster.ask("DELETE", f"/v1/jobs/{job['id']}"))[0] == 500
+
+    async def is_left() -> bool:
+        return job["id"] in cluster.proxy.jobs._left
+
+    await until(is_left)
+    status, said = await cluster.ask("DELETE", f"/v1/jobs/{job['id']}")
+    assert (status, said.get("error", said)["code"]) == (503, "unavailable")
+    gate.opened.set()
+    await cluster.stop_proxy()
+    await cluster.start_proxy()
+    assert (await cluster.until(job["id"]))["state"] == "succeeded"
+
+
 async def test_a_job_whose_end_the_journal_does_not_take_goes_on_to_publish_at_the_next_start(make, monkeypatch, caplog):
     cluster = await make(jobs_running_max=1)
     journal = cluster.proxy.jobs._journal
