@@ -296,10 +296,15 @@ class JobService:
         """The job now and whenever it changes, to its end; None when nothing has happened for a while."""
         while True:
             pulse = self._pulses.setdefault(job_id, asyncio.Event())
-            shown = await self.show(job_id)
+            ended = True
+            try:
+                shown = await self.show(job_id)
+                ended = shown["finished"] is not None
+            finally:
+                if ended:  # before anything is said: who looks on may go away then
+                    self.changed(job_id)
             yield shown
-            if shown["finished"] is not None:
-                self.changed(job_id)
+            if ended:
                 return
             while not self.is_stopping:
                 try:

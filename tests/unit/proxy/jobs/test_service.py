@@ -14,7 +14,7 @@ import pytest
 from inprocess import InProcess, content_of, install_probe, stage, until
 
 from dfc.engine.base import EngineLost, TaskFailed
-from dfc.errors import BadRequest, Unavailable
+from dfc.errors import BadRequest, JobNotFound, Unavailable
 from dfc.jobs import operations
 from dfc.jobs.shards.digest import digest_in_order
 from dfc.jobs.tasks import OutputRecord
@@ -432,6 +432,19 @@ async def test_a_job_is_cancelled_while_it_waits(make, monkeypatch):
     gate.opened.set()
     assert [(await cluster.until(job["id"]))["state"] for job in (first, third)] == ["succeeded", "succeeded"]
     assert await cluster.names(prefix="1-") == []
+
+
+async def test_nothing_is_kept_of_those_who_looked_on_at_a_job_that_has_ended(make):
+    cluster = await make()
+    job = await cluster.submit()
+    await cluster.until(job["id"])
+    service = cluster.proxy.jobs
+    looking = service.watch(job["id"])
+    assert (await anext(looking))["state"] == "succeeded"
+    await looking.aclose()
+    with pytest.raises(JobNotFound):
+        await anext(service.watch("none"))
+    assert service._pulses == {}
 
 
 async def test_queue_and_rivals(make):
