@@ -76,16 +76,19 @@ class Coordinator:
         tasks = [asyncio.create_task(self._keep(name, duty, leadership), name=name) for name, duty in self._duties.items()]
         try:
             await leadership.lost.wait()
-        finally:
             self._leadership = None
             await self._end(tasks)
-        # It takes part in no election while something is left that would not end.
-        await asyncio.gather(*tasks, return_exceptions=True)
+            # It takes part in no election while something is left that would not end.
+            await asyncio.wait(tasks)
+        finally:
+            self._leadership = None
+            await self._end(tasks)  # `stop` may come while the office is being lost
 
     async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
         """Cancel, and wait for a bounded time."""
         for task in tasks:
-            task.cancel()
+            if not task.cancelling():  # once: what it does to end is not broken off
+                task.cancel()
         _, late = await asyncio.wait(tasks, timeout=STOP_CLOSE_S)
         if late:
             names = ", ".join(sorted(task.get_name() for task in late))
