@@ -96,6 +96,8 @@ class Coordinator:
 
     async def _keep(self, name: str, duty: Duty, leadership: Lease) -> None:
         """Do one duty, again when it has failed."""
+        task = asyncio.current_task()
+        assert task is not None
         while True:
             try:
                 await duty(leadership)
@@ -103,5 +105,8 @@ class Coordinator:
             except Exception:
                 if not leadership.is_held:
                     return  # that is why it failed
+                if task.cancelling():
+                    _log.exception("the duty %r of the coordinator failed while it ended", name)
+                    return
                 _log.exception("the duty %r of the coordinator failed; it is begun anew", name)
             await asyncio.sleep(self._retry_s)

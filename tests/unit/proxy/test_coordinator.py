@@ -200,6 +200,24 @@ async def test_a_stop_while_the_office_is_being_lost_waits_for_its_duties(
     assert ended
 
 
+async def test_a_duty_that_fails_while_it_ends_is_not_begun_anew(make: Make) -> None:
+    runs = 0
+
+    async def clumsy(_lease: Lease) -> None:
+        nonlocal runs
+        runs += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ZeroDivisionError
+
+    only = make("p1", clumsy=clumsy)
+    await until(lambda: runs)
+    await only.stop()
+    await asyncio.sleep(0.05)
+    assert runs == 1
+
+
 async def test_who_has_a_duty_left_that_would_not_end_does_not_stand_again(
     make: Make, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
