@@ -66,7 +66,7 @@ class Journal(JournalFile):
             for at, shards in enumerate(inputs):
                 rows = ((number, at, place, _encode(shard)) for place, shard in enumerate(shards))
                 database.executemany("INSERT INTO inputs VALUES (?, ?, ?, ?)", rows)
-        return self.get(job.id)
+            return self.get(job.id)  # before it is for good: who gets an error has no job
 
     def get(self, job_id: str) -> JobRecord:
         rows = self.rows(f"SELECT {_COLUMNS} FROM jobs WHERE id = ?", job_id)

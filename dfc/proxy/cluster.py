@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from dfc.errors import BucketDeleting, BucketNotFound, NoSpace, Unavailable
+from dfc.errors import BucketDeleting, BucketNotFound, Conflict, NoSpace, Unavailable
 from dfc.http.calls.peer import ControlClient
 from dfc.logs import timestamp
 from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap, Durability, NodeEntry, Owner
@@ -59,13 +59,16 @@ class Cluster:
 
     @property
     def map(self) -> ClusterMap:
-        """The registry's, with the use of disks by the last heartbeats."""
-        kept, shown = self._seen
+        """The registry's, with the use of disks by the last heartbeats. Any thread may ask for it."""
+        return self._newest()[1]
+
+    def _newest(self) -> tuple[ClusterMap, ClusterMap]:
+        """The registry's map, and the same one with the use of disks. Another thread may make the next one at any moment."""
+        seen = self._seen
         newest = self._registry.map
-        if newest is not kept:
-            shown = self._heartbeats.overlay(newest)
-            self._seen = newest, shown
-        return shown
+        if newest is not seen[0]:
+            seen = self._seen = newest, self._heartbeats.overlay(newest)
+        return seen
 
     def is_ready(self) -> bool:
         """Whether as many targets have joined as are expected; once they have, a down one makes only its objects fail."""
@@ -107,17 +110,20 @@ class Cluster:
         """
         check_registration(self.map, said)
         known = self.map.node(said.node_id)
-        if known is not None:  # first, however long the registry takes: it is alive
-            self._heartbeats.take(said)
+        self._heartbeats.take(said)  # first, however long the registry takes: it is alive
         if not is_known(known, said):
-            await self.change(join(said))
-        if known is None:
-            self._heartbeats.take(said)
-        node = self.map.node(said.node_id)
+            try:
+                await self.change(join(said))
+            except Conflict:
+                if known is None:
+                    self._heartbeats.forget(said.node_id)
+                raise
+        kept, newest = self._newest()  # once: of two readings the second may be of a later map
+        node = newest.node(said.node_id)
         if node is None:  # removed since
             raise Unavailable(f"the node {said.node_id} was taken out of the cluster while it registered")
-        shown = self.map.with_use(self._heartbeats.refresh(node))
-        self._seen = self._seen[0], shown
+        shown = newest.with_use(self._heartbeats.refresh(node))
+        self._seen = kept, shown
         return Registered(node_number=node.number, map=shown if said.map_version != shown.version else None)
 
     async def watch_nodes(self, leadership: Lease, down_after_s: float) -> None:

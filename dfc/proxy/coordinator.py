@@ -76,16 +76,19 @@ class Coordinator:
         tasks = [asyncio.create_task(self._keep(name, duty, leadership), name=name) for name, duty in self._duties.items()]
         try:
             await leadership.lost.wait()
-        finally:
             self._leadership = None
             await self._end(tasks)
-        # It takes part in no election while something is left that would not end.
-        await asyncio.gather(*tasks, return_exceptions=True)
+            # It takes part in no election while something is left that would not end.
+            await asyncio.wait(tasks)
+        finally:
+            self._leadership = None
+            await self._end(tasks)  # `stop` may come while the office is being lost
 
     async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
         """Cancel, and wait for a bounded time."""
         for task in tasks:
-            task.cancel()
+            if not task.cancelling():  # once: what it does to end is not broken off
+                task.cancel()
         _, late = await asyncio.wait(tasks, timeout=STOP_CLOSE_S)
         if late:
             names = ", ".join(sorted(task.get_name() for task in late))
@@ -93,6 +96,8 @@ class Coordinator:
 
     async def _keep(self, name: str, duty: Duty, leadership: Lease) -> None:
         """Do one duty, again when it has failed."""
+        task = asyncio.current_task()
+        assert task is not None
         while True:
             try:
                 await duty(leadership)
@@ -100,5 +105,8 @@ class Coordinator:
             except Exception:
                 if not leadership.is_held:
                     return  # that is why it failed
+                if task.cancelling():
+                    _log.exception("the duty %r of the coordinator failed while it ended", name)
+                    return
                 _log.exception("the duty %r of the coordinator failed; it is begun anew", name)
             await asyncio.sleep(self._retry_s)

@@ -36,6 +36,9 @@ class Heartbeats:
     def take(self, said: Registration) -> None:
         self._last[said.node_id] = _Beat(self._clock_s(), timestamp(self._wall_s()), said)
 
+    def forget(self, node_id: str) -> None:
+        self._last.pop(node_id, None)
+
     def last(self, node_id: str) -> Registration | None:
         """What a node said last."""
         beat = self._last.get(node_id)

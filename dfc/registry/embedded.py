@@ -53,11 +53,23 @@ class EmbeddedRegistry(Registry):
                     with suppress(RuntimeError):  # the loop is closed already
                         loop.call_soon_threadsafe(self._tell)
 
-        return await loop.run_in_executor(self._thread, apply)
+        waiting = loop.run_in_executor(self._thread, apply)
+        try:
+            await asyncio.wait((waiting,))
+        except asyncio.CancelledError:
+            waiting.cancel()
+            raise
+        if waiting.cancelled():  # dropped by `close` before its turn came
+            raise self._ended()
+        return waiting.result()
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Unavailable("the registry is closed: this proxy ends")
+            raise self._ended()
+
+    @staticmethod
+    def _ended() -> Unavailable:
+        return Unavailable("the registry is closed: this proxy ends")
 
     def _tell(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

@@ -18,7 +18,7 @@ from dfc.batch.answer import BATCH_QUERY
 from dfc.clock import HybridClock
 from dfc.config import Settings
 from dfc.engine.beside import WorkersBeside
-from dfc.errors import OperatorError, Unavailable
+from dfc.errors import DfcError, OperatorError, Unavailable
 from dfc.filesystem import FileSystem
 from dfc.http.answers import Answer, json_answer
 from dfc.http.calls.peer import ControlClient, PeerPool
@@ -151,10 +151,10 @@ class TargetNode:
         while True:
             try:
                 return await self.local.ask_registry("GET", "/v1/cluster", ClusterMap)
-            except Unavailable:
-                _log.info("waiting for the registry at %s", self.local.proxies)
-            except RemoteError as error:
-                raise OperatorError(f"the registry at {self.local.proxies} refuses: {error.message}") from error
+            except (Unavailable, RemoteError) as error:
+                if not _may_be_asked_again(error):
+                    raise OperatorError(f"the registry at {self.local.proxies} refuses: {error.message}") from error
+                _log.info("waiting for the registry at %s: %s", self.local.proxies, error.message)
             await asyncio.sleep(wait_s)
             wait_s = min(RETRY_MAX_S, wait_s * 2)
 
@@ -162,10 +162,11 @@ class TargetNode:
         while True:
             try:
                 return (await self._register(cluster_id, entries)).node_number
-            except Unavailable:
+            except (Unavailable, RemoteError) as error:
+                if not _may_be_asked_again(error):
+                    raise OperatorError(f"the registry refuses this target: {error.message}") from error
+                _log.info("the registry takes no registration yet: %s", error.message)
                 await asyncio.sleep(RETRY_S)
-            except RemoteError as error:
-                raise OperatorError(f"the registry refuses this target: {error.message}") from error
 
     async def _register(self, cluster_id: str, entries: tuple[DiskEntry, ...]) -> Registered:
         said = Registration(
@@ -258,6 +259,11 @@ class TargetNode:
 
     def _families(self) -> Iterable[Metric]:
         return disk_families(self.local.map.version, self._reports)
+
+
+def _may_be_asked_again(error: DfcError) -> bool:
+    """Whether the registry cannot be reached, or has said that it is to be asked again: it has too much to do now."""
+    return error.status == 503
 
 
 def _disk_options(settings: Settings, path: str) -> DiskOptions:

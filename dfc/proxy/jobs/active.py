@@ -57,6 +57,11 @@ def check_cancel(recorded: JobState) -> None:
             raise JobFinished(action.reason)
 
 
+def left_unfinished(job_id: str) -> Unavailable:
+    """For who wants a job to end of which the journal has not taken that it has: the next start may go on with it."""
+    return Unavailable(f"the journal has not taken how the job {job_id} has ended; cancel it when the proxy was restarted")
+
+
 class Keeper(Protocol):
     """What a job asks of the service that keeps it. `activities`: whatever is under way, for the service to end."""
 
@@ -95,7 +100,7 @@ class Active:
         """Returns when the job has ended, one way or another.
 
         Raises JobFinished from its commit point on; NoSpace or StorageFailed when the journal does not take it, which it is
-        told again until it does; Unavailable when the service ends.
+        told again until it does; Unavailable when the service ends, or the journal fails.
         """
         if self._keeper.is_stopping:
             raise Unavailable("this proxy ends")
@@ -108,6 +113,8 @@ class Active:
         if error is not None:
             raise error
         self.happen(CancelAsked())  # how it has ended may be what refuses it
+        if self.life.phase == "left":
+            raise left_unfinished(self.id)
 
     def tell(self, error: Exception | None) -> None:
         """End the waiting of those who have cancelled the job."""

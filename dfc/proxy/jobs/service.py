@@ -27,7 +27,7 @@ from dfc.jobs.records import JobRecord, JobState, NewJob, job_json
 from dfc.jobs.request import parse_spec
 from dfc.jobs.spec import CheckedSpec, OutputSpec
 from dfc.proxy.cluster import Cluster
-from dfc.proxy.jobs.active import Active, check_cancel
+from dfc.proxy.jobs.active import Active, check_cancel, left_unfinished
 from dfc.proxy.jobs.context import Means
 from dfc.proxy.jobs.metrics import JobStats
 from dfc.proxy.jobs.runner import JobRunner
@@ -173,8 +173,11 @@ class JobService:
         )  # fmt: skip
         record = await self._write(self._journal.create, new, found.inputs)
         self._add(record, found.spec.pattern, JobAccepted())
-        await self._refresh_counts()
         self._schedule()
+        try:
+            await self._refresh_counts()
+        except Exception:
+            _log.exception("the jobs could not be counted; the job %s is accepted all the same", record.id)
         return job_json(record)
 
     def _check_no_rival(self, spec: CheckedSpec) -> None:
@@ -257,6 +260,8 @@ class JobService:
         if active is None:
             record = await self._write(self._journal.get, job_id)
             check_cancel(record.state)
+            if job_id in self._left and record.finished_us is None:
+                raise left_unfinished(job_id)
             return job_json(record)
         await active.cancel()
         return job_json(active.runner.record, active.runner.progress)
@@ -291,10 +296,15 @@ class JobService:
         """The job now and whenever it changes, to its end; None when nothing has happened for a while."""
         while True:
             pulse = self._pulses.setdefault(job_id, asyncio.Event())
-            shown = await self.show(job_id)
+            ended = True
+            try:
+                shown = await self.show(job_id)
+                ended = shown["finished"] is not None
+            finally:
+                if ended:  # before anything is said: who looks on may go away then
+                    self.changed(job_id)
             yield shown
-            if shown["finished"] is not None:
-                self.changed(job_id)
+            if ended:
                 return
             while not self.is_stopping:
                 try:

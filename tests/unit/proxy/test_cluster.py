@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from memory_registry import MemoryRegistry, MemoryStore
-from registering import said
+from registering import bucket, said
 from registry_conformance import end
 
 from dfc.errors import BucketDeleting, BucketNotFound, Conflict, Unavailable
@@ -17,6 +17,7 @@ from dfc.proxy import cluster as cluster_module
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.heartbeats import Heartbeats
 from dfc.proxy.html import bucket_list, human_bytes, object_list
+from dfc.registry import changes
 from dfc.registry.leases import LeaseLost
 
 BUCKET = BucketEntry(id="b1", name="b")
@@ -250,14 +251,18 @@ async def test_heartbeats_rebuild_no_index_of_the_map_and_ask_no_registry(make, 
     assert (len(built), len(changes)) == (1, 1)  # that is a change
 
 
-async def test_who_is_none_of_this_cluster_is_refused(make):
+async def test_who_is_none_of_this_cluster_is_refused(make, monkeypatch):
     cluster = await make(joined=1)
     version = cluster.map.version
     with pytest.raises(Conflict, match="belong to cluster other"):
         await cluster.register(said("t0", cluster_id="other"))
     with pytest.raises(Conflict, match="this cluster has one proxy"):
         await cluster.register(said("p2", (), role="proxy"))
+    monkeypatch.setattr(changes, "NODE_NUMBER_MAX", 1)
+    with pytest.raises(Conflict, match="no number"):
+        await cluster.register(said("t1", ("d1",)))
     assert cluster.map.version == version
+    assert cluster._heartbeats.last("t1") is None
 
 
 async def test_a_silent_target_is_marked_down_and_comes_back(make, now):
@@ -277,6 +282,43 @@ async def test_a_silent_target_is_marked_down_and_comes_back(make, now):
     assert answer.map.version == cluster.map.version == version + 2
 
 
+@pytest.mark.parametrize("reading", range(1, 5))
+async def test_a_map_that_is_made_while_a_heartbeat_is_taken_hides_nothing(make, monkeypatch, reading):
+    store = MemoryStore()
+    cluster = await make(joined=1, store=store)
+    readings = 0
+
+    def read(_registry) -> ClusterMap:
+        nonlocal readings
+        readings += 1
+        found = store.state.map
+        if readings == reading:  # the registry's thread has stored another one just now
+            store.swap(store.state, changes.mark_down(store.state.map.nodes)(store.state))
+        return found
+
+    monkeypatch.setattr(MemoryRegistry, "map", property(read))
+    await cluster.register(said("t0", ("d0",), url="http://t0"))
+    readings = reading
+    assert cluster.map.node("t0").state == store.state.map.node("t0").state
+    assert cluster.map.version == store.state.map.version
+
+
+async def test_a_thread_that_reads_the_map_while_a_heartbeat_is_taken_hides_nothing(make, monkeypatch):
+    store = MemoryStore()
+    cluster = await make(joined=1, store=store)
+    refresh = cluster._heartbeats.refresh
+
+    def meanwhile(node):
+        monkeypatch.undo()
+        store.swap(store.state, changes.create_bucket(bucket("new"))(store.state))
+        assert cluster.map.bucket("new") is not None  # as the plan of a job asks for it, in its thread
+        return refresh(node)
+
+    monkeypatch.setattr(cluster._heartbeats, "refresh", meanwhile)
+    await cluster.register(said("t0", ("d0",), url="http://t0"))
+    assert cluster.map.bucket("new") is not None
+
+
 async def test_a_target_that_speaks_while_it_is_marked_is_up(make, now):
     cluster = await make(joined=2)
     now.seconds += 5
@@ -289,6 +331,29 @@ async def test_a_target_that_speaks_while_it_is_marked_is_up(make, now):
     registry.between = speak
     assert await cluster.mark_silent_nodes(None, 4, 0) == ["t0", "t1"]
     assert [node.state for node in cluster.map.nodes] == ["down", "up"]
+
+
+@pytest.mark.parametrize("is_given_up", [False, True])
+async def test_a_target_that_has_just_joined_is_not_silent(make, now, monkeypatch, is_given_up):
+    cluster = await make(joined=0)
+    change = cluster._registry.change
+    joined = asyncio.Event()
+
+    async def answered_late(each, **rest):
+        state = await change(each, **rest)
+        joined.set()
+        await asyncio.sleep(0.01)
+        return state
+
+    monkeypatch.setattr(cluster._registry, "change", answered_late)
+    now.seconds += 100  # since the coordinator was elected
+    registering = asyncio.create_task(cluster.register(said()))
+    await joined.wait()
+    if is_given_up:
+        await end(registering)
+    assert await cluster.mark_silent_nodes(None, 4, 0) == []
+    assert cluster.map.node("t1").state == "up"
+    await end(registering)
 
 
 async def test_who_leads_no_longer_marks_nobody_down(make, now):

@@ -177,6 +177,47 @@ async def test_a_duty_that_does_not_end_holds_up_no_stop(
     await asyncio.sleep(0.01)
 
 
+async def test_a_stop_while_the_office_is_being_lost_waits_for_its_duties(
+    make: Make, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending, ended = asyncio.Event(), False
+
+    async def slow(_lease: Lease) -> None:
+        nonlocal ended
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ending.set()
+            await asyncio.sleep(0.1)
+            ended = True
+
+    registry = MemoryRegistry(store)
+    only = make("p1", registry, slow=slow)
+    await until(lambda: only.leads)
+    silence(monkeypatch, registry, "p1")
+    await ending.wait()
+    await only.stop()
+    assert ended
+
+
+async def test_a_duty_that_fails_while_it_ends_is_not_begun_anew(make: Make) -> None:
+    runs = 0
+
+    async def clumsy(_lease: Lease) -> None:
+        nonlocal runs
+        runs += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ZeroDivisionError
+
+    only = make("p1", clumsy=clumsy)
+    await until(lambda: runs)
+    await only.stop()
+    await asyncio.sleep(0.05)
+    assert runs == 1
+
+
 async def test_who_has_a_duty_left_that_would_not_end_does_not_stand_again(
     make: Make, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

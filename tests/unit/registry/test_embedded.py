@@ -12,6 +12,7 @@ import pytest
 from registering import bucket
 from registry_conformance import RegistryConformance
 
+from dfc.errors import Unavailable
 from dfc.limits import STOP_CLOSE_S
 from dfc.registry.changes import RegistryState, create_bucket
 from dfc.registry.embedded import EmbeddedRegistry
@@ -74,3 +75,22 @@ async def test_the_end_waits_for_no_disk_that_hangs(registry: EmbeddedRegistry, 
     assert time.monotonic() - begun_s < 2 * STOP_CLOSE_S + 1
     free.set()
     await hanging
+
+
+async def test_a_change_whose_turn_does_not_come_before_the_end_hears_so(registry: EmbeddedRegistry) -> None:
+    def take_a_while(state: RegistryState) -> RegistryState:
+        time.sleep(0.2)
+        return state
+
+    under_way, waiting, given_up = (
+        asyncio.create_task(registry.change(each)) for each in (take_a_while, *(create_bucket(bucket(name)) for name in "bc"))
+    )
+    await asyncio.sleep(0.02)
+    given_up.cancel()
+    await registry.close()
+    assert (await under_way).map == registry.map
+    with pytest.raises(Unavailable):
+        await waiting
+    with pytest.raises(asyncio.CancelledError):
+        await given_up
+    assert registry.map.buckets == ()

@@ -282,6 +282,15 @@ async def test_publishing_into_a_bucket_that_is_gone_fails(job):
     assert (job.targets.calls, job.service.freed_as) == (["publish", "discard"], [True])
 
 
+async def test_who_cancels_a_job_that_is_left_to_the_next_start_hears_so(job, monkeypatch):
+    monkeypatch.setattr(job.journal, "cancel", Told(job.journal.cancel, JobFinished("a mistake")))
+    job.begin()
+    await job.working.wait()
+    with pytest.raises(Unavailable, match="has not taken how the job job has ended"):
+        await job.active.cancel()
+    assert (await job.end(), job.active.life) == ("running", JobLife("left"))
+
+
 async def test_publishing_that_fails_by_a_mistake_is_left_to_the_next_start(job):
     job.targets.error = RuntimeError("a mistake")
     job.begin()

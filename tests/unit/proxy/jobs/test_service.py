@@ -14,7 +14,7 @@ import pytest
 from inprocess import InProcess, content_of, install_probe, stage, until
 
 from dfc.engine.base import EngineLost, TaskFailed
-from dfc.errors import BadRequest, Unavailable
+from dfc.errors import BadRequest, JobNotFound, Unavailable
 from dfc.jobs import operations
 from dfc.jobs.shards.digest import digest_in_order
 from dfc.jobs.tasks import OutputRecord
@@ -434,6 +434,19 @@ async def test_a_job_is_cancelled_while_it_waits(make, monkeypatch):
     assert await cluster.names(prefix="1-") == []
 
 
+async def test_nothing_is_kept_of_those_who_looked_on_at_a_job_that_has_ended(make):
+    cluster = await make()
+    job = await cluster.submit()
+    await cluster.until(job["id"])
+    service = cluster.proxy.jobs
+    looking = service.watch(job["id"])
+    assert (await anext(looking))["state"] == "succeeded"
+    await looking.aclose()
+    with pytest.raises(JobNotFound):
+        await anext(service.watch("none"))
+    assert service._pulses == {}
+
+
 async def test_queue_and_rivals(make):
     cluster = await make(jobs_running_max=1, jobs_queued_max=2)
     gate = cluster.engine.before = Gate()
@@ -647,6 +660,22 @@ async def test_a_journal_that_cannot_be_read_for_a_while_costs_no_place_to_run(m
     assert "the proxy cannot write its journal of jobs: disk I/O error; trying again" in caplog.text
 
 
+@pytest.mark.parametrize(("name", "is_accepted"), [("counts", True), ("get", False)])
+async def test_a_job_is_accepted_or_not_when_the_journal_cannot_be_read_for_a_moment(make, monkeypatch, name, is_accepted):
+    cluster = await make()
+    journal = cluster.proxy.jobs._journal
+    failing = Failing(getattr(journal, name), sqlite3.OperationalError("disk I/O error"), 1)
+    failing.begun = True
+    monkeypatch.setattr(journal, name, failing)
+    said = await cluster.submit("x-%04d")
+    assert failing.failed == 1
+    if is_accepted:
+        assert (await cluster.until(said["id"], timeout_s=10))["state"] == "succeeded"
+    else:
+        assert said[0] == 500
+        assert (await cluster.ask("GET", "/v1/jobs"))[1]["jobs"] == []
+
+
 async def test_a_journal_that_is_damaged_costs_no_place_to_run(make, monkeypatch, caplog):
     cluster = await make(jobs_running_max=1)
     journal = cluster.proxy.jobs._journal
@@ -664,6 +693,29 @@ async def test_a_journal_that_is_damaged_costs_no_place_to_run(make, monkeypatch
         return not cluster.proxy.jobs._active
 
     await until(all_places_are_free)  # the journal says that a job has succeeded a moment before its place is free
+
+
+async def test_a_job_that_goes_on_at_the_next_start_is_not_called_cancelled(make, monkeypatch):
+    cluster = await make()
+    gate = cluster.engine.before = Gate()
+    job = await cluster.submit()
+    await gate.reached.wait()
+    journal = cluster.proxy.jobs._journal
+    failing = Failing(journal.cancel, sqlite3.DatabaseError("database disk image is malformed"), 1)
+    failing.begun = True
+    monkeypatch.setattr(journal, "cancel", failing)
+    assert (await cluster.ask("DELETE", f"/v1/jobs/{job['id']}"))[0] == 500
+
+    async def is_left() -> bool:
+        return job["id"] in cluster.proxy.jobs._left
+
+    await until(is_left)
+    status, said = await cluster.ask("DELETE", f"/v1/jobs/{job['id']}")
+    assert (status, said.get("error", said)["code"]) == (503, "unavailable")
+    gate.opened.set()
+    await cluster.stop_proxy()
+    await cluster.start_proxy()
+    assert (await cluster.until(job["id"]))["state"] == "succeeded"
 
 
 async def test_a_job_whose_end_the_journal_does_not_take_goes_on_to_publish_at_the_next_start(make, monkeypatch, caplog):
