@@ -23,6 +23,10 @@ _ENDINGS: Final = ("", "-journal", "-wal", "-shm")
 _MAGIC: Final = b"SQLite format 3\0"
 _HEADER: Final = struct.Struct(">60xI4xI28x")  # user version, application id
 Fill = Callable[[sqlite3.Connection], object]
+# What SQLite says when the trouble is the disk's or the system's. A read that is short is none of these: the file is.
+_TROUBLES: Final = frozenset(
+    (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_NOMEM)
+)
 
 
 def open_database(
@@ -56,11 +60,22 @@ def open_database(
         os.chmod(path, 0o600)
     except sqlite3.DatabaseError as error:
         database.close()
-        raise DiskRefused(f"{path} is not {what}: {error}. {way_out}") from None
+        raise refusal(path, what, error, way_out) from None
     except BaseException:
         database.close()
         raise
     return database
+
+
+def refusal(path: str, what: str, error: Exception, way_out: str) -> DiskRefused:
+    """Why a database cannot be opened. Only what is wrong with the file itself is a reason to put another one in its place."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    if code & 0xFF in _TROUBLES and code != sqlite3.SQLITE_IOERR_SHORT_READ:
+        return DiskRefused(
+            f"{path}, {what}, cannot be opened: {error}. Its disk is full, read-only or failing; the file itself may be sound,"
+            " so leave it there. Make room or mend the disk, and start again"
+        )
+    return DiskRefused(f"{path} is not {what}: {error}. {way_out}")
 
 
 class Header(NamedTuple):

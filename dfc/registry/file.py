@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from dfc.database import check_format, open_database
+from dfc.database import check_format, open_database, refusal
 from dfc.errors import DiskRefused, OperatorError
 from dfc.filesystem import FileSystem
 from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry
@@ -63,7 +63,7 @@ class RegistryFile:
                 self.apply(end_checks)
             except (sqlite3.DatabaseError, msgspec.DecodeError, KeyError, ValueError) as error:
                 self._database.close()
-                raise DiskRefused(f"{path} is not a registry: it is damaged ({error}). {_WAY_OUT}") from None
+                raise refusal(path, "a registry", error, _WAY_OUT) from None
             except BaseException:
                 self._database.close()
                 raise
@@ -163,7 +163,8 @@ def _lock_directory(directory: str, filesystem: FileSystem) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         said = f"process {os.getpid()} on {socket.gethostname()}".encode(errors="replace")[:_LOCK_BYTES_MAX]
-        filesystem.pwrite(lock, said.ljust(_LOCK_BYTES_MAX), 0)
+        with suppress(OSError):  # a full disk; the lock is held all the same
+            filesystem.pwrite(lock, said.ljust(_LOCK_BYTES_MAX), 0)
     except BlockingIOError:
         holder = filesystem.pread(lock, _LOCK_BYTES_MAX, 0).decode(errors="replace").strip("\0 ") or "another process"
         os.close(lock)

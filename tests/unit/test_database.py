@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import re
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from faulty_filesystem import FaultyFileSystem, fail_with
 
-from dfc.database import open_database
+from dfc.database import open_database, refusal
 from dfc.errors import DiskRefused
 from dfc.filesystem import FileSystem
 
@@ -117,3 +120,47 @@ def test_one_of_another_version_that_was_cut_off_keeps_its_log(tmp_path: Path) -
 
 def _bytes_below(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+_WITHOUT_ROOM = """
+import resource, signal, sys
+from dfc.database import open_database, refusal
+from dfc.errors import DiskRefused
+from dfc.filesystem import FileSystem
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # what is to be written has no room
+try:
+    open_database(sys.argv[1], "a list of things", "", 3, FileSystem(), way_out="throw it away")
+except DiskRefused as error:
+    print(error.message)
+"""
+
+
+def test_a_full_disk_is_not_taken_for_damage(tmp_path: Path) -> None:
+    """Or somebody puts an old copy in the place of a file that is sound."""
+    path = tmp_path / "d.sqlite"
+    database = opened(path)
+    database.execute("INSERT INTO things VALUES ('second')")
+    database.close()
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_ROOM, str(path)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert re.search(r"cannot be opened: .*may be sound, so leave it there\. Make room", done.stdout), done
+    assert "throw it away" not in done.stdout
+    again = opened(path)
+    assert names(again) == ["first", "second"]
+    again.close()
+
+
+def test_trouble_is_told_from_damage() -> None:
+    for code, is_trouble in (
+        (sqlite3.SQLITE_FULL, True),
+        (sqlite3.SQLITE_IOERR_WRITE, True),
+        (sqlite3.SQLITE_CANTOPEN, True),
+        (sqlite3.SQLITE_IOERR_SHORT_READ, False),
+        (sqlite3.SQLITE_CORRUPT, False),
+        (sqlite3.SQLITE_NOTADB, False),
+    ):
+        error = sqlite3.DatabaseError("it says so")
+        error.sqlite_errorcode = code
+        assert ("may be sound" in refusal("/d", "a registry", error, "throw it away").message) == is_trouble, code
