@@ -80,7 +80,7 @@ async def test_a_target_waits_for_the_first_proxy_that_comes(cluster: InProcess)
 async def _beats(cluster: InProcess, target: TargetNode) -> None:
     """The registry hears of the target from now on."""
     assert cluster.proxy is not None
-    beats = cluster.proxy.registry._beats
+    beats = cluster.proxy.cluster._heartbeats._last
     beats.pop(target.id, None)
 
     async def is_heard() -> bool:
