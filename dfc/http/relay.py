@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import select
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from time import monotonic
 from typing import Any, Final
 
 from dfc.addresses import Addresses
@@ -74,7 +76,9 @@ class Relay:
         if isinstance(to, str):
             return await self._forward_to(await self._pool.open(to), exchange, body)
         if exchange.method not in ("GET", "HEAD"):
-            return await self._forward_to(await self._open(to), exchange, body)
+            connection = await self._open(to)
+            with _noted(to, connection):
+                return await self._forward_to(connection, exchange, body)
 
         async def attempt(url: str, limit_s: float | None) -> Answer:
             try:
@@ -110,6 +114,10 @@ class Relay:
 
     async def _forward_large(self, exchange: Exchange, to: str | Addresses, length: int | None) -> Answer:
         connection = await self._open(to)
+        with _noted(to, connection):
+            return await self._forward_body(connection, exchange, length)
+
+    async def _forward_body(self, connection: PeerConnection, exchange: Exchange, length: int | None) -> Answer:
         try:
             body_headers = [(b"Transfer-Encoding", b"chunked") if length is None else (b"Content-Length", str(length).encode())]
             if exchange.expects_continue():
@@ -233,6 +241,18 @@ class Relay:
             self._pool.give_back(connection)
         else:
             connection.close()
+
+
+@contextmanager
+def _noted(to: str | Addresses, connection: PeerConnection) -> Iterator[None]:
+    """The next try begins with another address than one that took a request and did not answer."""
+    begun_s = monotonic()
+    try:
+        yield
+    except (PeerGone, Unavailable):
+        if isinstance(to, Addresses):
+            to.failed(connection.url, monotonic() - begun_s)
+        raise
 
 
 async def _cancel(future: asyncio.Future[Any] | None) -> None:
