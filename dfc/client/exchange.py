@@ -118,7 +118,7 @@ class ObjectCalls:
                 spent = source is not None and source.begun and not source.replayable
                 if not is_worth_retrying(error) or spent or number >= self.policy.retries:
                     raise
-                if tries is not None and isinstance(error, Unreachable):
+                if tries is not None and isinstance(error, Unreachable) and not isinstance(error, NotConnected):
                     tries.broken = True
                 delay_s = self.policy.delay_s(number, retry_after_s(error))
             self.wait(delay_s)
