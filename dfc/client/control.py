@@ -158,5 +158,5 @@ def _own_errors(what: str) -> Iterator[None]:
         raise NotConnected(f"{what}: {problem or type(problem).__name__}") from None
     except httpx.HTTPError as problem:
         raise Unreachable(f"{what}: {problem or type(problem).__name__}") from None
-    except OSError as problem:  # of looking the host up
+    except (OSError, UnicodeError) as problem:  # of looking the host up
         raise NotConnected(f"{what}: {problem}") from None

@@ -67,6 +67,13 @@ def test_a_name_that_nobody_knows(fake: FakeCluster) -> None:
         assert client.get("b", "x") == b"data"
 
 
+def test_a_name_that_cannot_be_one() -> None:
+    """Also the last address, whose look-up has no limit, fails with an error of ours."""
+    with NoDoor() as dead, Client(f"{dead.url},http://a..b:1", retries=0) as client:
+        with pytest.raises(Unreachable, match=r"none of 2 addresses answers: .*Connection refused; .*a\.\.b"):
+            client.list_buckets()
+
+
 def test_bulk_bytes_come_through_whichever_door_is_open(doors: tuple[Door, Door], body: bytes) -> None:
     first, second = doors
     with client_of(first.url, second.url) as client:
