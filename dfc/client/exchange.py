@@ -35,7 +35,8 @@ class Tries:
     broken: bool = False
 
 
-def _may_be_done(error: DfcError) -> bool:
+def may_be_done(error: DfcError) -> bool:
+    """Whether a request that failed so may have been carried out: its answer was lost."""
     if isinstance(error, Unreachable):
         return not isinstance(error, NotConnected)
     return LOST_HEADER in error.headers
@@ -125,7 +126,7 @@ class ObjectCalls:
                 spent = source is not None and source.begun and not source.replayable
                 if not is_worth_retrying(error) or spent or number >= self.policy.retries:
                     raise
-                if tries is not None and _may_be_done(error):
+                if tries is not None and may_be_done(error):
                     tries.broken = True
                 delay_s = self.policy.delay_s(number, retry_after_s(error))
             self.wait(delay_s)
