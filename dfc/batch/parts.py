@@ -7,7 +7,6 @@ import logging
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import accumulate
 from typing import Final
 
@@ -17,7 +16,8 @@ from dfc.batch.answer import ItemError
 from dfc.batch.items import BatchItem, BatchRequest, OnMissing
 from dfc.batch.merge import SocketSource
 from dfc.errors import DfcError, Unavailable
-from dfc.http.calls.peer import PeerConnection, PeerGone, PeerPool, PeerResponse, RemoteError
+from dfc.http.calls.peer import PeerConnection, PeerGone, PeerPool, PeerResponse
+from dfc.http.calls.problems import RemoteError
 from dfc.limits import BATCH_ITEMS_MAX, BATCH_RETRY_S, KIB
 from dfc.wire import ITEM_HEADER, MSGPACK
 
@@ -117,10 +117,7 @@ class _Stale(Exception):
 async def _error_of(connection: PeerConnection, response: PeerResponse) -> Exception:
     length = int(response.header(b"content-length") or 0)
     content = await _read(connection, response.begun, min(length, ERROR_BODY_BYTES_MAX))
-    error = RemoteError(response.status, "bad_gateway", f"{connection.url} answered {response.status}")
-    with suppress(msgspec.DecodeError, KeyError, TypeError):
-        said = msgspec.json.decode(content)["error"]
-        error = RemoteError(response.status, str(said["code"]), str(said["message"]))
+    error = RemoteError(response.status, content, connection.url)
     number = response.header(ITEM_HEADER.lower().encode())
     if number is None or not number.isdigit():
         return error

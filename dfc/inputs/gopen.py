@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dfc.inputs.base import Counts, InputError, SampleBroken, ShardBroken, ShardChanged, ShardRef, ShardUnreadable
 from dfc.inputs.shards.shardloop import ShardIterator, sharditerator, sharditerator_once
-from dfc.inputs.sources.opening import gopen
+from dfc.inputs.sources.binaryfile import gopen
 from dfc.inputs.sources.streams import StreamOptions
 
 __all__ = [

@@ -19,7 +19,8 @@ from dfc.inputs import gopen
 from dfc.inputs.base import Sample, ShardBroken, ShardRef
 from dfc.inputs.decoding import Decoder
 from dfc.inputs.shards.tarsamples import SampleParser
-from dfc.inputs.sources.streams import StreamOptions, open_stream
+from dfc.inputs.sources.opening import open_stream
+from dfc.inputs.sources.streams import StreamOptions
 from dfc.limits import INPUT_BUFFER_BYTES, MIB
 from dfc.tar.compression import CompressionError, Decompressor, kind_of_bytes
 from dfc.tar.header import TarError

@@ -12,7 +12,7 @@ import logging
 from typing import Final
 
 from dfc.errors import BucketDeleting, BucketNotEmpty, DfcError, Unavailable
-from dfc.http.calls.peer import RemoteError
+from dfc.http.calls.problems import RemoteError
 from dfc.placement.map import BucketEntry, NodeEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.listing import Query, one_page

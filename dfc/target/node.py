@@ -21,7 +21,8 @@ from dfc.engine.beside import WorkersBeside
 from dfc.errors import OperatorError, Unavailable
 from dfc.filesystem import FileSystem
 from dfc.http.answers import Answer, json_answer
-from dfc.http.calls.peer import ControlClient, PeerPool, RemoteError
+from dfc.http.calls.peer import ControlClient, PeerPool
+from dfc.http.calls.problems import RemoteError
 from dfc.http.common import LISTING_QUERY, OBJECT_QUERY, health_answer, metrics_answer
 from dfc.http.exchange import Exchange
 from dfc.http.relay import Relay

@@ -21,8 +21,9 @@ from dfc.errors import BadShardSpec, NoShards
 from dfc.inputs.base import Counts, ShardChanged, ShardRef, ShardUnreadable
 from dfc.inputs.epochs.corpus import Corpus
 from dfc.inputs.sources.cluster import locate
+from dfc.inputs.sources.opening import open_stream
 from dfc.inputs.sources.specs import resolve
-from dfc.inputs.sources.streams import Stream, StreamOptions, open_stream
+from dfc.inputs.sources.streams import Stream, StreamOptions
 from dfc.limits import MIB
 from loadtest.nginx import nginx
 
@@ -204,7 +205,7 @@ def test_a_cluster_that_is_restarted_in_the_middle(start_cluster: Callable[..., 
 
 FORKS = """
 import os, sys
-from dfc.inputs.sources.streams import open_stream
+from dfc.inputs.sources.opening import open_stream
 
 def read(url):
     data = bytearray()

@@ -29,7 +29,8 @@ from dfc.inputs.epochs.gather import Gather
 from dfc.inputs.loader import Loader
 from dfc.inputs.mapstyle import MapDataset
 from dfc.inputs.mixing import Mixture
-from dfc.inputs.sources.streams import Stream, StreamOptions, open_stream
+from dfc.inputs.sources.opening import open_stream
+from dfc.inputs.sources.streams import Stream, StreamOptions
 from dfc.order.epoch import Place
 from loadtest.nginx import nginx
 

@@ -64,7 +64,7 @@ def routes(kind: type) -> list[tuple[str, str, bool, bool]]:
     found = []
     bare = type("Bare", (kind,), {"__getattr__": lambda self, name: _Anything()})
     node: Any = bare.__new__(bare)
-    for route in node._routes(_Anything()) if kind is ProxyNode else node._routes():
+    for route in node._routes(_Anything(), _Anything()) if kind is ProxyNode else node._routes():
         path = re.sub(r"\{[a-z_]+…?\}", lambda match: KNOWN.get(match[0], "0123"), route.pattern)
         found += [(method, path, route.internal, method in SAFE or route.reads) for method in route.handlers]
     web = [("PUT", "/b/kept"), ("DELETE", "/b/kept"), ("PUT", "/new"), ("GET", "/b/kept"), ("GET", "/b/"), ("GET", "/")]
@@ -363,3 +363,15 @@ def test_redirects_lead_only_to_nodes(nodes: Nodes, name: str) -> None:
         reply = ask(nodes.proxy, "GET", f"{target}?redirect=1")
         assert reply.status in (400, 404), reply
         assert "location" not in reply.headers
+
+
+def test_both_kinds_of_nodes_have_the_same_public_routes() -> None:
+    """What only the other kind can answer is passed on; a client need not know to whom it speaks."""
+    public = {
+        kind: {
+            (method, path) for method, path, internal, _ in routes(kind) if not internal and not path.startswith("/v1/node/")
+        }
+        for kind in (ProxyNode, TargetNode)
+    }
+    assert public[ProxyNode] == public[TargetNode]
+    assert len(public[ProxyNode]) > 20

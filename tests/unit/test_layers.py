@@ -120,6 +120,25 @@ def test_a_circle_would_be_found():
     assert circle(arrows((to,))) == circle(arrows((fro,))) == []
 
 
+def module_arrows() -> dict[str, set[str]]:
+    """Which module imports which. A package is the module of its `__init__`; importing a module of it is no import of it."""
+    paths = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in MODULES}
+    found = {}
+    for name, path in paths.items():
+        package = ".".join(path.relative_to(ROOT).parts[:-1])
+        whole = set()
+        for full in imports_of(path.read_text(encoding="utf-8"), package):
+            whole |= {full} if full in paths else {full.rpartition(".")[0]} & set(paths)
+        found[name] = whole - {name}
+    return found
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    found = module_arrows()
+    assert found["dfc.proxy.web"] >= {"dfc.proxy.listing", "dfc.errors"}
+    assert circle(found) == []
+
+
 def folders() -> Iterator[tuple[Path, list[tuple[str, str, str]]]]:
     """Each package that has packages in it, with the modules of these: (package within, source, package)."""
     for folder in sorted({path.parent.parent for path in MODULES} - {ROOT}):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -14,7 +13,8 @@ import aiohttp
 import h11
 import msgspec
 
-from dfc.errors import DfcError, Unavailable
+from dfc.errors import Unavailable
+from dfc.http.calls.problems import RemoteError
 from dfc.http.calls.receiving import reset_on_close
 from dfc.limits import KIB
 from dfc.wire import MSGPACK
@@ -227,7 +227,7 @@ class ControlClient:
         status, content_type, content = await self.fetch(method, url, data, headers or {}, long=long, limit_s=limit_s)
         decode = msgspec.msgpack.decode if content_type.startswith(MSGPACK) else msgspec.json.decode
         if status >= 400:
-            raise _remote_error(status, content, url)
+            raise RemoteError(status, content, url)
         try:
             return decode(content or b"{}", type=kind)
         except msgspec.DecodeError as error:
@@ -272,7 +272,7 @@ class ControlClient:
         try:
             response = await self._open_session().get(url, headers=self._headers, timeout=timeout, allow_redirects=False)
             if response.status >= 400:
-                raise _remote_error(response.status, await response.read(), url)
+                raise RemoteError(response.status, await response.read(), url)
             return response
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(f"{url} cannot be reached: {type(error).__name__}") from error
@@ -293,26 +293,10 @@ class ControlClient:
                 ) as response:
                     content = await response.read()
                     if response.status >= 300:
-                        raise _remote_error(response.status, content, url)
+                        raise RemoteError(response.status, content, url)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(f"{url} cannot be reached: {type(error).__name__}") from error
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
-
-
-class RemoteError(DfcError):
-    """Another node answered with an error; status and code are its own."""
-
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status = status  # type: ignore[misc]
-        self.code = code  # type: ignore[misc]
-
-
-def _remote_error(status: int, content: bytes, url: str) -> RemoteError:
-    with suppress(msgspec.DecodeError, KeyError, TypeError):
-        error = msgspec.json.decode(content)["error"]
-        return RemoteError(status, str(error["code"]), str(error["message"]))
-    return RemoteError(status, "bad_gateway", f"{url} answered {status}")

@@ -1,6 +1,7 @@
-"""From an answer of a node back to the error class that made it, by the `code` of its JSON body.
+"""From an answer of a node back to the error that made it, by the `code` of its JSON body.
 
-A code that `dfc.errors` does not have gives the class of the status, with that code.
+Clients get an object of its class (`error_from_answer`), nodes status and code as they are (`RemoteError`). A code that
+`dfc.errors` does not have gives the class of the status, with that code.
 """
 
 from __future__ import annotations
@@ -60,14 +61,15 @@ class Headers(Protocol):
     def get(self, name: str, /) -> str | None: ...
 
 
-class _Problem(msgspec.Struct):
+class ErrorBody(msgspec.Struct):
+    """What the body of an error says; empty texts when it is something else than a node of DFC sends."""
+
     code: str = ""
     message: str = ""
-    request_id: str = ""
 
 
 class _Body(msgspec.Struct):
-    error: _Problem
+    error: ErrorBody
 
 
 # Those of `dfc.errors` and no others: which modules with errors of their own are loaded differs from process to process.
@@ -78,12 +80,27 @@ _BY_CODE: Final[Mapping[str, type[DfcError]]] = {
 }
 
 
+def decode_error_body(body: bytes) -> ErrorBody:
+    """The one decoder of them."""
+    try:
+        return msgspec.json.decode(body, type=_Body).error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ErrorBody()
+
+
+class RemoteError(DfcError):
+    """Another node answered with an error, as nodes see it: status and code are its own, whatever they mean."""
+
+    def __init__(self, status: int, body: bytes, url: str) -> None:
+        said = decode_error_body(body)
+        super().__init__(said.message or f"{url} answered {status}")
+        self.status = status  # type: ignore[misc]
+        self.code = said.code or "bad_gateway"  # type: ignore[misc]
+
+
 def error_from_answer(status: int, headers: Headers, body: bytes, what: str) -> DfcError:
     """The error that a status of 300 or more stands for; `what`, method and URL, is for answers that say nothing themselves."""
-    try:
-        problem = msgspec.json.decode(body, type=_Body).error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        problem = _Problem()
+    problem = decode_error_body(body)
     kind = _BY_STATUS.get(status)
     if kind is None or kind.code != problem.code:
         kind = _BY_CODE.get(problem.code, kind)

@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 
 from dfc.http.calls.retry import Cancellation, Cancelled
 from dfc.inputs.base import LOG, Counts, ShardRef, ShardShort
-from dfc.inputs.sources.streams import Stream, StreamOptions, open_stream
+from dfc.inputs.sources.opening import open_stream
+from dfc.inputs.sources.streams import Stream, StreamOptions
 from dfc.inputs.sources.urls import shown
 from dfc.limits import INPUT_BUFFER_BYTES, INPUT_BUFFER_BYTES_MIN, MIB, TAR_HEADER_BYTES
 from dfc.tar.compression import Decompressor, kind_of_bytes

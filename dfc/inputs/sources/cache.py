@@ -19,7 +19,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -28,8 +27,8 @@ import xxhash
 
 from dfc.errors import DfcError
 from dfc.http.calls.retry import Cancellation
-from dfc.inputs.base import Counts, ShardBroken, ShardChanged, ShardRef, ShardUnreadable
-from dfc.inputs.sources.streams import Stream, StreamOptions, open_stream
+from dfc.inputs.base import ShardBroken, ShardChanged, ShardUnreadable
+from dfc.inputs.sources.streams import Stream
 from dfc.limits import INPUT_CACHE_FREE_SHARE, INPUT_CACHE_POLL_S, MIB
 
 _log: Final = logging.getLogger("dfc.inputs")
@@ -40,32 +39,9 @@ _SUFFIXES: Final = (".indexed", ".shard")
 Opener = Callable[[int, int | None], Stream]
 
 
-def open_cached(
-    ref: ShardRef,
-    *,
-    start: int,
-    end: int | None,
-    etag: str | None,
-    options: StreamOptions,
-    counts: Counts | None,
-    cancellation: Cancellation | None,
-) -> Stream:
-    """`open_stream` through the cache that the options name."""
-    past = replace(options, cache_dir=None)
-
-    def opener(start: int, end: int | None) -> Stream:
-        return open_stream(ref, start=start, end=end, etag=etag, options=past, counts=counts, cancellation=cancellation)
-
-    assert options.cache_dir is not None
-    cache = _cache(options.cache_dir, options.cache_bytes)
-    stream = cache.open(ref.url, opener, start=start, end=end, etag=etag, cancellation=cancellation)
-    if counts is not None and isinstance(stream, CachedStream) and stream.was_there:
-        counts.add(shards_cached=1)
-    return stream
-
-
 @lru_cache(maxsize=16)
-def _cache(directory: str, size_max: int | None) -> ShardCache:
+def cache_of(directory: str, size_max: int | None) -> ShardCache:
+    """That of a directory, the same for all of this process."""
     return ShardCache(directory, size_max=size_max)
 
 

@@ -1,51 +1,63 @@
-"""`gopen`: a URL of any kind as a binary file, for whoever wants the bytes and no samples."""
+"""One way to open a shard by a URL of any kind, read it through, and lose nothing when connections break.
+
+`open_stream` picks by the kind of URL (`urls`): web servers (`web`: continued in mid-shard when connections break; the objects
+of DFC nodes are read from their owners, `cluster`), and files, commands and what fsspec knows (`local`); through a `cache`
+where the options name one.
+"""
 
 from __future__ import annotations
 
-import io
-from typing import TYPE_CHECKING, BinaryIO, Final, cast
+from dataclasses import replace
 
-from dfc.inputs.base import ShardRef
-from dfc.inputs.sources.streams import DEFAULT_OPTIONS, Stream, StreamOptions, open_stream
-from dfc.limits import MIB
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
-
-_BUFFER_BYTES: Final = 1 * MIB
+from dfc.http.calls.retry import Cancellation
+from dfc.inputs.base import Counts, ShardRef, ShardUnreadable
+from dfc.inputs.sources.cache import CachedStream, cache_of
+from dfc.inputs.sources.local import open_local
+from dfc.inputs.sources.streams import DEFAULT_OPTIONS, Stream, StreamOptions
+from dfc.inputs.sources.urls import kind_of
+from dfc.inputs.sources.web import WebStream
 
 
-class StreamFile(io.RawIOBase):
-    """A stream as a raw file. Not seekable."""
+def open_stream(
+    ref: ShardRef | str,
+    *,
+    start: int = 0,
+    end: int | None = None,
+    etag: str | None = None,
+    options: StreamOptions = DEFAULT_OPTIONS,
+    counts: Counts | None = None,
+    cancellation: Cancellation | None = None,
+) -> Stream:
+    """The bytes `start` to `end` (exclusive; None: to the last) of a shard, from the first of its URLs that gives them.
 
-    def __init__(self, stream: Stream) -> None:
-        super().__init__()
-        self.stream = stream
-        self.name = stream.url
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Fill the buffer, except at the end; 0 there. The errors of `Stream.readinto`."""
-        return self.stream.readinto(memoryview(buffer).cast("B"))
-
-    def close(self) -> None:
-        if not self.closed:
-            self.stream.close()
-        super().close()
-
-
-def gopen(url: str | ShardRef, mode: str = "rb", *, options: StreamOptions = DEFAULT_OPTIONS) -> BinaryIO:
-    """Open a URL for reading ("rb") or writing ("wb"); every kind that `open_stream`, or `open_upload`, knows.
-
-    What is read continues over broken connections; what is written is stored when it is closed, whole or not at all.
-    ShardUnreadable when it cannot be opened; ValueError for another mode, or a URL of no known kind.
+    `etag` is the version that was planned: ShardChanged when it is another by now (servers, not files). `counts` is told of
+    retries and of bytes received. `cancellation` ends from any thread what waits here and, later, in `readinto`. Raises
+    ShardUnreadable when none of the URLs can be opened, ValueError for a URL of no known kind.
     """
-    if mode in ("r", "rb"):
-        return cast(BinaryIO, io.BufferedReader(StreamFile(open_stream(url, options=options)), _BUFFER_BYTES))
-    if mode in ("w", "wb"):
-        from dfc.inputs.writers import open_upload
+    if options.cache_dir is not None and kind_of(ref if isinstance(ref, str) else ref.url) in ("web", "cluster", "fsspec"):
+        past = replace(options, cache_dir=None)
 
-        return cast(BinaryIO, open_upload(url if isinstance(url, str) else url.url, options=options))
-    raise ValueError(f"the modes of gopen are 'rb' and 'wb', not {mode!r}")
+        def opener(start: int, end: int | None) -> Stream:
+            return open_stream(ref, start=start, end=end, etag=etag, options=past, counts=counts, cancellation=cancellation)
+
+        cache = cache_of(options.cache_dir, options.cache_bytes)
+        url = ref if isinstance(ref, str) else ref.url
+        stream = cache.open(url, opener, start=start, end=end, etag=etag, cancellation=cancellation)
+        if counts is not None and isinstance(stream, CachedStream) and stream.was_there:
+            counts.add(shards_cached=1)
+        return stream
+    urls = (ref,) if isinstance(ref, str) else tuple(dict.fromkeys((ref.url, *ref.replicas)))
+    web = tuple(url for url in urls if kind_of(url) in ("web", "cluster"))
+    problems: list[ShardUnreadable] = []
+    for url in urls:
+        planned = etag if url == urls[0] else None  # what is elsewhere has etags of another making
+        try:
+            if url not in web:
+                return open_local(url, start, end, planned, options, counts, cancellation)
+            if url == web[0]:
+                return WebStream(web, start, end, planned, options, counts, cancellation)
+        except ShardUnreadable as problem:
+            problems.append(problem)
+    if len(problems) == 1:
+        raise problems[0]
+    raise ShardUnreadable("; ".join(map(str, problems)), url=urls[0])

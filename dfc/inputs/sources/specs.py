@@ -23,7 +23,8 @@ from dfc.errors import BadShardSpec, BucketNotFound, DfcError, NoShards
 from dfc.http.calls.retry import Cancellation, current_cancellation
 from dfc.inputs.base import LOG, ShardRef, ShardUnreadable
 from dfc.inputs.sources.cluster import Place, is_in_vain, locate, trouble_with
-from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions, open_stream
+from dfc.inputs.sources.opening import open_stream
+from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
 from dfc.inputs.sources.urls import SHARD_ENDINGS, hint_at_scheme, kind_of, local_path, origin_of, shown, split_cluster_url
 from dfc.inputs.sources.websource import retry_after_s, said
 from dfc.limits import INPUT_SHARDS_FILE_BYTES_MAX, MIB, SHARD_SPEC_NAMES_MAX

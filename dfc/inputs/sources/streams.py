@@ -1,8 +1,4 @@
-"""Shards as raw bytes: one way to open a URL of any kind, read it through, and lose nothing when connections break.
-
-`open_stream` picks by the kind of URL (`urls`): web servers (`web`: continued in mid-shard when connections break; the objects
-of DFC nodes are read from their owners, `cluster`), and files, commands and what fsspec knows (`local`).
-"""
+"""Shards as raw bytes: what every kind of stream can do, and the options with which they are opened (`opening`)."""
 
 from __future__ import annotations
 
@@ -14,9 +10,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from dfc.http.calls.blocking import CONNECT_TIMEOUT_S, READ_TIMEOUT_S
-from dfc.http.calls.retry import Cancellation, RetryPolicy
-from dfc.inputs.base import Counts, ShardRef, ShardUnreadable
-from dfc.inputs.sources.urls import kind_of, origins_of
+from dfc.http.calls.retry import RetryPolicy
+from dfc.inputs.sources.urls import origins_of
 from dfc.limits import INPUT_RETRIES
 from dfc.wire import DEFAULT_URL
 
@@ -103,44 +98,3 @@ class Stream(ABC):
 
     def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-def open_stream(
-    ref: ShardRef | str,
-    *,
-    start: int = 0,
-    end: int | None = None,
-    etag: str | None = None,
-    options: StreamOptions = DEFAULT_OPTIONS,
-    counts: Counts | None = None,
-    cancellation: Cancellation | None = None,
-) -> Stream:
-    """The bytes `start` to `end` (exclusive; None: to the last) of a shard, from the first of its URLs that gives them.
-
-    `etag` is the version that was planned: ShardChanged when it is another by now (servers, not files). `counts` is told of
-    retries and of bytes received. `cancellation` ends from any thread what waits here and, later, in `readinto`. Raises
-    ShardUnreadable when none of the URLs can be opened, ValueError for a URL of no known kind.
-    """
-    from dfc.inputs.sources.local import open_local
-    from dfc.inputs.sources.web import WebStream
-
-    if options.cache_dir is not None and kind_of(ref if isinstance(ref, str) else ref.url) in ("web", "cluster", "fsspec"):
-        from dfc.inputs.sources.cache import open_cached
-
-        named = ShardRef(ref) if isinstance(ref, str) else ref
-        return open_cached(named, start=start, end=end, etag=etag, options=options, counts=counts, cancellation=cancellation)
-    urls = (ref,) if isinstance(ref, str) else tuple(dict.fromkeys((ref.url, *ref.replicas)))
-    web = tuple(url for url in urls if kind_of(url) in ("web", "cluster"))
-    problems: list[ShardUnreadable] = []
-    for url in urls:
-        planned = etag if url == urls[0] else None  # what is elsewhere has etags of another making
-        try:
-            if url not in web:
-                return open_local(url, start, end, planned, options, counts, cancellation)
-            if url == web[0]:
-                return WebStream(web, start, end, planned, options, counts, cancellation)
-        except ShardUnreadable as problem:
-            problems.append(problem)
-    if len(problems) == 1:
-        raise problems[0]
-    raise ShardUnreadable("; ".join(map(str, problems)), url=urls[0])

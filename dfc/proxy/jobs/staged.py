@@ -11,7 +11,7 @@ from urllib.parse import quote
 import msgspec
 
 from dfc.errors import DfcError
-from dfc.http.calls.peer import RemoteError
+from dfc.http.calls.problems import RemoteError
 from dfc.placement.map import NodeEntry
 from dfc.proxy.cluster import Cluster
 

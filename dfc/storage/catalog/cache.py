@@ -35,7 +35,6 @@ class RowCache:
             self.hits += 1
             return row
         if key not in self._old:
-            self.misses += 1
             return None
         with self._lock:
             row = self._old.pop(key, None)
@@ -45,7 +44,8 @@ class RowCache:
             return row
 
     def ticket(self, key: Key) -> int:
-        """To be taken before the catalog is read for `fill`."""
+        """To be taken before the catalog is read for `fill`: a miss."""
+        self.misses += 1
         return self._tickets[hash(key) % _CORNERS]
 
     def fill(self, key: Key, row: ObjectRow, ticket: int) -> None:

@@ -155,6 +155,18 @@ def test_lookup_cached_knows_what_was_committed_or_read(open_disk: Any) -> None:
     assert disk.lookup_cached("b", "a") is None
 
 
+def test_a_read_of_the_catalog_is_counted_once(open_disk: Any) -> None:
+    disk = open_disk()
+    disk.put_small("b", "a", b"1")
+    disk.close()
+    disk = open_disk()
+    assert disk.lookup_cached("b", "a") is None
+    disk.lookup("b", "a")
+    disk.lookup("b", "a")
+    assert disk.lookup_cached("b", "a") is not None
+    assert (disk.stats.cache_misses, disk.stats.cache_hits) == (1, 2)
+
+
 def test_an_older_upload_loses_against_a_newer_one_and_against_a_delete(disk: Disk) -> None:
     older = disk.begin_put("b", "a", size=3)
     older.write(b"old")

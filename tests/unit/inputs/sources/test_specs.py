@@ -19,8 +19,9 @@ from odd_server import Asked, Goodbye, OddServer, head, ranged
 from dfc.errors import BadShardSpec, NoShards, Unreachable
 from dfc.inputs.base import ShardRef, ShardUnreadable
 from dfc.inputs.epochs.corpus import Corpus
+from dfc.inputs.sources.opening import open_stream
 from dfc.inputs.sources.specs import resolve
-from dfc.inputs.sources.streams import StreamOptions, open_stream
+from dfc.inputs.sources.streams import StreamOptions
 from dfc.inputs.sources.urls import kind_of, local_path, shown
 from dfc.inputs.writers import open_upload
 

@@ -17,7 +17,8 @@ from dfc.checksum import checksum_of
 from dfc.http.calls.retry import Cancellation, Cancelled
 from dfc.inputs.base import Counts, ShardBroken, ShardChanged, ShardRef, ShardUnreadable
 from dfc.inputs.sources.cluster import _CACHES
-from dfc.inputs.sources.streams import StreamOptions, open_stream
+from dfc.inputs.sources.opening import open_stream
+from dfc.inputs.sources.streams import StreamOptions
 from dfc.limits import KIB, MIB
 
 BODY = os.urandom(3 * MIB + 12_345)

@@ -20,6 +20,8 @@ def test_rows_that_are_used_stay_and_others_make_room() -> None:
     assert len(cache) <= 10
     assert cache.get(("b", "1")) is None
     assert cache.get(("b", "99")) == row("99")
+    assert (cache.hits, cache.misses) == (101, 0)
+    cache.ticket(("b", "1"))  # now the catalog is read
     assert (cache.hits, cache.misses) == (101, 1)
 
 
