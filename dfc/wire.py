@@ -15,5 +15,6 @@ TAR: Final = "application/x-tar"
 CHECKSUM_HEADER: Final = "X-DFC-Checksum"  # of the object, as xxh3-128=HEX
 HOP_HEADER: Final = "X-DFC-Hop"  # of a request that a node has passed on
 ITEM_HEADER: Final = "X-DFC-Item"  # of an error of a batch: the number of the item that it is about
+LOST_HEADER: Final = "X-DFC-Answer-Lost"  # of a 503: another node got the request, and may have carried it out
 NEXT_TOKEN_HEADER: Final = "X-DFC-Next-Token"  # of a page: where the next one begins
 SAMPLES_HEADER: Final = "X-DFC-Samples"  # of a shard: how many it has

@@ -17,7 +17,8 @@ _FILLING: Final = 8  # connections that fill the queue of a listener which takes
 
 class Door:
     """A port of its own in front of the server of `url`. `came` counts those who knocked; `reset` has them thrown out at once,
-    without a byte; while it is `shut`, nobody listens. Use it as a context manager; it is open then."""
+    without a byte; while it is `deaf`, connections stay and no byte passes; while it is `shut`, nobody listens. Use it as a
+    context manager; it is open then."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -30,6 +31,19 @@ class Door:
         self._threads: list[threading.Thread] = []
         self.came = 0
         self.reset = False
+        self._passes = threading.Event()
+        self._passes.set()
+
+    @property
+    def deaf(self) -> bool:
+        return not self._passes.is_set()
+
+    @deaf.setter
+    def deaf(self, deaf: bool) -> None:
+        if deaf:
+            self._passes.clear()
+        else:
+            self._passes.set()
 
     @property
     def url(self) -> str:
@@ -40,6 +54,7 @@ class Door:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
+        self.deaf = False
         self.shut()
         for thread in self._threads:
             thread.join(10)
@@ -87,15 +102,16 @@ class Door:
                 return
             with server:
                 self._sockets.append(server)
-                upwards = self._start(_copy, client, server)
-                _copy(server, client)
+                upwards = self._start(_copy, client, server, self._passes)
+                _copy(server, client, self._passes)
                 _end(client)
                 upwards.join()
 
 
-def _copy(source: socket.socket, sink: socket.socket) -> None:
+def _copy(source: socket.socket, sink: socket.socket, passes: threading.Event) -> None:
     try:
         while piece := source.recv(_PIECE):
+            passes.wait()
             sink.sendall(piece)
         sink.shutdown(socket.SHUT_WR)
     except OSError:

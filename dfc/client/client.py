@@ -37,7 +37,7 @@ from dfc.client.models import (
 from dfc.client.reader import ObjectReader, ObjectRequest
 from dfc.client.routing import Router
 from dfc.client.source import HASH_FIRST_BYTES, Body, Source, make_source
-from dfc.errors import BadRequest, ChecksumMismatch, ObjectCorrupt, ObjectNotFound, PreconditionFailed
+from dfc.errors import BadRequest, BucketNotFound, ChecksumMismatch, ObjectCorrupt, ObjectNotFound, PreconditionFailed
 from dfc.http.calls.blocking import Transport
 from dfc.http.calls.retry import Cancellation, RetryPolicy
 from dfc.limits import INDEX_MEMBERS_MAX, KIB, LIST_PAGE_MAX
@@ -296,7 +296,8 @@ class Client:
 
     def delete_bucket(self, name: str, *, force: bool = False) -> None:
         """Delete a bucket; with `force` and all that is in it, BucketNotEmpty otherwise."""
-        self._control.call("DELETE", f"/v1/buckets/{check_bucket_name(name)}", params={"force": 1} if force else None)
+        params: dict[str, str | int] | None = {"force": 1} if force else None
+        self._control.call("DELETE", f"/v1/buckets/{check_bucket_name(name)}", params=params, done=BucketNotFound)
 
     # Cluster.
 

@@ -16,6 +16,7 @@ import msgspec
 
 from dfc import __version__
 from dfc.addresses import addresses_of
+from dfc.client.exchange import may_be_done
 from dfc.errors import BadRequest, DfcError, NotConnected, Unreachable
 from dfc.http.calls.lookup import connect_share_s
 from dfc.http.calls.problems import error_from_answer, is_worth_retrying, retry_after_s
@@ -60,18 +61,24 @@ class Control:
         body: Any = None,
         accept: str = JSON,
         patient: bool = True,
+        done: type[DfcError] | None = None,
     ) -> bytes:
         """The body of a successful answer; `body` is sent as JSON. Every call here is idempotent: if `patient`, it is retried.
+        `done` is the error that tells, after a try whose answer was lost, that it was carried out.
 
         Raises what the node said, or Unreachable.
         """
         cancellation = current_cancellation(self._cancellation)
         attempt = 0
+        lost = False
         while True:
             cancellation.check()
             try:
                 return self._once(method, path, params, body, accept)
             except DfcError as error:
+                if lost and done is not None and isinstance(error, done):
+                    return b""
+                lost = lost or may_be_done(error)
                 retries = self._policy.retries if patient else 0
                 if isinstance(error, Unreachable) and not self._was_reached:
                     # Who did not even accept a connection was one of all; what was sent, was sent to one of them.
@@ -158,5 +165,5 @@ def _own_errors(what: str) -> Iterator[None]:
         raise NotConnected(f"{what}: {problem or type(problem).__name__}") from None
     except httpx.HTTPError as problem:
         raise Unreachable(f"{what}: {problem or type(problem).__name__}") from None
-    except OSError as problem:  # of looking the host up
+    except (OSError, UnicodeError) as problem:  # of looking the host up
         raise NotConnected(f"{what}: {problem}") from None

@@ -18,6 +18,7 @@ from dfc.errors import DfcError, NotConnected, Unavailable, Unreachable
 from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX, Response, Transport
 from dfc.http.calls.problems import error_from_answer, is_worth_retrying, retry_after_s
 from dfc.http.calls.retry import Cancellation, RetryPolicy, current_cancellation
+from dfc.wire import LOST_HEADER
 
 _REDIRECTS: Final = frozenset((307, 308))
 _HOPS_MAX: Final = 5
@@ -32,6 +33,13 @@ class Tries:
     """`broken`: an earlier try broke off, so that the node may have done the work without an answer."""
 
     broken: bool = False
+
+
+def may_be_done(error: DfcError) -> bool:
+    """Whether a request that failed so may have been carried out: its answer was lost."""
+    if isinstance(error, Unreachable):
+        return not isinstance(error, NotConnected)
+    return LOST_HEADER in error.headers
 
 
 class ObjectCalls:
@@ -118,7 +126,7 @@ class ObjectCalls:
                 spent = source is not None and source.begun and not source.replayable
                 if not is_worth_retrying(error) or spent or number >= self.policy.retries:
                     raise
-                if tries is not None and isinstance(error, Unreachable):
+                if tries is not None and may_be_done(error):
                     tries.broken = True
                 delay_s = self.policy.delay_s(number, retry_after_s(error))
             self.wait(delay_s)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import select
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from time import monotonic
 from typing import Any, Final
 
 from dfc.addresses import Addresses
@@ -18,7 +20,7 @@ from dfc.http.calls.peer import PeerConnection, PeerGone, PeerPool, PeerResponse
 from dfc.http.exchange import Exchange
 from dfc.http.transfer import Splice, drive, duplicate, wait_ready
 from dfc.limits import SMALL_BODY_BYTES, SMALL_READ_BYTES
-from dfc.wire import HOP_HEADER
+from dfc.wire import HOP_HEADER, LOST_HEADER
 
 _HOP_BY_HOP: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer", b"transfer-encoding",
@@ -44,13 +46,10 @@ class Relay:
         only read.
         """
         length = exchange.declared_length
-        try:
-            if length is not None and length <= SMALL_BODY_BYTES:
-                body = await exchange.read_small(SMALL_BODY_BYTES) if length else b""
-                return await self._forward_small(exchange, to, body)
-            return await self._forward_large(exchange, to, length)
-        except PeerGone as error:
-            raise Unavailable(f"the node at {to} went away before it answered") from error
+        if length is not None and length <= SMALL_BODY_BYTES:
+            body = await exchange.read_small(SMALL_BODY_BYTES) if length else b""
+            return await self._forward_small(exchange, to, body)
+        return await self._forward_large(exchange, to, length)
 
     # --- requests
 
@@ -71,10 +70,10 @@ class Relay:
         return await to.reach_async(lambda url, limit_s: self._pool.open(url, limit_s=limit_s))
 
     async def _forward_small(self, exchange: Exchange, to: str | Addresses, body: bytes) -> Answer:
-        if isinstance(to, str):
-            return await self._forward_to(await self._pool.open(to), exchange, body)
-        if exchange.method not in ("GET", "HEAD"):
-            return await self._forward_to(await self._open(to), exchange, body)
+        if isinstance(to, str) or exchange.method not in ("GET", "HEAD"):
+            connection = await self._open(to)
+            with _noted(to, connection):
+                return await self._forward_to(connection, exchange, body)
 
         async def attempt(url: str, limit_s: float | None) -> Answer:
             try:
@@ -110,6 +109,10 @@ class Relay:
 
     async def _forward_large(self, exchange: Exchange, to: str | Addresses, length: int | None) -> Answer:
         connection = await self._open(to)
+        with _noted(to, connection):
+            return await self._forward_body(connection, exchange, length)
+
+    async def _forward_body(self, connection: PeerConnection, exchange: Exchange, length: int | None) -> Answer:
         try:
             body_headers = [(b"Transfer-Encoding", b"chunked") if length is None else (b"Content-Length", str(length).encode())]
             if exchange.expects_continue():
@@ -233,6 +236,21 @@ class Relay:
             self._pool.give_back(connection)
         else:
             connection.close()
+
+
+@contextmanager
+def _noted(to: str | Addresses, connection: PeerConnection) -> Iterator[None]:
+    """Of a request that was taken and not answered: the client is told so, and the next try begins with another address."""
+    begun_s = monotonic()
+    try:
+        yield
+    except (PeerGone, Unavailable) as error:
+        if isinstance(to, Addresses):
+            to.failed(connection.url, monotonic() - begun_s)
+        text = error.message if isinstance(error, Unavailable) else f"the node at {connection.url} went away before it answered"
+        lost = Unavailable(text)
+        lost.headers[LOST_HEADER] = "1"
+        raise lost from error
 
 
 async def _cancel(future: asyncio.Future[Any] | None) -> None:

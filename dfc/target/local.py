@@ -105,11 +105,22 @@ class Local:
         self.map = new
         return True
 
-    async def ask_registry(self, method: str, path: str, kind: type[T], body: Any = None) -> T:
-        """The answer of the first proxy that gives one, to what may be asked twice. Unavailable, RemoteError."""
-        return await self.proxies.reach_async(
-            lambda base, limit_s: self.control.call(method, base + path, kind, body=body, limit_s=limit_s)
-        )
+    async def ask_registry(
+        self, method: str, path: str, kind: type[T], body: Any = None, *, answer_s: float | None = None
+    ) -> T:
+        """The answer of the first proxy that gives one, to what may be asked twice. Unavailable, RemoteError.
+
+        `answer_s`: while other addresses are left, one that has not answered after so long is left for the next.
+        """
+
+        async def attempt(base: str, limit_s: float | None) -> T:
+            try:
+                async with asyncio.timeout(answer_s if limit_s is not None else None):
+                    return await self.control.call(method, base + path, kind, body=body, limit_s=limit_s)
+            except TimeoutError:
+                raise Unavailable(f"{base} has not answered after {answer_s:g} s") from None
+
+        return await self.proxies.reach_async(attempt)
 
     async def refresh_map(self, *, at_once: bool = False) -> None:
         """Ask the registry for its map, unless it has answered a moment ago. Unavailable when it does not.

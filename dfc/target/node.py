@@ -51,6 +51,7 @@ _log: Final = logging.getLogger("dfc.target")
 RESERVE_FRACTION: Final = 0.05  # the reserve is at most so much of a disk
 RETRY_S: Final = 0.25  # while the registry cannot be reached at the start
 RETRY_MAX_S: Final = 2.0
+BEAT_ANSWER_S: Final = 2.0  # for one of several addresses; a target that is not heard of for twice as long is down
 
 
 class TargetNode:
@@ -179,7 +180,7 @@ class TargetNode:
             disks=entries,
             labels=Labels(zone=self.settings.zone, host=self.settings.host_label),
         )
-        answer = await self.local.ask_registry("POST", "/v1/nodes", Registered, said)
+        answer = await self.local.ask_registry("POST", "/v1/nodes", Registered, said, answer_s=BEAT_ANSWER_S)
         if answer.map is not None:
             self.local.take_map(answer.map)
         return answer

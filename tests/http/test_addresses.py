@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -77,10 +78,24 @@ async def test_a_target_waits_for_the_first_proxy_that_comes(cluster: InProcess)
         assert target.local.proxies.last == door.url
 
 
+async def test_heartbeats_leave_an_address_that_falls_silent(cluster: InProcess) -> None:
+    """In less time than makes a target count as down."""
+    with Door(cluster.url) as first, Door(cluster.url) as second:
+        target = await join(cluster, f"{first.url},{second.url}")
+        await _beats(cluster, target)
+        assert target.local.proxies.last == first.url
+        begun_s = time.monotonic()
+        first.deaf = True
+        await asyncio.sleep(0.3)  # what has passed
+        await _beats(cluster, target)
+        assert target.local.proxies.last == second.url
+        assert time.monotonic() - begun_s < Settings().down_after_s
+
+
 async def _beats(cluster: InProcess, target: TargetNode) -> None:
     """The registry hears of the target from now on."""
     assert cluster.proxy is not None
-    beats = cluster.proxy.registry._beats
+    beats = cluster.proxy.cluster._heartbeats._last
     beats.pop(target.id, None)
 
     async def is_heard() -> bool:

@@ -35,6 +35,7 @@ ERROR_BODY_BYTES_MAX: Final = 64 * KIB
 _DRAIN_BYTES: Final = 64 * KIB  # reading so much is cheaper than a new connection
 _DRAIN_TIMEOUT_S: Final = 0.2  # and so is waiting so long for it
 _NO_SUCH_HOST: Final = frozenset((socket.EAI_NONAME, socket.EAI_NODATA))  # others are troubles of the resolver
+_READS: Final = frozenset(("GET", "HEAD"))
 Origin = tuple[str, str, int]
 
 
@@ -263,19 +264,26 @@ class Transport:
 
         An answer that comes before the body is through ends the sending. A kept connection that turns out to be dead is
         replaced, except for what is to be sent `once`; a source that cannot begin anew gets a fresh one at once. Making one
-        takes at most `limit_s`.
+        takes at most `limit_s`. Broken, too, when a write broke off on a kept connection and no other one can be made.
         """
         what = f"{method} {url}"
         spent = source is not None and not source.replayable
         link = None if spent else self._take(_origin(url))
+        lost: Broken | None = None
         if link is not None:
             try:
                 return self._exchange(link, method, url, headers, source, what)
-            except Broken:
+            except Broken as problem:
                 link.cancellation.check()
                 if once:
                     raise
-        link = self._connect(_origin(url), what, limit_s)
+                lost = problem
+        try:
+            link = self._connect(_origin(url), what, limit_s)
+        except NotConnected as problem:
+            if lost is None or method in _READS:
+                raise
+            raise Broken(f"{lost.message}; then {problem.message}") from None  # it may have been carried out
         try:
             return self._exchange(link, method, url, headers, source, what)
         except Broken:

@@ -32,7 +32,7 @@ from dfc.errors import (
     Unavailable,
     Unreachable,
 )
-from dfc.wire import ITEM_HEADER
+from dfc.wire import ITEM_HEADER, LOST_HEADER
 
 # Answers to try again: the node or a gateway before it cannot serve now. A 500 is final: it is about the object or its disk.
 RETRY_STATUSES: Final = frozenset((408, 429, 502, 503, 504))
@@ -115,7 +115,7 @@ def error_from_answer(status: int, headers: Headers, body: bytes, what: str) -> 
 
 
 def _kept(headers: Headers) -> dict[str, str]:
-    names = ("Retry-After", "Content-Range", "Allow", "WWW-Authenticate", "X-Request-Id", ITEM_HEADER)
+    names = ("Retry-After", "Content-Range", "Allow", "WWW-Authenticate", "X-Request-Id", ITEM_HEADER, LOST_HEADER)
     return {name: value for name in names if (value := headers.get(name))}
 
 

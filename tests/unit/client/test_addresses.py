@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from doors import BlackHole, Door, Knocks, NoDoor
 from fake_node import FakeCluster, quicken
 
 from dfc.client import AsyncClient, Client
-from dfc.errors import BadRequest, NotFound, Unreachable
+from dfc.errors import BadRequest, NotFound, PreconditionFailed, Unreachable
 
 ENOUGH_S = 5.0  # a dead address may cost a second; without the limit it would be five
 
@@ -66,6 +67,13 @@ def test_a_name_that_nobody_knows(fake: FakeCluster) -> None:
         assert client.get("b", "x") == b"data"
 
 
+def test_a_name_that_cannot_be_one() -> None:
+    """Also the last address, whose look-up has no limit, fails with an error of ours."""
+    with NoDoor() as dead, Client(f"{dead.url},http://a..b:1", retries=0) as client:
+        with pytest.raises(Unreachable, match=r"none of 2 addresses answers: .*Connection refused; .*a\.\.b"):
+            client.list_buckets()
+
+
 def test_bulk_bytes_come_through_whichever_door_is_open(doors: tuple[Door, Door], body: bytes) -> None:
     first, second = doors
     with client_of(first.url, second.url) as client:
@@ -115,6 +123,49 @@ def test_a_write_whose_answer_is_lost_is_known_to_have_been_done(fake: FakeClust
         with pytest.raises(NotFound):
             client.stat("b", "x")
         assert second.came > 0
+
+
+def test_what_was_not_sent_is_not_taken_for_a_write_whose_answer_was_lost(
+    fake: FakeCluster, doors: tuple[Door, Door], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = doors
+    with client_of(first.url, second.url) as client:
+        client.put("b", "x", b"data")
+        for call in (
+            lambda: client.delete("b", "missing"),
+            lambda: client.put("b", "x", b"data", if_none_match="*"),
+        ):
+            first.shut()
+            second.shut()
+            monkeypatch.setattr(client._calls, "wait", lambda _seconds: first.open())
+            with pytest.raises((NotFound, PreconditionFailed)):
+                call()
+
+
+def test_a_write_that_was_sent_on_a_kept_connection_is_not_sent_to_another_address_at_once(
+    fake: FakeCluster, doors: tuple[Door, Door]
+) -> None:
+    first, second = doors
+    with Client(f"{first.url},{second.url}", "secret", retries=0) as client:
+        client.put("b", "x", b"old")
+        fake.proxy.log.clear()
+        hang = threading.Event()
+        fake.proxy.fail("PUT", hang=hang, hang_up=True)
+
+        def end_first() -> None:
+            while not fake.proxy.requests("PUT"):
+                time.sleep(0.01)
+            first.shut()
+            hang.set()
+
+        ending = threading.Thread(target=end_first)
+        ending.start()
+        with pytest.raises(Unreachable):
+            client.put("b", "x", b"new")
+        ending.join()
+        assert len(fake.proxy.requests("PUT")) == 1
+        client.put("b", "x", b"new")
+        assert fake.proxy.objects["b", "x"] == b"new"
 
 
 def test_a_job_is_submitted_where_somebody_listens_and_never_twice(fake: FakeCluster, doors: tuple[Door, Door]) -> None:

@@ -14,7 +14,7 @@ import pytest
 import dfc.client
 from dfc.client import Client, Extent, KeyInfo, MemberInfo, SampleInfo
 from dfc.client.control import Control
-from dfc.errors import BadName, BucketConflict, NotFound, ObjectCorrupt, Unavailable, Unreachable
+from dfc.errors import BadName, BucketConflict, BucketNotFound, NotFound, ObjectCorrupt, Unavailable, Unreachable
 from dfc.http.calls.retry import Cancellation, RetryPolicy
 
 
@@ -143,6 +143,15 @@ class TestBuckets:
         monkeypatch.setattr(fake.proxy, "map", lambda: b"<html>")
         with pytest.raises(NotFound, match="does not answer like"):
             client.get("b", "x")
+
+
+def test_a_bucket_whose_deletion_lost_its_answer_is_deleted(client: Client, fake: Any) -> None:
+    fake.proxy.fail("DELETE", hang_up=True)
+    fake.proxy.fail("DELETE", status=404, code="bucket_not_found")
+    client.delete_bucket("b")
+    fake.proxy.fail("DELETE", status=404, code="bucket_not_found")
+    with pytest.raises(BucketNotFound):
+        client.delete_bucket("b")
 
 
 def test_httpx_is_known_to_one_module() -> None:

@@ -114,6 +114,14 @@ async def test_what_was_sent_goes_on_only_if_it_reads(ask, proxies: Proxies, met
     assert proxies.asked["alive"] == ([method] if reads else [])
 
 
+@pytest.mark.parametrize("body", [b"small", bytes(1_000_000)], ids=["small", "large"])
+async def test_the_next_try_of_a_write_begins_with_another_address(ask, proxies: Proxies, body: bytes) -> None:
+    addresses = Addresses((proxies.fickle, proxies.alive))
+    assert await ask("PUT", addresses, body) == 503
+    assert await ask("PUT", addresses, body) == 200
+    assert proxies.asked == {"fickle": ["PUT"], "alive": ["PUT"]}
+
+
 async def test_nobody_answers(ask) -> None:
     with NoDoor() as one, NoDoor() as two:
         assert await ask("GET", Addresses((one.url, two.url))) == 503
