@@ -35,8 +35,8 @@ from dfc.client.models import (
     object_info,
 )
 from dfc.client.reader import ObjectReader, ObjectRequest
-from dfc.client.routing import Router
-from dfc.client.source import HASH_FIRST_BYTES, Body, Source, make_source
+from dfc.client.routing import Locator
+from dfc.client.source import HASH_FIRST_BYTES, Body, UploadSource, make_source
 from dfc.errors import BadRequest, BucketNotFound, ChecksumMismatch, ObjectCorrupt, ObjectNotFound, PreconditionFailed
 from dfc.http.calls.blocking import Transport
 from dfc.http.calls.retry import Cancellation, RetryPolicy
@@ -69,7 +69,7 @@ class Client:
         self._control = Control(self.url, token, policy, self.cancellation)
         self.jobs = Jobs(self._control)
         self._transport = Transport(self.cancellation)
-        self._router = Router(self.url, self._fetch_map)
+        self._router = Locator(self.url, self._fetch_map)
         self._calls = ObjectCalls(self._router, self._transport, token, policy, self.cancellation)
 
     def __enter__(self) -> Client:
@@ -328,7 +328,7 @@ class Client:
         query = (("sample", key),) if ext is None else (("sample", key), ("ext", ext))
         return ObjectRequest(self._calls, *_checked(bucket, shard), query)
 
-    def _put(self, bucket: str, name: str, source: Source, headers: Mapping[str, str]) -> StoredObject:
+    def _put(self, bucket: str, name: str, source: UploadSource, headers: Mapping[str, str]) -> StoredObject:
         tries = Tries()
         try:
             with self._calls.call("PUT", bucket, name, headers=headers, source=source, tries=tries) as answer:

@@ -12,8 +12,8 @@ from itertools import count
 from typing import Final
 from urllib.parse import urljoin
 
-from dfc.client.routing import Query, Route, Router
-from dfc.client.source import Source
+from dfc.client.routing import Location, Locator, Query
+from dfc.client.source import UploadSource
 from dfc.errors import DfcError, NotConnected, Unavailable, Unreachable
 from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX, Response, Transport
 from dfc.http.calls.problems import error_from_answer, is_worth_retrying, retry_after_s
@@ -46,7 +46,7 @@ class ObjectCalls:
     """Object requests of one client. Thread-safe."""
 
     def __init__(
-        self, router: Router, transport: Transport, token: str | None, policy: RetryPolicy, cancellation: Cancellation
+        self, router: Locator, transport: Transport, token: str | None, policy: RetryPolicy, cancellation: Cancellation
     ) -> None:
         self.policy = policy
         self._router = router
@@ -62,7 +62,7 @@ class ObjectCalls:
         *,
         query: Query = (),
         headers: Mapping[str, str] | None = None,
-        source: Source | None = None,
+        source: UploadSource | None = None,
         tries: Tries | None = None,
     ) -> Response:
         """A successful answer, its body unread, or the error of the last try. `tries` is told what happened on the way."""
@@ -74,7 +74,7 @@ class ObjectCalls:
         path: str,
         method: str = "GET",
         headers: Mapping[str, str] | None = None,
-        source: Source | None = None,
+        source: UploadSource | None = None,
         *,
         near: tuple[str, str] | None = None,
     ) -> Response:
@@ -92,13 +92,13 @@ class ObjectCalls:
         raise error_from_answer(answer.status, answer.headers, b"", f"{method} {answer.url}")
 
     def _near(
-        self, path: str, method: str, headers: Mapping[str, str], source: Source | None, near: tuple[str, str]
+        self, path: str, method: str, headers: Mapping[str, str], source: UploadSource | None, near: tuple[str, str]
     ) -> Response | None:
         """The answer of an object's owner, or None if another node should be asked. Errors that are final are raised."""
         owner = self._router.owner_url(*near)
         if owner is None or (source is not None and not source.replayable):
             return None
-        route = Route(owner + path, direct=True)
+        route = Location(owner + path, direct=True)
         try:
             answer = self._ask(method, route, headers, source)
         except NotConnected:
@@ -115,7 +115,7 @@ class ObjectCalls:
         answer.close()
         return None
 
-    def _retrying(self, attempt: Callable[[], Response], source: Source | None, tries: Tries | None) -> Response:
+    def _retrying(self, attempt: Callable[[], Response], source: UploadSource | None, tries: Tries | None) -> Response:
         cancellation = current_cancellation(self._cancellation)
         for number in count():
             cancellation.check()
@@ -138,7 +138,7 @@ class ObjectCalls:
         self._router.refresh()
 
     def _try(
-        self, method: str, bucket: str, name: str, query: Query, headers: Mapping[str, str], source: Source | None
+        self, method: str, bucket: str, name: str, query: Query, headers: Mapping[str, str], source: UploadSource | None
     ) -> Response:
         route = self._router.route(bucket, name, query)
         for _ in range(_HOPS_MAX):
@@ -161,7 +161,7 @@ class ObjectCalls:
             answer.close()
         raise Unavailable(f"{method} {bucket}/{name}: redirected more than {_HOPS_MAX} times")
 
-    def _ask(self, method: str, route: Route, headers: Mapping[str, str], source: Source | None) -> Response:
+    def _ask(self, method: str, route: Location, headers: Mapping[str, str], source: UploadSource | None) -> Response:
         """One request; answers that a caller cannot use are raised as errors."""
         headers = self._with_token(headers, route)
         # The answer to a second try differs: that there was one is for callers to know, who are told by `Tries`.
@@ -180,7 +180,7 @@ class ObjectCalls:
         body = answer.read_all(ERROR_BODY_BYTES_MAX)
         raise error_from_answer(answer.status, answer.headers, body, f"{method} {answer.url}")
 
-    def _with_token(self, headers: Mapping[str, str], route: Route) -> Mapping[str, str]:
+    def _with_token(self, headers: Mapping[str, str], route: Location) -> Mapping[str, str]:
         if not self._token or not route.trusted:
             return headers
         return {**headers, "Authorization": f"Bearer {self._token}"}

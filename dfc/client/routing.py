@@ -22,7 +22,7 @@ Query = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class Location:
     """A URL for one try. `direct` means the owner itself; without it, `path` may be asked for at any of the cluster's
     addresses. `trusted`: the node may see the token."""
 
@@ -37,7 +37,7 @@ def path_of(bucket: str, name: str, query: Query) -> str:
     return f"/v1/objects{object_path(bucket, name)}" + (f"?{urlencode(query, quote_via=quote)}" if query else "")
 
 
-class Router:
+class Locator:
     """Keeps the cluster map and what is known about nodes that cannot be reached. Thread-safe.
 
     `url` is the cluster's, or a list of them. `fetch_map` gives the JSON of the map; its argument says whether it should try
@@ -82,11 +82,11 @@ class Router:
         with self._lock:
             self._unreachable[_origin(url)] = self._now_s() + UNREACHABLE_S
 
-    def route(self, bucket: str, name: str, query: Query) -> Route:
+    def route(self, bucket: str, name: str, query: Query) -> Location:
         """Where to send the next try for an object."""
         owner = self.owner_url(bucket, name)
         if owner is not None:
-            return Route(owner + path_of(bucket, name, query), direct=True)
+            return Location(owner + path_of(bucket, name, query), direct=True)
         return self.relay(bucket, name, query)
 
     def owner_url(self, bucket: str, name: str) -> str | None:
@@ -102,19 +102,19 @@ class Router:
             return None
         return owner.node.advertise_url.rstrip("/")
 
-    def relay(self, bucket: str, name: str, query: Query) -> Route:
+    def relay(self, bucket: str, name: str, query: Query) -> Location:
         """Through a node that the client was given."""
         return self.anywhere(path_of(bucket, name, (*query, ("relay", "1"))))
 
-    def anywhere(self, path: str) -> Route:
+    def anywhere(self, path: str) -> Location:
         """To any of the nodes that the client was given."""
-        return Route(self.addresses.in_order()[0] + path, direct=False, path=path)
+        return Location(self.addresses.in_order()[0] + path, direct=False, path=path)
 
-    def redirected(self, location: str) -> Route:
+    def redirected(self, location: str) -> Location:
         """The route that a 307 names. The token goes to nodes of the map and to nobody else."""
         trusted = self._knows(location, self.map()) or self._knows(location, self.map(at_once=True))
         self.refresh()
-        return Route(location, direct=True, trusted=trusted)
+        return Location(location, direct=True, trusted=trusted)
 
     def _knows(self, url: str, cluster_map: ClusterMap) -> bool:
         urls = (*self.addresses.urls, *(url for node in cluster_map.nodes for url in (node.url, node.advertise_url)))

@@ -26,7 +26,7 @@ HASH_FIRST_BYTES: Final = 64 * MIB
 Body = str | os.PathLike[str] | Buffer | BinaryIO | Iterable[bytes]
 
 
-class Source(ABC):
+class UploadSource(ABC):
     """The base: a source of unknown size that can be read once. `checksum` is the xxh3-128, once known."""
 
     size: int | None = None
@@ -89,7 +89,7 @@ class Source(ABC):
         """The bytes from the start; pieces are good until the next is asked for."""
 
 
-class BytesSource(Source):
+class BytesSource(UploadSource):
     """Bytes in memory, hashed at once: it is cheap."""
 
     replayable = True
@@ -105,7 +105,7 @@ class BytesSource(Source):
             yield self._data[at : at + READ_BYTES]
 
 
-class FileSource(Source):
+class FileSource(UploadSource):
     """A file by its path, opened anew for each try."""
 
     replayable = True
@@ -124,7 +124,7 @@ class FileSource(Source):
             yield from _read_blocks(file)
 
 
-class FileObjectSource(Source):
+class FileObjectSource(UploadSource):
     """An open binary file, from its current position to its end; replayable if it can be rewound."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -143,7 +143,7 @@ class FileObjectSource(Source):
         yield from _read_blocks(self._file)
 
 
-class IteratorSource(Source):
+class IteratorSource(UploadSource):
     """Any iterable of bytes; can be read once and goes out chunked."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
@@ -165,12 +165,12 @@ def _read_blocks(file: Any) -> Iterator[memoryview]:
         yield buffer[:count]
 
 
-def make_source(body: Body, checksum: str | None = None) -> Source:
+def make_source(body: Body, checksum: str | None = None) -> UploadSource:
     """The source for whatever was given as a body; a `str` or path object names a file.
 
     `checksum` (xxh3-128 in hex) is what the caller knows the bytes to hash to. Raises OSError for a file that cannot be opened.
     """
-    source: Source
+    source: UploadSource
     if isinstance(body, str | os.PathLike):
         source = FileSource(body)
     elif isinstance(body, bytes | bytearray | memoryview):

@@ -15,7 +15,7 @@ import msgspec
 from dfc.errors import Conflict, JobFinished, JobNotFound
 from dfc.jobs.journal_file import JournalFile
 from dfc.jobs.lifecycle import RECORDED_BEFORE, WrittenState
-from dfc.jobs.records import JobError, JobRecord, JobState, NewJob, OutputSummary, Progress, StageTotals
+from dfc.jobs.records import JobError, JobRecord, JobState, NewJob, OutputSummary, RecordedProgress, StageTotals
 from dfc.jobs.stored import PAGE, Stored
 from dfc.jobs.tasks import InputShard, OutputRecord, TaskResult
 
@@ -59,7 +59,7 @@ class Journal(JournalFile):
                 "warnings, progress, inputs) VALUES (?, 'queued', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     job.id, job.operation, job.spec, job.label, job.bucket, job.bucket_id, job.memory_bytes, job.program,
-                    self.wall_us(), _encode(job.warnings), _encode(Progress()), len(inputs),
+                    self.wall_us(), _encode(job.warnings), _encode(RecordedProgress()), len(inputs),
                 ),
             )  # fmt: skip
             number = cursor.lastrowid
@@ -126,7 +126,7 @@ class Journal(JournalFile):
     def start(self, job_id: str) -> JobRecord:
         return self._change(job_id, "running", started_us=self.wall_us())
 
-    def commit(self, job_id: str, output: OutputSummary, progress: Progress, warnings: Sequence[str]) -> JobRecord:
+    def commit(self, job_id: str, output: OutputSummary, progress: RecordedProgress, warnings: Sequence[str]) -> JobRecord:
         """The commit point: what is staged will be published, whatever happens now."""
         values = {"output": _encode(output), "progress": _encode(progress), "warnings": _encode(tuple(warnings))}
         return self._change(job_id, "publishing", **values)
@@ -134,7 +134,7 @@ class Journal(JournalFile):
     def succeed(self, job_id: str) -> JobRecord:
         return self._change(job_id, "succeeded", finished_us=self.wall_us())
 
-    def fail(self, job_id: str, error: JobError, progress: Progress, warnings: Sequence[str]) -> JobRecord:
+    def fail(self, job_id: str, error: JobError, progress: RecordedProgress, warnings: Sequence[str]) -> JobRecord:
         """From now on its staged objects are to be discarded. A job that publishes fails only when its bucket is gone."""
         values = {"error": _encode(error), "progress": _encode(progress), "warnings": _encode(tuple(warnings))}
         return self._change(job_id, "failed", finished_us=self.wall_us(), discard=1, **values)
@@ -268,7 +268,12 @@ class Journal(JournalFile):
 
 def _record(row: Sequence[Any]) -> JobRecord:
     values = dict(zip(_COLUMNS.split(", "), row, strict=True))
-    for name, kind in (("error", JobError), ("output", OutputSummary), ("progress", Progress), ("warnings", tuple[str, ...])):
+    for name, kind in (
+        ("error", JobError),
+        ("output", OutputSummary),
+        ("progress", RecordedProgress),
+        ("warnings", tuple[str, ...]),
+    ):
         if values[name] is not None:
             values[name] = msgspec.msgpack.decode(values[name], type=kind)
     values["discard"] = bool(values["discard"])

@@ -28,7 +28,7 @@ class OutputSummary(msgspec.Struct, frozen=True):
     digest: str
 
 
-class Progress(msgspec.Struct, frozen=True):
+class RecordedProgress(msgspec.Struct, frozen=True):
     """How far a job is. `total` counts the tasks of all stages whose number is known by now, None before any is."""
 
     done: int = 0
@@ -80,11 +80,11 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     error: JobError | None = None
     warnings: tuple[str, ...] = ()
     output: OutputSummary | None = None
-    progress: Progress = Progress()
+    progress: RecordedProgress = RecordedProgress()
     discard: bool = False
 
 
-def job_json(job: JobRecord, progress: Progress | None = None, eta_s: float | None = None) -> dict[str, Any]:
+def job_json(job: JobRecord, progress: RecordedProgress | None = None, eta_s: float | None = None) -> dict[str, Any]:
     """A job as clients see it (docs/http.md); `progress` is newer than the journal's while the job runs."""
     now = job.progress if progress is None else progress
     return {
@@ -108,10 +108,10 @@ def job_json(job: JobRecord, progress: Progress | None = None, eta_s: float | No
     }
 
 
-def total_progress(stages: Mapping[int, StageTotals], total: int | None) -> Progress:
+def total_progress(stages: Mapping[int, StageTotals], total: int | None) -> RecordedProgress:
     """The sum over stages. A sample that passes through two stages is one sample, but its bytes are read twice."""
     each: Sequence[StageTotals] = list(stages.values())
-    return Progress(
+    return RecordedProgress(
         done=sum(stage.tasks for stage in each),
         total=total,
         samples=max((stage.samples for stage in each), default=0),

@@ -25,7 +25,7 @@ EACH_DISK_S: Final = 20.0  # less than nodes wait for each other's answers
 MAP_REFRESH_S: Final = 0.5  # a bucket that nobody knows is asked for at most this often
 
 
-class Place(NamedTuple):
+class OwnPlace(NamedTuple):
     """Where an object of this target belongs."""
 
     bucket: BucketEntry

@@ -21,7 +21,7 @@ from dfc.storage.disk import Disk
 from dfc.storage.rows import ObjectRow, Precondition, PutResult, RowChanged
 from dfc.tar.index import index_kind
 from dfc.target.decoders import Slots
-from dfc.target.local import Local, Place
+from dfc.target.local import Local, OwnPlace
 from dfc.target.members import MemberRoutes, blob_answer
 from dfc.target.uploads import store
 from dfc.wire import CHECKSUM_HEADER, HOP_HEADER, SAMPLES_HEADER
@@ -105,9 +105,9 @@ class ObjectRoutes:
         if exchange.method not in ("GET", "HEAD") and not query.keys().isdisjoint(INSIDE_QUERY):
             raise BadRequest("what is inside a shard is read, not written; leave the query away to write the whole object")
         if exchange.method == "PUT":
-            return await self._put(exchange, Place(bucket, disk), path.name)
+            return await self._put(exchange, OwnPlace(bucket, disk), path.name)
         if exchange.method == "DELETE":
-            return await self._delete(exchange, Place(bucket, disk), path.name)
+            return await self._delete(exchange, OwnPlace(bucket, disk), path.name)
         return await self._get(exchange, bucket, disk, path.name, query)
 
     async def elsewhere(self, exchange: Exchange, _parameters: tuple[str, ...] = ()) -> Answer:
@@ -154,7 +154,7 @@ class ObjectRoutes:
 
     # --- PUT
 
-    async def _put(self, exchange: Exchange, place: Place, name: str) -> Answer:
+    async def _put(self, exchange: Exchange, place: OwnPlace, name: str) -> Answer:
         expected = ExpectedChecksums.from_headers(exchange.headers.get(CHECKSUM_HEADER), exchange.headers.get("Content-MD5"))
         if "Content-Range" in exchange.headers:
             raise BadRequest("a PUT replaces the whole object; Content-Range is not for it")
@@ -174,7 +174,7 @@ class ObjectRoutes:
                 self.slots.give()
         return put_answer(place.bucket, result)
 
-    def _precondition(self, exchange: Exchange, place: Place, name: str) -> Precondition:
+    def _precondition(self, exchange: Exchange, place: OwnPlace, name: str) -> Precondition:
         tags: list[str | None] = []
         for header in ("If-Match", "If-None-Match"):
             value = exchange.headers.get(header)
@@ -186,7 +186,7 @@ class ObjectRoutes:
         return Precondition(if_match=tags[0], if_none_match=tags[1], guard=guard)
 
     async def _put_small(
-        self, exchange: Exchange, place: Place, name: str, expected: ExpectedChecksums, precondition: Precondition
+        self, exchange: Exchange, place: OwnPlace, name: str, expected: ExpectedChecksums, precondition: Precondition
     ) -> PutResult:
         body = await exchange.read_small(SMALL_BODY_BYTES)
         return await self._local.threads(place.disk).write(
@@ -200,7 +200,7 @@ class ObjectRoutes:
         )
 
     async def _put_large(
-        self, exchange: Exchange, place: Place, name: str, expected: ExpectedChecksums, precondition: Precondition
+        self, exchange: Exchange, place: OwnPlace, name: str, expected: ExpectedChecksums, precondition: Precondition
     ) -> PutResult:
         disk, bucket = place.disk, place.bucket
         begin = partial(
@@ -210,13 +210,13 @@ class ObjectRoutes:
 
     # --- DELETE
 
-    async def _delete(self, exchange: Exchange, place: Place, name: str) -> Answer:
+    async def _delete(self, exchange: Exchange, place: OwnPlace, name: str) -> Answer:
         precondition = self._precondition(exchange, place, name)
         await self._local.threads(place.disk).write(place.disk.delete, place.bucket.id, name, precondition=precondition)
         return Answer(204)
 
 
-def _check_early(precondition: Precondition, place: Place, name: str) -> None:
+def _check_early(precondition: Precondition, place: OwnPlace, name: str) -> None:
     row = place.disk.find(place.bucket.id, name)
     try:
         precondition.check(row.checksum if row is not None else None)

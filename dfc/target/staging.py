@@ -24,7 +24,7 @@ from dfc.storage.layout import check_job_id
 from dfc.storage.rows import Durability, Precondition, PutResult
 from dfc.tar.index import index_kind
 from dfc.target.decoders import Slots
-from dfc.target.local import Local, Place
+from dfc.target.local import Local, OwnPlace
 from dfc.target.objects import put_answer
 from dfc.target.uploads import store
 from dfc.wire import CHECKSUM_HEADER, OCTETS
@@ -49,7 +49,7 @@ class StagingRoutes:
         deposit, size = _deposit(exchange)
         exchange.pause_s = JOB_OUTPUT_PAUSE_S
         bucket = await self._bucket(path.bucket)
-        place = Place(bucket, self._own_disk(bucket, path.name))
+        place = OwnPlace(bucket, self._own_disk(bucket, path.name))
         length = exchange.declared_length
         if max(length or 0, size or 0) > self._size_max:
             raise TooLarge(f"an object has at most {self._size_max} bytes")
@@ -73,7 +73,7 @@ class StagingRoutes:
         return bucket
 
     async def _store(
-        self, exchange: Exchange, place: Place, name: str, owner: StagedName, deposit: str | None, size: int | None
+        self, exchange: Exchange, place: OwnPlace, name: str, owner: StagedName, deposit: str | None, size: int | None
     ) -> PutResult:
         disk, bucket = place.disk, place.bucket
         durability = _durability(bucket, owner.temporary)

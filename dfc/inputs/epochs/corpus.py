@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dfc.errors import DfcError, NotFound, PreconditionFailed
 from dfc.inputs.base import Counts, Handler, InputError, ShardChanged, ShardRef, ShardUnreadable, resolve_handler
-from dfc.inputs.sources.cluster import Place, hint_at_bucket, locate, token_for
+from dfc.inputs.sources.cluster import ObjectPlace, hint_at_bucket, locate, token_for
 from dfc.inputs.sources.specs import locate_for_sure, resolve
 from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
 
@@ -207,10 +207,10 @@ def _look_up(refs: Sequence[ShardRef], options: StreamOptions) -> Iterator[Shard
             yield ShardUnreadable(f"there is no {ref.url}{hint_at_bucket(ref.url, options)}", url=ref.url)
 
 
-def _places(refs: Sequence[ShardRef], options: StreamOptions) -> list[Place | None]:
+def _places(refs: Sequence[ShardRef], options: StreamOptions) -> list[ObjectPlace | None]:
     """What `locate` says of each; names that need no decoding only once for all that lie beside each other."""
-    folders: dict[str, Place | None] = {}
-    places: list[Place | None] = []
+    folders: dict[str, ObjectPlace | None] = {}
+    places: list[ObjectPlace | None] = []
     for ref in refs:
         folder, slash, name = ref.url.rpartition("/")
         if not _PLAIN_NAME.fullmatch(name):

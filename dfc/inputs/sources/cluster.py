@@ -17,7 +17,7 @@ import msgspec
 
 from dfc.addresses import addresses_of
 from dfc.client.exchange import ObjectCalls
-from dfc.client.routing import Router
+from dfc.client.routing import Locator
 from dfc.errors import BadName, DfcError, ServerTrouble
 from dfc.http.calls.blocking import Response, Transport, WrongAddress
 from dfc.http.calls.problems import error_from_answer, is_worth_retrying
@@ -36,13 +36,13 @@ _ONCE: Final = RetryPolicy(retries=0)  # streams have tries of their own
 _OBJECTS: Final = "/v1/objects"
 
 
-class Cluster:
+class SourceCluster:
     """A DFC cluster as one origin shows it, or any of several (`url` is then a list, separated by commas)."""
 
     def __init__(self, url: str, token: str | None, transport: Transport) -> None:
         self._url = url
         self._token = token
-        self._router = Router(url, lambda _patient: fetch_map(url, token, transport))
+        self._router = Locator(url, lambda _patient: fetch_map(url, token, transport))
         self._cancellation = Cancellation()  # that of a stream goes before it
 
     @cached_property
@@ -52,7 +52,7 @@ class Cluster:
 
         return Client(self._url, self._token)
 
-    def request(self, place: Place, headers: Mapping[str, str], transport: Transport) -> Response:
+    def request(self, place: ObjectPlace, headers: Mapping[str, str], transport: Transport) -> Response:
         """One try to get an object: from its owner, or through the node that was named. Its errors are those of the node."""
         calls = ObjectCalls(self._router, transport, self._token, _ONCE, self._cancellation)
         return calls.call("GET", place.bucket, place.name, headers=headers)
@@ -72,10 +72,10 @@ class Cluster:
             self.client._forget()
 
 
-class Place(NamedTuple):
+class ObjectPlace(NamedTuple):
     """An object of a cluster; with an empty name the whole bucket."""
 
-    cluster: Cluster
+    cluster: SourceCluster
     bucket: str
     name: str
 
@@ -83,7 +83,7 @@ class Place(NamedTuple):
 class _Caches:
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.clusters: dict[tuple[str, str | None], Cluster] = {}
+        self.clusters: dict[tuple[str, str | None], SourceCluster] = {}
         self.transports: dict[tuple[float, float], Transport] = {}
         self.reached: set[str] = set()  # origins that have answered anything. Survives a fork, as does the next:
         # By origin, and by token since a node may tell nothing without one: whether it is a DFC node.
@@ -128,14 +128,14 @@ def transport_for(options: StreamOptions) -> Transport:
         return found
 
 
-def locate(url: str, options: StreamOptions) -> Place | None:
+def locate(url: str, options: StreamOptions) -> ObjectPlace | None:
     """The object, or with a final slash the bucket or prefix, that a URL names if its server is a DFC node, else None.
 
     ValueError for a `dfc:` URL that names nothing.
     """
     if kind_of(url) == "cluster":
         bucket, name = split_cluster_url(url)
-        return Place(cluster_at(options.cluster_url, options), check_bucket_name(bucket), _checked(name))
+        return ObjectPlace(cluster_at(options.cluster_url, options), check_bucket_name(bucket), _checked(name))
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or parts.query or parts.username or options.headers or not options.direct:
         return None
@@ -145,17 +145,17 @@ def locate(url: str, options: StreamOptions) -> Place | None:
     except BadName:
         return None
     origin = origin_of(url)
-    return Place(cluster_at(origin, options), bucket, name) if is_cluster(origin, options) else None
+    return ObjectPlace(cluster_at(origin, options), bucket, name) if is_cluster(origin, options) else None
 
 
-def cluster_at(origin: str, options: StreamOptions) -> Cluster:
+def cluster_at(origin: str, options: StreamOptions) -> SourceCluster:
     """The cluster that a node, or each of a list, belongs to; one for each and token in this process."""
     key = (origin, token_for(origin, options))
     transport = transport_for(options)
     with _CACHES.lock:
         found = _CACHES.clusters.get(key)
         if found is None:
-            found = _CACHES.clusters[key] = Cluster(*key, transport)
+            found = _CACHES.clusters[key] = SourceCluster(*key, transport)
         return found
 
 

@@ -22,7 +22,7 @@ from dfc import shards
 from dfc.errors import BadShardSpec, BucketNotFound, DfcError, NoShards
 from dfc.http.calls.retry import Cancellation, current_cancellation
 from dfc.inputs.base import LOG, ShardRef, ShardUnreadable
-from dfc.inputs.sources.cluster import Place, is_in_vain, locate, trouble_with
+from dfc.inputs.sources.cluster import ObjectPlace, is_in_vain, locate, trouble_with
 from dfc.inputs.sources.opening import open_stream
 from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
 from dfc.inputs.sources.urls import SHARD_ENDINGS, hint_at_scheme, kind_of, local_path, origin_of, shown, split_cluster_url
@@ -138,7 +138,7 @@ def _list_web(url: str, options: StreamOptions) -> Iterable[str]:
     return _found([_web_url(url, place.bucket, name) for name in names], shown(url))
 
 
-def locate_for_sure(url: str, options: StreamOptions, *, meant: str = "") -> Place | None:
+def locate_for_sure(url: str, options: StreamOptions, *, meant: str = "") -> ObjectPlace | None:
     """`locate`, asked again while the server does not answer: a wrong guess here would be an error for good. `meant` is the URL
     for messages, when it is another.
 

@@ -21,7 +21,7 @@ from dfc.inputs.base import LOG, Counts, InputError, ShardBroken, ShardChanged, 
 from dfc.inputs.sources.cluster import hint_at_bucket, is_in_vain
 from dfc.inputs.sources.streams import Stream, StreamOptions
 from dfc.inputs.sources.urls import shown
-from dfc.inputs.sources.websource import Source, Version, described, retry_after_s, said
+from dfc.inputs.sources.websource import Version, WebSource, described, retry_after_s, said
 from dfc.limits import KIB, MIB
 from dfc.wire import CHECKSUM_HEADER, SAMPLES_HEADER
 
@@ -49,7 +49,7 @@ class WebStream(Stream):
         cancellation: Cancellation | None,
     ) -> None:
         self.url = urls[0]
-        self._sources = [Source(url, options) for url in urls]
+        self._sources = [WebSource(url, options) for url in urls]
         self._primary = urls[0]
         self._planned = etag or ""
         self._position = start
@@ -158,7 +158,7 @@ class WebStream(Stream):
             except DfcError as problem:
                 self._failed(problem)
 
-    def _headers(self, source: Source) -> dict[str, str]:
+    def _headers(self, source: WebSource) -> dict[str, str]:
         if not self._position and self._end is None:
             return {}
         headers = {"Range": f"bytes={self._position}-{'' if self._end is None else max(self._end - 1, self._position)}"}
@@ -172,7 +172,7 @@ class WebStream(Stream):
             headers["If-Range"] = known.modified
         return headers
 
-    def _accept(self, source: Source, answer: Response) -> None:
+    def _accept(self, source: WebSource, answer: Response) -> None:
         """Check that the answer continues what was read, and go to its right byte."""
         first, version = described(answer)
         before = source.known or Version(self._etag_for(source, answer), size=self.size)
@@ -188,13 +188,13 @@ class WebStream(Stream):
             self._end = self.size
         _skip(answer, self._position - first)
 
-    def _etag_for(self, source: Source, answer: Response) -> str:
+    def _etag_for(self, source: WebSource, answer: Response) -> str:
         """What was planned, if it can be compared: replicas on other servers have ETags of their own making. Those of DFC are
         checksums; so are those of S3, and look the same."""
         alike = _XXH3.fullmatch(self._planned) and _checksum_of(answer)
         return self._planned if source.url == self._primary or alike else ""
 
-    def _is_at_end(self, source: Source, problem: RangeNotSatisfiable) -> bool:
+    def _is_at_end(self, source: WebSource, problem: RangeNotSatisfiable) -> bool:
         """Whether nothing was wrong but that no byte follows."""
         match = _UNSATISFIED.fullmatch(problem.headers.get("Content-Range", ""))
         size = int(match[1]) if match else None

@@ -49,7 +49,7 @@ class Version:
         return Version(tagged.etag, tagged.strong, other.modified or self.modified, size)
 
 
-class Source:
+class WebSource:
     """One of the URLs of a shard. `known` is the version that it gave before."""
 
     def __init__(self, url: str, options: StreamOptions) -> None:

@@ -12,7 +12,7 @@ from dfc.jobs.shards.digest import digest_in_order
 from dfc.jobs.spec import CheckedSpec
 from dfc.jobs.tasks import InputShard
 from dfc.placement.map import NodeEntry
-from dfc.proxy.jobs.context import JobFailed, Means
+from dfc.proxy.jobs.context import JobFailure, Means
 from dfc.proxy.jobs.inputs import check_free, existing_outputs
 from dfc.proxy.jobs.lineage import lineage_name, lineage_pieces
 from dfc.proxy.jobs.staged import StagedObject
@@ -36,7 +36,7 @@ class Commit:
     async def prepare(self) -> tuple[OutputSummary, str]:
         """What the job has written, and a warning or nothing. Publishing cannot fail after this for the outputs' sake.
 
-        Raises BucketDeleting, OutputExists, JobFailed; Unavailable when a target stays away.
+        Raises BucketDeleting, OutputExists, JobFailure; Unavailable when a target stays away.
         """
         means, record = self._means, self._record
         if is_bucket_gone(means, record):
@@ -52,7 +52,7 @@ class Commit:
         for node in means.cluster.map.targets():
             found += await self._check(node)
         if found != summary.shards:
-            raise JobFailed("output_lost", f"{summary.shards} outputs were written, {found} of them are staged")
+            raise JobFailure("output_lost", f"{summary.shards} outputs were written, {found} of them are staged")
         return summary, warning
 
     def _bucket_gone(self) -> BucketDeleting:
@@ -95,10 +95,10 @@ class Commit:
         for each in found:
             record = known.get(each.object)
             if record is None:
-                raise JobFailed("internal_error", f"{each.object!r} was written by no task that is known")
+                raise JobFailure("internal_error", f"{each.object!r} was written by no task that is known")
             if (record.size, record.checksum) != (each.size, each.checksum):
-                raise JobFailed("output_lost", f"{each.object!r} is not staged as it was written")
+                raise JobFailure("output_lost", f"{each.object!r} is not staged as it was written")
             owner = cluster_map.owner(bucket, each.object)
             if owner is None or owner.node.id != node_id:
-                raise JobFailed("map_changed", "targets have joined or left while the job ran; submit it again")
+                raise JobFailure("map_changed", "targets have joined or left while the job ran; submit it again")
         return len(known)

@@ -31,7 +31,7 @@ TARGETS_POLL_S: Final = 0.2
 JOURNAL_RETRY_S: Final = 5.0
 
 
-class JobFailed(DfcError):
+class JobFailure(DfcError):
     """What ends a job, for its record."""
 
     def __init__(self, code: str, message: str) -> None:

@@ -24,7 +24,7 @@ from dfc.jobs.spec import CheckedSpec
 from dfc.jobs.tasks import Results, Stage, Task, TaskDraft, TaskResult
 from dfc.limits import JOB_TASKS_MAX, JOB_WARNING_CHARS_MAX, JOB_WARNINGS_MAX
 from dfc.proxy.jobs.committing import Commit, is_bucket_gone
-from dfc.proxy.jobs.context import RETRIES, JobFailed, JobInterrupted, Means, plan_stages
+from dfc.proxy.jobs.context import RETRIES, JobFailure, JobInterrupted, Means, plan_stages
 
 _log: Final = logging.getLogger("dfc.proxy.jobs")
 T = TypeVar("T")
@@ -190,7 +190,7 @@ class JobRunner:
                 final = isinstance(error, TaskFailed) and not error.retryable
                 if final or attempt == RETRIES:
                     tries = "" if final else f" ({RETRIES + 1} tries)"
-                    raise JobFailed(error.code, _said_of(draft.label, error.message) + tries) from None
+                    raise JobFailure(error.code, _said_of(draft.label, error.message) + tries) from None
                 _log.warning("job %s, %s: %s; trying again", self.id, draft.label, error.message)
             self._means.stats.retries += 1
             await self._means.wait_before_retry(attempt)
@@ -221,7 +221,7 @@ class _Undone:
         for number, draft in enumerate(stage.tasks(results)):
             self.count += 1
             if self.count > JOB_TASKS_MAX:
-                raise JobFailed("too_many_tasks", f"a stage of a job has at most {JOB_TASKS_MAX} tasks")
+                raise JobFailure("too_many_tasks", f"a stage of a job has at most {JOB_TASKS_MAX} tasks")
             if number == following:
                 following = next(done, -1)
             else:

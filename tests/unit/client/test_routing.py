@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from dfc.client.routing import Router
+from dfc.client.routing import Locator
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
 
 TARGET = NodeEntry(
@@ -24,7 +24,7 @@ class Clock:
 
 def test_an_object_of_a_bucket_that_the_map_lacks_goes_through_the_relay_until_a_newer_map_has_it() -> None:
     answers, clock = [EMPTY, EMPTY, KNOWN], Clock()
-    router = Router("http://proxy:1", lambda _: answers.pop(0).encode(), clock)
+    router = Locator("http://proxy:1", lambda _: answers.pop(0).encode(), clock)
     relayed = router.route("b", "x", ())
     assert (relayed.url, relayed.direct) == ("http://proxy:1/v1/objects/b/x?relay=1", False)
     assert router.route("b", "x", ()) == relayed

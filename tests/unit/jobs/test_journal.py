@@ -16,7 +16,7 @@ import xxhash
 from dfc.errors import DiskRefused, JobFinished, JobNotFound
 from dfc.jobs.journal import Journal, OutputWrittenTwice
 from dfc.jobs.journal_file import FILE_NAME
-from dfc.jobs.records import JobError, NewJob, OutputSummary, Progress, StageTotals, job_json, total_progress
+from dfc.jobs.records import JobError, NewJob, OutputSummary, RecordedProgress, StageTotals, job_json, total_progress
 from dfc.jobs.shards.digest import digest_in_order
 from dfc.jobs.stored import PAGE, Stored
 from dfc.jobs.tasks import InputShard, OutputRecord, TaskResult
@@ -55,7 +55,7 @@ def test_a_job_from_its_begin_to_its_end(journal, tmp_path):
     assert journal.start("job-0001").state == "running"
     journal.record("job-0001", [(0, 1, written("b")), (0, 0, written("a"))])
     assert [list(shards) for shards in journal.inputs("job-0001")] == [inputs[0], inputs[1]]
-    assert journal.commit("job-0001", SUMMARY, Progress(2, 2), ["one", "two"]).state == "publishing"
+    assert journal.commit("job-0001", SUMMARY, RecordedProgress(2, 2), ["one", "two"]).state == "publishing"
     journal.close()
     again = Journal(str(tmp_path))
     assert [job.id for job in again.active()] == ["job-0001"]
@@ -71,11 +71,11 @@ def test_nothing_goes_back_from_its_end(journal, state):
     journal.create(new_job(), [[]])
     journal.start("job-0001")
     if state in ("publishing", "succeeded"):
-        journal.commit("job-0001", SUMMARY, Progress(), [])
+        journal.commit("job-0001", SUMMARY, RecordedProgress(), [])
     if state == "succeeded":
         journal.succeed("job-0001")
     if state == "failed":
-        journal.fail("job-0001", JobError("no_space", "full"), Progress(), [])
+        journal.fail("job-0001", JobError("no_space", "full"), RecordedProgress(), [])
     if state == "cancelled":
         journal.cancel("job-0001")
     with pytest.raises(JobFinished, match=state):
@@ -83,7 +83,7 @@ def test_nothing_goes_back_from_its_end(journal, state):
     with pytest.raises(JobFinished):
         journal.start("job-0001")
     with pytest.raises(JobFinished):
-        journal.commit("job-0001", SUMMARY, Progress(), [])
+        journal.commit("job-0001", SUMMARY, RecordedProgress(), [])
     assert journal.get("job-0001").state == state
     assert journal.to_discard() == (["job-0001"] if state in ("failed", "cancelled") else [])
 
@@ -205,7 +205,7 @@ WRITER = """
 import sys
 from dfc.jobs.journal import Journal
 from test_journal import new_job, shard, written, SUMMARY
-from dfc.jobs.records import Progress
+from dfc.jobs.records import RecordedProgress
 journal = Journal(sys.argv[1])
 number = len(journal.page(limit=100_000))
 print("ready", flush=True)
@@ -215,7 +215,7 @@ while True:
     journal.start(job)
     for task in range(20):
         journal.record(job, [(0, task, written(f"a-{task}", f"b-{task}"))])
-    journal.commit(job, SUMMARY, Progress(20, 20), [])
+    journal.commit(job, SUMMARY, RecordedProgress(20, 20), [])
     journal.succeed(job)
     while journal.forget_details():
         pass
@@ -258,20 +258,20 @@ def test_kill_at_any_moment(tmp_path):
 
 def test_how_a_job_is_shown(journal):
     journal.create(new_job(), [[]])
-    shown = job_json(journal.start("job-0001"), Progress(3, 12, 30, 300, 150), 4.26)
+    shown = job_json(journal.start("job-0001"), RecordedProgress(3, 12, 30, 300, 150), 4.26)
     assert shown["progress"] == {
         "tasks": {"done": 3, "total": 12}, "samples": 30, "bytes_in": 300, "bytes_out": 150, "eta_s": 4.3,
     }  # fmt: skip
     assert (shown["state"], shown["finished"], shown["error"], shown["output"]) == ("running", None, None, None)
-    failed = job_json(journal.fail("job-0001", JobError("no_space", "full"), Progress(), []))
+    failed = job_json(journal.fail("job-0001", JobError("no_space", "full"), RecordedProgress(), []))
     assert failed["error"] == {"code": "no_space", "message": "full"}
     assert failed["output"] is None
 
 
 def test_progress_counts_a_sample_of_two_stages_once():
     totals = {0: StageTotals(4, 100, 1000, 1000), 1: StageTotals(2, 40, 400, 400)}
-    assert total_progress(totals, 8) == Progress(6, 8, 100, 1400, 1400)
-    assert total_progress({}, None) == Progress()
+    assert total_progress(totals, 8) == RecordedProgress(6, 8, 100, 1400, 1400)
+    assert total_progress({}, None) == RecordedProgress()
 
 
 def test_stored_reads_pages():

@@ -39,7 +39,7 @@ def mapped(folder, pattern="m-%03d.tar", twice=False, **options):
 
 
 def call(name, fields, /, **args):
-    (made,) = functions.built_in(name, args)(functions.Fields("k", fields))
+    (made,) = functions.built_in(name, args)(functions.WireSample("k", fields))
     return made.fields
 
 
