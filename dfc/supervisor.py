@@ -191,7 +191,7 @@ class Supervisor:
     async def _start(self, targets: int, disks: int) -> None:
         options = self._options
         arguments = ["--dir", str(self._root / "proxy"), "--expected-targets", str(targets)]
-        proxy = Child("proxy", "dfc.proxy", arguments, options.host, options.port)
+        proxy = Child("proxy", "dfc.servers.proxy", arguments, options.host, options.port)
         self._children.append(proxy)
         self._keepers.append(asyncio.create_task(self._keep(proxy)))
         if not await self._wait_ready(proxy):
@@ -201,7 +201,7 @@ class Supervisor:
             directory = self._root / f"target-{number}"
             paths = [str(directory / f"disk-{index}") for index in range(disks)]
             arguments = ["--dir", str(directory), "--disks", ",".join(paths), "--proxy-url", _local_url(proxy)]
-            child = Child(f"target-{number}", "dfc.target", arguments, options.host, ports.get(f"target-{number}", 0))
+            child = Child(f"target-{number}", "dfc.servers.target", arguments, options.host, ports.get(f"target-{number}", 0))
             self._children.append(child)
             self._keepers.append(asyncio.create_task(self._keep(child)))
         for child in self._children:

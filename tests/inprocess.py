@@ -22,8 +22,8 @@ from dfc.jobs import operations
 from dfc.jobs.options import CommonOptions
 from dfc.jobs.tasks import JobInput, OutputRecord, Stage, Task, TaskDraft, TaskResult
 from dfc.placement.map import ClusterMap
-from dfc.proxy.node import ProxyNode
-from dfc.target.node import TargetNode
+from dfc.servers.proxy import ProxyNode
+from dfc.servers.target import TargetNode
 
 
 class ProbeOptions(CommonOptions, frozen=True, kw_only=True):

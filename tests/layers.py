@@ -31,6 +31,8 @@ LAYERS = (
     ("domain", {"placement", "order", "tar", "formats", "storage", "jobs"}),
     ("plumbing", {"http", "batch", "registry", "engine"}),
     ("nodes", {"proxy", "target"}),
+    ("faces", {"api"}),
+    ("servers", {"servers"}),
     ("outside", {"client", "inputs", "cli", "ui", "supervisor", "__main__"}),
 )
 MODULES = sorted((ROOT / "dfc").rglob("*.py"))

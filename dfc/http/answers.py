@@ -321,6 +321,11 @@ def error_answer(error: DfcError, request_id: str) -> Answer:
     return json_answer(body, error.status, list(error.headers.items()))
 
 
+def json_error(error: DfcError, exchange: Exchange) -> Answer:
+    """An error as DFC's own faces give it."""
+    return error_answer(error, exchange.request_id)
+
+
 def text_answer(text: str, content_type: str = "text/plain; charset=utf-8") -> Answer:
     """A page of ours, plain or HTML. The policy is for the day that a name slips through the escaping: nothing runs."""
     return Answer(200, text.encode(), [("Content-Type", content_type), *PAGE_HEADERS])

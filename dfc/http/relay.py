@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import select
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from email.message import Message
 from time import monotonic
 from typing import Any, Final
 
 from dfc.addresses import Addresses
-from dfc.errors import BodyTimeout, LengthMismatch, Unavailable
+from dfc.errors import BodyTimeout, DfcError, LengthMismatch, Unavailable
 from dfc.http.answers import Answer, AnswerCut, BulkAnswer, StreamAnswer
+from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX
 from dfc.http.calls.peer import PeerConnection, PeerGone, PeerPool, PeerResponse
+from dfc.http.calls.problems import error_from_answer
 from dfc.http.exchange import Exchange
+from dfc.http.face import RenderError
 from dfc.http.transfer import Splice, drive, duplicate, wait_ready
 from dfc.limits import SMALL_BODY_BYTES, SMALL_READ_BYTES
 from dfc.wire import HOP_HEADER, LOST_HEADER
@@ -32,6 +37,27 @@ _NOT_PASSED_BACK: Final = frozenset(
 )
 
 
+Lines = list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """What a face changes in what is passed on, where its clients speak otherwise than the node that is asked.
+
+    `target`: the path and query to ask for. `request`: the headers to send, made of those that came (host, framing and
+    the relay's own are added). `answer`: the headers to give back, made of the status and the node's own. `error`: the form of
+    the node's errors; they have a body of JSON where there is one at all.
+    """
+
+    target: str | None = None
+    request: Callable[[Lines], Lines] | None = None
+    answer: Callable[[int, Lines], Lines] | None = None
+    error: RenderError | None = None
+
+
+UNCHANGED: Final = Rewrite()
+
+
 class Relay:
     """Passes exchanges on to nodes."""
 
@@ -39,8 +65,9 @@ class Relay:
         self._pool = pool
         self._answer_timeout_s = answer_timeout_s
 
-    async def forward(self, exchange: Exchange, to: str | Addresses) -> Answer:
-        """Pass the request on as it is; Unavailable when the node cannot be reached or goes away before it answers.
+    async def forward(self, exchange: Exchange, to: str | Addresses, rewrite: Rewrite = UNCHANGED) -> Answer:
+        """Pass the request on, as it is but for what a face rewrites. Unavailable when the node cannot be reached, or goes away
+        before it answers.
 
         Of several addresses, the next one is asked when no connection can be made; and when there is no answer, of those that
         only read.
@@ -48,80 +75,93 @@ class Relay:
         length = exchange.declared_length
         if length is not None and length <= SMALL_BODY_BYTES:
             body = await exchange.read_small(SMALL_BODY_BYTES) if length else b""
-            return await self._forward_small(exchange, to, body)
-        return await self._forward_large(exchange, to, length)
+            return await self._forward_small(exchange, to, body, rewrite)
+        return await self._forward_large(exchange, to, length, rewrite)
 
     # --- requests
 
-    def _head(self, connection: PeerConnection, exchange: Exchange, body_headers: list[tuple[bytes, bytes]]) -> bytes:
+    def _head(
+        self, connection: PeerConnection, exchange: Exchange, rewrite: Rewrite, body_headers: list[tuple[bytes, bytes]]
+    ) -> bytes:
         host = connection.url.partition("://")[2].rstrip("/").encode()
         headers = [(name, value) for name, value in exchange.raw_headers if name.lower() not in _HOP_BY_HOP]
+        if rewrite.request is not None:
+            headers = [(n.encode("latin-1"), v.encode("latin-1")) for n, v in rewrite.request(_lines(headers))]
         headers += [
             (b"Host", host),
             (b"X-Request-Id", exchange.request_id.encode()),
             (HOP_HEADER.encode(), b"1"),
             *body_headers,
         ]
-        return connection.start_request(exchange.method, exchange.raw_target, headers)
+        target = exchange.raw_target if rewrite.target is None else rewrite.target
+        return connection.start_request(exchange.method, target, headers)
 
     async def _open(self, to: str | Addresses) -> PeerConnection:
         if isinstance(to, str):
             return await self._pool.open(to)
         return await to.reach_async(lambda url, limit_s: self._pool.open(url, limit_s=limit_s))
 
-    async def _forward_small(self, exchange: Exchange, to: str | Addresses, body: bytes) -> Answer:
+    async def _forward_small(self, exchange: Exchange, to: str | Addresses, body: bytes, rewrite: Rewrite) -> Answer:
         if isinstance(to, str) or exchange.method not in ("GET", "HEAD"):
             connection = await self._open(to)
             with _noted(to, connection):
-                return await self._forward_to(connection, exchange, body)
+                return await self._forward_to(connection, exchange, body, rewrite)
 
         async def attempt(url: str, limit_s: float | None) -> Answer:
             try:
-                return await self._forward_to(await self._pool.open(url, limit_s=limit_s), exchange, body, limit_s)
+                connection = await self._pool.open(url, limit_s=limit_s)
+                return await self._forward_to(connection, exchange, body, rewrite, limit_s)
             except PeerGone as error:
                 raise Unavailable(f"the node at {url} went away before it answered") from error
 
         return await to.reach_async(attempt)
 
     async def _forward_to(
-        self, connection: PeerConnection, exchange: Exchange, body: bytes, limit_s: float | None = None
+        self, connection: PeerConnection, exchange: Exchange, body: bytes, rewrite: Rewrite, limit_s: float | None = None
     ) -> Answer:
         has_body = bool(body) or exchange.method in ("PUT", "POST", "PATCH")
         body_headers = [(b"Content-Length", str(len(body)).encode())] if has_body else []
         try:
-            return await self._ask(connection, exchange, body_headers, body)
+            return await self._ask(connection, exchange, rewrite, body_headers, body)
         except PeerGone:
             if not connection.reused or exchange.method not in ("GET", "HEAD"):
                 raise
         # The node closed an idle connection just as it was taken: once more, on a new one.
         connection = await self._pool.open(connection.url, fresh=True, limit_s=limit_s)
-        return await self._ask(connection, exchange, body_headers, body)
+        return await self._ask(connection, exchange, rewrite, body_headers, body)
 
     async def _ask(
-        self, connection: PeerConnection, exchange: Exchange, body_headers: list[tuple[bytes, bytes]], body: bytes
+        self,
+        connection: PeerConnection,
+        exchange: Exchange,
+        rewrite: Rewrite,
+        body_headers: list[tuple[bytes, bytes]],
+        body: bytes,
     ) -> Answer:
         try:
-            await connection.send(self._head(connection, exchange, body_headers) + body)
-            return await self._answer(exchange, connection, await self._read_response(connection))
+            await connection.send(self._head(connection, exchange, rewrite, body_headers) + body)
+            return await self._answer(exchange, connection, await self._read_response(connection), rewrite)
         except BaseException:
             connection.close()
             raise
 
-    async def _forward_large(self, exchange: Exchange, to: str | Addresses, length: int | None) -> Answer:
+    async def _forward_large(self, exchange: Exchange, to: str | Addresses, length: int | None, rewrite: Rewrite) -> Answer:
         connection = await self._open(to)
         with _noted(to, connection):
-            return await self._forward_body(connection, exchange, length)
+            return await self._forward_body(connection, exchange, length, rewrite)
 
-    async def _forward_body(self, connection: PeerConnection, exchange: Exchange, length: int | None) -> Answer:
+    async def _forward_body(
+        self, connection: PeerConnection, exchange: Exchange, length: int | None, rewrite: Rewrite
+    ) -> Answer:
         try:
             body_headers = [(b"Transfer-Encoding", b"chunked") if length is None else (b"Content-Length", str(length).encode())]
             if exchange.expects_continue():
                 body_headers.append((b"Expect", b"100-continue"))
-            await connection.send(self._head(connection, exchange, body_headers))
+            await connection.send(self._head(connection, exchange, rewrite, body_headers))
             if exchange.expects_continue():
                 response = await self._read_response(connection, informational=True)
                 if response.status != 100:
-                    return await self._answer(exchange, connection, response)
+                    return await self._answer(exchange, connection, response, rewrite)
                 exchange.send_continue()
                 await exchange.write_buffer_empty()
             if length is None:
@@ -130,7 +170,7 @@ class Relay:
                 await self._splice_body(exchange, connection, length)
             # A commit syncs a disk; that may take longer than any answer to a read.
             response = await self._read_response(connection, timeout_s=exchange.bulk.read_stall_timeout_s)
-            return await self._answer(exchange, connection, response)
+            return await self._answer(exchange, connection, response, rewrite)
         except BaseException:
             connection.close()
             raise
@@ -192,12 +232,12 @@ class Relay:
         except TimeoutError:
             raise Unavailable(f"the node at {connection.url} does not answer") from None
 
-    async def _answer(self, exchange: Exchange, connection: PeerConnection, response: PeerResponse) -> Answer:
-        headers = [
-            (name.decode("latin-1"), value.decode("latin-1"))
-            for name, value in response.headers
-            if name.lower() not in _NOT_PASSED_BACK
-        ]
+    async def _answer(self, exchange: Exchange, connection: PeerConnection, response: PeerResponse, rewrite: Rewrite) -> Answer:
+        if rewrite.error is not None and response.status >= 400:
+            return rewrite.error(await self._read_error(exchange, connection, response), exchange)
+        headers = _lines([(name, value) for name, value in response.headers if name.lower() not in _NOT_PASSED_BACK])
+        if rewrite.answer is not None:
+            headers = rewrite.answer(response.status, headers)
         length_text = response.header(b"content-length")
         reusable = response.header(b"connection") != b"close"
         if response.status in (204, 304) or (exchange.method == "HEAD" and length_text is not None):
@@ -211,6 +251,19 @@ class Relay:
             self.finish(connection, reusable)
             return Answer(response.status, body, headers)
         return SpliceAnswer(self, response, connection, length, headers, reusable)
+
+    async def _read_error(self, exchange: Exchange, connection: PeerConnection, response: PeerResponse) -> DfcError:
+        """What the node's answer means, for a face that gives errors another form. The connection is not used again."""
+        body, length = b"", response.header(b"content-length")
+        try:
+            if exchange.method != "HEAD" and length is not None and int(length) <= ERROR_BODY_BYTES_MAX:
+                body = await self._read_rest(connection, response.begun, int(length))
+        finally:
+            connection.close()
+        headers = Message()  # its names are of any case
+        for name, value in _lines(response.headers):
+            headers[name] = value
+        return error_from_answer(response.status, headers, body, f"{exchange.method} {connection.url}")
 
     async def _read_rest(self, connection: PeerConnection, begun: bytes, length: int) -> bytes:
         loop = asyncio.get_running_loop()
@@ -236,6 +289,10 @@ class Relay:
             self._pool.give_back(connection)
         else:
             connection.close()
+
+
+def _lines(headers: Iterable[tuple[bytes, bytes]]) -> Lines:
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
 
 
 @contextmanager

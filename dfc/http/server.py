@@ -7,7 +7,6 @@ routing, errors as JSON, the access log and request metrics. What a route does i
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import socket
 import time
@@ -22,11 +21,13 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from dfc.config import Settings
-from dfc.errors import BadRequest, DfcError, Forbidden, LengthMismatch, NotFound, ServerTrouble, Unauthorized
+from dfc.errors import BadRequest, DfcError, LengthMismatch, ServerTrouble
 from dfc.hosts import KnownHosts, host_of
+from dfc.http.access import HEALTH_PATH
 from dfc.http.answers import Answer, error_answer
 from dfc.http.exchange import Bulk, Exchange
-from dfc.http.router import Handler, Route, Router
+from dfc.http.face import Face, Faces
+from dfc.http.router import Handler, Route
 from dfc.http.shutdown import end_threads
 from dfc.http.transfer import duplicate
 from dfc.limits import HEAD_BYTES_MAX, HEADER_COUNT_MAX, HEADER_FIELD_BYTES_MAX, REQUEST_LINE_BYTES_MAX, STOP_CANCEL_S
@@ -34,7 +35,6 @@ from dfc.logs import AccessLog
 from dfc.metrics import RequestStats
 
 _log: Final = logging.getLogger("dfc.http")
-SAFE_METHODS: Final = frozenset(("GET", "HEAD", "OPTIONS"))
 SWEEP_S: Final = 0.5  # how often head deadlines are looked at
 REFUSED_PENDING_MAX: Final = 64  # refused connections that are still being told so
 REFUSAL_S: Final = 1.0
@@ -45,7 +45,6 @@ _AT_ONCE: Final = all(
     hasattr(RequestHandler, name)
     for name in ("_waiter", "_messages", "_close", "_keepalive_timeout", "_keepalive_handle", "_next_keepalive_close_time")
 )
-HEALTH_PATH: Final = "/v1/health"  # for whoever asks: balancers use names of their own
 
 
 def _plain_answer(status: str, code: str, message: str, extra: str = "") -> bytes:
@@ -265,8 +264,8 @@ def _take_absolute(exchange: Exchange) -> str:
 class NodeServer(web.Server):
     """Connections, threads and steps of one node."""
 
-    def __init__(self, settings: Settings, routes: Sequence[Route], fallback: Route) -> None:
-        """`routes` are those under reserved segments, `fallback` is the web namespace, which has all other paths."""
+    def __init__(self, settings: Settings, faces: Sequence[Face]) -> None:
+        """ValueError when the faces do not fit together (see `Faces`)."""
         super().__init__(
             self._answer,  # type: ignore[arg-type]
             request_factory=self.exchange,  # type: ignore[arg-type]
@@ -282,9 +281,8 @@ class NodeServer(web.Server):
         self.stats = RequestStats()
         self.refused_pending = 0
         self.port = 0
-        self._router = Router(routes)
-        self._fallback = fallback
-        self._token = f"Bearer {settings.token}".encode() if settings.token else b""
+        self.faces = tuple(faces)
+        self._faces = Faces(faces)
         self._access = AccessLog() if settings.access_log else None
         self._hosts = KnownHosts((settings.host, *map(host_of, self.own_urls()), *settings.allowed_hosts))
         self._token_always = bool(settings.token and settings.token_for_reads)
@@ -395,32 +393,27 @@ class NodeServer(web.Server):
         except DfcError as error:
             if isinstance(error, ServerTrouble):
                 _log.warning("%s %s: %s", exchange.method, exchange.target_path, error.message)
-            return error_answer(error, exchange.request_id)
+            return self._error(exchange, error)
         except (asyncio.CancelledError, ConnectionError):
             raise
         except Exception:
             _log.exception("%s %s failed (request %s)", exchange.method, exchange.target_path, exchange.request_id)
-            return error_answer(DfcError("an internal error; the log has it under this request id"), exchange.request_id)
+            return self._error(exchange, DfcError("an internal error; the log has it under this request id"))
+
+    def _error(self, exchange: Exchange, error: DfcError) -> Answer:
+        return self._faces.of(exchange.target_path).render_error(error, exchange)
 
     def _admit(self, exchange: Exchange) -> tuple[Route, Handler, tuple[str, ...]]:
         """The checks of every request: the route, its handler and the parameters in the path."""
         self._check_framing(exchange)
         authority = self._check_host(exchange)
-        route, parameters = self._find(exchange.target_path)
+        face, route, parameters = self._faces.find(exchange.target_path)
         exchange.route = route.pattern
         handler = route.handler(exchange.method)
-        self._check_caller(exchange, route, authority)
+        face.authenticate(exchange, route, authority)
         if route.query is not None and exchange.raw_query:
             exchange.query_parameters(route.query)
         return route, handler, parameters
-
-    def _find(self, path: str) -> tuple[Route, tuple[str, ...]]:
-        found = self._router.find(path)
-        if found is not None:
-            return found
-        if path.startswith("/v1/") or path == "/v1":
-            raise NotFound("there is no such path; docs/http.md lists all")
-        return self._fallback, ()
 
     def _check_framing(self, exchange: Exchange) -> None:
         """What the parser takes and must not: `gzip, chunked` (the gzip would be stored), and the length 2^64 - 1, which it
@@ -448,18 +441,6 @@ class NodeServer(web.Server):
             exchange.close_after()
             raise
         return authority
-
-    def _check_caller(self, exchange: Exchange, route: Route, authority: str | None) -> None:
-        safe = exchange.method in SAFE_METHODS
-        if not safe:
-            origin = exchange.headers.get("Origin")
-            if origin is not None and not (authority and origin.partition("://")[2] == authority):
-                raise Forbidden("this method is not for pages of another origin")
-        wanted = not (safe or route.reads) or route.internal or self._token_always
-        if self._token and wanted and route.pattern != HEALTH_PATH:
-            given = exchange.headers.get("Authorization", "")
-            if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._token):
-                raise Unauthorized
 
     def record(self, exchange: Exchange, answer: Answer) -> None:
         """Count a finished request and write its line of the access log."""

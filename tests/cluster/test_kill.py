@@ -25,7 +25,7 @@ BACK_S = 10.0  # where a node's modules are loaded within a second; a busy machi
 def slowness() -> float:
     """How many seconds this machine takes now to load what a node is made of; at least one."""
     started = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import dfc.target.node"], check=True)
+    subprocess.run([sys.executable, "-c", "import dfc.servers.target"], check=True)
     return max(1.0, time.monotonic() - started)
 
 

@@ -28,7 +28,7 @@ class Node:
     """A node as a process of its own, without a supervisor."""
 
     def __init__(self, role: str, directory: Path, *flags: str, drain_s: float = DRAIN_S, hang: Path | None = None) -> None:
-        command = [sys.executable, "-m", f"dfc.{role}", "--dir", str(directory), "--port", "0"]
+        command = [sys.executable, "-m", f"dfc.servers.{role}", "--dir", str(directory), "--port", "0"]
         command += ["--drain-timeout-s", str(drain_s), *flags]
         environment = dict(os.environ)
         if hang is not None:

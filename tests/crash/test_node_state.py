@@ -20,10 +20,10 @@ from dfc.filesystem import FileSystem
 from dfc.jobs.journal import Journal
 from dfc.jobs.records import NewJob
 from dfc.placement.map import BucketEntry, DiskEntry
-from dfc.proxy.node import open_registry
 from dfc.registry.changes import create_bucket, join
 from dfc.registry.file import RegistryFile
 from dfc.registry.registration import Registration
+from dfc.servers.proxy import open_registry
 from dfc.storage import Disk
 from dfc.storage.identity import require_identity
 from dfc.target.identity import settle_identity

@@ -22,10 +22,10 @@ from inprocess import until
 
 from dfc.config import Settings
 from dfc.filesystem import FileSystem
-from dfc.proxy.node import ProxyNode
+from dfc.servers.proxy import ProxyNode
+from dfc.servers.target import TargetNode
 from dfc.storage.disk import Disk
 from dfc.target import local, node, threads
-from dfc.target.node import TargetNode
 
 LARGE = 300_000
 SICK = "disk-1"

@@ -13,7 +13,7 @@ from doors import BlackHole, Door, NoDoor
 from inprocess import InProcess, until
 
 from dfc.config import Settings
-from dfc.target.node import TargetNode
+from dfc.servers.target import TargetNode
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from harness import Cluster
 from security.conftest import RIGHT, TOKEN, Nodes
 from security.wire import Wire, ask
 
-from dfc.proxy.node import ProxyNode
-from dfc.target.node import TargetNode
+from dfc.servers.proxy import ProxyNode
+from dfc.servers.target import TargetNode
 
 SAFE = ("GET", "HEAD", "OPTIONS")
 WRONG: tuple[dict[str, str | bytes], ...] = (

@@ -18,8 +18,8 @@ from dfc.config import SETTINGS, Settings, sample_toml
 from dfc.http.common import LISTING_QUERY, OBJECT_QUERY
 from dfc.http.router import Route
 from dfc.names import RESERVED_SEGMENTS
-from dfc.proxy.node import ProxyNode
-from dfc.target.node import TargetNode
+from dfc.servers.proxy import ProxyNode
+from dfc.servers.target import TargetNode
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -46,7 +46,8 @@ async def routes(tmp_path) -> list[Route]:
     """The routes of both kinds of node, the web namespace's included."""
     proxy = ProxyNode(Settings(dir=str(tmp_path / "proxy"), port=0))
     target = TargetNode(Settings(dir=str(tmp_path / "target"), disks=(str(tmp_path / "disk"),), port=0))
-    found = [route for node in (proxy, target) for route in (*node.server._router.routes, node.server._fallback)]
+    faces = [face for node in (proxy, target) for face in node.server.faces]
+    found = [route for face in faces for route in (*face.routes, face.rest) if route is not None]
     await proxy.stop()
     await target.stop()
     return found

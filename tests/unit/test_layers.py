@@ -12,7 +12,7 @@ import pytest
 from layers import LAYERS, MODULES, ROOT, imports_of
 
 RANK = {name: rank for rank, (_, names) in enumerate(LAYERS) for name in names}
-NODES_AND_STORAGE = {"proxy", "target", "storage"}
+NODES_AND_STORAGE = {"proxy", "target", "storage", "api", "servers"}
 FORBIDDEN = {
     "proxy": {"target", "storage"},
     "target": {"proxy"},
@@ -96,7 +96,7 @@ def is_of(name: str, modules: set[str]) -> bool:
 
 
 # The one place where a proxy chooses its registry; all others know only what every registry does.
-CHOOSES_REGISTRY = "proxy/node.py"
+CHOOSES_REGISTRY = "servers/proxy.py"
 REGISTRIES = {"dfc.registry.embedded", "dfc.registry.file"}
 
 
@@ -110,6 +110,53 @@ def test_another_such_place_would_be_found():
     fine = ("proxy/a.py", "from dfc.registry.base import Registry", "dfc.proxy")
     for source in ("from dfc.registry import embedded", "def f():\n    from dfc.registry.file import RegistryFile"):
         assert who_imports(REGISTRIES, [fine, ("proxy/b.py", source, "dfc.proxy")]) == {"proxy/b.py"}
+
+
+# A node decides and acts; what a request and an answer look like is known to faces alone.
+REQUESTS_AND_ANSWERS = {
+    f"dfc.http.{name}" for name in ("answers", "common", "conditions", "exchange", "face", "relay", "router", "server")
+}
+NODES = {"proxy", "target"}
+# Those that still do. The list may only shrink.
+STILL_KNOW = {
+    "proxy/admin.py", "proxy/batch.py", "proxy/buckets.py", "proxy/jobs/routes.py", "proxy/jobs/service.py", "proxy/web.py",
+    "target/batch/routes.py", "target/job_inputs.py", "target/members.py", "target/node_routes.py", "target/objects.py",
+    "target/staging.py", "target/uploads.py",
+}  # fmt: skip
+
+
+def modules_of(parts: set[str]) -> Iterator[tuple[str, str, str]]:
+    """The modules of some parts, as (path, source, package)."""
+    for path in MODULES:
+        within = path.relative_to(ROOT / "dfc").parts
+        if within[0] in parts:
+            yield "/".join(within), path.read_text(encoding="utf-8"), ".".join(("dfc", *within[:-1]))
+
+
+def test_nodes_know_no_requests_and_answers():
+    assert who_imports(REQUESTS_AND_ANSWERS, modules_of(NODES)) == STILL_KNOW
+
+
+def faces_of_faces(modules: Iterable[tuple[str, str, str]]) -> set[str]:
+    """The modules of faces that import another face; `dfc.api.v1` is one, and what lies in `dfc.api` itself is shared."""
+    faces = {path.name for path in (ROOT / "dfc" / "api").iterdir() if path.is_dir()}
+    found = set()
+    for path, source, package in modules:
+        others = {f"dfc.api.{face}" for face in faces - {path.split("/")[1]}}
+        if len(path.split("/")) > 2 and any(is_of(name, others) for name in imports_of(source, package)):
+            found.add(path)
+    return found
+
+
+def test_faces_never_import_each_other():
+    assert faces_of_faces(modules_of({"api"})) == set()
+
+
+def test_a_breach_of_these_would_be_found():
+    for source in ("from dfc.http.answers import Answer", "if TYPE_CHECKING:\n    from dfc.http import exchange"):
+        assert who_imports(REQUESTS_AND_ANSWERS, [("target/a.py", source, "dfc.target")]) == {"target/a.py"}
+    fine, odd = ("api/web/a.py", "from dfc.api import stored", "dfc.api.web"), "from dfc.api.v1 import objects"
+    assert faces_of_faces([fine, ("api/web/b.py", odd, "dfc.api.web")]) == {"api/web/b.py"}
 
 
 def test_a_circle_would_be_found():
@@ -193,7 +240,7 @@ def test_imports_go_up(path):
         ("storage", "def f():\n    from dfc.registry import embedded"),
         ("storage", "import asyncio"),
         ("placement", "from urllib.request import urlopen"),
-        ("http", "if TYPE_CHECKING:\n    from dfc.target.node import TargetNode"),
+        ("http", "if TYPE_CHECKING:\n    from dfc.servers.target import TargetNode"),
         ("target", "from dfc.proxy.cluster import Cluster"),
         ("proxy", "import dfc.target"),
         ("proxy", "from dfc.storage.disk import Disk"),

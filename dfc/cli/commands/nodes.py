@@ -60,12 +60,12 @@ def serve(
 
 def proxy(context: typer.Context) -> None:
     """Run one proxy node (try --help)."""
-    _become("dfc.proxy", context.args)
+    _become("dfc.servers.proxy", context.args)
 
 
 def target(context: typer.Context) -> None:
     """Run one target node (try --help)."""
-    _become("dfc.target", context.args)
+    _become("dfc.servers.target", context.args)
 
 
 def scheduler(context: typer.Context) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from doors import NoDoor
 from fake_node import FakeCluster, quicken
+from one_face import serving
 
 from dfc.client import AsyncClient
 from dfc.config import Settings
@@ -14,7 +15,6 @@ from dfc.errors import NotFound, PreconditionFailed
 from dfc.http.calls.peer import PeerPool
 from dfc.http.relay import Relay
 from dfc.http.router import Route
-from dfc.http.server import NodeServer
 
 
 async def test_a_write_whose_answer_a_relay_lost_is_known_to_have_been_done(fake: FakeCluster) -> None:
@@ -26,7 +26,7 @@ async def test_a_write_whose_answer_a_relay_lost_is_known_to_have_been_done(fake
 
     methods = dict.fromkeys(("GET", "PUT", "DELETE"), forward)
     routes = [Route("/v1/cluster", methods, query=None), Route("/v1/objects/{bucket}/{object…}", methods, query=None)]
-    server = NodeServer(Settings(port=0, access_log=False, drain_timeout_s=2.0), routes, Route("/", methods, query=None))
+    server = serving(Settings(port=0, access_log=False, drain_timeout_s=2.0), routes, Route("/", methods, query=None))
     server.bind()
     await server.serve()
     with NoDoor() as nowhere:

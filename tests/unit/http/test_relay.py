@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import httpx
 import pytest
+from one_face import serving
 
 from dfc.config import Settings
 from dfc.errors import Unavailable
@@ -16,7 +17,6 @@ from dfc.http.calls import peer
 from dfc.http.calls.peer import ControlClient, PeerGone, PeerPool
 from dfc.http.relay import Relay
 from dfc.http.router import Route
-from dfc.http.server import NodeServer
 
 LARGE = 3_000_000
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -73,7 +73,7 @@ async def relay(upstream):
         return await relay.forward(exchange, upstream.url)
 
     methods = dict.fromkeys(("GET", "PUT", "DELETE"), forward)
-    server = NodeServer(Settings(port=0, access_log=False, drain_timeout_s=2.0), [], Route("/", methods, query=None))
+    server = serving(Settings(port=0, access_log=False, drain_timeout_s=2.0), [], Route("/", methods, query=None))
     server.bind()
     await server.serve()
     yield f"http://127.0.0.1:{server.port}"
@@ -422,7 +422,7 @@ async def test_a_node_that_takes_no_more_of_a_chunked_body(upstream):
         return await relay.forward(exchange, upstream.url)
 
     settings = Settings(port=0, access_log=False, drain_timeout_s=0.1, read_stall_timeout_s=0.5)
-    server = NodeServer(settings, [], Route("/", {"PUT": forward}, query=None))
+    server = serving(settings, [], Route("/", {"PUT": forward}, query=None))
     server.bind()
     await server.serve()
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)

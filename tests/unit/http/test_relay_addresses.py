@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Callable
 import httpx
 import pytest
 from doors import BlackHole, NoDoor
+from one_face import serving
 
 from dfc.addresses import Addresses
 from dfc.config import Settings
 from dfc.http.calls.peer import ControlClient, PeerPool
 from dfc.http.relay import Relay
 from dfc.http.router import Route
-from dfc.http.server import NodeServer
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 METHODS = ("GET", "PUT", "POST", "DELETE")
@@ -73,7 +73,7 @@ async def ask(proxies: Proxies) -> AsyncIterator[Callable[..., object]]:
         return await relay.forward(exchange, addresses)
 
     route = Route("/", dict.fromkeys(METHODS, forward), query=None)
-    server = NodeServer(Settings(port=0, access_log=False, drain_timeout_s=2.0), [], route)
+    server = serving(Settings(port=0, access_log=False, drain_timeout_s=2.0), [], route)
     server.bind()
     await server.serve()
     url = f"http://127.0.0.1:{server.port}"

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 import pytest
+from one_face import serving
 
 from dfc.config import Settings
 from dfc.errors import ObjectNotFound, StorageFailed, Unavailable
@@ -199,7 +200,7 @@ async def start(tmp_path):
 
     async def begin(settings: Settings = CALM) -> tuple[NodeServer, Program]:
         program = Program(str(path))
-        server = NodeServer(settings, program.routes(), Route("/", {"GET": program.hello}, query=None))
+        server = serving(settings, program.routes(), Route("/", {"GET": program.hello}, query=None))
         server.bind()
         await server.serve()
         servers.append((server, program))

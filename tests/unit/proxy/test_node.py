@@ -9,7 +9,7 @@ import pytest
 
 from dfc.errors import DiskRefused, OperatorError
 from dfc.filesystem import FileSystem
-from dfc.proxy.node import open_registry
+from dfc.servers.proxy import open_registry
 
 
 def ids(directory: Path) -> tuple[str, str]:

@@ -11,8 +11,8 @@ from dfc.errors import OperatorError
 from dfc.http.calls.peer import RemoteError
 from dfc.placement.map import ClusterMap
 from dfc.registry.registration import Registered
+from dfc.servers.target import TargetNode
 from dfc.target import node as node_module
-from dfc.target.node import TargetNode
 
 ANSWERS = {"/v1/cluster": ClusterMap(cluster_id="c", version=1), "/v1/nodes": Registered(node_number=7)}
 

@@ -1,10 +1,11 @@
-"""A proxy, assembled: registry, relay, control client, routes, and its duties while it is the coordinator."""
+"""`python -m dfc.servers.proxy`: a proxy, assembled: registry, relay, faces, and its duties while it is the coordinator."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+import sys
 from typing import Final
 
 from dfc import metrics
@@ -12,12 +13,15 @@ from dfc.batch.answer import BATCH_QUERY
 from dfc.config import Settings
 from dfc.engine.base import Engine
 from dfc.filesystem import FileSystem
+from dfc.http.access import TokenAccess
 from dfc.http.answers import Answer
 from dfc.http.calls.peer import ControlClient, PeerPool
 from dfc.http.common import LISTING_QUERY, OBJECT_QUERY
 from dfc.http.exchange import Exchange
+from dfc.http.face import Face
 from dfc.http.relay import Relay
 from dfc.http.router import Handler, Route
+from dfc.http.run import run_node
 from dfc.http.server import NodeServer
 from dfc.proxy.admin import AdminRoutes
 from dfc.proxy.batch import BatchRoutes
@@ -54,7 +58,7 @@ class ProxyNode:
         self.jobs = JobService(self.cluster, settings, directory, self._make_engine, filesystem)
         self._admin = AdminRoutes(self.cluster, self.id)
         web = WebRoutes(self.cluster, Relay(self._pool, settings.peer_timeout_s))
-        self.server = NodeServer(settings, self._routes(web, deletions), Route("/", self._when_ready(web.web), query=None))
+        self.server = NodeServer(settings, self._faces(web, deletions))
         self._admin.metrics = metrics.make_registry(self.server.stats, self._admin.families, self.jobs.families)
         self.coordinator = Coordinator(
             registry,
@@ -80,6 +84,15 @@ class ProxyNode:
             return await handler(exchange, parameters)
 
         return dict.fromkeys(OBJECT_METHODS, checked)
+
+    def _faces(self, web: WebRoutes, deletions: Deletions) -> list[Face]:
+        may_use = TokenAccess(self.settings).check
+        routes = self._routes(web, deletions)
+        return [
+            Face("v1", [route for route in routes if not route.internal], may_use, segments=frozenset(("v1",))),
+            Face("node", [route for route in routes if route.internal], may_use),
+            Face("web", [], may_use, rest=Route("/", self._when_ready(web.web), query=None)),
+        ]
 
     def _routes(self, web: WebRoutes, deletions: Deletions) -> list[Route]:
         buckets, admin, jobs = BucketRoutes(self.cluster, deletions), self._admin, JobRoutes(self.jobs)
@@ -154,3 +167,7 @@ def open_registry(directory: str, filesystem: FileSystem) -> RegistryFile:
         registry.close()
         raise
     return registry
+
+
+if __name__ == "__main__":
+    sys.exit(run_node("proxy", ProxyNode, sys.argv[1:]))

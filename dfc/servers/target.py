@@ -1,4 +1,4 @@
-"""A target, assembled: disks, registration and heartbeats, routes, scrubbers, metrics."""
+"""`python -m dfc.servers.target`: a target, assembled: disks, registration and heartbeats, routes, scrubbers, metrics."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import os
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
@@ -20,13 +21,16 @@ from dfc.config import Settings
 from dfc.engine.beside import WorkersBeside
 from dfc.errors import DfcError, OperatorError, Unavailable
 from dfc.filesystem import FileSystem
+from dfc.http.access import TokenAccess
 from dfc.http.answers import Answer, json_answer
 from dfc.http.calls.peer import ControlClient, PeerPool
 from dfc.http.calls.problems import RemoteError
 from dfc.http.common import LISTING_QUERY, OBJECT_QUERY, health_answer, metrics_answer
 from dfc.http.exchange import Exchange
+from dfc.http.face import Face
 from dfc.http.relay import Relay
 from dfc.http.router import Route
+from dfc.http.run import run_node
 from dfc.http.server import NodeServer
 from dfc.http.shutdown import in_time
 from dfc.limits import GIB, STOP_CLOSE_S
@@ -68,13 +72,21 @@ class TargetNode:
         self._members = MemberRoutes(self.local)
         relay = Relay(self._pool, settings.peer_timeout_s)
         self._objects = ObjectRoutes(self.local, relay, self._members, settings.object_size_max_bytes)
-        web = dict.fromkeys(("GET", "PUT", "DELETE"), self._objects.web)
-        self.server = NodeServer(settings, self._routes(), Route("/", web, query=None, at_once=self._objects.web_at_once))
+        self.server = NodeServer(settings, self._faces())
         self._registry = metrics.make_registry(self.server.stats, self._families)
         self._reports: list[DiskReport] = []
         self._heart: asyncio.Task[None] | None = None
         self._workers: WorkersBeside | None = None
         self._url = self._advertised = ""
+
+    def _faces(self) -> list[Face]:
+        may_use, routes = TokenAccess(self.settings).check, self._routes()
+        web = dict.fromkeys(("GET", "PUT", "DELETE"), self._objects.web)
+        return [
+            Face("v1", [route for route in routes if not route.internal], may_use, segments=frozenset(("v1",))),
+            Face("node", [route for route in routes if route.internal], may_use),
+            Face("web", [], may_use, rest=Route("/", web, query=None, at_once=self._objects.web_at_once)),
+        ]
 
     def _routes(self) -> list[Route]:
         selection = ShardSelection(self.local)
@@ -298,3 +310,7 @@ def _describe_unopened(paths: tuple[str, ...]) -> tuple[DiskEntry, ...]:
         identity, capacity = require_identity(path, None), _capacity(path)
         entries.append(DiskEntry(id=identity.disk_id, weight=weight_of(capacity), capacity=capacity))
     return tuple(entries)
+
+
+if __name__ == "__main__":
+    sys.exit(run_node("target", TargetNode, sys.argv[1:]))

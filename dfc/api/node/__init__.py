@@ -1,0 +1,1 @@
+"""The face that nodes and workers of a cluster have for each other."""
