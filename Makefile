@@ -29,7 +29,8 @@ test-packages:
 	@sh deploy/install-test-packages
 
 # TESTS=tests/unit names some.
-test: test-packages torch
+test: test-packages setup
+	@PYTHON="$(PYTHON)" sh deploy/prepare-tests $(VENV)
 	@sh deploy/run-tests $(BIN)/python $(TESTS)
 
 # The longest stress runs alone (marked `long`); `make test` runs the same cases with smaller counts. As root, and where there are
