@@ -401,13 +401,7 @@ async def test_what_is_left_to_the_next_start_is_not_swept(make, monkeypatch):
     assert (status, error["error"]["code"]) == (409, "job_finished")
     monkeypatch.setattr(service._means.staged, "publish", real)
     await stage(cluster.url, "0123456789abcdef0123", "out", "stray", b"x")
-    monkeypatch.setattr(job_service, "HOUSEKEEPING_S", 0.01)
-    service._spawn(service._housekeeping())
-
-    async def is_swept() -> bool:
-        return "0123456789abcdef0123" not in await cluster.staged()
-
-    await until(is_swept)
+    assert await service._means.staged.sweep(service._may_publish)
     assert await cluster.staged() == {job["id"]: 4}, "the outputs and their lineage"
     await cluster.stop_proxy()
     await cluster.start_proxy()
