@@ -22,6 +22,7 @@ from job_shards import tar_of
 
 from dfc.errors import ObjectNotFound
 from dfc.limits import BATCHES_MAX, DECOMPRESSIONS_MAX
+from dfc.proxy.jobs.staged import Staged
 from dfc.servers.target import TargetNode
 
 AWAITS_MAX = 400  # more than any request here has; reached only when something waits in circles
@@ -208,12 +209,18 @@ def _gates(target: TargetNode) -> list[Any]:
 
 
 @pytest.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+async def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
+    # The job whose outputs are staged here is known to no proxy.
+    monkeypatch.setattr(Staged, "keep_swept", _sweep_nothing)
     cluster = await InProcess(tmp_path).start(1)
     assert await cluster.ask("PUT", "/b/old.tar", OLD) is not None
     made = Stage(cluster, Striker(cluster.targets[0].server))
     yield made
     await cluster.stop()
+
+
+async def _sweep_nothing(_staged: Staged, _is_known: Any) -> None:
+    await asyncio.Event().wait()
 
 
 async def send(url: str, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, bytes]:
