@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from itertools import count
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -14,8 +13,8 @@ from dfc.addresses import addresses_of
 from dfc.engine.settings import WorkerSettings
 from dfc.errors import BucketNotFound, DfcError, Unavailable
 from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX, Response, Transport, Upload
-from dfc.http.calls.problems import error_from_answer, is_worth_retrying, retry_after_s
-from dfc.http.calls.retry import Cancellation, RetryPolicy
+from dfc.http.calls.problems import error_from_answer
+from dfc.http.calls.retry import Cancellation, RetryPolicy, retried
 from dfc.limits import CLUSTER_MAP_BYTES_MAX
 from dfc.placement.map import ClusterMap, NodeEntry
 from dfc.wire import MSGPACK
@@ -68,17 +67,13 @@ class Nodes:
 
     def retrying(self, attempt: Callable[[], T]) -> T:
         """What the attempt gives; while it fails as it would when a node restarts, again after a while, with a new map."""
-        for number in count():
-            try:
-                return attempt()
-            except DfcError as error:
-                if not is_worth_retrying(error) or number >= self.policy.retries:
-                    raise
-                delay_s = self.policy.delay_s(number, retry_after_s(error))
-            self.check()
-            time.sleep(delay_s)
-            self.refresh()
-        raise AssertionError("counting does not end")
+        return retried(attempt, self.policy, self.wait)
+
+    def wait(self, seconds: float) -> None:
+        """Wait before another try, if there is still use in it, and expect a new map."""
+        self.check()
+        time.sleep(seconds)
+        self.refresh()
 
     def get(self, url: str, headers: Mapping[str, str] | None = None) -> Response:
         """One try of a GET of a node; its error as `dfc.errors`."""

@@ -16,8 +16,11 @@ from dfc.engine.worker.sources import STREAM_BYTES, check_filled, joined
 from dfc.engine.worker.throttle import Throttle
 from dfc.errors import NotFound, ObjectCorrupt, PreconditionFailed
 from dfc.http.calls.blocking import Broken, Response
+from dfc.http.calls.retry import Retries
 from dfc.jobs.store import InputChanged
 from dfc.limits import MIB
+from dfc.reach.facts import etag_in
+from dfc.reach.reading import ResumingReader
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -57,21 +60,9 @@ class RemoteSource:
     def read_into(self, offset: int, buffer: memoryview) -> None:
         if offset < 0 or offset + len(buffer) > self.size:
             raise ObjectCorrupt(f"{self._origin.label} has {self.size} bytes, not {offset + len(buffer)}")
-        self._throttle.take(len(buffer))
-        at = 0
-
-        def attempt() -> None:
-            nonlocal at
-            if at == len(buffer):
-                return
-            with self.request(offset + at, offset + len(buffer)) as answer:
-                while at < len(buffer):
-                    count = answer.readinto(buffer[at : at + STREAM_BYTES])
-                    if count == 0:
-                        raise Broken(f"{self._origin.label}: the answer is too short")
-                    at += count
-
-        self._nodes.retrying(attempt)
+        with self._stream(offset, offset + len(buffer)) as stream:
+            for at in range(0, len(buffer), STREAM_BYTES):
+                stream.readinto(buffer[at : at + STREAM_BYTES])
 
     def read_ranges(self, ranges: Sequence[tuple[int, int]], buffer: memoryview) -> None:
         whole = list(joined(ranges))
@@ -137,7 +128,7 @@ class RemoteSource:
         if origin.etag:
             headers["If-Match"] = f'"{origin.etag}"'
         answer = self._guarded(lambda: self._nodes.get(origin.find_url(), headers))
-        if origin.etag and (answer.headers.get("ETag") or "").strip('"') != origin.etag:
+        if origin.etag and etag_in(answer.headers) != origin.etag:
             answer.close()
             raise InputChanged(f"{origin.label} was replaced while the job ran")
         if answer.status != 206 or answer.length != stop - start:
@@ -146,7 +137,10 @@ class RemoteSource:
         return answer
 
     def open(self) -> BinaryIO:
-        return cast(BinaryIO, io.BufferedReader(_RemoteStream(self, self._nodes, self._throttle), STREAM_BYTES))
+        return cast(BinaryIO, io.BufferedReader(self._stream(0, self.size), STREAM_BYTES))
+
+    def _stream(self, start: int, stop: int) -> _RemoteStream:
+        return _RemoteStream(self, self._nodes, self._throttle, start, stop)
 
     def file(self) -> int | None:
         return None
@@ -155,47 +149,35 @@ class RemoteSource:
         """Connections are the worker's."""
 
 
-class _RemoteStream(io.RawIOBase):
+class _RemoteStream(ResumingReader, io.RawIOBase):
     """One long GET; where it breaks off it begins anew."""
 
-    def __init__(self, source: RemoteSource, nodes: Nodes, throttle: Throttle) -> None:
-        super().__init__()
+    def __init__(self, source: RemoteSource, nodes: Nodes, throttle: Throttle, start: int, stop: int) -> None:
+        super().__init__(start, stop)
+        self._size = source.size
+        self._stop = stop
         self._source = source
         self._nodes = nodes
         self._throttle = throttle
-        self._position = 0
-        self._answer: Response | None = None
+        self._retries = Retries(nodes.policy)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        view = memoryview(buffer).cast("B")[: self._source.size - self._position]
-        if not view:
-            return 0
+        view = memoryview(buffer).cast("B")[: self._stop - self._position]
         self._throttle.take(len(view))
-        count = self._nodes.retrying(lambda: self._read(view))
-        self._position += count
-        return count
-
-    def _read(self, view: memoryview) -> int:
-        if self._answer is None:
-            self._answer = self._source.request(self._position, self._source.size)
-        try:
-            count = self._answer.readinto(view)
-        except Broken:
-            self._answer = None
-            raise
-        if count == 0:
-            self._answer = None
-            raise Broken("the answer is too short")
-        return count
+        return self._fill(view)
 
     def close(self) -> None:
-        if self._answer is not None:
-            self._answer.close()
-            self._answer = None
+        self._drop()
         super().close()
+
+    def _connect(self) -> Response:
+        return self._nodes.retrying(lambda: self._source.request(self._position, self._stop))
+
+    def _broke(self, problem: Broken, gained: int) -> None:
+        self._nodes.wait(self._retries.delay_s(problem, useful=gained > 0))
 
 
 def _batches(ranges: Sequence[tuple[int, int]]) -> Iterator[Sequence[tuple[int, int]]]:
