@@ -9,7 +9,6 @@ rest of its part, of the same versions; when that fails for good the connection 
 from __future__ import annotations
 
 import asyncio
-import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from typing import Any, Final, Protocol
 
 from dfc.batch.items import BatchItem, BatchRequest, OnMissing, parse_request
 from dfc.batch.merge import ByteSource, Merge, Run, SourceBroke
+from dfc.batch.preamble import encode_lengths
 from dfc.errors import DfcError, Unavailable
 from dfc.http.answers import Answer, BulkAnswer
 from dfc.http.common import SAFETY_HEADERS, flag
@@ -158,15 +158,11 @@ def _runs(owners: array[int], lengths: list[Sequence[int]]) -> tuple[list[Run], 
 
 
 def _lengths(owners: array[int], lengths: list[Sequence[int]]) -> bytes:
-    """The length of each item of the list, as 64-bit little-endian numbers."""
+    """The length of each item of the list."""
     if len(lengths) == 1:
-        whole = array("Q", lengths[0])
-    else:
-        following = [iter(part) for part in lengths]
-        whole = array("Q", [next(following[owner]) for owner in owners])
-    if sys.byteorder == "big":
-        whole.byteswap()
-    return whole.tobytes()
+        return encode_lengths(array("Q", lengths[0]))
+    following = [iter(part) for part in lengths]
+    return encode_lengths(array("Q", [next(following[owner]) for owner in owners]))
 
 
 def _raise_first(ended: Iterable[object], places: list[list[int]]) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from dfc.addresses import is_http_url, split_addresses
 from dfc.batch.items import BatchItem, OnMissing
 from dfc.checksum import CHECKSUM_NAME
-from dfc.client.batch import BatchReader, Items, as_item, open_batch, read_batch
+from dfc.client.batch import Items, as_item, open_batch, read_batch
 from dfc.client.control import Control
 from dfc.client.download import download
 from dfc.client.exchange import ObjectCalls, Tries
@@ -43,6 +43,7 @@ from dfc.http.calls.retry import Cancellation, RetryPolicy
 from dfc.limits import INDEX_MEMBERS_MAX, KIB, LIST_PAGE_MAX
 from dfc.names import check_bucket_name, check_object_name
 from dfc.placement.map import ClusterMap
+from dfc.reach.batch import BatchReader
 from dfc.shards import list_specs
 from dfc.tar.header import FILE, TarError
 from dfc.tar.samples import split_key

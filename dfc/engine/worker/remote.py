@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
@@ -19,6 +18,7 @@ from dfc.http.calls.blocking import Broken, Response
 from dfc.http.calls.retry import Retries
 from dfc.jobs.store import InputChanged
 from dfc.limits import MIB
+from dfc.reach.batch import BatchReader, read_preamble
 from dfc.reach.facts import etag_in
 from dfc.reach.reading import ResumingReader
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 BATCH_RANGES_MIN: Final = 3  # fewer are asked for one by one
 BATCH_RANGES_MAX: Final = 10_000  # some megabytes of request
 BATCH_BYTES: Final = 16 * MIB  # of one request, which is held in memory until it is there
-AROUND_ITEM_BYTES: Final = 8192  # more than header, padding and length of an item take
+AROUND_ITEM_BYTES: Final = 8192  # more than the header of an item takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,6 @@ class Origin:
     find_url: Callable[[], str]
     etag: str
     batched: tuple[str, str] | None = None
-
-
-class _Preamble(msgspec.Struct):
-    """What stands before the bytes of a batch (`dfc.batch.parts`), as far as it matters here."""
-
-    lengths: bytes
 
 
 class RemoteSource:
@@ -101,14 +95,12 @@ class RemoteSource:
         body = msgspec.msgpack.encode(BatchRequest(items))
 
         def attempt() -> None:
-            with self._guarded(lambda: self._nodes.post_batch(self._nodes.owner(bucket, name).url, body)) as answer:
-                length = answer.length or 0
-                if not 4 <= length <= len(buffer) + (len(ranges) + 1) * AROUND_ITEM_BYTES:
-                    raise Broken(f"{self._origin.label}: the node did not answer with a batch")
-                content = memoryview(bytearray(length))
-                _read_exactly(answer, content)
-            if not _unpack(content, ranges, buffer):
-                raise Broken(f"{self._origin.label}: the node did not answer with the ranges that were asked for")
+            answer = self._guarded(lambda: self._nodes.post_batch(self._nodes.owner(bucket, name).url, body))
+            try:
+                with read_preamble(answer, len(items)) as reader:
+                    _unpack(reader, ranges, buffer)
+            except ObjectCorrupt as problem:  # on its way, and not on the disk: another try may bring it
+                raise Broken(f"{self._origin.label}: {problem.message}") from None
 
         self._nodes.retrying(attempt)
 
@@ -194,31 +186,14 @@ def _batches(ranges: Sequence[tuple[int, int]]) -> Iterator[Sequence[tuple[int, 
         yield part
 
 
-def _unpack(content: memoryview, ranges: Sequence[tuple[int, int]], buffer: memoryview) -> bool:
-    """Copy the data of each member behind that of the one before; False when the answer is of other members."""
-    begin = 4 + int.from_bytes(content[:4], "big")
-    try:
-        lengths = array("Q", msgspec.msgpack.decode(content[4:begin], type=_Preamble).lengths)
-    except (msgspec.MsgspecError, ValueError):
-        return False
-    if len(lengths) != len(ranges) or begin + sum(lengths) != len(content):
-        return False
-    at = 0
-    for length, (_, size) in zip(lengths, ranges, strict=True):
-        data = begin + length - (size + 511 & -512)  # what comes before is the header
-        if data < begin:
-            return False
-        buffer[at : at + size] = content[data : data + size]
+def _unpack(reader: BatchReader, ranges: Sequence[tuple[int, int]], buffer: memoryview) -> None:
+    """Read the data of each member behind that of the one before. ObjectCorrupt when they are others."""
+    before = [length - (size + 511 & -512) for length, (_, size) in zip(reader.lengths, ranges, strict=True)]
+    if not all(0 <= header <= AROUND_ITEM_BYTES for header in before):
+        raise ObjectCorrupt("the node did not answer with the ranges that were asked for")
+    content = memoryview(bytearray(reader.size))  # at once: each read is a system call
+    reader.fill(content)
+    begin = at = 0
+    for length, header, (_, size) in zip(reader.lengths, before, ranges, strict=True):
+        buffer[at : at + size] = content[begin + header : begin + header + size]
         begin, at = begin + length, at + size
-    return True
-
-
-def _read_exactly(answer: Response, buffer: memoryview) -> memoryview:
-    """Fill the buffer. Broken when the answer is shorter."""
-    at = 0
-    while at < len(buffer):
-        count = answer.readinto(buffer[at : at + STREAM_BYTES])
-        if count == 0:
-            raise Broken("the answer is too short")
-        at += count
-    return buffer

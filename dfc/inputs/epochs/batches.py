@@ -11,11 +11,11 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 from dfc.client import BatchItem, Client, RetryPolicy
-from dfc.client.batch import BatchReader
 from dfc.errors import Conflict, DfcError, NotFound, ObjectCorrupt, PreconditionFailed, StorageFailed, Unreachable
 from dfc.http.calls.problems import retry_after_s
 from dfc.inputs.base import Counts, InputError, Sample, SampleBroken, ShardChanged, ShardUnreadable, Wanted
 from dfc.limits import BATCH_ITEMS_MAX, INPUT_BATCH_PORTION_BYTES, TAR_HEADER_BYTES
+from dfc.reach.batch import BatchReader
 from dfc.tar.header import FILE, TarError
 from dfc.tar.samples import split_key
 from dfc.tar.scanner import Scanner
@@ -185,12 +185,7 @@ def _read(reader: BatchReader, places: Sequence[int], spare: list[bytearray]) ->
         else:
             data = spare.pop() if spare else bytearray(INPUT_BATCH_PORTION_BYTES)
         with memoryview(data) as view:
-            at = 0
-            while at < size:
-                count = reader.readinto(view[at:size])
-                if not count:
-                    raise Unreachable("a batch read ended early")
-                at += count
+            reader.fill(view[:size])
         yield Arrival(places[first:last], lengths[first:last], data)
         first, begin = last, ends[last - 1]
 
