@@ -11,11 +11,11 @@ from typing import Any, BinaryIO, Final, cast
 import msgspec
 
 from dfc.batch.items import BatchItem, BatchRequest, OnMissing
-from dfc.client.exchange import ObjectCalls
 from dfc.client.source import make_source
 from dfc.errors import BadRequest, DfcError, ObjectCorrupt
 from dfc.limits import MIB
 from dfc.reach.batch import BatchReader, read_lengths
+from dfc.reach.objects import ObjectCalls
 from dfc.tar.header import TarError
 from dfc.tar.reader import iterate_members
 from dfc.wire import MSGPACK

@@ -9,15 +9,15 @@ import io
 from typing import TYPE_CHECKING, Final
 
 from dfc.checksum import is_checksum
-from dfc.client.exchange import ObjectCalls
 from dfc.client.models import ObjectInfo, object_info
-from dfc.client.routing import Query
 from dfc.errors import ChecksumMismatch, NotSeekable, PreconditionFailed
 from dfc.http.calls.blocking import Broken, Response
 from dfc.http.calls.retry import Retries
 from dfc.limits import MIB
 from dfc.reach.facts import checksum_in, described
+from dfc.reach.objects import ObjectCalls
 from dfc.reach.reading import ResumingReader
+from dfc.reach.routing import Query
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

@@ -71,13 +71,20 @@ def retried(
     policy: RetryPolicy,
     wait: Callable[[float], None],
     worth: Callable[[DfcError], bool] = is_worth_retrying,
+    check: Callable[[], None] = lambda: None,
 ) -> T:
-    """What the attempt gives, in a thread; while it fails with what may pass, again after a `wait`."""
+    """What the attempt gives, in a thread; while it fails with what may pass, again after a `wait`.
+
+    `worth` is asked only while there are tries left; `check` raises before a try, or in the place of its error, when the caller
+    has given up.
+    """
     retries = Retries(policy, worth)
     while True:
+        check()
         try:
             return attempt()
         except DfcError as problem:
+            check()
             delay_s = retries.delay_s(problem)
         wait(delay_s)
 

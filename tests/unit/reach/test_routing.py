@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from dfc.client.routing import Locator
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
+from dfc.reach.routing import Locator
 
 TARGET = NodeEntry(
     id="t1", number=1, role="target", url="http://t1:1", advertise_url="http://t1.example:1", state="up",
