@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 from dfc.batch.items import BatchItem, BatchRequest, OnMissing, parse_request
 from dfc.batch.merge import ByteSource, Merge, Run, SourceBroke
-from dfc.batch.preamble import encode_lengths
+from dfc.batch.preamble import little_endian
 from dfc.errors import DfcError, Unavailable
 from dfc.http.answers import Answer, BulkAnswer
 from dfc.http.common import SAFETY_HEADERS, flag
@@ -159,10 +159,9 @@ def _runs(owners: array[int], lengths: list[Sequence[int]]) -> tuple[list[Run], 
 
 def _lengths(owners: array[int], lengths: list[Sequence[int]]) -> bytes:
     """The length of each item of the list."""
-    if len(lengths) == 1:
-        return encode_lengths(array("Q", lengths[0]))
     following = [iter(part) for part in lengths]
-    return encode_lengths(array("Q", [next(following[owner]) for owner in owners]))
+    whole = array("Q", lengths[0] if len(lengths) == 1 else [next(following[owner]) for owner in owners])
+    return little_endian(whole).tobytes()
 
 
 def _raise_first(ended: Iterable[object], places: list[list[int]]) -> None:

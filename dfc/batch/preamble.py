@@ -40,17 +40,8 @@ def decode_preamble(content: bytes | bytearray) -> tuple[array[int], dict[tuple[
     return array("Q", preamble.lengths), {(bucket, name): checksum for bucket, name, checksum in preamble.objects}
 
 
-def encode_lengths(lengths: array[int]) -> bytes:
-    """As clients get them, without a preamble: 64-bit little-endian numbers. Takes the array."""
-    return _little(lengths).tobytes()
-
-
-def decode_lengths(content: bytes | bytearray) -> array[int]:
-    """The way back."""
-    return _little(array("Q", bytes(content)))
-
-
-def _little(lengths: array[int]) -> array[int]:
+def little_endian(lengths: array[int]) -> array[int]:
+    """The numbers as clients get them, without a preamble, or the way back. Changes and returns the array."""
     if sys.byteorder == "big":
         lengths.byteswap()
     return lengths

@@ -131,6 +131,8 @@ class ObjectReader(ResumingReader, io.RawIOBase):
         self._request.calls.wait(self._retries.delay_s(problem, useful=gained > 0))
 
     def _connect(self) -> Response:
+        if self._size is None:
+            raise NotSeekable(f"{self._request} can only be read whole, and broke off")
         answer = self._request.open(self._position, self._end, self.info.etag)
         start, version = described(answer)
         if (start, version.size, version.etag) == (self._position, self.info.size, self.info.etag):

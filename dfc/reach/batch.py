@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from dfc.batch.preamble import decode_lengths, decode_preamble, preamble_bytes
+from dfc.batch.preamble import decode_preamble, little_endian, preamble_bytes
 from dfc.errors import ObjectCorrupt, Unreachable
 from dfc.http.calls.blocking import Response
 
@@ -54,7 +54,7 @@ def read_lengths(answer: Response, count: int) -> BatchReader:
 
     Unreachable when the connection breaks, ObjectCorrupt when they do not fit the rest.
     """
-    return _begun(answer, count, lambda take: decode_lengths(take(8 * count)))
+    return _begun(answer, count, lambda take: little_endian(array("Q", bytes(take(8 * count)))))
 
 
 def read_preamble(answer: Response, count: int) -> BatchReader:

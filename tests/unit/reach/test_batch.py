@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from dfc.batch.preamble import PREAMBLE_BYTES_MAX, encode_lengths, encode_preamble
+from dfc.batch.preamble import PREAMBLE_BYTES_MAX, encode_preamble, little_endian
 from dfc.errors import ObjectCorrupt, Unreachable
 from dfc.http.calls.blocking import Broken
 from dfc.reach.batch import BatchReader, read_lengths, read_preamble
 
 DATA = b"one" + b"three"
-LENGTHS = encode_lengths(array("Q", (3, 5)))
+LENGTHS = little_endian(array("Q", (3, 5))).tobytes()
 PREAMBLE = encode_preamble(LENGTHS, {("b", "x"): "c"})
 
 
