@@ -86,6 +86,8 @@ class Control:
                     if retries.number >= max(FIRST_CONTACT_RETRIES, others):
                         raise
                 delay_s = retries.delay_s(error)
+                if delay_s is None:
+                    raise
             cancellation.wait(delay_s)
 
     def lines(self, path: str) -> Iterator[str]:

@@ -125,10 +125,8 @@ class ObjectReader(ResumingReader, io.RawIOBase):
             self._drop()
         super().close()
 
-    def _broke(self, problem: Broken, gained: int) -> None:
-        if self._size is None:
-            raise problem
-        self._request.calls.wait(self._retries.delay_s(problem, useful=gained > 0))
+    def _broke(self, problem: Broken, gained: int) -> bool:
+        return self._size is not None and self._retries.again(problem, self._request.calls.wait, useful=gained > 0)
 
     def _connect(self) -> Response:
         if self._size is None:

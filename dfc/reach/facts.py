@@ -17,7 +17,7 @@ _UNSATISFIED: Final = re.compile(r"bytes \*/(\d+)")
 
 
 @dataclass
-class Version:
+class Facts:
     """What a server says about the object, to see whether it still is the same one. Empty or None: it does not say."""
 
     etag: str = ""
@@ -25,7 +25,7 @@ class Version:
     modified: str = ""
     size: int | None = None
 
-    def differs(self, other: Version) -> bool:
+    def differs(self, other: Facts) -> bool:
         """Whether both say something that does not agree."""
         if self.size is not None and other.size is not None and self.size != other.size:
             return True
@@ -33,17 +33,17 @@ class Version:
             return self.etag != other.etag
         return bool(self.modified and other.modified and self.modified != other.modified)
 
-    def updated(self, other: Version) -> Version:
+    def updated(self, other: Facts) -> Facts:
         """What is known after one more answer: those to `If-Range` may leave out what the first one said."""
         tagged = other if other.etag else self
         size = self.size if other.size is None else other.size
-        return Version(tagged.etag, tagged.strong, other.modified or self.modified, size)
+        return Facts(tagged.etag, tagged.strong, other.modified or self.modified, size)
 
 
-def described(answer: Response) -> tuple[int, Version]:
+def described(answer: Response) -> tuple[int, Facts]:
     """The first byte of an answer of which nothing is read yet, and the version of the object that it is of. Broken."""
     tag = answer.headers.get("ETag") or ""
-    version = Version(etag_in(answer.headers), not tag.startswith("W/"), answer.headers.get("Last-Modified") or "")
+    version = Facts(etag_in(answer.headers), not tag.startswith("W/"), answer.headers.get("Last-Modified") or "")
     if answer.status == 206:
         match = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range") or "")
         if match is None:

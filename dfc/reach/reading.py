@@ -37,8 +37,8 @@ class ResumingReader(ABC):
         the very end of the object."""
 
     @abstractmethod
-    def _broke(self, problem: Broken, gained: int) -> None:
-        """An answer ended early, after so many bytes: wait, or raise when there is to be no other one."""
+    def _broke(self, problem: Broken, gained: int) -> bool:
+        """An answer ended early, after so many bytes: wait; False, or an error, when there is to be no other one."""
 
     def _mismatch(self, found: str) -> Exception:
         """The error for bytes that do not have `_checksum`; for readers that call `_verify`."""
@@ -87,7 +87,8 @@ class ResumingReader(ABC):
                     self._check_end(answer)
             except Broken as problem:
                 self._answer = None
-                self._broke(problem, self._position - self._begun_at)
+                if not self._broke(problem, self._position - self._begun_at):
+                    raise
                 continue
             if count == 0:
                 self._end = self._position

@@ -168,8 +168,8 @@ class _RemoteStream(ResumingReader, io.RawIOBase):
     def _connect(self) -> Response:
         return self._nodes.retrying(lambda: self._source.request(self._position, self._stop))
 
-    def _broke(self, problem: Broken, gained: int) -> None:
-        self._nodes.wait(self._retries.delay_s(problem, useful=gained > 0))
+    def _broke(self, problem: Broken, gained: int) -> bool:
+        return self._retries.again(problem, self._nodes.wait, useful=gained > 0)
 
 
 def _batches(ranges: Sequence[tuple[int, int]]) -> Iterator[Sequence[tuple[int, int]]]:

@@ -55,15 +55,22 @@ class Retries:
         self.number = 0
         self._worth = worth
 
-    def delay_s(self, problem: DfcError, *, useful: bool = False) -> float:
-        """Seconds to wait before another try; raises the problem when there is to be none. After a try that was `useful`, part
-        of the work being done, there may be as many again as at first."""
+    def delay_s(self, problem: DfcError, *, useful: bool = False) -> float | None:
+        """Seconds to wait before another try, None when there is to be none. After a try that was `useful`, part of the work
+        being done, there may be as many again as at first."""
         if useful:
             self.number = 0
         if self.number >= self.policy.retries or not self._worth(problem):
-            raise problem
+            return None
         self.number += 1
         return self.policy.delay_s(self.number - 1, retry_after_s(problem))
+
+    def again(self, problem: DfcError, wait: Callable[[float], None], *, useful: bool = False) -> bool:
+        """Wait so long, or say that there is to be no other try."""
+        delay_s = self.delay_s(problem, useful=useful)
+        if delay_s is not None:
+            wait(delay_s)
+        return delay_s is not None
 
 
 def retried(
@@ -86,6 +93,8 @@ def retried(
         except DfcError as problem:
             check()
             delay_s = retries.delay_s(problem)
+            if delay_s is None:
+                raise  # here: its traceback would hold a function that was given it, and so itself and all that it names
         wait(delay_s)
 
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from dfc.client import BatchItem, Client, RetryPolicy
 from dfc.errors import Conflict, DfcError, NotFound, ObjectCorrupt, PreconditionFailed, StorageFailed, Unreachable
-from dfc.http.calls.problems import retry_after_s
+from dfc.http.calls.retry import Retries
 from dfc.inputs.base import Counts, InputError, Sample, SampleBroken, ShardChanged, ShardUnreadable, Wanted
 from dfc.limits import BATCH_ITEMS_MAX, INPUT_BATCH_PORTION_BYTES, TAR_HEADER_BYTES
 from dfc.reach.batch import BatchReader
@@ -87,7 +87,7 @@ class BatchRead:
         Raises ShardUnreadable when the cluster cannot be reached any more, Cancelled after `Client.abort`.
         """
         places: Sequence[int] = range(len(self._wanted))
-        attempt = 0
+        retries = Retries(self._policy)
         while places := self._left(places):
             try:
                 reader = self._open(places)
@@ -100,17 +100,14 @@ class BatchRead:
                 with reader:
                     for portion in _read(reader, places, [] if spare is None else spare):
                         done += len(portion.places)
-                        attempt = 0
                         self._counts.add(size=sum(portion.lengths))
                         yield portion
                 return
             except Unreachable as problem:
                 self._client.cancellation.check()
                 self._counts.add(retries=1)
-                if attempt >= self._policy.retries:
+                if not retries.again(problem, self._client.cancellation.wait, useful=done > 0):
                     raise ShardUnreadable(f"{self._client.url}: {problem}", url=self._client.url) from problem
-                self._client.cancellation.wait(self._policy.delay_s(attempt, retry_after_s(problem)))
-                attempt += 1
             places = places[done:]
 
     def parse(self, portion: Arrival, done: int) -> list[Sample | InputError]:

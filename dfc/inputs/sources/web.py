@@ -21,7 +21,7 @@ from dfc.inputs.sources.streams import Stream, StreamOptions
 from dfc.inputs.sources.urls import shown
 from dfc.inputs.sources.websource import WebSource, retry_after_s, said
 from dfc.limits import KIB, MIB
-from dfc.reach.facts import Version, checksum_in, described, size_beyond
+from dfc.reach.facts import Facts, checksum_in, described, size_beyond
 from dfc.reach.reading import ResumingReader
 from dfc.wire import SAMPLES_HEADER
 
@@ -85,10 +85,11 @@ class WebStream(ResumingReader, Stream):
     def _mismatch(self, found: str) -> ShardBroken:
         return ShardBroken(f"{shown(self.url)} arrived with xxh3-128={found}, not {self._checksum}", url=self.url)
 
-    def _broke(self, problem: Broken, gained: int) -> None:
+    def _broke(self, problem: Broken, gained: int) -> bool:
         if gained:
             self._tries = 0
         self._failed(problem, at_once=gained >= _PROGRESS_BYTES)
+        return True
 
     def _connect(self) -> Response | None:
         while True:
@@ -128,7 +129,7 @@ class WebStream(ResumingReader, Stream):
     def _accept(self, source: WebSource, answer: Response) -> None:
         """Check that the answer continues what was read, and go to its right byte."""
         first, version = described(answer)
-        before = source.known or Version(self._etag_for(source, answer), size=self.size)
+        before = source.known or Facts(self._etag_for(source, answer), size=self.size)
         if before.differs(version):
             raise ShardChanged(f"{shown(source.url)} is another object than the one that was begun or planned", url=source.url)
         source.known = version = before.updated(version)
@@ -150,7 +151,7 @@ class WebStream(ResumingReader, Stream):
     def _is_at_end(self, source: WebSource, problem: RangeNotSatisfiable) -> bool:
         """Whether nothing was wrong but that no byte follows."""
         size = size_beyond(problem)
-        before = source.known or Version(size=self.size)
+        before = source.known or Facts(size=self.size)
         if before.size is not None and size is not None and size != before.size:
             raise ShardChanged(f"{shown(source.url)} has {size} bytes, and not {before.size} as before", url=source.url)
         if size is None or size != self._position:

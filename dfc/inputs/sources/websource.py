@@ -19,7 +19,7 @@ from dfc.inputs.sources.cluster import locate, token_for, transport_for
 from dfc.inputs.sources.streams import StreamOptions
 from dfc.inputs.sources.urls import kind_of, origin_of, shown
 from dfc.limits import INPUT_REDIRECTS_MAX
-from dfc.reach.facts import Version
+from dfc.reach.facts import Facts
 
 _REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
 _QUERY: Final = re.compile(r"(https?://[^\s?]+)\?[^\s:]*")
@@ -30,7 +30,7 @@ class WebSource:
 
     def __init__(self, url: str, options: StreamOptions) -> None:
         self.url = url
-        self.known: Version | None = None
+        self.known: Facts | None = None
         self._options = options
         self._transport = transport_for(options)
 

@@ -8,7 +8,7 @@ import pytest
 
 from dfc.errors import DfcError, RangeNotSatisfiable
 from dfc.http.calls.blocking import Broken
-from dfc.reach.facts import Version, checksum_in, described, size_beyond
+from dfc.reach.facts import Facts, checksum_in, described, size_beyond
 
 HEX = "0123456789abcdef" * 2
 
@@ -22,16 +22,16 @@ class Head:
         self.closed = True
 
 
-def said(status: int, length: int | None = None, **headers: str) -> tuple[int, Version]:
+def said(status: int, length: int | None = None, **headers: str) -> tuple[int, Facts]:
     answer: Any = Head(status, {name.replace("_", "-"): value for name, value in headers.items()}, length)
     return described(answer)
 
 
 def test_the_first_byte_and_the_version() -> None:
-    assert said(200, 10, ETag='"a"', Last_Modified="then") == (0, Version("a", True, "then", 10))
-    assert said(200, None) == (0, Version())
-    assert said(206, 3, ETag='W/"a"', Content_Range="bytes 4-6/10") == (4, Version("a", False, "", 10))
-    assert said(206, 3, Content_Range="bytes 4-6/*") == (4, Version())
+    assert said(200, 10, ETag='"a"', Last_Modified="then") == (0, Facts("a", True, "then", 10))
+    assert said(200, None) == (0, Facts())
+    assert said(206, 3, ETag='W/"a"', Content_Range="bytes 4-6/10") == (4, Facts("a", False, "", 10))
+    assert said(206, 3, Content_Range="bytes 4-6/*") == (4, Facts())
 
 
 @pytest.mark.parametrize("text", ["", "bytes 4-6", "bytes */10", "chunks 4-6/10", "bytes 4-6/10 "])
@@ -43,13 +43,13 @@ def test_a_part_that_does_not_say_which_is_broken(text: str) -> None:
 
 
 def test_versions_differ_only_where_both_say_something() -> None:
-    known = Version("a", True, "then", 10)
-    for other in (Version(), Version("a", True, "now", 10), Version(modified="then"), Version(size=10)):
+    known = Facts("a", True, "then", 10)
+    for other in (Facts(), Facts("a", True, "now", 10), Facts(modified="then"), Facts(size=10)):
         assert not known.differs(other)
-    for other in (Version("b", True, "then", 10), Version(modified="now"), Version("a", size=11)):
+    for other in (Facts("b", True, "then", 10), Facts(modified="now"), Facts("a", size=11)):
         assert known.differs(other)
-    assert known.updated(Version()) == known
-    assert known.updated(Version("b", False, "now", 11)) == Version("b", False, "now", 11)
+    assert known.updated(Facts()) == known
+    assert known.updated(Facts("b", False, "now", 11)) == Facts("b", False, "now", 11)
 
 
 def test_checksums_and_sizes() -> None:

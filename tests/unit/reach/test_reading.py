@@ -58,8 +58,9 @@ class Reader(ResumingReader):
             raise answer
         return answer
 
-    def _broke(self, problem: Broken, gained: int) -> None:
+    def _broke(self, problem: Broken, gained: int) -> bool:
         self.gained.append(gained)
+        return bool(self.answers)
 
     def _mismatch(self, found: str) -> Exception:
         return Odd(found)
@@ -89,6 +90,12 @@ def test_a_part_of_nobody_knows_how_many_bytes_is_not_taken_for_all() -> None:
     assert reader.read(1000) == BODY
     assert (reader.asked, reader.gained) == ([0, 70, 200], [70, 130])
     assert reader.read(10) == b""
+
+
+def test_it_ends_with_what_broke_when_there_is_no_other_answer() -> None:
+    reader = Reader(Ended(BODY[:70], breaks=True))
+    with pytest.raises(Broken, match="gone"):
+        reader.read(1000)
 
 
 def test_nothing_is_read_beyond_the_end() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -65,8 +67,7 @@ def test_useful_tries_do_not_count() -> None:
         retries.delay_s(Unreachable("x"), useful=number % 3 == 0)
     assert retries.number == 2
     retries.delay_s(Unreachable("x"))
-    with pytest.raises(Unreachable):
-        retries.delay_s(Unreachable("x"))
+    assert retries.delay_s(Unreachable("x")) is None
 
 
 def test_who_has_given_up_gets_that_in_the_place_of_the_error() -> None:
@@ -80,3 +81,26 @@ def test_who_has_given_up_gets_that_in_the_place_of_the_error() -> None:
         retried(attempt, POLICY, cancellation.wait, check=cancellation.check)
     with pytest.raises(Cancelled):
         retried(lambda: pytest.fail("tried"), POLICY, cancellation.wait, check=cancellation.check)
+
+
+class Held:
+    """What an attempt has open."""
+
+
+@pytest.mark.parametrize("problem", [Unreachable, BadRequest])
+def test_an_error_that_is_done_with_holds_nothing_that_the_attempt_had(problem: type[DfcError]) -> None:
+    held: list[weakref.ref[Held]] = []
+
+    def attempt() -> None:
+        mine = Held()
+        held.append(weakref.ref(mine))
+        raise problem("x")
+
+    gc.disable()
+    try:
+        with pytest.raises(problem) as caught:
+            retried(attempt, POLICY, lambda _: None)
+        del caught
+        assert [ref() for ref in held] == [None] * len(held)
+    finally:
+        gc.enable()
