@@ -23,6 +23,11 @@ def checksum_of(data: Buffer) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
+def is_checksum(text: str) -> bool:
+    """Whether it has the form of an xxh3-128."""
+    return _HEX.fullmatch(text) is not None
+
+
 def hash64(text: str) -> int:
     """xxh3-64 of the UTF-8 form of a text, seed 0."""
     return xxhash.xxh3_64_intdigest(text.encode())
@@ -42,7 +47,7 @@ class ExpectedChecksums:
         if checksum is not None:
             kind, _, value = checksum.strip().partition("=")
             value = value.strip().lower()
-            if kind.strip().lower() != CHECKSUM_NAME or not _HEX.fullmatch(value):
+            if kind.strip().lower() != CHECKSUM_NAME or not is_checksum(value):
                 raise BadRequest(f"X-DFC-Checksum is '{CHECKSUM_NAME}=' and 32 hexadecimal digits")
             xxh3 = value
         if content_md5 is not None:

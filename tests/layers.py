@@ -29,7 +29,7 @@ LAYERS = (
         | {"pages", "wire", "filesystem", "smallfile", "database", "parts"},
     ),
     ("domain", {"placement", "order", "tar", "formats", "storage", "jobs"}),
-    ("plumbing", {"http", "batch", "registry", "engine"}),
+    ("plumbing", {"http", "batch", "registry", "engine", "reach"}),
     ("nodes", {"proxy", "target"}),
     ("faces", {"api"}),
     ("servers", {"servers"}),

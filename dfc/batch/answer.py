@@ -9,7 +9,6 @@ rest of its part, of the same versions; when that fails for good the connection 
 from __future__ import annotations
 
 import asyncio
-import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from typing import Any, Final, Protocol
 
 from dfc.batch.items import BatchItem, BatchRequest, OnMissing, parse_request
 from dfc.batch.merge import ByteSource, Merge, Run, SourceBroke
+from dfc.batch.preamble import little_endian
 from dfc.errors import DfcError, Unavailable
 from dfc.http.answers import Answer, BulkAnswer
 from dfc.http.common import SAFETY_HEADERS, flag
@@ -158,15 +158,10 @@ def _runs(owners: array[int], lengths: list[Sequence[int]]) -> tuple[list[Run], 
 
 
 def _lengths(owners: array[int], lengths: list[Sequence[int]]) -> bytes:
-    """The length of each item of the list, as 64-bit little-endian numbers."""
-    if len(lengths) == 1:
-        whole = array("Q", lengths[0])
-    else:
-        following = [iter(part) for part in lengths]
-        whole = array("Q", [next(following[owner]) for owner in owners])
-    if sys.byteorder == "big":
-        whole.byteswap()
-    return whole.tobytes()
+    """The length of each item of the list."""
+    following = [iter(part) for part in lengths]
+    whole = array("Q", lengths[0] if len(lengths) == 1 else [next(following[owner]) for owner in owners])
+    return little_endian(whole).tobytes()
 
 
 def _raise_first(ended: Iterable[object], places: list[list[int]]) -> None:

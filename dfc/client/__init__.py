@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dfc.batch.items import BatchItem
     from dfc.client.aio import AsyncClient, AsyncReader
-    from dfc.client.batch import BatchReader
     from dfc.client.client import Client
     from dfc.client.jobs import AsyncJobs, Job, JobFailed, JobOutput, JobProgress, Jobs, job_spec
     from dfc.client.models import (
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     )
     from dfc.client.reader import ObjectReader
     from dfc.http.calls.retry import Cancellation, Cancelled, RetryPolicy
+    from dfc.reach.batch import BatchReader
 
 __all__ = [
     "AsyncClient",
@@ -66,7 +66,7 @@ _MODULES = {
     "AsyncJobs": "dfc.client.jobs",
     "AsyncReader": "dfc.client.aio",
     "BatchItem": "dfc.batch.items",
-    "BatchReader": "dfc.client.batch",
+    "BatchReader": "dfc.reach.batch",
     "BucketInfo": "dfc.client.models",
     "Cancellation": "dfc.http.calls.retry",
     "Cancelled": "dfc.http.calls.retry",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from dfc.batch.items import BatchItem, OnMissing
 from dfc.checksum import Buffer
-from dfc.client.batch import BatchReader, Items, portions
+from dfc.client.batch import Items, portions
 from dfc.client.client import Client
 from dfc.client.jobs import AsyncJobs
 from dfc.client.models import BucketInfo, KeyInfo, ListPage, MemberInfo, ObjectInfo, SampleInfo, StoredObject
@@ -24,6 +24,7 @@ from dfc.client.source import Body
 from dfc.http.calls.retry import Cancellation, Cancelled, cancelled_by, current_cancellation
 from dfc.limits import LIST_PAGE_MAX
 from dfc.placement.map import ClusterMap
+from dfc.reach.batch import BatchReader
 from dfc.wire import DEFAULT_URL
 
 if TYPE_CHECKING:

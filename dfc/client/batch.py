@@ -4,54 +4,25 @@ from __future__ import annotations
 
 import io
 import random
-import sys
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
+from typing import Any, BinaryIO, Final, cast
 
 import msgspec
 
 from dfc.batch.items import BatchItem, BatchRequest, OnMissing
-from dfc.client.exchange import ObjectCalls
 from dfc.client.source import make_source
 from dfc.errors import BadRequest, DfcError, ObjectCorrupt
-from dfc.http.calls.blocking import Response
 from dfc.limits import MIB
+from dfc.reach.batch import BatchReader, read_lengths
+from dfc.reach.objects import ObjectCalls
 from dfc.tar.header import TarError
 from dfc.tar.reader import iterate_members
 from dfc.wire import MSGPACK
 
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
-
 ITEMS_A_REQUEST: Final = 20_000  # of a longer list; the next part is asked for when this one has been read
 READ_BYTES: Final = MIB
 Items = Iterable[BatchItem | Mapping[str, Any]]
-
-
-class BatchReader(io.RawIOBase):
-    """The tar of one batch read, as it comes. Raises `Unreachable` when it breaks off: what was read is then not all.
-
-    `lengths` are the bytes of each item when they were asked for (no end of an archive follows the last), else empty.
-    """
-
-    def __init__(self, answer: Response, lengths: array[int] | None = None) -> None:
-        super().__init__()
-        self._answer = answer
-        self.lengths: array[int] = array("Q") if lengths is None else lengths
-        self.size = answer.length or 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        return self._answer.readinto(memoryview(buffer).cast("B"))
-
-    def close(self) -> None:
-        if not self.closed:
-            self._answer.close()
-        super().close()
 
 
 def open_batch(calls: ObjectCalls, items: Sequence[BatchItem], on_missing: OnMissing, *, lengths: bool = False) -> BatchReader:
@@ -62,25 +33,7 @@ def open_batch(calls: ObjectCalls, items: Sequence[BatchItem], on_missing: OnMis
     near = random.choice(items) if items else None
     owned = None if near is None else (near.bucket, near.object)
     answer = calls.stream(f"/v1/batch{query}", "POST", {"Content-Type": MSGPACK}, body, near=owned)
-    return BatchReader(answer, _read_lengths(answer, len(items)) if lengths else None)
-
-
-def _read_lengths(answer: Response, count: int) -> array[int]:
-    """What stands before the bytes. Unreachable when the connection breaks, ObjectCorrupt when it does not fit the rest."""
-    data = bytearray(8 * count)
-    view, at = memoryview(data), 0
-    try:
-        while at < len(data) and (got := answer.readinto(view[at:])):
-            at += got
-        lengths = array("Q", bytes(data))
-        if sys.byteorder == "big":
-            lengths.byteswap()
-        if at < len(data) or sum(lengths) != (answer.length or 0):
-            raise ObjectCorrupt("a batch arrived with lengths that do not fit its size")
-        return lengths
-    except BaseException:
-        answer.close()
-        raise
+    return read_lengths(answer, len(items)) if lengths else BatchReader(answer)
 
 
 def read_batch(calls: ObjectCalls, items: Items, on_missing: OnMissing) -> Iterator[tuple[str, bytes]]:

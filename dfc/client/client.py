@@ -17,10 +17,9 @@ import msgspec
 from dfc.addresses import is_http_url, split_addresses
 from dfc.batch.items import BatchItem, OnMissing
 from dfc.checksum import CHECKSUM_NAME
-from dfc.client.batch import BatchReader, Items, as_item, open_batch, read_batch
+from dfc.client.batch import Items, as_item, open_batch, read_batch
 from dfc.client.control import Control
 from dfc.client.download import download
-from dfc.client.exchange import ObjectCalls, Tries
 from dfc.client.jobs import Jobs
 from dfc.client.lines import read_values
 from dfc.client.models import (
@@ -35,7 +34,6 @@ from dfc.client.models import (
     object_info,
 )
 from dfc.client.reader import ObjectReader, ObjectRequest
-from dfc.client.routing import Locator
 from dfc.client.source import HASH_FIRST_BYTES, Body, UploadSource, make_source
 from dfc.errors import BadRequest, BucketNotFound, ChecksumMismatch, ObjectCorrupt, ObjectNotFound, PreconditionFailed
 from dfc.http.calls.blocking import Transport
@@ -43,6 +41,9 @@ from dfc.http.calls.retry import Cancellation, RetryPolicy
 from dfc.limits import INDEX_MEMBERS_MAX, KIB, LIST_PAGE_MAX
 from dfc.names import check_bucket_name, check_object_name
 from dfc.placement.map import ClusterMap
+from dfc.reach.batch import BatchReader
+from dfc.reach.objects import ObjectCalls, Tries
+from dfc.reach.routing import Locator
 from dfc.shards import list_specs
 from dfc.tar.header import FILE, TarError
 from dfc.tar.samples import split_key

@@ -16,17 +16,18 @@ import msgspec
 
 from dfc import __version__
 from dfc.addresses import addresses_of
-from dfc.client.exchange import may_be_done
 from dfc.errors import BadRequest, DfcError, NotConnected, Unreachable
 from dfc.http.calls.lookup import connect_share_s
-from dfc.http.calls.problems import error_from_answer, is_worth_retrying, retry_after_s
-from dfc.http.calls.retry import Cancellation, RetryPolicy, current_cancellation
+from dfc.http.calls.problems import error_from_answer
+from dfc.http.calls.retry import Cancellation, Retries, RetryPolicy, current_cancellation
+from dfc.reach.objects import may_be_done
 from dfc.wire import JSON
 
 CONNECT_TIMEOUT_S: Final = 5.0
 ANSWER_TIMEOUT_S: Final = 60.0  # a listing waits for every target
 # Nobody has answered yet: the URL is wrong or the cluster is down, and the person who typed it should hear so soon.
 FIRST_CONTACT_RETRIES: Final = 1
+_ONCE: Final = RetryPolicy(retries=0)
 _TIMEOUT: Final = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
 
 
@@ -69,7 +70,7 @@ class Control:
         Raises what the node said, or Unreachable.
         """
         cancellation = current_cancellation(self._cancellation)
-        attempt = 0
+        retries = Retries(self._policy if patient else _ONCE)
         lost = False
         while True:
             cancellation.check()
@@ -79,16 +80,15 @@ class Control:
                 if lost and done is not None and isinstance(error, done):
                     return b""
                 lost = lost or may_be_done(error)
-                retries = self._policy.retries if patient else 0
                 if isinstance(error, Unreachable) and not self._was_reached:
                     # Who did not even accept a connection was one of all; what was sent, was sent to one of them.
                     others = 0 if isinstance(error, NotConnected) else len(self._addresses.urls) - 1
-                    retries = min(retries, max(FIRST_CONTACT_RETRIES, others))
-                if not is_worth_retrying(error) or attempt >= retries:
+                    if retries.number >= max(FIRST_CONTACT_RETRIES, others):
+                        raise
+                delay_s = retries.delay_s(error)
+                if delay_s is None:
                     raise
-                delay_s = self._policy.delay_s(attempt, retry_after_s(error))
             cancellation.wait(delay_s)
-            attempt += 1
 
     def lines(self, path: str) -> Iterator[str]:
         """The lines of an answer that comes bit by bit, each when it is there. Unreachable when it breaks off; no retries."""

@@ -14,11 +14,11 @@ from typing import Final
 
 import xxhash
 
+from dfc.checksum import is_checksum
 from dfc.client.models import ObjectInfo
 from dfc.client.reader import BULK_READ_BYTES, ObjectReader, ObjectRequest
 from dfc.errors import ChecksumMismatch, Conflict
 
-_ETAG: Final = re.compile(r"[0-9a-f]{32}")
 _NO_ETAG: Final = "0" * 32
 Progress = Callable[[int], None]
 
@@ -53,7 +53,7 @@ def parts_of(path: str) -> list[str]:
 
 def part_path(path: str, etag: str) -> str:
     """Where the bytes of one version of an object are kept until they are complete."""
-    return f"{path}.{etag if _ETAG.fullmatch(etag) else _NO_ETAG}.part"
+    return f"{path}.{etag if is_checksum(etag) else _NO_ETAG}.part"
 
 
 def _attempt(request: ObjectRequest, path: str, progress: Progress) -> ObjectInfo:

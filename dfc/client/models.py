@@ -7,6 +7,7 @@ from email.utils import parsedate_to_datetime
 import msgspec
 
 from dfc.http.calls.problems import Headers
+from dfc.reach.facts import etag_in
 from dfc.wire import SAMPLES_HEADER
 
 
@@ -92,14 +93,13 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 def object_info(bucket: str, name: str, headers: Headers, size: int) -> ObjectInfo:
     """From the headers of a GET or HEAD; `size` is that of the whole object in bytes."""
-    etag = (headers.get("ETag") or "").removeprefix("W/").strip('"')
     samples = headers.get(SAMPLES_HEADER) or ""
     return ObjectInfo(
         samples=int(samples) if samples.isdecimal() else None,
         bucket=bucket,
         name=name,
         size=size,
-        etag=etag,
+        etag=etag_in(headers),
         modified=_rfc3339(headers.get("Last-Modified")),
         content_type=headers.get("Content-Type") or "",
     )

@@ -21,7 +21,6 @@ OTHER_MEANINGS = {
     ("Stage", "inputs"),
     ("Staged", "proxy"),
     ("Target", "jobs"),
-    ("Version", "inputs"),
 }
 
 

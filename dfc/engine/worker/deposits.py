@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from dfc.checksum import Buffer
-from dfc.engine.worker.nodes import Nodes, error_of
+from dfc.engine.worker.nodes import Nodes
 from dfc.errors import ObjectCorrupt
 from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX, Response, Upload
 from dfc.limits import MIB
@@ -117,7 +117,7 @@ class Deposits:
             upload = self._nodes.begin_put(f"{owner.url}{path}{'&' if '?' in path else '?'}{parameters}", None)
             if not upload.wanted:
                 with upload.finish() as refusal:
-                    raise error_of(refusal, f"PUT {path}")
+                    raise refusal.error(f"PUT {path}")
         except BaseException:
             file.abort()
             raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from itertools import count
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -12,73 +11,55 @@ import msgspec
 
 from dfc.addresses import addresses_of
 from dfc.engine.settings import WorkerSettings
-from dfc.errors import BucketNotFound, DfcError, Unavailable
+from dfc.errors import Unavailable
 from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX, Response, Transport, Upload
-from dfc.http.calls.problems import error_from_answer, is_worth_retrying, retry_after_s
-from dfc.http.calls.retry import Cancellation, RetryPolicy
+from dfc.http.calls.retry import Cancellation, RetryPolicy, retried
 from dfc.limits import CLUSTER_MAP_BYTES_MAX
-from dfc.placement.map import ClusterMap, NodeEntry
+from dfc.placement.map import NodeEntry
+from dfc.reach.routing import KeptMap
 from dfc.wire import MSGPACK
 
 T = TypeVar("T")
 STALL_S: Final = 120.0  # a node that hashes, syncs or decompresses sends nothing meanwhile
 
 
-class Nodes:
+class Nodes(KeptMap):
     """For one thread. `check` is called between tries: it raises when there is no more use in trying."""
 
     def __init__(self, settings: WorkerSettings, check: Callable[[], None] = lambda: None) -> None:
-        self._proxies = addresses_of(settings.proxy_url)
+        super().__init__(addresses_of(settings.proxy_url), self._fetch_map)
         self._headers = {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
         self._transport = Transport(Cancellation(), STALL_S)
-        self._map: ClusterMap | None = None
         self.policy = RetryPolicy()
         self.check = check
 
     def close(self) -> None:
         self._transport.close()
 
-    # --- the map
-
-    def map(self) -> ClusterMap:
-        """The map, fetched when there is none or a request failed."""
-        if self._map is None:
-            with self._of_proxy("/v1/cluster") as answer:
-                self._map = ClusterMap.decode(answer.read_all(CLUSTER_MAP_BYTES_MAX))
-        return self._map
-
     def refresh(self) -> None:
-        """Fetch the map before it is used again."""
+        """Forget the map: an owner of the old one may refuse for good what it does not hold any more."""
         self._map = None
 
     def owner(self, bucket: str, name: str) -> NodeEntry:
         """The target that holds an object, or is to; Unavailable while it is down. BucketNotFound."""
-        entry = self.map().bucket(bucket)
-        if entry is None:
-            self.refresh()  # the bucket may be younger than the map
-            entry = self.map().bucket(bucket)
-        if entry is None:
-            raise BucketNotFound(f"there is no bucket {bucket!r}")
-        owner = self.map().owner(entry, name)
-        if owner is None or owner.node.state != "up":
+        holder = self.holder(bucket, name)
+        if holder is None:
             raise Unavailable(f"the target that holds {bucket}/{name} is down")
-        return owner.node
+        return holder
 
-    # --- requests
+    def _fetch_map(self, _patient: bool) -> bytes:
+        with self._of_proxy("/v1/cluster") as answer:
+            return answer.read_all(CLUSTER_MAP_BYTES_MAX)
 
     def retrying(self, attempt: Callable[[], T]) -> T:
         """What the attempt gives; while it fails as it would when a node restarts, again after a while, with a new map."""
-        for number in count():
-            try:
-                return attempt()
-            except DfcError as error:
-                if not is_worth_retrying(error) or number >= self.policy.retries:
-                    raise
-                delay_s = self.policy.delay_s(number, retry_after_s(error))
-            self.check()
-            time.sleep(delay_s)
-            self.refresh()
-        raise AssertionError("counting does not end")
+        return retried(attempt, self.policy, self.wait)
+
+    def wait(self, seconds: float) -> None:
+        """Wait before another try, if there is still use in it, and expect a new map."""
+        self.check()
+        time.sleep(seconds)
+        self.refresh()
 
     def get(self, url: str, headers: Mapping[str, str] | None = None) -> Response:
         """One try of a GET of a node; its error as `dfc.errors`."""
@@ -114,7 +95,7 @@ class Nodes:
 
     def _of_proxy(self, path: str) -> Response:
         """One try of a GET, at one address of the proxy after the other."""
-        return self._proxies.reach(
+        return self.addresses.reach(
             lambda base, limit_s: self._request("GET", base + path, {}, limit_s=limit_s), repeatable=True
         )
 
@@ -124,7 +105,7 @@ class Nodes:
         answer = self._transport.request(method, url, {**self._headers, **headers}, body, limit_s=limit_s)
         if answer.status < 300:
             return answer
-        raise error_of(answer, f"{method} {url}")
+        raise answer.error()
 
 
 class _Bytes:
@@ -139,11 +120,6 @@ class _Bytes:
     def chunks(self) -> Any:
         if self._data:
             yield self._data
-
-
-def error_of(answer: Response, what: str) -> DfcError:
-    """The error that an answer stands for."""
-    return error_from_answer(answer.status, answer.headers, answer.read_all(ERROR_BODY_BYTES_MAX), what)
 
 
 def staged_path(job: str, bucket: str, name: str, temporary: bool) -> str:

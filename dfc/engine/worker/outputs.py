@@ -13,7 +13,7 @@ import msgspec
 
 from dfc.checksum import Buffer
 from dfc.engine.worker.deposits import Deposit, Deposits
-from dfc.engine.worker.nodes import Nodes, error_of
+from dfc.engine.worker.nodes import Nodes
 from dfc.engine.worker.throttle import Throttle
 from dfc.errors import LengthMismatch, Unavailable
 from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX, Upload
@@ -129,7 +129,7 @@ class StagedOutput:
         upload, self._upload = self._upload, None
         with upload.finish() as answer:
             if answer.status >= 300:
-                raise error_of(answer, f"PUT {self._label}")
+                raise answer.error(f"PUT {self._label}")
             return answer.read_all(ERROR_BODY_BYTES_MAX)
 
     def _grow(self, count: int) -> None:
@@ -157,7 +157,7 @@ class StagedOutput:
             return
         try:
             with upload.finish() as answer:
-                raise error_of(answer, f"PUT {self._label}")
+                raise answer.error(f"PUT {self._label}")
         finally:
             self.abort()
 
@@ -177,4 +177,4 @@ class StagedOutput:
         if upload.wanted:
             return upload
         with upload.finish() as answer:
-            raise error_of(answer, f"PUT {self._label}")
+            raise answer.error(f"PUT {self._label}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
@@ -16,8 +15,12 @@ from dfc.engine.worker.sources import STREAM_BYTES, check_filled, joined
 from dfc.engine.worker.throttle import Throttle
 from dfc.errors import NotFound, ObjectCorrupt, PreconditionFailed
 from dfc.http.calls.blocking import Broken, Response
+from dfc.http.calls.retry import Retries
 from dfc.jobs.store import InputChanged
 from dfc.limits import MIB
+from dfc.reach.batch import BatchReader, read_preamble
+from dfc.reach.facts import etag_in
+from dfc.reach.reading import ResumingReader
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 BATCH_RANGES_MIN: Final = 3  # fewer are asked for one by one
 BATCH_RANGES_MAX: Final = 10_000  # some megabytes of request
 BATCH_BYTES: Final = 16 * MIB  # of one request, which is held in memory until it is there
-AROUND_ITEM_BYTES: Final = 8192  # more than header, padding and length of an item take
+AROUND_ITEM_BYTES: Final = 8192  # more than the header of an item takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +40,6 @@ class Origin:
     find_url: Callable[[], str]
     etag: str
     batched: tuple[str, str] | None = None
-
-
-class _Preamble(msgspec.Struct):
-    """What stands before the bytes of a batch (`dfc.batch.parts`), as far as it matters here."""
-
-    lengths: bytes
 
 
 class RemoteSource:
@@ -57,21 +54,9 @@ class RemoteSource:
     def read_into(self, offset: int, buffer: memoryview) -> None:
         if offset < 0 or offset + len(buffer) > self.size:
             raise ObjectCorrupt(f"{self._origin.label} has {self.size} bytes, not {offset + len(buffer)}")
-        self._throttle.take(len(buffer))
-        at = 0
-
-        def attempt() -> None:
-            nonlocal at
-            if at == len(buffer):
-                return
-            with self.request(offset + at, offset + len(buffer)) as answer:
-                while at < len(buffer):
-                    count = answer.readinto(buffer[at : at + STREAM_BYTES])
-                    if count == 0:
-                        raise Broken(f"{self._origin.label}: the answer is too short")
-                    at += count
-
-        self._nodes.retrying(attempt)
+        with self._stream(offset, offset + len(buffer)) as stream:
+            for at in range(0, len(buffer), STREAM_BYTES):
+                stream.readinto(buffer[at : at + STREAM_BYTES])
 
     def read_ranges(self, ranges: Sequence[tuple[int, int]], buffer: memoryview) -> None:
         whole = list(joined(ranges))
@@ -110,14 +95,12 @@ class RemoteSource:
         body = msgspec.msgpack.encode(BatchRequest(items))
 
         def attempt() -> None:
-            with self._guarded(lambda: self._nodes.post_batch(self._nodes.owner(bucket, name).url, body)) as answer:
-                length = answer.length or 0
-                if not 4 <= length <= len(buffer) + (len(ranges) + 1) * AROUND_ITEM_BYTES:
-                    raise Broken(f"{self._origin.label}: the node did not answer with a batch")
-                content = memoryview(bytearray(length))
-                _read_exactly(answer, content)
-            if not _unpack(content, ranges, buffer):
-                raise Broken(f"{self._origin.label}: the node did not answer with the ranges that were asked for")
+            answer = self._guarded(lambda: self._nodes.post_batch(self._nodes.owner(bucket, name).url, body))
+            try:
+                with read_preamble(answer, len(items)) as reader:
+                    _unpack(reader, ranges, buffer)
+            except ObjectCorrupt as problem:  # on its way, and not on the disk: another try may bring it
+                raise Broken(f"{self._origin.label}: {problem.message}") from None
 
         self._nodes.retrying(attempt)
 
@@ -137,7 +120,7 @@ class RemoteSource:
         if origin.etag:
             headers["If-Match"] = f'"{origin.etag}"'
         answer = self._guarded(lambda: self._nodes.get(origin.find_url(), headers))
-        if origin.etag and (answer.headers.get("ETag") or "").strip('"') != origin.etag:
+        if origin.etag and etag_in(answer.headers) != origin.etag:
             answer.close()
             raise InputChanged(f"{origin.label} was replaced while the job ran")
         if answer.status != 206 or answer.length != stop - start:
@@ -146,7 +129,10 @@ class RemoteSource:
         return answer
 
     def open(self) -> BinaryIO:
-        return cast(BinaryIO, io.BufferedReader(_RemoteStream(self, self._nodes, self._throttle), STREAM_BYTES))
+        return cast(BinaryIO, io.BufferedReader(self._stream(0, self.size), STREAM_BYTES))
+
+    def _stream(self, start: int, stop: int) -> _RemoteStream:
+        return _RemoteStream(self, self._nodes, self._throttle, start, stop)
 
     def file(self) -> int | None:
         return None
@@ -155,47 +141,35 @@ class RemoteSource:
         """Connections are the worker's."""
 
 
-class _RemoteStream(io.RawIOBase):
+class _RemoteStream(ResumingReader, io.RawIOBase):
     """One long GET; where it breaks off it begins anew."""
 
-    def __init__(self, source: RemoteSource, nodes: Nodes, throttle: Throttle) -> None:
-        super().__init__()
+    def __init__(self, source: RemoteSource, nodes: Nodes, throttle: Throttle, start: int, stop: int) -> None:
+        super().__init__(start, stop)
+        self._size = source.size
+        self._stop = stop
         self._source = source
         self._nodes = nodes
         self._throttle = throttle
-        self._position = 0
-        self._answer: Response | None = None
+        self._retries = Retries(nodes.policy)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        view = memoryview(buffer).cast("B")[: self._source.size - self._position]
-        if not view:
-            return 0
+        view = memoryview(buffer).cast("B")[: self._stop - self._position]
         self._throttle.take(len(view))
-        count = self._nodes.retrying(lambda: self._read(view))
-        self._position += count
-        return count
-
-    def _read(self, view: memoryview) -> int:
-        if self._answer is None:
-            self._answer = self._source.request(self._position, self._source.size)
-        try:
-            count = self._answer.readinto(view)
-        except Broken:
-            self._answer = None
-            raise
-        if count == 0:
-            self._answer = None
-            raise Broken("the answer is too short")
-        return count
+        return self._fill(view)
 
     def close(self) -> None:
-        if self._answer is not None:
-            self._answer.close()
-            self._answer = None
+        self._drop()
         super().close()
+
+    def _connect(self) -> Response:
+        return self._nodes.retrying(lambda: self._source.request(self._position, self._stop))
+
+    def _broke(self, problem: Broken, gained: int) -> bool:
+        return self._retries.again(problem, self._nodes.wait, useful=gained > 0)
 
 
 def _batches(ranges: Sequence[tuple[int, int]]) -> Iterator[Sequence[tuple[int, int]]]:
@@ -212,31 +186,14 @@ def _batches(ranges: Sequence[tuple[int, int]]) -> Iterator[Sequence[tuple[int, 
         yield part
 
 
-def _unpack(content: memoryview, ranges: Sequence[tuple[int, int]], buffer: memoryview) -> bool:
-    """Copy the data of each member behind that of the one before; False when the answer is of other members."""
-    begin = 4 + int.from_bytes(content[:4], "big")
-    try:
-        lengths = array("Q", msgspec.msgpack.decode(content[4:begin], type=_Preamble).lengths)
-    except (msgspec.MsgspecError, ValueError):
-        return False
-    if len(lengths) != len(ranges) or begin + sum(lengths) != len(content):
-        return False
-    at = 0
-    for length, (_, size) in zip(lengths, ranges, strict=True):
-        data = begin + length - (size + 511 & -512)  # what comes before is the header
-        if data < begin:
-            return False
-        buffer[at : at + size] = content[data : data + size]
+def _unpack(reader: BatchReader, ranges: Sequence[tuple[int, int]], buffer: memoryview) -> None:
+    """Read the data of each member behind that of the one before. ObjectCorrupt when they are others."""
+    before = [length - (size + 511 & -512) for length, (_, size) in zip(reader.lengths, ranges, strict=True)]
+    if not all(0 <= header <= AROUND_ITEM_BYTES for header in before):
+        raise ObjectCorrupt("the node did not answer with the ranges that were asked for")
+    content = memoryview(bytearray(reader.size))  # at once: each read is a system call
+    reader.fill(content)
+    begin = at = 0
+    for length, header, (_, size) in zip(reader.lengths, before, ranges, strict=True):
+        buffer[at : at + size] = content[begin + header : begin + header + size]
         begin, at = begin + length, at + size
-    return True
-
-
-def _read_exactly(answer: Response, buffer: memoryview) -> memoryview:
-    """Fill the buffer. Broken when the answer is shorter."""
-    at = 0
-    while at < len(buffer):
-        count = answer.readinto(buffer[at : at + STREAM_BYTES])
-        if count == 0:
-            raise Broken("the answer is too short")
-        at += count
-    return buffer

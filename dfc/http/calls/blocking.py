@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 from weakref import WeakSet
 
 from dfc.checksum import Buffer
-from dfc.errors import BadRequest, NotConnected, Unreachable
+from dfc.errors import BadRequest, DfcError, NotConnected, Unreachable
 from dfc.http.calls.lookup import connect_share_s
-from dfc.http.calls.problems import Headers
+from dfc.http.calls.problems import Headers, error_from_answer
 from dfc.http.calls.receiving import Receiver, reset_on_close
 from dfc.http.calls.retry import Cancellation, current_cancellation
 from dfc.http.calls.sending import is_readable, may_continue, send, send_head, send_parts, send_piece
@@ -154,6 +154,10 @@ class Response:
         finally:
             self.close()
         return data
+
+    def error(self, what: str = "") -> DfcError:
+        """What an answer of 300 or more means, its body read; `what` was asked, if the URL is not to be shown. Broken."""
+        return error_from_answer(self.status, self.headers, self.read_all(ERROR_BODY_BYTES_MAX), what or self._what)
 
     def close(self) -> None:
         """Idempotent. A short rest is read so that the connection can be used again; otherwise it is closed."""

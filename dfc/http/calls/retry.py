@@ -1,4 +1,4 @@
-"""How long to wait between tries, and how a caller ends work that other threads do for it."""
+"""How often to try and how long to wait between tries, and how a caller ends work that other threads do for it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from dfc.errors import DfcError
+from dfc.http.calls.problems import is_worth_retrying, retry_after_s
+
+T = TypeVar("T")
 
 
 class Cancelled(DfcError):
@@ -42,6 +45,57 @@ class RetryPolicy:
         """Seconds before try `attempt` + 2; never less than the node asked for, within the bound."""
         delay: float = min(self.first_delay_s * 2**attempt, self.delay_max_s) * (0.5 + 0.5 * self.random.random())
         return max(delay, min(retry_after_s or 0.0, self.retry_after_max_s))
+
+
+class Retries:
+    """Tries in vain, counted. `worth` says which errors may pass."""
+
+    def __init__(self, policy: RetryPolicy, worth: Callable[[DfcError], bool] = is_worth_retrying) -> None:
+        self.policy = policy
+        self.number = 0
+        self._worth = worth
+
+    def delay_s(self, problem: DfcError, *, useful: bool = False) -> float | None:
+        """Seconds to wait before another try, None when there is to be none. After a try that was `useful`, part of the work
+        being done, there may be as many again as at first."""
+        if useful:
+            self.number = 0
+        if self.number >= self.policy.retries or not self._worth(problem):
+            return None
+        self.number += 1
+        return self.policy.delay_s(self.number - 1, retry_after_s(problem))
+
+    def again(self, problem: DfcError, wait: Callable[[float], None], *, useful: bool = False) -> bool:
+        """Wait so long, or say that there is to be no other try."""
+        delay_s = self.delay_s(problem, useful=useful)
+        if delay_s is not None:
+            wait(delay_s)
+        return delay_s is not None
+
+
+def retried(
+    attempt: Callable[[], T],
+    policy: RetryPolicy,
+    wait: Callable[[float], None],
+    worth: Callable[[DfcError], bool] = is_worth_retrying,
+    check: Callable[[], None] = lambda: None,
+) -> T:
+    """What the attempt gives, in a thread; while it fails with what may pass, again after a `wait`.
+
+    `worth` is asked only while there are tries left; `check` raises before a try, or in the place of its error, when the caller
+    has given up.
+    """
+    retries = Retries(policy, worth)
+    while True:
+        check()
+        try:
+            return attempt()
+        except DfcError as problem:
+            check()
+            delay_s = retries.delay_s(problem)
+            if delay_s is None:
+                raise  # here: its traceback would hold a function that was given it, and so itself and all that it names
+        wait(delay_s)
 
 
 class Cancellation:

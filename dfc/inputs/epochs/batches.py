@@ -11,11 +11,11 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 from dfc.client import BatchItem, Client, RetryPolicy
-from dfc.client.batch import BatchReader
 from dfc.errors import Conflict, DfcError, NotFound, ObjectCorrupt, PreconditionFailed, StorageFailed, Unreachable
-from dfc.http.calls.problems import retry_after_s
+from dfc.http.calls.retry import Retries
 from dfc.inputs.base import Counts, InputError, Sample, SampleBroken, ShardChanged, ShardUnreadable, Wanted
 from dfc.limits import BATCH_ITEMS_MAX, INPUT_BATCH_PORTION_BYTES, TAR_HEADER_BYTES
+from dfc.reach.batch import BatchReader
 from dfc.tar.header import FILE, TarError
 from dfc.tar.samples import split_key
 from dfc.tar.scanner import Scanner
@@ -87,7 +87,7 @@ class BatchRead:
         Raises ShardUnreadable when the cluster cannot be reached any more, Cancelled after `Client.abort`.
         """
         places: Sequence[int] = range(len(self._wanted))
-        attempt = 0
+        retries = Retries(self._policy)
         while places := self._left(places):
             try:
                 reader = self._open(places)
@@ -100,17 +100,14 @@ class BatchRead:
                 with reader:
                     for portion in _read(reader, places, [] if spare is None else spare):
                         done += len(portion.places)
-                        attempt = 0
                         self._counts.add(size=sum(portion.lengths))
                         yield portion
                 return
             except Unreachable as problem:
                 self._client.cancellation.check()
                 self._counts.add(retries=1)
-                if attempt >= self._policy.retries:
+                if not retries.again(problem, self._client.cancellation.wait, useful=done > 0):
                     raise ShardUnreadable(f"{self._client.url}: {problem}", url=self._client.url) from problem
-                self._client.cancellation.wait(self._policy.delay_s(attempt, retry_after_s(problem)))
-                attempt += 1
             places = places[done:]
 
     def parse(self, portion: Arrival, done: int) -> list[Sample | InputError]:
@@ -185,12 +182,7 @@ def _read(reader: BatchReader, places: Sequence[int], spare: list[bytearray]) ->
         else:
             data = spare.pop() if spare else bytearray(INPUT_BATCH_PORTION_BYTES)
         with memoryview(data) as view:
-            at = 0
-            while at < size:
-                count = reader.readinto(view[at:size])
-                if not count:
-                    raise Unreachable("a batch read ended early")
-                at += count
+            reader.fill(view[:size])
         yield Arrival(places[first:last], lengths[first:last], data)
         first, begin = last, ends[last - 1]
 

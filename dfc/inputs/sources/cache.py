@@ -15,7 +15,6 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +24,7 @@ from urllib.parse import urlsplit
 
 import xxhash
 
+from dfc.checksum import is_checksum
 from dfc.errors import DfcError
 from dfc.http.calls.retry import Cancellation
 from dfc.inputs.base import ShardBroken, ShardChanged, ShardUnreadable
@@ -33,7 +33,6 @@ from dfc.limits import INPUT_CACHE_FREE_SHARE, INPUT_CACHE_POLL_S, MIB
 
 _log: Final = logging.getLogger("dfc.inputs")
 _COPY_BYTES: Final = 4 * MIB
-_CHECKSUM: Final = re.compile(r"[0-9a-f]{32}")
 _SUFFIXES: Final = (".indexed", ".shard")
 # Opens a stream over the network: its first byte, and its end (exclusive) or None.
 Opener = Callable[[int, int | None], Stream]
@@ -207,7 +206,7 @@ class CachedStream(Stream):
         start = min(start, whole)
         self._left = max(0, (whole if end is None else min(end, whole)) - start)
         # The ETag of a node is the checksum of the whole.
-        self._hasher = xxhash.xxh3_128() if indexed and self._left == whole and _CHECKSUM.fullmatch(etag) else None
+        self._hasher = xxhash.xxh3_128() if indexed and self._left == whole and is_checksum(etag) else None
         file.seek(start)
 
     def readinto(self, buffer: bytearray | memoryview) -> int:
@@ -241,7 +240,7 @@ class _NoRoom(DfcError):
 
 def _name_of(url: str, etag: str) -> str:
     """An ETag of DFC's says what the bytes are; any other one only together with the URL (a signature in its query apart)."""
-    if _CHECKSUM.fullmatch(etag):
+    if is_checksum(etag):
         return etag
     parts = urlsplit(url)
     return xxhash.xxh3_128_hexdigest(f"{parts.scheme}://{parts.netloc}{parts.path}\n{etag}".encode())

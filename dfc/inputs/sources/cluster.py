@@ -16,8 +16,6 @@ from urllib.parse import urlsplit
 import msgspec
 
 from dfc.addresses import addresses_of
-from dfc.client.exchange import ObjectCalls
-from dfc.client.routing import Locator
 from dfc.errors import BadName, DfcError, ServerTrouble
 from dfc.http.calls.blocking import Response, Transport, WrongAddress
 from dfc.http.calls.problems import error_from_answer, is_worth_retrying
@@ -27,6 +25,8 @@ from dfc.inputs.sources.urls import kind_of, origin_of, shown, split_cluster_url
 from dfc.limits import INPUT_MAP_BYTES_MAX
 from dfc.names import check_bucket_name, check_object_name, parse_object_path
 from dfc.placement.map import ClusterMap
+from dfc.reach.objects import ObjectCalls
+from dfc.reach.routing import Locator
 from dfc.wire import JSON
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ import re
 import time
 from base64 import b64encode
 from collections.abc import Mapping
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Final
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
 from dfc.errors import BadRequest, DfcError
+from dfc.http.calls import problems
 from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX, Broken, Response
 from dfc.http.calls.problems import error_from_answer
 from dfc.inputs.base import ShardUnreadable
@@ -19,34 +19,10 @@ from dfc.inputs.sources.cluster import locate, token_for, transport_for
 from dfc.inputs.sources.streams import StreamOptions
 from dfc.inputs.sources.urls import kind_of, origin_of, shown
 from dfc.limits import INPUT_REDIRECTS_MAX
+from dfc.reach.facts import Facts
 
 _REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
-_CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _QUERY: Final = re.compile(r"(https?://[^\s?]+)\?[^\s:]*")
-
-
-@dataclass
-class Version:
-    """What a server says about the object, to see whether it still is the same one. Empty or None: it does not say."""
-
-    etag: str = ""
-    strong: bool = True
-    modified: str = ""
-    size: int | None = None
-
-    def differs(self, other: Version) -> bool:
-        """Whether both say something that does not agree."""
-        if self.size is not None and other.size is not None and self.size != other.size:
-            return True
-        if self.etag and other.etag:
-            return self.etag != other.etag
-        return bool(self.modified and other.modified and self.modified != other.modified)
-
-    def updated(self, other: Version) -> Version:
-        """What is known after one more answer: those to `If-Range` may leave out what the first one said."""
-        tagged = other if other.etag else self
-        size = self.size if other.size is None else other.size
-        return Version(tagged.etag, tagged.strong, other.modified or self.modified, size)
 
 
 class WebSource:
@@ -54,7 +30,7 @@ class WebSource:
 
     def __init__(self, url: str, options: StreamOptions) -> None:
         self.url = url
-        self.known: Version | None = None
+        self.known: Facts | None = None
         self._options = options
         self._transport = transport_for(options)
 
@@ -94,25 +70,6 @@ class WebSource:
         raise ShardUnreadable(f"{shown(self.url)} is redirected more than {INPUT_REDIRECTS_MAX} times", url=self.url)
 
 
-def described(answer: Response) -> tuple[int, Version]:
-    """The first byte of an answer, and the version of the object that it is of."""
-    headers = answer.headers
-    tag = headers.get("ETag") or ""
-    version = Version(tag.removeprefix("W/").strip('"'), not tag.startswith("W/"), headers.get("Last-Modified") or "")
-    if answer.status == 206:
-        match = _CONTENT_RANGE.fullmatch(headers.get("Content-Range") or "")
-        if match is None:
-            raise Broken("a partial answer without a Content-Range")
-        version.size = None if match[3] == "*" else int(match[3])
-        return int(match[1]), version
-    version.size = answer.length  # a Content-Length beside chunks means nothing
-    return 0, version
-
-
-def _as_number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else None
-
-
 def _beginning(answer: Response) -> bytes:
     """What an error page begins with, for its message; nothing when it is too long or breaks off."""
     try:
@@ -122,13 +79,12 @@ def _beginning(answer: Response) -> bytes:
 
 
 def retry_after_s(problem: DfcError) -> float | None:
-    """Seconds, or a date as HTTP has them."""
-    text = problem.headers.get("Retry-After", "")
-    number = _as_number(text)
-    if number is not None:
-        return float(number)
+    """Seconds, or a date as others than DFC have them."""
+    seconds = problems.retry_after_s(problem)
+    if seconds is not None:
+        return seconds
     try:
-        return max(parsedate_to_datetime(text).timestamp() - time.time(), 0.0)
+        return max(parsedate_to_datetime(problem.headers.get("Retry-After", "")).timestamp() - time.time(), 0.0)
     except ValueError:
         return None
 

@@ -1,4 +1,4 @@
-"""Which URL to ask for an object: its owner's, computed here, or the relay of a node that the client was given."""
+"""Whom to ask for an object: its owner, computed here from the map, or the relay of a node that the caller was given."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from dfc.addresses import addresses_of
-from dfc.errors import DfcError, NotFound
+from dfc.addresses import Addresses, addresses_of
+from dfc.errors import BucketNotFound, DfcError, NotFound
 from dfc.names import object_path
-from dfc.placement.map import ClusterMap
+from dfc.placement.map import ClusterMap, NodeEntry
 
 UNREACHABLE_S: Final = 30.0  # a target that did not accept a connection is not tried again for so long
 REFRESH_INTERVAL_S: Final = 0.5  # many threads that fail at once ask for one new map
@@ -37,22 +37,25 @@ def path_of(bucket: str, name: str, query: Query) -> str:
     return f"/v1/objects{object_path(bucket, name)}" + (f"?{urlencode(query, quote_via=quote)}" if query else "")
 
 
-class Locator:
-    """Keeps the cluster map and what is known about nodes that cannot be reached. Thread-safe.
+class KeptMap:
+    """The cluster map, kept until a request contradicts it. Thread-safe.
 
-    `url` is the cluster's, or a list of them. `fetch_map` gives the JSON of the map; its argument says whether it should try
-    for long.
+    `fetch` gives the JSON of the map of the cluster at `addresses`; its argument says whether it should try for long.
     """
 
-    def __init__(self, url: str, fetch_map: Callable[[bool], bytes], now_s: Callable[[], float] = time.monotonic) -> None:
-        self.addresses = addresses_of(url)
-        self._fetch_map = fetch_map
+    def __init__(
+        self,
+        addresses: Addresses,
+        fetch: Callable[[bool], bytes],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.addresses = addresses
+        self._fetch = fetch
         self._now_s = now_s
         self._lock = threading.Lock()
         self._map: ClusterMap | None = None
         self._fetched_s = 0.0
         self._wanted = True
-        self._unreachable: dict[str, float] = {}
 
     def map(self, *, at_once: bool = False) -> ClusterMap:
         """The map, fetched when there is none yet or a node contradicted it. Unreachable when that fails the first time."""
@@ -63,7 +66,7 @@ class Locator:
             try:
                 # Only the first map is worth waiting for: a refresh that fails leaves the old one, and whoever asked for it has
                 # tries of its own.
-                self._map = ClusterMap.decode(self._fetch_map(self._map is None))
+                self._map = ClusterMap.decode(self._fetch(self._map is None))
                 self._wanted = False
             except msgspec.MsgspecError:
                 raise NotFound(f"{self.addresses} does not answer like a DFC node") from None
@@ -74,8 +77,28 @@ class Locator:
             return self._map
 
     def refresh(self) -> None:
-        """Fetch the map before the next route: a node said that it moved on, or did not answer."""
+        """Fetch the map before it is used again: a node said that it moved on, or did not answer."""
         self._wanted = True
+
+    def holder(self, bucket: str, name: str) -> NodeEntry | None:
+        """The target that holds an object, or is to; None while it is down. BucketNotFound."""
+        cluster_map = self.map()
+        if cluster_map.bucket(bucket) is None:
+            self.refresh()  # the bucket may be younger than the map
+            cluster_map = self.map()
+        entry = cluster_map.bucket(bucket)
+        if entry is None:
+            raise BucketNotFound(f"there is no bucket {bucket!r}")
+        owner = cluster_map.owner(entry, name)
+        return owner.node if owner is not None and owner.node.state == "up" else None
+
+
+class Locator(KeptMap):
+    """Knows also which nodes cannot be reached from here. `url` is the cluster's, or a list of them."""
+
+    def __init__(self, url: str, fetch: Callable[[bool], bytes], now_s: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(addresses_of(url), fetch, now_s)
+        self._unreachable: dict[str, float] = {}
 
     def mark_unreachable(self, url: str) -> None:
         """Leave a target alone for a while; its objects go through the relay."""
@@ -92,15 +115,13 @@ class Locator:
     def owner_url(self, bucket: str, name: str) -> str | None:
         """The URL of the target that owns an object, None while it is down or cannot be reached from here, or the bucket is not
         known yet."""
-        cluster_map = self.map()
-        entry = cluster_map.bucket(bucket)
-        if entry is None:
-            self.refresh()
+        try:
+            holder = self.holder(bucket, name)
+        except BucketNotFound:
             return None
-        owner = cluster_map.owner(entry, name)
-        if owner is None or owner.node.state != "up" or not self.is_reachable(owner.node.advertise_url):
+        if holder is None or not self.is_reachable(holder.advertise_url):
             return None
-        return owner.node.advertise_url.rstrip("/")
+        return holder.advertise_url.rstrip("/")
 
     def relay(self, bucket: str, name: str, query: Query) -> Location:
         """Through a node that the client was given."""

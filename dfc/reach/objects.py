@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import count
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import urljoin
 
-from dfc.client.routing import Location, Locator, Query
-from dfc.client.source import UploadSource
 from dfc.errors import DfcError, NotConnected, Unavailable, Unreachable
-from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX, Response, Transport
-from dfc.http.calls.problems import error_from_answer, is_worth_retrying, retry_after_s
-from dfc.http.calls.retry import Cancellation, RetryPolicy, current_cancellation
+from dfc.http.calls.blocking import Body, Response, Transport
+from dfc.http.calls.problems import error_from_answer, is_worth_retrying
+from dfc.http.calls.retry import Cancellation, RetryPolicy, current_cancellation, retried
+from dfc.reach.routing import Location, Locator, Query
 from dfc.wire import LOST_HEADER
 
 _REDIRECTS: Final = frozenset((307, 308))
@@ -26,6 +24,13 @@ _NOT_MODIFIED: Final = 304
 _CONDITIONS: Final = frozenset(("If-Match", "If-None-Match"))
 _READS: Final = frozenset(("GET", "HEAD", "POST"))  # what is posted here is the list of a batch read
 _FOR_CALLERS: Final = _REDIRECTS | {_NOT_MODIFIED}
+
+
+class SpendableBody(Body, Protocol):
+    """A body that, once `begun`, can be sent again only if it is `replayable`."""
+
+    @property
+    def begun(self) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -62,7 +67,7 @@ class ObjectCalls:
         *,
         query: Query = (),
         headers: Mapping[str, str] | None = None,
-        source: UploadSource | None = None,
+        source: SpendableBody | None = None,
         tries: Tries | None = None,
     ) -> Response:
         """A successful answer, its body unread, or the error of the last try. `tries` is told what happened on the way."""
@@ -74,7 +79,7 @@ class ObjectCalls:
         path: str,
         method: str = "GET",
         headers: Mapping[str, str] | None = None,
-        source: UploadSource | None = None,
+        source: SpendableBody | None = None,
         *,
         near: tuple[str, str] | None = None,
     ) -> Response:
@@ -92,7 +97,7 @@ class ObjectCalls:
         raise error_from_answer(answer.status, answer.headers, b"", f"{method} {answer.url}")
 
     def _near(
-        self, path: str, method: str, headers: Mapping[str, str], source: UploadSource | None, near: tuple[str, str]
+        self, path: str, method: str, headers: Mapping[str, str], source: SpendableBody | None, near: tuple[str, str]
     ) -> Response | None:
         """The answer of an object's owner, or None if another node should be asked. Errors that are final are raised."""
         owner = self._router.owner_url(*near)
@@ -115,22 +120,15 @@ class ObjectCalls:
         answer.close()
         return None
 
-    def _retrying(self, attempt: Callable[[], Response], source: UploadSource | None, tries: Tries | None) -> Response:
-        cancellation = current_cancellation(self._cancellation)
-        for number in count():
-            cancellation.check()
-            try:
-                return attempt()
-            except DfcError as error:
-                cancellation.check()
-                spent = source is not None and source.begun and not source.replayable
-                if not is_worth_retrying(error) or spent or number >= self.policy.retries:
-                    raise
-                if tries is not None and may_be_done(error):
-                    tries.broken = True
-                delay_s = self.policy.delay_s(number, retry_after_s(error))
-            self.wait(delay_s)
-        raise AssertionError("counting does not end")
+    def _retrying(self, attempt: Callable[[], Response], source: SpendableBody | None, tries: Tries | None) -> Response:
+        def worth(error: DfcError) -> bool:
+            spent = source is not None and source.begun and not source.replayable
+            again = is_worth_retrying(error) and not spent
+            if again and tries is not None and may_be_done(error):
+                tries.broken = True
+            return again
+
+        return retried(attempt, self.policy, self.wait, worth, current_cancellation(self._cancellation).check)
 
     def wait(self, seconds: float) -> None:
         """Wait before another try, unless cancelled, and expect a new map."""
@@ -138,7 +136,7 @@ class ObjectCalls:
         self._router.refresh()
 
     def _try(
-        self, method: str, bucket: str, name: str, query: Query, headers: Mapping[str, str], source: UploadSource | None
+        self, method: str, bucket: str, name: str, query: Query, headers: Mapping[str, str], source: SpendableBody | None
     ) -> Response:
         route = self._router.route(bucket, name, query)
         for _ in range(_HOPS_MAX):
@@ -161,7 +159,7 @@ class ObjectCalls:
             answer.close()
         raise Unavailable(f"{method} {bucket}/{name}: redirected more than {_HOPS_MAX} times")
 
-    def _ask(self, method: str, route: Location, headers: Mapping[str, str], source: UploadSource | None) -> Response:
+    def _ask(self, method: str, route: Location, headers: Mapping[str, str], source: SpendableBody | None) -> Response:
         """One request; answers that a caller cannot use are raised as errors."""
         headers = self._with_token(headers, route)
         # The answer to a second try differs: that there was one is for callers to know, who are told by `Tries`.
@@ -177,8 +175,7 @@ class ObjectCalls:
             answer = addresses.reach(lambda base, limit_s: ask(base + route.path, limit_s), repeatable=method in _READS)
         if answer.status < 300 or answer.status in _FOR_CALLERS:
             return answer
-        body = answer.read_all(ERROR_BODY_BYTES_MAX)
-        raise error_from_answer(answer.status, answer.headers, body, f"{method} {answer.url}")
+        raise answer.error()
 
     def _with_token(self, headers: Mapping[str, str], route: Location) -> Mapping[str, str]:
         if not self._token or not route.trusted:

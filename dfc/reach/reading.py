@@ -1,0 +1,112 @@
+"""Bytes of an object that go on where a connection broke. Whom to ask, and for how long, is for each reader to say."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+
+import xxhash
+
+from dfc.http.calls.blocking import Broken, Response
+
+
+class ResumingReader(ABC):
+    """The base of readers: the bytes from `_position` to `_end` (exclusive; None: to the last). For one thread at a time.
+
+    `_size` of the object is for `_connect` to set when an answer tells it. `_handed_out` are errors after which what came
+    before them is handed out, and the next call meets them again; after all others it is read again.
+    """
+
+    # Not an object of its own that is given these functions: in a circle of references a reader that is forgotten would keep
+    # its connection until the next collection.
+    _handed_out: type[Exception] | tuple[()] = ()
+    _answer: Response | None = None
+    _size: int | None = None
+    _hasher: xxhash.xxh3_128 | None = None
+    _checksum = ""
+
+    def __init__(self, position: int, end: int | None) -> None:
+        super().__init__()
+        self._position = position
+        self._end = end
+        self._continue_with(None)
+
+    @abstractmethod
+    def _connect(self) -> Response | None:
+        """An answer whose next byte is at `_position`, of the version that was begun, with as many tries as it likes; None at
+        the very end of the object."""
+
+    @abstractmethod
+    def _broke(self, problem: Broken, gained: int) -> bool:
+        """An answer ended early, after so many bytes: wait; False, or an error, when there is to be no other one."""
+
+    def _mismatch(self, found: str) -> Exception:
+        """The error for bytes that do not have `_checksum`; for readers that call `_verify`."""
+        raise NotImplementedError
+
+    def _verify(self, checksum: str) -> None:
+        """Compare what is read from here to the end with this xxh3-128."""
+        self._checksum = checksum
+        self._hasher = xxhash.xxh3_128()
+
+    def _continue_with(self, answer: Response | None) -> Response | None:
+        self._answer = answer
+        self._process = os.getpid()
+        self._begun_at = self._position
+        return answer
+
+    def _fill(self, view: memoryview) -> int:
+        """Fill the view, except at the end; 0 there. Raises what the methods above raise."""
+        if self._end is not None:
+            view = view[: max(self._end - self._position, 0)]
+        done, begin = 0, self._position
+        try:
+            while done < len(view) and (count := self._some(view[done:])):
+                done += count
+        except BaseException as problem:
+            if not done or not isinstance(problem, self._handed_out):
+                # Nobody gets what has come, so that whoever reads on must get it again.
+                self._drop()
+                self._position = begin
+                raise
+        if self._hasher is not None:
+            self._hasher.update(view[:done])
+            if self._position == self._end:
+                found = self._hasher.hexdigest()
+                self._hasher = None
+                if found != self._checksum:
+                    raise self._mismatch(found)
+        return done
+
+    def _some(self, view: memoryview) -> int:
+        while True:
+            answer = self._answer or self._continue_with(self._connect())
+            try:
+                count = 0 if answer is None else answer.receive(view)
+                if count == 0 and answer is not None:
+                    self._check_end(answer)
+            except Broken as problem:
+                self._answer = None
+                if not self._broke(problem, self._position - self._begun_at):
+                    raise
+                continue
+            if count == 0:
+                self._end = self._position
+            self._position += count
+            return count
+
+    def _check_end(self, answer: Response) -> None:
+        if self._size is not None and self._position < self._size:
+            raise Broken(f"the body ended at byte {self._position} of {self._size}")
+        if self._size is None and answer.status == 206:
+            # A server may give less than what was asked for, and this one does not say how much there is.
+            raise Broken(f"a part ended at byte {self._position} of nobody knows how many")
+
+    def _drop(self) -> None:
+        """Let go of the connection; what is read after that gets another. In a child after a fork it is the parent's."""
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            if os.getpid() == self._process:
+                answer.close()
+            else:
+                answer.forget()
