@@ -23,9 +23,10 @@ from dfc.storage.blobs.deposit import DepositSite, boot_id
 from dfc.storage.blobs.directories import Directories
 from dfc.storage.blobs.discard import Discarder
 from dfc.storage.blobs.indexes import OpenIndexes
+from dfc.storage.blobs.newblob import observe
 from dfc.storage.blobs.reader import BlobReader
 from dfc.storage.blobs.staging import Staging
-from dfc.storage.blobs.whole import observe, put_whole
+from dfc.storage.blobs.whole import put_whole
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.catalog.cache import RowCache
 from dfc.storage.catalog.catalog import Catalog, ListedTuple
