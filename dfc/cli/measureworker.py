@@ -1,4 +1,4 @@
-"""One of the processes that `dfc.inputs.measure` starts: it gets ready, waits for the signal, does one thing for some seconds.
+"""One of the processes that `dfc.cli.measure` starts: it gets ready, waits for the signal, does one thing for some seconds.
 
 Standard input has a task, a line of JSON, and then a line when all processes are ready. Standard output has `ready`, and then
 what was done: `amount` (samples, or bytes of the link) and `seconds`; or `error`, a sentence.
