@@ -75,7 +75,8 @@ class ShardOutput:
         self._store = store
         self._compressor = None if kind == "tar" else open_compressor(kind, level)
         self._hash = xxhash.xxh3_128()
-        self._waiting = bytearray()  # for the compressor
+        self._waiting = memoryview(bytearray(0 if self._compressor is None else DECOMPRESS_CHUNK_BYTES))  # for the compressor
+        self._filled = 0  # of that
         self._small = _Small(self)
         self._tar = TarWriter(self._small)  # type: ignore[arg-type]  # `write` is all it asks for
         with ExitStack() as stack:
@@ -125,7 +126,7 @@ class ShardOutput:
             self._tar.close()
             self._small.flush()
         if self._compressor is not None:
-            self._output.write(self._compressor.compress(self._waiting))
+            self._output.write(self._compressor.compress(self._waiting[: self._filled]))
             self._output.write(self._compressor.flush())
         written = self._output.commit()
         content = written.checksum if self._compressor is None else self._hash.hexdigest()
@@ -148,17 +149,22 @@ class ShardOutput:
     def _compress(self, compressor: Compressor, data: memoryview) -> None:
         self._hash.update(data)
         at = 0
-        if self._waiting:
-            at = min(len(data), DECOMPRESS_CHUNK_BYTES - len(self._waiting))
-            self._waiting += data[:at]
-            if len(self._waiting) < DECOMPRESS_CHUNK_BYTES:
+        if self._filled:
+            at = min(len(data), DECOMPRESS_CHUNK_BYTES - self._filled)
+            self._keep(data[:at])
+            if self._filled < DECOMPRESS_CHUNK_BYTES:
                 return
             self._output.write(compressor.compress(self._waiting))
-            self._waiting = bytearray()
+            self._filled = 0
         while len(data) - at >= DECOMPRESS_CHUNK_BYTES:
             self._output.write(compressor.compress(data[at : at + DECOMPRESS_CHUNK_BYTES]))
             at += DECOMPRESS_CHUNK_BYTES
-        self._waiting += data[at:]
+        self._keep(data[at:])
+
+    def _keep(self, data: memoryview) -> None:
+        end = self._filled + len(data)
+        self._waiting[self._filled : end] = data
+        self._filled = end
 
     def abort(self) -> None:
         self._stack.close()
