@@ -48,7 +48,7 @@ def open_database(
         filesystem.sync_directory(directory)
         filesystem.rename(path + NEW_SUFFIX, path)
     filesystem.sync_directory(directory)
-    database = _connect(path)
+    database = connect(path)
     try:
         if os.path.getsize(path) == 0:
             raise DiskRefused(f"{path} is not {what}: it is empty. {way_out}")
@@ -113,7 +113,7 @@ def check_format(path: str, what: str, version: int) -> None:
 def _make(path: str, schema: str, version: int, filesystem: FileSystem, fill: Fill | None) -> None:
     remove_if_there(filesystem, (path + ending for ending in _ENDINGS))
     filesystem.close(filesystem.create(path, 0o600))
-    with closing(_connect(path)) as database:
+    with closing(connect(path)) as database:
         # Nobody needs it before it is complete, and then it is synced as a whole.
         database.execute("PRAGMA journal_mode = MEMORY")
         database.execute("PRAGMA synchronous = OFF")
@@ -125,6 +125,13 @@ def _make(path: str, schema: str, version: int, filesystem: FileSystem, fill: Fi
     sync_file(filesystem, path)
 
 
-def _connect(path: str) -> sqlite3.Connection:
-    """Never makes the file."""
-    return sqlite3.connect(f"file:{quote(path)}?mode=rw", uri=True, isolation_level=None, check_same_thread=False)
+def connect(path: str, *, timeout_s: float = 5.0, cached_statements: int = 128) -> sqlite3.Connection:
+    """To a file that is there, in autocommit, for threads that take turns. Never makes the file: a missing one is an error."""
+    return sqlite3.connect(
+        f"file:{quote(path)}?mode=rw",
+        timeout=timeout_s,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=cached_statements,
+        uri=True,
+    )

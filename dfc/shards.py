@@ -1,4 +1,4 @@
-"""Shard specs: the short forms that name many shards at once. Pure; no I/O.
+"""Names of many shards at once: the short forms that are read (specs), and the numbers that are written. Pure; no I/O.
 
 | spec | means |
 | --- | --- |
@@ -39,6 +39,7 @@ _COUNT: Final = re.compile(r"(.*)@([0-9]+)(.*)", re.DOTALL)
 _NUMBERS: Final = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.(-?[0-9]+))?")
 _LETTERS: Final = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.(-?[0-9]+))?")
 _WILDCARD: Final = re.compile(r"[*?\[]")
+_SHARD_NUMBER: Final = re.compile(r"%(?:0(\d{1,2}))?d")  # not %20d: in a URL that is a space and a d
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^/?#]*)([^?#]*)(.*)", re.DOTALL)
 _NUMBER_DIGITS_MAX: Final = 18  # a range end fits in 64 bits; a longer run of digits is a mistake
 
@@ -184,6 +185,29 @@ def _checked(spec: str, sequence: _Sequence) -> _Sequence:
     if sequence.count * sequence.chars > SHARD_SPEC_EXPANDED_CHARS_MAX:
         raise BadShardSpec(f"{spec[:80]!r} stands for more than {SHARD_SPEC_EXPANDED_CHARS_MAX} characters of names")
     return sequence
+
+
+def has_number(text: str) -> bool:
+    """Whether a name holds the number of a shard at all: `%06d`, `%d`."""
+    return _SHARD_NUMBER.search(text) is not None
+
+
+def with_number(text: str, number: int) -> str:
+    """The name of one shard of those that a text with `%06d` or `%d` in it stands for; wider numbers are written in full."""
+    return _SHARD_NUMBER.sub(lambda found: f"{number:0{int(found[1] or 1)}d}", text)
+
+
+class ShardPattern:
+    """A URL or path with one number in it. ValueError for none or more."""
+
+    def __init__(self, text: str) -> None:
+        if len(_SHARD_NUMBER.findall(text)) != 1:
+            raise ValueError(f"the name of shards holds one number, like train-%06d.tar, not {text!r}")
+        self._text = text
+
+    def text(self, number: int) -> str:
+        """The name of one shard."""
+        return with_number(self._text, number)
 
 
 class _Part(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
+OBJECTS_PATH: Final = "/v1/objects/"  # then BUCKET/NAME; the short form is /BUCKET/NAME
 
 JSON: Final = "application/json"
 MSGPACK: Final = "application/msgpack"

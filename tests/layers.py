@@ -26,7 +26,7 @@ LAYERS = (
             "logs",
             "shards",
         }
-        | {"pages", "wire", "filesystem", "smallfile", "database", "parts"},
+        | {"pages", "wire", "filesystem", "smallfile", "database", "parts", "handover"},
     ),
     ("domain", {"placement", "order", "tar", "formats", "storage", "jobs"}),
     ("plumbing", {"http", "batch", "registry", "engine", "reach"}),

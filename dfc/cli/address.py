@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from dfc.cli.exits import UsageMistake
 from dfc.names import DEFAULT_BUCKET, check_bucket_name, check_object_name, parse_object_path
-
-_OBJECTS_PATH: Final = "/v1/objects/"
+from dfc.wire import OBJECTS_PATH
 
 
 class Remote(NamedTuple):
@@ -70,8 +69,8 @@ def _split_url(text: str) -> tuple[str, str]:
     if not parts.hostname or parts.query or parts.fragment:
         raise UsageMistake(f"not the URL of an object: {text}")
     path = parts.path or "/"
-    if path.startswith(_OBJECTS_PATH):
-        path = path[len(_OBJECTS_PATH) - 1 :]
+    if path.startswith(OBJECTS_PATH):
+        path = path[len(OBJECTS_PATH) - 1 :]
     return f"{parts.scheme}://{parts.netloc}", path
 
 

@@ -15,8 +15,8 @@ from dfc.cli.exits import UsageMistake
 from dfc.errors import ClientMistake
 from dfc.limits import MIB, PIPE_BYTES
 from dfc.tar.compression import MAGIC_BYTES, CompressionError, DecompressedFile, kind_of_bytes, open_decompressed
-from dfc.tar.header import FILE, TarError
-from dfc.tar.scanner import Scanner, padded
+from dfc.tar.header import FILE, TarError, padded
+from dfc.tar.scanner import Scanner
 from dfc.tar.writer import member_header, padding
 
 _READ_BYTES: Final = 1 * MIB

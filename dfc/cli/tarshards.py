@@ -22,7 +22,7 @@ from dfc.cli.options import RETRIES, Json, Retries
 from dfc.cli.program import ProgramCommand
 from dfc.cli.session import Session, format_size, session_of, size_option
 from dfc.errors import DfcError
-from dfc.inputs.storing.patterns import ShardPattern, has_number
+from dfc.shards import ShardPattern, has_number
 
 if TYPE_CHECKING:
     from dfc.cli.cutting import CutShard, ShardCutter
@@ -32,15 +32,7 @@ SIZE_DEFAULT: Final = 1_000_000_000
 UPLOADS: Final = 2  # one shard goes out while the next but one is filled; more would only take more space
 
 
-class Pattern(ShardPattern):
-    """Where shards go."""
-
-    def remote(self, number: int) -> Remote:
-        """The name of one shard; BadName, UsageMistake."""
-        return parse_remote(self.text(number))
-
-
-def parse_pattern(text: str) -> Pattern:
+def parse_pattern(text: str) -> ShardPattern:
     """From `URL-%06d.tar`, or a prefix to which `-%06d.tar` is added. UsageMistake for what `tarshards` cannot make."""
     from dfc.tar.index import index_kind
 
@@ -49,10 +41,10 @@ def parse_pattern(text: str) -> Pattern:
             raise UsageMistake(f"{text} has no number: {text[:-4]}-%06d.tar")
         text += "%06d.tar" if text.endswith("/") else "-%06d.tar"
     try:
-        pattern = Pattern(text)
+        pattern = ShardPattern(text)
     except ValueError:
         raise UsageMistake(f"{text} has more than one number") from None
-    kind = index_kind(pattern.remote(0).name)
+    kind = index_kind(parse_remote(pattern.text(0)).name)
     if kind != "tar":
         what = f"compressed shards ({kind})" if kind else "other names"
         raise UsageMistake(f"shards are plain tar files, their names end in .tar; {what} cannot be made: {text}")
@@ -62,7 +54,7 @@ def parse_pattern(text: str) -> Pattern:
 class Uploader:
     """Uploads complete shards in threads; waits when too many are under way, so that the space they take is bounded."""
 
-    def __init__(self, session: Session, pattern: Pattern, jobs: int) -> None:
+    def __init__(self, session: Session, pattern: ShardPattern, jobs: int) -> None:
         from dfc.inputs.storing.uploads import Uploads
 
         self._session = session
@@ -84,19 +76,19 @@ class Uploader:
         self._uploads.stop(at_once=at_once)
 
     def _upload(self, shard: CutShard) -> None:
-        remote = self._pattern.remote(shard.number)
+        name = self._pattern.text(shard.number)
+        remote = parse_remote(name)
         start = time.monotonic()
         with shard.file as file:
             stored = self._session.client(remote.base).put(remote.bucket, remote.name, file)
         with self._lock:
-            self._report(shard, remote, stored, time.monotonic() - start)
+            self._report(shard, name, remote, stored, time.monotonic() - start)
 
-    def _report(self, shard: CutShard, remote: Remote, stored: StoredObject, seconds: float) -> None:
+    def _report(self, shard: CutShard, name: str, remote: Remote, stored: StoredObject, seconds: float) -> None:
         self.shards += 1
         self.samples += shard.samples
         self.members += shard.members
         self.size += shard.size
-        name = self._pattern.text(shard.number)
         if not self._session.as_json:
             rate = format_size(shard.size / max(seconds, 1e-6))
             print(f"{name}  {shard.samples} samples  {format_size(shard.size)}  {rate}/s", flush=True)
@@ -173,16 +165,17 @@ def _cut(session: Session, cutter: ShardCutter, files: str, *, null: bool, direc
         return cut_files(read_names(source, null=null), directory, cutter)
 
 
-def _close(session: Session, pattern: Pattern, uploader: Uploader, members: int, came_back: int) -> None:
+def _close(session: Session, pattern: ShardPattern, uploader: Uploader, members: int, came_back: int) -> None:
     """The closing line, after what the person should know."""
     if came_back:
         session.note(
             f"tarshards: WARNING: the keys of {came_back} samples came back after others, so the files of a sample are not all"
             " next to each other and it is split: give them in order (tar --sort=name, or find | sort)"
         )
-    remains = uploader.shards > 0 and _exists(session, pattern.remote(uploader.shards))
+    following = pattern.text(uploader.shards)
+    remains = uploader.shards > 0 and _exists(session, parse_remote(following))
     if remains:
-        session.note(f"tarshards: WARNING: {pattern.text(uploader.shards)} and maybe more are there from an earlier run")
+        session.note(f"tarshards: WARNING: {following} and maybe more are there from an earlier run")
     totals = {"shards": uploader.shards, "samples": uploader.samples, "members": members, "size": uploader.size}
     if session.as_json:
         session.print_json({"total": {**totals, "came_back": came_back, "earlier_shards_remain": remains}})

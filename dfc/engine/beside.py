@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from dfc.config import Settings, is_loopback
-from dfc.engine.dask import scheduler_address
 from dfc.engine.link import Link
-from dfc.engine.wire import Begin
+from dfc.engine.wire import Begin, SchedulerAddress
 
 _log: Final = logging.getLogger("dfc.engine")
 RESTART_FIRST_S: Final = 0.25
@@ -31,7 +30,7 @@ class WorkersBeside:
         self._begin = Begin(
             directory=str(Path(directory).absolute() / "engine"),
             workers=settings.jobs_workers or os.cpu_count() or 1,
-            scheduler=scheduler_address(settings),
+            scheduler=SchedulerAddress.of(settings),
             name=node_id,
             host=_listen_host(settings),
         )
@@ -74,7 +73,7 @@ class WorkersBeside:
 
 def _listen_host(settings: Settings) -> str:
     """Where workers listen: as the node does, on loopback when the scheduler is there; empty: by the route to it."""
-    address = scheduler_address(settings).host
+    address = SchedulerAddress.of(settings).host
     if is_loopback(address):
         return "127.0.0.1"
     return "" if settings.host in ("0.0.0.0", "::") or settings.is_loopback() else settings.host

@@ -1,4 +1,4 @@
-"""The surroundings of the processes that Dask runs in: its settings, a scratch directory, an end that leaves nothing behind."""
+"""The surroundings of processes that Dask runs in: settings, TLS, a scratch directory, an end that leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing import forkserver, util
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
+
+from dfc.engine.wire import SchedulerAddress
 
 LOCK_NAME: Final = "lock"
 _PREFIX: Final = "DASK_"
@@ -50,6 +52,21 @@ def dask_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment for a process that imports Dask, made from that of its parent."""
     kept = {name: value for name, value in environment.items() if not name.startswith(_PREFIX)}
     return kept | {_PREFIX + name: value for name, value in _DASK.items()} | dict.fromkeys(_THREADS, "1")
+
+
+def security(scheduler: SchedulerAddress) -> Any:
+    """How a scheduler is reached, in Dask's form and for all roles; imports Dask, so only for processes that run it."""
+    from distributed.security import Security
+
+    if not scheduler.address.startswith("tls://"):
+        return Security(require_encryption=False)
+    roles = ("client", "scheduler", "worker")
+    return Security(
+        require_encryption=True,
+        tls_ca_file=scheduler.ca,
+        **{f"tls_{role}_cert": scheduler.cert for role in roles},
+        **{f"tls_{role}_key": scheduler.key for role in roles},
+    )
 
 
 def make_scratch(directory: str) -> str:

@@ -13,7 +13,7 @@ import sys
 from typing import Any, Final, NoReturn
 
 from dfc.engine.dispatch import Dispatcher, Waiting
-from dfc.engine.environment import end_group, make_scratch, start_fork_server, take_pipes
+from dfc.engine.environment import end_group, make_scratch, security, start_fork_server, take_pipes
 from dfc.engine.wire import TO_ENGINE, Begin, Cancel, Done, FromEngine, Lost, RunRequest, WorkerSlots, frame, read_frame
 
 _log: Final = logging.getLogger("dfc.engine")
@@ -69,8 +69,6 @@ class Host:
 
     async def _connect(self) -> None:
         from distributed import Client
-
-        from dfc.engine.dask import security
 
         assert self._begin.scheduler is not None
         address = self._begin.scheduler.address

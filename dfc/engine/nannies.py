@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any, Final, NoReturn
 
-from dfc.engine.environment import end_group, make_scratch, start_fork_server, take_pipes
+from dfc.engine.environment import end_group, make_scratch, security, start_fork_server, take_pipes
 from dfc.engine.wire import TO_ENGINE, Begin, read_frame
 
 _log: Final = logging.getLogger("dfc.engine")
@@ -26,8 +26,6 @@ async def run(begin: Begin, scratch: str) -> None:
     """Until one of the nannies has ended, which it does when the scheduler is gone."""
     start_fork_server(scratch)
     from distributed import Nanny
-
-    from dfc.engine.dask import security
 
     assert begin.scheduler is not None
     nannies = [

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
 from dfc.config import load_settings
-from dfc.engine.dask import scheduler_address, security
-from dfc.engine.environment import dask_environment
+from dfc.engine.environment import dask_environment, security
 from dfc.engine.wire import SchedulerAddress
 from dfc.errors import ConfigError, DfcError
 
@@ -33,7 +32,7 @@ def parse(arguments: Sequence[str]) -> SchedulerAddress:
     settings = load_settings("proxy", file=flags.pop("config"), environment=os.environ, flags=flags).settings
     if not settings.jobs_scheduler:
         raise ConfigError("jobs_scheduler says where to listen: tls://HOST:PORT, or tcp://127.0.0.1:PORT")
-    return scheduler_address(settings)
+    return SchedulerAddress.of(settings)
 
 
 async def serve(address: SchedulerAddress, scratch: str) -> NoReturn:

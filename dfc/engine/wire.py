@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from dfc.config import Settings
+
 FRAME_BYTES_MAX: Final = 64 << 20  # payloads are kilobytes; what is larger goes through temporary objects
 _LENGTH_BYTES: Final = 4
 
@@ -23,6 +25,11 @@ class SchedulerAddress(msgspec.Struct, frozen=True):
     ca: str = ""
     cert: str = ""
     key: str = ""
+
+    @classmethod
+    def of(cls, settings: Settings) -> SchedulerAddress:
+        """From settings that name one."""
+        return cls(settings.jobs_scheduler, settings.jobs_tls_ca, settings.jobs_tls_cert, settings.jobs_tls_key)
 
     @property
     def scheme(self) -> str:

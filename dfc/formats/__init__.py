@@ -45,7 +45,7 @@ FORMATS: Final[dict[FormatName, Format]] = {
     "dali-index": Format((".idx",)),
     "wids-index": Format((".json",)),
 }
-_INDEXES: Final = ("dali-index", "wids-index")
+INDEXES: Final = ("dali-index", "wids-index")
 
 
 def source_format(name: str) -> SourceName | None:
@@ -74,6 +74,6 @@ def written_format(name: str) -> FormatName | None:
     """Which format an output of this name belongs to by its ending; None for a name that fits any."""
     lower = name.lower()
     fitting = (
-        format for format, what in FORMATS.items() if what.endings and format not in _INDEXES and lower.endswith(what.endings)
+        format for format, what in FORMATS.items() if what.endings and format not in INDEXES and lower.endswith(what.endings)
     )
     return next(fitting, "tar" if index_kind(name) else None)

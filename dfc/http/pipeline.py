@@ -13,9 +13,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from queue import SimpleQueue
 from typing import Final
 
+from dfc.handover import HandOver
 from dfc.limits import TRANSFER_BUFFER_BYTES
 
 PROCESSORS: Final = os.cpu_count() or 1
@@ -31,10 +31,7 @@ class SinkHelper:
     def __init__(self) -> None:
         self._sink: Callable[[memoryview], object] | None = None
         self._error: BaseException | None = None
-        self._filled: SimpleQueue[tuple[bytearray, int] | None] = SimpleQueue()
-        self._free: SimpleQueue[bytearray] = SimpleQueue()
-        for _ in range(BUFFERS):
-            self._free.put(bytearray(BUFFER_BYTES))
+        self._buffers: HandOver[bytearray, tuple[bytearray, int]] = HandOver(bytearray(BUFFER_BYTES) for _ in range(BUFFERS))
         self._thread = threading.Thread(target=self._run, name="transfer-sink", daemon=True)
         self._thread.start()
 
@@ -43,31 +40,35 @@ class SinkHelper:
 
     def buffer(self) -> bytearray:
         """A free buffer; waits for one. Raises what the sink has raised."""
-        buffer = self._free.get()
+        buffer = self._next()
         if self._error is not None:
-            self._free.put(buffer)
+            self._buffers.give_back(buffer)
             raise self._error
         return buffer
 
     def hand_over(self, buffer: bytearray, size: int) -> None:
         """Feed the first `size` bytes to the sink; 0 only gives the buffer back."""
-        self._filled.put((buffer, size))
+        self._buffers.give((buffer, size))
 
     def settle(self) -> None:
         """Wait until the sink has had everything. Raises what it has raised."""
-        buffers = [self._free.get() for _ in range(BUFFERS)]
-        for buffer in buffers:
-            self._free.put(buffer)
+        for buffer in [self._next() for _ in range(BUFFERS)]:
+            self._buffers.give_back(buffer)
         error, self._sink, self._error = self._error, None, None
         if error is not None:
             raise error
 
     def close(self) -> None:
-        self._filled.put(None)
+        self._buffers.end()
         self._thread.join()
 
+    def _next(self) -> bytearray:
+        buffer = self._buffers.room()
+        assert buffer is not None  # it is the sink's thread that ends, and not what fills the buffers
+        return buffer
+
     def _run(self) -> None:
-        while (item := self._filled.get()) is not None:
+        while (item := self._buffers.take()) is not None:
             buffer, size = item
             try:
                 if size and self._error is None and self._sink is not None:
@@ -76,7 +77,7 @@ class SinkHelper:
                         self._sink(view[:size])
             except BaseException as error:
                 self._error = error
-            self._free.put(buffer)
+            self._buffers.give_back(buffer)
 
 
 class HelperPool:

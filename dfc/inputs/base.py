@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
@@ -73,6 +73,11 @@ class Wanted(frozenset[str]):
         others = ", ".join(map(repr, sorted(self.others)))
         lacking = f"has no field {' or '.join(map(repr, names))}"
         return lacking + (f", only {found}" if found else "") + (f"; not asked for, but there: {others}" if others else "")
+
+
+def telling_of_others(fields: Collection[str] | None) -> Callable[[str], None] | None:
+    """What a parser calls with each extension that it meets beside the wanted ones, where somebody wants to know."""
+    return fields.leave_out if isinstance(fields, Wanted) else None
 
 
 class ShardRef(NamedTuple):

@@ -20,8 +20,8 @@ from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
 from dfc.inputs.sources.urls import shown
 from dfc.inputs.storing.archive import Compress, Encode, SampleArchive, kind_for, pack
 from dfc.inputs.storing.destinations import destination_of
-from dfc.inputs.storing.patterns import ShardPattern
 from dfc.inputs.storing.uploads import UploadFile, Uploads
+from dfc.shards import ShardPattern
 
 MAXCOUNT: Final = 100_000
 MAXSIZE: Final = 1_000_000_000

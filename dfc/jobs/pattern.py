@@ -8,9 +8,10 @@ from typing import Final
 
 from dfc.errors import BadRequest
 from dfc.names import check_object_name
+from dfc.shards import with_number
 
 PART_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_NUMBER: Final = re.compile(r"%0([1-9])d")
+_NUMBER: Final = re.compile(r"%0[1-9]d")
 _SHARD_NUMBER_MAX: Final = 10**12
 
 
@@ -55,7 +56,7 @@ class OutputPattern:
         """The name of one output. ValueError for a number below 0 or absurdly large."""
         if not 0 <= number < _SHARD_NUMBER_MAX:
             raise ValueError(f"no number for a shard: {number}")
-        return _NUMBER.sub(lambda match: f"{number:0{int(match[1])}d}", self.text.replace("{part}", part))
+        return with_number(self.text.replace("{part}", part), number)
 
     def matches(self, name: str) -> bool:
         """Whether an object of this name could be one of the outputs."""

@@ -17,18 +17,20 @@ from dfc.checksum import ExpectedChecksums
 from dfc.clock import HybridClock
 from dfc.errors import DiskRefused, ObjectCorrupt, ObjectNotFound, ServerTrouble, StorageFailed
 from dfc.filesystem import FileSystem, remove_if_there
+from dfc.pages import Row
 from dfc.storage import identity, layout
 from dfc.storage.blobs.adopting import AdoptingWriter
 from dfc.storage.blobs.deposit import DepositSite, boot_id
 from dfc.storage.blobs.directories import Directories
 from dfc.storage.blobs.discard import Discarder
 from dfc.storage.blobs.indexes import OpenIndexes
+from dfc.storage.blobs.newblob import observe
 from dfc.storage.blobs.reader import BlobReader
 from dfc.storage.blobs.staging import Staging
-from dfc.storage.blobs.whole import observe, put_whole
+from dfc.storage.blobs.whole import put_whole
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.catalog.cache import RowCache
-from dfc.storage.catalog.catalog import Catalog, ListedTuple
+from dfc.storage.catalog.catalog import Catalog
 from dfc.storage.catalog.changes import Bury, Delete, RemoveSome, Settle
 from dfc.storage.catalog.commit import GroupCommitter
 from dfc.storage.catalog.staged import StagedName
@@ -58,7 +60,7 @@ from dfc.tar.index import ShardIndex, index_kind
 NO_CHECKSUMS: Final = ExpectedChecksums()
 # `Disk.list` hides the built-in inside the class.
 Rows = list[ObjectRow]
-ListedTuples = list[ListedTuple]
+ListedTuples = list[Row]
 Names = list[str]
 Quarantined = list[QuarantinedObject]
 

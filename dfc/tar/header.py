@@ -8,12 +8,15 @@ what libarchive and GNU tar take it for (docs/decisions/0013). Whatever neither 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Final, NamedTuple, NoReturn
 from zlib import adler32
 
 from dfc.limits import TAR_HEADER_BYTES, TAR_MEMBER_NAME_BYTES_MAX
 
 ZERO_BLOCK: Final = bytes(TAR_HEADER_BYTES)
+FILE_FLAG: Final = ord("0")
+PAX_FLAG: Final = ord("x")
 ARCHIVE_BYTES_MAX: Final = (1 << 63) - 1  # offsets are stored as 64 bits and must fit an off_t
 
 # Member types; the position in TYPES is what an index stores.
@@ -42,6 +45,7 @@ _OCTAL: Final = re.compile(rb"[ \t]*([0-7]{1,24})(?:[ \0]|\Z)")
 _PAX_WANTED: Final = re.compile(rb"path=|size=|GNU\.sparse\.")
 _PAX_LENGTH_DIGITS: Final = 12
 _GNU_MAGIC: Final = b"ustar  \0"
+_REMEMBERED_MAX: Final = 8192  # checksum fields: those of plain headers lie within a few thousand
 
 
 def _pattern_of_plain_records() -> re.Pattern[bytes]:
@@ -56,6 +60,11 @@ def _pattern_of_plain_records() -> re.Pattern[bytes]:
 
 # `has_plain_records(data, start, end)`: the quick way to most of what `is_plain_pax` says yes to; the hot loops ask it first.
 has_plain_records: Final = _pattern_of_plain_records().fullmatch
+
+
+def padded(size: int) -> int:
+    """The size rounded up to whole blocks."""
+    return (size + TAR_HEADER_BYTES - 1) & -TAR_HEADER_BYTES
 
 
 class TarError(Exception):
@@ -95,6 +104,19 @@ def stored_sum(field: bytes) -> int:
         return int(digits, 8) - 8 * 32 + sum(field)
     except ValueError:
         return -1
+
+
+class StoredSums(dict[bytes, int]):
+    """`stored_sum` of the checksum fields that were met, for hot loops; `find`: something else that follows from a field."""
+
+    def __init__(self, find: Callable[[bytes], int] = stored_sum) -> None:
+        self._find = find
+
+    def __missing__(self, field: bytes) -> int:
+        if len(self) >= _REMEMBERED_MAX:
+            self.clear()
+        self[field] = found = self._find(field)
+        return found
 
 
 def checksum_matches(block: bytes) -> bool:

@@ -12,7 +12,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from dfc.limits import TAR_HEADER_BYTES
-from dfc.tar.header import FILE, TarError, checksum_matches, stored_sum
+from dfc.tar.header import FILE, FILE_FLAG, TarError, checksum_matches, stored_sum
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 Entry = tuple[bytes, int, int, int, int]
 """Name as stored, type (position in TYPES), offset of the member's first header, offset of its data, size of the data."""
 
-_FILE_FLAG: Final = ord("0")
 _SPACE: Final = ord(" ")
 _NAME_BYTES: Final = 100
 _FIELDS: Final = Struct("124x 11s B 20x B 355x")  # size, the byte after it, type
@@ -92,7 +91,7 @@ class HeaderBatch:
         fields = _FIELDS.unpack_from
         while at <= last:
             digits, end, flag = fields(view, at)
-            if flag != _FILE_FLAG or (end and end != _SPACE) or not digits.isdigit():
+            if flag != FILE_FLAG or (end and end != _SPACE) or not digits.isdigit():
                 break  # of another type, or with a size in another form
             try:
                 size = int(digits, 8)

@@ -15,6 +15,7 @@ from dfc.tar.header import FILE
 
 NO_KEY: Final = 0xFFFF  # for a member of no sample; names are shorter
 _META_NAME: Final = re.compile(r"__[^/]*__(?:$|/)")
+_META_NAME_BYTES: Final = re.compile(_META_NAME.pattern.encode())
 
 
 def split_key(name: str) -> tuple[str, str] | None:
@@ -27,6 +28,13 @@ def split_key(name: str) -> tuple[str, str] | None:
     if dot <= base or (name[:2] == "__" and _META_NAME.match(name)):
         return None
     return name[:dot], name[dot + 1 :].lower()
+
+
+def key_bytes(name: bytes | bytearray) -> int:
+    """`split_key` of a name as it is stored: how many bytes the key has, behind which there is a dot; -1 for no sample's."""
+    base = name.rfind(b"/") + 1
+    dot = name.find(b".", base)
+    return -1 if dot <= base or (name[:2] == b"__" and _META_NAME_BYTES.match(name)) else dot
 
 
 class SampleGrouper:

@@ -16,13 +16,16 @@ from dfc.limits import TAR_HEADER_BYTES, TAR_META_BYTES_MAX, TAR_META_CHAIN_MAX,
 from dfc.tar.header import (
     DIRECTORY,
     FILE,
+    FILE_FLAG,
     NO_PAX_FIELDS,
     OTHER,
+    PAX_FLAG,
     SPARSE,
     TYPE_OF_FLAG,
     TYPES_WITHOUT_DATA,
     ZERO_BLOCK,
     PaxFields,
+    StoredSums,
     TarError,
     check_name,
     check_size,
@@ -32,10 +35,10 @@ from dfc.tar.header import (
     header_name,
     is_plain_pax,
     names_members,
+    padded,
     parse_long_name,
     parse_pax,
     parse_size,
-    stored_sum,
 )
 from dfc.tar.headerbatch import Entry, HeaderBatch, PlainFiles
 
@@ -47,19 +50,11 @@ _PAX: Final = frozenset(b"xX")  # Solaris writes X
 _META: Final = frozenset(b"xXgLKAV")
 _LONE: Final = frozenset((_GLOBAL_PAX, _LABEL))  # they belong to no member, and an archive may end after them
 _SPARSE_FLAG: Final = ord("S")
-_FILE_FLAG: Final = ord("0")
-_PAX_FLAG: Final = ord("x")
 _WINDOW_BYTES: Final = 8 * 1024  # copied out of a mutable buffer at once: many small members
 _WINDOW_BYTES_LARGE: Final = 1024  # or, while members are large, one header and a bit
 _BATCH_HEADERS_MIN: Final = 1024  # checked together, if they may be
-_SUMS_MAX: Final = 8192  # remembered checksum fields; sums of plain headers lie within a few thousand
 _ZEROS: Final = bytes(64 * 1024)
 _RUBBISH: Final = "what follows the NUL of a name is ignored"
-
-
-def padded(size: int) -> int:
-    """The size rounded up to whole blocks."""
-    return (size + TAR_HEADER_BYTES - 1) & -TAR_HEADER_BYTES
 
 
 def _octal(digits: bytes) -> int:
@@ -89,7 +84,7 @@ class Scanner:
         self._take: Callable[[bytes], None] = self._header
         self._plain = True  # the next header stands alone: nothing overrides its fields
         self._window = _WINDOW_BYTES
-        self._sums: dict[bytes, int] = {}
+        self._sums = StoredSums()
         self._end = 0  # offset of the first zero block, once `ended`
         self._after_end: int | None = None  # offset of the first byte after it that is not zero
         self._odd: dict[str, int] = {}  # what was met before the end, and where first
@@ -238,10 +233,7 @@ class Scanner:
                 window = bytes(view[base - start : base - start + width])
                 position, last = 0, len(window) - TAR_HEADER_BYTES
             block = window[position : position + TAR_HEADER_BYTES]
-            field = block[148:156]
-            total = sums.get(field)
-            if total is None:
-                total = self._remember_sum(field)
+            total = sums[block[148:156]]
             digits = block[124:135]
             if (
                 (adler32(block[:256]) & 0xFFFF) + (adler32(block[256:]) & 0xFFFF) - 2 == total
@@ -252,7 +244,7 @@ class Scanner:
                 flag = block[156]
                 offset = base + position
                 after = position + TAR_HEADER_BYTES + ((size + 511) & -512)
-                if (flag == _FILE_FLAG or flag == 0) and not block[345]:  # without a prefix
+                if (flag == FILE_FLAG or flag == 0) and not block[345]:  # without a prefix
                     name = block[:100].rstrip(b"\0")
                     if 0 in name:
                         name = name.partition(b"\0")[0]
@@ -263,7 +255,7 @@ class Scanner:
                         position = after
                         continue
                 elif (
-                    flag == _PAX_FLAG
+                    flag == PAX_FLAG
                     and head is None
                     and size <= TAR_META_BYTES_MAX
                     and after <= len(window)
@@ -290,13 +282,6 @@ class Scanner:
         self.next = offset
         if head is not None:
             self._head, self._chain, self._plain = head, 1, False
-
-    def _remember_sum(self, field: bytes) -> int:
-        total = stored_sum(field)
-        if len(self._sums) >= _SUMS_MAX:
-            self._sums.clear()
-        self._sums[field] = total
-        return total
 
     def _header(self, block: bytes) -> None:
         offset = self.next

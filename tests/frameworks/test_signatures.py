@@ -40,7 +40,7 @@ def public_modules() -> Iterator[Any]:
     yield dfc.client
     for found in pkgutil.iter_modules(dfc.inputs.__path__, "dfc.inputs."):
         public_package = found.name in ("dfc.inputs.filters", "dfc.inputs.torch")
-        if public_package or not (found.ispkg or found.name == "dfc.inputs.measureworker"):  # which is run, not imported
+        if public_package or not found.ispkg:
             yield importlib.import_module(found.name)
 
 

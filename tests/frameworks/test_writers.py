@@ -17,8 +17,8 @@ import pytest
 import webdataset
 
 from dfc.inputs.base import SampleBroken
-from dfc.inputs.storing.patterns import ShardPattern
 from dfc.inputs.writers import ShardWriter, TarWriter, WrittenShard
+from dfc.shards import ShardPattern
 
 
 def samples(count: int, size: int = 1000) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from dfc.cli.options import Json, Retries
 from dfc.cli.session import format_size, session_of
 
 if TYPE_CHECKING:
-    from dfc.inputs.measure import Measured, Report
+    from dfc.cli.measure import Measured, Report
 
 UNDECODED = "none"
 SECONDS = 2.0
@@ -55,9 +55,9 @@ def bench_input(
     It measures each part alone (link, decompression, parsing, decoding), then all together, and names the slowest part.
     """
     session = session_of(context, as_json=as_json)
+    from dfc.cli.measure import measure
     from dfc.errors import DfcError
     from dfc.inputs.base import InputError
-    from dfc.inputs.measure import measure
     from dfc.inputs.sources.specs import resolve
     from dfc.inputs.sources.streams import StreamOptions
 
@@ -83,7 +83,7 @@ def bench_input(
 
 
 def _parse_workers(text: str) -> list[int]:
-    from dfc.inputs.measure import WORKERS_MAX, default_workers
+    from dfc.cli.measure import WORKERS_MAX, default_workers
 
     if not text:
         return default_workers()

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from dfc.client import BatchItem, Client, RetryPolicy
 from dfc.errors import Conflict, DfcError, NotFound, ObjectCorrupt, PreconditionFailed, StorageFailed, Unreachable
 from dfc.http.calls.retry import Retries
-from dfc.inputs.base import Counts, InputError, Sample, SampleBroken, ShardChanged, ShardUnreadable, Wanted
-from dfc.limits import BATCH_ITEMS_MAX, INPUT_BATCH_PORTION_BYTES, TAR_HEADER_BYTES
+from dfc.inputs.base import Counts, InputError, Sample, SampleBroken, ShardChanged, ShardUnreadable, telling_of_others
+from dfc.limits import BATCH_ITEMS_MAX, INPUT_BATCH_PORTION_BYTES
 from dfc.reach.batch import BatchReader
-from dfc.tar.header import FILE, TarError
-from dfc.tar.samples import split_key
-from dfc.tar.scanner import Scanner
+from dfc.tar.header import TarError
+from dfc.tar.sampleparser import parse_item
 from dfc.wire import ITEM_HEADER
-
-_BASE_256: Final = 0x80
-_PLAIN_FLAGS: Final = (ord("0"), 0)
 
 
 class BatchShard(NamedTuple):
@@ -114,6 +110,7 @@ class BatchRead:
         """The samples of a portion, and errors for the places from `done` on that were left out before or between them."""
         found: list[Sample | InputError] = []
         view = memoryview(portion.data)
+        left_out = telling_of_others(self._fields)
         at = 0
         for place, length in zip(portion.places, portion.lengths, strict=True):
             if place > done:
@@ -123,7 +120,7 @@ class BatchRead:
             url = self._shards[shard].url
             sample: Sample | None
             try:
-                sample = _parse_sample(portion.data, view, at, at + length, url, self._fields)
+                sample = parse_item(portion.data, view, at, at + length, url, self._fields, left_out)
             except TarError as problem:
                 found.append(SampleBroken(f"{url}: sample {number} arrived broken: {problem}", url=url))
             else:
@@ -185,53 +182,3 @@ def _read(reader: BatchReader, places: Sequence[int], spare: list[bytearray]) ->
             reader.fill(view[:size])
         yield Arrival(places[first:last], lengths[first:last], data)
         first, begin = last, ends[last - 1]
-
-
-def _parse_sample(data: bytearray, view: memoryview, start: int, end: int, url: str, fields: Collection[str] | None) -> Sample:
-    """The members of one item. Headers were checked when the shard was stored; the plain ones are taken as they are."""
-    sample: Sample = {"__key__": "", "__source__": url}
-    key = None
-    at = start
-    while at < end:
-        body = at + TAR_HEADER_BYTES
-        # A name in one field, no long-name header before it, an octal size: all others go the long way.
-        if data[at + 156] not in _PLAIN_FLAGS or data[at + 345] or data[at + 124] & _BASE_256:
-            return _parse_any(bytes(view[start:end]), url, fields)
-        try:
-            size = int(data[at + 124 : at + 136].rstrip(b" \0"), 8)
-        except ValueError:
-            return _parse_any(bytes(view[start:end]), url, fields)
-        parts = split_key(data[at : at + 100].partition(b"\0")[0].decode("utf-8", "replace"))
-        if body + size > end:
-            raise TarError("a member reaches beyond its sample", at - start)
-        if parts is not None:
-            key, extension = parts
-            if fields is None or extension in fields:
-                sample[extension] = view[body : body + size].tobytes()
-            elif isinstance(fields, Wanted):
-                fields.leave_out(extension)
-        at = body + (size + TAR_HEADER_BYTES - 1 & -TAR_HEADER_BYTES)
-    if key is None:
-        raise TarError("a sample without members", 0)
-    sample["__key__"] = key
-    return sample
-
-
-def _parse_any(item: bytes, url: str, fields: Collection[str] | None) -> Sample:
-    scanner = Scanner()
-    entries = [*scanner.feed(item), *scanner.feed(bytes(2 * TAR_HEADER_BYTES))]
-    scanner.finish(strict=True)
-    sample: Sample = {"__key__": "", "__source__": url}
-    found = False
-    for name, kind, _, offset, size in entries:
-        parts = split_key(name.decode("utf-8", "replace")) if kind == FILE else None
-        if parts is not None:
-            found = True
-            sample["__key__"], extension = parts
-            if fields is None or extension in fields:
-                sample[extension] = item[offset : offset + size]
-            elif isinstance(fields, Wanted):
-                fields.leave_out(extension)
-    if not found:
-        raise TarError("a sample without members", 0)
-    return sample

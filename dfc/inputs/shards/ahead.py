@@ -19,18 +19,16 @@ from typing import Final
 from weakref import WeakSet
 
 from dfc.errors import DfcError
+from dfc.handover import HandOver
 from dfc.http.calls.retry import Cancelled
 from dfc.inputs.base import Counts, InputError, ShardBroken, ShardUnreadable
-from dfc.inputs.shards.pieces import LaneSegment, Opened, Piece, Slot, read_pieces
+from dfc.inputs.shards.pieces import Item, LaneSegment, Opened, Piece, Slot, read_pieces
 from dfc.inputs.sources.streams import StreamOptions
 from dfc.inputs.sources.urls import shown
 from dfc.limits import MIB
 from dfc.tar.compression import CompressionError
 from dfc.tar.header import TarError
 
-# Of the segment with this number: how it was opened, a piece, its end (None) or what ended it.
-Item = tuple[int, Opened | Piece | Exception | None]
-_CLOSED: Final = -1
 _EXIT_S: Final = 2.0  # a program that ends waits no longer for its lanes
 _PROGRAM_ENDS: Final = threading.Event()
 _LANES: Final = WeakSet["Lane"]()  # with a thread
@@ -43,11 +41,8 @@ class Lane:
         self._options = options
         self._counts = counts
         self._jobs: SimpleQueue[LaneSegment | None] = SimpleQueue()
-        self._items: SimpleQueue[Item] = SimpleQueue()
+        self._hand: HandOver[Slot, Item] = HandOver(Slot() for _ in range(slots))
         self._held: deque[Item] = deque()
-        self._free: SimpleQueue[Slot | None] = SimpleQueue()
-        for _ in range(slots):
-            self._free.put(Slot())
         self._open: dict[int, LaneSegment] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -59,7 +54,7 @@ class Lane:
         self._jobs.put(job)
         if self._thread is None and not self._closed:
             _keep_memory()
-            arguments = (self._jobs, self._items, self._free, self._options, self._counts)
+            arguments = (self._jobs, self._hand, self._options, self._counts)
             self._thread = threading.Thread(target=_work, args=arguments, name="dfc-inputs-ahead", daemon=True)
             self._thread.start()
             _LANES.add(self)
@@ -70,18 +65,19 @@ class Lane:
         if os.getpid() != self._process:
             raise RuntimeError("what reads shards does not survive a fork: begin to read in the new process")
         while True:
-            found, item = self._held.popleft() if self._held else self._items.get()
+            given = self._held.popleft() if self._held else self._hand.take()
+            if given is None:
+                raise Cancelled("the reader was closed")
+            found, item = given
             if found == number:
                 if item is None or isinstance(item, Exception):
                     del self._open[number]
                 return item
-            if found == _CLOSED:
-                raise Cancelled("the reader was closed")
             if isinstance(item, Piece):
-                self._free.put(item.slot)
+                self.give_back(item)
 
     def give_back(self, piece: Piece) -> None:
-        self._free.put(piece.slot)
+        self._hand.give_back(piece.slot)
 
     def abandon(self, number: int) -> None:
         """No more of this segment: the thread goes on with the next one."""
@@ -91,11 +87,15 @@ class Lane:
         job.cancel()
         try:
             while not self._held:
-                found, item = self._items.get_nowait()
+                given = self._hand.take_ready()
+                if given is None:
+                    self._hand.end()  # who takes next is told so, too
+                    return
+                found, item = given
                 if found > number:
-                    self._held.append((found, item))
+                    self._held.append(given)
                 elif isinstance(item, Piece):
-                    self._free.put(item.slot)
+                    self.give_back(item)
         except Empty:
             pass
 
@@ -105,11 +105,11 @@ class Lane:
             return  # the sockets and the thread are those of the parent
         self._closed = True
         self._jobs.put(None)
-        self._free.put(None)
+        self._hand.close()
         for job in list(self._open.values()):
             job.cancel()
         if not _PROGRAM_ENDS.is_set():
-            self._items.put((_CLOSED, None))
+            self._hand.end()
 
     def join(self, timeout_s: float) -> None:
         """Wait until the thread has ended."""
@@ -146,23 +146,17 @@ def _keep_memory() -> None:
     bytes(24 * MIB)
 
 
-def _work(
-    jobs: SimpleQueue[LaneSegment | None],
-    items: SimpleQueue[Item],
-    free: SimpleQueue[Slot | None],
-    options: StreamOptions,
-    counts: Counts,
-) -> None:
+def _work(jobs: SimpleQueue[LaneSegment | None], hand: HandOver[Slot, Item], options: StreamOptions, counts: Counts) -> None:
     while (job := jobs.get()) is not None:
         try:
-            for item in read_pieces(job, options, counts, free, items.empty):
-                items.put((job.number, item))
+            for item in read_pieces(job, options, counts, hand):
+                hand.give((job.number, item))
         except Exception as problem:
             if _PROGRAM_ENDS.is_set():
                 return
-            items.put((job.number, as_input_error(problem, job.extent.ref.url)))
+            hand.give((job.number, as_input_error(problem, job.extent.ref.url)))
         else:
-            items.put((job.number, None))
+            hand.give((job.number, None))
 
 
 def as_input_error(problem: Exception, url: str) -> Exception:

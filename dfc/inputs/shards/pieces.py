@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 from time import monotonic
 from typing import Final, NamedTuple
 
+from dfc.handover import HandOver
 from dfc.http.calls.retry import Cancellation, Cancelled
 from dfc.inputs.base import LOG, Counts, ShardRef, ShardShort
 from dfc.inputs.sources.opening import open_stream
@@ -24,6 +24,7 @@ _SLOW_S: Final = 0.1  # one that took more by a smaller one
 _COMPRESSED_READ_BYTES: Final = 1 * MIB
 _COMPRESSED_BUFFERS: Final = 3  # of that size: one is decompressed, one filled, one waits
 _DECOMPRESSED_BYTES: Final = 1 * MIB  # a call's output. Measured: of 256 KiB to 1 MiB the same, more is 10 % slower
+_Received = HandOver[bytearray, tuple[bytearray, int] | Exception]
 _COMPRESSED_NAMES: Final = (".tgz", ".gz", ".zst", ".lz4", ".bz2", ".tbz2", ".xz", ".txz")
 
 
@@ -68,6 +69,10 @@ class Piece(NamedTuple):
         return sum(size for _, size in self.parts)
 
 
+# Of the segment with this number: how it was opened, a piece, its end (None) or what ended it.
+Item = tuple[int, Opened | Piece | Exception | None]
+
+
 @dataclass
 class LaneSegment:
     """One segment for a lane to read."""
@@ -97,18 +102,20 @@ class LaneSegment:
 
 
 class FreeSlots:
-    """The free slots of a lane, as far as this job may have them. `free` has None when the lane is closed."""
+    """The free slots of a lane, as far as this job may have them."""
 
-    def __init__(self, free: SimpleQueue[Slot | None], cancellation: Cancellation) -> None:
-        self._free = free
+    def __init__(self, hand: HandOver[Slot, Item], cancellation: Cancellation) -> None:
+        self._hand = hand
         self._cancellation = cancellation
         self.took_s = 0.0  # what the last read took
 
     def take(self) -> Slot:
         """Wait for one. Raises Cancelled."""
-        slot = self._free.get()
-        if slot is None or self._cancellation.is_set:
-            self._free.put(slot)
+        slot = self._hand.room()
+        if slot is None:
+            raise Cancelled
+        if self._cancellation.is_set:
+            self._hand.give_back(slot)
             raise Cancelled
         return slot
 
@@ -119,23 +126,23 @@ class FreeSlots:
         try:
             size = stream.readinto(memoryview(slot.buffer)[:amount])
         except BaseException:
-            self._free.put(slot)
+            self._hand.give_back(slot)
             raise
         self.took_s = monotonic() - begun
         return Piece([(slot.buffer, size)], slot)
 
     def give_back(self, piece: Piece) -> None:
-        self._free.put(piece.slot)
+        self._hand.give_back(piece.slot)
 
 
 def read_pieces(
-    job: LaneSegment, options: StreamOptions, counts: Counts, free: SimpleQueue[Slot | None], is_hungry: Callable[[], bool]
+    job: LaneSegment, options: StreamOptions, counts: Counts, hand: HandOver[Slot, Item]
 ) -> Iterator[Opened | Piece]:
-    """How the shard was opened, then its bytes, decompressed, each piece in a slot that was free.
+    """How the shard was opened, then its bytes, decompressed, each piece in a slot of `hand` that was free.
 
-    `is_hungry` tells that all that was given is taken. Raises InputError, TarError, CompressionError, and Cancelled.
+    Raises InputError, TarError, CompressionError, and Cancelled.
     """
-    slots = FreeSlots(free, job.cancellation)
+    slots = FreeSlots(hand, job.cancellation)
     ref, start, end, etag = job.extent
     name = ref.url.partition("?")[0].lower()
     direct = not name.endswith(_COMPRESSED_NAMES)
@@ -169,7 +176,7 @@ def read_pieces(
                 slots.give_back(piece)
                 with closing(_raw(stream, begin)) as chunks:
                     decompressed = _decompressed(chunks, kind, ref.url) if kind else map(bytes, chunks)
-                    yield from _gathered(_cut(decompressed, start, end), slots, is_hungry)
+                    yield from _gathered(_cut(decompressed, start, end), slots, hand)
             return
 
 
@@ -206,43 +213,38 @@ def _raw(stream: Stream, begin: bytes) -> Generator[memoryview, None, None]:
         while size := stream.readinto(rest):
             yield memoryview(rest)[:size]
         return
-    free: SimpleQueue[bytearray | None] = SimpleQueue()
-    full: SimpleQueue[tuple[bytearray, int] | Exception] = SimpleQueue()
-    for _ in range(_COMPRESSED_BUFFERS):
-        free.put(bytearray(_COMPRESSED_READ_BYTES))
-    thread = threading.Thread(target=_receive, args=(stream, free, full), name="dfc-inputs-ahead", daemon=True)
+    hand: _Received = HandOver(bytearray(_COMPRESSED_READ_BYTES) for _ in range(_COMPRESSED_BUFFERS))
+    thread = threading.Thread(target=_receive, args=(stream, hand), name="dfc-inputs-ahead", daemon=True)
     thread.start()
     ended = False
     try:
         yield memoryview(begin)
-        while True:
-            found = full.get()
+        while (found := hand.take()) is not None:
             if isinstance(found, Exception):
                 ended = True
                 raise found
             buffer, size = found
-            if not size:
-                ended = True
-                return
             yield memoryview(buffer)[:size]
-            free.put(buffer)
+            hand.give_back(buffer)
+        ended = True
     finally:
-        free.put(None)
+        hand.close()
         if not ended:
             stream.abort()
         thread.join()  # the stream is closed only then
 
 
-def _receive(stream: Stream, free: SimpleQueue[bytearray | None], full: SimpleQueue[tuple[bytearray, int] | Exception]) -> None:
-    while (buffer := free.get()) is not None:
+def _receive(stream: Stream, hand: _Received) -> None:
+    while (buffer := hand.room()) is not None:
         try:
             size = stream.readinto(buffer)
         except Exception as problem:
-            full.put(problem)
+            hand.give(problem)
             return
-        full.put((buffer, size))
         if not size:
+            hand.end()
             return
+        hand.give((buffer, size))
 
 
 def _decompressed(chunks: Iterable[memoryview], kind: str, url: str) -> Iterator[bytes]:
@@ -271,7 +273,7 @@ def _cut(chunks: Iterable[bytes], start: int, end: int | None) -> Iterator[bytes
         raise TarError(f"the archive has only {at} bytes", start)
 
 
-def _gathered(chunks: Iterable[bytes], slots: FreeSlots, is_hungry: Callable[[], bool]) -> Iterator[Piece]:
+def _gathered(chunks: Iterable[bytes], slots: FreeSlots, hand: HandOver[Slot, Item]) -> Iterator[Piece]:
     """Several chunks to a slot, so that compressed shards are read as far ahead as others; but at once what is waited for.
 
     Who waits for them parses a chunk quickly and then leaves the interpreter to this thread; four chunks it would wait for.
@@ -282,7 +284,7 @@ def _gathered(chunks: Iterable[bytes], slots: FreeSlots, is_hungry: Callable[[],
         for chunk in chunks:
             parts.append((chunk, len(chunk)))
             size += len(chunk)
-            if size >= INPUT_BUFFER_BYTES or is_hungry():
+            if size >= INPUT_BUFFER_BYTES or hand.is_empty:
                 yield Piece(parts, slots.take())
                 parts, size = [], 0
     except Exception:

@@ -13,14 +13,14 @@ from types import TracebackType
 from typing import Self
 
 from dfc.http.calls.retry import Cancelled
-from dfc.inputs.base import LOG, Counts, Handler, InputError, Sample, ShardBroken, ShardRef, resolve_handler
+from dfc.inputs.base import LOG, Counts, Handler, InputError, Sample, ShardBroken, ShardRef, resolve_handler, telling_of_others
 from dfc.inputs.shards.ahead import Lane
 from dfc.inputs.shards.pieces import LaneSegment, Opened, ShardRange
-from dfc.inputs.shards.tarsamples import SampleParser
 from dfc.inputs.sources.streams import DEFAULT_OPTIONS, StreamOptions
 from dfc.inputs.sources.urls import shown
 from dfc.limits import INPUT_AHEAD_BYTES, INPUT_AHEAD_SHARDS, INPUT_BUFFER_BYTES, INPUT_READERS_MAX
 from dfc.tar.header import TarError
+from dfc.tar.sampleparser import SampleParser
 
 _JOIN_S = 2.0  # what a closed reader waits for its threads; they end in milliseconds, but for files on dead disks
 
@@ -156,7 +156,8 @@ class SegmentReader:
                 assert isinstance(opened, Exception)
                 raise opened
             indexed = segment.indexed or opened.indexed
-            parser = SampleParser(opened.url, start=segment.start, indexed=indexed, fields=self._fields)
+            others = telling_of_others(self._fields)
+            parser = SampleParser(opened.url, start=segment.start, indexed=indexed, fields=self._fields, leave_out=others)
             cutter = _Cutter(number, segment, opened.etag)
             # A shard that is wanted to its last sample is read to its last byte: only there its checksum is compared.
             while not cutter.done or (parser.ended and not cutter.surplus):

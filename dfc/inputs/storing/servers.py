@@ -20,8 +20,8 @@ from dfc.inputs.sources.urls import origin_of, shown
 from dfc.inputs.sources.websource import sendable
 from dfc.inputs.storing.destination import Destination, persistently, taken
 from dfc.names import check_bucket_name, check_object_name, parse_object_path
+from dfc.wire import OBJECTS_PATH
 
-_OBJECTS_PATH: Final = "/v1/objects/"
 _HOPS_MAX: Final = 5
 _REDIRECTS: Final = frozenset((307, 308))  # the others turn a PUT into a GET
 
@@ -123,8 +123,8 @@ class WebDestination(Destination):
         if self._queried or not self.options.direct or not is_cluster(self._origin, self.options):
             return None
         path = self._path
-        if path.startswith(_OBJECTS_PATH):
-            path = path[len(_OBJECTS_PATH) - 1 :]
+        if path.startswith(OBJECTS_PATH):
+            path = path[len(OBJECTS_PATH) - 1 :]
         bucket, name = parse_object_path(path)
         if not name:
             raise BadRequest(f"not the URL of an object: {shown(self.url)}")

@@ -18,9 +18,8 @@ from dfc.jobs.moving.arrangement import Cut
 from dfc.jobs.moving.corpus import number_through, open_index
 from dfc.jobs.moving.ordering import gather
 from dfc.jobs.moving.orders import Stride
-from dfc.jobs.moving.recut import TemporaryShard
 from dfc.jobs.moving.sections import SampleRange, read_sections
-from dfc.jobs.shards.output import PlainOutput
+from dfc.jobs.shards.output import PlainOutput, ShardOutput
 from dfc.jobs.shards.reading import read_input
 from dfc.jobs.shards.writing import open_target
 from dfc.jobs.store import Function, Store
@@ -113,10 +112,10 @@ def unpack(task: Task, store: Store) -> TaskResult:
     """One input into a temporary tar, with the fields that are wanted."""
     work = task.decode(Work)
     warnings: list[str] = []
-    with TemporaryShard(store, f"unpacked/{task.number:08d}.tar") as output:
+    with ShardOutput(store, f"unpacked/{task.number:08d}.tar", temporary=True) as output:
         for sample in _wanted(_samples(store, work, warnings), work, warnings):
             output.add(sample.members)
-        made = output.finish(work.shards[0].version, work.shards[0].node)
+        made = output.commit_temporary(work.shards[0].version, work.shards[0].node)
     read = sum(shard.size for shard in work.shards)
     return TaskResult((), made.samples, read, made.size, tuple(warnings), msgspec.msgpack.encode(made))
 

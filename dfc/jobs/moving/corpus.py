@@ -6,7 +6,6 @@ shards with their samples joined, indexes beside them.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
@@ -18,14 +17,14 @@ import numpy as np
 
 from dfc.formats.sample import OnSplit, SplitSample
 from dfc.jobs.external.partitions import read_value, write_value
-from dfc.jobs.shards.output import PlainOutput, ShardOutput
+from dfc.jobs.shards.output import ShardOutput, index_beside
 from dfc.jobs.shards.samples import read_samples
 from dfc.jobs.store import Function, Source, Store
 from dfc.jobs.tasks import InputShard, JobInput, Results, Stage, Task, TaskDraft, TaskResult
 from dfc.limits import DECOMPRESS_CHUNK_BYTES, JOB_INLINE_SHARDS_MAX, JOB_OPEN_SOURCES_MAX
 from dfc.tar.compression import CompressionError, open_decompressed
 from dfc.tar.header import TarError
-from dfc.tar.index import IndexBuilder, ShardIndex
+from dfc.tar.index import ShardIndex
 from dfc.tar.index.arrays import Integers
 
 
@@ -209,7 +208,7 @@ def open_index(store: Store, shard: InputShard) -> ShardIndex:
     """Its index."""
     if shard.bucket:
         return store.index(shard)
-    source = store.open_temporary(_index_name(shard.name))
+    source = store.open_temporary(index_beside(shard.name))
     try:
         data = bytearray(source.size)
         source.read_into(0, memoryview(data))
@@ -219,10 +218,6 @@ def open_index(store: Store, shard: InputShard) -> ShardIndex:
         file.write(data)
         file.flush()
         return ShardIndex.open(file.fileno())
-
-
-def _index_name(name: str) -> str:
-    return f"{name}.index"
 
 
 class _JoinTask(msgspec.Struct, frozen=True):
@@ -269,28 +264,8 @@ def join_split(task: Task, store: Store) -> TaskResult:
     with ShardOutput(store, name, temporary=True) as output:
         for sample in read_samples(store, shard, "join"):
             output.add(sample.members)
-        record = output.commit()
-    source = store.open_temporary(name)
-    with tempfile.TemporaryDirectory() as directory, open(os.path.join(directory, "index"), "w+b") as file:
-        try:
-            builder = IndexBuilder(file, directory)
-            with source.open() as stream:
-                while data := stream.read(DECOMPRESS_CHUNK_BYTES):
-                    builder.feed(data)
-            summary = builder.finish(shard.version, record.size, record.checksum)
-        finally:
-            source.close()
-        file.seek(0)
-        with PlainOutput(store, _index_name(name), temporary=True) as index:
-            while data := file.read(DECOMPRESS_CHUNK_BYTES):
-                index.write(data)
-            index.commit()
-    joined = InputShard(
-        "", name, shard.version, record.checksum, record.size, record.size, summary.samples, summary.members, 0, 0, "tar",
-        shard.node,
-    )  # fmt: skip
-    data = msgspec.msgpack.encode((wanted.number, joined))
-    return TaskResult(bytes_in=shard.size, bytes_out=record.size, data=data)
+        joined = output.commit_temporary(shard.version, shard.node)
+    return TaskResult(bytes_in=shard.size, bytes_out=joined.size, data=msgspec.msgpack.encode((wanted.number, joined)))
 
 
 PREPARING_FUNCTIONS: Final[Mapping[str, Function]] = {"join": join_split, "refuse": refuse_split, "shards": store_parts}

@@ -31,7 +31,7 @@ LOOKUP_SAMPLES: Final = 1 << 16  # whose columns are in memory at a time: a few 
 
 
 class ArchiveSink(Protocol):
-    """What takes the bytes of an archive; ArchiveOutput is one."""
+    """What takes the bytes of an archive; ShardOutput is one."""
 
     @property
     def sends(self) -> bool: ...

@@ -23,7 +23,7 @@ from dfc.jobs.moving.spilling import SPILL_FUNCTIONS, Spilling
 from dfc.jobs.options import SizeOptions, check_sizes
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.shards.headers import sample_sizes
-from dfc.jobs.shards.output import ArchiveOutput, PlainOutput
+from dfc.jobs.shards.output import PlainOutput, ShardOutput
 from dfc.jobs.store import Function, Store
 from dfc.jobs.tasks import JobInput, Results, Stage, Task, TaskDraft, TaskResult
 from dfc.tar.index import index_kind
@@ -197,7 +197,7 @@ def gather(store: Store, cut: Cut, order: Order, parts: Parts, *, level: int | N
         measured = (_sizes_at(store, order, parts, cut.lo + lo, cut.lo + hi) for lo, hi in lookups)
         size = sum(int(sizes.sum()) for sizes in measured)
     with (
-        ArchiveOutput(store, cut.name, size + len(END_OF_ARCHIVE), level=level) as output,
+        ShardOutput(store, cut.name, size + len(END_OF_ARCHIVE), level=level) as output,
         Sources(store, [part.shard for part in parts]) as sources,
     ):
         for lo, hi in lookups:

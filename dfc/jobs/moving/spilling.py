@@ -21,7 +21,7 @@ from dfc.jobs.moving.gathering import look_up, window_bytes, write_samples, writ
 from dfc.jobs.moving.orders import Order, places_of, touching
 from dfc.jobs.moving.runs import RunWriter, find, object_bytes
 from dfc.jobs.shards.headers import sample_sizes
-from dfc.jobs.shards.output import ArchiveOutput, PlainOutput
+from dfc.jobs.shards.output import PlainOutput, ShardOutput
 from dfc.jobs.store import Function, Store
 from dfc.jobs.tasks import JobInput, Results, Stage, Task, TaskDraft, TaskResult
 from dfc.limits import GIB
@@ -240,7 +240,7 @@ def collect(task: Task, store: Store) -> TaskResult:
             raise StorageFailed(f"the temporary objects for {wanted.name} do not have its samples")
         size = int(found.sizes.sum()) + len(END_OF_ARCHIVE)
         window = window_bytes(store.memory_bytes, local=False)
-        with ArchiveOutput(store, wanted.name, size) as output:
+        with ShardOutput(store, wanted.name, size) as output:
             write_spans(output, sources, found.rows[order], found.offsets[order], found.sizes[order], window)
             output.write(END_OF_ARCHIVE)
             record = output.commit(len(order))

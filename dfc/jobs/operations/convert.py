@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from dfc.errors import BadRequest, NotAShard
-from dfc.formats import FORMATS, FormatName, SourceName, goes_with, source_format, written_format
+from dfc.formats import FORMATS, INDEXES, FormatName, SourceName, goes_with, source_format, written_format
 from dfc.formats.base import KEY_FIELD, need
 from dfc.jobs.moving.converting import CONVERT_FUNCTIONS, Wids, Work, check_fields
 from dfc.jobs.moving.sections import SampleRange, cut
@@ -26,7 +26,6 @@ from dfc.limits import FORMAT_FIELDS_MAX, FORMAT_TREE_OBJECTS_MAX
 from dfc.tar.index import index_kind
 
 TAKES_ANY_OBJECT: Final = True
-_INDEXES: Final = ("dali-index", "wids-index")
 
 
 class Options(CommonOptions, frozen=True, kw_only=True):
@@ -56,14 +55,14 @@ def check(options: Options, pattern: OutputPattern) -> None:
     if form.levels is not None and options.level is not None and options.level not in form.levels:
         raise BadRequest(f"{options.format} has levels from {form.levels[0]} to {form.levels[-1]}, not {options.level}")
     if options.fields is not None:
-        if options.format in _INDEXES:
+        if options.format in INDEXES:
             raise BadRequest(f"{options.format} is an index of whole shards; 'fields' has no meaning")
         if len(set(options.fields)) < len(options.fields) or any(field != field.lower() for field in options.fields):
             raise BadRequest("'fields' are different extensions in lower case")
         if KEY_FIELD in options.fields:
             raise BadRequest(f"{KEY_FIELD!r} is no field; keys are always kept")
     if options.samples_per_shard is not None:
-        if options.format in _INDEXES:
+        if options.format in INDEXES:
             raise BadRequest(f"{options.format} is an index of whole shards; 'samples_per_shard' has no meaning")
         if not pattern.is_numbered:
             raise BadRequest("with samples_per_shard the pattern needs a number, such as %06d")

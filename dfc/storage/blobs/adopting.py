@@ -19,7 +19,6 @@ from dfc.filesystem import pwrite_all, remove_if_there
 from dfc.limits import DEPOSIT_LINE_BYTES_MAX
 from dfc.storage import layout
 from dfc.storage.blobs.deposit import Deposited, is_deposit
-from dfc.storage.blobs.whole import create_blob
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.catalog.staged import StagedName
 from dfc.storage.parts import DiskParts
@@ -74,17 +73,17 @@ class AdoptingWriter(BlobWriter):
 
     def _create(self, kind: str | None) -> None:
         filesystem = self._parts.filesystem
-        self._fd, self._path, self._blob_id = create_blob(self._parts, self._bucket_id, self._name)
+        self._blob.create(self._bucket_id, self._name)
         try:
             found = os.lstat(self._deposit)
             if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid != os.geteuid():
                 raise BadRequest("a deposit is a file with one name, of the user that the target runs as")
             self._leftovers = (self._deposit, self._index_path)
-            filesystem.rename(self._deposit, self._path)  # over the empty one, which is ours
+            filesystem.rename(self._deposit, self._blob.path)  # over the empty one, which is ours
         except FileNotFoundError:
             raise Unavailable("the deposit is not there") from None
-        opened = filesystem.open(self._path, write=True)
-        empty, self._fd = self._fd, opened
+        opened = filesystem.open(self._blob.path, write=True)
+        empty, self._blob.fd = self._blob.fd, opened
         filesystem.close(empty)
 
     def _describe(self) -> ObjectRow:
@@ -96,7 +95,7 @@ class AdoptingWriter(BlobWriter):
             raise OSError(said.errno, os.strerror(said.errno))
         if not said.checksum or (self._is_shard and said.index is None and said.problem is None):
             raise BadRequest("the checksum of the deposit is missing, or what is in it")
-        length = os.fstat(self._fd).st_size
+        length = os.fstat(self._blob.fd).st_size
         if length != said.size or self._announced not in (None, said.size):
             announced = "" if self._announced is None else f", {self._announced} were announced"
             raise LengthMismatch(f"{said.size} bytes were deposited, the file has {length}{announced}")
@@ -124,7 +123,7 @@ class AdoptingWriter(BlobWriter):
                 pwrite_all(filesystem, fd, encode_header(header._replace(version=self.version)), 0)
             finally:
                 filesystem.close(fd)
-            filesystem.rename(self._index_path, self._path + layout.INDEX_SUFFIX)
+            filesystem.rename(self._index_path, self._blob.path + layout.INDEX_SUFFIX)
         except (FileNotFoundError, IndexCorrupt) as error:
             raise BadRequest(f"the deposit has no sound index: {error}") from None
         return IndexSummary(*told, found.warnings)
@@ -133,7 +132,7 @@ class AdoptingWriter(BlobWriter):
         super()._remove()
         try:
             remove_if_there(self._parts.filesystem, self._leftovers)
-            if self._path:
-                remove_if_there(self._parts.filesystem, (self._path + layout.INDEX_SUFFIX,))
+            if self._blob.path:
+                remove_if_there(self._parts.filesystem, (self._blob.path + layout.INDEX_SUFFIX,))
         except OSError as error:
             self._parts.health.count(error, "removing an unfinished deposit")

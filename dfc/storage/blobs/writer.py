@@ -8,16 +8,15 @@ when they are, and from the moment that `commit` begins it does nothing, for the
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from dfc.checksum import BodyHasher, Buffer, ExpectedChecksums
 from dfc.errors import LengthMismatch, NoSpace, TooLarge, Unavailable
 from dfc.filesystem import pwrite_all, write_all
 from dfc.storage import layout
 from dfc.storage.blobs.indexes import IndexWriter
-from dfc.storage.blobs.whole import create_blob, new_row, observe
+from dfc.storage.blobs.newblob import NewBlob, new_row, observe
 from dfc.storage.blobs.writeback import Writeback
 from dfc.storage.catalog.changes import Put
 from dfc.storage.catalog.commit import OutcomeUnknown
@@ -55,8 +54,7 @@ class BlobWriter:
         self._hasher = BodyHasher(expected)
         self._received = self._digested = 0
         self._writeback = Writeback(parts.filesystem, parts.options.writeback_bytes, self._durable)
-        self._fd = -1
-        self._path = self._blob_id = ""
+        self._blob = NewBlob(parts)
         kind = index_kind(name)
         self._slow_digest = kind not in (None, "tar")
         self._index: IndexWriter | None = None
@@ -80,7 +78,7 @@ class BlobWriter:
     @property
     def version(self) -> str:
         """The version that the object will have."""
-        return self._supplied.version or self._blob_id
+        return self._supplied.version or self._blob.id
 
     @property
     def slow_digest(self) -> bool:
@@ -103,7 +101,7 @@ class BlobWriter:
             received = self._received + len(data)
             if received > self._limit():
                 self._refuse_length(received)
-            write_all(self._parts.filesystem, self._fd, data)
+            write_all(self._parts.filesystem, self._blob.fd, data)
             self._received = received
             if self._writeback.is_due(received):
                 self._flush()
@@ -123,7 +121,9 @@ class BlobWriter:
         """
         with self._working("finishing a blob"):
             row = self._describe()
-            self._close_blob(row)
+            footer = layout.row_footer(row) if self._staged is None else layout.staged_footer(row, *self._staged)
+            pwrite_all(self._parts.filesystem, self._blob.fd, footer, row.size)
+            self._blob.close(self._durable)
         self._row = row
         return row
 
@@ -196,24 +196,15 @@ class BlobWriter:
 
     def _clean_up(self) -> None:
         self._release(self._claimed)
-        if self._fd >= 0:
-            with suppress(OSError):
-                self._parts.filesystem.close(self._fd)
-            self._fd = -1
         self._remove()
 
     def _remove(self) -> None:
-        parts = self._parts
-        try:
-            if self._path:
-                parts.filesystem.unlink(self._path)
-        except OSError as error:
-            parts.health.count(error, "removing an unfinished blob")
+        self._blob.discard()
         try:
             if self._index is not None:
                 self._index.abort()
         except OSError as error:
-            parts.health.count(error, "removing an unfinished index")
+            self._parts.health.count(error, "removing an unfinished index")
 
     def _limit(self) -> int:
         return self._parts.options.object_bytes_max if self._size is None else self._size
@@ -227,14 +218,14 @@ class BlobWriter:
     def _create(self, kind: str | None) -> None:
         """The blob and, for a shard, its index. Raises OSError."""
         parts = self._parts
-        self._fd, self._path, self._blob_id = create_blob(parts, self._bucket_id, self._name)
+        self._blob.create(self._bucket_id, self._name)
         if kind is not None:
-            path, temporary = self._path + layout.INDEX_SUFFIX, f"{parts.root}/{layout.TEMPORARY}"
+            path, temporary = self._blob.path + layout.INDEX_SUFFIX, f"{parts.root}/{layout.TEMPORARY}"
             self._index = IndexWriter(parts.filesystem, path, kind, temporary)
 
     def _flush(self) -> None:
         start = self._writeback.started
-        self._writeback.start(self._fd, self._received)
+        self._writeback.start(self._blob.fd, self._received)
         if self._size is None:
             self._parts.space.require_room()
         else:
@@ -270,7 +261,7 @@ class BlobWriter:
         return new_row(
             self._bucket_id,
             self._name,
-            self._blob_id,
+            self._blob.id,
             self._supplied,
             size=self._received,
             checksum=checksum,
@@ -279,20 +270,6 @@ class BlobWriter:
             warnings=warnings,
             state=state,
         )
-
-    def _close_blob(self, row: ObjectRow) -> None:
-        parts = self._parts
-        footer = layout.row_footer(row) if self._staged is None else layout.staged_footer(row, *self._staged)
-        pwrite_all(parts.filesystem, self._fd, footer, row.size)
-        if self._durable:
-            started = time.perf_counter()
-            parts.filesystem.fdatasync(self._fd)
-        fd, self._fd = self._fd, -1
-        parts.filesystem.close(fd)
-        if self._durable:
-            parts.directories.sync_chain(self._path.rpartition("/")[0])
-            parts.stats.fsyncs += 1
-            parts.stats.fsync_seconds += time.perf_counter() - started
 
 
 def _claim(parts: DiskParts, size: int) -> None:

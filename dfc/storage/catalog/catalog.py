@@ -13,14 +13,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, Final
-from urllib.parse import quote
 
 import msgspec
 
 from dfc.clock import version_us
-from dfc.database import other_format, read_header
+from dfc.database import connect, other_format, read_header
 from dfc.errors import DiskRefused, StorageFailed
 from dfc.filesystem import FileSystem, sync_file
+from dfc.pages import Row
 from dfc.storage.health import DiskHealth
 from dfc.storage.layout import CATALOG_FILE
 from dfc.storage.rows import ObjectRow, QuarantinedObject
@@ -64,8 +64,6 @@ ROW_COLUMNS: Final = "us, node, size, checksum, samples, members, warnings, attr
 STAGED_ROW_COLUMNS: Final = ROW_COLUMNS.removesuffix(", state")
 _FIND: Final = f"SELECT {ROW_COLUMNS} FROM objects WHERE bucket = ? AND name = ?"
 _LISTED: Final = "CAST(name AS TEXT), size, checksum, us, samples, members"
-
-ListedTuple = tuple[str, int, str, int, int | None, int | None]
 
 
 def version_text(us: int, node: int) -> str:
@@ -279,9 +277,7 @@ class Catalog:
             self._give_back(connection)
         return None if columns is None else make_row(bucket_id, name, columns)
 
-    def list_tuples(
-        self, bucket_id: str, *, prefix: str, start_after: str, after_prefix: bool, limit: int
-    ) -> list[ListedTuple]:
+    def list_tuples(self, bucket_id: str, *, prefix: str, start_after: str, after_prefix: bool, limit: int) -> list[Row]:
         """See `Disk.list_tuples`."""
         return self._page(_LISTED, bucket_id, prefix, start_after, after_prefix, limit)
 
@@ -474,10 +470,7 @@ def decode_previous(data: bytes) -> ObjectRow:
 
 
 def _connect(path: str) -> sqlite3.Connection:
-    """Never makes the file: a missing catalog is an error."""
-    return sqlite3.connect(
-        f"file:{quote(path)}?mode=rw", uri=True, isolation_level=None, check_same_thread=False, timeout=30, cached_statements=64
-    )
+    return connect(path, timeout_s=30, cached_statements=64)
 
 
 def _tune(connection: sqlite3.Connection, cache_kib: int) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
-from urllib.parse import quote
 
+from dfc.database import connect
 from dfc.storage.catalog.catalog import read_removed_buckets, version_parts, version_text
 from dfc.storage.rows import GOOD, ObjectRow
 
@@ -21,7 +21,7 @@ class OldCatalog:
         self._connection: sqlite3.Connection | None = None
         if os.path.exists(path):
             try:
-                self._connection = sqlite3.connect(f"file:{quote(path)}?mode=rw", uri=True, isolation_level=None)
+                self._connection = connect(path)
             except sqlite3.Error:
                 pass
 

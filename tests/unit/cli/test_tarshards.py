@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dfc.cli.address import parse_remote
 from dfc.cli.exits import UsageMistake
 from dfc.cli.tarshards import parse_pattern
 
@@ -57,7 +58,7 @@ def read_members(archive: bytes) -> list[tuple[str, bytes]]:
     ],
 )
 def test_patterns(text: str, name: str) -> None:
-    assert parse_pattern(text).remote(7).name == name
+    assert parse_remote(parse_pattern(text).text(7)).name == name
 
 
 @pytest.mark.parametrize("text", ["d-%06d.tgz", "d-%06d.tar.gz", "d-%06d.zip", "d.tar", "%06d-%06d.tar", "d-%06d"])

@@ -22,12 +22,12 @@ from dfc.cli.shardinput import BrokenInput, cut_archive
 from dfc.inputs.base import Counts, InputError, Sample, ShardRef
 from dfc.inputs.epochs.batches import Arrival, BatchRead, BatchShard
 from dfc.inputs.shards.shardreader import Segment, SegmentReader
-from dfc.inputs.shards.tarsamples import SampleParser
 from dfc.jobs.shards.samples import read_samples
 from dfc.tar.compression import CompressionError, kind_of_bytes, open_decompressed
 from dfc.tar.header import TarError
 from dfc.tar.index import ShardIndex, index_kind, open_builder
 from dfc.tar.reader import read_member_range
+from dfc.tar.sampleparser import SampleParser
 
 DIFFERENCES: Final = {
     "lz4 a broken stream after": "lz4(1) and GNU tar refuse it; libarchive has stopped before, by the size of its buffers",

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dfc.limits import TAR_META_CHAIN_MAX
+from dfc.tar import header
 from dfc.tar import scanner as scanner_module
 from dfc.tar.header import FILE, OTHER, TYPES, TarError
 from dfc.tar.headerbatch import Entry
@@ -290,7 +291,7 @@ def test_nul_in_a_pax_name(make):
 
 
 def test_many_different_checksum_fields_are_not_all_remembered(make, monkeypatch):
-    monkeypatch.setattr(scanner_module, "_SUMS_MAX", 4)
+    monkeypatch.setattr(header, "_REMEMBERED_MAX", 4)
     assert len(scan(b"".join(make.header(b"%d" % number) for number in range(1000)) + make.end)) == 1000
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from dfc.cli.commands.bench_input import ADVICE, NAMES, _parse_workers, _spec, verdicts
 from dfc.cli.exits import Exit, UsageMistake
-from dfc.inputs.measure import Measured, Report, default_workers
-from dfc.inputs.measureworker import PARTS
+from dfc.cli.measure import Measured, Report, default_workers
+from dfc.cli.measureworker import PARTS
 
 
 def test_numbers_of_processes():

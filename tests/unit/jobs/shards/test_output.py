@@ -12,7 +12,8 @@ from folder_store import FolderStore
 from job_shards import members_of
 
 from dfc.formats.sample import DataMember
-from dfc.jobs.shards.output import ArchiveOutput, PlainOutput, ShardOutput
+from dfc.jobs.moving.corpus import open_index
+from dfc.jobs.shards.output import PlainOutput, ShardOutput
 from dfc.limits import DECOMPRESS_CHUNK_BYTES
 from dfc.tar.compression import open_decompressed
 
@@ -69,7 +70,7 @@ def test_what_is_stored_does_not_depend_on_the_pieces_that_it_came_in(tmp_path, 
     found = set()
     for size in (1, 1000, DECOMPRESS_CHUNK_BYTES - 1, DECOMPRESS_CHUNK_BYTES, DECOMPRESS_CHUNK_BYTES + 1, len(archive)):
         store = FolderStore(tmp_path / str(size))
-        with ArchiveOutput(store, name, len(archive), level=2 if name != "x.tar" else None) as output:
+        with ShardOutput(store, name, len(archive), level=2 if name != "x.tar" else None) as output:
             step = max(size, 1000)
             for at in range(0, len(archive), step):
                 piece = archive[at : at + step]
@@ -83,3 +84,36 @@ def test_what_is_stored_does_not_depend_on_the_pieces_that_it_came_in(tmp_path, 
     assert (checksum, content_size) == (xxhash.xxh3_128_hexdigest(archive), len(archive))
     kind = {"x.tgz": "gz"}.get(name, name.rpartition(".")[2])
     assert (stored if kind == "tar" else open_decompressed(io.BytesIO(stored), kind).read()) == archive
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.tgz", "x.tar.lz4"])
+def test_samples_that_are_added_are_stored_like_their_archive(tmp_path, name):
+    plain = write(FolderStore(tmp_path / "plain"), "x.tar")[1]
+    record, stored = write(FolderStore(tmp_path / "added"), name)
+    store = FolderStore(tmp_path / "written")
+    with ShardOutput(store, name, len(plain)) as output:
+        output.write(plain)
+        assert output.commit(len(MEMBERS)) == record
+    assert (store.staged / "outputs" / name).read_bytes() == stored
+
+
+def test_a_temporary_shard_has_its_index_beside_it(tmp_path):
+    store = FolderStore(tmp_path)
+    with ShardOutput(store, "made/1.tar", temporary=True) as output:
+        assert not output.sends
+        for member in MEMBERS:
+            output.add([member])
+        shard = output.commit_temporary("0" * 18, "node")
+    _, stored = write(FolderStore(tmp_path / "plain"), "x.tar")
+    assert (shard.name, shard.size, shard.samples, shard.members) == ("made/1.tar", len(stored), len(MEMBERS), len(MEMBERS))
+    assert shard.checksum == xxhash.xxh3_128_hexdigest(stored)
+    index = open_index(store, shard)
+    assert [(member.name, member.size) for member in index.members()] == [(member.name, len(member.data)) for member in MEMBERS]
+    index.close()
+
+
+def test_nothing_is_left_of_a_temporary_shard_that_is_given_up(tmp_path):
+    store = FolderStore(tmp_path)
+    with ShardOutput(store, "made/1.tar", temporary=True) as output:
+        output.add(MEMBERS[:1])
+    assert [path for path in store.staged.rglob("*") if path.is_file()] == []

@@ -16,15 +16,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dfc.inputs.base import Sample
-from dfc.inputs.shards import tarsamples
-from dfc.inputs.shards.tarsamples import SampleParser
+from dfc.tar import header, sampleparser
 from dfc.tar import samples as grouping
 from dfc.tar.compression import open_decompressed
 from dfc.tar.header import TarError
+from dfc.tar.sampleparser import SampleParser
 from dfc.tar.samples import NO_KEY, SampleGrouper
 from dfc.tar.scanner import Scanner
 
-DATA = Path(__file__).parents[3] / "data"
+DATA = Path(__file__).parents[2] / "data"
 # Names that meet, split, or are left out: keys with dots and slashes, other cases, hidden and meta names, what is not UTF-8.
 NAMES = [
     "a.jpg",
@@ -188,7 +188,7 @@ def test_a_repeated_extension_begins_a_new_sample_and_is_counted():
 @pytest.mark.parametrize("fields", [None, frozenset({"0001"})])
 def test_samples_end_where_those_of_the_index_do(monkeypatch, fields):
     monkeypatch.setattr(grouping, "SAMPLE_RECORDS_MAX", 10)
-    monkeypatch.setattr(tarsamples, "_ROOM", 12)
+    monkeypatch.setattr(sampleparser, "_ROOM", 12)
     names = [f"a.{number:04d}" for number in range(25)]
     names[3:3] = ["dir", "a", ".hidden.x"]
     data = tar_of([(name, tarfile.REGTYPE, b"") for name in names], tarfile.USTAR_FORMAT)
@@ -275,7 +275,7 @@ def test_what_is_whole_comes_before_the_error(data, samples, message):
 
 
 def test_members_are_bounded(monkeypatch):
-    monkeypatch.setattr(tarsamples, "INPUT_MEMBER_BYTES_MAX", 5000)
+    monkeypatch.setattr(sampleparser, "INPUT_MEMBER_BYTES_MAX", 5000)
     assert "more than 5000 bytes" in broken(tar_of([("a.jpg", tarfile.REGTYPE, b"x" * 6000)], tarfile.USTAR_FORMAT)[:1000])[1]
 
 
@@ -283,7 +283,7 @@ def test_members_are_bounded(monkeypatch):
 @pytest.mark.parametrize("count", [4, 60])
 def test_samples_are_bounded(monkeypatch, pieces, count):
     """Whether their members are few and large, or many and small; those that are not wanted do not count."""
-    monkeypatch.setattr(tarsamples, "INPUT_SAMPLE_BYTES_MAX", 20_000)
+    monkeypatch.setattr(sampleparser, "INPUT_SAMPLE_BYTES_MAX", 20_000)
     members = [(f"large.{number}", tarfile.REGTYPE, b"x" * (30_000 // count)) for number in range(count)]
     data = tar_of(
         [("small.0", tarfile.REGTYPE, b"x" * 15_000), *members, ("next.0", tarfile.REGTYPE, b"")], tarfile.USTAR_FORMAT
@@ -327,7 +327,8 @@ def test_garbage(data):
 
 
 def test_extensions_and_sums_are_not_remembered_without_bound(monkeypatch):
-    monkeypatch.setattr(tarsamples, "_REMEMBERED_MAX", 4)
+    for module in (sampleparser, header):
+        monkeypatch.setattr(module, "_REMEMBERED_MAX", 4)
     data = tar_of([(f"{number}.{number}", tarfile.REGTYPE, b"%d" % number) for number in range(100)], tarfile.USTAR_FORMAT)
     parser = SampleParser("shard")
     parser.feed(data)

@@ -1,6 +1,6 @@
 """What a loader gets from a cluster here, and which of its parts is the weakest: each part alone, and all together.
 
-Parts are measured by 1, 2, 4 … processes at a time, as a training job has workers (`dfc.inputs.measureworker`), for the same
+Parts are measured by 1, 2, 4 … processes at a time, as a training job has workers (`dfc.cli.measureworker`), for the same
 short time each. Rates are those of all processes together, in samples a second.
 """
 
@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import msgspec
 
+from dfc.cli.measureworker import ArchiveHead, Measurement, read_portion
 from dfc.inputs.base import InputError, ShardRef
 from dfc.inputs.decoding import Decoder
-from dfc.inputs.measureworker import ArchiveHead, Measurement, read_portion
 from dfc.inputs.sources.streams import StreamOptions
 from dfc.limits import INPUT_RETRIES
 
@@ -128,7 +128,7 @@ def _run(task: Measurement) -> list[float]:
 
 
 def _started() -> subprocess.Popen[bytes]:
-    argv = [sys.executable, "-m", "dfc.inputs.measureworker"]
+    argv = [sys.executable, "-m", "dfc.cli.measureworker"]
     # A session of its own: Ctrl-C comes to us, and we end it.
     return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 

@@ -1,4 +1,4 @@
-"""One of the processes that `dfc.inputs.measure` starts: it gets ready, waits for the signal, does one thing for some seconds.
+"""One of the processes that `dfc.cli.measure` starts: it gets ready, waits for the signal, does one thing for some seconds.
 
 Standard input has a task, a line of JSON, and then a line when all processes are ready. Standard output has `ready`, and then
 what was done: `amount` (samples, or bytes of the link) and `seconds`; or `error`, a sentence.
@@ -18,12 +18,12 @@ from dfc.errors import DfcError
 from dfc.inputs import gopen
 from dfc.inputs.base import Sample, ShardBroken, ShardRef
 from dfc.inputs.decoding import Decoder
-from dfc.inputs.shards.tarsamples import SampleParser
 from dfc.inputs.sources.opening import open_stream
 from dfc.inputs.sources.streams import StreamOptions
 from dfc.limits import INPUT_BUFFER_BYTES, MIB
 from dfc.tar.compression import CompressionError, Decompressor, kind_of_bytes
 from dfc.tar.header import TarError
+from dfc.tar.sampleparser import SampleParser
 
 PORTION_BYTES: Final = 32 * MIB  # of a shard, held in memory for what is measured without a network
 ARCHIVE_BYTES_MAX: Final = 4 * PORTION_BYTES  # some compressed shards grow a thousand times

@@ -1,19 +1,20 @@
-"""The push parser of the loaders: it is fed an archive in large buffers and makes samples, which hold bytes of their own.
+"""What loaders read with: samples, which hold bytes of their own, out of an archive in large buffers or out of single samples.
 
-One loop takes the headers of plain files, and pax headers of nothing but times; every other header goes through
-`dfc.tar.scanner.Scanner`, so that both see the same archive in the same way, errors included. Samples are cut as
+One loop of each takes the headers of plain files, and the first one pax headers of nothing but times; every other header goes
+through `dfc.tar.scanner.Scanner`, so that all see the same archive in the same way, errors included. Samples are cut as
 `dfc.tar.samples.SampleGrouper` cuts them, so that their numbers are those of the index of a DFC node.
+
+A sample is a dict: `__key__`, `__source__`, and the bytes of each member under its extension.
 """
 
 from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Collection
-from typing import Final
+from collections.abc import Callable, Collection
+from typing import Any, Final
 from zlib import adler32
 
-from dfc.inputs.base import Sample, Wanted
 from dfc.limits import (
     INPUT_MEMBER_BYTES_MAX,
     INPUT_SAMPLE_BYTES_MAX,
@@ -21,16 +22,28 @@ from dfc.limits import (
     TAR_HEADER_BYTES,
     TAR_META_BYTES_MAX,
 )
-from dfc.tar.header import FILE, TarError, has_plain_records, is_plain_pax, stored_sum
-from dfc.tar.samples import split_key
-from dfc.tar.scanner import Scanner, padded
+from dfc.tar.header import (
+    FILE,
+    FILE_FLAG,
+    PAX_FLAG,
+    StoredSums,
+    TarError,
+    has_plain_records,
+    is_plain_pax,
+    padded,
+    stored_sum,
+)
+from dfc.tar.samples import key_bytes
+from dfc.tar.scanner import Scanner
+
+Sample = dict[str, Any]
+LeaveOut = Callable[[str], object]
 
 # Name, digits of the size, the byte after them, checksum, type, first byte of the prefix.
 _HEADER: Final = struct.Struct("=100s24x11sB12x8sB188xB")
-_FILE_FLAG: Final = ord("0")
-_PAX_FLAG: Final = ord("x")
+_BASE_256: Final = 0x80
 _ADLER_MODULUS: Final = 65_521
-_REMEMBERED_MAX: Final = 8192  # checksum fields, and extensions: of plain archives there are a few thousand, and a few
+_REMEMBERED_MAX: Final = 8192  # extensions, of which there are a few
 _FIXED_FIELDS: Final = ("__key__", "__source__")
 _ROOM: Final = SAMPLE_RECORDS_MAX + len(_FIXED_FIELDS)
 
@@ -40,11 +53,19 @@ class SampleParser:
 
     `source` becomes `__source__`; `start` is the offset in the archive where the feeding begins, the first header of a
     sample; `indexed` leaves header checksums alone (a DFC node has checked them when it stored the shard). With `fields`, only
-    these extensions are copied out; the others still take part in cutting samples.
+    these extensions are copied out; the others still take part in cutting samples, and `leave_out` is told of each of them.
     The first problem is raised as TarError; after it nothing more may be fed.
     """
 
-    def __init__(self, source: str, *, start: int = 0, indexed: bool = False, fields: Collection[str] | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        *,
+        start: int = 0,
+        indexed: bool = False,
+        fields: Collection[str] | None = None,
+        leave_out: LeaveOut | None = None,
+    ) -> None:
         self.samples: list[Sample] = []  # complete ones; the caller takes them away
         self.sample_at = start  # offset of the first header of the sample that is not complete yet
         self.keys_repeated = 0  # samples that were begun by a repeated extension
@@ -55,7 +76,7 @@ class SampleParser:
         self._start = start
         self._indexed = indexed
         self._fields = None if fields is None else frozenset(fields)
-        self._wanted = fields
+        self._leave_out = leave_out
         self._scanner = Scanner()
         self._scanner.next = start
         self._scanning = False  # the scanner is inside of a chain of headers, or at the end
@@ -71,7 +92,7 @@ class SampleParser:
         self._room = _ROOM  # a sample of so many fields is full
         self._unseen: set[str] = set()  # extensions of the sample that are not kept
         self._extensions: dict[bytes, str] = {}  # those which are kept
-        self._sums: dict[bytes, int] = {}
+        self._sums = StoredSums(_adler_of)
 
     def feed(self, data: bytes | bytearray | memoryview, start: int = 0, end: int | None = None) -> None:
         """Take all bytes from `start` to `end` of a buffer, which may be used for others afterwards. Raises TarError."""
@@ -137,12 +158,8 @@ class SampleParser:
         room = self._room
         while position <= last:
             name, digits, stop, field, flag, long = unpack(view, position)
-            if not indexed:
-                total = sums.get(field)
-                if total is None:
-                    total = self._remember_sum(field)
-                if adler32(view[position : position + TAR_HEADER_BYTES]) & 0xFFFF != total:
-                    break
+            if not indexed and adler32(view[position : position + TAR_HEADER_BYTES]) & 0xFFFF != sums[field]:
+                break
             if (stop != 0 and stop != 32) or not digits.isdigit():
                 break
             try:
@@ -151,9 +168,9 @@ class SampleParser:
                 break
             data = position + TAR_HEADER_BYTES
             after = data + ((size + 511) & -512)
-            if flag != _FILE_FLAG and flag != 0:
+            if flag != FILE_FLAG and flag != 0:
                 if (
-                    flag == _PAX_FLAG
+                    flag == PAX_FLAG
                     and head < 0
                     and size <= TAR_META_BYTES_MAX
                     and after <= end
@@ -256,9 +273,8 @@ class SampleParser:
     def _place(self, name: bytes, head: int) -> str | None:
         """Find out which sample a member belongs to, and begin a new one if it is the first; None if it is not to be kept.
         `head` is the offset of its first header."""
-        slash = name.rfind(b"/") + 1
-        dot = name.find(b".", slash)
-        if dot <= slash or (name[:2] == b"__" and split_key(name.decode("utf-8", "replace")) is None):
+        dot = key_bytes(name)
+        if dot < 0:
             self._room -= 1
             return None
         extension = self._extensions.get(name[dot + 1 :])
@@ -291,21 +307,86 @@ class SampleParser:
             self._room -= 1
         return extension if kept else None
 
-    def _remember_sum(self, field: bytes) -> int:
-        """What adler32 keeps, in its lower half, of a header with this checksum; a sum of more than 65,520 is not told from
-        one that is smaller by 65,521, which no damage makes of the other but on purpose."""
-        total = stored_sum(field)
-        if len(self._sums) >= _REMEMBERED_MAX:
-            self._sums.clear()
-        self._sums[field] = found = (total + 1) % _ADLER_MODULUS if total >= 0 else -1
-        return found
-
     def _remember_extension(self, name: bytes) -> str:
         extension = sys.intern(name.decode("utf-8", "replace").lower())
         if extension not in _FIXED_FIELDS and (self._fields is None or extension in self._fields):
             if len(self._extensions) >= _REMEMBERED_MAX:
                 self._extensions.clear()
             self._extensions[name] = extension
-        elif isinstance(self._wanted, Wanted):
-            self._wanted.leave_out(extension)
+        elif self._leave_out is not None:
+            self._leave_out(extension)
         return extension
+
+
+def _adler_of(field: bytes) -> int:
+    """What adler32 keeps, in its lower half, of a header with this checksum; a sum of more than 65,520 is not told from one
+    that is smaller by 65,521, which no damage makes of the other but on purpose."""
+    total = stored_sum(field)
+    return (total + 1) % _ADLER_MODULUS if total >= 0 else -1
+
+
+def parse_item(
+    data: bytearray,
+    view: memoryview,
+    start: int,
+    end: int,
+    source: str,
+    fields: Collection[str] | None = None,
+    leave_out: LeaveOut | None = None,
+) -> Sample:
+    """The sample whose members are `data` (of which `view` is one) from `start` to `end`, and nothing else is: an item of a
+    batch read. Header checksums are left alone; `source`, `fields` and `leave_out` as above. Raises TarError."""
+    sample: Sample = {"__key__": "", "__source__": source}
+    key: bytes | bytearray | None = None
+    at = start
+    while at < end:
+        body = at + TAR_HEADER_BYTES
+        # A name in one field, no long-name header before it, an octal size: all others go the long way.
+        flag = data[at + 156]
+        if (flag != FILE_FLAG and flag != 0) or data[at + 345] or data[at + 124] & _BASE_256:
+            return _parse_any(bytes(view[start:end]), source, fields, leave_out)
+        try:
+            size = int(data[at + 124 : at + 136].rstrip(b" \0"), 8)
+        except ValueError:
+            return _parse_any(bytes(view[start:end]), source, fields, leave_out)
+        name = data[at : at + 100].partition(b"\0")[0]
+        if flag == 0 and name[-1:] == b"/":
+            return _parse_any(bytes(view[start:end]), source, fields, leave_out)  # a directory, whose size says nothing
+        if body + size > end:
+            raise TarError("a member reaches beyond its sample", at - start)
+        dot = key_bytes(name)
+        if dot >= 0:
+            key = name[:dot]
+            extension = name[dot + 1 :].decode("utf-8", "replace").lower()
+            if fields is None or extension in fields:
+                sample[extension] = view[body : body + size].tobytes()
+            elif leave_out is not None:
+                leave_out(extension)
+        at = body + ((size + 511) & -512)
+    return _finished(sample, key, source)
+
+
+def _parse_any(item: bytes, source: str, fields: Collection[str] | None, leave_out: LeaveOut | None) -> Sample:
+    scanner = Scanner()
+    entries = [*scanner.feed(item), *scanner.feed(bytes(2 * TAR_HEADER_BYTES))]
+    scanner.finish(strict=True)
+    sample: Sample = {"__key__": "", "__source__": source}
+    key: bytes | bytearray | None = None
+    for name, kind, _, offset, size in entries:
+        dot = key_bytes(name) if kind == FILE else -1
+        if dot >= 0:
+            key = name[:dot]
+            extension = name[dot + 1 :].decode("utf-8", "replace").lower()
+            if fields is None or extension in fields:
+                sample[extension] = item[offset : offset + size]
+            elif leave_out is not None:
+                leave_out(extension)
+    return _finished(sample, key, source)
+
+
+def _finished(sample: Sample, key: bytes | bytearray | None, source: str) -> Sample:
+    if key is None:
+        raise TarError("a sample without members", 0)
+    sample["__key__"] = key.decode("utf-8", "replace")
+    sample["__source__"] = source  # a member may be called like that, and is no field then
+    return sample
