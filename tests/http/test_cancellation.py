@@ -171,7 +171,7 @@ class Stage:
             "errors": disk.stats.io_errors,
             "quarantined": disk.quarantined(),
             "state": disk.state,
-            "slots taken": 2 * DECOMPRESSIONS_MAX - target._members.slots._free._value - target._objects.slots._free._value,
+            "slots taken": 2 * DECOMPRESSIONS_MAX - target._members.slots._free._value - target._uploads.slots._free._value,
             "batches": 2 * BATCHES_MAX - sum(gate._free for gate in _gates(target)),
         }
 
@@ -203,8 +203,7 @@ def _link(fd: str) -> str:
 
 
 def _gates(target: TargetNode) -> list[Any]:
-    batch = target.server._router.find("/v1/batch")[0].handler("POST").__self__
-    return [batch._asked, batch._own]
+    return [target._batches.asked, target._batches.own]
 
 
 @pytest.fixture
