@@ -22,6 +22,7 @@ from job_shards import tar_of
 
 from dfc.errors import ObjectNotFound
 from dfc.limits import BATCHES_MAX, DECOMPRESSIONS_MAX
+from dfc.proxy.jobs.staged import Staged
 from dfc.servers.target import TargetNode
 
 AWAITS_MAX = 400  # more than any request here has; reached only when something waits in circles
@@ -207,7 +208,12 @@ def _gates(target: TargetNode) -> list[Any]:
 
 
 @pytest.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+async def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    # No proxy knows the job of these tests: its sweep, half a second after the start, would end that between two requests.
+    monkeypatch.setattr(Staged, "keep_swept", never)
     cluster = await InProcess(tmp_path).start(1)
     assert await cluster.ask("PUT", "/b/old.tar", OLD) is not None
     made = Stage(cluster, Striker(cluster.targets[0].server))
