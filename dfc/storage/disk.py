@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import tempfile
 import uuid
 from contextlib import suppress
-from typing import Final
+from typing import IO, Final
 
 from dfc.attributes import check_attributes
 from dfc.checksum import ExpectedChecksums
@@ -221,6 +222,13 @@ class Disk:
         """
         return self._reader.rebuild_index(row, damaged)
 
+    def open_index_file(self, row: ObjectRow) -> int:
+        """A descriptor of the file of a tar index, as it is; the caller closes it. Unavailable, StorageFailed."""
+        try:
+            return self.parts.filesystem.open(self.index_path(row))
+        except OSError as error:
+            raise self.parts.health.translate(error, "opening an index") from error
+
     # --- writes
 
     def begin_put(
@@ -317,6 +325,18 @@ class Disk:
         layout.check_bucket_id(bucket_id)
         return AdoptingWriter(self.parts, bucket_id, name, deposit, size=size, durability=durability, staged=staged)
 
+    def scratch_file(self, size: int) -> IO[bytes]:
+        """A file without a name for `size` bytes that somebody needs for a moment. Raises NoSpace, StorageFailed."""
+        self.parts.space.require(size)
+        try:
+            return tempfile.TemporaryFile(dir=f"{self.path}/{layout.TEMPORARY}")
+        except OSError as error:
+            raise self.parts.health.translate(error, "making a temporary file") from error
+
+    def scratch_failed(self, error: OSError, doing: str) -> ServerTrouble:
+        """Tell of a file from `scratch_file` that cannot be written; what to raise instead."""
+        return self.parts.health.translate(error, doing)
+
     def settle(self) -> None:
         """Wait until no write is under way that was decided before this call."""
         self.parts.committer.submit(Settle())
@@ -396,6 +416,11 @@ class Disk:
         stats.unsynced_rows = parts.catalog.unsynced_count()
         stats.quarantined_rows = parts.catalog.quarantined_count()
         return stats
+
+    @property
+    def last_stats(self) -> DiskStats:
+        """The counters as they are, also of a catalog that cannot be read."""
+        return self.parts.stats
 
     def sync_relaxed(self) -> int:
         """Sync all objects of relaxed durability now; how many."""

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from dfc.errors import BadRequest, NotAShard, PreconditionFailed, TooLarge, Unavailable
-from dfc.http.answers import Answer, FileAnswer, json_answer
-from dfc.http.common import flag
-from dfc.http.exchange import Exchange
+from dfc.errors import NotAShard, PreconditionFailed, TooLarge
 from dfc.jobs.tasks import InputShard, encode_blocks
 from dfc.limits import JOB_INPUT_SHARDS_MAX
-from dfc.names import check_bucket_name, check_object_name
+from dfc.names import ObjectPath
 from dfc.storage.catalog.staged import StagedName
 from dfc.storage.disk import Disk
-from dfc.storage.layout import INDEX_SUFFIX, check_job_id
+from dfc.storage.layout import INDEX_SUFFIX
 from dfc.storage.rows import ObjectRow, RowChanged
 from dfc.tar.index import TarError
 from dfc.tar.index.format import HEADER_BYTES, IndexHeader, decode_header
 from dfc.target.local import Local
-from dfc.target.node_routes import ShardSelection
-from dfc.wire import MSGPACK, OCTETS
-
-SHARDS_QUERY: Final = frozenset(("bucket", "shards", "any"))
-LOCATE_QUERY: Final = frozenset(("bucket", "object", "version", "job", "temporary"))
-INDEX_QUERY: Final = frozenset(("bucket", "object", "version"))
+from dfc.target.selection import ShardSelection
+from dfc.target.staging import OutputName
+from dfc.target.threads import FileRange
 
 
 class _Found(NamedTuple):
@@ -37,8 +32,18 @@ class _Found(NamedTuple):
     path: str
 
 
-class SourceRoutes:
-    """Handlers of `/v1/node/shards`, `/v1/node/locate` and `/v1/node/index`."""
+@dataclass(frozen=True)
+class BlobPaths:
+    """Where a blob and its index lie on this machine; `index_path` is None where there is no index."""
+
+    path: str
+    index_path: str | None
+    size: int
+    version: str
+
+
+class JobInputs:
+    """The inputs of jobs that this target holds."""
 
     def __init__(self, local: Local, selection: ShardSelection) -> None:
         self._local = local
@@ -46,17 +51,15 @@ class SourceRoutes:
 
     # --- which
 
-    async def shards(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+    async def shards(self, bucket_name: str, shards: str, *, anything: bool) -> bytes:
         """This target's part of a shard spec, as blocks of InputShard (`dfc.jobs.tasks.encode_blocks`).
 
-        Named shards of this target must be there; without `any=1` each must have an index, and patterns take those that do.
+        Named shards of this target must be there; unless `anything` will do each must have an index, and patterns take those
+        that do.
         """
-        query = exchange.query_parameters(SHARDS_QUERY)
-        anything = flag(query, "any")
-        bucket = await self._local.bucket(query.get("bucket", ""))
-        async with self._selection.rows(bucket, query.get("shards", ""), anything=anything) as rows:
-            content = await self._local.call(self._encode, bucket.name, rows)
-        return Answer(200, content, [("Content-Type", MSGPACK)])
+        bucket = await self._local.bucket(bucket_name)
+        async with self._selection.rows(bucket, shards, anything=anything) as rows:
+            return await self._local.call(self._encode, bucket.name, rows)
 
     def _encode(self, bucket: str, rows: Iterator[tuple[Disk, ObjectRow]]) -> bytes:
         """A block at a time: only bytes of all of them are ever in memory."""
@@ -87,46 +90,35 @@ class SourceRoutes:
 
     # --- where
 
-    async def locate(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """Paths for a worker on the same machine, which checks for itself that it sees the file."""
-        found = await self._find(exchange.query_parameters(LOCATE_QUERY))
+    async def locate(self, what: ObjectPath | OutputName, version: str | None) -> BlobPaths:
+        """Paths for a worker on the same machine, which checks for itself that it sees the file; of an object, or of what a job
+        has staged. PreconditionFailed for another version, BadName."""
+        if isinstance(what, OutputName):
+            found = await self._find(what.path, version, what.owner())
+        else:
+            found = await self._find(what, version)
         has_index = found.row.samples is not None
-        return json_answer(
-            {
-                "path": found.path,
-                "index_path": found.path + INDEX_SUFFIX if has_index else None,
-                "size": found.row.size,
-                "version": found.row.version,
-            }
-        )
+        return BlobPaths(found.path, found.path + INDEX_SUFFIX if has_index else None, found.row.size, found.row.version)
 
-    async def index(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """The bytes of the index of a shard; it is built again first when it is missing or damaged."""
-        found = await self._find(exchange.query_parameters(INDEX_QUERY))
+    async def index(self, path: ObjectPath, version: str | None) -> FileRange:
+        """The bytes of the index of a shard; it is built again first when it is missing or damaged. PreconditionFailed."""
+        found = await self._find(path, version)
         threads = self._local.threads(found.disk)
         file = await threads.open(_open_index, found, release=os.close)
-        headers = [("Content-Type", OCTETS)]
-        return FileAnswer(200, file, 0, os.fstat(file).st_size, headers, threads.sending, found.disk.index_failed)
+        return FileRange(file, 0, os.fstat(file).st_size, threads.sending, found.disk.index_failed)
 
-    async def _find(self, query: Mapping[str, str]) -> _Found:
-        for name in ("bucket", "object"):
-            if name not in query:
-                raise BadRequest(f"{name} is missing")
-        name = check_object_name(query["object"])
-        bucket = await self._local.bucket(check_bucket_name(query["bucket"]))
-        disk = self._local.owned_disk(bucket, name)
-        if disk is None:
-            raise Unavailable("this target does not hold the object by its map; the map may be changing")
-        if "job" in query:
-            owner = StagedName(check_job_id(query["job"]), flag(query, "temporary"))
-            entry = await self._local.threads(disk).read(disk.staging.find, bucket.id, name, owner)
-            row, path = entry.row, disk.staging.path(entry)
+    async def _find(self, path: ObjectPath, version: str | None, staged: StagedName | None = None) -> _Found:
+        bucket = await self._local.bucket(path.bucket)
+        disk = self._local.own_disk(bucket, path.name)
+        if staged is not None:
+            entry = await self._local.threads(disk).read(disk.staging.find, bucket.id, path.name, staged)
+            row, where = entry.row, disk.staging.path(entry)
         else:
-            row = await self._local.threads(disk).read(disk.lookup, bucket.id, name)
-            path = disk.blob_path(row)
-        if query.get("version", row.version) != row.version:
-            raise PreconditionFailed(f"{name!r} has the version {row.version} by now")
-        return _Found(disk, row, path)
+            row = await self._local.threads(disk).read(disk.lookup, bucket.id, path.name)
+            where = disk.blob_path(row)
+        if version not in (None, row.version):
+            raise PreconditionFailed(f"{path.name!r} has the version {row.version} by now")
+        return _Found(disk, row, where)
 
 
 def _open_index(found: _Found) -> int:
@@ -137,10 +129,7 @@ def _open_index(found: _Found) -> int:
             found.disk.rebuild_index(found.row)
         except RowChanged as change:
             raise PreconditionFailed(f"{found.row.name!r} has the version {change.row.version} by now") from None
-    try:
-        return found.disk.parts.filesystem.open(found.path + INDEX_SUFFIX)
-    except OSError as error:
-        raise found.disk.parts.health.translate(error, "opening an index") from error
+    return found.disk.open_index_file(found.row)
 
 
 def _header_of(path: str, row: ObjectRow) -> IndexHeader | None:

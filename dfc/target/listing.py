@@ -1,4 +1,4 @@
-"""Listings of one disk: pages, with common prefixes rolled up by seeks instead of scans."""
+"""Listings of a target: pages, with common prefixes rolled up by seeks instead of scans, and what buckets hold."""
 
 from __future__ import annotations
 
@@ -6,10 +6,36 @@ from collections.abc import Sequence
 from typing import Final
 
 from dfc.names import HIDDEN_PREFIX, is_hidden
-from dfc.pages import Page, Row
+from dfc.pages import Page, Row, merge_pages
 from dfc.storage.disk import Disk
+from dfc.target.local import Local
 
 PROBE_ROWS: Final = 200  # rows read at a time while prefixes are rolled up
+
+
+class OwnListings:
+    """What is on the disks of this target."""
+
+    def __init__(self, local: Local) -> None:
+        self._local = local
+
+    async def page(self, bucket_id: str, prefix: str, start_after: str, delimiter: str, limit: int) -> Page:
+        """At most `limit` names and prefixes after `start_after`, of all disks."""
+        asked = (bucket_id, prefix, start_after, delimiter, limit)
+        return merge_pages(await self._local.of_each(lambda disk: list_page(disk, *asked)), limit)
+
+    async def counts(self) -> dict[str, tuple[int, int]]:
+        """(objects, bytes) by the id of a bucket."""
+        total: dict[str, tuple[int, int]] = {}
+        for counts in await self._local.of_each(_counts):
+            for bucket_id, more in counts.items():
+                before = total.get(bucket_id, (0, 0))
+                total[bucket_id] = (before[0] + more[0], before[1] + more[1])
+        return total
+
+
+def _counts(disk: Disk) -> dict[str, tuple[int, int]]:
+    return {bucket_id: disk.counts(bucket_id) for bucket_id in disk.bucket_ids()}
 
 
 def list_page(disk: Disk, bucket_id: str, prefix: str, start_after: str, delimiter: str, limit: int) -> Page:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, TypeVar
 
-from dfc.addresses import addresses_of
+from dfc.addresses import Addresses, addresses_of
 from dfc.errors import BucketDeleting, BucketNotFound, StorageFailed, Unavailable
 from dfc.http.calls.peer import ControlClient
 from dfc.http.shutdown import ends_in_time
@@ -22,6 +22,7 @@ from dfc.target.threads import DiskThreads
 T = TypeVar("T")
 _log: Final = logging.getLogger("dfc.target")
 EACH_DISK_S: Final = 20.0  # less than nodes wait for each other's answers
+NOT_HERE: Final = "this target does not hold the object by its map; the map may be changing"
 MAP_REFRESH_S: Final = 0.5  # a bucket that nobody knows is asked for at most this often
 
 
@@ -33,7 +34,7 @@ class OwnPlace(NamedTuple):
 
 
 class Local:
-    """The state that all routes of a target share."""
+    """The state that all use cases of a target share."""
 
     def __init__(self, control: ControlClient, proxy_url: str, transfer_threads: int) -> None:
         self.control = control
@@ -52,6 +53,10 @@ class Local:
         """A disk that was opened. Blocks: it is asked how it is."""
         self._disk_threads[disk.id] = DiskThreads(disk, self._transfer_threads)
         self.disks[disk.id] = disk
+
+    def in_order(self) -> list[Disk]:
+        """The disks by their ids."""
+        return [self.disks[disk_id] for disk_id in sorted(self.disks)]
 
     def close(self) -> None:
         """Wait for what is under way, then close the disks; one that hangs is left behind after a while."""
@@ -89,10 +94,9 @@ class Local:
 
     async def of_each(self, function: Callable[[Disk], T]) -> list[T]:
         """What a quick call says of each disk, in the order of their ids. StorageFailed when one does not answer."""
-        disks = [self.disks[disk_id] for disk_id in sorted(self.disks)]
         try:
             async with asyncio.timeout(EACH_DISK_S):
-                return await asyncio.gather(*(self.threads(disk).read(function, disk) for disk in disks))
+                return await asyncio.gather(*(self.threads(disk).read(function, disk) for disk in self.in_order()))
         except TimeoutError:
             raise StorageFailed("a disk of this target does not answer") from None
 
@@ -104,6 +108,24 @@ class Local:
             return False
         self.map = new
         return True
+
+    async def decide_by(self, new: ClusterMap) -> int:
+        """The same; the version of the map that holds then. No commit that was decided by an older one is under way by now."""
+        if self.take_map(new):
+            await asyncio.gather(*(self.threads(disk).write(disk.settle) for disk in self.in_order()))
+        return self.map.version
+
+    def standing(self) -> str:
+        """What the map calls this target: "joining" when it does not know it yet."""
+        node = self.map.node(self.node_id)
+        return node.state if node else "joining"
+
+    async def elsewhere(self, *, hopped: bool) -> Addresses:
+        """Whom to ask for what is not of this target. After one hop already (`hopped`) the map is in question: Unavailable."""
+        if hopped:
+            await self.refresh_map()
+            raise Unavailable(NOT_HERE)
+        return self.proxies
 
     async def ask_registry(
         self, method: str, path: str, kind: type[T], body: Any = None, *, answer_s: float | None = None
@@ -164,6 +186,13 @@ class Local:
         disk = self.disks.get(owner.disk.id)
         if disk is None:
             raise Unavailable(f"disk {owner.disk.id} of this target is not there", retry_after_s=5)
+        return disk
+
+    def own_disk(self, bucket: BucketEntry, name: str) -> Disk:
+        """The same where it has to be this target. Unavailable when it is another one by now."""
+        disk = self.owned_disk(bucket, name)
+        if disk is None:
+            raise Unavailable(NOT_HERE)
         return disk
 
     def commit_guard(self, bucket: BucketEntry, name: str, disk: Disk) -> Callable[[], None]:

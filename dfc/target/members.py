@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, Final, cast
+from typing import BinaryIO, Literal, NamedTuple, TypeVar, cast
 
-from dfc.errors import BadRequest, MemberNotFound, NotAShard, SampleNotFound
-from dfc.http.answers import Answer, FileAnswer, Headers, StreamAnswer, header_lines
-from dfc.http.common import SAFETY_HEADERS, content_type
-from dfc.http.conditions import http_date, is_not_modified, is_plain, requested_range
-from dfc.http.exchange import Exchange
+from dfc.errors import MemberNotFound, NotAShard, SampleNotFound
 from dfc.limits import DECOMPRESSED_READ_WAIT_S, SMALL_READ_BYTES, TRANSFER_BUFFER_BYTES
 from dfc.storage.blobs.nowait import read_range
 from dfc.storage.disk import Disk
@@ -23,54 +19,35 @@ from dfc.tar.index.listing import list_members, list_offsets, list_samples
 from dfc.tar.reader import read_member_range
 from dfc.tar.writer import END_OF_ARCHIVE
 from dfc.target.decoders import Slots
-from dfc.target.local import Local
-from dfc.wire import NDJSON, OCTETS, TAR
+from dfc.target.objects import OwnObject
+from dfc.target.threads import Content, Pieces
 
-_SAFETY_LINES: Final = header_lines(SAFETY_HEADERS)
-_QUERIES: Final = ("member", "archpath", "sample", "list")
-
-
-@dataclass(frozen=True, slots=True)
-class StoredShard:
-    """An object with a tar index, and where its blob lies."""
-
-    disk: Disk
-    row: ObjectRow
-    path: str
-    index: ShardIndex
+T = TypeVar("T")
 
 
-class MemberRoutes:
-    """Answers `?member=`, `?archpath=`, `?sample=` (with `&ext=`) and `?list=` on one object."""
+class MemberAtHand(NamedTuple):
+    """A small member of a plain tar, and its bytes."""
 
-    def __init__(self, local: Local) -> None:
-        self._local = local
+    name: str
+    etag: str
+    body: bytes
+
+
+class Members:
+    """Finds what is inside the shards of this target. `slots` are those of reads that decompress."""
+
+    def __init__(self) -> None:
         self.slots = Slots(DECOMPRESSED_READ_WAIT_S)
 
-    async def answer(self, exchange: Exchange, disk: Disk, row: ObjectRow, query: Mapping[str, str]) -> Answer:
-        kind = _asked_for(query)
-        if row.samples is None:
-            raise NotAShard(f"{row.name!r} has no tar index{': ' + row.warnings[0] if row.warnings else ''}")
+    def at_hand(self, found: OwnObject, name: str) -> MemberAtHand | None:
+        """A small member of a plain tar whose index and bytes are in memory; None for everything else. Waits for no disk."""
+        disk, row = found.disk, found.row
         path = disk.blob_path(row)
         index = disk.cached_index(path)
-        if index is None:
-            index = await self._local.threads(disk).read(disk.open_index, row)
-        try:
-            return await self._by_index(exchange, StoredShard(disk, row, path, index), kind, query)
-        except IndexCorrupt:
-            # Large indexes are checked as they are read. A new one is made from the shard; then it is asked once more.
-            index = await self._local.threads(disk).read(disk.rebuild_index, row, index)
-            return await self._by_index(exchange, StoredShard(disk, row, path, index), kind, query)
-
-    def at_once(self, exchange: Exchange, disk: Disk, row: ObjectRow) -> Answer | None:
-        """A small member of a plain tar whose index and bytes are in memory; None for everything else."""
-        query = exchange.query_parameters(None)
-        path = disk.blob_path(row)
-        index = disk.cached_index(path)
-        if index is None or index.compressed or row.samples is None or query.keys() != {"member"}:
+        if index is None or index.compressed or row.samples is None:
             return None
         try:
-            member = index.find_member_at_hand(query["member"])
+            member = index.find_member_at_hand(name)
         except (NotAtHand, IndexCorrupt):
             return None
         if member is None or member.type != "file" or member.size > SMALL_READ_BYTES:
@@ -78,150 +55,157 @@ class MemberRoutes:
         body = read_range(path, member.offset, member.size)
         if body is None or len(body) != member.size:
             return None
-        return Answer(200, body, _lines(content_type(member.name), _etag(row, member), row, "Accept-Ranges: bytes\r\n"))
+        return MemberAtHand(member.name, _etag(row, member), body)
 
-    async def _by_index(self, exchange: Exchange, shard: StoredShard, kind: str, query: Mapping[str, str]) -> Answer:
-        value = query[kind]
-        if kind == "list":
-            return self._list(shard, value)
-        if kind == "sample":
-            return await self._sample(exchange, shard, value, query.get("ext"))
+    async def look_into(self, found: OwnObject, render: Callable[[StoredShard], Awaitable[T]]) -> T:
+        """What `render` makes of a shard; it is asked once more, with a new index, when the index proves to be damaged.
+
+        Raises NotAShard, what `Disk.open_index` raises, and what `render` raises.
+        """
+        disk, row = found.disk, found.row
+        if row.samples is None:
+            raise NotAShard(f"{row.name!r} has no tar index{': ' + row.warnings[0] if row.warnings else ''}")
+        path = disk.blob_path(row)
+        index = disk.cached_index(path)
+        if index is None:
+            index = await found.local.threads(disk).read(disk.open_index, row)
         try:
-            member = shard.index.find_member_at_hand(value)
+            return await render(StoredShard(found, path, index, self.slots))
+        except IndexCorrupt:
+            # Large indexes are checked as they are read. A new one is made from the shard; then it is asked once more.
+            index = await found.local.threads(disk).read(disk.rebuild_index, row, index)
+            return await render(StoredShard(found, path, index, self.slots))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredShard:
+    """An object with a tar index, and where its blob lies. Everything here raises also IndexCorrupt."""
+
+    found: OwnObject
+    path: str
+    index: ShardIndex
+    slots: Slots
+
+    async def member(self, name: str) -> Extract:
+        """A member by its name. MemberNotFound."""
+        try:
+            member = self.index.find_member_at_hand(name)
         except NotAtHand:
-            member = await self._local.threads(shard.disk).read(shard.index.find_member, value)
+            member = await self._read(self.index.find_member, name)
         if member is None:
-            raise MemberNotFound(f"{shard.row.name!r} has no member {value[:200]!r}")
-        return await self._member(exchange, shard, member)
+            raise MemberNotFound(f"{self.found.row.name!r} has no member {name[:200]!r}")
+        return self._member(member)
 
-    def _list(self, shard: StoredShard, what: str) -> Answer:
-        disk, row, index = shard.disk, shard.row, shard.index
-        if what == "offsets":
-            headers = (("Content-Type", OCTETS), ("ETag", f'"{row.checksum}"'), *SAFETY_HEADERS)
-            pieces = self._local.threads(disk).iterate(_or_rebuild(disk, row, index, list_offsets(index)))
-            return StreamAnswer(200, pieces, headers, content_length=8 * (index.sample_count + 1))
-        if what not in ("members", "samples"):
-            raise BadRequest("list is 'members', 'samples' or 'offsets'")
-        lines = _or_rebuild(disk, row, index, list_members(index) if what == "members" else list_samples(index))
-        return StreamAnswer(200, self._local.threads(disk).iterate(lines), [("Content-Type", NDJSON), *SAFETY_HEADERS])
-
-    async def _sample(self, exchange: Exchange, shard: StoredShard, key: str, extension: str | None) -> Answer:
+    async def sample(self, key: str, extension: str | None) -> Extract:
+        """A sample as a tar of what a batch gives of it: its members with the headers that they have in the shard. With an
+        extension, that member of it alone. SampleNotFound, MemberNotFound."""
         try:
-            sample = shard.index.find_sample_at_hand(key)
+            sample = self.index.find_sample_at_hand(key)
         except NotAtHand:
-            sample = await self._local.threads(shard.disk).read(shard.index.find_sample, key)
+            sample = await self._read(self.index.find_sample, key)
         if sample is None:
-            raise SampleNotFound(f"{shard.row.name!r} has no sample {key[:200]!r}")
-        if extension is not None:
-            for member in sample.members:
-                if member.ext == extension.lower():
-                    return await self._member(exchange, shard, member)
-            raise MemberNotFound(f"sample {key[:200]!r} has no {extension[:80]!r}")
-        return await self._whole_sample(exchange, shard, sample)
+            raise SampleNotFound(f"{self.found.row.name!r} has no sample {key[:200]!r}")
+        if extension is None:
+            return self._whole(sample)
+        for member in sample.members:
+            if member.ext == extension.lower():
+                return self._member(member)
+        raise MemberNotFound(f"sample {key[:200]!r} has no {extension[:80]!r}")
 
-    async def _whole_sample(self, exchange: Exchange, shard: StoredShard, sample: Sample) -> Answer:
-        """A tar of what a batch gives of this sample: its members with the headers that they have in the shard."""
-        disk, row, index = shard.disk, shard.row, shard.index
-        size = sum(end - start for start, end in sample.pieces)
-        etag = f"{row.checksum}-{sample.start:x}-{size:x}-tar"
-        plain = is_plain(exchange.headers)
-        if not plain and is_not_modified(exchange.headers, etag, row.modified_us):
-            return Answer(304, b"", _lines(TAR, etag, row))
-        if not index.compressed and len(sample.pieces) == 1:
-            return await self._ranged(exchange, shard, etag, TAR, plain, sample.start, size, END_OF_ARCHIVE)
-        total, lines = size + len(END_OF_ARCHIVE), _lines(TAR, etag, row)
-        if exchange.method == "HEAD":
-            return Answer(200, b"", lines, content_length=total)
-        file, close = await self._open(disk, row, index.kind)
-        pieces = self._local.threads(disk).iterate(_sample_tar(BlobBody(disk, row, file), index.kind, sample))
-        return StreamAnswer(200, pieces, lines, content_length=total, on_close=close)
+    def lines(self, what: Literal["members", "samples"]) -> AsyncIterator[bytes]:
+        """A line of JSON for each."""
+        return self._iterate(list_members(self.index) if what == "members" else list_samples(self.index))
 
-    async def _member(self, exchange: Exchange, shard: StoredShard, member: Member) -> Answer:
+    def offsets(self) -> AsyncIterator[bytes]:
+        """Where each sample begins and the last one ends, in 8 bytes each."""
+        return self._iterate(list_offsets(self.index))
+
+    def _iterate(self, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+        disk, row = self.found.disk, self.found.row
+        return self.found.local.threads(disk).iterate(_or_rebuild(disk, row, self.index, pieces))
+
+    def _member(self, member: Member) -> Extract:
         if member.type != "file":
             raise MemberNotFound(f"{member.name[:200]!r} is a {member.type}, not a file with bytes in the archive")
-        row = shard.row
-        etag, kind = _etag(row, member), content_type(member.name)
-        plain = is_plain(exchange.headers)
-        if not plain and is_not_modified(exchange.headers, etag, row.modified_us):
-            return Answer(304, b"", _lines(kind, etag, row))
-        if shard.index.compressed:
-            return await self._decompressed(exchange, shard, member, _lines(kind, etag, row))
-        return await self._ranged(exchange, shard, etag, kind, plain, member.offset, member.size)
+        etag, kind = _etag(self.found.row, member), self.index.kind
 
-    async def _ranged(
-        self,
-        exchange: Exchange,
-        shard: StoredShard,
-        etag: str,
-        kind: str,
-        plain: bool,
-        offset: int,
-        size: int,
-        tail: bytes = b"",
-    ) -> Answer:
-        """`size` bytes of the blob from `offset` on and `tail` behind them; or, unless `plain`, the range of that which is
-        asked for."""
-        disk, row = shard.disk, shard.row
-        lines = _lines(kind, etag, row, "Accept-Ranges: bytes\r\n")
-        count, status = size, 200
-        part = None if plain else requested_range(exchange.headers, size + len(tail), etag, row.modified_us)
-        if part is not None:
-            start, stop = part
-            lines += f"Content-Range: bytes {start}-{stop - 1}/{size + len(tail)}\r\n"
-            offset, count, status = offset + start, max(0, min(stop, size) - start), 206
-            tail = tail[max(0, start - size) : max(0, stop - size)]
-        if exchange.method == "HEAD":
-            return Answer(status, b"", lines, content_length=count + len(tail))
-        if count <= SMALL_READ_BYTES:
-            body = read_range(shard.path, offset, count)
-            if body is None or len(body) != count:
-                body = await self._local.threads(disk).read(_read_range, disk, row, offset, count)
-            return Answer(status, body + tail if tail else body, lines)
-        return await blob_answer(self._local, disk, row, status, offset, count, lines, tail)
+        def pieces(body: BlobBody) -> Iterator[bytes]:
+            return _decompress(body, kind, member.offset, member.size)
 
-    async def _decompressed(self, exchange: Exchange, shard: StoredShard, member: Member, lines: str) -> Answer:
-        disk, row, index = shard.disk, shard.row, shard.index
-        if exchange.method == "HEAD":
-            return Answer(200, b"", lines, content_length=member.size)
-        file, close = await self._open(disk, row, index.kind)
-        pieces: AsyncIterator[bytes] = self._local.threads(disk).iterate(
-            _decompress(BlobBody(disk, row, file), index.kind, member.offset, member.size)
-        )
-        return StreamAnswer(200, pieces, lines, content_length=member.size, on_close=close)
+        made = pieces if self.index.compressed else None
+        return Extract(self, member.name, etag, member.size, member.offset, pieces=made)
 
-    async def _open(self, disk: Disk, row: ObjectRow, kind: str) -> tuple[int, Callable[[], None]]:
-        """The blob to read a shard from and what ends that. Unavailable while too many shards of large windows are read."""
-        has_slot = await self.slots.take(kind)
+    def _whole(self, sample: Sample) -> Extract:
+        size, kind = sum(end - start for start, end in sample.pieces), self.index.kind
+        etag = f"{self.found.row.checksum}-{sample.start:x}-{size:x}-tar"
+
+        def pieces(body: BlobBody) -> Iterator[bytes]:
+            return _sample_tar(body, kind, sample)
+
+        total = size + len(END_OF_ARCHIVE)
+        if not self.index.compressed and len(sample.pieces) == 1:
+            return Extract(self, None, etag, total, sample.start, END_OF_ARCHIVE)
+        return Extract(self, None, etag, total, pieces=pieces)
+
+    async def _read(self, function: Callable[[str], T], name: str) -> T:
+        return await self.found.local.threads(self.found.disk).read(function, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Extract:
+    """Bytes from inside a shard: those of the member `name`, or (None) a tar of a whole sample; `size` of them.
+
+    They lie in the blob from `offset` on, with `tail` behind them; or `pieces` makes them, all of them only.
+    """
+
+    shard: StoredShard
+    name: str | None
+    etag: str
+    size: int
+    offset: int = 0
+    tail: bytes = b""
+    pieces: Callable[[BlobBody], Iterator[bytes]] | None = None
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether a part of it can be read."""
+        return self.pieces is None
+
+    async def read(self, start: int, stop: int) -> Content:
+        """Bytes `start` to `stop`: all of them, unless it `has_parts`. Raises like `Disk.open_blob`; Unavailable while too many
+        shards of large windows are read."""
+        if self.pieces is not None:
+            return await self._make(self.pieces)
+        found, size = self.shard.found, self.size - len(self.tail)
+        offset, count = self.offset + start, max(0, min(stop, size) - start)
+        tail = self.tail[max(0, start - size) : max(0, stop - size)]
+        if count > SMALL_READ_BYTES:
+            return await found.open(offset, count, tail)
+        body = read_range(self.shard.path, offset, count)
+        if body is None or len(body) != count:
+            body = await found.local.threads(found.disk).read(_read_range, found.disk, found.row, offset, count)
+        return body + tail if tail else body
+
+    async def _make(self, pieces: Callable[[BlobBody], Iterator[bytes]]) -> Pieces:
+        (local, disk, row), slots = self.shard.found, self.shard.slots
+        has_slot = await slots.take(self.shard.index.kind)
         try:
-            file = await self._local.threads(disk).open(disk.open_blob, row, release=os.close)
+            file = await local.threads(disk).open(disk.open_blob, row, release=os.close)
         except BaseException:
             if has_slot:
-                self.slots.give()
+                slots.give()
             raise
 
         def close() -> None:
             os.close(file)
             if has_slot:
-                self.slots.give()
+                slots.give()
 
-        return file, close
-
-
-def _asked_for(query: Mapping[str, str]) -> str:
-    """Which one of `_QUERIES`; BadRequest for none and for several."""
-    given = [name for name in _QUERIES if name in query]
-    if len(given) != 1 or ("ext" in query and given != ["sample"]):
-        raise BadRequest("one of member, sample and list is asked for at a time; ext goes with sample")
-    return given[0]
+        return Pieces(local.threads(disk).iterate(pieces(BlobBody(disk, row, file))), close)
 
 
 def _etag(row: ObjectRow, member: Member) -> str:
     return f"{row.checksum}-{member.offset:x}-{member.size:x}"
-
-
-def _lines(kind: str, etag: str, row: ObjectRow, more: str = "") -> str:
-    date = http_date(row.modified_us)
-    return f'Content-Type: {kind}\r\nETag: "{etag}"\r\nLast-Modified: {date}\r\n{_SAFETY_LINES}{more}'
 
 
 def _or_rebuild(disk: Disk, row: ObjectRow, index: ShardIndex, lines: Iterator[bytes]) -> Iterator[bytes]:
@@ -231,19 +215,6 @@ def _or_rebuild(disk: Disk, row: ObjectRow, index: ShardIndex, lines: Iterator[b
     except IndexCorrupt:
         disk.rebuild_index(row, index)
         raise
-
-
-async def blob_answer(
-    local: Local, disk: Disk, row: ObjectRow, status: int, offset: int, count: int, headers: Headers, tail: bytes = b""
-) -> FileAnswer:
-    """So many bytes of a blob, by sendfile in the threads of its disk, and `tail` behind them."""
-    threads = local.threads(disk)
-    file = await threads.open(disk.open_blob, row, release=os.close)
-
-    def failed(error: OSError, at: int) -> None:
-        disk.read_failed(row, at, error)
-
-    return FileAnswer(status, file, offset, count, headers, threads.sending, failed, tail)
 
 
 def _read_range(disk: Disk, row: ObjectRow, offset: int, count: int) -> bytes:

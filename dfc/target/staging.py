@@ -4,64 +4,113 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import time
-from functools import partial
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from dfc.checksum import ExpectedChecksums
-from dfc.errors import BadRequest, BucketDeleting, JobCancelled, TooLarge, Unavailable
-from dfc.http.answers import Answer, FileAnswer, header_lines, json_answer
-from dfc.http.common import flag
-from dfc.http.conditions import is_not_modified, is_plain, requested_range
-from dfc.http.exchange import Exchange
+from dfc.errors import BucketDeleting, JobCancelled, Unavailable
 from dfc.limits import JOB_OUTPUT_PAUSE_S
-from dfc.names import ObjectPath, check_bucket_name, check_object_name, parse_object_path
+from dfc.names import ObjectPath
 from dfc.placement.map import BucketEntry
-from dfc.storage.catalog.staged import StagedName
+from dfc.storage.blobs.deposit import DepositSite
+from dfc.storage.catalog.staged import StagedName, StagedRow
 from dfc.storage.disk import Disk
 from dfc.storage.layout import check_job_id
-from dfc.storage.rows import Durability, Precondition, PutResult
-from dfc.tar.index import index_kind
-from dfc.target.decoders import Slots
+from dfc.storage.rows import Durability, Precondition
 from dfc.target.local import Local, OwnPlace
-from dfc.target.objects import put_answer
-from dfc.target.uploads import store
-from dfc.wire import CHECKSUM_HEADER, OCTETS
-
-SITE_QUERY: Final = frozenset(("bucket", "object", "temporary"))
-STAGED_QUERY: Final = frozenset(("temporary", "deposit", "size"))
-_SIZE: Final = re.compile("[0-9]{1,18}")
+from dfc.target.threads import FileRange
+from dfc.target.uploads import OwnUploads, UploadBody, Uploaded
 
 
-class StagingRoutes:
-    """Handlers of `/v1/node/staged…`. `slots` are those of uploads: an index of a compressed shard is made here too."""
+class OutputName(NamedTuple):
+    """Which output of which job. `temporary`: for later tasks of the job only, and never an object."""
 
-    def __init__(self, local: Local, slots: Slots, object_size_max_bytes: int) -> None:
+    job: str
+    path: ObjectPath
+    temporary: bool = False
+
+    def owner(self) -> StagedName:
+        """BadName for what is no id of a job."""
+        return StagedName(check_job_id(self.job), self.temporary)
+
+
+class StagedBlob(NamedTuple):
+    """An output that is staged here."""
+
+    local: Local
+    disk: Disk
+    entry: StagedRow
+
+    async def open(self, start: int, stop: int) -> FileRange:
+        """Bytes `start` to `stop`. ObjectNotFound when it was replaced or dropped meanwhile."""
+        staging, threads = self.disk.staging, self.local.threads(self.disk)
+        file = await threads.open(staging.open, self.entry, release=os.close)
+        return FileRange(file, start, stop - start, threads.sending, staging.read_failed)
+
+
+@dataclass
+class JobTotal:
+    """What a job has staged on this target, temporary outputs included; the first of it so many seconds ago."""
+
+    objects: int = 0
+    bytes: int = 0
+    oldest_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class PreparedObject:
+    """What is to become an object."""
+
+    bucket: str
+    object: str
+    size: int
+    checksum: str
+
+
+class PublishedTotal(NamedTuple):
+    """How much has become visible."""
+
+    objects: int
+    bytes: int
+
+
+class JobStaging:
+    """The outputs of jobs on this target."""
+
+    def __init__(self, local: Local, uploads: OwnUploads) -> None:
         self._local = local
-        self._slots = slots
-        self._size_max = object_size_max_bytes
+        self._uploads = uploads
 
-    async def put(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-        """Store a body as an output of a job, or with `deposit` a file that a worker of this machine writes, of which the body
-        tells (`dfc.storage.blobs.deposit`). JobCancelled when the job has ended here."""
-        owner, path = _parse(exchange, parameters)
-        deposit, size = _deposit(exchange)
-        exchange.pause_s = JOB_OUTPUT_PAUSE_S
-        bucket = await self._bucket(path.bucket)
-        place = OwnPlace(bucket, self._own_disk(bucket, path.name))
-        length = exchange.declared_length
-        if max(length or 0, size or 0) > self._size_max:
-            raise TooLarge(f"an object has at most {self._size_max} bytes")
+    async def put(
+        self,
+        output: OutputName,
+        body: UploadBody,
+        expected: ExpectedChecksums,
+        deposit: str | None = None,
+        size: int | None = None,
+    ) -> Uploaded:
+        """Store a body as an output of a job; or the file called `deposit` that a worker of this machine writes, of which the
+        body tells (`dfc.storage.blobs.deposit`) and which will have `size` bytes, if that is known.
+
+        Raises JobCancelled when the job has ended here, BadName, TooLarge, and what `OwnUploads.store` and `adopt` raise.
+        """
+        owner, name = output.owner(), output.path.name
+        body.pause_s = JOB_OUTPUT_PAUSE_S
+        bucket = await self._bucket(output.path.bucket)
+        place = OwnPlace(bucket, self._local.own_disk(bucket, name))
+        self._uploads.check_size(max(body.declared_length or 0, size or 0))
         if await self._local.threads(place.disk).read(place.disk.staging.has_ended, owner.job):
             raise JobCancelled(f"the job {owner.job} has ended here")
-        has_slot = await self._slots.take(index_kind(path.name))
-        try:
-            result = await self._store(exchange, place, path.name, owner, deposit, size)
-        finally:
-            if has_slot:
-                self._slots.give()
-        return put_answer(bucket, result)
+        durability = _durability(bucket, owner.temporary)
+        precondition = Precondition(guard=self._local.commit_guard(bucket, name, place.disk))
+        if deposit is None:
+            return await self._uploads.store(
+                place, name, body, expected=expected, durability=durability, precondition=precondition, staged=owner
+            )
+        return await self._uploads.adopt(
+            place, name, body, deposit, size=size, durability=durability, precondition=precondition, staged=owner
+        )
 
     async def _bucket(self, name: str) -> BucketEntry:
         """The bucket, made when the job was accepted. It is never made here: it would come back after its deletion."""
@@ -72,92 +121,55 @@ class StagingRoutes:
             raise BucketDeleting(f"the bucket {name!r} is being deleted")
         return bucket
 
-    async def _store(
-        self, exchange: Exchange, place: OwnPlace, name: str, owner: StagedName, deposit: str | None, size: int | None
-    ) -> PutResult:
-        disk, bucket = place.disk, place.bucket
-        durability = _durability(bucket, owner.temporary)
-        if deposit is None:
-            begin = partial(
-                disk.begin_put,
-                bucket.id,
-                name,
-                size=exchange.declared_length,
-                expected=ExpectedChecksums.from_headers(exchange.headers.get(CHECKSUM_HEADER), None),
-                durability=durability,
-                staged=owner,
-            )
-        else:
-            begin = partial(disk.adopt, bucket.id, name, deposit, size=size, durability=durability, staged=owner)
-        return await store(self._local, exchange, disk, begin, Precondition(guard=self._local.commit_guard(bucket, name, disk)))
-
-    async def site(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+    async def site(self, path: ObjectPath, *, temporary: bool) -> DepositSite:
         """Where a worker of this machine may write an output itself; it finds out whether it is one."""
-        query = exchange.query_parameters(SITE_QUERY)
-        for parameter in ("bucket", "object"):
-            if parameter not in query:
-                raise BadRequest(f"{parameter} is missing")
-        path = ObjectPath(check_bucket_name(query["bucket"]), check_object_name(query["object"]))
         bucket = await self._bucket(path.bucket)
-        return json_answer(self._own_disk(bucket, path.name).deposit_site(_durability(bucket, flag(query, "temporary"))))
+        return self._local.own_disk(bucket, path.name).deposit_site(_durability(bucket, temporary))
 
-    async def get(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-        """The staged bytes, or a range of them."""
-        owner, path = _parse(exchange, parameters)
-        bucket = await self._local.bucket(path.bucket)
-        disk = self._own_disk(bucket, path.name)
-        staging, threads = disk.staging, self._local.threads(disk)
-        entry = await threads.read(staging.find, bucket.id, path.name, owner)
-        row = entry.row
-        lines = header_lines((("Content-Type", OCTETS), ("ETag", f'"{row.checksum}"'), ("Accept-Ranges", "bytes")))
-        start, stop, status = 0, row.size, 200
-        if not is_plain(exchange.headers):
-            if is_not_modified(exchange.headers, row.checksum, row.modified_us):
-                return Answer(304, b"", lines)
-            part = requested_range(exchange.headers, row.size, row.checksum, row.modified_us)
-            if part is not None:
-                start, stop, status = part.start, part.stop, 206
-                lines += f"Content-Range: bytes {start}-{stop - 1}/{row.size}\r\n"
-        file = await threads.open(staging.open, entry, release=os.close)
-        return FileAnswer(status, file, start, stop - start, lines, threads.sending, staging.read_failed)
+    async def find(self, output: OutputName) -> StagedBlob:
+        """An output that was stored. ObjectNotFound, ObjectCorrupt, BadName."""
+        owner = output.owner()
+        bucket = await self._local.bucket(output.path.bucket)
+        disk = self._local.own_disk(bucket, output.path.name)
+        entry = await self._local.threads(disk).read(disk.staging.find, bucket.id, output.path.name, owner)
+        return StagedBlob(self._local, disk, entry)
 
     # --- whole jobs, on every disk of this target
 
-    async def totals(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+    async def totals(self) -> dict[str, JobTotal]:
         """What every job has staged here."""
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, JobTotal] = {}
         now_us = time.time_ns() // 1000
         for totals in await self._local.of_each(lambda disk: disk.staging.totals()):
             for job, total in totals.items():
-                entry = found.setdefault(job, {"objects": 0, "bytes": 0, "oldest_s": 0.0})
-                entry["objects"] += total.objects
-                entry["bytes"] += total.bytes
-                entry["oldest_s"] = max(entry["oldest_s"], (now_us - total.oldest_us) / 1e6)
-        return json_answer(found)
+                entry = found.setdefault(job, JobTotal())
+                entry.objects += total.objects
+                entry.bytes += total.bytes
+                entry.oldest_s = max(entry.oldest_s, (now_us - total.oldest_us) / 1e6)
+        return found
 
-    async def prepare(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+    async def prepare(self, job: str) -> list[PreparedObject]:
         """Everything that is to become an object: on the medium and sound, so that publishing cannot fail for its sake."""
-        job = check_job_id(parameters[0])
+        check_job_id(job)
         names = {bucket.id: bucket.name for bucket in self._local.map.buckets}
-        objects = []
-        for disk in self._disks():
-            for row in await self._local.threads(disk).write(disk.staging.prepare, job):
-                bucket = names.get(row.bucket_id, row.bucket_id)
-                objects.append({"bucket": bucket, "object": row.name, "size": row.size, "checksum": row.checksum})
-        return json_answer({"objects": objects})
+        return [
+            PreparedObject(names.get(row.bucket_id, row.bucket_id), row.name, row.size, row.checksum)
+            for disk in self._local.in_order()
+            for row in await self._local.threads(disk).write(disk.staging.prepare, job)
+        ]
 
-    async def publish(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+    async def publish(self, job: str) -> PublishedTotal:
         """Make the outputs of a job visible: on each disk all at once."""
-        job = check_job_id(parameters[0])
-        call = self._local.threads
-        done = await asyncio.gather(*(call(disk).write(disk.staging.publish, job, self._is_open) for disk in self._disks()))
-        return json_answer({"objects": sum(each.objects for each in done), "bytes": sum(each.bytes for each in done)})
+        check_job_id(job)
+        disks, threads = self._local.in_order(), self._local.threads
+        done = await asyncio.gather(*(threads(disk).write(disk.staging.publish, job, self._is_open) for disk in disks))
+        return PublishedTotal(sum(each.objects for each in done), sum(each.bytes for each in done))
 
-    async def discard(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-        """Drop what a job has staged, and let it stage nothing more."""
-        job = check_job_id(parameters[0])
-        dropped = await asyncio.gather(*(self._local.threads(disk).write(disk.staging.discard, job) for disk in self._disks()))
-        return json_answer({"discarded": sum(dropped)})
+    async def discard(self, job: str) -> int:
+        """Drop what a job has staged, and let it stage nothing more; how many blobs."""
+        check_job_id(job)
+        disks, threads = self._local.in_order(), self._local.threads
+        return sum(await asyncio.gather(*(threads(disk).write(disk.staging.discard, job) for disk in disks)))
 
     def _is_open(self, bucket_id: str) -> bool:
         """Whether objects may be put into a bucket. Unavailable while that is not decided: publishing comes back then."""
@@ -166,32 +178,6 @@ class StagingRoutes:
             raise Unavailable(f"whether the bucket {bucket.name!r} can be deleted is being looked at")
         return bucket is not None and bucket.state == "active"
 
-    def _disks(self) -> list[Disk]:
-        return [self._local.disks[disk_id] for disk_id in sorted(self._local.disks)]
-
-    def _own_disk(self, bucket: BucketEntry, name: str) -> Disk:
-        disk = self._local.owned_disk(bucket, name)
-        if disk is None:
-            raise Unavailable("this target does not hold the object by its map; the map may be changing")
-        return disk
-
 
 def _durability(bucket: BucketEntry, temporary: bool) -> Durability:
     return "relaxed" if temporary else bucket.durability
-
-
-def _deposit(exchange: Exchange) -> tuple[str | None, int | None]:
-    """The name of the worker's file and the size that it will have, where they are told. BadRequest."""
-    query = exchange.query_parameters(STAGED_QUERY) if exchange.raw_query else {}
-    size = query.get("size")
-    if size is not None and not _SIZE.fullmatch(size):
-        raise BadRequest("size is a number of bytes")
-    return query.get("deposit"), None if size is None else int(size)
-
-
-def _parse(exchange: Exchange, parameters: tuple[str, ...]) -> tuple[StagedName, ObjectPath]:
-    job, bucket, name = parameters
-    path = parse_object_path(f"/{bucket}/{name}")
-    check_bucket_name(path.bucket)
-    temporary = flag(exchange.query_parameters(STAGED_QUERY), "temporary") if exchange.raw_query else False
-    return StagedName(check_job_id(job), temporary), path

@@ -15,7 +15,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from dfc.errors import Unavailable
 from dfc.http.shutdown import ends_in_time
@@ -26,6 +26,31 @@ from dfc.target.families import DiskReport, report_on
 
 _log: Final = logging.getLogger("dfc.target")
 T = TypeVar("T")
+
+
+class FileRange(NamedTuple):
+    """`size` bytes of an open file from `offset`, and a short `tail` behind them. Whoever has it closes the file.
+
+    `threads` wait for the file; `on_error` is told, in one of them, of bytes that cannot be read: `(error, offset)`.
+    """
+
+    file: int
+    offset: int
+    size: int
+    threads: ThreadPoolExecutor
+    on_error: Callable[[OSError, int], object]
+    tail: bytes = b""
+
+
+class Pieces(NamedTuple):
+    """Bytes that are made while they are sent. Whoever has them calls `close` after the last one, or instead of it."""
+
+    chunks: AsyncIterator[bytes]
+    close: Callable[[], None]
+
+
+# What somebody asked to read: at hand, in a file, or still to be made.
+Content = bytes | FileRange | Pieces
 
 
 async def shielded(future: Future[T]) -> T:

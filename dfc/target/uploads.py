@@ -1,4 +1,4 @@
-"""One large upload from its first byte to its commit, whoever it is for: an object, or an output of a job.
+"""One upload from its first byte to its commit, whoever it is for: an object, or an output of a job.
 
 Cancelled anywhere before the commit, nothing is left of it; from there on the commit alone decides.
 """
@@ -6,29 +6,131 @@ Cancelled anywhere before the commit, nothing is left of it; from there on the c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
+from typing import NamedTuple, Protocol
 
-from dfc.http.exchange import Exchange
+from dfc.checksum import ExpectedChecksums
+from dfc.errors import TooLarge
+from dfc.http.transfer import BodySink
+from dfc.limits import DECOMPRESSED_PUT_WAIT_S, SMALL_BODY_BYTES
 from dfc.storage.blobs.writer import BlobWriter
-from dfc.storage.disk import Disk
-from dfc.storage.rows import Precondition, PutResult
-from dfc.target.local import Local
+from dfc.storage.catalog.staged import StagedName
+from dfc.storage.rows import Durability, ObjectRow, Precondition, PutResult
+from dfc.tar.index import index_kind
+from dfc.target.decoders import Slots
+from dfc.target.local import Local, OwnPlace
 
 
-async def store(
-    local: Local, exchange: Exchange, disk: Disk, begin: Callable[[], BlobWriter], precondition: Precondition
-) -> PutResult:
-    """Receive the body into what `begin` opens on the disk, and commit it. Raises what `BlobWriter` and `Exchange.receive`
-    raise."""
-    threads = local.threads(disk)
-    writer = await threads.begin(begin, release=BlobWriter.abort)
-    try:
-        await exchange.receive(writer, threads.receiving)
-        await threads.go_on(writer.finish)
-    except BaseException:
-        with suppress(asyncio.CancelledError):
-            await threads.go_on(writer.abort)
-        raise
-    # A client that goes away now may find its object stored.
-    return await threads.go_on(writer.commit, precondition)
+class UploadBody(Protocol):
+    """Bytes that somebody sends. `pause_s`: how long a sender that is trusted may pause; None: it keeps a minimum rate."""
+
+    pause_s: float | None
+
+    @property
+    def declared_length(self) -> int | None:
+        """None: not known before its end."""
+
+    async def read_small(self, limit_bytes: int) -> bytes:
+        """All of it. TooLarge, BodyTimeout, LengthMismatch."""
+
+    async def receive(self, sink: BodySink, threads: ThreadPoolExecutor) -> None:
+        """Feed it to `sink` in one of `threads`, which is done with it when this returns or raises."""
+
+
+class Uploaded(NamedTuple):
+    """What is stored now; `replaced`: in the place of something else."""
+
+    bucket: str
+    row: ObjectRow
+    replaced: bool
+    warnings: tuple[str, ...]
+
+
+class OwnUploads:
+    """Stores bodies on the disks of this target. `slots` are those of uploads: an index of a compressed shard is made here."""
+
+    def __init__(self, local: Local, object_size_max_bytes: int) -> None:
+        self._local = local
+        self._size_max = object_size_max_bytes
+        self.slots = Slots(DECOMPRESSED_PUT_WAIT_S)
+
+    def check_size(self, size: int | None) -> None:
+        """TooLarge for what no object may have."""
+        if size is not None and size > self._size_max:
+            raise TooLarge(f"an object has at most {self._size_max} bytes")
+
+    async def store(
+        self,
+        place: OwnPlace,
+        name: str,
+        body: UploadBody,
+        *,
+        expected: ExpectedChecksums,
+        durability: Durability,
+        precondition: Precondition,
+        staged: StagedName | None = None,
+    ) -> Uploaded:
+        """A body as an object, or as what a job has staged. Raises what `BlobWriter` and `UploadBody` raise."""
+        (bucket, disk), length = place, body.declared_length
+        if staged is None and length is not None and length <= SMALL_BODY_BYTES:
+
+            async def put() -> PutResult:
+                content = await body.read_small(SMALL_BODY_BYTES)
+                return await self._local.threads(disk).write(
+                    disk.put_small,
+                    bucket.id,
+                    name,
+                    content,
+                    expected=expected,
+                    durability=durability,
+                    precondition=precondition,
+                )
+
+            return await self._with_slot(place, name, put)
+        begin = partial(disk.begin_put, bucket.id, name, size=length, expected=expected, durability=durability, staged=staged)
+        return await self._with_slot(place, name, lambda: self._receive(place, body, begin, precondition))
+
+    async def adopt(
+        self,
+        place: OwnPlace,
+        name: str,
+        body: UploadBody,
+        deposit: str,
+        *,
+        size: int | None,
+        durability: Durability,
+        precondition: Precondition,
+        staged: StagedName,
+    ) -> Uploaded:
+        """A file that a worker of this machine writes, of which the body tells (`dfc.storage.blobs.deposit`)."""
+        (bucket, disk) = place
+        begin = partial(disk.adopt, bucket.id, name, deposit, size=size, durability=durability, staged=staged)
+        return await self._with_slot(place, name, lambda: self._receive(place, body, begin, precondition))
+
+    async def _with_slot(self, place: OwnPlace, name: str, put: Callable[[], Awaitable[PutResult]]) -> Uploaded:
+        has_slot = await self.slots.take(index_kind(name))
+        try:
+            result = await put()
+        finally:
+            if has_slot:
+                self.slots.give()
+        return Uploaded(place.bucket.name, result.row, result.replaced, result.warnings)
+
+    async def _receive(
+        self, place: OwnPlace, body: UploadBody, begin: Callable[[], BlobWriter], precondition: Precondition
+    ) -> PutResult:
+        """Receive the body into what `begin` opens on the disk, and commit it."""
+        threads = self._local.threads(place.disk)
+        writer = await threads.begin(begin, release=BlobWriter.abort)
+        try:
+            await body.receive(writer, threads.receiving)
+            await threads.go_on(writer.finish)
+        except BaseException:
+            with suppress(asyncio.CancelledError):
+                await threads.go_on(writer.abort)
+            raise
+        # A client that goes away now may find its object stored.
+        return await threads.go_on(writer.commit, precondition)

@@ -25,7 +25,7 @@ from dfc.filesystem import FileSystem
 from dfc.servers.proxy import ProxyNode
 from dfc.servers.target import TargetNode
 from dfc.storage.disk import Disk
-from dfc.target import local, node, threads
+from dfc.target import local, threads
 
 LARGE = 300_000
 SICK = "disk-1"
@@ -79,7 +79,7 @@ class Place:
         def open_disk(path: str, *arguments: Any) -> Disk:
             return opening(path, *arguments[:-1], self.sick if path.endswith(SICK) else FileSystem())
 
-        monkeypatch.setattr(node.Disk, "open", open_disk)
+        monkeypatch.setattr(Disk, "open", open_disk)
         monkeypatch.setattr(threads, "STOP_CLOSE_S", 0.2)
         monkeypatch.setattr(local, "STOP_CLOSE_S", 0.2)
         common = {"port": 0, "access_log": False, "drain_timeout_s": 0.5, "connections_max": 2000}

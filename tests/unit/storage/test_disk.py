@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -17,7 +18,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from dfc.checksum import checksum_of
 from dfc.clock import HybridClock
-from dfc.errors import BadName, ObjectNotFound, PreconditionFailed, StorageFailed
+from dfc.errors import BadName, DfcError, NoSpace, ObjectNotFound, PreconditionFailed, StorageFailed
 from dfc.storage import Disk, DiskOptions, Precondition
 
 BUCKETS = st.sampled_from(["b1", "b2"])
@@ -289,6 +290,21 @@ def test_closing_leaves_no_thread_and_no_descriptor(open_disk: Any, tar_of: Call
         with pytest.raises(StorageFailed, match="closed"):
             call()
     open_disk()
+
+
+def test_a_file_for_a_moment(disk: Disk) -> None:
+    with disk.scratch_file(10) as file:
+        file.write(b"0123456789")
+        assert os.listdir(f"{disk.path}/temporary") == []  # it has no name
+    with pytest.raises(NoSpace):
+        disk.scratch_file(1 << 62)
+    os.rmdir(f"{disk.path}/temporary")
+    with pytest.raises(DfcError) as refused:
+        disk.scratch_file(10)
+    assert disk.path not in str(refused.value)
+    os.mkdir(f"{disk.path}/temporary")
+    assert isinstance(disk.scratch_failed(OSError(errno.EIO, "no"), "testing"), StorageFailed)
+    assert disk.last_stats.puts == disk.stats.puts
 
 
 def test_a_bucket_is_removed_in_many_transactions(open_disk: Any) -> None:

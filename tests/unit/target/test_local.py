@@ -10,9 +10,9 @@ import pytest
 
 from dfc.errors import BucketDeleting, BucketNotFound, Unavailable
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
-from dfc.servers.target import weight_of
 from dfc.storage.rows import DiskSpace
 from dfc.storage.stats import DiskStats
+from dfc.target.disks import weight_of
 from dfc.target.local import Local
 
 GIB = 1 << 30

@@ -15,13 +15,15 @@ from typing import Any, cast
 
 import pytest
 
+from dfc.api.stored import Elsewhere, StoredHandlers
 from dfc.clock import HybridClock
 from dfc.errors import MemberNotFound, SampleNotFound
 from dfc.http.calls.peer import ControlClient
 from dfc.http.exchange import Exchange
 from dfc.storage import Disk, DiskOptions, ObjectRow
 from dfc.target.local import Local
-from dfc.target.members import MemberRoutes
+from dfc.target.members import Members
+from dfc.target.objects import OwnObject, OwnObjects
 
 COUNT = 4000
 
@@ -75,7 +77,8 @@ def test_the_event_loop_waits_for_no_index(disk: Disk, row: ObjectRow, query: di
         await local.threads(disk).read(cold, disk, row)
         before = resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
         try:
-            answer = await routes.answer(exchange, disk, row, {what: value.format(key) for what, value in query.items()})
+            asked = {what: value.format(key) for what, value in query.items()}
+            answer = await handlers.stored(exchange, OwnObject(local, disk, row), asked)
             assert answer.status == 200
         except (MemberNotFound, SampleNotFound):
             assert "none" in query.get("member", "")
@@ -87,7 +90,7 @@ def test_the_event_loop_waits_for_no_index(disk: Disk, row: ObjectRow, query: di
 
     local = Local(cast(ControlClient, None), "http://proxy:1", 2)
     local.add(disk)
-    routes = MemberRoutes(local)
+    handlers = StoredHandlers(cast(OwnObjects, None), Members(), cast(Elsewhere, None))
     monkeypatch.setattr(os, "pread", elsewhere)
     # Now and then the thread may wait for a page of something else.
     assert sorted(asyncio.run(run()))[:5] == [0] * 5

@@ -8,38 +8,42 @@ import pytest
 
 from dfc.config import Settings
 from dfc.errors import OperatorError
-from dfc.http.calls.peer import RemoteError
+from dfc.filesystem import FileSystem
+from dfc.http.calls.peer import ControlClient, RemoteError
 from dfc.placement.map import ClusterMap
 from dfc.registry.registration import Registered
-from dfc.servers.target import TargetNode
-from dfc.target import node as node_module
+from dfc.target import membership
+from dfc.target.local import Local
+from dfc.target.membership import Membership
 
 ANSWERS = {"/v1/cluster": ClusterMap(cluster_id="c", version=1), "/v1/nodes": Registered(node_number=7)}
 
 
 @pytest.fixture
 async def make(tmp_path, monkeypatch):
-    """Makes a target whose registry first answers with these states."""
-    monkeypatch.setattr(node_module, "RETRY_S", 0.01)
+    """Makes a target's membership whose registry first answers with these states."""
+    monkeypatch.setattr(membership, "RETRY_S", 0.01)
     made = []
 
-    def build(*states: int) -> TargetNode:
+    def build(*states: int) -> Membership:
         directory = str(tmp_path)
-        made.append(TargetNode(Settings(dir=directory, disks=(directory,), port=0, proxy_url="http://127.0.0.1:1")))
-        node, left = made[-1], list(states)
-        node.id, node._url, node._advertised = "t1", "http://t1", "http://t1"
+        settings = Settings(dir=directory, disks=(directory,), port=0, proxy_url="http://127.0.0.1:1")
+        local, left = Local(ControlClient("", 1.0), settings.proxy_url, 2), list(states)
+        made.append(local)
+        local.node_id = "t1"
 
         async def call(method, url, kind, **rest):
             if left:
                 raise RemoteError(left.pop(0), "some_code", "said the registry")
             return ANSWERS[url.removeprefix("http://127.0.0.1:1")]
 
-        monkeypatch.setattr(node.local.control, "call", call)
-        return node
+        monkeypatch.setattr(local.control, "call", call)
+        return Membership(local, settings, FileSystem())
 
     yield build
-    for node in made:
-        await node.stop()
+    for local in made:
+        await local.control.close()
+        local.close()
 
 
 async def test_a_registry_that_asks_to_try_again_is_asked_again(make):

@@ -20,10 +20,9 @@ from dfc.http.calls.peer import PeerPool
 from dfc.limits import BATCH_WINDOW_BYTES
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
 from dfc.storage import Disk, DiskOptions
-from dfc.target.batch import routes as batch_routes
-from dfc.target.batch import spans
+from dfc.target.batch import opening, spans
+from dfc.target.batch.opening import OwnBatches
 from dfc.target.batch.resolving import resolve
-from dfc.target.batch.routes import BatchRoutes
 from dfc.target.decoders import Slots
 from dfc.target.local import Local
 
@@ -211,7 +210,7 @@ def test_a_shard_that_is_replaced_while_it_is_read(disk: Disk, monkeypatch: pyte
 
 
 @pytest.fixture
-def routes(disk: Disk):
+def batches(disk: Disk):
     local = Local(SimpleNamespace(), "http://proxy:1", 2)  # type: ignore[arg-type]
     local.node_id = "t1"
     local.add(disk)
@@ -219,31 +218,31 @@ def routes(disk: Disk):
         id="t1", number=1, role="target", url="http://t1", advertise_url="", state="up", disks=(DiskEntry(id="d1", weight=1.0),)
     )
     local.take_map(ClusterMap(cluster_id="c", version=1, nodes=(node,), buckets=(BucketEntry(id="b1", name="b"),)))
-    yield BatchRoutes(local, PeerPool(1.0), "", Slots(0.1))
+    yield OwnBatches(local, PeerPool(1.0), "", Slots(0.1))
     local.close()
 
 
 async def test_what_is_decompressed_is_bounded(
-    disk: Disk, routes: BatchRoutes, monkeypatch: pytest.MonkeyPatch, compress
+    disk: Disk, batches: OwnBatches, monkeypatch: pytest.MonkeyPatch, compress
 ) -> None:
     files = [(f"{number}.x", os.urandom(1000)) for number in range(20)]
     for name in ("a.tgz", "b.tar.xz"):
         put(disk, name, compress(name, tar_of(files)))
     items = [item("a.tgz", number=3), item("b.tar.xz", number=4), item("a.tgz", number=1)]
-    part = await routes._open_own(items, "fail")
+    part = await batches.open_own(items, "fail")
     content = bytearray(sum(part.lengths))
     assert part.source.fill(memoryview(content)) == len(content)
     assert unpack(bytes(content)) == [files[3], files[4], files[1]]
     await part.close(whole=True)
-    monkeypatch.setattr(batch_routes, "BATCH_DECODED_BYTES_MAX", 5 * 1536 + 4 * 1536)
+    monkeypatch.setattr(opening, "BATCH_DECODED_BYTES_MAX", 5 * 1536 + 4 * 1536)
     with pytest.raises(ItemError) as caught:
-        await routes._open_own([*items, item("b.tar.xz", number=9)], "fail")
+        await batches.open_own([*items, item("b.tar.xz", number=9)], "fail")
     assert isinstance(caught.value.error, NotSeekable)
     assert caught.value.number == 1
     before = own_files()
     for _ in range(5):
         with pytest.raises(ItemError):
-            await routes._open_own([*items, item("b.tar.xz", number=9)], "fail")
+            await batches.open_own([*items, item("b.tar.xz", number=9)], "fail")
     assert own_files() == before
     assert os.listdir(f"{disk.path}/temporary") == []
 

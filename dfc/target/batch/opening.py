@@ -1,31 +1,20 @@
-"""Batch reads at a target: its own part by files, the parts of others by asking them."""
+"""Batch reads at a target: its own part from files, the parts of others by asking them."""
 
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
-from dfc.batch.answer import (
-    BatchAnswer,
-    BatchGate,
-    ItemError,
-    Part,
-    answer_batch,
-    read_request,
-)
+from dfc.batch.answer import BatchGate, ItemError, Part
 from dfc.batch.items import BatchItem, OnMissing
 from dfc.batch.merge import ByteSource
-from dfc.batch.parts import PeerParts, encode_preamble
+from dfc.batch.parts import PeerParts
 from dfc.errors import BucketNotFound, DfcError, NotSeekable, StorageFailed, Unavailable
-from dfc.http.answers import Answer, AnswerCut
 from dfc.http.calls.peer import PeerPool
-from dfc.http.exchange import Exchange
 from dfc.http.transfer import to_its_end
 from dfc.limits import BATCH_DECODED_BYTES_MAX
-from dfc.storage import layout
 from dfc.storage.disk import Disk
 from dfc.tar.header import TarError
 from dfc.tar.reader import read_member_range
@@ -33,50 +22,31 @@ from dfc.target.decoders import Slots
 from dfc.target.local import Local
 from dfc.target.members import BlobBody
 from dfc.target.threads import shielded
-from dfc.wire import OCTETS
 
 if TYPE_CHECKING:
     from dfc.target.batch.resolving import Decoding, Resolved
 
 
-class BatchRoutes:
-    """Handlers of `/v1/batch` and `/v1/node/batch`. `slots` are those of reads that decompress."""
+class OwnBatches:
+    """Opens the parts of batches. `slots` are those of reads that decompress. `asked` counts the lists that this target puts
+    together, `own` the parts that it gives to others."""
 
     def __init__(self, local: Local, pool: PeerPool, token: str, slots: Slots) -> None:
         self._local = local
         self._slots = slots
         self._peers = PeerParts(pool, token, self._url_of)
-        self._asked, self._own = BatchGate(), BatchGate()
+        self.asked, self.own = BatchGate(), BatchGate()
+
+    @property
+    def threads(self) -> ThreadPoolExecutor:
+        """Those that read from many disks at once."""
+        return self._local.batches
 
     def _url_of(self, node_id: str) -> str | None:
         node = self._local.map.node(node_id)
         return None if node is None else node.url
 
-    async def batch(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """A list of items from anywhere."""
-        request = await read_request(exchange)
-        await self._learn_buckets(request.items)
-        return await answer_batch(exchange, request, self._owner_of, self._open, self._asked, self._local.batches)
-
-    async def own_batch(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """A list of items of this target: how long each is, then their bytes."""
-        request = await read_request(exchange)
-        self._own.enter()
-        try:
-            await self._learn_buckets(request.items)
-            part = await self._open_own(request.items, request.on_missing)
-        except ItemError as error:
-            self._own.leave()
-            raise error.answer() from None
-        except BaseException:
-            self._own.leave()
-            raise
-        begin = encode_preamble(part.resolved.lengths.tobytes(), part.checksums)
-        total = sum(part.lengths)
-        headers, threads = [("Content-Type", OCTETS)], self._local.batches
-        return BatchAnswer(headers, [part], [(0, total)], total, self._own, threads=threads, begin=begin)
-
-    async def _learn_buckets(self, items: Sequence[BatchItem]) -> None:
+    async def learn_buckets(self, items: Sequence[BatchItem]) -> None:
         """A bucket that this target's map lacks is asked for once; then it is missing."""
         for name in {item.bucket for item in items}:
             if self._local.map.bucket(name) is None:
@@ -85,7 +55,8 @@ class BatchRoutes:
                 except BucketNotFound:
                     pass
 
-    def _owner_of(self, bucket: str, name: str) -> str:
+    def owner_of(self, bucket: str, name: str) -> str:
+        """The id of the target that has an object. Unavailable."""
         entry = self._local.map.bucket(bucket)
         if entry is None:
             return self._local.node_id  # where the item is found to be missing
@@ -94,9 +65,10 @@ class BatchRoutes:
             raise Unavailable("this target has no map yet")
         return owner.node.id
 
-    async def _open(self, owner: str, items: list[BatchItem], on_missing: OnMissing) -> Part:
+    async def open(self, owner: str, items: list[BatchItem], on_missing: OnMissing) -> Part:
+        """The items of one owner, found and ready to be read. ItemError, Unavailable."""
         if owner == self._local.node_id:
-            return await self._open_own(items, on_missing)
+            return await self.open_own(items, on_missing)
         node = self._local.map.node(owner)
         if node is not None and node.state == "down":
             raise Unavailable(f"the target {owner} that holds items of the batch is down", retry_after_s=2)
@@ -104,7 +76,8 @@ class BatchRoutes:
 
     # --- the part of this target
 
-    async def _open_own(self, items: list[BatchItem], on_missing: OnMissing) -> OwnPart:
+    async def open_own(self, items: list[BatchItem], on_missing: OnMissing) -> OwnPart:
+        """The items of this target. ItemError."""
         from dfc.target.batch.resolving import resolve  # a node that serves no batches does without numpy
 
         resolving = self._local.batches.submit(resolve, items, on_missing, self._find)
@@ -141,10 +114,7 @@ class BatchRoutes:
         found = self._local.map.bucket(bucket)
         if found is None:
             raise BucketNotFound(f"there is no bucket {bucket!r}")
-        disk = self._local.owned_disk(found, name)
-        if disk is None:
-            raise Unavailable("this target does not hold the object by its map; the map may be changing")
-        return found.id, disk
+        return found.id, self._local.own_disk(found, name)
 
 
 def _let_go(resolving: Future[Resolved]) -> None:
@@ -161,9 +131,8 @@ def _decode(resolved: Resolved, decoding: Decoding) -> None:
 def _decoded(resolved: Resolved, decoding: Decoding) -> IO[Any]:
     """The same, in a file without a name on the shard's disk."""
     disk = decoding.disk
-    disk.parts.space.require(decoding.size)
     body = cast(BinaryIO, BlobBody(disk, decoding.row, resolved.files.descriptor(decoding.number)))
-    file = tempfile.TemporaryFile(dir=f"{disk.path}/{layout.TEMPORARY}")
+    file = disk.scratch_file(decoding.size)
     try:
         for piece in read_member_range(body, decoding.kind, 0, decoding.size):
             file.write(piece)
@@ -172,7 +141,7 @@ def _decoded(resolved: Resolved, decoding: Decoding) -> IO[Any]:
     except TarError as error:
         failure: DfcError = StorageFailed(f"{decoding.row.name!r} cannot be decompressed any more: {error}")
     except OSError as error:
-        failure = disk.parts.health.translate(error, "decompressing a shard")
+        failure = disk.scratch_failed(error, "decompressing a shard")
     file.close()
     raise failure
 
@@ -191,4 +160,4 @@ class OwnPart:
         self.resolved.files.close()
 
     async def reopen(self) -> None:
-        raise AnswerCut("a disk of this target does not give the bytes that it should")
+        raise StorageFailed("a disk of this target does not give the bytes that it should")

@@ -1,0 +1,70 @@
+"""What proxies ask of a target as a whole: pages, counts, keys, removal of buckets, the map to decide by, scrubbing."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from dfc.http.answers import Answer, StreamAnswer, json_answer
+from dfc.http.common import page_limit
+from dfc.http.exchange import Exchange
+from dfc.limits import CLUSTER_MAP_BYTES_MAX
+from dfc.placement.map import ClusterMap
+from dfc.target.disks import Scrubbers
+from dfc.target.listing import OwnListings
+from dfc.target.local import Local
+from dfc.target.objects import OwnObjects
+from dfc.target.selection import ShardSelection
+from dfc.wire import MSGPACK, NDJSON
+
+PAGE_QUERY: Final = frozenset(("bucket_id", "prefix", "start_after", "delimiter", "limit"))
+KEYS_QUERY: Final = frozenset(("bucket", "shards", "fields"))
+
+
+class HoldingHandlers:
+    """Handlers of the paths that name no job."""
+
+    def __init__(
+        self, local: Local, objects: OwnObjects, listings: OwnListings, selection: ShardSelection, scrubbers: Scrubbers
+    ) -> None:
+        self._local = local
+        self._objects = objects
+        self._listings = listings
+        self._selection = selection
+        self._scrubbers = scrubbers
+
+    async def page(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """A page of the objects of a bucket."""
+        query = exchange.query_parameters(None)
+        asked = (query.get("bucket_id", ""), query.get("prefix", ""), query.get("start_after", ""), query.get("delimiter", ""))
+        page = await self._listings.page(*asked, page_limit(query))
+        return Answer(200, msgspec.msgpack.encode(page), [("Content-Type", MSGPACK)])
+
+    async def counts(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Objects and bytes of every bucket."""
+        return json_answer(await self._listings.counts())
+
+    async def remove_bucket(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """Delete what is left of a bucket that the map calls `deleting`."""
+        return json_answer({"removed": await self._objects.remove_bucket(parameters[0])})
+
+    async def take_map(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Decide by this map from now on. Answered when no commit that was decided by an older one is under way."""
+        new: ClusterMap = await exchange.json(ClusterMap, CLUSTER_MAP_BYTES_MAX)
+        return json_answer({"version": await self._local.decide_by(new)})
+
+    async def keys(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """The samples of this target's shards that a spec names, a line each."""
+        query = exchange.query_parameters(None)
+        keys = await self._selection.keys(query.get("bucket", ""), query.get("shards", ""), query.get("fields", ""))
+        return StreamAnswer(200, keys, [("Content-Type", NDJSON)])
+
+    async def start_scrub(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Read and check everything once, beginning now."""
+        self._scrubbers.request_pass()
+        return json_answer({"started": True}, 202)
+
+    async def scrub_status(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Of each disk."""
+        return json_answer({"disks": await self._scrubbers.status()})

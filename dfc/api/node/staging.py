@@ -1,0 +1,88 @@
+"""`/v1/node/staged…` and `/v1/node/deposits` at a target: outputs of jobs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from dfc.api.stored import asked_part, content_answer, upload_answer
+from dfc.checksum import ExpectedChecksums
+from dfc.errors import BadRequest
+from dfc.http.answers import Answer, header_lines, json_answer
+from dfc.http.common import flag
+from dfc.http.exchange import Exchange
+from dfc.names import ObjectPath, check_bucket_name, check_object_name, parse_object_path
+from dfc.target.staging import JobStaging, OutputName
+from dfc.wire import CHECKSUM_HEADER, OCTETS
+
+SITE_QUERY: Final = frozenset(("bucket", "object", "temporary"))
+STAGED_QUERY: Final = frozenset(("temporary", "deposit", "size"))
+_SIZE: Final = re.compile("[0-9]{1,18}")
+
+
+class StagingHandlers:
+    """What workers and proxies ask about outputs."""
+
+    def __init__(self, staging: JobStaging) -> None:
+        self._staging = staging
+
+    async def put(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """Store a body as an output of a job, or with `deposit` a file that a worker of this machine writes."""
+        query = exchange.query_parameters(STAGED_QUERY) if exchange.raw_query else {}
+        output, size = _output(parameters, query), query.get("size")
+        if size is not None and not _SIZE.fullmatch(size):
+            raise BadRequest("size is a number of bytes")
+        expected = ExpectedChecksums.from_headers(exchange.headers.get(CHECKSUM_HEADER), None)
+        return upload_answer(
+            await self._staging.put(output, exchange, expected, query.get("deposit"), None if size is None else int(size))
+        )
+
+    async def get(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """The staged bytes, or a range of them."""
+        query = exchange.query_parameters(STAGED_QUERY) if exchange.raw_query else {}
+        found = await self._staging.find(_output(parameters, query))
+        row = found.entry.row
+        status, start, stop, line = asked_part(exchange.headers, row.size, row.checksum, row.modified_us)
+        lines = header_lines((("Content-Type", OCTETS), ("ETag", f'"{row.checksum}"'), ("Accept-Ranges", "bytes"))) + line
+        if status == 304:
+            return Answer(304, b"", lines)
+        return content_answer(status, await found.open(start, stop), stop - start, lines)
+
+    async def site(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Where a worker of this machine may write an output itself."""
+        query = exchange.query_parameters(SITE_QUERY)
+        path = path_of(query)
+        return json_answer(await self._staging.site(path, temporary=flag(query, "temporary")))
+
+    async def totals(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """What every job has staged here."""
+        return json_answer(await self._staging.totals())
+
+    async def prepare(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """Whatever is to become an object."""
+        return json_answer({"objects": await self._staging.prepare(parameters[0])})
+
+    async def publish(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """Make the outputs of a job visible."""
+        done = await self._staging.publish(parameters[0])
+        return json_answer({"objects": done.objects, "bytes": done.bytes})
+
+    async def discard(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """Drop what a job has staged."""
+        return json_answer({"discarded": await self._staging.discard(parameters[0])})
+
+
+def path_of(query: Mapping[str, str]) -> ObjectPath:
+    """The object that a query names. BadRequest, BadName."""
+    for parameter in ("bucket", "object"):
+        if parameter not in query:
+            raise BadRequest(f"{parameter} is missing")
+    return ObjectPath(check_bucket_name(query["bucket"]), check_object_name(query["object"]))
+
+
+def _output(parameters: tuple[str, ...], query: Mapping[str, str]) -> OutputName:
+    job, bucket, name = parameters
+    path = parse_object_path(f"/{bucket}/{name}")
+    check_bucket_name(path.bucket)
+    return OutputName(job, path, flag(query, "temporary"))

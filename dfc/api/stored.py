@@ -1,0 +1,239 @@
+"""How a target answers with what it stores: objects, what is inside shards, and parts of them; for all faces that give it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from dfc.checksum import CHECKSUM_NAME, ExpectedChecksums
+from dfc.errors import BadRequest
+from dfc.http.answers import Answer, FileAnswer, StreamAnswer, header_lines, json_answer
+from dfc.http.common import INSIDE_QUERY, SAFETY_HEADERS, content_type
+from dfc.http.conditions import entity_tags, http_date, is_not_modified, is_plain, requested_range
+from dfc.http.exchange import Exchange
+from dfc.http.relay import Relay
+from dfc.names import ObjectPath
+from dfc.target.local import Local, OwnPlace
+from dfc.target.members import Extract, Members, StoredShard
+from dfc.target.objects import OwnObject, OwnObjects, WriteConditions
+from dfc.target.threads import Content, FileRange
+from dfc.target.uploads import Uploaded
+from dfc.wire import CHECKSUM_HEADER, HOP_HEADER, NDJSON, OCTETS, SAMPLES_HEADER, TAR
+
+_SAFETY_LINES: Final = header_lines(SAFETY_HEADERS)
+_RANGES_LINE: Final = "Accept-Ranges: bytes\r\n"
+_QUERIES: Final = ("member", "archpath", "sample", "list")
+_MEMBER_ALONE: Final = frozenset(("member",))
+
+
+# --- parts of a body
+
+
+class AskedPart(NamedTuple):
+    """What a GET or HEAD asks for of a body: bytes `start` to `stop`, and the line of a head that names a range; 304: none."""
+
+    status: int
+    start: int
+    stop: int
+    line: str = ""
+
+
+def asked_part(headers: Mapping[str, str], size: int, etag: str, modified_us: int, *, has_parts: bool = True) -> AskedPart:
+    """By the conditions and the range in a request's headers. PreconditionFailed, RangeNotSatisfiable, BadRequest."""
+    if not is_plain(headers):
+        if is_not_modified(headers, etag, modified_us):
+            return AskedPart(304, 0, 0)
+        part = requested_range(headers, size, etag, modified_us) if has_parts else None
+        if part is not None:
+            start, stop = part
+            return AskedPart(206, start, stop, f"Content-Range: bytes {start}-{stop - 1}/{size}\r\n")
+    return AskedPart(200, 0, size)
+
+
+def content_answer(status: int, content: Content, size: int, lines: str) -> Answer:
+    """An answer whose body is what was read, `size` bytes. No await lies between the reading and this: it owns what is open."""
+    if isinstance(content, bytes):
+        return Answer(status, content, lines)
+    if isinstance(content, FileRange):
+        file, offset, count, threads, on_error, tail = content
+        return FileAnswer(status, file, offset, count, lines, threads, on_error, tail)
+    return StreamAnswer(status, content.chunks, lines, content_length=size, on_close=content.close)
+
+
+# --- objects
+
+
+@lru_cache(maxsize=16_384)
+def _validators(name: str, checksum: str, modified_us: int, samples: int | None) -> str:
+    """The header lines that every answer about an object has."""
+    counts = () if samples is None else ((SAMPLES_HEADER, str(samples)),)
+    return header_lines(
+        (
+            ("Content-Type", content_type(name)),
+            ("ETag", f'"{checksum}"'),
+            (CHECKSUM_HEADER, f"{CHECKSUM_NAME}={checksum}"),
+            ("Last-Modified", http_date(modified_us)),
+            ("Accept-Ranges", "bytes"),
+            *counts,
+            *SAFETY_HEADERS,
+        )
+    )
+
+
+async def object_answer(exchange: Exchange, found: OwnObject) -> Answer:
+    """The object, or the part that is asked for."""
+    row = found.row
+    modified_us = row.modified_us
+    status, start, stop, line = asked_part(exchange.headers, row.size, row.checksum, modified_us)
+    lines = _validators(row.name, row.checksum, modified_us, row.samples) + line
+    if status == 304 or exchange.method == "HEAD":
+        return Answer(status, b"", lines, content_length=stop - start)
+    return content_answer(status, await found.read(start, stop), stop - start, lines)
+
+
+def upload_answer(uploaded: Uploaded) -> Answer:
+    """What was stored: 201 when it is new, 200 when something was there."""
+    row = uploaded.row
+    body = {
+        "bucket": uploaded.bucket,
+        "object": row.name,
+        "size": row.size,
+        "checksum": row.checksum,
+        "version": row.version,
+        "samples": row.samples,
+        "members": row.members,
+        "warnings": uploaded.warnings,
+    }
+    return json_answer(body, 200 if uploaded.replaced else 201, [("ETag", f'"{row.checksum}"')])
+
+
+def write_conditions(headers: Mapping[str, str]) -> WriteConditions:
+    """Of a PUT or DELETE. BadRequest."""
+    tags: list[str | None] = []
+    for header in ("If-Match", "If-None-Match"):
+        value = headers.get(header)
+        found = entity_tags(value) if value is not None else frozenset[str]()
+        if len(found) > 1:
+            raise BadRequest(f"{header} of a write names one entity tag")
+        tags.append(next(iter(found), None))
+    return WriteConditions(*tags)
+
+
+# --- what is inside a shard
+
+
+def _inside_lines(kind: str, etag: str, modified_us: int) -> str:
+    return f'Content-Type: {kind}\r\nETag: "{etag}"\r\nLast-Modified: {http_date(modified_us)}\r\n{_SAFETY_LINES}'
+
+
+async def extract_answer(exchange: Exchange, extract: Extract) -> Answer:
+    """A member or a sample, or the part that is asked for."""
+    kind = TAR if extract.name is None else content_type(extract.name)
+    modified_us, has_parts = extract.shard.found.row.modified_us, extract.has_parts
+    status, start, stop, line = asked_part(exchange.headers, extract.size, extract.etag, modified_us, has_parts=has_parts)
+    lines = _inside_lines(kind, extract.etag, modified_us)
+    if status == 304:
+        return Answer(304, b"", lines)
+    if has_parts:
+        lines += _RANGES_LINE + line
+    if exchange.method == "HEAD":
+        return Answer(status, b"", lines, content_length=stop - start)
+    return content_answer(status, await extract.read(start, stop), stop - start, lines)
+
+
+async def shard_answer(exchange: Exchange, shard: StoredShard, kind: str, query: Mapping[str, str]) -> Answer:
+    """What a query asks for of a shard; `kind` is what `inside_query` has found in it."""
+    if kind == "sample":
+        return await extract_answer(exchange, await shard.sample(query[kind], query.get("ext")))
+    if kind != "list":
+        return await extract_answer(exchange, await shard.member(query[kind]))
+    what = query[kind]
+    if what == "offsets":
+        headers = (("Content-Type", OCTETS), ("ETag", f'"{shard.found.row.checksum}"'), *SAFETY_HEADERS)
+        return StreamAnswer(200, shard.offsets(), headers, content_length=8 * (shard.index.sample_count + 1))
+    if what not in ("members", "samples"):
+        raise BadRequest("list is 'members', 'samples' or 'offsets'")
+    lines = shard.lines("members" if what == "members" else "samples")
+    return StreamAnswer(200, lines, [("Content-Type", NDJSON), *SAFETY_HEADERS])
+
+
+def inside_query(query: Mapping[str, str]) -> str:
+    """Which one of `_QUERIES`; BadRequest for none and for several."""
+    given = [name for name in _QUERIES if name in query]
+    if len(given) != 1 or ("ext" in query and given != ["sample"]):
+        raise BadRequest("one of member, sample and list is asked for at a time; ext goes with sample")
+    return given[0]
+
+
+# --- handlers
+
+
+class Elsewhere:
+    """Hands requests that are not for this target to a proxy."""
+
+    def __init__(self, local: Local, relay: Relay) -> None:
+        self._local = local
+        self._relay = relay
+
+    async def answer(self, exchange: Exchange, _parameters: tuple[str, ...] = ()) -> Answer:
+        """What a proxy answers. Unavailable for a request that has come from one."""
+        to = await self._local.elsewhere(hopped=HOP_HEADER in exchange.headers)
+        return await self._relay.forward(exchange, to)
+
+
+class StoredHandlers:
+    """GET, PUT and DELETE of an object, whatever the path is that names it."""
+
+    def __init__(self, objects: OwnObjects, members: Members, elsewhere: Elsewhere) -> None:
+        self._objects = objects
+        self._members = members
+        self._elsewhere = elsewhere
+
+    def at_once(self, exchange: Exchange, path: ObjectPath) -> Answer | None:
+        """`answer` to a GET of what is in memory: small objects, and small members of plain tars."""
+        if not path.name or not is_plain(exchange.headers):
+            return None
+        found = self._objects.known(path)
+        if found is None:
+            return None
+        row = found.row
+        if exchange.raw_query:
+            query = exchange.query_parameters(None)
+            member = self._members.at_hand(found, query["member"]) if query.keys() == _MEMBER_ALONE else None
+            if member is None:
+                return None
+            lines = _inside_lines(content_type(member.name), member.etag, row.modified_us)
+            return Answer(200, member.body, lines + _RANGES_LINE)
+        body = found.at_hand()
+        return None if body is None else Answer(200, body, _validators(row.name, row.checksum, row.modified_us, row.samples))
+
+    async def answer(self, exchange: Exchange, path: ObjectPath, query: Mapping[str, str]) -> Answer:
+        """Do what is asked with the object of a path; what is not of this target goes to a proxy, once."""
+        method, name = exchange.method, path.name
+        place = await self._objects.place(path, create=method == "PUT") if name else None
+        if place is None:
+            return await self._elsewhere.answer(exchange)
+        inside = bool(query) and not query.keys().isdisjoint(INSIDE_QUERY)
+        if method in ("GET", "HEAD"):
+            return await self._objects.read(place, name, lambda found: self.stored(exchange, found, query if inside else {}))
+        if inside:
+            raise BadRequest("what is inside a shard is read, not written; leave the query away to write the whole object")
+        if method == "PUT":
+            return await self._put(exchange, place, name)
+        await self._objects.delete(place, name, write_conditions(exchange.headers))
+        return Answer(204)
+
+    async def stored(self, exchange: Exchange, found: OwnObject, query: Mapping[str, str]) -> Answer:
+        """An object, or with a query what that asks for of the inside. RowChanged: to be asked again."""
+        if not query:
+            return await object_answer(exchange, found)
+        kind = inside_query(query)
+        return await self._members.look_into(found, lambda shard: shard_answer(exchange, shard, kind, query))
+
+    async def _put(self, exchange: Exchange, place: OwnPlace, name: str) -> Answer:
+        headers = exchange.headers
+        expected = ExpectedChecksums.from_headers(headers.get(CHECKSUM_HEADER), headers.get("Content-MD5"))
+        if "Content-Range" in headers:
+            raise BadRequest("a PUT replaces the whole object; Content-Range is not for it")
+        return upload_answer(await self._objects.put(place, name, exchange, expected, write_conditions(headers)))

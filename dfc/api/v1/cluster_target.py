@@ -1,0 +1,45 @@
+"""What a target says of itself and of its cluster: `/v1/health`, `/v1/cluster` and `/metrics`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from dfc.api.stored import Elsewhere
+from dfc.errors import Unavailable
+from dfc.http.answers import Answer, json_answer
+from dfc.http.common import health_answer, metrics_answer
+from dfc.http.exchange import Exchange
+from dfc.target.local import Local
+from dfc.wire import MSGPACK
+
+
+class TargetStateHandlers:
+    """`metrics` asks for those of this moment."""
+
+    def __init__(self, local: Local, elsewhere: Elsewhere, metrics: Callable[[], Awaitable[CollectorRegistry]]) -> None:
+        self._local = local
+        self._elsewhere = elsewhere
+        self._metrics = metrics
+
+    async def health(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Ready when it has its disks."""
+        local = self._local
+        version, state = local.map.version, local.standing()
+        return health_answer(bool(local.disks), role="target", id=local.node_id, map_version=version, state=state)
+
+    async def cluster(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """The registry's map, with the use of all disks; while it is away, the map that this target works by."""
+        with suppress(Unavailable):
+            return await self._elsewhere.answer(exchange)
+        if MSGPACK in exchange.headers.get("Accept", ""):
+            return Answer(200, msgspec.msgpack.encode(self._local.map), [("Content-Type", MSGPACK)])
+        return json_answer(self._local.map)
+
+    async def prometheus(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """In the format of Prometheus."""
+        return await asyncio.to_thread(metrics_answer, await self._metrics())

@@ -1,0 +1,31 @@
+"""The routes of plain URLs at a target: objects by their paths, and everything else by way of a proxy."""
+
+from __future__ import annotations
+
+from dfc.api.stored import StoredHandlers
+from dfc.http.answers import Answer
+from dfc.http.exchange import Exchange
+from dfc.http.face import Authenticate, Face
+from dfc.http.router import Route
+from dfc.names import parse_object_path
+
+
+class _Handlers:
+    def __init__(self, stored: StoredHandlers) -> None:
+        self._stored = stored
+
+    async def web(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """`/{bucket}/{object…}` and `/{object}`; listings are a proxy's."""
+        path = parse_object_path(exchange.target_path)
+        return await self._stored.answer(exchange, path, exchange.query_parameters(None) if exchange.raw_query else {})
+
+    def at_once(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer | None:
+        """The same for what is in memory."""
+        return self._stored.at_once(exchange, parse_object_path(exchange.target_path))
+
+
+def target_face(stored: StoredHandlers, may_use: Authenticate) -> Face:
+    """Every path that is of no other face."""
+    handlers = _Handlers(stored)
+    methods = dict.fromkeys(("GET", "PUT", "DELETE"), handlers.web)
+    return Face("web", [], may_use, rest=Route("/", methods, query=None, at_once=handlers.at_once))

@@ -1,0 +1,150 @@
+"""The disks of a target as a whole: opened, described to the registry, and scrubbed."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from dfc.clock import HybridClock
+from dfc.config import Settings
+from dfc.filesystem import FileSystem
+from dfc.http.shutdown import in_time
+from dfc.limits import GIB
+from dfc.placement.map import ClusterMap, DiskEntry
+from dfc.storage.disk import Disk
+from dfc.storage.identity import require_identity
+from dfc.storage.rows import DiskOptions
+from dfc.storage.upkeep.scrub import Scrubber
+from dfc.target.families import DiskReport
+from dfc.target.local import Local
+
+RESERVE_FRACTION: Final = 0.05  # the reserve is at most so much of a disk
+
+
+@dataclass(frozen=True)
+class QuarantinedName:
+    """An object whose bytes are gone or wrong."""
+
+    bucket: str
+    object: str
+    version: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class DiskScrub:
+    """How far a disk's pass is, or how the last one ended, and what is quarantined by now."""
+
+    disk: str
+    node: str
+    state: str
+    bytes_done: int
+    bytes_total: int
+    errors: int
+    quarantined: list[QuarantinedName]
+
+
+class Scrubbers:
+    """One for each disk."""
+
+    def __init__(self, local: Local) -> None:
+        self._local = local
+        self._of: dict[str, Scrubber] = {}
+
+    def start(self, disk: Disk, settings: Settings) -> None:
+        """Scrub a disk from now on."""
+        scrubber = Scrubber(disk, bytes_per_s=settings.scrub_rate_bytes_per_s, interval_s=settings.scrub_interval_s or math.inf)
+        scrubber.start()
+        self._of[disk.id] = scrubber
+
+    def request_pass(self) -> None:
+        """Begin a pass over every disk, where none runs."""
+        for scrubber in self._of.values():
+            scrubber.request_pass()
+
+    async def status(self) -> list[DiskScrub]:
+        """StorageFailed when a disk does not answer."""
+        return await self._local.of_each(self._status)
+
+    def _status(self, disk: Disk) -> DiskScrub:
+        names = {bucket.id: bucket.name for bucket in self._local.map.buckets}
+        progress = self._of[disk.id].progress
+        quarantined = [
+            QuarantinedName(names.get(found.bucket_id, found.bucket_id), found.name, found.version, found.reason)
+            for found in disk.quarantined()
+        ]
+        return DiskScrub(
+            disk.id,
+            self._local.node_id,
+            progress.state,
+            progress.bytes_done,
+            progress.bytes_total,
+            progress.errors,
+            quarantined,
+        )
+
+    async def stop(self) -> None:
+        """One that hangs is left behind."""
+        await asyncio.gather(*(in_time(scrubber.stop, "a scrubber") for scrubber in self._of.values()))
+
+
+def open_disks(
+    local: Local, scrubbers: Scrubbers, settings: Settings, cluster_id: str, clock: HybridClock, filesystem: FileSystem
+) -> None:
+    """Open the disks of the settings, and scrub them. Blocking. Raises like `Disk.open`."""
+    for path in settings.disks:
+        disk = Disk.open(path, cluster_id, clock, _disk_options(settings, path), filesystem)
+        local.add(disk)
+        scrubbers.start(disk, settings)
+
+
+def _disk_options(settings: Settings, path: str) -> DiskOptions:
+    capacity = _capacity(path)
+    return DiskOptions(
+        reserve_bytes=min(settings.disk_reserve_bytes, int(capacity * RESERVE_FRACTION)),
+        ballast_bytes=settings.disk_ballast_bytes,
+        error_budget=settings.disk_error_budget,
+        sync_relaxed_s=settings.sync_relaxed_s,
+        orphan_keep_s=settings.orphan_keep_s,
+        object_bytes_max=settings.object_size_max_bytes,
+        row_cache_rows=settings.row_cache_rows,
+    )
+
+
+def _capacity(path: str) -> int:
+    found = os.statvfs(path)
+    return found.f_blocks * found.f_frsize
+
+
+def weight_of(capacity_bytes: int) -> float:
+    """A disk's weight when it joins: its capacity in GiB with two significant digits, so that equal disks weigh the same."""
+    gib = max(capacity_bytes / GIB, 0.01)
+    return float(f"{gib:.2g}")
+
+
+def describe_unopened(paths: tuple[str, ...]) -> tuple[DiskEntry, ...]:
+    """The disks as they are registered before they are open."""
+    entries = []
+    for path in paths:
+        identity, capacity = require_identity(path, None), _capacity(path)
+        entries.append(DiskEntry(id=identity.disk_id, weight=weight_of(capacity), capacity=capacity))
+    return tuple(entries)
+
+
+def describe(reports: Iterable[DiskReport], known: ClusterMap, node_id: str) -> tuple[DiskEntry, ...]:
+    """The disks as a heartbeat tells of them; a disk keeps the weight that it has in the map."""
+    weights = {disk.id: disk.weight for node in known.nodes if node.id == node_id for disk in node.disks}
+    entries = []
+    for report in reports:
+        weight = weights.get(report.disk_id, 1.0)
+        entry = DiskEntry(id=report.disk_id, weight=weight, state=report.state, objects=report.objects)
+        if report.space is not None:
+            entry = msgspec.structs.replace(entry, capacity=report.space.capacity, used=report.space.used)
+        entries.append(entry)
+    return tuple(entries)

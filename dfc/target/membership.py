@@ -1,0 +1,111 @@
+"""How a target becomes a member of its cluster and stays one: identity, registration, heartbeats."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import Final, NamedTuple
+
+from dfc.config import Settings
+from dfc.errors import DfcError, OperatorError, Unavailable
+from dfc.filesystem import FileSystem
+from dfc.http.calls.problems import RemoteError
+from dfc.placement.map import ClusterMap, DiskEntry, Labels
+from dfc.registry.registration import Registered, Registration
+from dfc.target.disks import describe, describe_unopened
+from dfc.target.identity import settle_identity
+from dfc.target.local import Local
+
+_log: Final = logging.getLogger("dfc.target")
+RETRY_S: Final = 0.25  # while the registry cannot be reached at the start
+RETRY_MAX_S: Final = 2.0
+BEAT_ANSWER_S: Final = 2.0  # for one of several addresses; a target that is not heard of for twice as long is down
+
+
+class Joined(NamedTuple):
+    """What the registry has said."""
+
+    cluster_id: str
+    node_number: int
+
+
+class Membership:
+    """Joins once, then beats."""
+
+    def __init__(self, local: Local, settings: Settings, filesystem: FileSystem) -> None:
+        self._local = local
+        self._settings = settings
+        self._filesystem = filesystem
+        self._url = self._advertised = ""
+
+    async def join(self, url: str, advertised: str) -> Joined:
+        """Find out which node this is, and register it under the URLs of nodes and of clients; its disks are formatted then,
+        and not open yet. Raises OperatorError, and what `settle_identity` raises."""
+        self._url, self._advertised = url, advertised
+        settings, local = self._settings, self._local
+        known = await self._cluster_map()
+        directory = os.path.abspath(settings.dir or settings.disks[0])
+        local.node_id = await local.call(settle_identity, directory, settings.disks, known, self._filesystem)
+        entries = await local.call(describe_unopened, settings.disks)
+        return Joined(known.cluster_id, await self._first_registration(known.cluster_id, entries))
+
+    async def _cluster_map(self) -> ClusterMap:
+        """The registry's, asked for until it answers."""
+        wait_s = RETRY_S
+        while True:
+            try:
+                return await self._local.ask_registry("GET", "/v1/cluster", ClusterMap)
+            except (Unavailable, RemoteError) as error:
+                if not _may_be_asked_again(error):
+                    raise OperatorError(f"the registry at {self._local.proxies} refuses: {error.message}") from error
+                _log.info("waiting for the registry at %s: %s", self._local.proxies, error.message)
+            await asyncio.sleep(wait_s)
+            wait_s = min(RETRY_MAX_S, wait_s * 2)
+
+    async def _first_registration(self, cluster_id: str, entries: tuple[DiskEntry, ...]) -> int:
+        while True:
+            try:
+                return (await self._register(cluster_id, entries)).node_number
+            except (Unavailable, RemoteError) as error:
+                if not _may_be_asked_again(error):
+                    raise OperatorError(f"the registry refuses this target: {error.message}") from error
+                _log.info("the registry takes no registration yet: %s", error.message)
+                await asyncio.sleep(RETRY_S)
+
+    async def _register(self, cluster_id: str, entries: tuple[DiskEntry, ...]) -> Registered:
+        said = Registration(
+            node_id=self._local.node_id,
+            role="target",
+            url=self._url,
+            advertise_url=self._advertised,
+            cluster_id=cluster_id,
+            map_version=self._local.map.version,
+            disks=entries,
+            labels=Labels(zone=self._settings.zone, host=self._settings.host_label),
+        )
+        answer = await self._local.ask_registry("POST", "/v1/nodes", Registered, said, answer_s=BEAT_ANSWER_S)
+        if answer.map is not None:
+            self._local.take_map(answer.map)
+        return answer
+
+    async def beat(self) -> None:
+        """Heartbeats for ever; a registry that is away is tried again, serving goes on meanwhile."""
+        local, failing = self._local, False
+        while True:
+            await asyncio.sleep(self._settings.heartbeat_s)
+            try:
+                reports = await local.reports()
+                await self._register(local.map.cluster_id, describe(reports, local.map, local.node_id))
+                failing = False
+            except (Unavailable, RemoteError) as error:
+                if not failing:
+                    _log.warning("no heartbeat: %s", error.message)
+                failing = True
+            except Exception:
+                _log.exception("a heartbeat failed; they go on")
+
+
+def _may_be_asked_again(error: DfcError) -> bool:
+    """Whether the registry cannot be reached, or has said that it is to be asked again: it has too much to do now."""
+    return error.status == 503

@@ -1,0 +1,85 @@
+"""The shards of this target that a shard spec stands for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+from dfc.errors import NotAShard
+from dfc.http.transfer import to_its_end
+from dfc.limits import LIST_PAGE_MAX
+from dfc.names import is_hidden
+from dfc.placement.map import BucketEntry
+from dfc.shards import Glob, Prefix, expand
+from dfc.storage.disk import Disk
+from dfc.storage.rows import ObjectRow
+from dfc.tar.index import index_kind
+from dfc.tar.index.listing import list_keys
+from dfc.target.local import Local
+
+
+class ShardSelection:
+    """The rows of this target that a shard spec stands for, and the keys of their samples."""
+
+    def __init__(self, local: Local) -> None:
+        self._local = local
+        self._expanding = asyncio.Lock()  # a short spec may stand for a million names: one at a time in memory
+
+    @asynccontextmanager
+    async def rows(
+        self, bucket: BucketEntry, shards: str, *, anything: bool = False
+    ) -> AsyncIterator[Iterator[tuple[Disk, ObjectRow]]]:
+        """Named ones in their order, others by disk; with `anything` also objects without an index.
+
+        Raises BadShardSpec; for named ones ObjectNotFound, ObjectCorrupt and, unless `anything`, NotAShard.
+        """
+        async with self._expanding:
+            selection = await self._local.call(expand, shards)
+            if isinstance(selection, list):
+                named = await self._local.call(self._named, bucket, selection, anything)
+                del selection
+                yield iter(named)
+                return
+        yield self._matching(bucket.id, selection, anything)
+
+    def _named(self, bucket: BucketEntry, names: list[str], anything: bool) -> list[tuple[Disk, ObjectRow]]:
+        rows = []
+        for name in names:
+            disk = self._local.owned_disk(bucket, name)
+            if disk is None:
+                continue
+            row = disk.lookup(bucket.id, name)
+            if row.samples is None and not anything:
+                raise NotAShard(f"{name!r} has no tar index{': ' + row.warnings[0] if row.warnings else ''}")
+            rows.append((disk, row))
+        return rows
+
+    def _matching(self, bucket_id: str, selection: Glob | Prefix, anything: bool) -> Iterator[tuple[Disk, ObjectRow]]:
+        for disk in self._local.in_order():
+            position = ""
+            while page := disk.list(bucket_id, prefix=selection.prefix, start_after=position, limit=LIST_PAGE_MAX):
+                position = page[-1].name
+                for row in page:
+                    indexed = row.samples is not None and index_kind(row.name) is not None
+                    if is_hidden(row.name, selection.prefix):
+                        continue
+                    if (indexed or anything) and selection.matches(row.name):
+                        yield disk, row
+
+    # --- keys
+
+    async def keys(self, bucket_name: str, shards: str, fields: str) -> AsyncIterator[bytes]:
+        """The samples of the shards, a line each (`dfc.tar.index.listing.list_keys`), as pieces that are made one after the
+        other. Named shards must be there and have an index."""
+        bucket = await self._local.bucket(bucket_name)
+        async with self.rows(bucket, shards) as rows:
+            return self._keys(rows, fields)
+
+    async def _keys(self, rows: Iterator[tuple[Disk, ObjectRow]], fields: str) -> AsyncIterator[bytes]:
+        while (entry := await to_its_end(self._local.begin(next, rows, None))) is not None:
+            disk, row = entry
+            threads = self._local.threads(disk)
+            index = await threads.read(disk.open_index, row)
+            async for piece in threads.iterate(list_keys(index, row.name, "key" if fields == "key" else "all")):
+                yield piece
