@@ -3,8 +3,10 @@ hop header."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +15,8 @@ from harness import Cluster
 from security.conftest import RIGHT, TOKEN, Nodes
 from security.wire import Wire, ask
 
+from dfc.config import Settings
+from dfc.http.face import Face
 from dfc.servers.proxy import ProxyNode
 from dfc.servers.target import TargetNode
 
@@ -60,25 +64,23 @@ KNOWN = {"{bucket}": "b", "{object…}": "kept"}
 
 
 def routes(kind: type) -> list[tuple[str, str, bool, bool]]:
-    """(method, path, internal, changes nothing) of every route of a node, from its own table, and of the web namespace."""
+    """(method, path, internal, changes nothing) of every route of a node, from the tables of its faces, and of the web
+    namespace."""
     found = []
-    bare = type("Bare", (kind,), {"__getattr__": lambda self, name: _Anything()})
-    node: Any = bare.__new__(bare)
-    for route in node._routes(_Anything(), _Anything()) if kind is ProxyNode else node._routes():
-        path = re.sub(r"\{[a-z_]+…?\}", lambda match: KNOWN.get(match[0], "0123"), route.pattern)
-        found += [(method, path, route.internal, method in SAFE or route.reads) for method in route.handlers]
+    for face in asyncio.run(faces_of(kind)):
+        for route in face.routes:
+            path = re.sub(r"\{[a-z_]+…?\}", lambda match: KNOWN.get(match[0], "0123"), route.pattern)
+            found += [(method, path, route.internal, method in SAFE or route.reads) for method in route.handlers]
     web = [("PUT", "/b/kept"), ("DELETE", "/b/kept"), ("PUT", "/new"), ("GET", "/b/kept"), ("GET", "/b/"), ("GET", "/")]
     return [*found, *((method, path, False, method in SAFE) for method, path in web)]
 
 
-class _Anything:
-    """Stands in for what routes are bound to."""
-
-    def __getattr__(self, name: str) -> Any:
-        return _Anything()
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return _Anything()
+async def faces_of(kind: type) -> tuple[Face, ...]:
+    """Those of a node that is put together and never started."""
+    with tempfile.TemporaryDirectory() as directory:
+        node = kind(Settings(dir=directory, disks=(f"{directory}/disk",) if kind is TargetNode else (), port=0))
+        await node.stop()
+    return node.server.faces
 
 
 @pytest.mark.parametrize("kind", [ProxyNode, TargetNode])

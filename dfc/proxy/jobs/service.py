@@ -18,7 +18,6 @@ from dfc.config import Settings
 from dfc.engine.base import Engine
 from dfc.errors import Conflict, DfcError, Unavailable
 from dfc.filesystem import FileSystem
-from dfc.http.answers import AnswerCut
 from dfc.http.shutdown import end_threads, in_time
 from dfc.jobs.journal import Journal
 from dfc.jobs.lifecycle import Event, JobAccepted, ProxyRestarted, TurnCame
@@ -293,7 +292,8 @@ class JobService:
         return {"jobs": shown, "next_token": records[limit - 1].id if len(records) > limit else None}
 
     async def watch(self, job_id: str) -> AsyncIterator[dict[str, Any] | None]:
-        """The job now and whenever it changes, to its end; None when nothing has happened for a while."""
+        """The job now and whenever it changes, to its end; None when nothing has happened for a while. JobNotFound;
+        Unavailable when this proxy ends first."""
         while True:
             pulse = self._pulses.setdefault(job_id, asyncio.Event())
             ended = True
@@ -313,7 +313,7 @@ class JobService:
                 except TimeoutError:
                     yield None
             if self.is_stopping:
-                raise AnswerCut("this proxy ends")
+                raise Unavailable("this proxy ends")
             await asyncio.sleep(EVENT_INTERVAL_S)
 
 

@@ -9,6 +9,7 @@ from memory_registry import MemoryRegistry, MemoryStore
 from registering import bucket, said
 from registry_conformance import end
 
+from dfc.api.web.html import bucket_list, human_bytes, object_list
 from dfc.errors import BucketDeleting, BucketNotFound, Conflict, Unavailable
 from dfc.pages import ListedObject
 from dfc.placement import map as map_module
@@ -16,7 +17,6 @@ from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry
 from dfc.proxy import cluster as cluster_module
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.heartbeats import Heartbeats
-from dfc.proxy.html import bucket_list, human_bytes, object_list
 from dfc.registry import changes
 from dfc.registry.leases import LeaseLost
 

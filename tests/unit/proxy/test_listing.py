@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dfc.api.listings import listing_query
 from dfc.errors import BadRequest, Unavailable
 from dfc.pages import Page
 from dfc.placement.map import NodeEntry
 from dfc.proxy import listing
 from dfc.proxy.listing import Query, merged_pages, one_page
-from dfc.proxy.web import listing_query
 
 NAMES = st.text(alphabet="ab/é", min_size=1, max_size=5)
 
