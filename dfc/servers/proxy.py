@@ -54,7 +54,7 @@ class ProxyNode:
         self.cluster = Cluster(registry, self._control, settings.auto_create, settings.expected_targets)
         deletions = Deletions(self.cluster)
         self.jobs = JobService(self.cluster, settings, directory, self._make_engine, filesystem)
-        uses = ProxyUses(
+        uses = self.uses = ProxyUses(
             Objects(self.cluster),
             Buckets(self.cluster, deletions),
             Listings(self.cluster),
