@@ -253,8 +253,10 @@ def _take_absolute(exchange: Exchange) -> str:
     try:
         parts = urlsplit(exchange.raw_target)
     except ValueError:
+        exchange.close_after()
         raise BadRequest("the target of the request is no URL") from None
     if parts.scheme != "http" or exchange.method == "CONNECT":
+        exchange.close_after()
         raise BadRequest("this is no proxy for other hosts")
     exchange.target_path = parts.path or "/"
     exchange.raw_target = f"{exchange.target_path}?{exchange.raw_query}" if exchange.raw_query else exchange.target_path
@@ -409,9 +411,11 @@ class NodeServer(web.Server):
             return error_answer(error, exchange.request_id)
 
     def _admit(self, exchange: Exchange) -> tuple[Route, Handler, tuple[str, ...]]:
-        """The checks of every request: the route, its handler and the parameters in the path."""
+        """The checks of every request: the route, its handler and the parameters in the path. `authority` is the host and port
+        by which the client asks for this node; None when it does not say (HTTP/1.0, an empty `Host`)."""
         self._check_framing(exchange)
-        authority = self._authority(exchange)
+        plain = exchange.target_path.startswith("/")
+        authority = (exchange.headers.get("Host") or None) if plain else _take_absolute(exchange)
         face, route, parameters = self._faces.find(exchange.target_path)
         if authority is not None and (face.checks_host or not self._token_always) and exchange.target_path != HEALTH_PATH:
             self._check_host(exchange, authority)
@@ -434,16 +438,6 @@ class NodeServer(web.Server):
         if (exchange.declared_length or 0) > LENGTH_MAX:
             exchange.close_after()
             raise BadRequest(f"a Content-Length is at most {LENGTH_MAX}")
-
-    def _authority(self, exchange: Exchange) -> str | None:
-        """By which host and port the client asks for this node; None when it does not say (HTTP/1.0, an empty `Host`)."""
-        if exchange.target_path.startswith("/"):
-            return exchange.headers.get("Host") or None
-        try:
-            return _take_absolute(exchange)
-        except DfcError:
-            exchange.close_after()
-            raise
 
     def _check_host(self, exchange: Exchange, authority: str) -> None:
         """Names of strangers are refused where a browser could do harm with them: it adds no token to what a page asks for."""

@@ -9,9 +9,9 @@ import sys
 from typing import Final
 
 from dfc import metrics
-from dfc.api.node.proxy import proxy_node_face
-from dfc.api.v1.proxy import proxy_v1_face
-from dfc.api.web.proxy import proxy_web_face
+from dfc.api.node import proxy as node
+from dfc.api.v1 import proxy as v1
+from dfc.api.web import proxy as web
 from dfc.config import Settings
 from dfc.engine.base import Engine
 from dfc.filesystem import FileSystem
@@ -64,14 +64,12 @@ class ProxyNode:
             Administration(self.cluster, self.id),
         )
         relay, may_use = Relay(self._pool, settings.peer_timeout_s), TokenAccess(settings).check
-        self.server = NodeServer(
-            settings,
-            [
-                proxy_v1_face(uses, relay, may_use, lambda: self._metrics),
-                proxy_node_face(uses, may_use),
-                proxy_web_face(uses, relay, may_use),
-            ],
-        )
+        faces = [
+            v1.proxy_face(uses, relay, lambda: self._metrics, may_use),
+            node.proxy_face(uses, may_use),
+            web.proxy_face(uses, relay, may_use),
+        ]
+        self.server = NodeServer(settings, faces)
         self._metrics = metrics.make_registry(self.server.stats, uses.admin.families, self.jobs.families)
         self.coordinator = Coordinator(
             registry,

@@ -8,6 +8,7 @@ import json
 import re
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from security.conftest import RIGHT, TOKEN, Nodes
 from security.wire import Wire, ask
 
 from dfc.config import Settings
-from dfc.http.face import Face
+from dfc.http.router import Route
 from dfc.servers.proxy import ProxyNode
 from dfc.servers.target import TargetNode
 
@@ -63,24 +64,29 @@ def stable_map(nodes: Nodes) -> Any:
 KNOWN = {"{bucket}": "b", "{object…}": "kept"}
 
 
-def routes(kind: type) -> list[tuple[str, str, bool, bool]]:
-    """(method, path, internal, changes nothing) of every route of a node, from the tables of its faces, and of the web
-    namespace."""
+@cache
+def tables(kind: type[ProxyNode | TargetNode]) -> list[Route]:
+    """The routes of all faces of a node, the web namespace's left out: its one route is everything else."""
+
+    async def look(directory: str) -> list[Route]:
+        node = kind(Settings(dir=directory, disks=(f"{directory}/disk",), port=0))
+        found = [route for face in node.server.faces for route in face.routes]
+        assert [face.rest.pattern for face in node.server.faces if face.rest is not None] == ["/"]
+        await node.stop()
+        return found
+
+    with tempfile.TemporaryDirectory() as directory:
+        return asyncio.run(look(directory))
+
+
+def routes(kind: type[ProxyNode | TargetNode]) -> list[tuple[str, str, bool, bool]]:
+    """(method, path, internal, changes nothing) of every route of a node, from its own tables, and of the web namespace."""
     found = []
-    for face in asyncio.run(faces_of(kind)):
-        for route in face.routes:
-            path = re.sub(r"\{[a-z_]+…?\}", lambda match: KNOWN.get(match[0], "0123"), route.pattern)
-            found += [(method, path, route.internal, method in SAFE or route.reads) for method in route.handlers]
+    for route in tables(kind):
+        path = re.sub(r"\{[a-z_]+…?\}", lambda match: KNOWN.get(match[0], "0123"), route.pattern)
+        found += [(method, path, route.internal, method in SAFE or route.reads) for method in route.handlers]
     web = [("PUT", "/b/kept"), ("DELETE", "/b/kept"), ("PUT", "/new"), ("GET", "/b/kept"), ("GET", "/b/"), ("GET", "/")]
     return [*found, *((method, path, False, method in SAFE) for method, path in web)]
-
-
-async def faces_of(kind: type) -> tuple[Face, ...]:
-    """Those of a node that is put together and never started."""
-    with tempfile.TemporaryDirectory() as directory:
-        node = kind(Settings(dir=directory, disks=(f"{directory}/disk",) if kind is TargetNode else (), port=0))
-        await node.stop()
-    return node.server.faces
 
 
 @pytest.mark.parametrize("kind", [ProxyNode, TargetNode])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dfc.errors import JobNotFound
 from dfc.http.answers import Answer, json_answer
 from dfc.http.exchange import Exchange
 from dfc.http.face import Authenticate, Face
@@ -31,12 +30,11 @@ class ProxyNodeHandlers:
 
     async def running(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """For workers: whether what they do for this job is of any use."""
-        if not self._jobs.is_running(parameters[0]):
-            raise JobNotFound(f"the job {parameters[0][:80]!r} is not running")
+        self._jobs.check_running(parameters[0])
         return json_answer({"running": True})
 
 
-def proxy_node_face(uses: ProxyUses, may_use: Authenticate) -> Face:
+def proxy_face(uses: ProxyUses, may_use: Authenticate) -> Face:
     """Internal routes: they want the token whenever there is one."""
     handlers = ProxyNodeHandlers(uses)
     routes = [

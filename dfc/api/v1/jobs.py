@@ -12,7 +12,7 @@ from dfc.http.answers import Answer, StreamAnswer, json_answer
 from dfc.http.common import page_limit
 from dfc.http.exchange import Exchange
 from dfc.jobs.records import JobState
-from dfc.limits import JOB_LIST_MAX, JOB_SPEC_BYTES_MAX
+from dfc.limits import JOB_SPEC_BYTES_MAX
 from dfc.proxy.jobs.service import JobService
 
 JOBS_QUERY: Final = frozenset(("state", "limit", "token"))
@@ -40,7 +40,7 @@ class JobHandlers:
         unknown = next((state for state in states if state not in _STATES), None)
         if unknown is not None:
             raise BadRequest(f"there is no state {unknown[:40]!r}; there are {', '.join(get_args(JobState))}")
-        limit = min(page_limit(query, PAGE_DEFAULT), JOB_LIST_MAX)
+        limit = page_limit(query, PAGE_DEFAULT)
         return json_answer(await self._jobs.page(states, query.get("token") or None, limit))  # type: ignore[arg-type]
 
     async def show(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:

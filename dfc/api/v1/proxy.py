@@ -19,7 +19,7 @@ from dfc.http.router import Route
 from dfc.proxy.uses import ProxyUses
 
 
-def proxy_v1_face(uses: ProxyUses, relay: Relay, may_use: Authenticate, metrics: Callable[[], CollectorRegistry]) -> Face:
+def proxy_face(uses: ProxyUses, relay: Relay, metrics: Callable[[], CollectorRegistry], may_use: Authenticate) -> Face:
     """All paths under `/v1`, and `/metrics`."""
     objects, buckets, jobs = ProxyObjectHandlers(uses.objects, relay), BucketHandlers(uses), JobHandlers(uses.jobs)
     cluster, batches = ClusterHandlers(uses.admin, metrics), ProxyBatchHandlers(uses.batches)

@@ -9,7 +9,7 @@ from dfc.http.router import Route
 from dfc.proxy.uses import ProxyUses
 
 
-def proxy_web_face(uses: ProxyUses, relay: Relay, may_use: Authenticate) -> Face:
+def proxy_face(uses: ProxyUses, relay: Relay, may_use: Authenticate) -> Face:
     """`/{bucket}/{object…}`, and directories."""
     path = ProxyPaths(uses, relay).path
     return Face("web", [], may_use, rest=Route("/", dict.fromkeys(("GET", "PUT", "DELETE"), path), query=None))
