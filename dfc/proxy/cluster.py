@@ -94,9 +94,9 @@ class Cluster:
         bucket = _bucket_of(await self.change(create_bucket(new)), name)
         return bucket, bucket.id == new.id
 
-    async def change_bucket(self, name: str, **fields: object) -> BucketEntry:
-        """Replace fields of a bucket; BucketNotFound."""
-        return _bucket_of(await self.change(change_bucket(name, **fields)), name)
+    async def change_bucket(self, name: str, *, fence: Lease | None = None, **fields: object) -> BucketEntry:
+        """Replace fields of a bucket; BucketNotFound. LeaseLost under a `fence` that is over."""
+        return _bucket_of(await self.change(change_bucket(name, **fields), fence=fence), name)
 
     async def remove_bucket(self, bucket: BucketEntry, *, fence: Lease | None = None) -> None:
         """Forget a bucket whose objects are gone."""

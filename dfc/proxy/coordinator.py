@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-from dfc.errors import DfcError
+from dfc.errors import DfcError, Unavailable
 from dfc.limits import STOP_CLOSE_S
 from dfc.registry.base import Registry
 from dfc.registry.leases import Lease
@@ -20,7 +20,11 @@ _log: Final = logging.getLogger("dfc.proxy")
 OFFICE: Final = "coordinator"
 OFFICE_S: Final = 5.0  # a cluster without a coordinator for so long writes on; shorter, and a busy machine loses it for nothing
 RETRY_S: Final = 1.0  # after a failure: of an election, of a duty
+LOOK_S: Final = 0.02
+ELECTION_WAIT_S: Final = 5.0  # what only the coordinator decides waits so long for one; an office that is lost is free by then
 Duty = Callable[[Lease], Awaitable[None]]
+Lead = Callable[[], Awaitable[Lease]]
+"""See `Coordinator.lead`."""
 
 
 class Coordinator:
@@ -41,11 +45,25 @@ class Coordinator:
         self._office_s = office_s
         self._retry_s = retry_s
         self._leadership: Lease | None = None
+        self._elected = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @property
     def leads(self) -> bool:
         return self._leadership is not None and self._leadership.is_held
+
+    async def lead(self) -> Lease:
+        """The lease under which this proxy decides what is the coordinator's to decide; an election is waited for. Unavailable
+        when it has none."""
+        try:
+            async with asyncio.timeout(0 if self._task is None or self._task.done() else ELECTION_WAIT_S):
+                while True:
+                    await self._elected.wait()
+                    if self._leadership is not None and self._leadership.is_held:
+                        return self._leadership
+                    await asyncio.sleep(LOOK_S)  # its lease is over, which is about to be noticed
+        except TimeoutError:
+            raise Unavailable("this proxy is not the coordinator of its cluster now", retry_after_s=1) from None
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
@@ -73,16 +91,21 @@ class Coordinator:
     async def _lead(self, leadership: Lease) -> None:
         """Do the duties until the office is lost. None of them runs any more when this returns."""
         self._leadership = leadership
+        self._elected.set()
         tasks = [asyncio.create_task(self._keep(name, duty, leadership), name=name) for name, duty in self._duties.items()]
         try:
             await leadership.lost.wait()
-            self._leadership = None
+            self._resign()
             await self._end(tasks)
             # It takes part in no election while something is left that would not end.
             await asyncio.wait(tasks)
         finally:
-            self._leadership = None
+            self._resign()
             await self._end(tasks)  # `stop` may come while the office is being lost
+
+    def _resign(self) -> None:
+        self._leadership = None
+        self._elected.clear()
 
     async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
         """Cancel, and wait for a bounded time."""

@@ -15,6 +15,7 @@ from dfc.errors import BucketDeleting, BucketNotEmpty, DfcError, Unavailable
 from dfc.http.calls.problems import RemoteError
 from dfc.placement.map import BucketEntry, NodeEntry
 from dfc.proxy.cluster import Cluster
+from dfc.proxy.coordinator import Lead
 from dfc.proxy.listing import Query, one_page
 from dfc.registry.leases import Lease
 
@@ -23,23 +24,26 @@ RETRY_S: Final = 2.0  # between two attempts to end a deletion
 
 
 class Deletions:
-    """Those of one proxy."""
+    """Those of one proxy, which decides on them while it is the coordinator: two would not see each other's."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, lead: Lead) -> None:
         self._cluster = cluster
+        self._lead = lead
         self._busy: set[str] = set()
 
     async def delete(self, name: str, *, force: bool) -> None:
         """Delete a bucket. BucketNotEmpty unless `force`; BucketDeleting while it is being deleted already.
 
-        Unavailable when a target is away: before anything is decided, or after that, when the deletion goes on by itself.
+        Unavailable when a target is away: before anything is decided, or after that, when the deletion goes on by itself; and
+        where this proxy is not the coordinator.
         """
+        leadership = await self._lead()
         bucket = self._cluster.bucket(name)
         if bucket.state == "deleting" or name in self._busy:
             raise BucketDeleting(f"the bucket {name!r} is being deleted")
         self._busy.add(name)
         try:
-            await self._decide(bucket, force)
+            await self._decide(bucket, force, leadership)
             try:
                 await self._remove(bucket)
             except (Unavailable, RemoteError) as error:
@@ -47,27 +51,28 @@ class Deletions:
         finally:
             self._busy.discard(name)
 
-    async def _decide(self, bucket: BucketEntry, force: bool) -> None:
-        """Make the bucket `deleting`, or leave it `active`: no commit can slip in between its count and its end."""
+    async def _decide(self, bucket: BucketEntry, force: bool, leadership: Lease) -> None:
+        """Make the bucket `deleting`, or leave it `active`: no commit can slip in between its count and its end. LeaseLost, and
+        nothing is decided, when this proxy ceases to be the coordinator meanwhile."""
         cluster, name = self._cluster, bucket.name
         targets = cluster.live_targets() if cluster.map.targets() else []
         if not force:
             await self._require_empty(bucket, targets)  # most are refused here, and no upload is the worse for it
         decided = False
         try:
-            await self._mark(bucket, "checking", targets)
+            await self._mark(bucket, "checking", targets, leadership)
             if not force:
                 await self._require_empty(bucket, targets)
-            await self._mark(bucket, "deleting", targets)
+            await self._mark(bucket, "deleting", targets, leadership)
             decided = True
         finally:
             # Nothing has been removed yet, not even if the second mark was set and only its spreading failed.
             if not decided and cluster.map.bucket(name) is not None:
                 await asyncio.shield(cluster.change_bucket(name, state="active"))
 
-    async def _mark(self, bucket: BucketEntry, state: str, targets: list[NodeEntry]) -> None:
+    async def _mark(self, bucket: BucketEntry, state: str, targets: list[NodeEntry], leadership: Lease) -> None:
         """Change the state; when this returns, every target decides by it."""
-        await self._cluster.change_bucket(bucket.name, state=state)
+        await self._cluster.change_bucket(bucket.name, fence=leadership, state=state)
         await self._spread(targets)
 
     async def _require_empty(self, bucket: BucketEntry, targets: list[NodeEntry]) -> None:

@@ -34,6 +34,7 @@ from dfc.proxy.uses import ProxyUses
 from dfc.registry.embedded import EmbeddedRegistry
 from dfc.registry.file import RegistryFile
 from dfc.registry.identity import new_node_id, node_file, read_node_id, write_node_id
+from dfc.registry.leases import Lease
 from dfc.smallfile import SmallFileDamaged
 
 _log: Final = logging.getLogger("dfc.proxy")
@@ -52,8 +53,8 @@ class ProxyNode:
         self._pool = PeerPool(settings.peer_timeout_s)
         self._control = ControlClient(settings.token, settings.peer_timeout_s)
         self.cluster = Cluster(registry, self._control, settings.auto_create, settings.expected_targets)
-        deletions = Deletions(self.cluster)
-        self.jobs = JobService(self.cluster, settings, directory, self._make_engine, filesystem)
+        deletions = Deletions(self.cluster, self._lead)
+        self.jobs = JobService(self.cluster, settings, directory, self._make_engine, self._lead, filesystem)
         uses = self.uses = ProxyUses(
             Objects(self.cluster),
             Buckets(self.cluster, deletions),
@@ -81,6 +82,9 @@ class ProxyNode:
                 "sweep of staged objects": self.jobs.sweep,
             },
         )
+
+    async def _lead(self) -> Lease:
+        return await self.coordinator.lead()
 
     def _make_engine(self) -> Engine:
         """Where tasks of jobs run; called by the first of them."""

@@ -16,7 +16,7 @@ from prometheus_client.core import Metric
 from dfc import __version__
 from dfc.config import Settings
 from dfc.engine.base import Engine
-from dfc.errors import Conflict, DfcError, JobNotFound, Unavailable
+from dfc.errors import DfcError, JobNotFound, Unavailable
 from dfc.filesystem import FileSystem
 from dfc.http.shutdown import end_threads, in_time
 from dfc.jobs.journal import Journal
@@ -24,15 +24,17 @@ from dfc.jobs.lifecycle import Event, JobAccepted, ProxyRestarted, TurnCame
 from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.records import JobRecord, JobState, NewJob, job_json
 from dfc.jobs.request import parse_spec
-from dfc.jobs.spec import CheckedSpec, OutputSpec
+from dfc.jobs.spec import OutputSpec
 from dfc.limits import JOB_LIST_MAX
 from dfc.proxy.cluster import Cluster
+from dfc.proxy.coordinator import Lead
 from dfc.proxy.jobs.active import Active, check_cancel, left_unfinished
+from dfc.proxy.jobs.claims import Claims
 from dfc.proxy.jobs.context import Means
 from dfc.proxy.jobs.metrics import JobStats
 from dfc.proxy.jobs.runner import JobRunner
 from dfc.proxy.jobs.staged import Staged
-from dfc.proxy.jobs.submitting import Examined, Examiner, may_meet
+from dfc.proxy.jobs.submitting import Examined, Examiner
 from dfc.registry.leases import Lease
 
 _log: Final = logging.getLogger("dfc.proxy.jobs")
@@ -52,11 +54,13 @@ class JobService:
         settings: Settings,
         directory: str,
         make_engine: Callable[[], Engine],
+        lead: Lead,
         filesystem: FileSystem | None = None,
     ) -> None:
         self._cluster = cluster
         self._settings = settings
         self._make_engine = make_engine
+        self._lead = lead
         self._engine: Engine | None = None
         self._starting = asyncio.Lock()
         self._accepting = asyncio.Lock()
@@ -69,7 +73,7 @@ class JobService:
             ThreadPoolExecutor(1, thread_name_prefix="job-journal"), settings.jobs_tasks_max,
         )  # fmt: skip
         self._active: dict[str, Active] = {}
-        self._patterns: dict[str, OutputPattern] = {}  # of those
+        self._claims = Claims()
         self._left: set[str] = set()  # to the next start
         self._pulses: dict[str, asyncio.Event] = {}
         self._counts: dict[str, int] = {}
@@ -158,14 +162,15 @@ class JobService:
 
     async def _accept_in_turn(self, found: Examined, body: bytes) -> dict[str, Any]:
         async with self._accepting:
+            await self._lead()  # whose claims alone keep jobs apart
             return await self._accept(found, body)
 
     async def _accept(self, found: Examined, body: bytes) -> dict[str, Any]:
         waiting = sum(active.life.is_waiting for active in self._active.values())
         if waiting >= self._settings.jobs_queued_max:
             raise Unavailable(f"{waiting} jobs are queued already", retry_after_s=RETRY_BUSY_S)
-        self._check_no_rival(found.spec)
         spec = found.spec.spec
+        self._claims.check(spec.output.bucket, found.spec.pattern)
         bucket = await self._cluster.bucket_for_write(spec.output.bucket)
         new = NewJob(
             id=self._new_id(), operation=spec.operation, spec=body, label=spec.label, bucket=bucket.name, bucket_id=bucket.id,
@@ -180,14 +185,6 @@ class JobService:
             _log.exception("the jobs could not be counted; the job %s is accepted all the same", record.id)
         return job_json(record)
 
-    def _check_no_rival(self, spec: CheckedSpec) -> None:
-        """Two jobs at a time never write the same names: what stayed would be some of each."""
-        pattern, bucket = spec.pattern, spec.spec.output.bucket
-        for job_id, active in self._active.items():
-            other = self._patterns[job_id]
-            if active.runner.record.bucket == bucket and may_meet(pattern, other):
-                raise Conflict(f"the job {job_id} is writing {other.text!r} in the same bucket")
-
     def _new_id(self) -> str:
         """In order of time, which is the order of listings; nobody can guess one."""
         self._last_id_us = max(self._last_id_us + 1, time.time_ns() // 1000)
@@ -195,7 +192,7 @@ class JobService:
 
     def _add(self, record: JobRecord, pattern: OutputPattern, event: Event) -> None:
         """The spec, which may be long, stays in the journal."""
-        self._patterns[record.id] = pattern
+        self._claims.take(record.id, record.bucket, pattern)
         active = self._active[record.id] = Active(self._means, self, record)
         active.happen(event)
 
@@ -218,7 +215,8 @@ class JobService:
     def freed(self, job: Active, is_known: bool) -> None:
         """Let the next one run."""
         self._active.pop(job.id, None)
-        self._patterns.pop(job.id, None)
+        if is_known:
+            self._claims.release(job.id)
         self.changed(job.id)
         self._schedule()
         if is_known:

@@ -249,3 +249,25 @@ async def test_who_has_a_duty_left_that_would_not_end_does_not_stand_again(
 
 async def test_stop_before_start(store: MemoryStore) -> None:
     await Coordinator(MemoryRegistry(store), "p1", {}).stop()
+
+
+async def test_who_has_to_decide_waits_for_an_election(make: Make, store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    duty = Duty()
+    registry = MemoryRegistry(store)
+    first = make("p1", registry, duty=duty)
+    lease = await first.lead()
+    assert lease.grant.holder == "p1"
+    second = make("p2", duty=duty)
+    monkeypatch.setattr(module, "ELECTION_WAIT_S", 0.1)
+    with pytest.raises(Unavailable, match="not the coordinator"):
+        await second.lead()
+    monkeypatch.setattr(module, "ELECTION_WAIT_S", 30.0)
+    waiting = asyncio.create_task(second.lead())
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await first.stop()
+    assert (await waiting).grant.holder == "p2"
+    with pytest.raises(Unavailable):  # at once
+        await asyncio.wait_for(first.lead(), 5)
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(Coordinator(registry, "p3", {}).lead(), 5)

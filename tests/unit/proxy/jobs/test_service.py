@@ -18,6 +18,7 @@ from dfc.errors import BadRequest, JobNotFound, Unavailable
 from dfc.jobs import operations
 from dfc.jobs.shards.digest import digest_in_order
 from dfc.jobs.tasks import OutputRecord
+from dfc.proxy import coordinator
 from dfc.proxy.jobs import context, runner
 from dfc.proxy.jobs import service as job_service
 
@@ -723,10 +724,29 @@ async def test_a_job_whose_end_the_journal_does_not_take_goes_on_to_publish_at_t
     assert (await cluster.until(second["id"]))["state"] == "succeeded"
     assert f"job {first['id']}: the journal did not take its end" in caplog.text
     assert (await cluster.ask("GET", f"/v1/jobs/{first['id']}"))[1]["state"] == "publishing"
+    rival = await cluster.submit("first-%04d", overwrite=True)
+    assert rival[:2] == (409, "conflict"), "what is staged will be published under these names"
     await cluster.stop_proxy()
     await cluster.start_proxy()
     assert (await cluster.until(first["id"]))["state"] == "succeeded"
+    assert len(cluster.proxy.jobs._claims) == 0
     assert await cluster.names(prefix="first") == ["first-0000", "first-0001", "first-0002"]
+
+
+async def test_only_the_coordinator_accepts_jobs_and_deletes_buckets(make, monkeypatch):
+    """Another proxy would not know what they may meet."""
+    monkeypatch.setattr(coordinator, "ELECTION_WAIT_S", 0.2)
+    cluster = await make()
+    assert (await cluster.ask("PUT", "/v1/buckets/out", {}))[0] == 201
+    await cluster.proxy.coordinator.stop()
+    status, code, message = await cluster.submit()
+    assert (status, code) == (503, "unavailable")
+    assert "not the coordinator" in message
+    assert (await cluster.ask("DELETE", "/v1/buckets/out"))[0] == 503
+    assert (await cluster.ask("GET", "/v1/buckets/out"))[0] == 200
+    assert (await cluster.ask("GET", "/v1/jobs"))[1]["jobs"] == []
+    cluster.proxy.coordinator.start()
+    assert (await cluster.until((await cluster.submit())["id"]))["state"] == "succeeded", "an election is waited for"
 
 
 async def test_events(make):
