@@ -32,10 +32,6 @@ from dfc.http.shutdown import Watchdog
 from dfc.limits import STOP_EXIT_S, STOP_EXTRA_S
 from dfc.logs import configure_logging
 
-# Nodes, and the workers that they start, do no linear algebra; NumPy's library for it would start a thread for each processor,
-# which is a fifth of a target's start on two of them. Read when NumPy is imported, which is after this module.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
 _log: Final = logging.getLogger("dfc.node")
 EXIT_OPERATOR_ERROR: Final = 2
 
