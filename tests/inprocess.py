@@ -153,7 +153,13 @@ class InProcess:
         for number in range(targets):
             directory = str(self.directory / f"target-{number}")
             settings = Settings(
-                dir=directory, disks=(f"{directory}/disk",), port=0, proxy_url=self.url, access_log=False, heartbeat_s=0.3
+                dir=directory,
+                disks=(f"{directory}/disk",),
+                port=0,
+                proxy_url=self.url,
+                access_log=False,
+                heartbeat_s=0.3,
+                token=self.settings.get("token", ""),
             )
             self.targets.append(TargetNode(settings))
             await self.targets[-1].start()

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from dfc.batch.answer import ItemError
+from dfc.batch.gathering import ItemError
 from dfc.batch.items import BatchItem, BatchRequest, OnMissing
 from dfc.batch.merge import SocketSource
 from dfc.errors import DfcError, Unavailable
@@ -137,7 +137,7 @@ async def _read(connection: PeerConnection, begun: bytes, count: int) -> bytes:
 
 
 class PeerPart:
-    """See `dfc.batch.answer.Part`."""
+    """See `dfc.batch.gathering.Part`."""
 
     source: SocketSource
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dfc.errors import DfcError, NotFound
+from dfc.errors import DfcError
 from dfc.http.answers import Answer, json_error
 from dfc.http.exchange import Exchange
 from dfc.http.router import Route, Router
@@ -24,7 +24,8 @@ RenderError = Callable[[DfcError, Exchange], Answer]
 @dataclass(frozen=True)
 class Face:
     """`segments`: paths that begin with one of these are of this face, also where it has no such route. `rest` gets every
-    path that is of no face; exactly one face of a server has it."""
+    path that is of no face; exactly one face of a server has it. `checks_host`: strangers' names for this node are refused
+    even where the settings want the token for everything; for faces that do not ask for the token."""
 
     name: str
     routes: Sequence[Route]
@@ -32,13 +33,15 @@ class Face:
     render_error: RenderError = json_error
     segments: frozenset[str] = frozenset()
     rest: Route | None = None
+    checks_host: bool = False
 
 
 class RouteFound(NamedTuple):
-    """What a path leads to; `parameters` are the values of the pattern's `{…}`, still percent-encoded."""
+    """What a path leads to: no route where a face has none for a path of its own. `parameters` are the values of the
+    pattern's `{…}`, still percent-encoded."""
 
     face: Face
-    route: Route
+    route: Route | None
     parameters: tuple[str, ...]
 
 
@@ -50,25 +53,18 @@ class Faces:
         self._router = Router(routes)
         self._of = {route.pattern: face for face in faces for route in face.routes}
         self._segments = {segment: face for face in faces for segment in face.segments}
-        if len(self._of) < len(routes) or len(self._segments) < sum(len(face.segments) for face in faces):
+        if len({route.expression.pattern for route in routes}) < len(routes) or len(self._segments) < sum(
+            len(face.segments) for face in faces
+        ):
             raise ValueError("two faces have the same route, or the same first segment")
         self._rest_face, self._rest = _rest_of(faces)
 
     def find(self, path: str) -> RouteFound:
-        """NotFound for a path without a route under the first segment of a face."""
         found = self._router.find(path)
         if found is not None:
             return RouteFound(self._of[found[0].pattern], *found)
-        if path[1:].partition("/")[0] in self._segments:
-            raise NotFound("there is no such path; docs/http.md lists all")
-        return RouteFound(self._rest_face, self._rest, ())
-
-    def of(self, path: str) -> Face:
-        """The face that has the word about a path, also where it leads to nothing."""
-        found = self._router.find(path)
-        if found is not None:
-            return self._of[found[0].pattern]
-        return self._segments.get(path[1:].partition("/")[0], self._rest_face)
+        face = self._segments.get(path[1:].partition("/")[0])
+        return RouteFound(self._rest_face, self._rest, ()) if face is None else RouteFound(face, None, ())
 
 
 def _rest_of(faces: Sequence[Face]) -> tuple[Face, Route]:

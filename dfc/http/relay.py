@@ -254,16 +254,31 @@ class Relay:
 
     async def _read_error(self, exchange: Exchange, connection: PeerConnection, response: PeerResponse) -> DfcError:
         """What the node's answer means, for a face that gives errors another form. The connection is not used again."""
-        body, length = b"", response.header(b"content-length")
         try:
-            if exchange.method != "HEAD" and length is not None and int(length) <= ERROR_BODY_BYTES_MAX:
-                body = await self._read_rest(connection, response.begun, int(length))
+            body = b"" if exchange.method == "HEAD" else await self._read_small(connection, response)
         finally:
             connection.close()
         headers = Message()  # its names are of any case
-        for name, value in _lines(response.headers):
+        for name, value in _lines((n, v) for n, v in response.headers if n.lower() not in _NOT_PASSED_BACK):
             headers[name] = value
         return error_from_answer(response.status, headers, body, f"{exchange.method} {connection.url}")
+
+    async def _read_small(self, connection: PeerConnection, response: PeerResponse) -> bytes:
+        """The body of an error; empty where there is more of it than any node of ours says."""
+        length = response.header(b"content-length")
+        if length is not None:
+            few = int(length) <= ERROR_BODY_BYTES_MAX
+            return await self._read_rest(connection, response.begun, int(length)) if few else b""
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._answer_timeout_s):
+                while piece := await connection.read_chunk():
+                    body += piece
+                    if len(body) > ERROR_BODY_BYTES_MAX:
+                        return b""
+        except TimeoutError as error:
+            raise PeerGone(f"{connection.url} broke off its answer") from error
+        return bytes(body)
 
     async def _read_rest(self, connection: PeerConnection, begun: bytes, length: int) -> bytes:
         loop = asyncio.get_running_loop()

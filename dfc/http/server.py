@@ -1,7 +1,7 @@
 """The HTTP server of every node: connections with deadlines and caps, then for each request the steps of `_answer`.
 
-It stands on aiohttp's low-level server. What passes through here: request ids, the checks of Host and Origin, the token,
-routing, errors as JSON, the access log and request metrics. What a route does is the node's business.
+It stands on aiohttp's low-level server. What passes through here: request ids, the check of Host, who may do what,
+routing, errors in the form of their face, the access log and request metrics. What a route does is the node's business.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from dfc.config import Settings
-from dfc.errors import BadRequest, DfcError, LengthMismatch, ServerTrouble
+from dfc.errors import BadRequest, DfcError, LengthMismatch, NotFound, ServerTrouble
 from dfc.hosts import KnownHosts, host_of
 from dfc.http.access import HEALTH_PATH
 from dfc.http.answers import Answer, error_answer
@@ -253,8 +253,10 @@ def _take_absolute(exchange: Exchange) -> str:
     try:
         parts = urlsplit(exchange.raw_target)
     except ValueError:
+        exchange.close_after()
         raise BadRequest("the target of the request is no URL") from None
     if parts.scheme != "http" or exchange.method == "CONNECT":
+        exchange.close_after()
         raise BadRequest("this is no proxy for other hosts")
     exchange.target_path = parts.path or "/"
     exchange.raw_target = f"{exchange.target_path}?{exchange.raw_query}" if exchange.raw_query else exchange.target_path
@@ -401,13 +403,24 @@ class NodeServer(web.Server):
             return self._error(exchange, DfcError("an internal error; the log has it under this request id"))
 
     def _error(self, exchange: Exchange, error: DfcError) -> Answer:
-        return self._faces.of(exchange.target_path).render_error(error, exchange)
+        """In the form of the face that the path is of, however early it came."""
+        try:
+            return self._faces.find(exchange.target_path).face.render_error(error, exchange)
+        except Exception:
+            _log.exception("the error %r cannot be rendered (request %s)", error.message, exchange.request_id)
+            return error_answer(error, exchange.request_id)
 
     def _admit(self, exchange: Exchange) -> tuple[Route, Handler, tuple[str, ...]]:
-        """The checks of every request: the route, its handler and the parameters in the path."""
+        """The checks of every request: the route, its handler and the parameters in the path. `authority` is the host and port
+        by which the client asks for this node; None when it does not say (HTTP/1.0, an empty `Host`)."""
         self._check_framing(exchange)
-        authority = self._check_host(exchange)
+        plain = exchange.target_path.startswith("/")
+        authority = (exchange.headers.get("Host") or None) if plain else _take_absolute(exchange)
         face, route, parameters = self._faces.find(exchange.target_path)
+        if authority is not None and (face.checks_host or not self._token_always) and exchange.target_path != HEALTH_PATH:
+            self._check_host(exchange, authority)
+        if route is None:
+            raise NotFound("there is no such path; docs/http.md lists all")
         exchange.route = route.pattern
         handler = route.handler(exchange.method)
         face.authenticate(exchange, route, authority)
@@ -426,21 +439,13 @@ class NodeServer(web.Server):
             exchange.close_after()
             raise BadRequest(f"a Content-Length is at most {LENGTH_MAX}")
 
-    def _check_host(self, exchange: Exchange) -> str | None:
-        """By which host and port the client asks for this node; None when it does not say (HTTP/1.0, an empty `Host`).
-
-        Names of strangers are refused where a browser could do harm with them: it adds no token to what a page asks for.
-        """
-        authority = exchange.headers.get("Host") or None
+    def _check_host(self, exchange: Exchange, authority: str) -> None:
+        """Names of strangers are refused where a browser could do harm with them: it adds no token to what a page asks for."""
         try:
-            if not exchange.target_path.startswith("/"):
-                authority = _take_absolute(exchange)
-            if authority is not None and not self._token_always and exchange.target_path != HEALTH_PATH:
-                self._hosts.check(authority)
+            self._hosts.check(authority)
         except DfcError:
             exchange.close_after()
             raise
-        return authority
 
     def record(self, exchange: Exchange, answer: Answer) -> None:
         """Count a finished request and write its line of the access log."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dfc.batch.answer import BatchGate, Part, answer_batch, read_request
-from dfc.batch.items import BatchItem, OnMissing
+from concurrent.futures import ThreadPoolExecutor
+
+from dfc.batch.gathering import BatchGate, GatheredBatch, Part, gather_batch
+from dfc.batch.items import BatchItem, BatchRequest, OnMissing
 from dfc.batch.parts import PeerParts
-from dfc.http.answers import Answer
 from dfc.http.calls.peer import PeerPool
-from dfc.http.exchange import Exchange
 from dfc.proxy.cluster import Cluster
 
 
-class BatchRoutes:
-    """The handler of `/v1/batch`."""
+class ProxyBatches:
+    """Batch reads of items from anywhere."""
 
     def __init__(self, cluster: Cluster, pool: PeerPool, token: str) -> None:
         self._cluster = cluster
@@ -23,11 +23,10 @@ class BatchRoutes:
         node = self._cluster.map.node(node_id)
         return None if node is None else node.url
 
-    async def batch(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """A list of items from anywhere."""
-        request = await read_request(exchange)
+    async def gather(self, request: BatchRequest, threads: ThreadPoolExecutor, *, with_lengths: bool) -> GatheredBatch:
+        """The items, found and ready to be sent, which `threads` do. Whatever is wrong with an item; Unavailable."""
         self._cluster.check_ready()
-        return await answer_batch(exchange, request, self._owner_of, self._open, self._gate, exchange.bulk.threads)
+        return await gather_batch(request, self._owner_of, self._open, self._gate, threads, with_lengths=with_lengths)
 
     def _owner_of(self, bucket: str, name: str) -> str:
         entry = self._cluster.map.bucket(bucket)

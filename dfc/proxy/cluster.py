@@ -14,6 +14,7 @@ import msgspec
 from dfc.errors import BucketDeleting, BucketNotFound, Conflict, NoSpace, Unavailable
 from dfc.http.calls.peer import ControlClient
 from dfc.logs import timestamp
+from dfc.names import check_bucket_name
 from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap, Durability, NodeEntry, Owner
 from dfc.proxy.heartbeats import Heartbeats
 from dfc.registry.base import Registry
@@ -248,7 +249,9 @@ class Cluster:
 
 
 def _new_bucket(name: str, copies: int = 1, durability: Durability = "fsync") -> BucketEntry:
-    return BucketEntry(id=secrets.token_hex(8), name=name, copies=copies, durability=durability, created=timestamp(time.time()))
+    """What a bucket may be called is asked here, whoever wants it. BadName."""
+    name, created = check_bucket_name(name), timestamp(time.time())
+    return BucketEntry(id=secrets.token_hex(8), name=name, copies=copies, durability=durability, created=created)
 
 
 def _bucket_of(state: RegistryState, name: str) -> BucketEntry:

@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import Final
 from urllib.parse import urlencode
 
+from dfc.errors import BadRequest
 from dfc.limits import LIST_PAGE_MAX
 from dfc.pages import Page, merge_pages
 from dfc.placement.map import NodeEntry
@@ -23,12 +24,36 @@ MARGIN: Final = 64  # names asked for beyond a target's share of a small page
 
 @dataclass(frozen=True)
 class Query:
-    """What is listed. `start_after` is exclusive; with a delimiter, names after a prefix it ends are rolled up into it."""
+    """What is listed. `start_after` is exclusive; with a delimiter, names after a prefix it ends are rolled up into it.
+    BadRequest for a delimiter that no target can apply."""
 
     bucket_id: str
     prefix: str = ""
     start_after: str = ""
     delimiter: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.delimiter) > 1:
+            raise BadRequest("delimiter is one character")
+
+
+class Listings:
+    """Listings of the buckets of one cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def bucket_id(self, bucket: str) -> str:
+        """What a query needs of a bucket. BucketNotFound."""
+        return self._cluster.bucket(bucket).id
+
+    async def page(self, query: Query, limit: int) -> Page:
+        """At most `limit` rows and prefixes. Unavailable while a target is down."""
+        return await one_page(self._cluster, query, limit)
+
+    def pages(self, query: Query) -> AsyncIterator[Page]:
+        """All of it, piece by piece. Unavailable, with the first piece or in the middle."""
+        return merged_pages(self._cluster, query, LIST_PAGE_MAX)
 
 
 async def _ask(cluster: Cluster, node: NodeEntry, query: Query, limit: int) -> Page:

@@ -9,29 +9,28 @@ import sys
 from typing import Final
 
 from dfc import metrics
-from dfc.batch.answer import BATCH_QUERY
+from dfc.api.node import proxy as node
+from dfc.api.v1 import proxy as v1
+from dfc.api.web import proxy as web
 from dfc.config import Settings
 from dfc.engine.base import Engine
 from dfc.filesystem import FileSystem
 from dfc.http.access import TokenAccess
-from dfc.http.answers import Answer
 from dfc.http.calls.peer import ControlClient, PeerPool
-from dfc.http.common import LISTING_QUERY, OBJECT_QUERY
-from dfc.http.exchange import Exchange
-from dfc.http.face import Face
 from dfc.http.relay import Relay
-from dfc.http.router import Handler, Route
 from dfc.http.run import run_node
 from dfc.http.server import NodeServer
-from dfc.proxy.admin import AdminRoutes
-from dfc.proxy.batch import BatchRoutes
-from dfc.proxy.buckets import BucketRoutes
+from dfc.proxy.admin import Administration
+from dfc.proxy.batch import ProxyBatches
+from dfc.proxy.buckets import Buckets
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.coordinator import Coordinator
 from dfc.proxy.deletions import Deletions
-from dfc.proxy.jobs.routes import LIST_QUERY, JobRoutes
 from dfc.proxy.jobs.service import JobService
-from dfc.proxy.web import WebRoutes
+from dfc.proxy.keys import SampleKeys
+from dfc.proxy.listing import Listings
+from dfc.proxy.objects import Objects
+from dfc.proxy.uses import ProxyUses
 from dfc.registry.embedded import EmbeddedRegistry
 from dfc.registry.file import RegistryFile
 from dfc.registry.identity import new_node_id, node_file, read_node_id, write_node_id
@@ -39,7 +38,6 @@ from dfc.smallfile import SmallFileDamaged
 
 _log: Final = logging.getLogger("dfc.proxy")
 DEFAULT_DIRECTORY: Final = "dfc-data"
-OBJECT_METHODS: Final = ("GET", "PUT", "DELETE")
 
 
 class ProxyNode:
@@ -56,10 +54,23 @@ class ProxyNode:
         self.cluster = Cluster(registry, self._control, settings.auto_create, settings.expected_targets)
         deletions = Deletions(self.cluster)
         self.jobs = JobService(self.cluster, settings, directory, self._make_engine, filesystem)
-        self._admin = AdminRoutes(self.cluster, self.id)
-        web = WebRoutes(self.cluster, Relay(self._pool, settings.peer_timeout_s))
-        self.server = NodeServer(settings, self._faces(web, deletions))
-        self._admin.metrics = metrics.make_registry(self.server.stats, self._admin.families, self.jobs.families)
+        uses = self.uses = ProxyUses(
+            Objects(self.cluster),
+            Buckets(self.cluster, deletions),
+            Listings(self.cluster),
+            SampleKeys(self.cluster),
+            ProxyBatches(self.cluster, self._pool, settings.token),
+            self.jobs,
+            Administration(self.cluster, self.id),
+        )
+        relay, may_use = Relay(self._pool, settings.peer_timeout_s), TokenAccess(settings).check
+        faces = [
+            v1.proxy_face(uses, relay, lambda: self._metrics, may_use),
+            node.proxy_face(uses, may_use),
+            web.proxy_face(uses, relay, may_use),
+        ]
+        self.server = NodeServer(settings, faces)
+        self._metrics = metrics.make_registry(self.server.stats, uses.admin.families, self.jobs.families)
         self.coordinator = Coordinator(
             registry,
             self.id,
@@ -77,51 +88,6 @@ class ProxyNode:
         from dfc.engine.choice import open_engine
 
         return open_engine(self.settings, self.settings.dir or DEFAULT_DIRECTORY, self.server.own_urls()[0])
-
-    def _when_ready(self, handler: Handler) -> dict[str, Handler]:
-        async def checked(exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-            self.cluster.check_ready()
-            return await handler(exchange, parameters)
-
-        return dict.fromkeys(OBJECT_METHODS, checked)
-
-    def _faces(self, web: WebRoutes, deletions: Deletions) -> list[Face]:
-        may_use = TokenAccess(self.settings).check
-        routes = self._routes(web, deletions)
-        return [
-            Face("v1", [route for route in routes if not route.internal], may_use, segments=frozenset(("v1",))),
-            Face("node", [route for route in routes if route.internal], may_use),
-            Face("web", [], may_use, rest=Route("/", self._when_ready(web.web), query=None)),
-        ]
-
-    def _routes(self, web: WebRoutes, deletions: Deletions) -> list[Route]:
-        buckets, admin, jobs = BucketRoutes(self.cluster, deletions), self._admin, JobRoutes(self.jobs)
-        named = {"GET": buckets.get, "PUT": buckets.put, "PATCH": buckets.patch, "DELETE": buckets.delete}
-        return [
-            Route(
-                "/v1/objects/{bucket}/{object…}",
-                self._when_ready(web.object),
-                query=OBJECT_QUERY,
-                at_once=web.object_at_once,
-            ),
-            Route("/v1/buckets", {"GET": buckets.list}),
-            Route("/v1/buckets/{bucket}/objects", {"GET": buckets.objects}, query=LISTING_QUERY),
-            Route("/v1/buckets/{bucket}/samples", {"GET": buckets.samples}, query=frozenset(("shards", "fields"))),
-            Route("/v1/buckets/{bucket}/ensure", {"POST": buckets.ensure}, internal=True),
-            Route("/v1/buckets/{bucket}", named, query=frozenset(("force",))),
-            Route("/v1/jobs", {"GET": jobs.list, "POST": jobs.submit}, query=LIST_QUERY),
-            Route("/v1/jobs/{job}", {"GET": jobs.show, "DELETE": jobs.cancel}),
-            Route("/v1/jobs/{job}/events", {"GET": jobs.events}),
-            Route("/v1/node/jobs/{job}", {"GET": jobs.running}, internal=True),
-            Route(
-                "/v1/batch", {"POST": BatchRoutes(self.cluster, self._pool, self.settings.token).batch}, BATCH_QUERY, reads=True
-            ),
-            Route("/v1/cluster", {"GET": admin.cluster_map}),
-            Route("/v1/cluster/scrub", {"GET": admin.scrub_status, "POST": admin.start_scrub}),
-            Route("/v1/nodes", {"POST": admin.register}, internal=True),
-            Route("/v1/health", {"GET": admin.health}),
-            Route("/metrics", {"GET": admin.prometheus}),
-        ]
 
     async def start(self) -> str:
         """Listen; the URL under which clients reach this proxy."""

@@ -64,6 +64,11 @@ async def test_every_route_and_method(routes):
             assert wanted <= known, f"{method} {route.pattern} is not in docs/http.md"
 
 
+async def test_no_bucket_has_the_name_of_a_face(routes):
+    """It could be made by other paths, and none of its objects be read by this one."""
+    assert {route.pattern.split("/")[1] for route in routes if route.pattern != "/"} <= RESERVED_SEGMENTS
+
+
 async def test_no_route_that_is_not_there(routes):
     patterns = {route.pattern for route in routes}
     for path in re.findall(r"`(?:[A-Z]+, )*(?:GET|PUT|POST|PATCH|DELETE|HEAD) (/(?:v1|metrics)[^`? ]*)", page("http")):

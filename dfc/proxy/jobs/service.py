@@ -16,9 +16,8 @@ from prometheus_client.core import Metric
 from dfc import __version__
 from dfc.config import Settings
 from dfc.engine.base import Engine
-from dfc.errors import Conflict, DfcError, Unavailable
+from dfc.errors import Conflict, DfcError, JobNotFound, Unavailable
 from dfc.filesystem import FileSystem
-from dfc.http.answers import AnswerCut
 from dfc.http.shutdown import end_threads, in_time
 from dfc.jobs.journal import Journal
 from dfc.jobs.lifecycle import Event, JobAccepted, ProxyRestarted, TurnCame
@@ -26,6 +25,7 @@ from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.records import JobRecord, JobState, NewJob, job_json
 from dfc.jobs.request import parse_spec
 from dfc.jobs.spec import CheckedSpec, OutputSpec
+from dfc.limits import JOB_LIST_MAX
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.jobs.active import Active, check_cancel, left_unfinished
 from dfc.proxy.jobs.context import Means
@@ -268,10 +268,11 @@ class JobService:
 
     # --- looking on
 
-    def is_running(self, job_id: str) -> bool:
-        """Whether tasks of this job are of any use."""
+    def check_running(self, job_id: str) -> None:
+        """JobNotFound when tasks of this job are of no use."""
         active = self._active.get(job_id)
-        return active is not None and active.life.wants_tasks
+        if active is None or not active.life.wants_tasks:
+            raise JobNotFound(f"the job {job_id[:80]!r} is not running")
 
     async def show(self, job_id: str) -> dict[str, Any]:
         """JobNotFound."""
@@ -281,7 +282,8 @@ class JobService:
         return job_json(await self._write(self._journal.get, job_id))
 
     async def page(self, states: Sequence[JobState], before: str | None, limit: int) -> dict[str, Any]:
-        """Newest first, with the token of the following page."""
+        """Newest first, at most JOB_LIST_MAX, with the token of the following page."""
+        limit = min(limit, JOB_LIST_MAX)
         records = await self._write(self._journal.page, states, before, limit + 1)
         shown = []
         for record in records[:limit]:
@@ -293,7 +295,8 @@ class JobService:
         return {"jobs": shown, "next_token": records[limit - 1].id if len(records) > limit else None}
 
     async def watch(self, job_id: str) -> AsyncIterator[dict[str, Any] | None]:
-        """The job now and whenever it changes, to its end; None when nothing has happened for a while."""
+        """The job now and whenever it changes, to its end; None when nothing has happened for a while. JobNotFound;
+        Unavailable when this proxy ends first."""
         while True:
             pulse = self._pulses.setdefault(job_id, asyncio.Event())
             ended = True
@@ -313,7 +316,7 @@ class JobService:
                 except TimeoutError:
                     yield None
             if self.is_stopping:
-                raise AnswerCut("this proxy ends")
+                raise Unavailable("this proxy ends")
             await asyncio.sleep(EVENT_INTERVAL_S)
 
 

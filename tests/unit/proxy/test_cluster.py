@@ -1,4 +1,4 @@
-"""The proxy's view of the cluster: ready or not, owners up or down, answers of all targets, and pages for browsers."""
+"""The proxy's view of the cluster: ready or not, owners up or down, answers of all targets."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from memory_registry import MemoryRegistry, MemoryStore
 from registering import bucket, said
 from registry_conformance import end
 
-from dfc.errors import BucketDeleting, BucketNotFound, Conflict, Unavailable
-from dfc.pages import ListedObject
+from dfc.errors import BadName, BucketDeleting, BucketNotFound, Conflict, Unavailable
 from dfc.placement import map as map_module
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry
 from dfc.proxy import cluster as cluster_module
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.heartbeats import Heartbeats
-from dfc.proxy.html import bucket_list, human_bytes, object_list
+from dfc.proxy.objects import Objects
 from dfc.registry import changes
 from dfc.registry.leases import LeaseLost
 
@@ -91,6 +90,26 @@ async def test_before_the_targets_have_joined_nothing_is_placed(make):
         cluster.check_ready()
     with pytest.raises(Unavailable):
         await cluster.bucket_for_write("b")
+    assert cluster.map.buckets == ()
+
+
+async def test_no_owner_is_found_before_that_whoever_asks(make):
+    waiting, ready = Objects(await make(joined=1, expected=2)), Objects(await make(joined=1))
+    with pytest.raises(Unavailable, match="1 of 2"):
+        waiting.when_ready()
+    owners = ready.when_ready()
+    with pytest.raises(BucketNotFound):
+        owners.of("b", "x")
+    assert (await owners.for_write("b", "x")).id == owners.of("b", "x").id == "t0"
+
+
+@pytest.mark.parametrize("name", ["", "v1", "a/b", "a b", ".a", "ä", "x" * 64])
+async def test_no_bucket_has_a_name_that_is_none_whoever_asks(make, name):
+    cluster = await make(joined=1)
+    with pytest.raises(BadName):
+        await cluster.bucket_for_write(name)
+    with pytest.raises(BadName):
+        await cluster.create_bucket(name, 1, "fsync")
     assert cluster.map.buckets == ()
 
 
@@ -381,27 +400,3 @@ async def test_a_coordinator_calls_nobody_silent_before_it_has_listened(make, no
             await store.changed.wait()
         assert cluster.map.node("t0").state == "down"
         await end(duty)
-
-
-# --- pages for browsers
-
-
-def test_every_name_is_escaped():
-    hostile = '<b onload="x">&\''
-    entry = ListedObject(hostile, 1536, "e", "2023-11-14T22:13:20.000Z", 7, 8)
-    for page in (
-        object_list("b", [f"{hostile}/"], [entry], f"/b/?token={hostile}"),
-        bucket_list([(hostile, 1, 2)]),
-    ):
-        assert "<b " not in page
-        assert 'onload="' not in page.replace("&quot;", "")
-        assert "&lt;b" in page
-    assert "1.5 KiB" in object_list("b", [], [entry], None)
-    assert "next page" not in object_list("b", [], [entry], None)
-
-
-@pytest.mark.parametrize(
-    ("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 30, "5.0 GiB"), (1 << 52, "4096.0 TiB")]
-)
-def test_human_bytes(size, text):
-    assert human_bytes(size) == text

@@ -14,7 +14,6 @@ from dfc.pages import Page
 from dfc.placement.map import NodeEntry
 from dfc.proxy import listing
 from dfc.proxy.listing import Query, merged_pages, one_page
-from dfc.proxy.web import listing_query
 
 NAMES = st.text(alphabet="ab/é", min_size=1, max_size=5)
 
@@ -139,11 +138,7 @@ async def test_a_listing_without_all_targets_is_refused():
         await one_page(cluster, Query("id"), 10)
 
 
-def test_the_query_of_a_listing():
-    assert listing_query("id", {}) == Query("id")
-    assert listing_query("id", {"prefix": "p", "delimiter": "/", "start_after": "a", "token": "b"}) == Query(
-        "id", "p", "b", "/"
-    )
-    assert listing_query("id", {"start_after": "c", "token": "b"}).start_after == "c"
-    with pytest.raises(BadRequest):
-        listing_query("id", {"delimiter": "//"})
+def test_a_delimiter_is_one_character():
+    assert Query("id", delimiter="/").delimiter == "/"
+    with pytest.raises(BadRequest, match="one character"):
+        Query("id", delimiter="//")

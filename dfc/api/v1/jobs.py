@@ -1,4 +1,4 @@
-"""`/v1/jobs`: submit, list, show, follow, cancel; and what workers ask about their job."""
+"""`/v1/jobs`: submit, list, show, follow, cancel."""
 
 from __future__ import annotations
 
@@ -7,58 +7,52 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from dfc.errors import BadRequest, JobNotFound
+from dfc.errors import BadRequest
 from dfc.http.answers import Answer, StreamAnswer, json_answer
 from dfc.http.common import page_limit
 from dfc.http.exchange import Exchange
 from dfc.jobs.records import JobState
-from dfc.limits import JOB_LIST_MAX, JOB_SPEC_BYTES_MAX
+from dfc.limits import JOB_SPEC_BYTES_MAX
 from dfc.proxy.jobs.service import JobService
 
-LIST_QUERY: Final = frozenset(("state", "limit", "token"))
+JOBS_QUERY: Final = frozenset(("state", "limit", "token"))
 PAGE_DEFAULT: Final = 100
 _STATES: Final = frozenset(get_args(JobState))
 _HEADERS: Final = (("Content-Type", "text/event-stream"), ("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
 
 
-class JobRoutes:
+class JobHandlers:
     """Handlers of the paths of jobs."""
 
-    def __init__(self, service: JobService) -> None:
-        self._service = service
+    def __init__(self, jobs: JobService) -> None:
+        self._jobs = jobs
 
     async def submit(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """202 with the job, or 200 with the plan of a dry run."""
-        said = await self._service.submit(await exchange.read_small(JOB_SPEC_BYTES_MAX))
+        said = await self._jobs.submit(await exchange.read_small(JOB_SPEC_BYTES_MAX))
         if "state" not in said:
             return json_answer(said)
         return json_answer(said, 202, [("Location", f"/v1/jobs/{said['id']}")])
 
     async def list(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        query = exchange.query_parameters(LIST_QUERY)
+        query = exchange.query_parameters(JOBS_QUERY)
         states = [state for state in query.get("state", "").split(",") if state]
         unknown = next((state for state in states if state not in _STATES), None)
         if unknown is not None:
             raise BadRequest(f"there is no state {unknown[:40]!r}; there are {', '.join(get_args(JobState))}")
-        limit = min(page_limit(query, PAGE_DEFAULT), JOB_LIST_MAX)
-        return json_answer(await self._service.page(states, query.get("token") or None, limit))  # type: ignore[arg-type]
+        limit = page_limit(query, PAGE_DEFAULT)
+        return json_answer(await self._jobs.page(states, query.get("token") or None, limit))  # type: ignore[arg-type]
 
     async def show(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-        return json_answer(await self._service.show(parameters[0]))
+        return json_answer(await self._jobs.show(parameters[0]))
 
     async def cancel(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-        return json_answer(await self._service.cancel(parameters[0]))
+        return json_answer(await self._jobs.cancel(parameters[0]))
 
     async def events(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """Server-sent events. Each has the whole job, so that one who comes back (`Last-Event-ID`) has missed nothing."""
-        await self._service.show(parameters[0])  # 404 while that can still be said
-        return StreamAnswer(200, _events(self._service.watch(parameters[0])), _HEADERS)
-
-    async def running(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-        """For workers: whether what they do for this job is of any use."""
-        if not self._service.is_running(parameters[0]):
-            raise JobNotFound(f"the job {parameters[0][:80]!r} is not running")
-        return json_answer({"running": True})
+        await self._jobs.show(parameters[0])  # 404 while that can still be said
+        return StreamAnswer(200, _events(self._jobs.watch(parameters[0])), _HEADERS)
 
 
 async def _events(changes: AsyncIterator[dict[str, Any] | None]) -> AsyncIterator[bytes]:

@@ -1,0 +1,21 @@
+"""`/v1/batch` at a proxy."""
+
+from __future__ import annotations
+
+from dfc.batch.answer import batch_answer, read_request, wants_lengths
+from dfc.http.answers import Answer
+from dfc.http.exchange import Exchange
+from dfc.proxy.batch import ProxyBatches
+
+
+class ProxyBatchHandlers:
+    """The handler of `/v1/batch`."""
+
+    def __init__(self, batches: ProxyBatches) -> None:
+        self._batches = batches
+
+    async def batch(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """A list of items from anywhere."""
+        request, with_lengths = await read_request(exchange), wants_lengths(exchange)
+        batch = await self._batches.gather(request, exchange.bulk.threads, with_lengths=with_lengths)
+        return batch_answer(batch, with_lengths=with_lengths)

@@ -1,0 +1,92 @@
+"""`/v1/buckets`: the buckets of a cluster, their listings and the keys of their samples."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from dfc.api.listings import listing_answer, listing_query, wants
+from dfc.http.answers import Answer, StreamAnswer, json_answer
+from dfc.http.common import flag, page_limit
+from dfc.http.exchange import Exchange
+from dfc.names import check_bucket_name
+from dfc.placement.map import Durability
+from dfc.proxy.buckets import CountedBucket
+from dfc.proxy.keys import SHARDS_DEFAULT
+from dfc.proxy.uses import ProxyUses
+from dfc.wire import NDJSON
+
+BUCKET_QUERY: Final = frozenset(("force",))
+KEYS_QUERY: Final = frozenset(("shards", "fields"))
+NO_QUERY: Final[frozenset[str]] = frozenset()  # `force` goes with DELETE only
+
+
+class BucketSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of PUT."""
+
+    copies: Annotated[int, msgspec.Meta(ge=1)] = 1
+    durability: Durability = "fsync"
+
+
+class BucketChanges(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of PATCH: only what changes."""
+
+    copies: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    durability: Durability | None = None
+
+
+def _described(bucket: CountedBucket) -> dict[str, Any]:
+    return {
+        "name": bucket.entry.name,
+        "created": bucket.entry.created,
+        "objects": bucket.objects,
+        "bytes": bucket.size,
+        "copies": bucket.entry.copies,
+        "durability": bucket.entry.durability,
+    }
+
+
+class BucketHandlers:
+    """Handlers under `/v1/buckets`."""
+
+    def __init__(self, uses: ProxyUses) -> None:
+        self._buckets, self._listings, self._keys = uses.buckets, uses.listings, uses.keys
+
+    async def list(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        return json_answer({"buckets": [_described(bucket) for bucket in await self._buckets.all()]})
+
+    async def get(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        exchange.query_parameters(NO_QUERY)
+        return json_answer(_described(await self._buckets.get(check_bucket_name(parameters[0]))))
+
+    async def put(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        exchange.query_parameters(NO_QUERY)
+        name = check_bucket_name(parameters[0])
+        settings: BucketSettings = await exchange.json(BucketSettings)
+        bucket, created = await self._buckets.create(name, settings.copies, settings.durability)
+        return json_answer(_described(bucket), 201 if created else 200)
+
+    async def patch(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        exchange.query_parameters(NO_QUERY)
+        name = check_bucket_name(parameters[0])
+        changes: BucketChanges = await exchange.json(BucketChanges)
+        return json_answer(_described(await self._buckets.change(name, changes.copies, changes.durability)))
+
+    async def delete(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        name = check_bucket_name(parameters[0])
+        await self._buckets.delete(name, force=flag(exchange.query_parameters(None), "force"))
+        return Answer(204)
+
+    async def objects(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        bucket_id = self._listings.bucket_id(check_bucket_name(parameters[0]))
+        parameters_given = exchange.query_parameters(None)
+        query = listing_query(bucket_id, parameters_given)
+        page = await self._listings.page(query, page_limit(parameters_given, 1000))
+        return listing_answer(page, "msgpack" if wants(exchange) == "msgpack" else "json")
+
+    async def samples(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """*List keys*."""
+        name, query = check_bucket_name(parameters[0]), exchange.query_parameters(None)
+        lines = await self._keys.open(name, query.get("shards", SHARDS_DEFAULT), query.get("fields", ""))
+        return StreamAnswer(200, lines.pieces(), [("Content-Type", NDJSON)], on_close=lines.close)

@@ -1,0 +1,43 @@
+"""What a proxy says of the cluster and of itself: map, scrubbing, health, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from dfc.api.listings import wants
+from dfc.http.answers import Answer, json_answer
+from dfc.http.common import health_answer, metrics_answer
+from dfc.http.exchange import Exchange
+from dfc.proxy.admin import Administration
+from dfc.wire import MSGPACK
+
+
+class ClusterHandlers:
+    """Handlers of `/v1/cluster…`, `/v1/health` and `/metrics`."""
+
+    def __init__(self, admin: Administration, metrics: Callable[[], CollectorRegistry]) -> None:
+        self._admin = admin
+        self._metrics = metrics
+
+    async def cluster_map(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        cluster_map = self._admin.cluster_map()
+        if wants(exchange) == "msgpack":
+            return Answer(200, msgspec.msgpack.encode(cluster_map), [("Content-Type", MSGPACK)])
+        return json_answer(cluster_map)
+
+    async def start_scrub(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        await self._admin.start_scrub()
+        return json_answer({"started": True}, 202)
+
+    async def scrub_status(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        return json_answer({"disks": await self._admin.scrub_status()})
+
+    async def health(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        found = self._admin.health()
+        return health_answer(found.ready, role="proxy", id=found.node_id, map_version=found.map_version, targets=found.targets)
+
+    async def prometheus(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        return metrics_answer(self._metrics())

@@ -1,0 +1,35 @@
+"""`/v1/objects` at a proxy: for clients that follow redirects."""
+
+from __future__ import annotations
+
+from dfc.api.owners import owner_for, redirect_to
+from dfc.http.answers import Answer
+from dfc.http.common import OBJECT_QUERY, flag
+from dfc.http.exchange import Exchange
+from dfc.http.relay import Relay
+from dfc.names import parse_object_path
+from dfc.proxy.objects import Objects
+
+
+class ProxyObjectHandlers:
+    """Handlers of `/v1/objects/{bucket}/{object…}`."""
+
+    def __init__(self, objects: Objects, relay: Relay) -> None:
+        self._when_ready = objects.when_ready
+        self._relay = relay
+
+    async def object(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """307 to the owner before a byte of the body is read; `?relay=1` relays."""
+        owners = self._when_ready()
+        path = parse_object_path(f"/{parameters[0]}/{parameters[1]}")
+        relays = exchange.raw_query and flag(exchange.query_parameters(OBJECT_QUERY), "relay")
+        owner = await owner_for(exchange, owners, path)
+        return await self._relay.forward(exchange, owner.url) if relays else redirect_to(owner, exchange)
+
+    def object_at_once(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer | None:
+        """`object`, where that is a redirect of a read."""
+        if exchange.raw_query:
+            return None
+        owners = self._when_ready()
+        path = parse_object_path(f"/{parameters[0]}/{parameters[1]}")
+        return redirect_to(owners.of(path.bucket, path.name), exchange)

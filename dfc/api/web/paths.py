@@ -1,0 +1,98 @@
+"""Plain URLs at a proxy: objects are relayed to their owners, directories are text, HTML or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Final
+from urllib.parse import quote, urlencode
+
+from dfc.api.listings import listing_answer, listing_query, wants
+from dfc.api.owners import owner_for, redirect_to
+from dfc.api.web.html import bucket_list, object_list
+from dfc.errors import BadRequest
+from dfc.http.answers import Answer, StreamAnswer, json_answer, text_answer
+from dfc.http.common import SAFETY_HEADERS, flag, page_limit
+from dfc.http.exchange import Exchange
+from dfc.http.relay import Relay
+from dfc.names import check_bucket_name, parse_object_path
+from dfc.pages import Page, listed
+from dfc.proxy.listing import Query
+from dfc.proxy.uses import ProxyUses
+from dfc.wire import NEXT_TOKEN_HEADER
+
+HTML: Final = "text/html; charset=utf-8"
+HTML_PAGE: Final = 1000
+
+
+class ProxyPaths:
+    """The handler of all paths that are of no other face."""
+
+    def __init__(self, uses: ProxyUses, relay: Relay) -> None:
+        self._objects, self._buckets, self._listings = uses.objects, uses.buckets, uses.listings
+        self._relay = relay
+
+    async def path(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """`/{bucket}/{object…}`, `/{object}`, `/{bucket}/` and `/`: never a redirect unless `?redirect=1`."""
+        owners = self._objects.when_ready()  # before listings, too: a short one looks like a loss
+        path = parse_object_path(exchange.target_path)
+        if not path.name:
+            return await self._directory(exchange, path.bucket)
+        redirects = exchange.raw_query and flag(exchange.query_parameters(None), "redirect")
+        owner = await owner_for(exchange, owners, path)
+        return redirect_to(owner, exchange) if redirects else await self._relay.forward(exchange, owner.url)
+
+    # --- directories
+
+    async def _directory(self, exchange: Exchange, bucket: str) -> Answer:
+        if exchange.method not in ("GET", "HEAD"):
+            raise BadRequest("an object name is missing after the bucket")
+        if not bucket:
+            return await self._root(exchange)
+        bucket_id = self._listings.bucket_id(check_bucket_name(bucket))
+        parameters = exchange.query_parameters(None)
+        query = listing_query(bucket_id, parameters)
+        kind = wants(exchange)
+        if kind == "html":
+            return await self._html(bucket, query, parameters)
+        if kind in ("json", "msgpack"):
+            return listing_answer(await self._listings.page(query, page_limit(parameters, 1000)), kind)
+        limit = page_limit(parameters) if "limit" in parameters else None
+        if limit is not None:
+            return await self._text_page(query, limit)
+        pages = self._listings.pages(query)
+        first = await anext(pages)  # before the head is sent: a 503 is still possible
+        return StreamAnswer(200, _names(first, pages), [("Content-Type", "text/plain; charset=utf-8"), *SAFETY_HEADERS])
+
+    async def _root(self, exchange: Exchange) -> Answer:
+        rows = [(bucket.entry.name, bucket.objects, bucket.size) for bucket in await self._buckets.all()]
+        kind = wants(exchange)
+        if kind == "html":
+            return text_answer(bucket_list(rows), HTML)
+        if kind == "json":
+            return json_answer({"buckets": [{"name": n, "objects": o, "bytes": b} for n, o, b in rows]})
+        return text_answer("".join(f"{name}/\n" for name, _, _ in rows))
+
+    async def _text_page(self, query: Query, limit: int) -> Answer:
+        page = await self._listings.page(query, limit)
+        headers = [("Content-Type", "text/plain; charset=utf-8"), *SAFETY_HEADERS]
+        if page.more:
+            headers.append((NEXT_TOKEN_HEADER, quote(page.last, safe="")))
+        return Answer(200, _name_lines([row[0] for row in page.rows], page.prefixes), headers)
+
+    async def _html(self, bucket: str, query: Query, parameters: Mapping[str, str]) -> Answer:
+        page = await self._listings.page(query, page_limit(parameters, HTML_PAGE))
+        following = {**parameters, "token": page.last}
+        next_url = f"/{quote(bucket)}/?{urlencode(following)}" if page.more else None
+        return text_answer(object_list(bucket, page.prefixes, listed(page.rows), next_url), HTML)
+
+
+async def _names(first: Page, rest: AsyncIterator[Page]) -> AsyncIterator[bytes]:
+    """The text of pages; an error after the first one breaks the connection."""
+    yield _name_lines([row[0] for row in first.rows], first.prefixes)
+    async for page in rest:
+        yield _name_lines([row[0] for row in page.rows], page.prefixes)
+
+
+def _name_lines(names: list[str], prefixes: list[str]) -> bytes:
+    lines = sorted([*names, *prefixes]) if prefixes else names
+    return ("\n".join(lines) + "\n").encode() if lines else b""

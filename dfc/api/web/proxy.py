@@ -1,0 +1,15 @@
+"""Plain URLs at a proxy: everything that is of no other face."""
+
+from __future__ import annotations
+
+from dfc.api.web.paths import ProxyPaths
+from dfc.http.face import Authenticate, Face
+from dfc.http.relay import Relay
+from dfc.http.router import Route
+from dfc.proxy.uses import ProxyUses
+
+
+def proxy_face(uses: ProxyUses, relay: Relay, may_use: Authenticate) -> Face:
+    """`/{bucket}/{object…}`, and directories."""
+    path = ProxyPaths(uses, relay).path
+    return Face("web", [], may_use, rest=Route("/", dict.fromkeys(("GET", "PUT", "DELETE"), path), query=None))

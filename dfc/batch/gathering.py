@@ -1,0 +1,187 @@
+"""Batch reads: a list of items from anywhere in the cluster as one tar, in exactly that order.
+
+The node that is asked splits the list by owner and asks each owner for its part (`POST /v1/node/batch`). An owner finds
+everything before it answers: its answer begins with the length of each item. So a missing item is known before the first byte
+goes out, the length of the whole too, and merging is copying runs of bytes. An owner that breaks off is asked again for the
+rest of its part, of the same versions; when that fails for good the connection is cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final, Protocol
+
+from dfc.batch.items import BatchItem, BatchRequest, OnMissing
+from dfc.batch.merge import ByteSource, Run
+from dfc.errors import DfcError, Unavailable
+from dfc.limits import BATCHES_MAX
+from dfc.wire import ITEM_HEADER
+
+END_OF_ARCHIVE: Final = bytes(1024)
+
+
+class ItemError(Exception):
+    """What is wrong with one item of a list."""
+
+    def __init__(self, number: int, error: DfcError) -> None:
+        super().__init__(error.message)
+        self.number = number
+        self.error = error
+
+    def answer(self) -> DfcError:
+        """The error for whoever sent the list, naming the item."""
+        error = self.error
+        error.message = f"item {self.number}: {error.message}"
+        error.headers[ITEM_HEADER] = str(self.number)
+        return error
+
+
+class Part(Protocol):
+    """The items of one owner, found and ready to be read: `lengths` in bytes, in order."""
+
+    @property
+    def lengths(self) -> Sequence[int]: ...
+    @property
+    def source(self) -> ByteSource: ...
+
+    async def close(self, *, whole: bool) -> None:
+        """Let go; `whole` says that it was read to its end."""
+
+    async def reopen(self) -> None:
+        """Go on after a break, where the source stopped. Raises when that cannot be."""
+
+
+# An owner's id and the items of it to what opens its part. ItemError, DfcError.
+Opener = Callable[[str, list[BatchItem], OnMissing], Any]
+
+
+class BatchGate:
+    """Counts the batch reads of a node."""
+
+    def __init__(self) -> None:
+        self._free = BATCHES_MAX
+
+    def enter(self) -> None:
+        if not self._free:
+            raise Unavailable(f"{BATCHES_MAX} batch reads are under way already")
+        self._free -= 1
+
+    def leave(self) -> None:
+        self._free += 1
+
+
+@dataclass(frozen=True)
+class GatheredBatch:
+    """Parts that were opened, and how their bytes are put together: `total` bytes in runs of one part each, after `begin` and
+    before `tail`. `threads` read and merge. Whoever has it owns the parts, and a place behind the gate."""
+
+    parts: Sequence[Part]
+    runs: list[Run]
+    total: int
+    gate: BatchGate
+    threads: ThreadPoolExecutor
+    begin: bytes = b""
+    tail: bytes = b""
+
+
+async def gather_batch(
+    request: BatchRequest,
+    owner_of: Callable[[str, str], str],
+    open_part: Opener,
+    gate: BatchGate,
+    threads: ThreadPoolExecutor,
+    *,
+    with_lengths: bool = False,
+) -> GatheredBatch:
+    """The tar of all items. `owner_of` names the owner of an object, `open_part` is awaited for each owner's part; `threads`
+    read and merge.
+
+    With `with_lengths` the length of each item goes first, and no end of an archive follows.
+    """
+    gate.enter()
+    found: dict[str, Part] = {}
+
+    async def open_for(owner: str, items: list[BatchItem]) -> None:
+        found[owner] = await open_part(owner, items, request.on_missing)
+
+    try:
+        loop = asyncio.get_running_loop()
+        owners, by_owner, places = await loop.run_in_executor(threads, _split, request.items, owner_of)
+        # Cancelled, it raises when all of them have ended; what they have opened is known then.
+        ended = await asyncio.gather(*(open_for(owner, items) for owner, items in by_owner.items()), return_exceptions=True)
+        _raise_first(ended, list(places.values()))
+        parts = [found[owner] for owner in by_owner]
+        runs, total = await loop.run_in_executor(threads, _runs, owners, [part.lengths for part in parts])
+        begin = _lengths(owners, [part.lengths for part in parts]) if with_lengths else b""
+    except BaseException:
+        gate.leave()
+        await _close(found.values(), whole=False)
+        raise
+    return GatheredBatch(parts, runs, total, gate, threads, begin, b"" if with_lengths else END_OF_ARCHIVE)
+
+
+def _split(
+    items: list[BatchItem], owner_of: Callable[[str, str], str]
+) -> tuple[array[int], dict[str, list[BatchItem]], dict[str, list[int]]]:
+    """The number of each item's owner, and by owner its items and their places in the list."""
+    known: dict[tuple[str, str], int] = {}
+    numbers: dict[str, int] = {}
+    for item in items:
+        key = (item.bucket, item.object)
+        if key not in known:
+            known[key] = numbers.setdefault(owner_of(*key), len(numbers))
+    if len(numbers) == 1:
+        owner = next(iter(numbers))
+        return array("i", bytes(4 * len(items))), {owner: items}, {owner: list(range(len(items)))}
+    owners = array("i", [known[item.bucket, item.object] for item in items])
+    parts: list[list[BatchItem]] = [[] for _ in numbers]
+    places: list[list[int]] = [[] for _ in numbers]
+    for place, (owner_number, item) in enumerate(zip(owners, items, strict=True)):
+        parts[owner_number].append(item)
+        places[owner_number].append(place)
+    return owners, dict(zip(numbers, parts, strict=True)), dict(zip(numbers, places, strict=True))
+
+
+def _runs(owners: array[int], lengths: list[Sequence[int]]) -> tuple[list[Run], int]:
+    """How many bytes to take from which part, one after the other, and how many in all."""
+    if len(lengths) == 1:
+        total = sum(lengths[0])
+        return [(0, total)], total
+    following = [iter(part) for part in lengths]
+    runs = [(owner, sum(next(following[owner]) for _ in same)) for owner, same in groupby(owners)]
+    return runs, sum(size for _, size in runs)
+
+
+def _lengths(owners: array[int], lengths: list[Sequence[int]]) -> bytes:
+    """The length of each item of the list, as 64-bit little-endian numbers."""
+    if len(lengths) == 1:
+        whole = array("Q", lengths[0])
+    else:
+        following = [iter(part) for part in lengths]
+        whole = array("Q", [next(following[owner]) for owner in owners])
+    if sys.byteorder == "big":
+        whole.byteswap()
+    return whole.tobytes()
+
+
+def _raise_first(ended: Iterable[object], places: list[list[int]]) -> None:
+    """Raise the error of the first item that has one; an error of a whole part counts first of all."""
+    errors: list[ItemError] = []
+    for result, where in zip(ended, places, strict=True):
+        if isinstance(result, ItemError):
+            errors.append(ItemError(where[result.number], result.error))
+        elif isinstance(result, BaseException):
+            raise result
+    if errors:
+        raise min(errors, key=lambda error: error.number).answer()
+
+
+async def _close(parts: Iterable[Part], *, whole: bool) -> None:
+    for part in parts:
+        await part.close(whole=whole)

@@ -1,0 +1,98 @@
+"""Keys of samples over the whole cluster: all targets in parallel, a line a sample, shards in no order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from typing import Final
+from urllib.parse import urlencode
+
+import aiohttp
+
+from dfc.errors import BadRequest, Unavailable
+from dfc.proxy.cluster import Cluster
+from dfc.shards import check
+
+STREAM_QUEUE: Final = 8  # pieces of ~64 KiB that wait for a slow reader of the keys
+SHARDS_DEFAULT: Final = "**"
+
+
+class KeyLines:
+    """Whole lines as they come. To be closed, also when nothing was read; an error of one target ends all."""
+
+    def __init__(self, streams: Sequence[aiohttp.ClientResponse]) -> None:
+        self._streams = streams
+
+    def pieces(self) -> AsyncIterator[bytes]:
+        """Some lines at a time. Unavailable when a target breaks off: the end is never cleanly short."""
+        return _interleave(self._streams)
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.close()
+
+
+class SampleKeys:
+    """*List keys* of one cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def open(self, bucket: str, shards: str = SHARDS_DEFAULT, fields: str = "") -> KeyLines:
+        """The samples of the shards of a spec, with all that is known of each or, with `fields` "key", the key alone.
+        BucketNotFound, BadShardSpec, BadRequest, and what a target says before its first line."""
+        self._cluster.bucket(bucket)
+        check(shards)
+        if fields not in ("", "key"):
+            raise BadRequest("fields is 'key' or absent")
+        arguments = urlencode({"bucket": bucket, "shards": shards, "fields": fields})
+        streams: list[aiohttp.ClientResponse] = []
+        try:
+            for opened in await asyncio.gather(
+                *(
+                    self._cluster.control.open_stream(f"{n.url}/v1/node/samples?{arguments}")
+                    for n in self._cluster.live_targets()
+                ),
+                return_exceptions=True,
+            ):
+                if isinstance(opened, BaseException):
+                    raise opened
+                streams.append(opened)
+        except BaseException:
+            KeyLines(streams).close()
+            raise
+        return KeyLines(streams)
+
+
+async def _interleave(streams: Sequence[aiohttp.ClientResponse]) -> AsyncIterator[bytes]:
+    queue: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue(STREAM_QUEUE)
+
+    async def pump(stream: aiohttp.ClientResponse) -> None:
+        begun = b""
+        try:
+            async for piece in stream.content.iter_any():
+                lines, newline, rest = (begun + piece).rpartition(b"\n")
+                if newline:
+                    await queue.put(lines + newline)
+                begun = rest
+            await queue.put(Unavailable("a target ended in mid-line") if begun else None)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            await queue.put(Unavailable(f"a target broke off: {error}"))
+
+    tasks = [asyncio.create_task(pump(stream)) for stream in streams]
+    try:
+        left = len(tasks)
+        while left:
+            item = await queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,26 @@
+"""All that a proxy can be asked for: what its faces are given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dfc.proxy.admin import Administration
+from dfc.proxy.batch import ProxyBatches
+from dfc.proxy.buckets import Buckets
+from dfc.proxy.jobs.service import JobService
+from dfc.proxy.keys import SampleKeys
+from dfc.proxy.listing import Listings
+from dfc.proxy.objects import Objects
+
+
+@dataclass(frozen=True)
+class ProxyUses:
+    """The use cases of one proxy."""
+
+    objects: Objects
+    buckets: Buckets
+    listings: Listings
+    keys: SampleKeys
+    batches: ProxyBatches
+    jobs: JobService
+    admin: Administration
