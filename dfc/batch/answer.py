@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from dfc.batch.gathering import BatchGate, GatheredBatch, ItemError, Opener, Part, gather_batch
+from dfc.batch.gathering import GatheredBatch
 from dfc.batch.items import BatchRequest, parse_request
-from dfc.batch.merge import Merge, Run, SourceBroke
+from dfc.batch.merge import Merge, SourceBroke
 from dfc.http.answers import Answer, BulkAnswer
 from dfc.http.common import SAFETY_HEADERS, flag
 from dfc.http.exchange import Exchange
@@ -18,17 +16,6 @@ from dfc.limits import BATCH_BODY_BYTES_MAX
 from dfc.wire import OCTETS, TAR
 
 BATCH_QUERY: Final = frozenset(("lengths",))
-__all__ = [
-    "BATCH_QUERY",
-    "BatchAnswer",
-    "BatchGate",
-    "ItemError",
-    "Part",
-    "answer_batch",
-    "batch_answer",
-    "read_request",
-    "wants_lengths",
-]
 
 
 async def read_request(exchange: Exchange) -> BatchRequest:
@@ -45,53 +32,25 @@ def wants_lengths(exchange: Exchange) -> bool:
 
 def batch_answer(batch: GatheredBatch, *, with_lengths: bool) -> Answer:
     """What was gathered, as a tar; with lengths before it, it is none."""
-    headers = [("Content-Type", OCTETS if with_lengths else TAR), *SAFETY_HEADERS]
-    return BatchAnswer(
-        headers, batch.parts, batch.runs, batch.total, batch.gate, threads=batch.threads, begin=batch.begin, tail=batch.tail
-    )
-
-
-async def answer_batch(
-    exchange: Exchange,
-    request: BatchRequest,
-    owner_of: Callable[[str, str], str],
-    open_part: Opener,
-    gate: BatchGate,
-    threads: ThreadPoolExecutor,
-) -> Answer:
-    """`gather_batch`, answered."""
-    lengths = wants_lengths(exchange)
-    batch = await gather_batch(request, owner_of, open_part, gate, threads, with_lengths=lengths)
-    return batch_answer(batch, with_lengths=lengths)
+    return BatchAnswer([("Content-Type", OCTETS if with_lengths else TAR), *SAFETY_HEADERS], batch)
 
 
 class BatchAnswer(BulkAnswer):
     """Runs of bytes of parts as one body of known length. Owns the parts; cut off rather than short."""
 
-    __slots__ = ("_begin", "_gate", "_parts", "_runs", "_tail", "_threads", "_whole")
+    __slots__ = ("_batch", "_whole")
 
-    def __init__(
-        self,
-        headers: list[tuple[str, str]],
-        parts: Sequence[Part],
-        runs: list[Run],
-        total: int,
-        gate: BatchGate,
-        *,
-        threads: ThreadPoolExecutor,
-        begin: bytes = b"",
-        tail: bytes = b"",
-    ) -> None:
-        super().__init__(200, b"", headers, content_length=len(begin) + total + len(tail))
-        self._parts, self._runs, self._gate, self._begin, self._tail = parts, runs, gate, begin, tail
-        self._threads = threads
+    def __init__(self, headers: list[tuple[str, str]], batch: GatheredBatch) -> None:
+        super().__init__(200, b"", headers, content_length=len(batch.begin) + batch.total + len(batch.tail))
+        self._batch = batch
         self._whole = False
 
     async def _send(self, exchange: Exchange) -> None:
         head = self._head(exchange, self._length_line())
         await exchange.write_buffer_empty()
         with duplicate(exchange.socket()) as sink:
-            transfer = Merge(sink, head + self._begin, [part.source for part in self._parts], self._runs, self._tail)
+            sources = [part.source for part in self._batch.parts]
+            transfer = Merge(sink, head + self._batch.begin, sources, self._batch.runs, self._batch.tail)
             try:
                 await self._drive(exchange, transfer)
             finally:
@@ -99,18 +58,18 @@ class BatchAnswer(BulkAnswer):
         self._whole = True
 
     async def _release(self) -> None:
-        self._gate.leave()
-        for part in self._parts:
+        self._batch.gate.leave()
+        for part in self._batch.parts:
             await part.close(whole=self._whole)
 
     async def _drive(self, exchange: Exchange, transfer: Merge) -> None:
         while True:
             try:
-                await drive(transfer, self._threads, stall_s=exchange.bulk.read_stall_timeout_s)
+                await drive(transfer, self._batch.threads, stall_s=exchange.bulk.read_stall_timeout_s)
                 return
             except ReadStalled:
                 raise
             except SourceBroke as broke:
-                part = self._parts[broke.number]
+                part = self._batch.parts[broke.number]
                 await part.reopen()
                 transfer.sources[broke.number] = part.source

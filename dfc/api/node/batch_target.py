@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dfc.batch.answer import BatchAnswer, ItemError, read_request
-from dfc.batch.parts import encode_preamble
+from dfc.batch.answer import BatchAnswer, read_request
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
 from dfc.target.batch.opening import OwnBatches
@@ -18,17 +17,5 @@ class OwnBatchHandlers:
 
     async def batch(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """A list of items of this target: how long each is, then their bytes."""
-        batches, request = self._batches, await read_request(exchange)
-        batches.own.enter()
-        try:
-            await batches.learn_buckets(request.items)
-            part = await batches.open_own(request.items, request.on_missing)
-        except ItemError as error:
-            batches.own.leave()
-            raise error.answer() from None
-        except BaseException:
-            batches.own.leave()
-            raise
-        begin = encode_preamble(part.resolved.lengths.tobytes(), part.checksums)
-        total, headers = sum(part.lengths), [("Content-Type", OCTETS)]
-        return BatchAnswer(headers, [part], [(0, total)], total, batches.own, threads=batches.threads, begin=begin)
+        batch = await self._batches.gather_own(await read_request(exchange))
+        return BatchAnswer([("Content-Type", OCTETS)], batch)

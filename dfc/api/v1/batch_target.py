@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dfc.batch.answer import answer_batch, read_request
+from dfc.batch.answer import batch_answer, read_request, wants_lengths
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
 from dfc.target.batch.opening import OwnBatches
@@ -16,6 +16,5 @@ class TargetBatchHandlers:
 
     async def batch(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """A list of items from anywhere."""
-        batches, request = self._batches, await read_request(exchange)
-        await batches.learn_buckets(request.items)
-        return await answer_batch(exchange, request, batches.owner_of, batches.open, batches.asked, batches.threads)
+        request, with_lengths = await read_request(exchange), wants_lengths(exchange)
+        return batch_answer(await self._batches.gather(request, with_lengths=with_lengths), with_lengths=with_lengths)

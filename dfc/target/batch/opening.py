@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
-from dfc.batch.answer import BatchGate, ItemError, Part
-from dfc.batch.items import BatchItem, OnMissing
+from dfc.batch.gathering import BatchGate, GatheredBatch, ItemError, Part, gather_batch
+from dfc.batch.items import BatchItem, BatchRequest, OnMissing
 from dfc.batch.merge import ByteSource
-from dfc.batch.parts import PeerParts
+from dfc.batch.parts import PeerParts, encode_preamble
 from dfc.errors import BucketNotFound, DfcError, NotSeekable, StorageFailed, Unavailable
 from dfc.http.calls.peer import PeerPool
 from dfc.http.transfer import to_its_end
@@ -37,16 +37,32 @@ class OwnBatches:
         self._peers = PeerParts(pool, token, self._url_of)
         self.asked, self.own = BatchGate(), BatchGate()
 
-    @property
-    def threads(self) -> ThreadPoolExecutor:
-        """Those that read from many disks at once."""
-        return self._local.batches
-
     def _url_of(self, node_id: str) -> str | None:
         node = self._local.map.node(node_id)
         return None if node is None else node.url
 
-    async def learn_buckets(self, items: Sequence[BatchItem]) -> None:
+    async def gather(self, request: BatchRequest, *, with_lengths: bool) -> GatheredBatch:
+        """Items of anywhere, found and ready to be sent. Whatever is wrong with an item; Unavailable."""
+        await self._learn_buckets(request.items)
+        threads = self._local.batches
+        return await gather_batch(request, self._owner_of, self._open, self.asked, threads, with_lengths=with_lengths)
+
+    async def gather_own(self, request: BatchRequest) -> GatheredBatch:
+        """Items of this target, after a word on how long each is (`dfc.batch.parts.Preamble`). Raises the same."""
+        self.own.enter()
+        try:
+            await self._learn_buckets(request.items)
+            part = await self.open_own(request.items, request.on_missing)
+        except ItemError as error:
+            self.own.leave()
+            raise error.answer() from None
+        except BaseException:
+            self.own.leave()
+            raise
+        total, begin = sum(part.lengths), encode_preamble(part.resolved.lengths.tobytes(), part.checksums)
+        return GatheredBatch([part], [(0, total)], total, self.own, self._local.batches, begin)
+
+    async def _learn_buckets(self, items: Sequence[BatchItem]) -> None:
         """A bucket that this target's map lacks is asked for once; then it is missing."""
         for name in {item.bucket for item in items}:
             if self._local.map.bucket(name) is None:
@@ -55,8 +71,7 @@ class OwnBatches:
                 except BucketNotFound:
                     pass
 
-    def owner_of(self, bucket: str, name: str) -> str:
-        """The id of the target that has an object. Unavailable."""
+    def _owner_of(self, bucket: str, name: str) -> str:
         entry = self._local.map.bucket(bucket)
         if entry is None:
             return self._local.node_id  # where the item is found to be missing
@@ -65,8 +80,7 @@ class OwnBatches:
             raise Unavailable("this target has no map yet")
         return owner.node.id
 
-    async def open(self, owner: str, items: list[BatchItem], on_missing: OnMissing) -> Part:
-        """The items of one owner, found and ready to be read. ItemError, Unavailable."""
+    async def _open(self, owner: str, items: list[BatchItem], on_missing: OnMissing) -> Part:
         if owner == self._local.node_id:
             return await self.open_own(items, on_missing)
         node = self._local.map.node(owner)

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from dfc.batch.answer import ItemError
+from dfc.batch.gathering import ItemError
 from dfc.batch.items import BatchItem, OnMissing
 from dfc.errors import (
     BucketNotFound,

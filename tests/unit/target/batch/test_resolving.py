@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from harness import own_files
 
-from dfc.batch.answer import ItemError
+from dfc.batch.gathering import ItemError
 from dfc.batch.items import BatchItem, OnMissing
 from dfc.clock import HybridClock
 from dfc.errors import BucketNotFound, NotSeekable, ObjectCorrupt, Unavailable
