@@ -16,7 +16,6 @@ from dfc.batch.gathering import ItemError
 from dfc.batch.items import BatchItem, BatchRequest, OnMissing
 from dfc.batch.merge import SocketSource
 from dfc.batch.preamble import decode_preamble, preamble_bytes
-from dfc.batch.preamble import encode_preamble as encode_preamble  # for those who answer
 from dfc.errors import DfcError, Unavailable
 from dfc.http.calls.peer import PeerConnection, PeerGone, PeerPool, PeerResponse
 from dfc.http.calls.problems import RemoteError

@@ -73,3 +73,24 @@ class OutputPattern:
         low, high = min(starts), max(starts)
         same = next((at for at, (left, right) in enumerate(zip(low, high, strict=False)) if left != right), len(low))
         return low[:same]
+
+
+def may_meet(one: OutputPattern, other: OutputPattern) -> bool:
+    """Whether two patterns could name one object. Errs to the careful side for patterns with parts."""
+    return any(_texts_may_meet(OutputPattern(mine), OutputPattern(its)) for mine in _texts(one) for its in _texts(other))
+
+
+def _texts(pattern: OutputPattern) -> tuple[str, ...]:
+    return (pattern.text, *pattern.others)
+
+
+def _texts_may_meet(one: OutputPattern, other: OutputPattern) -> bool:
+    shorter, longer = sorted((one.literal, other.literal), key=len)
+    if not longer.startswith(shorter):
+        return False
+    if one.text == other.text or one.has_part or other.has_part or one.is_prefix or other.is_prefix:
+        return True
+    if one.is_numbered and other.is_numbered:
+        shorter, longer = sorted((_NUMBER.split(pattern.text)[-1] for pattern in (one, other)), key=len)
+        return longer.endswith(shorter)
+    return one.matches(other.name(0)) or other.matches(one.name(0))

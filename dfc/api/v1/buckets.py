@@ -17,8 +17,6 @@ from dfc.proxy.keys import SHARDS_DEFAULT
 from dfc.proxy.uses import ProxyUses
 from dfc.wire import NDJSON
 
-BUCKET_QUERY: Final = frozenset(("force",))
-KEYS_QUERY: Final = frozenset(("shards", "fields"))
 NO_QUERY: Final[frozenset[str]] = frozenset()  # `force` goes with DELETE only
 
 

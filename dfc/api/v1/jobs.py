@@ -9,13 +9,12 @@ import msgspec
 
 from dfc.errors import BadRequest
 from dfc.http.answers import Answer, StreamAnswer, json_answer
-from dfc.http.common import page_limit
+from dfc.http.common import JOBS_QUERY, page_limit
 from dfc.http.exchange import Exchange
 from dfc.jobs.records import JobState
 from dfc.limits import JOB_SPEC_BYTES_MAX
 from dfc.proxy.jobs.service import JobService
 
-JOBS_QUERY: Final = frozenset(("state", "limit", "token"))
 PAGE_DEFAULT: Final = 100
 _STATES: Final = frozenset(get_args(JobState))
 _HEADERS: Final = (("Content-Type", "text/event-stream"), ("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))

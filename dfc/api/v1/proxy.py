@@ -7,12 +7,12 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry
 
 from dfc.api.v1.batch import ProxyBatchHandlers
-from dfc.api.v1.buckets import BUCKET_QUERY, KEYS_QUERY, BucketHandlers
+from dfc.api.v1.buckets import BucketHandlers
 from dfc.api.v1.cluster import ClusterHandlers
-from dfc.api.v1.jobs import JOBS_QUERY, JobHandlers
+from dfc.api.v1.jobs import JobHandlers
 from dfc.api.v1.objects import ProxyObjectHandlers
 from dfc.batch.answer import BATCH_QUERY
-from dfc.http.common import LISTING_QUERY, OBJECT_QUERY
+from dfc.http.common import BUCKET_QUERY, JOBS_QUERY, KEYS_QUERY, LISTING_QUERY, OBJECT_QUERY
 from dfc.http.face import Authenticate, Face
 from dfc.http.relay import Relay
 from dfc.http.router import Route

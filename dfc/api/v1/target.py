@@ -11,7 +11,7 @@ from dfc.api.v1.batch_target import TargetBatchHandlers
 from dfc.api.v1.cluster_target import TargetStateHandlers
 from dfc.api.v1.objects_target import TargetObjectHandlers
 from dfc.batch.answer import BATCH_QUERY
-from dfc.http.common import LISTING_QUERY, OBJECT_QUERY
+from dfc.http.common import BUCKET_QUERY, JOBS_QUERY, KEYS_QUERY, LISTING_QUERY, OBJECT_QUERY
 from dfc.http.face import Authenticate, Face
 from dfc.http.router import Route
 from dfc.target.batch.opening import OwnBatches
@@ -37,12 +37,12 @@ def target_face(
         Route("/metrics", {"GET": state.prometheus}),
         Route("/v1/cluster", {"GET": state.cluster}),
         Route("/v1/cluster/scrub", {"GET": away, "POST": away}),
-        Route("/v1/jobs", {"GET": away, "POST": away}, query=frozenset(("state", "limit", "token"))),
+        Route("/v1/jobs", {"GET": away, "POST": away}, query=JOBS_QUERY),
         Route("/v1/jobs/{job}", {"GET": away, "DELETE": away}),
         Route("/v1/jobs/{job}/events", {"GET": away}),
         Route("/v1/buckets", {"GET": away}),
         Route("/v1/buckets/{bucket}/objects", {"GET": away}, query=LISTING_QUERY),
-        Route("/v1/buckets/{bucket}/samples", {"GET": away}, query=frozenset(("shards", "fields"))),
-        Route("/v1/buckets/{bucket}", named, query=frozenset(("force",))),
+        Route("/v1/buckets/{bucket}/samples", {"GET": away}, query=KEYS_QUERY),
+        Route("/v1/buckets/{bucket}", named, query=BUCKET_QUERY),
     ]
     return Face("v1", routes, may_use, segments=frozenset(("v1",)))

@@ -7,8 +7,7 @@ a coordinator that starts has those of all jobs that have not ended.
 from __future__ import annotations
 
 from dfc.errors import Conflict
-from dfc.jobs.pattern import OutputPattern
-from dfc.proxy.jobs.submitting import may_meet
+from dfc.jobs.pattern import OutputPattern, may_meet
 
 
 class Claims:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from typing import Any, Final, TypeVar
 
 from dfc.config import Settings
 from dfc.jobs.operations import check_enabled
-from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.request import parse_spec
 from dfc.jobs.spec import CheckedSpec
 from dfc.jobs.tasks import InputShard, Stage
@@ -20,7 +18,6 @@ from dfc.proxy.jobs.context import plan_stages
 from dfc.proxy.jobs.inputs import InputResolver, check_apart, check_free, dropped_warnings
 
 T = TypeVar("T")
-_NUMBER: Final = re.compile("%0[1-9]d")
 PLANS: Final = 2  # jobs that are looked at at a time
 
 
@@ -65,27 +62,6 @@ class Examiner:
     async def plan(self, found: Examined) -> dict[str, Any]:
         """The answer to a dry run."""
         return await self._look(_plan_json, found.spec, found.inputs, found.stages, found.warnings)
-
-
-def may_meet(one: OutputPattern, other: OutputPattern) -> bool:
-    """Whether two patterns could name one object. Errs to the careful side for patterns with parts."""
-    return any(_texts_may_meet(OutputPattern(mine), OutputPattern(its)) for mine in _texts(one) for its in _texts(other))
-
-
-def _texts(pattern: OutputPattern) -> tuple[str, ...]:
-    return (pattern.text, *pattern.others)
-
-
-def _texts_may_meet(one: OutputPattern, other: OutputPattern) -> bool:
-    shorter, longer = sorted((one.literal, other.literal), key=len)
-    if not longer.startswith(shorter):
-        return False
-    if one.text == other.text or one.has_part or other.has_part or one.is_prefix or other.is_prefix:
-        return True
-    if one.is_numbered and other.is_numbered:
-        shorter, longer = sorted((_NUMBER.split(pattern.text)[-1] for pattern in (one, other)), key=len)
-        return longer.endswith(shorter)
-    return one.matches(other.name(0)) or other.matches(one.name(0))
 
 
 def _plan_json(

@@ -10,7 +10,8 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 from dfc.batch.gathering import BatchGate, GatheredBatch, ItemError, Part, gather_batch
 from dfc.batch.items import BatchItem, BatchRequest, OnMissing
 from dfc.batch.merge import ByteSource
-from dfc.batch.parts import PeerParts, encode_preamble
+from dfc.batch.parts import PeerParts
+from dfc.batch.preamble import encode_preamble
 from dfc.errors import BucketNotFound, DfcError, NotSeekable, StorageFailed, Unavailable
 from dfc.http.calls.peer import PeerPool
 from dfc.http.transfer import to_its_end
@@ -48,7 +49,7 @@ class OwnBatches:
         return await gather_batch(request, self._owner_of, self._open, self.asked, threads, with_lengths=with_lengths)
 
     async def gather_own(self, request: BatchRequest) -> GatheredBatch:
-        """Items of this target, after a word on how long each is (`dfc.batch.parts.Preamble`). Raises the same."""
+        """Items of this target, after a word on how long each is (`dfc.batch.preamble`). Raises the same."""
         self.own.enter()
         try:
             await self._learn_buckets(request.items)

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from dfc.batch.items import BatchItem
-from dfc.batch.parts import PeerParts, encode_preamble
+from dfc.batch.parts import PeerParts
+from dfc.batch.preamble import encode_preamble
 from dfc.errors import Unavailable
 from dfc.http.calls.peer import PeerPool
 

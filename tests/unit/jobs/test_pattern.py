@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dfc.jobs.pattern import OutputPattern
-from dfc.proxy.jobs.submitting import may_meet
+from dfc.jobs.pattern import OutputPattern, may_meet
 
 
 @pytest.mark.parametrize(
