@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -17,6 +18,12 @@ __all__ = ["Cluster", "leaks", "leaks_of_module", "wait_for"]
 
 # Hundreds of processes of these tests import NumPy, whose threads for linear algebra nobody wants.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# Buffers of megabytes go back to the kernel as soon as they are freed. glibc would keep those that threads had, half a gigabyte
+# in the end, of which each of the thousands of forks in these tests would copy the page tables.
+M_MMAP_THRESHOLD = -3
+if hasattr(ctypes.CDLL(None), "mallopt"):
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 20)
 
 # A busy machine is no failure: how long an example takes says nothing about the code.
 settings.register_profile("dfc", deadline=None, suppress_health_check=[HealthCheck.too_slow])
