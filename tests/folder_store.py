@@ -25,7 +25,9 @@ from dfc.jobs.store import InputChanged
 from dfc.jobs.tasks import InputShard, JobInput, OutputRecord, Task, TaskResult
 from dfc.shards import expand
 from dfc.tar.header import TarError
-from dfc.tar.index import ShardIndex, index_kind, open_builder
+from dfc.tar.index.format import index_kind
+from dfc.tar.index.opening import open_builder
+from dfc.tar.index.reader import ShardIndex
 
 VERSION = "0001"
 

@@ -34,7 +34,7 @@ UPLOADS: Final = 2  # one shard goes out while the next but one is filled; more 
 
 def parse_pattern(text: str) -> ShardPattern:
     """From `URL-%06d.tar`, or a prefix to which `-%06d.tar` is added. UsageMistake for what `tarshards` cannot make."""
-    from dfc.tar.index import index_kind
+    from dfc.tar.index.format import index_kind
 
     if not has_number(text):
         if text.lower().endswith(".tar"):

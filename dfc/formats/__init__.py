@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from dfc.tar.compressor import level_range
-from dfc.tar.index import index_kind
+from dfc.tar.index.format import index_kind
 
 FormatName = Literal[
     "tar", "tgz", "tar.zst", "tar.lz4", "zip", "directory", "tfrecord", "parquet", "lmdb", "recordio", "sequencefile",

@@ -14,7 +14,7 @@ from dfc.checksum import Buffer
 from dfc.errors import Conflict, JobCancelled
 from dfc.jobs.tasks import InputShard, Task, TaskResult
 from dfc.parts import Part
-from dfc.tar.index import PlainFiles
+from dfc.tar.headerbatch import PlainFiles
 from dfc.tar.index.reader import ShardIndex
 
 __all__ = ("Function", "InputChanged", "JobCancelled", "Output", "Source", "Store", "WrittenObject")

@@ -56,7 +56,8 @@ from dfc.storage.upkeep import sweep
 from dfc.storage.upkeep.maintenance import Maintenance
 from dfc.storage.upkeep.relaxed import RelaxedRows
 from dfc.storage.upkeep.space import SpaceKeeper
-from dfc.tar.index import ShardIndex, index_kind
+from dfc.tar.index.format import index_kind
+from dfc.tar.index.reader import ShardIndex
 
 NO_CHECKSUMS: Final = ExpectedChecksums()
 # `Disk.list` hides the built-in inside the class.

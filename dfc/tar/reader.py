@@ -11,7 +11,7 @@ from dfc.limits import DECOMPRESS_CHUNK_BYTES
 from dfc.tar.compression import CompressionError, open_decompressed
 from dfc.tar.header import FILE, TYPES, TarError
 from dfc.tar.headerbatch import Entry
-from dfc.tar.index.reader import Member
+from dfc.tar.index.entries import Member
 from dfc.tar.samples import split_key
 from dfc.tar.scanner import Scanner
 

@@ -16,7 +16,7 @@ from dfc.storage.catalog.staged import StagedName
 from dfc.storage.disk import Disk
 from dfc.storage.layout import INDEX_SUFFIX
 from dfc.storage.rows import ObjectRow, RowChanged
-from dfc.tar.index import TarError
+from dfc.tar.header import TarError
 from dfc.tar.index.format import HEADER_BYTES, IndexHeader, decode_header
 from dfc.target.local import Local
 from dfc.target.selection import ShardSelection

@@ -13,9 +13,11 @@ from dfc.limits import DECOMPRESSED_READ_WAIT_S, SMALL_READ_BYTES, TRANSFER_BUFF
 from dfc.storage.blobs.nowait import read_range
 from dfc.storage.disk import Disk
 from dfc.storage.rows import ObjectRow
-from dfc.tar.index import IndexCorrupt, Member, Sample, ShardIndex
+from dfc.tar.index.entries import Member, Sample
 from dfc.tar.index.file import NotAtHand
+from dfc.tar.index.format import IndexCorrupt
 from dfc.tar.index.listing import list_members, list_offsets, list_samples
+from dfc.tar.index.reader import ShardIndex
 from dfc.tar.reader import read_member_range
 from dfc.tar.writer import END_OF_ARCHIVE
 from dfc.target.decoders import Slots

@@ -14,7 +14,7 @@ from dfc.placement.map import BucketEntry
 from dfc.shards import Glob, Prefix, expand
 from dfc.storage.disk import Disk
 from dfc.storage.rows import ObjectRow
-from dfc.tar.index import index_kind
+from dfc.tar.index.format import index_kind
 from dfc.tar.index.listing import list_keys
 from dfc.target.local import Local
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from dfc.limits import RECEIVE_BUFFER_BYTES
-from dfc.tar.index import IndexBuilder
+from dfc.tar.index.builder import IndexBuilder
 from loadtest.bench.context import OBJECT_BYTES, RELAXED_BUCKET, Bench
 from loadtest.bench.curl import curl_put
 from loadtest.bench.row import Row, alternated, median

@@ -136,7 +136,7 @@ def test_earlier_shards_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 @pytest.mark.parametrize("ending", ["tgz", "tar.zst", "tar.lz4", "tar.bz2", "tar.xz"])
 def test_compressed_shards(tmp_path: Path, ending: str) -> None:
     from dfc.tar.compression import Decompressor
-    from dfc.tar.index import index_kind
+    from dfc.tar.index.format import index_kind
 
     path = tmp_path / f"s-0.{ending}"
     with ShardWriter(str(tmp_path / f"s-%d.{ending}")) as writer:

@@ -11,7 +11,7 @@ import pytest
 from harness import wait_for
 
 from dfc.jobs.tasks import decode_blocks
-from dfc.tar.index import ShardIndex
+from dfc.tar.index.reader import ShardIndex
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from dfc.limits import MIB
 from dfc.parts import Part
 from dfc.placement.map import NodeEntry
 from dfc.storage.blobs.deposit import Deposited, DepositFile, DepositSite, boot_id, is_here
-from dfc.tar.index import PlainFiles
+from dfc.tar.headerbatch import PlainFiles
 
 COPY_BYTES: Final = 1 * MIB
 TELL_S: Final = 60.0  # between two signs of life, where not much is written: the target waits for JOB_OUTPUT_PAUSE_S

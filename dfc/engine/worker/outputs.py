@@ -20,7 +20,8 @@ from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX, Upload
 from dfc.limits import KIB, MIB
 from dfc.parts import Part, part_bytes
 from dfc.placement.map import NodeEntry
-from dfc.tar.index import PlainFiles, index_kind
+from dfc.tar.headerbatch import PlainFiles
+from dfc.tar.index.format import index_kind
 
 # Up to here an output is kept back: it can then be sent again when its target is away for a moment, its length is known, and a
 # task that makes its first bytes slowly holds no connection meanwhile.

@@ -10,7 +10,7 @@ from dfc.checksum import Buffer
 from dfc.inputs.base import Sample, SampleBroken
 from dfc.limits import KIB, SAMPLE_RECORDS_MAX
 from dfc.tar.compressor import open_compressor
-from dfc.tar.index import index_kind
+from dfc.tar.index.format import index_kind
 from dfc.tar.samples import split_key
 from dfc.tar.writer import END_OF_ARCHIVE, member_header, padding
 

@@ -24,8 +24,8 @@ from dfc.jobs.tasks import InputShard, JobInput, Results, Stage, Task, TaskDraft
 from dfc.limits import DECOMPRESS_CHUNK_BYTES, JOB_INLINE_SHARDS_MAX, JOB_OPEN_SOURCES_MAX
 from dfc.tar.compression import CompressionError, open_decompressed
 from dfc.tar.header import TarError
-from dfc.tar.index import ShardIndex
 from dfc.tar.index.arrays import Integers
+from dfc.tar.index.reader import ShardIndex
 
 
 class CorpusPart(msgspec.Struct, frozen=True, array_like=True):

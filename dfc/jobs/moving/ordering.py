@@ -26,8 +26,8 @@ from dfc.jobs.shards.headers import sample_sizes
 from dfc.jobs.shards.output import PlainOutput, ShardOutput
 from dfc.jobs.store import Function, Store
 from dfc.jobs.tasks import JobInput, Results, Stage, Task, TaskDraft, TaskResult
-from dfc.tar.index import index_kind
 from dfc.tar.index.arrays import Integers
+from dfc.tar.index.format import index_kind
 from dfc.tar.writer import END_OF_ARCHIVE
 
 Strategy = Literal["auto", "gather", "spill"]

@@ -19,7 +19,7 @@ from dfc.jobs.moving.corpus import ForwardSource, Sources
 from dfc.jobs.shards.output import PlainOutput
 from dfc.jobs.store import Source
 from dfc.parts import Part
-from dfc.tar.index import PlainFiles
+from dfc.tar.headerbatch import PlainFiles
 from dfc.tar.index.arrays import Integers
 
 FENCE_SAMPLES: Final = 64

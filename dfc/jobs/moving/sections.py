@@ -12,7 +12,7 @@ from dfc.jobs.store import Source, Store
 from dfc.jobs.tasks import InputShard
 from dfc.limits import JOB_MEMBER_BYTES_MAX
 from dfc.tar.header import TarError
-from dfc.tar.index.reader import Sample
+from dfc.tar.index.entries import Sample
 
 
 class SampleRange(msgspec.Struct, frozen=True, array_like=True):

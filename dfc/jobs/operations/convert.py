@@ -23,7 +23,7 @@ from dfc.jobs.pattern import OutputPattern
 from dfc.jobs.shards.writing import index_name
 from dfc.jobs.tasks import InputShard, JobInput, Results, Stage, TaskDraft
 from dfc.limits import FORMAT_FIELDS_MAX, FORMAT_TREE_OBJECTS_MAX
-from dfc.tar.index import index_kind
+from dfc.tar.index.format import index_kind
 
 TAKES_ANY_OBJECT: Final = True
 

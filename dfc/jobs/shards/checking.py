@@ -16,7 +16,7 @@ from dfc.jobs.tasks import InputShard
 from dfc.limits import JOB_PROBLEMS_MAX
 from dfc.tar.compression import MAGIC_BYTES, kind_of_bytes
 from dfc.tar.header import TarError
-from dfc.tar.index import index_kind
+from dfc.tar.index.format import index_kind
 
 PROBLEMS: Final = ("truncated", "broken", "split", "duplicate", "missing", "undecodable")
 

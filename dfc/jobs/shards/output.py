@@ -15,7 +15,9 @@ from dfc.jobs.tasks import InputShard, OutputRecord
 from dfc.limits import DECOMPRESS_CHUNK_BYTES
 from dfc.parts import Part, part_bytes
 from dfc.tar.compressor import Compressor, open_compressor
-from dfc.tar.index import IndexBuilder, PlainFiles, index_kind
+from dfc.tar.headerbatch import PlainFiles
+from dfc.tar.index.builder import IndexBuilder
+from dfc.tar.index.format import index_kind
 from dfc.tar.writer import TarWriter
 
 

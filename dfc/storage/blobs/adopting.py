@@ -23,8 +23,9 @@ from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.catalog.staged import StagedName
 from dfc.storage.parts import DiskParts
 from dfc.storage.rows import Durability, ObjectRow
-from dfc.tar.index import IndexSummary, TarError, index_kind
-from dfc.tar.index.format import HEADER_BYTES, IndexCorrupt, decode_header, encode_header
+from dfc.tar.header import TarError
+from dfc.tar.index.builder import IndexSummary
+from dfc.tar.index.format import HEADER_BYTES, IndexCorrupt, decode_header, encode_header, index_kind
 
 
 class AdoptingWriter(BlobWriter):

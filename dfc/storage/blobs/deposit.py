@@ -24,7 +24,8 @@ from dfc.storage import layout
 from dfc.storage.blobs.indexes import IndexWriter
 from dfc.storage.blobs.writeback import Writeback
 from dfc.storage.identity import read_identity
-from dfc.tar.index import PlainFiles, TarError
+from dfc.tar.header import TarError
+from dfc.tar.headerbatch import PlainFiles
 
 DEPOSIT_NAME: Final = re.compile(r"deposit-[0-9a-f]{32}")
 

@@ -16,8 +16,11 @@ from dfc.checksum import Buffer
 from dfc.filesystem import FileSystem, pwrite_all
 from dfc.limits import INDEX_CACHE_BYTES
 from dfc.storage.health import DiskHealth
-from dfc.tar.index import IndexSummary, ShardIndex, TarError, open_builder
+from dfc.tar.header import TarError
+from dfc.tar.index.builder import IndexSummary
 from dfc.tar.index.file import PageCache
+from dfc.tar.index.opening import open_builder
+from dfc.tar.index.reader import ShardIndex
 
 
 class NewIndexFile(io.RawIOBase):

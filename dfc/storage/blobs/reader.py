@@ -20,7 +20,9 @@ from dfc.storage.catalog.changes import Quarantine
 from dfc.storage.health import UNREADABLE
 from dfc.storage.parts import DiskParts
 from dfc.storage.rows import ObjectRow, RowChanged
-from dfc.tar.index import ShardIndex, TarError, index_kind
+from dfc.tar.header import TarError
+from dfc.tar.index.format import index_kind
+from dfc.tar.index.reader import ShardIndex
 
 _log = logging.getLogger(__name__)
 _BUFFER_BYTES: Final = 1 << 18

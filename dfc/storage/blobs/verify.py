@@ -12,7 +12,8 @@ from dfc.filesystem import FileSystem
 from dfc.limits import MIB
 from dfc.storage import layout
 from dfc.storage.rows import ObjectRow
-from dfc.tar.index import ShardIndex, TarError
+from dfc.tar.header import TarError
+from dfc.tar.index.reader import ShardIndex
 
 _BUFFER_BYTES: Final = MIB
 

@@ -23,7 +23,9 @@ from dfc.storage.catalog.commit import OutcomeUnknown
 from dfc.storage.catalog.staged import KeepStaged, StagedName
 from dfc.storage.parts import DiskParts
 from dfc.storage.rows import ALWAYS, GOOD, NOTHING, UNSYNCED, Durability, ObjectRow, Precondition, PutResult, Supplied
-from dfc.tar.index import IndexSummary, TarError, index_kind
+from dfc.tar.header import TarError
+from dfc.tar.index.builder import IndexSummary
+from dfc.tar.index.format import index_kind
 
 
 class BlobWriter:

@@ -25,7 +25,9 @@ from dfc.storage.catalog.staged import StagedName, StagedRow, insert_staged, sta
 from dfc.storage.catalog.transaction import UNVERIFIED, Transaction
 from dfc.storage.rows import UNSYNCED, ObjectRow
 from dfc.storage.upkeep.sweep import blob_directories, blob_files, read_footer
-from dfc.tar.index import ShardIndex, TarError, index_kind
+from dfc.tar.header import TarError
+from dfc.tar.index.format import index_kind
+from dfc.tar.index.reader import ShardIndex
 
 _ROWS_A_COMMIT: Final = 2000
 _NEW: Final = layout.CATALOG_FILE + ".new"

@@ -109,3 +109,20 @@ def decode_header(data: bytes) -> IndexHeader:
     if header.records_end < HEADER_BYTES:
         raise IndexCorrupt("the header of an index cannot be read", 0)
     return header
+
+
+_ENDINGS: Final = {
+    ".tar": "tar",
+    ".tgz": "gz",
+    ".tar.gz": "gz",
+    ".tar.zst": "zst",
+    ".tar.lz4": "lz4",
+    ".tar.bz2": "bz2",
+    ".tar.xz": "xz",
+}
+
+
+def index_kind(object_name: str) -> str | None:
+    """How a shard of this name is stored, `tar` or a compression; None when the name is not that of a shard."""
+    name = object_name.lower()
+    return next((kind for ending, kind in _ENDINGS.items() if name.endswith(ending)), None)

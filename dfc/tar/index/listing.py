@@ -9,7 +9,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from dfc.tar.index.reader import Member, Sample, ShardIndex
+from dfc.tar.index.entries import Member, Sample
+from dfc.tar.index.reader import ShardIndex
 
 _ENCODER: Final = msgspec.json.Encoder()
 _CHUNK_BYTES: Final = 64 * 1024

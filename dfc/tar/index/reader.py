@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 import xxhash
 
 from dfc.limits import INDEX_BLOCK_BYTES, INDEX_CACHE_BYTES, INDEX_LOOP_READS_MAX, MIB, SAMPLE_RECORDS_MAX
 from dfc.tar.header import TYPES
+from dfc.tar.index.entries import Member, Sample
 from dfc.tar.index.file import PAGE_BYTES, IndexFile, NotAtHand, PageCache, Read
 from dfc.tar.index.format import (
     HEADER_BYTES,
@@ -39,34 +39,6 @@ _RECORD_READ_BYTES: Final = RECORD.size + 100  # a record and the name, unless t
 _CHECK_BYTES: Final = MIB  # the tables are read and checked in pieces of this size
 _LOOP_ROWS_MAX: Final = INDEX_LOOP_READS_MAX // 4  # members with one hash that the event loop looks at: mostly there is one
 _GUESSES: Final = 4  # hashes are spread evenly, so that one guess is nearly always right; in tables that are not, halves follow
-
-
-class Member(msgspec.Struct, frozen=True, gc=False):
-    """One member. `offset` is that of its data in the (uncompressed) archive, `size` that of the data, in bytes.
-
-    `key` and `ext` are None for a member of no sample; `type` is one of `dfc.tar.header.TYPES`.
-    """
-
-    name: str
-    key: str | None
-    ext: str | None
-    offset: int
-    size: int
-    type: str
-
-
-class Sample(msgspec.Struct, frozen=True):
-    """Neighbouring members with one key. `start` to `end`: their bytes in the archive, headers and padding included.
-
-    Members that belong to no sample may lie between them: `pieces` are the starts and ends of what is the sample's own.
-    """
-
-    key: str
-    number: int
-    start: int
-    end: int
-    members: tuple[Member, ...]
-    pieces: tuple[tuple[int, int], ...]
 
 
 class ShardIndex:

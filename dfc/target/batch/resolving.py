@@ -26,7 +26,8 @@ from dfc.errors import (
 from dfc.limits import TAR_MEMBER_NAME_BYTES_MAX
 from dfc.storage.disk import Disk
 from dfc.storage.rows import ObjectRow, RowChanged
-from dfc.tar.index import IndexCorrupt, ShardIndex
+from dfc.tar.index.format import IndexCorrupt
+from dfc.tar.index.reader import ShardIndex
 from dfc.tar.writer import member_header, padding
 from dfc.target.batch.spans import TEXT, Files, Integers, PieceSource
 

@@ -11,7 +11,7 @@ import pytest
 from dfc.errors import Conflict
 from dfc.formats.dali import dali_index
 from dfc.formats.wids import wids_index
-from dfc.tar.index import open_builder
+from dfc.tar.index.opening import open_builder
 from dfc.tar.index.reader import ShardIndex
 from dfc.tar.writer import TarWriter
 

@@ -21,7 +21,8 @@ from dfc.jobs.moving.gathering import read_spans
 from dfc.jobs.store import InputChanged
 from dfc.order.permutation import Permutation
 from dfc.tar.header import TarError
-from dfc.tar.index import IndexCorrupt, ShardIndex
+from dfc.tar.index.format import IndexCorrupt
+from dfc.tar.index.reader import ShardIndex
 
 
 def check(folder) -> None:

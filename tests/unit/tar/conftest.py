@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dfc.tar.index import IndexSummary, ShardIndex, open_builder
+from dfc.tar.index.builder import IndexSummary
+from dfc.tar.index.opening import open_builder
+from dfc.tar.index.reader import ShardIndex
 
 VERSION = "0" * 14 + "0001"
 CHECKSUM = "ab" * 16

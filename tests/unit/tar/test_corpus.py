@@ -25,7 +25,9 @@ from dfc.inputs.shards.shardreader import Segment, SegmentReader
 from dfc.jobs.shards.samples import read_samples
 from dfc.tar.compression import CompressionError, kind_of_bytes, open_decompressed
 from dfc.tar.header import TarError
-from dfc.tar.index import ShardIndex, index_kind, open_builder
+from dfc.tar.index.format import index_kind
+from dfc.tar.index.opening import open_builder
+from dfc.tar.index.reader import ShardIndex
 from dfc.tar.reader import read_member_range
 from dfc.tar.sampleparser import SampleParser
 

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dfc.tar.header import TarError
 from dfc.tar.headerbatch import PlainFiles
-from dfc.tar.index import IndexBuilder, TarError, open_builder
+from dfc.tar.index.builder import IndexBuilder
+from dfc.tar.index.opening import open_builder
 from dfc.tar.writer import member_header
 
 VERSION, CHECKSUM = "0" * 18, "0" * 32

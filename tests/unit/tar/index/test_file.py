@@ -18,9 +18,10 @@ import pytest
 from harness import DATA, open_files, wait_for
 
 from dfc.limits import INDEX_CACHE_BYTES
-from dfc.tar.index import IndexCorrupt, ShardIndex, reader
+from dfc.tar.index import reader
 from dfc.tar.index.file import PAGE_BYTES, NotAtHand, PageCache
-from dfc.tar.index.format import HEADER_BYTES
+from dfc.tar.index.format import HEADER_BYTES, IndexCorrupt
+from dfc.tar.index.reader import ShardIndex
 
 COUNT = 6000
 
@@ -29,7 +30,7 @@ COUNT = 6000
 def large(make, tmp_path_factory) -> Path:
     """An index of many pages, of COUNT samples of two members."""
     directory = tmp_path_factory.mktemp("large")
-    from dfc.tar.index import open_builder
+    from dfc.tar.index.opening import open_builder
 
     data = make.tar({f"d/{number // 2:06d}.{'xy'[number % 2]}": b"" for number in range(2 * COUNT)})
     with open(directory / "i", "w+b") as file:

@@ -13,7 +13,9 @@ import lz4.frame
 import pytest
 
 from dfc.tar import compression
-from dfc.tar.index import CompressedIndexBuilder, TarError, index_kind, open_builder
+from dfc.tar.header import TarError
+from dfc.tar.index.format import index_kind
+from dfc.tar.index.opening import CompressedIndexBuilder, open_builder
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from dfc.tar.index import IndexCorrupt, Member, ShardIndex, TarError, builder
-from dfc.tar.index.format import HEADER_BYTES, decode_header, encode_header
+from dfc.tar.header import TarError
+from dfc.tar.index import builder
+from dfc.tar.index.entries import Member
+from dfc.tar.index.format import HEADER_BYTES, IndexCorrupt, decode_header, encode_header
+from dfc.tar.index.reader import ShardIndex
 
 
 @pytest.fixture

@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dfc.tar.index import IndexBuilder, IndexCorrupt, ShardIndex, slices
+from dfc.tar.index import slices
+from dfc.tar.index.builder import IndexBuilder
 from dfc.tar.index.file import IndexFile
-from dfc.tar.index.format import SAMPLE
+from dfc.tar.index.format import SAMPLE, IndexCorrupt
+from dfc.tar.index.reader import ShardIndex
 
 
 def index_of(path: Path, files: list[tuple[str, int]], form: int) -> tuple[ShardIndex, bytes]:

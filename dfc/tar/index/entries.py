@@ -1,0 +1,33 @@
+"""What an index tells of a shard: its members and samples."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Member(msgspec.Struct, frozen=True, gc=False):
+    """One member. `offset` is that of its data in the (uncompressed) archive, `size` that of the data, in bytes.
+
+    `key` and `ext` are None for a member of no sample; `type` is one of `dfc.tar.header.TYPES`.
+    """
+
+    name: str
+    key: str | None
+    ext: str | None
+    offset: int
+    size: int
+    type: str
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """Neighbouring members with one key. `start` to `end`: their bytes in the archive, headers and padding included.
+
+    Members that belong to no sample may lie between them: `pieces` are the starts and ends of what is the sample's own.
+    """
+
+    key: str
+    number: int
+    start: int
+    end: int
+    members: tuple[Member, ...]
+    pieces: tuple[tuple[int, int], ...]
