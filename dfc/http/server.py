@@ -413,9 +413,9 @@ class NodeServer(web.Server):
     def _admit(self, exchange: Exchange) -> tuple[Route, Handler, tuple[str, ...]]:
         """The checks of every request: the route, its handler and the parameters in the path. `authority` is the host and port
         by which the client asks for this node; None when it does not say (HTTP/1.0, an empty `Host`)."""
-        self._check_framing(exchange)
         plain = exchange.target_path.startswith("/")
         authority = (exchange.headers.get("Host") or None) if plain else _take_absolute(exchange)
+        self._check_framing(exchange)  # now it is known whose path it is, and so the form of the error
         face, route, parameters = self._faces.find(exchange.target_path)
         if authority is not None and (face.checks_host or not self._token_always) and exchange.target_path != HEALTH_PATH:
             self._check_host(exchange, authority)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import Final
 
 from dfc.errors import BucketDeleting, BucketNotEmpty, DfcError, Unavailable
@@ -17,7 +18,7 @@ from dfc.placement.map import BucketEntry, NodeEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.coordinator import Lead
 from dfc.proxy.listing import Query, one_page
-from dfc.registry.leases import Lease
+from dfc.registry.leases import Lease, LeaseLost
 
 _log: Final = logging.getLogger("dfc.proxy")
 RETRY_S: Final = 2.0  # between two attempts to end a deletion
@@ -68,7 +69,8 @@ class Deletions:
         finally:
             # Nothing has been removed yet, not even if the second mark was set and only its spreading failed.
             if not decided and cluster.map.bucket(name) is not None:
-                await asyncio.shield(cluster.change_bucket(name, state="active"))
+                with suppress(LeaseLost):  # the next coordinator does it; the state may be of its making by now
+                    await asyncio.shield(cluster.change_bucket(name, fence=leadership, state="active"))
 
     async def _mark(self, bucket: BucketEntry, state: str, targets: list[NodeEntry], leadership: Lease) -> None:
         """Change the state; when this returns, every target decides by it."""
@@ -98,9 +100,11 @@ class Deletions:
         await self._cluster.ask_all(lambda node: self._cluster.push(node, cluster_map), targets)
 
     async def finish_begun(self, leadership: Lease) -> None:
-        """A duty of the coordinator: try to end what was decided and is not done, by whichever proxy, until it is."""
+        """A duty of the coordinator: try to end what was decided and is not done, by whichever proxy, until it is; and what
+        another was still finding out when it ceased to be the coordinator."""
         told: set[str] = set()
         while True:
+            await self._end_checks(leadership)
             left = [b for b in self._cluster.map.buckets if b.state == "deleting" and b.name not in self._busy]
             for bucket in left:
                 self._busy.add(bucket.name)
@@ -116,3 +120,17 @@ class Deletions:
                 finally:
                     self._busy.discard(bucket.name)
             await asyncio.sleep(RETRY_S)
+
+    async def _end_checks(self, leadership: Lease) -> None:
+        """Of those who led before, and do not any more: the buckets stay."""
+        for name in [bucket.name for bucket in self._cluster.map.buckets if bucket.state == "checking"]:
+            bucket = self._cluster.map.bucket(name)
+            if bucket is None or bucket.state != "checking" or name in self._busy:
+                continue
+            self._busy.add(name)
+            try:
+                await self._cluster.change_bucket(name, fence=leadership, state="active")
+            except DfcError as error:
+                _log.warning("the bucket %r cannot be written to yet: %s", name, error.message)
+            finally:
+                self._busy.discard(name)

@@ -29,7 +29,7 @@ _COUNTERS: Final = (
     ("dfc_disk_io_errors", "io_errors", "I/O errors that count against the disk's budget"),
     ("dfc_index_shards", "indexes_built", "Shards indexed while they were uploaded"),
     ("dfc_index_members", "indexed_members", "Members of them"),
-    ("dfc_index_broken_shards", "indexes_broken", "OwnUploads named like a shard that hold no proper tar"),
+    ("dfc_index_broken_shards", "indexes_broken", "Uploads named like a shard that hold no proper tar"),
     ("dfc_index_rebuilds", "indexes_rebuilt", "Tar indexes built again because they were missing or damaged"),
     ("dfc_orphans_found", "orphans_found", "Unreferenced files moved to orphans/"),
     ("dfc_orphans_deleted", "orphans_deleted", "Orphans deleted after their time"),

@@ -22,6 +22,7 @@ from dfc.servers.proxy import ProxyNode
 from dfc.servers.target import TargetNode
 
 DOCS = Path(__file__).parents[2] / "docs"
+PACKAGE = DOCS.parent / "dfc"
 
 
 def page(name: str) -> str:
@@ -158,6 +159,15 @@ def test_every_metric_with_its_type(metrics):
     for name, (kind, _) in metrics.items():
         assert name in documented, f"{name} is not in docs/metrics.md"
         assert documented[name][1].startswith(kind), f"{name} is a {kind}"
+
+
+def test_help_of_metrics_is_for_operators(metrics):
+    """It names no class of the program."""
+    classes = {name for path in PACKAGE.rglob("*.py") for name in re.findall(r"^class (\w+)", path.read_text(), re.MULTILINE)}
+    names = {name for name in classes if re.search("[a-z][A-Z]", name)}
+    assert len(names) > 200
+    for name, (_, text) in metrics.items():
+        assert names.isdisjoint(re.findall(r"\w+", text)), f"{name}: {text}"
 
 
 def test_no_metric_that_is_not_there(metrics):

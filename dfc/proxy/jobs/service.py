@@ -161,9 +161,11 @@ class JobService:
         return await asyncio.shield(self._accept_in_turn(found, body))
 
     async def _accept_in_turn(self, found: Examined, body: bytes) -> dict[str, Any]:
-        async with self._accepting:
-            await self._lead()  # whose claims alone keep jobs apart
-            return await self._accept(found, body)
+        while True:
+            leadership = await self._lead()  # before its turn: who waits for an election holds up nobody
+            async with self._accepting:
+                if leadership.is_held:  # whose claims alone keep jobs apart
+                    return await self._accept(found, body)
 
     async def _accept(self, found: Examined, body: bytes) -> dict[str, Any]:
         waiting = sum(active.life.is_waiting for active in self._active.values())

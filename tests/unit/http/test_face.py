@@ -150,8 +150,11 @@ EARLY = {
     "no host at all": ("GET", "/toy/b/k", [*SIGNED, "Host: a b"], 400, "bad_request"),
     "host before the path": ("GET", "/toy/b", ["Host: evil.example"], 421, "misdirected"),
     "framing": ("GET", "/toy/b/k", [*SIGNED, "Transfer-Encoding: gzip, chunked"], 400, "bad_request"),
+    "framing of an absolute target": (
+        "GET", "http://localhost/toy/b/k", [*SIGNED, "Transfer-Encoding: gzip, chunked"], 400, "bad_request"
+    ),
     "handler": ("GET", "/toy/b/k", SIGNED, 503, "unavailable"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", EARLY)

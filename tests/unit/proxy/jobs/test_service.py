@@ -733,6 +733,18 @@ async def test_a_job_whose_end_the_journal_does_not_take_goes_on_to_publish_at_t
     assert await cluster.names(prefix="first") == ["first-0000", "first-0001", "first-0002"]
 
 
+async def test_who_waits_for_an_election_holds_up_nobody(make, monkeypatch):
+    """Each is told in its own time that there is no coordinator here, and not after all who came before."""
+    monkeypatch.setattr(coordinator, "ELECTION_WAIT_S", 0.5)
+    cluster = await make()
+    await cluster.proxy.coordinator.stop()
+    await cluster.proxy.cluster._registry.grant_lease(coordinator.OFFICE, "another", 60.0)
+    cluster.proxy.coordinator.start()
+    async with asyncio.timeout(2.0):
+        refused = await asyncio.gather(*(cluster.submit(f"out-{number}-%04d") for number in range(8)))
+    assert {answer[:2] for answer in refused} == {(503, "unavailable")}
+
+
 async def test_only_the_coordinator_accepts_jobs_and_deletes_buckets(make, monkeypatch):
     """Another proxy would not know what they may meet."""
     monkeypatch.setattr(coordinator, "ELECTION_WAIT_S", 0.2)

@@ -1,0 +1,108 @@
+"""Deletions of buckets by proxies of one registry: who led before undoes nothing that the next one decides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from memory_registry import MemoryRegistry, MemoryStore
+from registering import bucket, said
+from registry_conformance import end, until
+
+from dfc.proxy import deletions as module
+from dfc.proxy.cluster import Cluster
+from dfc.proxy.coordinator import OFFICE
+from dfc.proxy.deletions import Deletions
+from dfc.registry import changes
+from dfc.registry.leases import Lease, LeaseLost
+
+
+class Proxy:
+    """One with deletions and a lease, whose calls of targets wait while their method is held."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.registry = MemoryRegistry(store)
+        self.cluster = Cluster(self.registry, self, True, 1)  # type: ignore[arg-type]
+        self.deletions = Deletions(self.cluster, self._lead)
+        self.lease: Lease | None = None
+        self.held = ""
+        self.asked: list[str] = []
+        self.go_on = asyncio.Event()
+
+    async def _lead(self) -> Lease:
+        assert self.lease is not None
+        return self.lease
+
+    async def call(self, method: str, url: str, *_: object, **named: object) -> Any:
+        self.asked.append(method)
+        if method == self.held:
+            await self.go_on.wait()
+        return {}
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+async def proxies(store: MemoryStore) -> AsyncIterator[tuple[Proxy, Proxy]]:
+    both = Proxy(store), Proxy(store)
+    await both[0].cluster.register(said("t0", ("d0",), url="http://t0"))
+    await both[0].cluster.change(changes.create_bucket(bucket("b")))
+    yield both
+    for proxy in both:
+        await proxy.cluster.close()
+
+
+def state_of(proxy: Proxy) -> str:
+    found = proxy.cluster.map.bucket("b")
+    return "gone" if found is None else found.state
+
+
+async def test_who_leads_no_longer_makes_no_bucket_active_that_another_removes(proxies: tuple[Proxy, Proxy]) -> None:
+    """Objects would be put into it, and go with it."""
+    first, second = proxies
+    first.held, second.held = "POST", "DELETE"
+    async with first.registry.elect(OFFICE, "p1", 60) as first.lease:
+        late = asyncio.create_task(first.deletions.delete("b", force=True))
+        await until(lambda: first.asked)
+        assert state_of(first) == "checking"
+    async with second.registry.elect(OFFICE, "p2", 60) as second.lease:
+        removing = asyncio.create_task(second.deletions.delete("b", force=True))
+        await until(lambda: "DELETE" in second.asked)
+        first.go_on.set()
+        with pytest.raises(LeaseLost):
+            await late
+        assert state_of(second) == "deleting"
+        second.go_on.set()
+        await removing
+    assert state_of(second) == "gone"
+
+
+async def test_what_a_coordinator_was_finding_out_ends_with_it(
+    proxies: tuple[Proxy, Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one lets the bucket be written to again; what it finds out itself goes on."""
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    first, second = proxies
+    first.held = second.held = "POST"
+    async with first.registry.elect(OFFICE, "p1", 60) as first.lease:
+        late = asyncio.create_task(first.deletions.delete("b", force=True))
+        await until(lambda: first.asked)
+    first.go_on.set()
+    with pytest.raises(LeaseLost):
+        await late
+    async with second.registry.elect(OFFICE, "p2", 60) as second.lease:
+        duty = asyncio.create_task(second.deletions.finish_begun(second.lease))
+        await until(lambda: state_of(second) == "active")
+        removing = asyncio.create_task(second.deletions.delete("b", force=True))
+        await until(lambda: second.asked)
+        await asyncio.sleep(0.05)
+        assert state_of(second) == "checking"
+        second.go_on.set()
+        await removing
+        assert state_of(second) == "gone"
+        await end(duty)
