@@ -38,6 +38,7 @@ class Deletions:
         Unavailable when a target is away: before anything is decided, or after that, when the deletion goes on by itself; and
         where this proxy is not the coordinator.
         """
+        self._cluster.bucket(name)  # one that is not there is told of at once
         leadership = await self._lead()
         bucket = self._cluster.bucket(name)
         if bucket.state == "deleting" or name in self._busy:
