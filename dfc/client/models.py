@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from email.utils import parsedate_to_datetime
+from typing import Final
 
 import msgspec
 
 from dfc.http.calls.problems import Headers
 from dfc.reach.facts import etag_in
 from dfc.wire import SAMPLES_HEADER
+
+_COUNT: Final = re.compile(r"[0-9]{1,19}")  # int() refuses thousands of digits
 
 
 class StoredObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +99,7 @@ def object_info(bucket: str, name: str, headers: Headers, size: int) -> ObjectIn
     """From the headers of a GET or HEAD; `size` is that of the whole object in bytes."""
     samples = headers.get(SAMPLES_HEADER) or ""
     return ObjectInfo(
-        samples=int(samples) if samples.isdecimal() else None,
+        samples=int(samples) if _COUNT.fullmatch(samples) else None,
         bucket=bucket,
         name=name,
         size=size,
@@ -110,5 +114,5 @@ def _rfc3339(http_date: str | None) -> str:
         return ""
     try:
         return parsedate_to_datetime(http_date).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except ValueError:
+    except (ValueError, OverflowError):
         return ""

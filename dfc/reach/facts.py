@@ -12,8 +12,8 @@ from dfc.http.calls.blocking import Broken, Response
 from dfc.http.calls.problems import Headers
 from dfc.wire import CHECKSUM_HEADER
 
-_CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
-_UNSATISFIED: Final = re.compile(r"bytes \*/(\d+)")
+_CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")  # int() refuses thousands of digits
+_UNSATISFIED: Final = re.compile(r"bytes \*/(\d{1,19})")
 
 
 @dataclass

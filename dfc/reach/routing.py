@@ -68,7 +68,7 @@ class KeptMap:
                 # tries of its own.
                 self._map = ClusterMap.decode(self._fetch(self._map is None))
                 self._wanted = False
-            except msgspec.MsgspecError:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 raise NotFound(f"{self.addresses} does not answer like a DFC node") from None
             except DfcError:
                 if self._map is None:

@@ -339,7 +339,8 @@ def parse_item(
     sample: Sample = {"__key__": "", "__source__": source}
     key: bytes | bytearray | None = None
     at = start
-    while at < end:
+    last = end - TAR_HEADER_BYTES
+    while at <= last:
         body = at + TAR_HEADER_BYTES
         # A name in one field, no long-name header before it, an octal size: all others go the long way.
         flag = data[at + 156]
@@ -348,6 +349,8 @@ def parse_item(
         try:
             size = int(data[at + 124 : at + 136].rstrip(b" \0"), 8)
         except ValueError:
+            return _parse_any(bytes(view[start:end]), source, fields, leave_out)
+        if size < 0:  # it would lead back
             return _parse_any(bytes(view[start:end]), source, fields, leave_out)
         name = data[at : at + 100].partition(b"\0")[0]
         if flag == 0 and name[-1:] == b"/":
@@ -363,6 +366,8 @@ def parse_item(
             elif leave_out is not None:
                 leave_out(extension)
         at = body + ((size + 511) & -512)
+    if at < end:
+        raise TarError("a sample ends within a header", at - start)
     return _finished(sample, key, source)
 
 

@@ -85,7 +85,7 @@ def retry_after_s(problem: DfcError) -> float | None:
         return seconds
     try:
         return max(parsedate_to_datetime(problem.headers.get("Retry-After", "")).timestamp() - time.time(), 0.0)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 

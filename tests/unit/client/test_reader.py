@@ -62,3 +62,10 @@ def test_one_that_broke_off_is_never_taken_for_whole() -> None:
         with pytest.raises(NotSeekable):
             reader.read(100)
     assert request.asked == 1
+
+
+def test_headers_that_nobody_can_mean_are_passed_over() -> None:
+    request: Any = Whole(breaks=False)
+    request.headers |= {"X-DFC-Samples": 5000 * "1", "Last-Modified": "Mon, 1 Jan 99999999999 00:00:00 GMT"}
+    info = ObjectReader(request).info
+    assert (info.samples, info.modified) == (None, "")

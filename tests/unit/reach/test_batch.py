@@ -79,7 +79,8 @@ def test_a_connection_that_breaks_first_is_closed(begin: bytes, read: Any) -> No
 
 
 def test_a_preamble_that_is_none_is_not_waited_for() -> None:
-    for begin in (b"HTTP and more", (PREAMBLE_BYTES_MAX + 1).to_bytes(4, "big") + DATA, b"\0\0\0\5\xff\xff\xff\xff\xff"):
+    deep = (20_003).to_bytes(4, "big") + b"\x81\xa1x" + 20_000 * b"\x91" + DATA
+    for begin in (b"HTTP and more", (PREAMBLE_BYTES_MAX + 1).to_bytes(4, "big") + DATA, b"\0\0\0\5\xff\xff\xff\xff\xff", deep):
         with pytest.raises(ObjectCorrupt):
             read_preamble(Body(begin), 2)  # type: ignore[arg-type]
 

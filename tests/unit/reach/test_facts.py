@@ -34,7 +34,7 @@ def test_the_first_byte_and_the_version() -> None:
     assert said(206, 3, Content_Range="bytes 4-6/*") == (4, Facts())
 
 
-@pytest.mark.parametrize("text", ["", "bytes 4-6", "bytes */10", "chunks 4-6/10", "bytes 4-6/10 "])
+@pytest.mark.parametrize("text", ["", "bytes 4-6", "bytes */10", "chunks 4-6/10", "bytes 4-6/10 ", "bytes 4-6/1" + 5000 * "0"])
 def test_a_part_that_does_not_say_which_is_broken(text: str) -> None:
     answer: Any = Head(206, {"Content-Range": text})
     with pytest.raises(Broken):
@@ -58,3 +58,4 @@ def test_checksums_and_sizes() -> None:
         assert checksum_in({"X-DFC-Checksum": text}) == ""
     assert size_beyond(RangeNotSatisfiable(7)) == 7
     assert size_beyond(DfcError("x", headers={"Content-Range": "bytes 1-2/7"})) is None
+    assert size_beyond(DfcError("x", headers={"Content-Range": "bytes */1" + 5000 * "0"})) is None

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from dfc.addresses import addresses_of
-from dfc.errors import BucketNotFound, Unreachable
+from dfc.errors import BucketNotFound, NotFound, Unreachable
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
 from dfc.reach.routing import KeptMap, Locator
 
@@ -82,3 +82,13 @@ def test_a_map_that_cannot_be_had_leaves_the_old_one() -> None:
     assert (maps.map(), len(left)) == (KNOWN, 1)
     clock.seconds += 1
     assert (maps.map(), left) == (DOWN, [])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"<html>", b'{"cluster_id":"\xff"}', b'{"x":' + 100_000 * b"[" + 100_000 * b"]" + b"}"],
+    ids=["page", "text", "deep"],
+)
+def test_whatever_else_answers_for_the_map_is_no_node(answer: bytes) -> None:
+    with pytest.raises(NotFound, match="does not answer like a DFC node"):
+        KeptMap(addresses_of("http://proxy:1"), lambda _: answer).map()

@@ -257,3 +257,19 @@ def test_what_is_no_field_is_none_of_an_item_either() -> None:
     with memoryview(data) as view:
         found = parse_item(data, view, 0, len(data), "shard")
     assert found == {"__key__": "a", "__source__": "shard", "cls": b"evil"} == parsed(bytes(data + END), 1 << 20)[0][0]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        header(b"a.txt", 3)[:100],
+        header(b"a.txt", 3) + padded(b"abc") + header(b"a.cls", 3)[:100],
+        header(b"a.txt", 3)[:124] + b"-0000001000\0" + header(b"a.txt", 3)[136:],
+    ],
+    ids=["no header", "half a header", "a size that leads back"],
+)
+def test_an_item_that_is_no_sample_ends_in_an_error(item: bytes) -> None:
+    """Whatever a server sends: a loader goes on with the next sample."""
+    data = bytearray(item)
+    with memoryview(data) as view, pytest.raises(TarError):
+        parse_item(data, view, 0, len(data), "shard")

@@ -152,7 +152,7 @@ def test_busy_servers_are_asked_again_when_they_say() -> None:
         elif asked.number == 1:
             yield head("429 Slower", "Content-Length: 4", f"Retry-After: {formatdate(time.time() + 1, usegmt=True)}") + b"slow"
         elif asked.number == 2:
-            yield head("500 Oops", "Content-Length: 0")
+            yield head("500 Oops", "Content-Length: 0", "Retry-After: Mon, 1 Jan 99999999999 00:00:00 GMT")
         else:
             yield ranged(BODY, asked) + BODY[asked.start :]
 
