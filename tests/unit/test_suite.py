@@ -6,7 +6,6 @@ import ast
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -192,14 +191,3 @@ def test_a_failure_of_either_run_is_one_of_the_whole(tmp_path: Path, wrong: str,
     first, second = (tmp_path / "calls").read_text().splitlines()
     assert first.endswith(" --ignore=tests/frameworks tests")
     assert second.endswith(" tests/frameworks")
-
-
-def test_packages_are_compiled_wherever_dfc_lies_and_their_tests_are_not(tmp_path: Path) -> None:
-    venv = tmp_path / "tests" / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
-    (packages,) = venv.glob("lib/python*/site-packages")
-    for folder in ("one", "one/tests", "tests"):
-        (packages / folder).mkdir()
-        (packages / folder / "module.py").write_text("")
-    subprocess.run(["sh", ROOT / "deploy/compile-packages", venv], check=True)
-    assert [path.parent.parent.name for path in packages.rglob("module.*.pyc")] == ["one"]
