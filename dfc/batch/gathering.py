@@ -14,16 +14,15 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from dfc.batch.items import BatchItem, BatchRequest, OnMissing
 from dfc.batch.merge import ByteSource, Run
 from dfc.batch.preamble import little_endian
 from dfc.errors import DfcError, Unavailable
 from dfc.limits import BATCHES_MAX
+from dfc.tar.writer import END_OF_ARCHIVE
 from dfc.wire import ITEM_HEADER
-
-END_OF_ARCHIVE: Final = bytes(1024)
 
 
 class ItemError(Exception):
