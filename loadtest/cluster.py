@@ -66,14 +66,21 @@ def serve_command(directory: Path, targets: int, disks: int) -> list[str]:
 
 @contextlib.contextmanager
 def cluster(
-    directory: Path, *, targets: int = 1, disks: int = 1, settings: Mapping[str, str] | None = None
+    directory: Path,
+    *,
+    targets: int = 1,
+    disks: int = 1,
+    settings: Mapping[str, str] | None = None,
+    source: Path | None = None,
 ) -> Iterator[Cluster]:
-    """Run `dfc serve` on a free port for the length of a `with` block; `settings` are environment variables for its nodes."""
+    """Run `dfc serve` on a free port for the length of a `with` block.
+
+    `settings` are environment variables for its nodes. `source` is the source tree whose code they run, by default our own.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     argv = serve_command(directory, targets, disks)
-    with running(
-        argv, directory.with_suffix(".log"), env={"PYTHONUNBUFFERED": "1", **(settings or {})}, quiet_stdout=False
-    ) as child:
+    env = {"PYTHONUNBUFFERED": "1", **({"PYTHONPATH": str(source)} if source else {}), **(settings or {})}
+    with running(argv, directory.with_suffix(".log"), env=env, cwd=source, quiet_stdout=False) as child:
         found = Cluster(_wait_for_url(child), child, directory)
         found.targets = _target_urls(found.map())
         if len(found.targets) != targets:

@@ -26,7 +26,13 @@ class Child:
     """One child process with its output in a file, in a session of its own: Ctrl-C reaches us alone, and we end it."""
 
     def __init__(
-        self, argv: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None, quiet_stdout: bool = True
+        self,
+        argv: Sequence[str],
+        log: Path,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        quiet_stdout: bool = True,
     ) -> None:
         self.argv = list(argv)
         self.log = log
@@ -37,6 +43,7 @@ class Child:
                 stdout=output if quiet_stdout else subprocess.PIPE,
                 stderr=output,
                 env={**_environment(), **(env or {})},
+                cwd=cwd,
                 start_new_session=True,
             )
 
@@ -91,10 +98,15 @@ def _death_signal() -> list[str]:
 
 @contextlib.contextmanager
 def running(
-    argv: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None, quiet_stdout: bool = True
+    argv: Sequence[str],
+    log: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    quiet_stdout: bool = True,
 ) -> Iterator[Child]:
     """A child for the length of a `with` block."""
-    child = Child(argv, log, env=env, quiet_stdout=quiet_stdout)
+    child = Child(argv, log, env=env, cwd=cwd, quiet_stdout=quiet_stdout)
     try:
         yield child
     finally:
@@ -200,12 +212,12 @@ def memory_bytes(pid: int) -> tuple[int, int]:
 
 
 def processor_seconds(root: int) -> float:
-    """Time on processors, in user mode and in the kernel, of a process and all live ones below it."""
+    """Seconds of processor time, user and kernel, of a process and everything below it, ended and reaped children included."""
     total = 0
     for pid in [root, *descendants(root)]:
         with contextlib.suppress(OSError):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            total += int(fields[11]) + int(fields[12])
+            total += sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
     return total / os.sysconf("SC_CLK_TCK")
 
 

@@ -43,17 +43,17 @@ def get_eight(bench: Bench) -> list[Row]:
     direct, yardstick = bench.disk_cluster.targets[0], bench.disk_nginx.url
     ours, theirs = _compare(
         bench,
-        lambda: _discard([direct + path for path in bench.objects]),
-        lambda: _discard([yardstick + p for p in bench.objects]),
+        lambda: discard([direct + path for path in bench.objects]),
+        lambda: discard([yardstick + p for p in bench.objects]),
     )
     note = _machine(
-        "a bare server that only calls sendfile", lambda: _discard([bench.bare_disk + path for path in bench.objects])
+        "a bare server that only calls sendfile", lambda: discard([bench.bare_disk + path for path in bench.objects])
     )
     what = "GET from a target, 8 streams discarded in the kernel"
     return [rate_ratio_row("get8", what, "nginx, 2 workers", ours, theirs, 1.0, note)]
 
 
-def _discard(urls: list[str]) -> float:
+def discard(urls: list[str]) -> float:
     """Bytes a second over eight streams, read by a process of its own; the count must be exact to a footer a file."""
     argv = [sys.executable, "-m", "loadtest.discard", "--rounds", str(DISCARD_ROUNDS), *urls]
     result = json.loads(run(argv, cwd=Path(__file__).parents[2]))
@@ -77,7 +77,7 @@ def relay(bench: Bench) -> list[Row]:
 def put_relaxed(bench: Bench) -> list[Row]:
     """`curl -T` of a tar to a target whose disk is memory, with hash and index, beside nginx DAV PUT without either."""
     started, beside = bench.memory_cluster, bench.memory_nginx
-    put, names = _dfc_put(started, RELAXED_BUCKET, bench.shard), itertools.count()
+    put, names = dfc_put(started, RELAXED_BUCKET, bench.shard), itertools.count()
 
     def theirs(url: str = beside.url) -> float:
         return _plain_put(url, beside.root, bench.shard, f"relaxed-{next(names)}.tar", sync=False)
@@ -97,7 +97,7 @@ def put_relaxed(bench: Bench) -> list[Row]:
 
 def put_fsync(bench: Bench) -> list[Row]:
     """`curl -T` of a tar to a target's disk with durability fsync, beside nginx DAV PUT and then `sync` of that file."""
-    put = _settled(_dfc_put(bench.disk_cluster, BUCKET, bench.shard))
+    put = _settled(dfc_put(bench.disk_cluster, BUCKET, bench.shard))
     names, nginx = itertools.count(), bench.disk_nginx
 
     def beside(url: str) -> Callable[[], float]:
@@ -129,7 +129,7 @@ def _settled(measure: Callable[[], float]) -> Callable[[], float]:
     return settled
 
 
-def _dfc_put(started: Cluster, bucket: str, file: Path) -> Callable[[], float]:
+def dfc_put(started: Cluster, bucket: str, file: Path) -> Callable[[], float]:
     """PUT to the target under a new name each time; the object is deleted outside of the measured time."""
     names = itertools.count()
 

@@ -36,10 +36,10 @@ class Bench:
         self.pairs = pairs
         self.load_before = os.getloadavg()[0]
         self._stack = contextlib.ExitStack()
-        self.directory = self._temporary(parent or _disk_parent())
-        memory_parent = _memory_parent()
-        self.in_memory = memory_parent is not None
-        self.memory = self._temporary(memory_parent or self.directory)
+        self.directory = self._temporary(parent or disk_parent())
+        found = memory_parent()
+        self.in_memory = found is not None
+        self.memory = self._temporary(found or self.directory)
 
     def close(self) -> None:
         """End what was started, by pid, and remove the directories."""
@@ -119,13 +119,13 @@ def _blob(directory: Path, name: str) -> Path:
     return found[0].resolve()
 
 
-def _disk_parent() -> Path:
+def disk_parent() -> Path:
     """A directory that is not memory-backed: the usual temporary one, or /var/tmp when that is a tmpfs."""
     usual = Path(tempfile.gettempdir())
     return Path("/var/tmp") if filesystem_type(usual) == "tmpfs" else usual
 
 
-def _memory_parent() -> Path | None:
+def memory_parent() -> Path | None:
     shm = Path("/dev/shm")
     if not os.access(shm, os.W_OK) or filesystem_type(shm) != "tmpfs":
         return None

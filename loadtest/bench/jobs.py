@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import random
 import shutil
@@ -11,23 +10,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from loadtest.bench.context import Bench
+from loadtest.bench.jobinput import JobInput, job_input, sample_input
 from loadtest.bench.row import Row, alternated, median, rate_ratio_row
 from loadtest.cluster import Cluster, cluster
-from loadtest.jobclient import run_job
 from loadtest.processes import ProcessFailed, descendants, find_program, memory_bytes, run
 from loadtest.report import format_bytes
 from loadtest.scenarios import expect
 from loadtest.tarstream import empty_members, empty_members_size, sample_tar, sample_tar_size
 
-TARGETS = 2
 LARGE_SAMPLES, LARGE_BYTES, LARGE_SHARDS = 40_000, 100_000, 16
 SMALL_SAMPLES, SMALL_BYTES, SMALL_SHARDS = 100_000, 10_000, 8
 WEBDATASET_SAMPLES = 10_000
@@ -39,69 +36,7 @@ PAIRS_MAX = 5  # gigabytes each: more pairs take an hour
 PEAK_POLL_S = 0.05
 
 
-@dataclass
-class Dataset:
-    """Shards in a cluster of their own, all of one size."""
-
-    started: Cluster
-    bucket: str
-    shards: int
-    samples: int
-    size: int
-    durability: str
-    runs: Iterator[int] = field(default_factory=itertools.count)
-
-    def job(self, operation: str, ending: str, options: dict[str, Any]) -> tuple[dict[str, Any], float]:
-        """Run one over the whole dataset into a bucket of its own, which goes before this returns."""
-        bucket = f"out-{next(self.runs)}"
-        with contextlib.closing(self.started.connect(timeout_s=600)) as connection:
-            self.started.make_bucket(bucket, self.durability)
-            spec = {
-                "operation": operation,
-                "input": {"bucket": self.bucket, "shards": "**"},
-                "output": {"bucket": bucket, "pattern": ending},
-                "options": options,
-            }
-            try:
-                return run_job(connection, spec)
-            finally:
-                expect(connection.request("DELETE", f"/v1/buckets/{bucket}?force=1"), 204)
-
-
-@contextlib.contextmanager
-def _dataset(
-    directory: Path, durability: str, shards: int, make: Callable[[int], tuple[Iterator[memoryview], int]], samples: int
-) -> Iterator[Dataset]:
-    """A cluster with the shards `x-000000.tar` …; `make(number)` gives a shard's pieces and its size."""
-    try:
-        with cluster(directory, targets=TARGETS) as started:
-            started.make_bucket("in", durability)
-            total = 0
-            with contextlib.closing(started.connect(timeout_s=600)) as connection:
-                for number in range(shards):
-                    pieces, size = make(number)
-                    path = f"/in/x-{number:06d}.tar"
-                    expect(connection.request("PUT", path, body=pieces, size=size), 201)
-                    total += size
-            os.sync()
-            yield Dataset(started, "in", shards, samples, total, durability)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def _samples(
-    directory: Path, durability: str, samples: int, sample_bytes: int, shards: int, alphabet: int = 256
-) -> contextlib.AbstractContextManager[Dataset]:
-    each = samples // shards
-
-    def make(number: int) -> tuple[Iterator[memoryview], int]:
-        pieces = sample_tar(each, sample_bytes, first=number * each, alphabet=alphabet)
-        return map(memoryview, pieces), sample_tar_size(each, sample_bytes)
-
-    return _dataset(directory, durability, shards, make, samples)
-
-
-def _copy(dataset: Dataset, directory: Path, *, sync: bool) -> float:
+def _copy(dataset: JobInput, directory: Path, *, sync: bool) -> float:
     """Bytes a second of `cp` of the dataset's own files, with a `sync` of the copies where the job would sync too."""
     blobs = [str(path) for path in dataset.started.directory.rglob("x-*.tar@*") if path.suffix != ".idx"]
     if len(blobs) != dataset.shards:
@@ -119,7 +54,7 @@ def _copy(dataset: Dataset, directory: Path, *, sync: bool) -> float:
         shutil.rmtree(copies)
 
 
-def _reshuffle(dataset: Dataset, seed: int, strategy: str = "gather") -> float:
+def _reshuffle(dataset: JobInput, seed: int, strategy: str = "gather") -> float:
     """Bytes a second from the submission to `succeeded`."""
     job, seconds = dataset.job("reshuffle", "y-%06d.tar", {"seed": seed, "strategy": strategy})
     if job["output"]["samples"] != dataset.samples or job["output"]["shards"] != dataset.shards:
@@ -131,7 +66,7 @@ def reshuffle_large(bench: Bench) -> list[Row]:
     """100 kB samples in memory: gather beside cp, spill beside gather, and the workers' peak meanwhile."""
     where = bench.memory
     pairs = min(bench.pairs, PAIRS_MAX)
-    with _samples(where / "jobs", "relaxed", LARGE_SAMPLES, LARGE_BYTES, LARGE_SHARDS) as dataset:
+    with sample_input(where / "jobs", "relaxed", LARGE_SAMPLES, LARGE_BYTES, LARGE_SHARDS) as dataset:
         _reshuffle(dataset, 0)
         ours, theirs = alternated(pairs, lambda: _reshuffle(dataset, 1), lambda: _copy(dataset, where, sync=False))
         what = f"reshuffle {format_bytes(dataset.size)} of 100 kB samples, gather, relaxed, in memory"
@@ -148,7 +83,7 @@ def reshuffle_large(bench: Bench) -> list[Row]:
 def reshuffle_disk(bench: Bench) -> list[Row]:
     """The same on the disk with fsync, beside cp and sync of the copies."""
     where = bench.directory
-    with _samples(where / "jobs", "fsync", LARGE_SAMPLES, LARGE_BYTES, LARGE_SHARDS) as dataset:
+    with sample_input(where / "jobs", "fsync", LARGE_SAMPLES, LARGE_BYTES, LARGE_SHARDS) as dataset:
         _reshuffle(dataset, 0)
         ours, theirs = alternated(
             min(bench.pairs, PAIRS_MAX), lambda: _reshuffle(dataset, 1), lambda: _copy(dataset, where, sync=True)
@@ -160,7 +95,7 @@ def reshuffle_disk(bench: Bench) -> list[Row]:
 def reshuffle_small(bench: Bench) -> list[Row]:
     """10 kB samples in memory: beside cp, beside a WebDataset pipeline; and batch reads of the same samples."""
     where = bench.memory
-    with _samples(where / "jobs", "relaxed", SMALL_SAMPLES, SMALL_BYTES, SMALL_SHARDS) as dataset:
+    with sample_input(where / "jobs", "relaxed", SMALL_SAMPLES, SMALL_BYTES, SMALL_SHARDS) as dataset:
         _reshuffle(dataset, 0)
         ours, theirs = alternated(bench.pairs, lambda: _reshuffle(dataset, 1), lambda: _copy(dataset, where, sync=False))
         what = f"reshuffle {format_bytes(dataset.size)} of 10 kB samples, gather, relaxed, in memory"
@@ -202,7 +137,7 @@ def batch(bench: Bench) -> list[Row]:
                 body, size = sample_tar(each, SMALL_BYTES, first=number * each), sample_tar_size(each, SMALL_BYTES)
                 expect(connection.request("PUT", f"/in/x-{number:06d}.tar", body=map(memoryview, body), size=size), 201)
             for turn in range(BATCH_ROUNDS + 1):
-                rate = _read_batch(started, turn, each)
+                rate = read_batch(started, turn)
                 rates += [rate] if turn else []
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -221,9 +156,9 @@ def batch(bench: Bench) -> list[Row]:
     ]
 
 
-def _read_batch(started: Cluster, seed: int, each: int) -> float:
+def read_batch(started: Cluster, seed: int) -> float:
     """Samples a second by one curl, which discards them; the size of the stream tells that all of them came."""
-    chance = random.Random(seed)
+    chance, each = random.Random(seed), SMALL_SAMPLES // SMALL_SHARDS
     numbers = chance.sample(range(SMALL_SAMPLES), BATCH_ITEMS)
     items = [{"bucket": "in", "object": f"x-{n // each:06d}.tar", "number": n % each} for n in numbers]
     body = started.directory.with_suffix(".items")
@@ -246,7 +181,7 @@ def keys(bench: Bench) -> list[Row]:
 
     total = KEY_SHARDS * KEY_SAMPLES
     rows = []
-    with _dataset(bench.memory / "jobs", "relaxed", KEY_SHARDS, make, total) as dataset:
+    with job_input(bench.memory / "jobs", "relaxed", KEY_SHARDS, make, total) as dataset:
         dataset.job("keys", "keys.txt", {"fields": ["key"]})
         pid = dataset.started.pid_of(dataset.started.url)
         before = memory_bytes(pid)[1]
@@ -279,7 +214,7 @@ def convert(bench: Bench) -> list[Row]:
     if program is None:
         raise FileNotFoundError("gzip is not installed")
     workers = os.cpu_count() or 1
-    with _samples(bench.memory / "jobs", "relaxed", GZIP_SAMPLES, SMALL_BYTES, GZIP_SHARDS, GZIP_ALPHABET) as dataset:
+    with sample_input(bench.memory / "jobs", "relaxed", GZIP_SAMPLES, SMALL_BYTES, GZIP_SHARDS, GZIP_ALPHABET) as dataset:
         blob = next(path for path in dataset.started.directory.rglob("x-*.tar@*") if path.suffix != ".idx")
 
         def ours() -> float:
@@ -300,7 +235,7 @@ def start(bench: Bench) -> list[Row]:
     """A job of one small shard from its submission to `succeeded`: the first of a fresh cluster, and later ones."""
     firsts, later = [], []
     for _ in range(3):
-        with _samples(bench.directory / "jobs", "relaxed", 10, 1000, 1) as dataset:
+        with sample_input(bench.directory / "jobs", "relaxed", 10, 1000, 1) as dataset:
             firsts.append(dataset.job("reshuffle", "y-%06d.tar", {})[1])
             later += [dataset.job("reshuffle", "y-%06d.tar", {"seed": seed})[1] for seed in range(5)]
     return [

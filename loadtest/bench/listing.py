@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
 import time
 from pathlib import Path
 from urllib.parse import quote
@@ -18,7 +19,7 @@ from loadtest.bench.context import BUCKET, Bench
 from loadtest.bench.row import Row, median
 from loadtest.cluster import Cluster, cluster
 from loadtest.connection import Connection
-from loadtest.processes import ProcessFailed, memory_bytes, reset_peak
+from loadtest.processes import ProcessFailed, memory_bytes, reset_peak, run
 from loadtest.scenarios import expect
 from loadtest.seed import object_name, seed_cluster
 
@@ -51,19 +52,27 @@ def listing(bench: Bench) -> list[Row]:
     """The rate of names as JSON (msgpack beside it), and the growth of the proxy while it gives them."""
     directory = bench.directory / "dfc-list"
     try:
-        _seed(directory)
+        seed_objects(directory, OBJECTS)
         with cluster(directory, targets=TARGETS, settings=SETTINGS) as started:
             return _measure(started, bench.pairs)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _seed(directory: Path) -> None:
-    """Start the cluster once, so that it makes its disks and the bucket, end it, and fill the catalogs."""
-    with cluster(directory, targets=TARGETS, settings=SETTINGS) as started:
+def seed_objects(directory: Path, count: int, *, source: Path | None = None) -> None:
+    """Start the cluster once, so that it makes its disks and the bucket, end it, and fill the catalogs.
+
+    With `source`, the code of that source tree does it, in a process of its own.
+    """
+    with cluster(directory, targets=TARGETS, settings=SETTINGS, source=source) as started:
         started.make_bucket(BUCKET, "fsync")
-        document = started.map()
-    seed_cluster(directory, msgspec.json.encode(document), BUCKET, OBJECTS)
+        document = msgspec.json.encode(started.map())
+    if source is None:
+        seed_cluster(directory, document, BUCKET, count)
+        return
+    program = "import pathlib, sys; from loadtest.seed import seed_cluster as seed; a = sys.argv[1:]; "
+    program += "seed(pathlib.Path(a[0]), a[1].encode(), a[2], int(a[3]))"
+    run([sys.executable, "-c", program, str(directory), document.decode(), BUCKET, str(count)], cwd=source)
 
 
 def _measure(started: Cluster, walks: int) -> list[Row]:
@@ -118,7 +127,17 @@ def _check_names(connection: Connection) -> None:
         raise ProcessFailed(f"the listing ended after {number} names")
 
 
-def _walk(connection: Connection, accept: str, decoder: msgspec.json.Decoder[Page] | msgspec.msgpack.Decoder[Page]) -> float:
+def walk_json(connection: Connection, count: int) -> float:
+    """Names a second of a walk over so many objects as JSON."""
+    return _walk(connection, "application/json", msgspec.json.Decoder(Page), count)
+
+
+def _walk(
+    connection: Connection,
+    accept: str,
+    decoder: msgspec.json.Decoder[Page] | msgspec.msgpack.Decoder[Page],
+    names: int = OBJECTS,
+) -> float:
     """All names, counted but not decoded (the client shares the machine): names a second."""
     begin, token, count = time.monotonic(), None, 0
     while True:
@@ -127,7 +146,7 @@ def _walk(connection: Connection, accept: str, decoder: msgspec.json.Decoder[Pag
         token = page.next_token
         if token is None:
             break
-    if count != OBJECTS:
+    if count != names:
         raise ProcessFailed(f"the listing ended after {count} names")
     return count / (time.monotonic() - begin)
 

@@ -12,6 +12,7 @@ import xxhash
 from loadtest.bench.context import BUCKET, Bench
 from loadtest.bench.row import Row, alternated, machine_note, median, median_ratio
 from loadtest.bodies import Body
+from loadtest.cluster import Cluster
 from loadtest.processes import ProcessFailed
 from loadtest.report import format_seconds
 from loadtest.scenarios import check_stored, expect, put_body
@@ -28,7 +29,7 @@ MEMBER_BYTES = 10_000
 
 def small_get(bench: Bench) -> list[Row]:
     """Kept-alive GETs of 1 KiB from one target process, access log and metrics on."""
-    paths, url = _small_objects(bench), bench.disk_cluster.targets[0]
+    paths, url = small_objects(bench.disk_cluster), bench.disk_cluster.targets[0]
     nginx_paths = _nginx_small_objects(bench)
     yardstick = bench.disk_nginx.url
     results = _runs(bench, url, paths)
@@ -39,7 +40,7 @@ def small_get(bench: Bench) -> list[Row]:
 
 def redirect(bench: Bench) -> list[Row]:
     """Kept-alive 307 answers of one proxy process."""
-    paths = [f"/v1/objects{path}" for path in _small_objects(bench)]
+    paths = [f"/v1/objects{path}" for path in small_objects(bench.disk_cluster)]
     with contextlib.closing(bench.disk_cluster.connect()) as connection:
         expect(connection.request("GET", paths[0]), 307)
     results = _runs(bench, bench.disk_cluster.url, paths)
@@ -72,8 +73,8 @@ def small_put(bench: Bench) -> list[Row]:
 
 def member(bench: Bench) -> list[Row]:
     """Kept-alive GETs of 10 kB members by index, beside GETs of 1 KiB objects."""
-    small, url = _small_objects(bench), bench.disk_cluster.targets[0]
-    members = _member_paths(bench)
+    small, url = small_objects(bench.disk_cluster), bench.disk_cluster.targets[0]
+    members = member_paths(bench.disk_cluster)
     _get(bench, url, members)
     ours, theirs = alternated(
         bench.pairs, lambda: _get(bench, url, members).requests_per_s, lambda: _get(bench, url, small).requests_per_s
@@ -122,10 +123,10 @@ def _rate_row(name: str, what: str, results: Sequence[WrkResult], required: floa
     )
 
 
-def _small_objects(bench: Bench) -> list[str]:
+def small_objects(started: Cluster) -> list[str]:
     """Paths of the 1 KiB objects, stored by the first row that needs them and checked by reading one back."""
     paths = [f"/{BUCKET}/small/{number:06d}" for number in range(SMALL_OBJECTS)]
-    with contextlib.closing(bench.disk_cluster.connect(bench.disk_cluster.targets[0])) as connection:
+    with contextlib.closing(started.connect(started.targets[0])) as connection:
         if connection.request("HEAD", paths[-1]).status == 404:
             for number, path in enumerate(paths):
                 put_body(connection, path, Body(number, SMALL_BYTES))
@@ -142,11 +143,11 @@ def _nginx_small_objects(bench: Bench) -> list[str]:
     return [f"/small/{number:06d}" for number in range(SMALL_OBJECTS)]
 
 
-def _member_paths(bench: Bench) -> list[str]:
+def member_paths(started: Cluster) -> list[str]:
     """Store a shard and give the paths of its members, one of them read and compared."""
     shard, path = member_tar_bytes(MEMBERS, MEMBER_BYTES), f"/{BUCKET}/members.tar"
     paths = [f"{path}?member=train/{number:08d}.jpg" for number in range(MEMBERS)]
-    with contextlib.closing(bench.disk_cluster.connect(bench.disk_cluster.targets[0])) as connection:
+    with contextlib.closing(started.connect(started.targets[0])) as connection:
         answer = expect(connection.request("PUT", path, body=shard), 200, 201)
         check_stored(answer, len(shard), xxhash.xxh3_128_hexdigest(shard))
         if expect(connection.request("GET", paths[7]), 200).body != Body(7, MEMBER_BYTES).read():

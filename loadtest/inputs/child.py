@@ -17,14 +17,15 @@ TIMEOUT_S = 600.0
 PEAK_POLL_S = 0.02
 
 
-def read(name: str, *, watch: bool = False, **options: Any) -> dict[str, Any]:
+def read(name: str, *, watch: bool = False, source: Path = ROOT, **options: Any) -> dict[str, Any]:
     """The result of a reader of `loadtest.inputs.readers`. ProcessFailed when it fails or takes ten minutes.
 
+    `source` is the source tree whose code reads.
     With `watch` it also has `workers_peak_bytes`, the largest VmHWM of any process that it started.
     """
     argv = [sys.executable, "-m", "loadtest.inputs.readers", name]
     pipe = subprocess.PIPE
-    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, cwd=ROOT) as process:
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, cwd=source) as process:
         peaks = _Peaks(process.pid) if watch else None
         try:
             out, err = process.communicate(msgspec.json.encode(options), TIMEOUT_S)

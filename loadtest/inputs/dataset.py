@@ -50,10 +50,12 @@ class Dataset:
 
 
 @contextlib.contextmanager
-def stored(directory: Path, bodies: Sequence[bytes], shards: int, ending: str = "tar") -> Iterator[Dataset]:
-    """A cluster of two targets with `shards` shards, in which the bodies take turns."""
+def stored(
+    directory: Path, bodies: Sequence[bytes], shards: int, ending: str = "tar", *, source: Path | None = None
+) -> Iterator[Dataset]:
+    """A cluster of two targets with `shards` shards, in which the bodies take turns; `source` as for `cluster`."""
     try:
-        with cluster(directory, targets=TARGETS) as started:
+        with cluster(directory, targets=TARGETS, source=source) as started:
             started.make_bucket(BUCKET, "relaxed")
             names = [f"x-{number:06d}.{ending}" for number in range(shards)]
             size = 0
