@@ -9,7 +9,7 @@ EXPORT := uv export --frozen --quiet --no-emit-project --no-annotate --no-header
 # Compiled modules are kept, whatever the environment says: tests start DFC hundreds of times.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup torch test-packages demo test test-long lint format bench bench-jobs bench-inputs compose-test lock clean
+.PHONY: setup torch test-packages demo test test-long lint format bench bench-jobs bench-inputs compare compose-test lock clean
 
 setup: $(VENV)/.ready
 
@@ -55,6 +55,10 @@ bench-jobs: setup
 
 bench-inputs: torch
 	$(BIN)/python -m loadtest.bench --inputs
+
+# This source tree beside another version, pair after pair: BASE is a revision or a directory, ROWS names some rows.
+compare: torch
+	$(BIN)/python -m loadtest.compare $(or $(BASE),$(error BASE=REVISION is missing)) $(if $(ROWS),--rows $(ROWS))
 
 # Builds the image and runs the whole compose file against a Docker engine (see deploy/test-compose).
 compose-test:

@@ -9,15 +9,33 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
 from typing import Final
 
 import msgspec
 
+from dfc.errors import BadRequest
+
 # name, size in bytes, xxh3-128 in hex, modified in µs since 1970, samples and members (None when it is no shard)
 Row = tuple[str, int, str, int, int | None, int | None]
 _NAME: Final = itemgetter(0)
+
+
+@dataclass(frozen=True)
+class ListingQuery:
+    """What is listed. `start_after` is exclusive; with a delimiter, names after a prefix it ends are rolled up into it.
+    BadRequest for a delimiter that no target can apply."""
+
+    bucket_id: str
+    prefix: str = ""
+    start_after: str = ""
+    delimiter: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.delimiter) > 1:
+            raise BadRequest("delimiter is one character")
 
 
 class Page(msgspec.Struct, frozen=True):

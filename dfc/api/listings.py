@@ -8,8 +8,7 @@ import msgspec
 
 from dfc.http.answers import Answer, json_answer
 from dfc.http.exchange import Exchange
-from dfc.pages import Page, listed
-from dfc.proxy.listing import Query
+from dfc.pages import ListingQuery, Page, listed
 from dfc.wire import JSON, MSGPACK
 
 
@@ -22,9 +21,9 @@ def wants(exchange: Exchange) -> str:
     return "text"
 
 
-def listing_query(bucket_id: str, parameters: Mapping[str, str]) -> Query:
+def listing_query(bucket_id: str, parameters: Mapping[str, str]) -> ListingQuery:
     """From the query of a listing; `token` is the last name or prefix of the page before. BadRequest."""
-    return Query(
+    return ListingQuery(
         bucket_id,
         parameters.get("prefix", ""),
         max(parameters.get("token", ""), parameters.get("start_after", "")),

@@ -7,9 +7,10 @@ before anything is allocated for it.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, BinaryIO, Final, Protocol
+from typing import Any, BinaryIO, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -61,6 +62,39 @@ class SampleWriter(Protocol):
 
     def add(self, sample: SampleData) -> None: ...
     def finish(self) -> None: ...
+
+
+class WriterOptions(NamedTuple):
+    """What a writer may want to know: a level of its compression, a table's columns, and a seed instead of random numbers,
+    which says what is converted."""
+
+    level: int | None
+    columns: Sequence[str]
+    seed: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileFormat:
+    """A format whose samples lie in one file each. A module of this package that has one as `FORMAT` is in the table.
+
+    `read(source, file)` yields samples; with `joins_samples` it is `read(source, file, on_split, warnings)` and deals with keys
+    that come again by itself. With an `index_ending`, the writer has an `index`, bytes that become a second file.
+    """
+
+    endings: tuple[str, ...]  # of names, in lower case
+    writer: Callable[[Sink, WriterOptions], SampleWriter]
+    read: Callable[..., Iterator[SampleData]]
+    joins_samples: bool = False
+    levels: range | None = None  # of compression
+    library: str | None = None  # the module it needs, to write and to read
+    fields: Callable[[Readable, str], Collection[str]] | None = None  # the extensions in a file, where its head has them
+    wants_columns: bool = False  # all files get the same columns, which have to be known before
+    index_ending: str = ""
+
+    def index_name(self, name: str) -> str:
+        """The name of the index beside a file of this name."""
+        ending = next((each for each in self.endings if name.lower().endswith(each)), "")
+        return name[: len(name) - len(ending)] + self.index_ending
 
 
 def need(module: str) -> None:

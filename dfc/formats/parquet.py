@@ -14,7 +14,7 @@ import msgspec
 
 from dfc.checksum import Buffer
 from dfc.errors import Conflict
-from dfc.formats.base import KEY_FIELD, FormatError, Readable, SeekableFile, Sink, key_without, need, sample_of
+from dfc.formats.base import KEY_FIELD, FileFormat, FormatError, Readable, SeekableFile, Sink, key_without, need, sample_of
 from dfc.formats.sample import SampleData
 from dfc.limits import PARQUET_ROW_GROUP_BYTES, PARQUET_ROW_GROUP_ROWS
 
@@ -218,3 +218,14 @@ def _bytes(value: Any) -> bytes:
     if isinstance(value, dict) and isinstance(inner := value.get("bytes"), bytes):
         return inner
     return msgspec.json.encode(value)
+
+
+FORMAT: Final = FileFormat(
+    endings=(".parquet",),
+    writer=lambda sink, options: ParquetWriter(sink, options.columns, options.level),
+    read=read_parquet,
+    levels=range(20),
+    library="pyarrow",
+    fields=parquet_fields,
+    wants_columns=True,
+)

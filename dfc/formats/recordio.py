@@ -16,6 +16,7 @@ from dfc.errors import Conflict
 from dfc.formats.base import (
     KEY_FIELD,
     ByteReader,
+    FileFormat,
     FormatError,
     Readable,
     Sink,
@@ -123,3 +124,8 @@ def _read_record(reader: ByteReader) -> bytes:
         reader.take(-length % 4, "a record's padding")
         if part in (_WHOLE, _LAST):
             return _MAGIC.join(parts)
+
+
+FORMAT: Final = FileFormat(
+    endings=(".rec",), writer=lambda sink, _: RecordIOWriter(sink), read=read_recordio, index_ending=".idx"
+)

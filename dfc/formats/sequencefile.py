@@ -15,7 +15,17 @@ from typing import Final
 import xxhash
 
 from dfc.errors import Conflict
-from dfc.formats.base import ByteReader, FormatError, Readable, Sink, fields_in_order, pack_fields, sample_of, unpack_fields
+from dfc.formats.base import (
+    ByteReader,
+    FileFormat,
+    FormatError,
+    Readable,
+    Sink,
+    fields_in_order,
+    pack_fields,
+    sample_of,
+    unpack_fields,
+)
 from dfc.formats.sample import SampleData
 from dfc.limits import FORMAT_PAIRS_MAX, FORMAT_TEXT_BYTES_MAX
 
@@ -152,3 +162,8 @@ def _decode(file: str, data: bytes, offset: int) -> str:
         return data.decode()
     except UnicodeDecodeError:
         raise FormatError(file, "a text is no UTF-8", offset) from None
+
+
+FORMAT: Final = FileFormat(
+    endings=(".seq",), writer=lambda sink, options: SequenceFileWriter(sink, options.seed), read=read_sequencefile
+)

@@ -15,7 +15,7 @@ import google_crc32c
 import msgspec
 
 from dfc.errors import Conflict
-from dfc.formats.base import KEY_FIELD, ByteReader, FormatError, Readable, Sink, key_without, sample_of
+from dfc.formats.base import KEY_FIELD, ByteReader, FileFormat, FormatError, Readable, Sink, key_without, sample_of
 from dfc.formats.sample import SampleData
 from dfc.limits import FORMAT_NUMBERS_MAX
 
@@ -216,3 +216,6 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value & 0xFFFFFFFFFFFFFFFF, at
     raise ValueError("a number has more than ten bytes")
+
+
+FORMAT: Final = FileFormat(endings=(".tfrecord", ".tfrecords"), writer=lambda sink, _: TFRecordWriter(sink), read=read_tfrecord)

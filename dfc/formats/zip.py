@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 from dfc.checksum import Buffer
 from dfc.errors import Conflict
-from dfc.formats.base import READ_BYTES, FormatError, Readable, SeekableFile, Sink, check_member_name
+from dfc.formats.base import READ_BYTES, FileFormat, FormatError, Readable, SeekableFile, Sink, check_member_name
 from dfc.formats.grouping import group_files
 from dfc.formats.sample import DataMember, OnSplit, SampleData
 from dfc.limits import DECOMPRESS_FREE_BYTES, DECOMPRESS_RATIO_MAX, JOB_MEMBER_BYTES_MAX, ZIP_DIRECTORY_BYTES_MAX
@@ -141,3 +141,12 @@ def _read(archive: zipfile.ZipFile, file: str, info: zipfile.ZipInfo) -> bytes:
     if len(data) != info.file_size:
         raise FormatError(file, f"the member {info.filename[:80]!r} is shorter than it says", info.header_offset)
     return bytes(data)
+
+
+FORMAT: Final = FileFormat(
+    endings=(".zip",),
+    writer=lambda sink, options: ZipWriter(sink, options.level),
+    read=read_zip,  # knows all names before it reads
+    joins_samples=True,
+    levels=range(10),
+)

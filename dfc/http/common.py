@@ -22,9 +22,6 @@ INSIDE_QUERY: Final = frozenset(("member", "archpath", "sample", "ext", "list"))
 OBJECT_QUERY: Final = INSIDE_QUERY | {"redirect", "relay"}
 _LIMIT: Final = re.compile("[0-9]{1,9}")
 LISTING_QUERY: Final = frozenset(("prefix", "start_after", "delimiter", "limit", "token"))
-BUCKET_QUERY: Final = frozenset(("force",))
-KEYS_QUERY: Final = frozenset(("shards", "fields"))
-JOBS_QUERY: Final = frozenset(("state", "limit", "token"))
 _TYPES: Final = {
     ".tar": TAR,
     ".tgz": "application/gzip",

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from dfc.errors import MethodNotAllowed
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from dfc.http.exchange import Exchange
 
 Handler = Callable[["Exchange", tuple[str, ...]], Awaitable["Answer"]]
+Method = Callable[[Any, "Exchange", tuple[str, ...]], Awaitable["Answer"]]
+"""A handler as a function of its class, not bound yet."""
 AtOnce = Callable[["Exchange", tuple[str, ...]], "Answer | None"]
 """None, with nothing done, or an error of ours: the handler is asked instead."""
 _PARAMETER: Final = re.compile(r"\{[a-z_]+(…?)\}")
@@ -51,6 +54,37 @@ class Route:
             allowed = sorted({*self.handlers, *(("HEAD",) if "GET" in self.handlers else ())})
             raise MethodNotAllowed(tuple(allowed))
         return found
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A route as a class of handlers declares it, in `ENDPOINTS`. The fields are those of `Route`."""
+
+    pattern: str
+    methods: Mapping[str, Method]
+    query: frozenset[str] | None = frozenset()
+    internal: bool = False
+    reads: bool = False
+
+    def route(self, handlers: object) -> Route:
+        """The route whose requests this object handles."""
+        bound = {name: partial(method, handlers) for name, method in self.methods.items()}
+        return Route(self.pattern, bound, self.query, self.internal, self.reads)
+
+    def route_to(self, handler: Handler) -> Route:
+        """The same route with one handler for all its methods."""
+        return Route(self.pattern, dict.fromkeys(self.methods, handler), self.query, self.internal, self.reads)
+
+
+class Handlers:
+    """Base of classes that declare the routes they handle."""
+
+    ENDPOINTS: ClassVar[tuple[Endpoint, ...]]
+
+
+def routes_of(*handlers: Handlers) -> list[Route]:
+    """The routes that these objects handle."""
+    return [endpoint.route(each) for each in handlers for endpoint in each.ENDPOINTS]
 
 
 class Router:

@@ -14,10 +14,11 @@ from typing import Final
 
 from dfc.errors import BucketDeleting, BucketNotEmpty, DfcError, Unavailable
 from dfc.http.calls.problems import RemoteError
+from dfc.pages import ListingQuery
 from dfc.placement.map import BucketEntry, NodeEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.coordinator import Lead
-from dfc.proxy.listing import Query, one_page
+from dfc.proxy.listing import one_page
 from dfc.registry.leases import Lease, LeaseLost
 
 _log: Final = logging.getLogger("dfc.proxy")
@@ -81,7 +82,7 @@ class Deletions:
     async def _require_empty(self, bucket: BucketEntry, targets: list[NodeEntry]) -> None:
         objects = (await self._cluster.counts()).get(bucket.id, (0, 0))[0] if targets else 0
         # What no listing shows, lineages of jobs, keeps no bucket alive.
-        if objects and (await one_page(self._cluster, Query(bucket.id), 1)).rows:
+        if objects and (await one_page(self._cluster, ListingQuery(bucket.id), 1)).rows:
             raise BucketNotEmpty(f"the bucket {bucket.name!r} holds {objects} objects; '?force=1' deletes them too")
 
     async def _remove(self, bucket: BucketEntry, fence: Lease | None = None) -> None:

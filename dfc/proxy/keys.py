@@ -15,7 +15,7 @@ from dfc.proxy.cluster import Cluster
 from dfc.shards import check
 
 STREAM_QUEUE: Final = 8  # pieces of ~64 KiB that wait for a slow reader of the keys
-SHARDS_DEFAULT: Final = "**"
+ALL_SHARDS: Final = "**"
 
 
 class KeyLines:
@@ -39,10 +39,11 @@ class SampleKeys:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    async def open(self, bucket: str, shards: str = SHARDS_DEFAULT, fields: str = "") -> KeyLines:
-        """The samples of the shards of a spec, with all that is known of each or, with `fields` "key", the key alone.
-        BucketNotFound, BadShardSpec, BadRequest, and what a target says before its first line."""
+    async def open(self, bucket: str, shards: str | None = None, fields: str = "") -> KeyLines:
+        """The samples of the shards of a spec (all by default), with all that is known of each or, with `fields` "key", the key
+        alone. BucketNotFound, BadShardSpec, BadRequest, and what a target says before its first line."""
         self._cluster.bucket(bucket)
+        shards = ALL_SHARDS if shards is None else shards
         check(shards)
         if fields not in ("", "key"):
             raise BadRequest("fields is 'key' or absent")

@@ -8,33 +8,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import itemgetter
 from typing import Final
 from urllib.parse import urlencode
 
-from dfc.errors import BadRequest
 from dfc.limits import LIST_PAGE_MAX
-from dfc.pages import Page, merge_pages
+from dfc.pages import ListingQuery, Page, merge_pages
 from dfc.placement.map import NodeEntry
 from dfc.proxy.cluster import Cluster
 
 MARGIN: Final = 64  # names asked for beyond a target's share of a small page
-
-
-@dataclass(frozen=True)
-class Query:
-    """What is listed. `start_after` is exclusive; with a delimiter, names after a prefix it ends are rolled up into it.
-    BadRequest for a delimiter that no target can apply."""
-
-    bucket_id: str
-    prefix: str = ""
-    start_after: str = ""
-    delimiter: str = ""
-
-    def __post_init__(self) -> None:
-        if len(self.delimiter) > 1:
-            raise BadRequest("delimiter is one character")
 
 
 class Listings:
@@ -47,16 +31,16 @@ class Listings:
         """What a query needs of a bucket. BucketNotFound."""
         return self._cluster.bucket(bucket).id
 
-    async def page(self, query: Query, limit: int) -> Page:
+    async def page(self, query: ListingQuery, limit: int) -> Page:
         """At most `limit` rows and prefixes. Unavailable while a target is down."""
         return await one_page(self._cluster, query, limit)
 
-    def pages(self, query: Query) -> AsyncIterator[Page]:
+    def pages(self, query: ListingQuery) -> AsyncIterator[Page]:
         """All of it, piece by piece. Unavailable, with the first piece or in the middle."""
         return merged_pages(self._cluster, query, LIST_PAGE_MAX)
 
 
-async def _ask(cluster: Cluster, node: NodeEntry, query: Query, limit: int) -> Page:
+async def _ask(cluster: Cluster, node: NodeEntry, query: ListingQuery, limit: int) -> Page:
     parameters = urlencode(
         {
             "bucket_id": query.bucket_id,
@@ -69,7 +53,7 @@ async def _ask(cluster: Cluster, node: NodeEntry, query: Query, limit: int) -> P
     return await cluster.control.call("GET", f"{node.url}/v1/node/objects?{parameters}", Page)
 
 
-async def merged_pages(cluster: Cluster, query: Query, first_limit: int) -> AsyncIterator[Page]:
+async def merged_pages(cluster: Cluster, query: ListingQuery, first_limit: int) -> AsyncIterator[Page]:
     """The listing piece by piece; the first piece is made for `first_limit` names, all are at most LIST_PAGE_MAX a target."""
     targets = cluster.live_targets()
     share = min(LIST_PAGE_MAX, first_limit // len(targets) + first_limit // (8 * len(targets)) + MARGIN)
@@ -105,7 +89,7 @@ def _after(page: Page, last: str) -> Page | None:
     return Page(rows, prefixes, page.more)
 
 
-async def one_page(cluster: Cluster, query: Query, limit: int) -> Page:
+async def one_page(cluster: Cluster, query: ListingQuery, limit: int) -> Page:
     """At most `limit` rows and prefixes."""
     collected = Page([], [], True)
     async for piece in merged_pages(cluster, query, limit):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import statistics
 import sys
 import tempfile
@@ -107,6 +108,7 @@ def compare(name: str, measure: Measure, sides: tuple[Side, Side], pairs: int) -
     for number in range(pairs):
         samples: dict[int, Sample] = {}
         for at in (0, 1) if number % 2 == 0 else (1, 0):
+            os.sync()  # nobody pays for what the other has written
             samples[at] = sides[at].run(works[at], readers=measure.readers)
         found.append((samples[0], samples[1]))
     return Result(name, measure.operation, found)

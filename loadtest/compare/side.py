@@ -81,7 +81,7 @@ class Side:
         return found
 
     def run(self, work: Work, *, readers: bool) -> Sample:
-        """Do it once, and count the processor time of the clusters; with `readers`, that of children that end meanwhile as well."""
+        """Do it once, and count the processor time of the clusters and, with `readers`, of children that end meanwhile."""
         before = self._processor_s(readers)
         operations, seconds = work()
         return Sample(operations / seconds, (self._processor_s(readers) - before) / operations)

@@ -207,7 +207,7 @@ def module_arrows() -> dict[str, set[str]]:
 
 def test_no_modules_import_each_other_in_a_circle():
     found = module_arrows()
-    assert found["dfc.api.web.paths"] >= {"dfc.proxy.listing", "dfc.errors"}
+    assert found["dfc.api.web.paths"] >= {"dfc.proxy.uses", "dfc.errors"}
     assert circle(found) == []
 
 
@@ -242,6 +242,12 @@ def test_no_packages_of_a_part_import_each_other_in_a_circle(folder, modules):
 def test_what_computes_nothing_starts_without_numpy(module):
     """It takes a quarter of the time in which a command could be done."""
     program = f"import {module}, sys; sys.exit('numpy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_target_loads_nothing_of_a_proxy():
+    """It knows the paths that only a proxy answers, and no more of it."""
+    program = "import dfc.servers.target, sys; sys.exit(any(name.startswith('dfc.proxy') for name in sys.modules))"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dfc.batch.answer import BatchAnswer, read_request
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
+from dfc.http.router import Endpoint, Handlers
 from dfc.target.batch.opening import OwnBatches
 from dfc.wire import OCTETS
 
 
-class OwnBatchHandlers:
+class OwnBatchHandlers(Handlers):
     """What nodes that put a batch together ask the owners of its items."""
 
     def __init__(self, batches: OwnBatches) -> None:
@@ -19,3 +20,5 @@ class OwnBatchHandlers:
         """A list of items of this target: how long each is, then their bytes."""
         batch = await self._batches.gather_own(await read_request(exchange))
         return BatchAnswer([("Content-Type", OCTETS)], batch)
+
+    ENDPOINTS = (Endpoint("/v1/node/batch", {"POST": batch}, internal=True),)

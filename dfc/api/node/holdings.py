@@ -9,6 +9,7 @@ import msgspec
 from dfc.http.answers import Answer, StreamAnswer, json_answer
 from dfc.http.common import page_limit
 from dfc.http.exchange import Exchange
+from dfc.http.router import Endpoint, Handlers
 from dfc.limits import CLUSTER_MAP_BYTES_MAX
 from dfc.placement.map import ClusterMap
 from dfc.target.disks import Scrubbers
@@ -22,7 +23,7 @@ PAGE_QUERY: Final = frozenset(("bucket_id", "prefix", "start_after", "delimiter"
 KEYS_QUERY: Final = frozenset(("bucket", "shards", "fields"))
 
 
-class HoldingHandlers:
+class HoldingHandlers(Handlers):
     """Handlers of the paths that name no job."""
 
     def __init__(
@@ -68,3 +69,12 @@ class HoldingHandlers:
     async def scrub_status(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Of each disk."""
         return json_answer({"disks": await self._scrubbers.status()})
+
+    ENDPOINTS = (
+        Endpoint("/v1/node/objects", {"GET": page}, PAGE_QUERY, internal=True),
+        Endpoint("/v1/node/buckets", {"GET": counts}, internal=True),
+        Endpoint("/v1/node/buckets/{id}", {"DELETE": remove_bucket}, internal=True),
+        Endpoint("/v1/node/samples", {"GET": keys}, KEYS_QUERY, internal=True),
+        Endpoint("/v1/node/map", {"POST": take_map}, internal=True),
+        Endpoint("/v1/node/scrub", {"GET": scrub_status, "POST": start_scrub}, internal=True),
+    )

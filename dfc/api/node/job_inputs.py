@@ -9,6 +9,7 @@ from dfc.api.stored import content_answer
 from dfc.http.answers import Answer, json_answer
 from dfc.http.common import flag
 from dfc.http.exchange import Exchange
+from dfc.http.router import Endpoint, Handlers
 from dfc.target.job_inputs import JobInputs
 from dfc.target.staging import OutputName
 from dfc.wire import MSGPACK, OCTETS
@@ -18,7 +19,7 @@ LOCATE_QUERY: Final = frozenset(("bucket", "object", "version", "job", "temporar
 INDEX_QUERY: Final = frozenset(("bucket", "object", "version"))
 
 
-class JobInputHandlers:
+class JobInputHandlers(Handlers):
     """What plans and tasks of jobs ask about their inputs."""
 
     def __init__(self, inputs: JobInputs) -> None:
@@ -43,3 +44,9 @@ class JobInputHandlers:
         query = exchange.query_parameters(INDEX_QUERY)
         found = await self._inputs.index(path_of(query), query.get("version"))
         return content_answer(200, found, found.size, f"Content-Type: {OCTETS}\r\n")
+
+    ENDPOINTS = (
+        Endpoint("/v1/node/shards", {"GET": shards}, SHARDS_QUERY, internal=True),
+        Endpoint("/v1/node/locate", {"GET": locate}, LOCATE_QUERY, internal=True),
+        Endpoint("/v1/node/index", {"GET": index}, INDEX_QUERY, internal=True),
+    )

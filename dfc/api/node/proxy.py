@@ -5,14 +5,14 @@ from __future__ import annotations
 from dfc.http.answers import Answer, json_answer
 from dfc.http.exchange import Exchange
 from dfc.http.face import Authenticate, Face
-from dfc.http.router import Route
+from dfc.http.router import Endpoint, Handlers, routes_of
 from dfc.names import check_bucket_name
 from dfc.proxy.uses import ProxyUses
 from dfc.registry.registration import Registration
 from dfc.wire import JSON
 
 
-class ProxyNodeHandlers:
+class ProxyNodeHandlers(Handlers):
     """Handlers of internal routes."""
 
     def __init__(self, uses: ProxyUses) -> None:
@@ -33,13 +33,13 @@ class ProxyNodeHandlers:
         self._jobs.check_running(parameters[0])
         return json_answer({"running": True})
 
+    ENDPOINTS = (
+        Endpoint("/v1/nodes", {"POST": register}, internal=True),
+        Endpoint("/v1/buckets/{bucket}/ensure", {"POST": ensure}, internal=True),
+        Endpoint("/v1/node/jobs/{job}", {"GET": running}, internal=True),
+    )
+
 
 def proxy_face(uses: ProxyUses, may_use: Authenticate) -> Face:
     """Internal routes: they want the token whenever there is one."""
-    handlers = ProxyNodeHandlers(uses)
-    routes = [
-        Route("/v1/nodes", {"POST": handlers.register}, internal=True),
-        Route("/v1/buckets/{bucket}/ensure", {"POST": handlers.ensure}, internal=True),
-        Route("/v1/node/jobs/{job}", {"GET": handlers.running}, internal=True),
-    ]
-    return Face("node", routes, may_use)
+    return Face("node", routes_of(ProxyNodeHandlers(uses)), may_use)

@@ -12,6 +12,7 @@ from dfc.errors import BadRequest
 from dfc.http.answers import Answer, header_lines, json_answer
 from dfc.http.common import flag
 from dfc.http.exchange import Exchange
+from dfc.http.router import Endpoint, Handlers
 from dfc.names import ObjectPath, check_bucket_name, check_object_name, parse_object_path
 from dfc.target.staging import JobStaging, OutputName
 from dfc.wire import CHECKSUM_HEADER, OCTETS
@@ -21,7 +22,7 @@ STAGED_QUERY: Final = frozenset(("temporary", "deposit", "size"))
 _SIZE: Final = re.compile("[0-9]{1,18}")
 
 
-class StagingHandlers:
+class StagingHandlers(Handlers):
     """What workers and proxies ask about outputs."""
 
     def __init__(self, staging: JobStaging) -> None:
@@ -71,6 +72,15 @@ class StagingHandlers:
     async def discard(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """Drop what a job has staged."""
         return json_answer({"discarded": await self._staging.discard(parameters[0])})
+
+    ENDPOINTS = (
+        Endpoint("/v1/node/staged", {"GET": totals}, internal=True),
+        Endpoint("/v1/node/staged/{job}", {"DELETE": discard}, internal=True),
+        Endpoint("/v1/node/staged/{job}/prepare", {"POST": prepare}, internal=True),
+        Endpoint("/v1/node/staged/{job}/publish", {"POST": publish}, internal=True),
+        Endpoint("/v1/node/staged/{job}/{bucket}/{object…}", {"GET": get, "PUT": put}, STAGED_QUERY, internal=True),
+        Endpoint("/v1/node/deposits", {"GET": site}, SITE_QUERY, internal=True),
+    )
 
 
 def path_of(query: Mapping[str, str]) -> ObjectPath:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dfc.batch.answer import batch_answer, read_request, wants_lengths
+from dfc.batch.answer import BATCH_QUERY, batch_answer, read_request, wants_lengths
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
+from dfc.http.router import Endpoint, Handlers
 from dfc.proxy.batch import ProxyBatches
 
 
-class ProxyBatchHandlers:
+class ProxyBatchHandlers(Handlers):
     """The handler of `/v1/batch`."""
 
     def __init__(self, batches: ProxyBatches) -> None:
@@ -19,3 +20,5 @@ class ProxyBatchHandlers:
         request, with_lengths = await read_request(exchange), wants_lengths(exchange)
         batch = await self._batches.gather(request, exchange.bulk.threads, with_lengths=with_lengths)
         return batch_answer(batch, with_lengths=with_lengths)
+
+    ENDPOINTS = (Endpoint("/v1/batch", {"POST": batch}, BATCH_QUERY, reads=True),)

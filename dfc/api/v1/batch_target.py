@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dfc.batch.answer import batch_answer, read_request, wants_lengths
+from dfc.batch.answer import BATCH_QUERY, batch_answer, read_request, wants_lengths
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
+from dfc.http.router import Endpoint, Handlers
 from dfc.target.batch.opening import OwnBatches
 
 
-class TargetBatchHandlers:
+class TargetBatchHandlers(Handlers):
     """Batch reads of whoever asks."""
 
     def __init__(self, batches: OwnBatches) -> None:
@@ -18,3 +19,5 @@ class TargetBatchHandlers:
         """A list of items from anywhere."""
         request, with_lengths = await read_request(exchange), wants_lengths(exchange)
         return batch_answer(await self._batches.gather(request, with_lengths=with_lengths), with_lengths=with_lengths)
+
+    ENDPOINTS = (Endpoint("/v1/batch", {"POST": batch}, BATCH_QUERY, reads=True),)

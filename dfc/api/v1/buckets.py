@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
 from dfc.api.listings import listing_answer, listing_query, wants
 from dfc.http.answers import Answer, StreamAnswer, json_answer
-from dfc.http.common import flag, page_limit
+from dfc.http.common import LISTING_QUERY, flag, page_limit
 from dfc.http.exchange import Exchange
+from dfc.http.router import Endpoint, Handlers
 from dfc.names import check_bucket_name
 from dfc.placement.map import Durability
-from dfc.proxy.buckets import CountedBucket
-from dfc.proxy.keys import SHARDS_DEFAULT
-from dfc.proxy.uses import ProxyUses
 from dfc.wire import NDJSON
 
+if TYPE_CHECKING:
+    from dfc.proxy.buckets import CountedBucket
+    from dfc.proxy.uses import ProxyUses
+
+BUCKET_QUERY: Final = frozenset(("force",))
+KEYS_QUERY: Final = frozenset(("shards", "fields"))
 NO_QUERY: Final[frozenset[str]] = frozenset()  # `force` goes with DELETE only
 
 
@@ -45,7 +49,7 @@ def _described(bucket: CountedBucket) -> dict[str, Any]:
     }
 
 
-class BucketHandlers:
+class BucketHandlers(Handlers):
     """Handlers under `/v1/buckets`."""
 
     def __init__(self, uses: ProxyUses) -> None:
@@ -86,5 +90,12 @@ class BucketHandlers:
     async def samples(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         """*List keys*."""
         name, query = check_bucket_name(parameters[0]), exchange.query_parameters(None)
-        lines = await self._keys.open(name, query.get("shards", SHARDS_DEFAULT), query.get("fields", ""))
+        lines = await self._keys.open(name, query.get("shards"), query.get("fields", ""))
         return StreamAnswer(200, lines.pieces(), [("Content-Type", NDJSON)], on_close=lines.close)
+
+    ENDPOINTS = (
+        Endpoint("/v1/buckets", {"GET": list}),
+        Endpoint("/v1/buckets/{bucket}/objects", {"GET": objects}, LISTING_QUERY),
+        Endpoint("/v1/buckets/{bucket}/samples", {"GET": samples}, KEYS_QUERY),
+        Endpoint("/v1/buckets/{bucket}", {"GET": get, "PUT": put, "PATCH": patch, "DELETE": delete}, BUCKET_QUERY),
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -11,11 +12,14 @@ from dfc.api.listings import wants
 from dfc.http.answers import Answer, json_answer
 from dfc.http.common import health_answer, metrics_answer
 from dfc.http.exchange import Exchange
-from dfc.proxy.admin import Administration
+from dfc.http.router import Endpoint, Handlers
 from dfc.wire import MSGPACK
 
+if TYPE_CHECKING:
+    from dfc.proxy.admin import Administration
 
-class ClusterHandlers:
+
+class ClusterHandlers(Handlers):
     """Handlers of `/v1/cluster…`, `/v1/health` and `/metrics`."""
 
     def __init__(self, admin: Administration, metrics: Callable[[], CollectorRegistry]) -> None:
@@ -41,3 +45,10 @@ class ClusterHandlers:
 
     async def prometheus(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         return metrics_answer(self._metrics())
+
+    ENDPOINTS = (
+        Endpoint("/v1/cluster", {"GET": cluster_map}),
+        Endpoint("/v1/cluster/scrub", {"GET": scrub_status, "POST": start_scrub}),
+        Endpoint("/v1/health", {"GET": health}),
+        Endpoint("/metrics", {"GET": prometheus}),
+    )

@@ -14,11 +14,12 @@ from dfc.errors import Unavailable
 from dfc.http.answers import Answer, json_answer
 from dfc.http.common import health_answer, metrics_answer
 from dfc.http.exchange import Exchange
+from dfc.http.router import Endpoint, Handlers
 from dfc.target.local import Local
 from dfc.wire import MSGPACK
 
 
-class TargetStateHandlers:
+class TargetStateHandlers(Handlers):
     """`metrics` asks for those of this moment."""
 
     def __init__(self, local: Local, elsewhere: Elsewhere, metrics: Callable[[], Awaitable[CollectorRegistry]]) -> None:
@@ -43,3 +44,9 @@ class TargetStateHandlers:
     async def prometheus(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """In the format of Prometheus."""
         return await asyncio.to_thread(metrics_answer, await self._metrics())
+
+    ENDPOINTS = (
+        Endpoint("/v1/cluster", {"GET": cluster}),
+        Endpoint("/v1/health", {"GET": health}),
+        Endpoint("/metrics", {"GET": prometheus}),
+    )

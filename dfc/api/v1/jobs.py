@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import msgspec
 
 from dfc.errors import BadRequest
 from dfc.http.answers import Answer, StreamAnswer, json_answer
-from dfc.http.common import JOBS_QUERY, page_limit
+from dfc.http.common import page_limit
 from dfc.http.exchange import Exchange
+from dfc.http.router import Endpoint, Handlers
 from dfc.jobs.records import JobState
 from dfc.limits import JOB_SPEC_BYTES_MAX
-from dfc.proxy.jobs.service import JobService
+
+if TYPE_CHECKING:
+    from dfc.proxy.jobs.service import JobService
 
 PAGE_DEFAULT: Final = 100
+JOBS_QUERY: Final = frozenset(("state", "limit", "token"))
 _STATES: Final = frozenset(get_args(JobState))
 _HEADERS: Final = (("Content-Type", "text/event-stream"), ("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
 
 
-class JobHandlers:
+class JobHandlers(Handlers):
     """Handlers of the paths of jobs."""
 
     def __init__(self, jobs: JobService) -> None:
@@ -52,6 +56,12 @@ class JobHandlers:
         """Server-sent events. Each has the whole job, so that one who comes back (`Last-Event-ID`) has missed nothing."""
         await self._jobs.show(parameters[0])  # 404 while that can still be said
         return StreamAnswer(200, _events(self._jobs.watch(parameters[0])), _HEADERS)
+
+    ENDPOINTS = (
+        Endpoint("/v1/jobs", {"GET": list, "POST": submit}, JOBS_QUERY),
+        Endpoint("/v1/jobs/{job}", {"GET": show, "DELETE": cancel}),
+        Endpoint("/v1/jobs/{job}/events", {"GET": events}),
+    )
 
 
 async def _events(changes: AsyncIterator[dict[str, Any] | None]) -> AsyncIterator[bytes]:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from prometheus_client import CollectorRegistry
 
 from dfc.api.stored import Elsewhere, StoredHandlers
 from dfc.api.v1.batch_target import TargetBatchHandlers
+from dfc.api.v1.buckets import BucketHandlers
+from dfc.api.v1.cluster import ClusterHandlers
 from dfc.api.v1.cluster_target import TargetStateHandlers
+from dfc.api.v1.jobs import JobHandlers
 from dfc.api.v1.objects_target import TargetObjectHandlers
-from dfc.batch.answer import BATCH_QUERY
-from dfc.http.common import BUCKET_QUERY, JOBS_QUERY, KEYS_QUERY, LISTING_QUERY, OBJECT_QUERY
+from dfc.http.common import OBJECT_QUERY
 from dfc.http.face import Authenticate, Face
-from dfc.http.router import Route
+from dfc.http.router import Route, routes_of
 from dfc.target.batch.opening import OwnBatches
 from dfc.target.local import Local
+
+PROXY_ENDPOINTS: Final = (*BucketHandlers.ENDPOINTS, *JobHandlers.ENDPOINTS, *ClusterHandlers.ENDPOINTS)
 
 
 def target_face(
@@ -27,22 +32,10 @@ def target_face(
     may_use: Authenticate,
 ) -> Face:
     """The same paths as a proxy has. `metrics`: see `TargetStateHandlers`."""
-    objects, state = TargetObjectHandlers(stored), TargetStateHandlers(local, elsewhere, metrics)
-    here, away = dict.fromkeys(("GET", "PUT", "DELETE"), objects.object), elsewhere.answer
-    named = dict.fromkeys(("GET", "PUT", "PATCH", "DELETE"), away)
-    routes = [
-        Route("/v1/objects/{bucket}/{object…}", here, query=OBJECT_QUERY, at_once=objects.at_once),
-        Route("/v1/batch", {"POST": TargetBatchHandlers(batches).batch}, BATCH_QUERY, reads=True),
-        Route("/v1/health", {"GET": state.health}),
-        Route("/metrics", {"GET": state.prometheus}),
-        Route("/v1/cluster", {"GET": state.cluster}),
-        Route("/v1/cluster/scrub", {"GET": away, "POST": away}),
-        Route("/v1/jobs", {"GET": away, "POST": away}, query=JOBS_QUERY),
-        Route("/v1/jobs/{job}", {"GET": away, "DELETE": away}),
-        Route("/v1/jobs/{job}/events", {"GET": away}),
-        Route("/v1/buckets", {"GET": away}),
-        Route("/v1/buckets/{bucket}/objects", {"GET": away}, query=LISTING_QUERY),
-        Route("/v1/buckets/{bucket}/samples", {"GET": away}, query=KEYS_QUERY),
-        Route("/v1/buckets/{bucket}", named, query=BUCKET_QUERY),
-    ]
-    return Face("v1", routes, may_use, segments=frozenset(("v1",)))
+    objects = TargetObjectHandlers(stored)
+    here = dict.fromkeys(("GET", "PUT", "DELETE"), objects.object)
+    large = Route("/v1/objects/{bucket}/{object…}", here, query=OBJECT_QUERY, at_once=objects.at_once)
+    own = [large, *routes_of(TargetBatchHandlers(batches), TargetStateHandlers(local, elsewhere, metrics))]
+    known = {route.pattern for route in own}
+    away = [each.route_to(elsewhere.answer) for each in PROXY_ENDPOINTS if each.pattern not in known]
+    return Face("v1", [*own, *away], may_use, segments=frozenset(("v1",)))

@@ -15,8 +15,7 @@ from dfc.http.common import SAFETY_HEADERS, flag, page_limit
 from dfc.http.exchange import Exchange
 from dfc.http.relay import Relay
 from dfc.names import check_bucket_name, parse_object_path
-from dfc.pages import Page, listed
-from dfc.proxy.listing import Query
+from dfc.pages import ListingQuery, Page, listed
 from dfc.proxy.uses import ProxyUses
 from dfc.wire import NEXT_TOKEN_HEADER
 
@@ -72,14 +71,14 @@ class ProxyPaths:
             return json_answer({"buckets": [{"name": n, "objects": o, "bytes": b} for n, o, b in rows]})
         return text_answer("".join(f"{name}/\n" for name, _, _ in rows))
 
-    async def _text_page(self, query: Query, limit: int) -> Answer:
+    async def _text_page(self, query: ListingQuery, limit: int) -> Answer:
         page = await self._listings.page(query, limit)
         headers = [("Content-Type", "text/plain; charset=utf-8"), *SAFETY_HEADERS]
         if page.more:
             headers.append((NEXT_TOKEN_HEADER, quote(page.last, safe="")))
         return Answer(200, _name_lines([row[0] for row in page.rows], page.prefixes), headers)
 
-    async def _html(self, bucket: str, query: Query, parameters: Mapping[str, str]) -> Answer:
+    async def _html(self, bucket: str, query: ListingQuery, parameters: Mapping[str, str]) -> Answer:
         page = await self._listings.page(query, page_limit(parameters, HTML_PAGE))
         following = {**parameters, "token": page.last}
         next_url = f"/{quote(bucket)}/?{urlencode(following)}" if page.more else None

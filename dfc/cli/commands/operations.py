@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from inspect import Parameter, Signature
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Annotated, Any, Final, get_args, get_origin
 
 import typer
@@ -224,12 +225,8 @@ def describe_type(kind: Any) -> str:
 
 
 def _names() -> tuple[str, ...]:
-    """`OPERATIONS`, read and not imported: what it imports would make every command slow to start."""
-    for node in ast.parse((_FOLDER / "__init__.py").read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "OPERATIONS":
-            names: tuple[str, ...] = ast.literal_eval(node.value) if node.value is not None else ()
-            return names
-    return ()
+    """`OPERATIONS`, found and not imported: what it imports would make every command slow to start."""
+    return tuple(sorted(module.name for module in iter_modules([str(_FOLDER)])))
 
 
 def _docstring(name: str) -> str:

@@ -9,10 +9,9 @@ import msgspec
 from msgspec import Struct
 
 from dfc.errors import Conflict
-from dfc.formats import FORMATS, FormatName, SourceName
 from dfc.formats.dali import dali_index
-from dfc.formats.parquet import parquet_fields
 from dfc.formats.sample import OnSplit, SampleData
+from dfc.formats.table import FORMATS, FormatName, SourceName
 from dfc.formats.wids import wids_index
 from dfc.jobs.moving.arrangement import Cut
 from dfc.jobs.moving.corpus import number_through, open_index
@@ -67,16 +66,16 @@ def check_fields(found: set[str]) -> tuple[str, ...]:
 def survey(task: Task, store: Store) -> TaskResult:
     """The extensions of one input: from an index, a schema or names where there are such, else by reading all of it."""
     work = task.decode(Work)
-    shard = work.shards[0]
+    shard, form = work.shards[0], FORMATS[work.source].file
     if work.source == "tar":
         fields = {member.ext for member in open_index(store, shard).members() if member.ext is not None}
     elif work.source == "directory":
         parts = (split_key(each.name.removeprefix(work.prefix)) for each in work.shards)
         fields = {part[1] for part in parts if part is not None}
-    elif work.source == "parquet":
+    elif form is not None and form.fields is not None:
         source = store.open(shard)
         try:
-            fields = set(parquet_fields(source, shard.label))
+            fields = set(form.fields(source, shard.label))
         finally:
             source.close()
     else:

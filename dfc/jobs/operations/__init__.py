@@ -1,4 +1,4 @@
-"""The operations that a job can do, one module each, loaded when first asked for.
+"""The operations that a job can do: every module of this package is one, loaded when first asked for.
 
 A module has `Options` (a frozen msgspec struct that forbids unknown fields), `check(options, pattern)`, which raises BadRequest
 for what the types cannot say, `plan(job: JobInput) -> list[Stage]`, pure, and `FUNCTIONS`, a mapping from stage names to what
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any, Final, Protocol, cast
 
 from dfc.errors import BadRequest, Forbidden
@@ -25,21 +26,7 @@ from dfc.jobs.spec import InputSpec
 from dfc.jobs.store import Function
 from dfc.jobs.tasks import JobInput, Stage
 
-OPERATIONS: Final[tuple[str, ...]] = (
-    "convert",
-    "dedup",
-    "join",
-    "keys",
-    "map",
-    "merge",
-    "reshard",
-    "reshuffle",
-    "select",
-    "sort",
-    "split",
-    "stats",
-    "validate",
-)
+OPERATIONS: Final = tuple(sorted(module.name for module in iter_modules(__path__)))
 
 
 class Operation(Protocol):

@@ -14,13 +14,12 @@ import msgspec
 from msgspec import Meta
 
 from dfc.errors import BadRequest, NotAShard
-from dfc.formats import FORMATS, INDEXES, FormatName, SourceName, goes_with, source_format, written_format
-from dfc.formats.base import KEY_FIELD, need
+from dfc.formats.base import KEY_FIELD, FileFormat, need
+from dfc.formats.table import FORMATS, INDEXES, FormatName, SourceName, goes_with, source_format, written_format
 from dfc.jobs.moving.converting import CONVERT_FUNCTIONS, Wids, Work, check_fields
 from dfc.jobs.moving.sections import SampleRange, cut
 from dfc.jobs.options import CommonOptions
 from dfc.jobs.pattern import OutputPattern
-from dfc.jobs.shards.writing import index_name
 from dfc.jobs.tasks import InputShard, JobInput, Results, Stage, TaskDraft
 from dfc.limits import FORMAT_FIELDS_MAX, FORMAT_TREE_OBJECTS_MAX
 from dfc.tar.index.format import index_kind
@@ -68,8 +67,9 @@ def check(options: Options, pattern: OutputPattern) -> None:
             raise BadRequest("with samples_per_shard the pattern needs a number, such as %06d")
     if form.library is not None:
         need(form.library)
-    if options.source == "parquet":
-        need("pyarrow")
+    read = FORMATS[options.source].file if options.source is not None else None
+    if read is not None and read.library is not None:
+        need(read.library)
 
 
 def _check_pattern(format: FormatName, pattern: OutputPattern) -> None:
@@ -92,7 +92,13 @@ def _check_pattern(format: FormatName, pattern: OutputPattern) -> None:
 
 def other_outputs(options: Options, pattern: OutputPattern) -> tuple[str, ...]:
     """Names of outputs that the pattern does not match: the indexes of RecordIO."""
-    return (index_name(pattern.text),) if options.format == "recordio" else ()
+    form = _file(options)
+    return (form.index_name(pattern.text),) if form is not None and form.index_ending else ()
+
+
+def _file(options: Options) -> FileFormat | None:
+    """What there is to know of a format whose samples lie in one file each."""
+    return FORMATS[options.format].file
 
 
 def plan(job: JobInput) -> list[Stage]:
@@ -109,8 +115,9 @@ def plan(job: JobInput) -> list[Stage]:
     if options.format == "dali-index":
         return [Stage("dali", lambda _: map(_draft, _work(job)), count, count)]
     columns = options.fields or ()
-    outputs = None if options.format == "directory" else count * (2 if options.format == "recordio" else 1)
-    if options.format != "parquet" or columns:
+    form = _file(options)
+    outputs = None if options.format == "directory" else count * (2 if form is not None and form.index_ending else 1)
+    if form is None or not form.wants_columns or columns:
         return [Stage("convert", lambda _: map(_draft, _work(job, columns)), count, outputs)]
     return [
         Stage("survey", lambda _: map(_draft, _work(job)), count),
@@ -142,7 +149,8 @@ def _plan_cut(job: JobInput, size: int) -> list[Stage]:
         for number, sections in enumerate(cut(shards(results), size)):
             yield _draft(as_work(number, sections, columns))
 
-    if options.format == "parquet" and not options.fields:
+    form = _file(options)
+    if form is not None and form.wants_columns and not options.fields:
         stages.append(Stage("survey", survey))
     return [*stages, Stage("convert", convert)]
 

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
 
 from dfc.checksum import hash64
-from dfc.formats import SourceName
-from dfc.formats.base import FormatError, Readable, check_member_name
+from dfc.formats.base import FormatError, check_member_name
 from dfc.formats.grouping import group_files
 from dfc.formats.lmdb import read_lmdb
-from dfc.formats.parquet import read_parquet
-from dfc.formats.recordio import read_recordio
 from dfc.formats.sample import DataMember, OnSplit, SampleData, SplitSample
-from dfc.formats.sequencefile import read_sequencefile
-from dfc.formats.tfrecord import read_tfrecord
-from dfc.formats.zip import read_zip
+from dfc.formats.table import FORMATS, SourceName
 from dfc.jobs.shards.samples import read_samples
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import InputShard
 from dfc.limits import JOB_MEMBER_BYTES_MAX
-
-_READERS: Final[dict[str, Callable[[Readable, str], Iterator[SampleData]]]] = {
-    "lmdb": read_lmdb,
-    "parquet": read_parquet,
-    "recordio": read_recordio,
-    "sequencefile": read_sequencefile,
-    "tfrecord": read_tfrecord,
-}
 
 
 def read_input(
@@ -51,10 +37,12 @@ def _read_file(
 ) -> Iterator[SampleData]:
     opened = store.open(shard)
     try:
-        if source == "zip":
-            samples = read_zip(opened, shard.label, on_split, warnings)  # knows all names before it reads
+        form = FORMATS[source].file
+        if form is not None and form.joins_samples:
+            samples = form.read(opened, shard.label, on_split, warnings)
         else:
-            samples = _settle_split(shard.label, _READERS[source](opened, shard.label), on_split)
+            read = read_lmdb if form is None else form.read
+            samples = _settle_split(shard.label, read(opened, shard.label), on_split)
         for sample in samples:
             store.check()
             yield sample

@@ -8,15 +8,10 @@ from contextlib import ExitStack
 from typing import Protocol, Self
 
 from dfc.errors import Conflict
-from dfc.formats import FORMATS, FormatName
-from dfc.formats.base import SampleWriter
+from dfc.formats.base import FileFormat, SampleWriter, WriterOptions
 from dfc.formats.lmdb import FILE_NAME, LmdbWriter
-from dfc.formats.parquet import ParquetWriter
-from dfc.formats.recordio import RecordIOWriter
 from dfc.formats.sample import SampleData
-from dfc.formats.sequencefile import SequenceFileWriter
-from dfc.formats.tfrecord import TFRecordWriter
-from dfc.formats.zip import ZipWriter
+from dfc.formats.table import FORMATS, FormatName
 from dfc.jobs.shards.output import PlainOutput, ShardOutput
 from dfc.jobs.store import Store
 from dfc.jobs.tasks import OutputRecord
@@ -38,36 +33,21 @@ def open_target(
 ) -> Target:
     """`name` is that of the object, or for trees what the names of all begin with. `columns` are Parquet's; `seed` says what
     is converted, for formats that would otherwise draw random numbers."""
-    if FORMATS[format].kind is not None:
+    form = FORMATS[format]
+    if form.kind is not None:
         return _Shard(ShardOutput(store, name, level=level))
     if format == "directory":
         return _Directory(store, name)
     if format == "lmdb":
         return _Lmdb(store, name)
+    assert form.file is not None, f"{format} holds no samples"
     output = PlainOutput(store, name)
     try:
-        if format == "recordio":
-            return _RecordIO(store, output)
-        return _File(output, _writer(format, output, level, columns, seed))
+        writer = form.file.writer(output, WriterOptions(level, columns, seed))
+        return _IndexedFile(store, output, writer, form.file) if form.file.index_ending else _File(output, writer)
     except BaseException:
         output.abort()
         raise
-
-
-def index_name(name: str) -> str:
-    """The index beside a `.rec` file."""
-    return (name[: -len(".rec")] if name.lower().endswith(".rec") else name) + ".idx"
-
-
-def _writer(format: FormatName, output: PlainOutput, level: int | None, columns: Sequence[str], seed: str) -> SampleWriter:
-    if format == "zip":
-        return ZipWriter(output, level)
-    if format == "parquet":
-        return ParquetWriter(output, columns, level)
-    if format == "sequencefile":
-        return SequenceFileWriter(output, seed)
-    assert format == "tfrecord", f"{format} holds no samples"
-    return TFRecordWriter(output)
 
 
 class _Shard:
@@ -107,16 +87,18 @@ class _File:
         self._output.abort()
 
 
-class _RecordIO(_File):
-    def __init__(self, store: Store, output: PlainOutput) -> None:
-        self._records = RecordIOWriter(output)
-        super().__init__(output, self._records)
-        self._store = store
+class _IndexedFile(_File):
+    """A file, and beside it the index that its writer has made."""
+
+    def __init__(self, store: Store, output: PlainOutput, writer: SampleWriter, format: FileFormat) -> None:
+        super().__init__(output, writer)
+        self._store, self._format = store, format
 
     def commit(self) -> tuple[OutputRecord, ...]:
         records = super().commit()
-        with PlainOutput(self._store, index_name(self._output.name), len(self._records.index)) as index:
-            index.write(bytes(self._records.index))
+        made: bytearray = self._writer.index  # type: ignore[attr-defined]  # as FileFormat demands
+        with PlainOutput(self._store, self._format.index_name(self._output.name), len(made)) as index:
+            index.write(bytes(made))
             return (*records, index.commit())
 
 

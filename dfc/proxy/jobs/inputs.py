@@ -19,9 +19,10 @@ from dfc.jobs.spec import CheckedSpec, InputSpec
 from dfc.jobs.tasks import InputShard, decode_blocks
 from dfc.limits import JOB_INPUT_SHARDS_MAX, LIST_PAGE_MAX
 from dfc.names import HIDDEN_PREFIX
+from dfc.pages import ListingQuery
 from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry
 from dfc.proxy.cluster import Cluster
-from dfc.proxy.listing import Query, merged_pages
+from dfc.proxy.listing import merged_pages
 from dfc.shards import expand, list_specs
 
 SAMPLE_STEP: Final = 50  # of 2,000 shards, 40 names: between two that are 50 apart in the sample lie 2,500 shards
@@ -161,7 +162,7 @@ async def existing_outputs(cluster: Cluster, bucket: str, pattern: OutputPattern
     entry = cluster.map.bucket(bucket)
     if entry is None:
         return
-    async for page in merged_pages(cluster, Query(entry.id, pattern.literal), LIST_PAGE_MAX):
+    async for page in merged_pages(cluster, ListingQuery(entry.id, pattern.literal), LIST_PAGE_MAX):
         for row in page.rows:
             if pattern.matches(row[0]):
                 yield row[0]

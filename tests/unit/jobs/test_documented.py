@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from dfc.formats import FORMATS
+from dfc.formats.table import FORMATS
 from dfc.jobs.operations import OPERATIONS, operation
 from dfc.jobs.options import SizeOptions
 

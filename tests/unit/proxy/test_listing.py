@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dfc.errors import BadRequest, Unavailable
-from dfc.pages import Page
+from dfc.pages import ListingQuery, Page
 from dfc.placement.map import NodeEntry
 from dfc.proxy import listing
-from dfc.proxy.listing import Query, merged_pages, one_page
+from dfc.proxy.listing import merged_pages, one_page
 
 NAMES = st.text(alphabet="ab/é", min_size=1, max_size=5)
 
@@ -92,7 +92,7 @@ def test_pages_against_the_model(names, count, prefix, start_after, delimiter, l
     )
     before, listing.MARGIN = listing.MARGIN, 1
     try:
-        asyncio.run(follow_all(FakeCluster(parts), Query("id", prefix, start_after, delimiter), limit, wanted))
+        asyncio.run(follow_all(FakeCluster(parts), ListingQuery("id", prefix, start_after, delimiter), limit, wanted))
     finally:
         listing.MARGIN = before
 
@@ -102,7 +102,7 @@ async def follow_all(cluster, query, limit, wanted):
     assert [entry for piece in pieces for entry in piece] == wanted
     found, position = [], query.start_after
     for _ in range(len(wanted) + 2):
-        page = await one_page(cluster, Query(query.bucket_id, query.prefix, position, query.delimiter), limit)
+        page = await one_page(cluster, ListingQuery(query.bucket_id, query.prefix, position, query.delimiter), limit)
         assert len(page.rows) + len(page.prefixes) <= limit
         found += entries_of(page)
         if not page.more:
@@ -115,19 +115,19 @@ async def test_one_target_with_all_the_names(small_shares):
     names = {f"{number:05d}" for number in range(1000)}
     cluster = FakeCluster([names, set(), set(), set()])
     found = []
-    async for piece in merged_pages(cluster, Query("id"), 100):
+    async for piece in merged_pages(cluster, ListingQuery("id"), 100):
         found += [row[0] for row in piece.rows]
     assert found == sorted(names)
-    page = await one_page(FakeCluster([names, set(), set(), set()]), Query("id"), 100)
+    page = await one_page(FakeCluster([names, set(), set(), set()]), ListingQuery("id"), 100)
     assert ([row[0] for row in page.rows], page.more) == (sorted(names)[:100], True)
 
 
 async def test_a_page_asks_each_target_for_its_share_only():
     cluster = FakeCluster([{f"{t}{number:05d}" for number in range(5000)} for t in range(4)])
-    await one_page(cluster, Query("id"), 100)
+    await one_page(cluster, ListingQuery("id"), 100)
     assert max(cluster.asked) < 100
     cluster.asked.clear()
-    await one_page(cluster, Query("id"), 10_000)
+    await one_page(cluster, ListingQuery("id"), 10_000)
     assert max(cluster.asked) <= 10_000
 
 
@@ -135,10 +135,10 @@ async def test_a_listing_without_all_targets_is_refused():
     cluster = FakeCluster([{"a"}])
     cluster.down = True
     with pytest.raises(Unavailable):
-        await one_page(cluster, Query("id"), 10)
+        await one_page(cluster, ListingQuery("id"), 10)
 
 
 def test_a_delimiter_is_one_character():
-    assert Query("id", delimiter="/").delimiter == "/"
+    assert ListingQuery("id", delimiter="/").delimiter == "/"
     with pytest.raises(BadRequest, match="one character"):
-        Query("id", delimiter="//")
+        ListingQuery("id", delimiter="//")

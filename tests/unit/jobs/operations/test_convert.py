@@ -21,6 +21,7 @@ from dfc.errors import BadName, BadRequest, Conflict, NotAShard
 from dfc.formats import base
 from dfc.formats.base import ExtraMissing, FormatError
 from dfc.formats.sample import SplitSample
+from dfc.formats.table import FORMATS
 from dfc.jobs.moving import converting, sections
 from dfc.jobs.operations import convert
 from dfc.jobs.request import parse_spec
@@ -34,13 +35,9 @@ PATTERNS = {
     "tgz": "x-%06d.tgz",
     "tar.zst": "x-%06d.tar.zst",
     "tar.lz4": "x-%06d.tar.lz4",
-    "zip": "x-%06d.zip",
     "directory": "x/%06d/",
-    "tfrecord": "x-%06d.tfrecord",
-    "parquet": "x-%06d.parquet",
     "lmdb": "x/%06d/",
-    "recordio": "x-%06d.rec",
-    "sequencefile": "x-%06d.seq",
+    **{name: "x-%06d" + what.endings[0] for name, what in FORMATS.items() if what.file},
 }
 KEEP_NAMES = ("tar", "tgz", "tar.zst", "tar.lz4", "zip", "parquet")  # the others hold extensions in lower case
 SORTED = ("directory", "lmdb")  # by the bytes of names or keys

@@ -1,0 +1,89 @@
+"""The table of formats: shards, trees and indexes, which jobs make in ways of their own, and every module with a `FORMAT`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Final, Literal
+
+from dfc import formats
+from dfc.formats.base import FileFormat
+from dfc.tar.compressor import level_range
+from dfc.tar.index.format import index_kind
+
+
+@dataclass(frozen=True)
+class Format:
+    """`endings` of the names of its files, `levels` of its compression, `library`: the module it needs, if any.
+
+    `file` is there for a format whose samples lie in one file each.
+    """
+
+    endings: tuple[str, ...]
+    kind: str | None = None  # of a tar: what `index_kind` says of its name
+    levels: range | None = None
+    is_tree: bool = False
+    library: str | None = None
+    file: FileFormat | None = None
+
+
+def _file_formats() -> dict[str, Format]:
+    """The modules of this package that have a `FORMAT`, by their names."""
+    found = {}
+    for module in sorted(each.name for each in iter_modules(formats.__path__) if each.name != "table"):
+        file = getattr(import_module(f"{formats.__name__}.{module}"), "FORMAT", None)
+        if file is not None:
+            found[module] = Format(file.endings, levels=file.levels, library=file.library, file=file)
+    return found
+
+
+FORMATS: Final[dict[str, Format]] = {
+    "tar": Format((".tar",), "tar"),
+    "tgz": Format((".tgz", ".tar.gz"), "gz", level_range("gz")),
+    "tar.zst": Format((".tar.zst",), "zst", level_range("zst")),
+    "tar.lz4": Format((".tar.lz4",), "lz4", level_range("lz4")),
+    "directory": Format((), is_tree=True),
+    "lmdb": Format((), is_tree=True, library="lmdb"),
+    "dali-index": Format((".idx",)),
+    "wids-index": Format((".json",)),
+    **_file_formats(),
+}
+INDEXES: Final = ("dali-index", "wids-index")
+
+if TYPE_CHECKING:
+    FormatName = str
+    SourceName = str
+else:  # options of jobs are decoded as these: another name is refused, and the help lists them
+    FormatName = Literal[tuple(FORMATS)]
+    SourceName = Literal[("tar", "directory", "lmdb", *(name for name, what in FORMATS.items() if what.file))]
+
+
+def source_format(name: str) -> SourceName | None:
+    """Which format an object of this name is in; None when its name does not say."""
+    lower = name.lower()
+    if index_kind(name) is not None:
+        return "tar"
+    if lower == "data.mdb" or lower.endswith("/data.mdb"):
+        return "lmdb"
+    return next((format for format, what in FORMATS.items() if what.file and lower.endswith(what.endings)), None)
+
+
+def goes_with(name: str) -> tuple[str, ...]:
+    """Objects that this one is useless without: for LMDB's lock the data, for an index the shard beside it. Often none."""
+    folder, slash, base = name.rpartition("/")
+    if base == "lock.mdb":
+        return (f"{folder}{slash}data.mdb",)
+    stem, dot, ending = name.rpartition(".")
+    shards = (".tar",) if dot + ending in FORMATS["dali-index"].endings else ()
+    indexed = (what.endings for what in FORMATS.values() if what.file and dot and what.file.index_ending == dot + ending)
+    return tuple(stem + each for endings in (*indexed, shards) for each in endings)
+
+
+def written_format(name: str) -> FormatName | None:
+    """Which format an output of this name belongs to by its ending; None for a name that fits any."""
+    lower = name.lower()
+    fitting = (
+        format for format, what in FORMATS.items() if what.endings and format not in INDEXES and lower.endswith(what.endings)
+    )
+    return next(fitting, "tar" if index_kind(name) else None)
