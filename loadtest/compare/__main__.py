@@ -32,6 +32,9 @@ from loadtest.report import write_json
 ROOT = Path(__file__).parents[2]
 RATE_LEAST: Final = 0.95  # of the version before, the median of pairs
 PROCESSOR_MOST: Final = 1.03
+SETTLE_S_MAX: Final = 10.0
+SETTLE_POLL_S: Final = 0.3
+IDLE_SHARE: Final = 0.1  # of a processor, that both clusters take together when they have nothing to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +111,21 @@ def compare(name: str, measure: Measure, sides: tuple[Side, Side], pairs: int) -
     for number in range(pairs):
         samples: dict[int, Sample] = {}
         for at in (0, 1) if number % 2 == 0 else (1, 0):
-            os.sync()  # nobody pays for what the other has written
+            _settle(sides)
             samples[at] = sides[at].run(works[at], readers=measure.readers)
         found.append((samples[0], samples[1]))
     return Result(name, measure.operation, found)
+
+
+def _settle(sides: tuple[Side, Side]) -> None:
+    """Wait until what the runs before have left to do is done: pages to write, files to remove."""
+    os.sync()
+    deadline = time.monotonic() + SETTLE_S_MAX
+    while time.monotonic() < deadline:
+        before = sum(side.processor_s() for side in sides)
+        time.sleep(SETTLE_POLL_S)
+        if sum(side.processor_s() for side in sides) - before <= IDLE_SHARE * SETTLE_POLL_S:
+            return
 
 
 def compare_all(before: Path, rows: Sequence[str], pairs: int, console: Console) -> tuple[list[Result], dict[str, str]]:

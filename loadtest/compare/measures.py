@@ -156,7 +156,7 @@ def _reshuffle_disk(side: Side) -> Work:
 
 
 def _keys(side: Side) -> Work:
-    return _job(side, _job_input(side, 400_000, 10, 100), "keys", "keys.ndjson", {})
+    return _job(side, _job_input(side, 200_000, 10, 50), "keys", "keys.ndjson", {})
 
 
 def _convert(side: Side) -> Work:
@@ -204,9 +204,9 @@ def _samples(side: Side, dataset: Dataset, each: int) -> Work:
 
 def _jpeg(reader: str) -> Callable[[Side], Work]:
     def prepare(side: Side) -> Work:
-        dataset = side.dataset([picture_tar(PICTURES, DIFFERENT_PICTURES)], SHARDS)
+        dataset = side.dataset([picture_tar(PICTURES, DIFFERENT_PICTURES)], SHARDS // 2)
         options = {"batch_size": BATCH_SIZE, "decode": "rgb8", **IN_ORDER}
-        return lambda: _read(side, reader, PICTURES * SHARDS, url=dataset.spec, ours=options, workers=WORKERS)
+        return lambda: _read(side, reader, PICTURES * (SHARDS // 2), url=dataset.spec, ours=options, workers=WORKERS)
 
     return prepare
 

@@ -82,11 +82,12 @@ class Side:
 
     def run(self, work: Work, *, readers: bool) -> Sample:
         """Do it once, and count the processor time of the clusters and, with `readers`, of children that end meanwhile."""
-        before = self._processor_s(readers)
+        before = self.processor_s(readers=readers)
         operations, seconds = work()
-        return Sample(operations / seconds, (self._processor_s(readers) - before) / operations)
+        return Sample(operations / seconds, (self.processor_s(readers=readers) - before) / operations)
 
-    def _processor_s(self, readers: bool) -> float:
+    def processor_s(self, *, readers: bool = False) -> float:
+        """Processor time that the clusters have taken so far; with `readers` and that of children that have ended."""
         total = sum(processor_seconds(root) for root in self._roots)
         if readers:
             children = resource.getrusage(resource.RUSAGE_CHILDREN)
