@@ -68,7 +68,7 @@ class BatchGate:
 
     def enter(self) -> None:
         if not self._free:
-            raise Unavailable(f"{BATCHES_MAX} batch reads are under way already")
+            raise Unavailable(f"{BATCHES_MAX} batch reads are already running; try again later")
         self._free -= 1
 
     def leave(self) -> None:

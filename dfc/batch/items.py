@@ -42,7 +42,7 @@ def parse_request(body: bytes, content_type: str = "") -> BatchRequest:
     try:
         request: BatchRequest = (msgspec.msgpack if packed else msgspec.json).decode(body, type=BatchRequest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f"bad {'msgpack' if packed else 'JSON'}: {error}") from None
+        raise BadRequest(f"invalid {'msgpack' if packed else 'JSON'}: {error}") from None
     if len(request.items) > BATCH_ITEMS_MAX:
         raise TooLarge(f"a batch has at most {BATCH_ITEMS_MAX} items, not {len(request.items)}")
     for number, item in enumerate(request.items):
@@ -57,6 +57,6 @@ def parse_request(body: bytes, content_type: str = "") -> BatchRequest:
 def _check(number: int, item: BatchItem) -> None:
     chosen = (item.member is not None) + (item.sample is not None) + (item.number is not None)
     if chosen > 1:
-        raise BadRequest(f"item {number}: give one of member, sample and number, or none for the whole object")
+        raise BadRequest(f"item {number}: give only one of member, sample and number, or none for the whole object")
     if (item.start is not None or item.length is not None) and (item.sample is not None or item.number is not None):
-        raise BadRequest(f"item {number}: start and length are for a member or an object; a sample comes whole")
+        raise BadRequest(f"item {number}: start and length apply to a member or an object; a sample is always whole")

@@ -62,7 +62,7 @@ class SocketSource:
             except BlockingIOError:
                 return 0
             if not count:
-                raise ConnectionError("the connection ended")
+                raise ConnectionError("connection closed")
         self._left -= count
         return count
 

@@ -53,14 +53,14 @@ class PeerParts:
         """The head of a successful answer."""
         url = self._url_of(owner)
         if url is None:
-            raise Unavailable(f"the target {owner} is not in the map")
+            raise Unavailable(f"target {owner} is not in the cluster map")
         try:
             try:
                 return await self._ask(await self._pool.open(url), body)
             except _Stale:
                 return await self._ask(await self._pool.open(url, fresh=True), body)
         except (PeerGone, _Stale) as error:
-            raise Unavailable(f"the target {owner} went away before it answered") from error
+            raise Unavailable(f"target {owner} closed the connection before it answered") from error
 
     async def _ask(self, connection: PeerConnection, body: bytes) -> tuple[PeerConnection, PeerResponse]:
         headers = [
@@ -79,7 +79,7 @@ class PeerParts:
                     raise _Stale from error
                 raise
             except TimeoutError:
-                raise Unavailable(f"the node at {connection.url} does not answer") from None
+                raise Unavailable(f"the node at {connection.url} did not answer within {ANSWER_S:g} seconds") from None
             if response.status != 200:
                 raise await _error_of(connection, response)
             return connection, response
@@ -112,7 +112,7 @@ async def _read(connection: PeerConnection, begun: bytes, count: int) -> bytes:
     while len(data) < count:
         piece = await connection.receive(count - len(data))
         if not piece:
-            raise PeerGone(f"{connection.url} broke off its answer")
+            raise PeerGone(f"{connection.url} closed the connection in the middle of its answer")
         data += piece
     return bytes(data)
 
@@ -146,20 +146,20 @@ class PeerPart:
         first = bisect_right(ends, taken)
         items = [self._pinned(item) for item in self._items[first:]]
         expected = self.lengths[first:]
-        _log.warning("target %s broke off a batch read at item %d of %d; asking again", self._owner, first, len(ends))
+        _log.warning("target %s closed the connection at item %d of %d in a batch; retrying", self._owner, first, len(ends))
         loop = asyncio.get_running_loop()
         deadline, wait_s = loop.time() + BATCH_RETRY_S, RETRY_FIRST_S
         while True:
             try:
                 lengths, _ = await self._ask(items)
                 if lengths != expected:
-                    raise DfcError(f"the target {self._owner} has something else by now")
+                    raise DfcError(f"objects on target {self._owner} have changed since the batch read began")
                 await self._skip(taken - (ends[first - 1] if first else 0))
                 return
             except (Unavailable, PeerGone) as error:
                 self._drop()
                 if loop.time() + wait_s > deadline:
-                    raise Unavailable(f"the target {self._owner} broke off and is not back: {error}") from error
+                    raise Unavailable(f"target {self._owner} closed the connection and is unavailable: {error}") from error
             except ItemError as error:
                 raise error.error from error
             except RemoteError as error:
@@ -186,10 +186,10 @@ class PeerPart:
             begun = await self._fill(connection, begun, 4 + size)
             lengths, checksums = await loop.run_in_executor(None, decode_preamble, begun[4 : 4 + size])
         except ValueError as error:  # also those of msgspec
-            raise Unavailable(f"the target {self._owner} answered with something else than expected") from error
+            raise Unavailable(f"target {self._owner} sent an invalid answer to a batch read") from error
         left = length - 4 - size
         if len(lengths) != len(items) or sum(lengths) != left:
-            raise Unavailable(f"the target {self._owner} answered with something else than expected")
+            raise Unavailable(f"target {self._owner} sent an invalid answer to a batch read")
         self._reusable = response.header(b"connection") != b"close"
         self.source = SocketSource(connection.socket, begun[4 + size :], left)
         return lengths, checksums
@@ -214,7 +214,7 @@ class PeerPart:
             if not got:
                 piece = await connection.receive(min(count, SKIP_BYTES))
                 if not piece:
-                    raise PeerGone("the connection ended")
+                    raise PeerGone("connection closed")
                 self.source.take(len(piece))
                 count -= len(piece)
 

@@ -30,7 +30,7 @@ def preamble_bytes(begin: bytes | bytearray, length: int) -> int:
     """How many bytes follow these first four of a body of that length. ValueError for something else than a batch."""
     size = int.from_bytes(begin[:4], "big")
     if size > min(PREAMBLE_BYTES_MAX, length - 4):
-        raise ValueError("no preamble of a batch")
+        raise ValueError("not the preamble of a batch")
     return size
 
 
@@ -39,7 +39,7 @@ def decode_preamble(content: bytes | bytearray) -> tuple[array[int], dict[tuple[
     try:
         preamble = msgspec.msgpack.decode(content, type=Preamble)
     except RecursionError:
-        raise ValueError("no preamble of a batch") from None
+        raise ValueError("not the preamble of a batch") from None
     return array("Q", preamble.lengths), {(bucket, name): checksum for bucket, name, checksum in preamble.objects}
 
 

@@ -53,7 +53,7 @@ class Place:
     def __post_init__(self) -> None:
         if not (0 <= self.rank < self.ranks and 0 <= self.worker < self.workers):
             raise ValueError(
-                f"there is no rank {self.rank} of {self.ranks} ranks with worker {self.worker} of {self.workers} workers"
+                f"rank {self.rank} of {self.ranks} with worker {self.worker} of {self.workers} is impossible: both count from 0"
             )
 
 
@@ -77,13 +77,13 @@ class Rules:
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.lanes < 1 or not 0 <= self.seed < 1 << 63:
-            raise ValueError(f"no order by seed {self.seed} with batches of {self.batch} from {self.lanes} streams")
+            raise ValueError(f"impossible order: seed {self.seed}, batches of {self.batch}, {self.lanes} streams")
         if not 0 <= self.window <= SHUFFLE_WINDOW_MAX:
-            raise ValueError(f"a shuffle window has 0 to {SHUFFLE_WINDOW_MAX} samples, not {self.window}")
+            raise ValueError(f"the shuffle window must be 0 to {SHUFFLE_WINDOW_MAX} samples, not {self.window}")
         if self.batches is not None and self.batches < 1:
-            raise ValueError(f"there is no epoch of {self.batches} batches")
+            raise ValueError(f"an epoch of {self.batches} batches is impossible")
         if self.equal not in ("pad", "drop"):
-            raise ValueError(f"equal is 'pad' or 'drop', not {self.equal!r}")
+            raise ValueError(f"equal must be 'pad' or 'drop', not {self.equal!r}")
 
 
 def draw_seed(*numbers: int) -> int:
@@ -115,7 +115,7 @@ class Epoch:
 
     def __init__(self, counts: Integers, rules: Rules, epoch: int) -> None:
         if epoch < 0:
-            raise ValueError(f"there is no epoch {epoch}")
+            raise ValueError(f"impossible epoch {epoch}: epochs count from 0")
         self.rules = rules
         self.epoch = epoch
         self.total = int(counts.sum())
@@ -162,7 +162,7 @@ def padded_total(total: int, rules: Rules, ranks: int) -> int:
     rounded = -(-total // unit) * unit if rules.equal == "pad" else total // unit * unit
     if rounded == 0:
         raise ValueError(
-            f"{total} samples are no whole batch of {rules.batch} for each of {ranks} ranks; equal='pad' repeats some"
+            f"{total} samples do not make a whole batch of {rules.batch} for each of {ranks} ranks; equal='pad' repeats some"
         )
     return rounded
 

@@ -27,7 +27,7 @@ class Permutation:
 
     def __init__(self, seed: int, count: int) -> None:
         if not 0 <= seed < 1 << 63 or not 0 <= count < 1 << 62:
-            raise ValueError(f"no permutation of {count} things by seed {seed}")
+            raise ValueError(f"cannot permute {count} things with seed {seed}")
         self.count = count
         self._table = _fisher_yates(seed, count) if count < TABLE_COUNT_MAX else None
         self._network = None if self._table is not None else _Feistel(seed, count)
@@ -50,7 +50,7 @@ class Permutation:
 
     def _check(self, lo: int, hi: int) -> None:
         if not 0 <= lo <= hi <= self.count:
-            raise IndexError(f"there are {self.count} places; {lo} to {hi} are not among them")
+            raise IndexError(f"places {lo} to {hi} are out of range: there are {self.count}")
 
 
 def draw(seed: int, step: int, bound: int) -> int:

@@ -40,7 +40,7 @@ class BatchReader(io.RawIOBase):
         while at < len(view):
             count = self._answer.readinto(view[at:])
             if not count:
-                raise Unreachable("a batch read ended early")
+                raise Unreachable("connection closed in the middle of a batch read")
             at += count
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ def _begun(answer: Response, count: int, read: Callable[[Callable[[int], bytearr
             reader.lengths = read(take)
         reader.size = answer.length or 0
         if len(reader.lengths) != count or sum(reader.lengths) != reader.size:
-            raise ObjectCorrupt("a batch arrived with lengths that do not fit its size")
+            raise ObjectCorrupt("the lengths in a batch answer do not add up to its size")
     except BaseException:
         reader.close()
         raise

@@ -48,7 +48,7 @@ def described(answer: Response) -> tuple[int, Facts]:
         match = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range") or "")
         if match is None:
             answer.close()
-            raise Broken("a partial answer without a Content-Range")
+            raise Broken("a partial answer has no Content-Range")
         version.size = None if match[3] == "*" else int(match[3])
         return int(match[1]), version
     version.size = answer.length  # a Content-Length beside chunks means nothing

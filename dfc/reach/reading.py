@@ -100,7 +100,7 @@ class ResumingReader(ABC):
             raise Broken(f"the body ended at byte {self._position} of {self._size}")
         if self._size is None and answer.status == 206:
             # A server may give less than what was asked for, and this one does not say how much there is.
-            raise Broken(f"a part ended at byte {self._position} of nobody knows how many")
+            raise Broken(f"a partial answer ended at byte {self._position}; the full size is unknown")
 
     def _drop(self) -> None:
         """Let go of the connection; what is read after that gets another. In a child after a fork it is the parent's."""

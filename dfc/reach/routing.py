@@ -88,7 +88,7 @@ class KeptMap:
             cluster_map = self.map()
         entry = cluster_map.bucket(bucket)
         if entry is None:
-            raise BucketNotFound(f"there is no bucket {bucket!r}")
+            raise BucketNotFound(f"bucket {bucket!r} does not exist")
         owner = cluster_map.owner(entry, name)
         return owner.node if owner is not None and owner.node.state == "up" else None
 

@@ -161,7 +161,7 @@ class Disk:
         ticket = parts.cache.ticket(key)
         row = parts.catalog.find(bucket_id, name)
         if row is None:
-            raise ObjectNotFound(f"there is no object {name!r}")
+            raise ObjectNotFound(f"object {name!r} does not exist")
         if row.state != GOOD:
             if row.state == QUARANTINED:
                 raise ObjectCorrupt(f"the stored bytes of {name!r} are gone or fail their checksum")
@@ -452,7 +452,7 @@ def _open_parts(root: str, disk_id: str, clock: HybridClock, options: DiskOption
     except OSError as error:
         if catalog is not None:
             catalog.close()
-        raise DiskRefused(f"{root}: {error}; look at the disk, then open it again") from error
+        raise DiskRefused(f"{root}: {error}; check the disk, then open it again") from error
     except BaseException:
         if catalog is not None:
             catalog.close()
@@ -498,8 +498,8 @@ def _advance_epoch(root: str, catalog: Catalog, filesystem: FileSystem, space: S
     known = catalog.meta("epoch") or 0
     if known < identity.read_epoch(root):
         raise DiskRefused(
-            f"{catalog.path} is older than the disk: it has been put back from a copy. Objects stored since would be lost."
-            f" Restore the newest catalog, or make it anew from the blobs: dfc disk rebuild {root}"
+            f"{catalog.path} is older than the disk: it was restored from a copy. Objects stored since then would be lost."
+            f" Restore the newest catalog, or rebuild it from the blobs: dfc disk rebuild {root}"
         )
     try:
         catalog.set_epoch(known + 1, filesystem)

@@ -47,14 +47,14 @@ class DiskHealth:
     def require_writable(self) -> None:
         """StorageFailed once the disk has failed."""
         if self.reason is not None:
-            raise StorageFailed(f"disk {self._disk_id} takes no writes: {self.reason}")
+            raise StorageFailed(f"disk {self._disk_id} accepts no writes: {self.reason}")
 
     def fail(self, reason: str) -> None:
         """Refuse writes from now on."""
         with self._lock:
             if self.reason is None:
                 self.reason = reason
-                _log.error("disk %s takes no more writes: %s", self._disk_id, reason)
+                _log.error("disk %s accepts no more writes: %s", self._disk_id, reason)
 
     def count(self, error: BaseException, doing: str) -> None:
         """Take one error off the budget, unless it is none of the medium's."""
@@ -83,7 +83,7 @@ class DiskHealth:
             return NoSpace(f"disk {self._disk_id} is full")
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in _PASSING:
             _log.warning("disk %s: its catalog, while %s: %s", self._disk_id, doing, error)
-            return Unavailable(f"disk {self._disk_id}: its catalog cannot be used right now")
+            return Unavailable(f"disk {self._disk_id}: its catalog is temporarily unavailable")
         self.count(error, doing)
         self.fail(f"its catalog failed while {doing}: {error}")
         return StorageFailed(f"disk {self._disk_id}: its catalog failed while {doing}")

@@ -73,8 +73,8 @@ def read_identity(path: str) -> DiskIdentity | None:
 
 def _way_out(path: str) -> str:
     """How to make a lost identity again: all that it says is known elsewhere."""
-    disk_id = Catalog.disk_id_in(f"{path}/{layout.CATALOG_FILE}") or "(the disk's id, which the cluster's map has)"
-    lost = {"format": IDENTITY_FORMAT, "cluster_id": "(as /v1/cluster says)", "disk_id": disk_id}
+    disk_id = Catalog.disk_id_in(f"{path}/{layout.CATALOG_FILE}") or "(the disk's id, from the cluster map)"
+    lost = {"format": IDENTITY_FORMAT, "cluster_id": "(from /v1/cluster)", "disk_id": disk_id}
     return f"Restore it from a copy, or write it again: {msgspec.json.encode(lost).decode()}"
 
 
@@ -85,7 +85,7 @@ def require_identity(path: str, cluster_id: str | None) -> DiskIdentity:
         what = "holds blobs but no identity" if has_blobs(path) else "is not formatted"
         raise DiskRefused(f"{path} {what}: there is no {layout.IDENTITY_FILE}. Is it the right directory, and mounted?")
     if cluster_id is not None and identity.cluster_id != cluster_id:
-        raise DiskRefused(f"{path} belongs to the cluster {identity.cluster_id}, not to {cluster_id}; use another directory")
+        raise DiskRefused(f"{path} belongs to cluster {identity.cluster_id}, not to {cluster_id}; use another directory")
     return identity
 
 
@@ -103,7 +103,7 @@ def format_disk(
         identity = read_identity(path)
         if identity is not None:
             if identity.cluster_id != cluster_id or disk_id not in (None, identity.disk_id):
-                raise DiskRefused(f"{path} is disk {identity.disk_id} of the cluster {identity.cluster_id} already")
+                raise DiskRefused(f"{path} is already disk {identity.disk_id} of cluster {identity.cluster_id}")
             return identity
         if has_blobs(path) or Catalog.holds_objects(f"{path}/{layout.CATALOG_FILE}"):
             raise DiskRefused(

@@ -81,7 +81,7 @@ class FooterDamaged(Exception):
 def check_bucket_id(bucket_id: str) -> str:
     """The id itself: it becomes a directory, so only letters, digits, `_` and `-`, at most 63. Raises BadName."""
     if not _BUCKET_ID.fullmatch(bucket_id):
-        raise BadName(f"not a bucket id: {bucket_id[:80]!r}")
+        raise BadName(f"invalid bucket id: {bucket_id[:80]!r}")
     return bucket_id
 
 
@@ -170,14 +170,14 @@ def _encode_footer(owner: str, row: ObjectRow, form: int) -> bytes:
 def check_job_id(job: str) -> str:
     """The id itself; BadName when it could not stand in a footer."""
     if not JOB_ID.fullmatch(job):
-        raise BadName(f"not the id of a job: {job[:80]!r}")
+        raise BadName(f"invalid job id: {job[:80]!r}")
     return job
 
 
 def decode_footer(tail: bytes) -> Footer:
     """The footer at the end of `tail`, which holds at least the last FOOTER_BYTES_MAX bytes of the file, or all of it."""
     if len(tail) < TRAILER_BYTES or not tail.endswith(_MAGIC):
-        raise FooterDamaged("there is no footer at its end")
+        raise FooterDamaged("it has no footer at its end")
     form = int.from_bytes(tail[_FORM], "little")
     if form not in (FORMAT_VERSION, STAGED_FORMAT):
         raise FooterDamaged(f"its footer has format {form}, and this version of DFC reads {FORMAT_VERSION} and {STAGED_FORMAT}")

@@ -106,9 +106,9 @@ class Precondition:
         if self.guard is not None:
             self.guard()
         if self.if_match is not None and (checksum is None or self.if_match not in ("*", checksum)):
-            raise PreconditionFailed("If-Match: the object is not what it was" if checksum else "If-Match: there is no object")
+            raise PreconditionFailed("If-Match: the object has changed" if checksum else "If-Match: the object does not exist")
         if self.if_none_match is not None and checksum is not None and self.if_none_match in ("*", checksum):
-            raise PreconditionFailed("If-None-Match: the object is there")
+            raise PreconditionFailed("If-None-Match: the object already exists")
 
 
 ALWAYS: Final = Precondition()

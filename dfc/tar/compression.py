@@ -261,7 +261,7 @@ class Decompressor:
                 return b""
         self._frames += 1
         if self._frames > DECOMPRESS_FRAMES_FREE + self.bytes_out // DECOMPRESS_FRAME_BYTES_MIN:
-            raise CompressionError(f"the {self._kind} stream has {self._frames} frames for {self.bytes_out} bytes")
+            raise CompressionError(f"the {self._kind} stream has too many frames: {self._frames} for {self.bytes_out} bytes")
         self._frame = cast(_Frame, _OPENERS[self._opener(start)]())
         return data
 
@@ -298,7 +298,7 @@ class Decompressor:
         self._zeros += len(data) - len(rest)
         if len(rest) and self._kind == "xz":
             if self._zeros % _XZ_PADDING_BYTES:
-                raise CompressionError("the xz stream is followed by something else")
+                raise CompressionError("the xz stream is followed by other data")
             self._zeros = 0
         return rest
 
@@ -307,7 +307,7 @@ class Decompressor:
 
     def _check_growth(self) -> None:
         if self._limited and self.bytes_out > max(DECOMPRESS_FREE_BYTES, DECOMPRESS_RATIO_MAX * self.bytes_in):
-            raise CompressionError(f"the {self._kind} stream grows more than {DECOMPRESS_RATIO_MAX} times")
+            raise CompressionError(f"the {self._kind} stream expands to more than {DECOMPRESS_RATIO_MAX} times its size")
 
 
 def _gzip_header_size(data: bytes) -> int | None:

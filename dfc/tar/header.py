@@ -141,7 +141,7 @@ def parse_size(field: bytes, offset: int) -> int:
         digits = field.partition(b"\0")[0].strip(b" ")
         if not digits:
             return 0
-        raise TarError("a member has a negative size" if digits.startswith(b"-") else "a member's size is no number", offset)
+        raise TarError("a member has a negative size" if digits.startswith(b"-") else "a member's size is not a number", offset)
     return check_size(size, offset)
 
 
@@ -155,7 +155,7 @@ def check_size(size: int, offset: int) -> int:
 def _decimal(digits: bytes, offset: int) -> int:
     # int() alone would take signs, underscores and blanks, and any number of digits in quadratic time.
     if not digits.isdigit() or len(digits) > 24:
-        raise TarError("a member's size is no number", offset)
+        raise TarError("a member's size is not a number", offset)
     return int(digits)
 
 
@@ -189,7 +189,7 @@ def check_name(name: bytes, offset: int) -> bytes:
     if len(name) > TAR_MEMBER_NAME_BYTES_MAX:
         raise TarError(f"a member's name has more than {TAR_MEMBER_NAME_BYTES_MAX} bytes", offset)
     if 0 in name:
-        raise TarError("a member's name has a NUL inside", offset)
+        raise TarError("a member's name contains a NUL", offset)
     return name
 
 

@@ -28,11 +28,11 @@ class MemberData(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Buffer) -> int:  # type: ignore[override]
-        """As of any raw file. TarError when the archive ends inside of the member."""
+        """As of any raw file. TarError when the archive ends inside the member."""
         view = memoryview(buffer).cast("B")
         data = _read(self._source, min(len(view), self.left, DECOMPRESS_CHUNK_BYTES), self._at)
         if not data and len(view) and self.left:
-            raise TarError(f"the archive ends inside of member {self._member.name[:80]!r}", self._at)
+            raise TarError(f"the archive ends inside member {self._member.name[:80]!r}", self._at)
         view[: len(data)] = data
         self.left -= len(data)
         return len(data)
@@ -43,7 +43,7 @@ class MemberData(io.RawIOBase):
         while self.left:
             data = _read(self._source, min(self.left, DECOMPRESS_CHUNK_BYTES), self._at)
             if not data:
-                raise TarError(f"the archive ends inside of member {self._member.name[:80]!r}", self._at)
+                raise TarError(f"the archive ends inside member {self._member.name[:80]!r}", self._at)
             self.left -= len(data)
             pieces.append(data)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -102,7 +102,7 @@ def read_member_range(source: BinaryIO, kind: str, offset: int, size: int) -> It
     while offset < end:
         data = _read(stream, min(end - offset, DECOMPRESS_CHUNK_BYTES), offset)
         if not data:
-            raise TarError("the archive ends inside of the member", offset)
+            raise TarError("the archive ends inside the member", offset)
         yield data
         offset += len(data)
 
@@ -111,7 +111,7 @@ def _skip(stream: BinaryIO, size: int, scanner: Scanner, member: Member) -> None
     while size:
         data = _read(stream, min(size, DECOMPRESS_CHUNK_BYTES), scanner.next - size)
         if not data:
-            raise TarError(f"the archive ends inside of member {member.name[:80]!r}", scanner.next - size)
+            raise TarError(f"the archive ends inside member {member.name[:80]!r}", scanner.next - size)
         size -= len(data)
 
 

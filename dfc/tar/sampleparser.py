@@ -356,7 +356,7 @@ def parse_item(
         if flag == 0 and name[-1:] == b"/":
             return _parse_any(bytes(view[start:end]), source, fields, leave_out)  # a directory, whose size says nothing
         if body + size > end:
-            raise TarError("a member reaches beyond its sample", at - start)
+            raise TarError("a member extends beyond its sample", at - start)
         dot = key_bytes(name)
         if dot >= 0:
             key = name[:dot]
@@ -367,7 +367,7 @@ def parse_item(
                 leave_out(extension)
         at = body + ((size + 511) & -512)
     if at < end:
-        raise TarError("a sample ends within a header", at - start)
+        raise TarError("a sample ends inside a header", at - start)
     return _finished(sample, key, source)
 
 
@@ -391,7 +391,7 @@ def _parse_any(item: bytes, source: str, fields: Collection[str] | None, leave_o
 
 def _finished(sample: Sample, key: bytes | bytearray | None, source: str) -> Sample:
     if key is None:
-        raise TarError("a sample without members", 0)
+        raise TarError("a sample has no members", 0)
     sample["__key__"] = key.decode("utf-8", "replace")
     sample["__source__"] = source  # a member may be called like that, and is no field then
     return sample

@@ -54,7 +54,7 @@ _WINDOW_BYTES: Final = 8 * 1024  # copied out of a mutable buffer at once: many 
 _WINDOW_BYTES_LARGE: Final = 1024  # or, while members are large, one header and a bit
 _BATCH_HEADERS_MIN: Final = 1024  # checked together, if they may be
 _ZEROS: Final = bytes(64 * 1024)
-_RUBBISH: Final = "what follows the NUL of a name is ignored"
+_RUBBISH: Final = "data after the NUL of a name is ignored"
 
 
 def _octal(digits: bytes) -> int:
@@ -163,11 +163,11 @@ class Scanner:
         if not self.ended:
             if self.next > self.fed:
                 name = self.last_name[:80].decode(errors="replace")
-                raise TarError(f"the archive ends inside of member {name!r}", self.fed)
+                raise TarError(f"the archive ends inside member {name!r}", self.fed)
             is_header = self._take == self._header
             # A piece of a zero block is the rest of an end that was cut off; GNU tar passes over it, too.
             if (self.fed > self.next and (any(self._partial) or not self.next)) or not is_header:
-                raise TarError("the archive ends inside of a header", self.fed)
+                raise TarError("the archive ends inside a header", self.fed)
             if self._chain:
                 raise TarError("the archive ends after a long-name or pax header", self.fed)
         if strict and (self.unended or self._after_end is not None):
@@ -184,11 +184,11 @@ class Scanner:
         """After `finish`: what is not as it should be, though every reader lists the members; sentences and offsets."""
         found = list(self._odd.items())
         if not self.ended:
-            found.append(("the archive has no end blocks; if it was cut off, then between two members", self.fed))
+            found.append(("the archive has no end blocks; it may have been truncated between two members", self.fed))
         elif self.unended:
-            found.append(("the archive has one zero block at its end, and not two", self._end))
+            found.append(("the archive has one zero block at its end instead of two", self._end))
         if self._after_end is not None:
-            found.append(("what follows the end of the archive is ignored", self._after_end))
+            found.append(("data after the end of the archive is ignored", self._after_end))
         return found
 
     def _collect(self) -> list[Entry]:
@@ -333,9 +333,9 @@ class Scanner:
         elif self._meta_flag == _GLOBAL_PAX and names_members(body):
             self._odd.setdefault("names and sizes in a global pax header are ignored", offset)
         elif self._meta_flag == _ACL:
-            self._odd.setdefault("access control lists of Solaris are ignored", offset)
+            self._odd.setdefault("Solaris access control lists are ignored", offset)
         elif self._meta_flag == _LABEL:
-            self._odd.setdefault("the label of the volume is no member", offset)
+            self._odd.setdefault("the volume label is not listed as a member", offset)
         self._expect(self.next + len(chunk), TAR_HEADER_BYTES, self._header, plain=not self._chain)
 
     def _member(self, block: bytes, flag: int) -> None:

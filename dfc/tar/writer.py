@@ -35,9 +35,9 @@ def member_header(name: str, size: int) -> bytes:
     """
     encoded = name.encode()
     if not encoded or b"\0" in encoded or len(encoded) > TAR_MEMBER_NAME_BYTES_MAX:
-        raise ValueError(f"not a name for a tar member: {name[:80]!r}")
+        raise ValueError(f"invalid name for a tar member: {name[:80]!r}")
     if not 0 <= size <= ARCHIVE_BYTES_MAX // 2:
-        raise ValueError(f"not a size for a tar member: {size}")
+        raise ValueError(f"invalid size for a tar member: {size}")
     magic = _USTAR if size <= _OCTAL_SIZE_MAX else _GNU
     if len(encoded) <= 100:
         return _header(encoded, size, b"0", magic)

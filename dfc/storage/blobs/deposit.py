@@ -109,7 +109,7 @@ class DepositFile:
             return False
         self._writeback.start(self._fd, self.size)
         if self._filesystem.space(self._site.root).free < self._site.reserve_bytes:
-            raise NoSpace("the disk is full up to its reserve")
+            raise NoSpace("the disk is full: only its reserve is left")
         return True
 
     def finish(self) -> Deposited:

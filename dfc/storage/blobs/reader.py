@@ -92,7 +92,7 @@ class BlobReader:
     def open_index(self, row: ObjectRow) -> ShardIndex:
         """See `Disk.open_index`."""
         if row.samples is None:
-            raise NotAShard(f"{row.name!r} has no tar index: {'; '.join(row.warnings) or 'it is no archive'}")
+            raise NotAShard(f"{row.name!r} has no tar index: {'; '.join(row.warnings) or 'it is not an archive'}")
         path = self._parts.path(row)
         return self._parts.indexes.get(path) or self._load(row, path) or self._build(row, path)
 
@@ -109,7 +109,7 @@ class BlobReader:
         except FileNotFoundError:
             return None
         except TarError as error:
-            _log.warning("the index of %r is damaged and will be built again: %s", row.name, error)
+            _log.warning("the index of %r is damaged and will be rebuilt: %s", row.name, error)
             return None
         except OSError as error:
             raise self._parts.health.translate(error, "opening an index") from error
@@ -182,7 +182,7 @@ class BlobReader:
             raise parts.health.translate(error, "opening a blob") from error
         current = parts.catalog.find(row.bucket_id, row.name)
         if current is None:
-            raise ObjectNotFound(f"there is no object {row.name!r}")
+            raise ObjectNotFound(f"object {row.name!r} does not exist")
         if current.blob_id != row.blob_id:
             raise RowChanged(current)
         self._quarantine(row, "its blob is gone")
@@ -201,7 +201,12 @@ def quarantine(parts: DiskParts, row: ObjectRow, reason: str, *, restore: bool =
         outcome, garbage = parts.committer.submit(Quarantine(row, reason, parts.clock, restore=restore))
     except StorageFailed as error:
         _log.error(
-            "disk %s: %s/%r is corrupt (%s) and cannot be marked: %s", parts.disk_id, row.bucket_id, row.name, reason, error
+            "disk %s: %s/%r is corrupt (%s) and cannot be quarantined: %s",
+            parts.disk_id,
+            row.bucket_id,
+            row.name,
+            reason,
+            error,
         )
         return "failed"
     if outcome != "changed":
@@ -214,7 +219,7 @@ def write_index(parts: DiskParts, fd: int, row: ObjectRow, destination: str) -> 
     """Index a blob that is open at `fd` into a new file; what is wrong with the blob, None when it is sound."""
     kind = index_kind(row.name)
     if kind is None:
-        raise NotAShard(f"{row.name!r} is no archive by its name")
+        raise NotAShard(f"{row.name!r} is not named like an archive")
     index = IndexWriter(parts.filesystem, destination, kind, f"{parts.root}/{layout.TEMPORARY}")
     finished = False
     try:
@@ -222,7 +227,7 @@ def write_index(parts: DiskParts, fd: int, row: ObjectRow, destination: str) -> 
         if damage is None:
             found = index.finish(row.version, row.size, row.checksum)
             if isinstance(found, TarError):
-                raise NotAShard(f"{row.name!r} has no tar index any more: {found}")
+                raise NotAShard(f"{row.name!r} no longer has a tar index: {found}")
             finished = True
         return damage
     finally:

@@ -55,7 +55,7 @@ class Staging:
         """The staged row that may be read. ObjectNotFound; ObjectCorrupt for one that a restart of the machine has cost."""
         found = find_staged(self._parts.catalog, bucket_id, name, owner)
         if found is None:
-            raise ObjectNotFound(f"the job {owner.job} has staged no {name!r}")
+            raise ObjectNotFound(f"job {owner.job} has not staged {name!r}")
         self._require_sound(found)
         return found
 
@@ -72,7 +72,7 @@ class Staging:
                 return fd
             parts.filesystem.close(fd)
         except FileNotFoundError:
-            raise ObjectNotFound(f"{staged.row.name!r} is staged no more") from None
+            raise ObjectNotFound(f"{staged.row.name!r} is no longer staged") from None
         except OSError as error:
             raise parts.health.translate(error, "opening a staged blob") from error
         raise ObjectCorrupt(f"the staged bytes of {staged.row.name!r} have the wrong length")

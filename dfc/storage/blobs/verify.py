@@ -89,7 +89,7 @@ def find_index_damage(path: str, row: ObjectRow) -> str | None:
         return str(error)
     try:
         if (index.version, index.size, index.checksum) != (row.version, row.size, row.checksum):
-            return "it is that of another blob"
+            return "it belongs to another blob"
         index.verify()
     except TarError as error:
         return str(error)

@@ -45,7 +45,7 @@ class BlobWriter:
     ) -> None:
         """Claim the space and create the blob. Raises NoSpace, TooLarge, StorageFailed, BadRequest."""
         if size is not None and size > parts.options.object_bytes_max:
-            raise TooLarge(f"an object has at most {parts.options.object_bytes_max} bytes")
+            raise TooLarge(f"the object is larger than the limit of {parts.options.object_bytes_max} bytes")
         self._parts = parts
         self._bucket_id = bucket_id
         self._name = name
@@ -138,9 +138,9 @@ class BlobWriter:
         row = self._row
         with self._lock:
             if row is None or (self._ended and not self._aborted):
-                raise RuntimeError("commit comes once, after finish")
+                raise RuntimeError("call commit once, after finish")
             if self._aborted:
-                raise Unavailable("the upload was broken off")
+                raise Unavailable("the upload was aborted")
             self._ended = True  # before the catalog is asked: an abort must not touch what may be the object already
         parts = self._parts
         try:
@@ -177,7 +177,7 @@ class BlobWriter:
         """A thread is at work on the blob. An error aborts the upload, and so does an `abort` that came meanwhile."""
         with self._lock:
             if self._aborted or self._ended:
-                raise Unavailable("the upload was broken off")
+                raise Unavailable("the upload was aborted")
             self._busy += 1
         failed = True
         try:
@@ -194,7 +194,7 @@ class BlobWriter:
             if last:
                 self._clean_up()
         if aborted:
-            raise Unavailable("the upload was broken off")
+            raise Unavailable("the upload was aborted")
 
     def _clean_up(self) -> None:
         self._release(self._claimed)
@@ -213,9 +213,9 @@ class BlobWriter:
 
     def _refuse_length(self, received: int) -> None:
         if self._size is None:
-            raise TooLarge(f"an object has at most {self._parts.options.object_bytes_max} bytes")
+            raise TooLarge(f"the object is larger than the limit of {self._parts.options.object_bytes_max} bytes")
         what = "at least " if received > self._size else ""
-        raise LengthMismatch(f"{self._size} bytes were announced, {what}{received} came")
+        raise LengthMismatch(f"expected {self._size} bytes, received {what}{received}")
 
     def _create(self, kind: str | None) -> None:
         """The blob and, for a shard, its index. Raises OSError."""

@@ -190,9 +190,9 @@ class Catalog:
         if size == 0:
             raise DiskRefused(_refusal(self.path, "it is empty"))
         if self.writer.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
-            raise DiskRefused(_refusal(self.path, "it is no catalog of DFC"))
+            raise DiskRefused(_refusal(self.path, "it is not a DFC catalog"))
         if self.writer.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
-            raise DiskRefused(_refusal(self.path, "it fails its check"))
+            raise DiskRefused(_refusal(self.path, "it fails SQLite's integrity check"))
         owner = self.writer.execute("SELECT value FROM meta WHERE key = 'disk_id'").fetchone()
         if owner is None or owner[0] != self.disk_id:
             raise DiskRefused(_refusal(self.path, f"it is the catalog of disk {owner and owner[0]}, not of {self.disk_id}"))
@@ -484,6 +484,6 @@ def _tune(connection: sqlite3.Connection, cache_kib: int) -> None:
 def _refusal(path: str, why: str) -> str:
     directory = os.path.dirname(path)
     return (
-        f"{path}: {why}. The disk is not used, so that nothing on it is lost. Restore the newest copy of the catalog, or"
-        f" make it anew from the blobs: dfc disk rebuild {directory}"
+        f"{path}: {why}. The disk stays unused, so nothing on it is lost. Restore the newest copy of the catalog, or"
+        f" rebuild it from the blobs: dfc disk rebuild {directory}"
     )

@@ -68,7 +68,7 @@ class Put(Change[PutOutcome]):
             # As if this upload had been overwritten, or deleted, at once. But a condition on what is there was met by
             # something that this upload does not come after.
             if self._precondition.names_an_object:
-                raise PreconditionFailed("the object was changed while this upload was under way")
+                raise PreconditionFailed("the object was changed during this upload")
             return self._put_under(transaction, current, tombstone)
         if current is not None and current.version == row.version:
             self._require_same(current)  # it is written again, perhaps since its blob was lost
@@ -90,7 +90,7 @@ class Put(Change[PutOutcome]):
 
     def _require_same(self, current: ObjectRow) -> None:
         if (current.checksum, current.attributes) != (self._row.checksum, self._row.attributes):
-            raise Conflict(f"the version {current.version} of {current.name!r} has other bytes or attributes here")
+            raise Conflict(f"version {current.version} of {current.name!r} is stored here with different bytes or attributes")
 
     def _replace(self, transaction: Transaction, current: ObjectRow | None) -> tuple[ObjectRow, ...]:
         if current is None:
@@ -136,7 +136,7 @@ class Delete(Change[DeleteOutcome]):
         if current is None:
             if self._precondition.guard is not None:
                 self._precondition.guard()
-            raise ObjectNotFound(f"there is no object {self._name!r}")
+            raise ObjectNotFound(f"object {self._name!r} does not exist")
         self._precondition.check(current.checksum)
         previous = transaction.previous(current)
         self._clock.observe(current.version)

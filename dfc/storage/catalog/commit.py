@@ -206,7 +206,7 @@ class GroupCommitter:
                 raise
             self._health.count(error, "committing to the catalog")
             self._health.fail(f"a COMMIT of its catalog failed: {error}")
-            raise OutcomeUnknown("the catalog's COMMIT failed; the outcome is known when the disk is opened again") from error
+            raise OutcomeUnknown("the catalog's COMMIT failed; reopening the disk will show whether it took effect") from error
 
     def _set_synchronous(self, wanted: bool) -> None:
         if wanted != self._synchronous:

@@ -140,7 +140,7 @@ class KeepStaged(Change[PutOutcome]):
         if self._precondition.guard is not None:
             self._precondition.guard()
         if _ended(transaction, self._owner.job):
-            raise JobCancelled(f"the job {self._owner.job} has ended here")
+            raise JobCancelled(f"job {self._owner.job} has already ended on this disk")
         row = self._row
         current = staged_version(transaction, row.bucket_id, row.name, self._owner)
         if current is not None and current.version > row.version:

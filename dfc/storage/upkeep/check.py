@@ -113,7 +113,7 @@ def _check_rows(root: str, catalog: Catalog, filesystem: FileSystem, report: Che
             _check_row(root, row, filesystem, report)
         counted = catalog.counts(bucket_id)
         if counted != (objects, size):
-            detail = f"the counters say {counted[0]} objects of {counted[1]} bytes, there are {objects} of {size}"
+            detail = f"the counters say {counted[0]} objects with {counted[1]} bytes, but there are {objects} with {size} bytes"
             report.add(Problem("counters", detail, bucket_id=bucket_id))
         report.objects += objects
         report.bytes += size
@@ -168,11 +168,11 @@ def _footer_damage(filesystem: FileSystem, path: str, row: ObjectRow, *, staged:
         return str(error)
     said = (footer.bucket_id, footer.name, footer.version, footer.size, footer.checksum)
     if said != (row.bucket_id, row.name, row.version, row.size, row.checksum):
-        return "its footer is that of another object"
+        return "its footer belongs to another object"
     if footer.attributes != row.attributes:
-        return "its footer has other attributes than the catalog"
+        return "its footer and the catalog have different attributes"
     if footer.job is not None and not staged:
-        return "its footer is that of a staged blob"
+        return "its footer belongs to a staged blob"
     return None
 
 
@@ -188,7 +188,7 @@ def _check_files(root: str, catalog: Catalog, filesystem: FileSystem, report: Ch
     for orphan in find_orphans(root, catalog, filesystem, _FOREVER):
         report.add(Problem(kinds[orphan.kind], "no row refers to it", os.path.relpath(orphan.path, root)))
     for path in foreign_files(root):
-        report.add(Problem("foreign_file", "it is none of ours", os.path.relpath(path, root)))
+        report.add(Problem("foreign_file", "it was not created by DFC", os.path.relpath(path, root)))
 
 
 def all_rows(catalog: Catalog, bucket_id: str) -> Iterator[ObjectRow]:

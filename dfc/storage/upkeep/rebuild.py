@@ -130,7 +130,7 @@ class _Rebuild:
             self._set_aside(bucket_id, path, str(error))
             return None
         if path != layout.blob_path(self._root, footer.bucket_id, footer.name, file.blob_id):
-            self._set_aside(bucket_id, path, "its footer is that of another object")
+            self._set_aside(bucket_id, path, "its footer belongs to another object")
             return None
         drawn = "" if file.blob_id == footer.version else file.blob_id
         known = footer.name, footer.version, footer.size, footer.checksum
@@ -185,7 +185,7 @@ class _Rebuild:
             while offset < row.size:
                 count = self._filesystem.read_into(fd, buffer[: row.size - offset], offset)
                 if count == 0:
-                    raise OSError(f"{path} became shorter while it was read")
+                    raise OSError(f"{path} shrank while it was being read")
                 index.feed(buffer[:count])
                 offset += count
         finally:

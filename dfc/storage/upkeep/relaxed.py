@@ -50,7 +50,7 @@ class RelaxedRows:
                 return msgspec.structs.replace(row, state=GOOD)
         current = self._parts.catalog.find(*key)
         if current is None:
-            raise ObjectNotFound(f"there is no object {row.name!r}")
+            raise ObjectNotFound(f"object {row.name!r} does not exist")
         if current.blob_id == row.blob_id and current.state == GOOD:
             return current  # another thread has verified it
         if current.quarantined or current.blob_id == row.blob_id:
@@ -75,7 +75,7 @@ class RelaxedRows:
             garbage = parts.committer.submit(MarkSynced([row]))
             parts.discard(garbage)
         except DfcError as error:
-            _log.warning("disk %s: a verified row stays marked: %s", parts.disk_id, error)
+            _log.warning("disk %s: cannot mark a verified row as synced: %s", parts.disk_id, error)
         return True
 
     def verify_suspects(self, stopped: Callable[[], bool]) -> int:

@@ -110,7 +110,7 @@ class Scrubber:
             except _Stopped:
                 pass
             except Exception:
-                _log.exception("disk %s: a pass of the scrubber failed; the next one is due in its time", self._disk.id)
+                _log.exception("disk %s: a scrub pass failed; the next one starts on schedule", self._disk.id)
                 self._wake.wait(min(self._interval_s, 60.0))
             resume = None
 
@@ -149,7 +149,7 @@ class Scrubber:
         try:
             self._parts.committer.submit(SetMeta(key, value))
         except DfcError as error:
-            _log.warning("disk %s: the scrubber cannot remember its place: %s", self._disk.id, error)
+            _log.warning("disk %s: the scrubber cannot save its position: %s", self._disk.id, error)
 
     # --- a pass
 
@@ -187,7 +187,7 @@ class Scrubber:
         parts.stats.scrubbed_objects += 1
         if damage is None:
             if row.quarantined and parts.committer.submit(LiftQuarantine(row)):
-                _log.warning("disk %s: %s/%r is sound again and served", parts.disk_id, row.bucket_id, row.name)
+                _log.warning("disk %s: %s/%r is sound again and is being served again", parts.disk_id, row.bucket_id, row.name)
             self._scrub_index(row)
             return False
         current = parts.catalog.find(row.bucket_id, row.name)

@@ -38,14 +38,14 @@ class SpaceKeeper:
         with self._lock:
             left = space.free - self._reserve_bytes - self._claimed
             if size > left:
-                raise NoSpace(f"{size} bytes do not fit: {max(left, 0)} bytes are free")
+                raise NoSpace(f"the disk is full: {size} bytes needed, {max(left, 0)} bytes free")
             self._claimed += size
 
     def require(self, size: int) -> None:
         """NoSpace when `size` bytes, for an upload that is over in an instant, are not there."""
         left = self._filesystem.space(self._root).free - self._reserve_bytes - self._claimed
         if size > left:
-            raise NoSpace(f"{size} bytes do not fit: {max(left, 0)} bytes are free")
+            raise NoSpace(f"the disk is full: {size} bytes needed, {max(left, 0)} bytes free")
 
     def release(self, size: int) -> None:
         """Give back what was claimed: it has been written, or the upload has ended."""
@@ -55,7 +55,7 @@ class SpaceKeeper:
     def require_room(self) -> None:
         """NoSpace when the reserve has been reached; for uploads that did not announce their length."""
         if self._filesystem.space(self._root).free < self._reserve_bytes:
-            raise NoSpace("the disk is full up to its reserve")
+            raise NoSpace("the disk is full: only its reserve is left")
 
     def measure(self) -> DiskSpace:
         space = self._filesystem.space(self._root)

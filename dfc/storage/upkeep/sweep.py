@@ -58,8 +58,8 @@ def sweep(parts: DiskParts, before: str, stopped: Callable[[], bool] = lambda: F
     alarm = complete > parts.options.orphan_alarm
     if alarm:
         _log.error(
-            "disk %s: %d complete blobs have no row. The catalog may be too old; nothing was moved. Look with"
-            " 'dfc disk check', and make the catalog anew with 'dfc disk rebuild'",
+            "disk %s: %d complete blobs have no row. The catalog may be too old; nothing was moved. Check the disk with"
+            " 'dfc disk check' and rebuild the catalog with 'dfc disk rebuild'",
             parts.disk_id,
             complete,
         )
@@ -120,7 +120,7 @@ def read_footer(filesystem: FileSystem, path: str) -> layout.Footer:
     finally:
         filesystem.close(fd)
     if footer.size + footer.footer_bytes != size:
-        raise layout.FooterDamaged(f"its footer speaks of {footer.size} bytes, the file has {size}")
+        raise layout.FooterDamaged(f"its footer says {footer.size} bytes, but the file has {size}")
     return footer
 
 

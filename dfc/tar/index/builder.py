@@ -243,7 +243,7 @@ class IndexBuilder:
             warnings.append(f"{self._dropped} members belong to no sample")
         if self._keys.first_repeated is not None:
             key = self._key_of_sample(self._keys.first_repeated)
-            warnings.append(f"{self._keys.repeated} samples have a key that came before in the shard, first {key[:200]!r}")
+            warnings.append(f"{self._keys.repeated} samples repeat the key of an earlier sample, first {key[:200]!r}")
         if self._not_utf8:
             warnings.append(f"{self._not_utf8} member names are not UTF-8 and are listed with replacement characters")
         return tuple(warnings)

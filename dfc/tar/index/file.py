@@ -187,4 +187,4 @@ def _forgotten(_key: int) -> None:
 
 
 def _cut_short(length: int) -> IndexCorrupt:
-    return IndexCorrupt("an index file has become shorter while it was open", length)
+    return IndexCorrupt("an index file was truncated while it was open", length)

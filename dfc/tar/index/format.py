@@ -85,7 +85,7 @@ def encode_header(header: IndexHeader) -> bytes:
     """The 512 bytes; ValueError when version or checksum are longer than their fields."""
     texts = [header.version.encode(), header.checksum.encode()]
     if any(len(text) >= TEXT_BYTES_MAX for text in texts):
-        raise ValueError(f"version and checksum have fewer than {TEXT_BYTES_MAX} bytes")
+        raise ValueError(f"version and checksum must have fewer than {TEXT_BYTES_MAX} bytes")
     packed = _HEADER.pack(MAGIC, FORMAT, KINDS.index(header.kind), *header[1:9], *texts)
     padded = packed.ljust(HEADER_BYTES - _CHECKED.size, b"\0")
     return padded + _CHECKED.pack(xxhash.xxh3_64_intdigest(padded))

@@ -74,7 +74,7 @@ def _any_lines(samples: SampleArrays, shard: str, form: Form) -> bytes:
         key = names[first][: lengths[first]]
         if form == "text":
             if "\n" in key or "\r" in key:
-                raise LineBreak(f"the key {key!r} has a line break")
+                raise LineBreak(f"the key {key!r} contains a line break")
             buffer += key.encode()
         elif form == "key":
             buffer += _ENCODER.encode({"shard": shard, "key": key})

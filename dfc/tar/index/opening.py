@@ -55,7 +55,7 @@ class CompressedIndexBuilder:
                 self._fail(error)
         ignored = None if self._decompressor is None else self._decompressor.ignored_from
         warnings = (
-            () if ignored is None else (f"what follows the {self._kind} stream is ignored, at offset {ignored} of the file",)
+            () if ignored is None else (f"data after the {self._kind} stream is ignored, at offset {ignored} of the file",)
         )
         self._decompressor = None
         return self._builder.finish_as(self._kind, version, size, checksum, warnings)
@@ -74,7 +74,7 @@ class _SniffingBuilder:
 
     def __init__(self, kind: str, file: BinaryIO, temporary_directory: str) -> None:
         if kind not in KINDS:
-            raise ValueError(f"no kind of shard: {kind!r}")
+            raise ValueError(f"unknown kind of shard: {kind!r}")
         self._kind = kind
         self._file = file
         self._temporary_directory = temporary_directory

@@ -133,7 +133,7 @@ class ShardIndex:
     def sample_at(self, number: int) -> Sample:
         """The sample with this ordinal, from 0. IndexError when there is none."""
         if not 0 <= number < self.sample_count:
-            raise IndexError(f"there are {self.sample_count} samples, and none with number {number}")
+            raise IndexError(f"there is no sample {number}: the shard has {self.sample_count} samples, counted from 0")
         return self._sample(self._file.read, self._file.read, number)
 
     def _at_hand(self) -> Read:
@@ -174,7 +174,7 @@ class ShardIndex:
                 return None
             number = _number(read, hashes + 8 * count, row)
             if number >= count:
-                raise IndexCorrupt("an index points to a sample that is not there", number)
+                raise IndexCorrupt("an index points to a sample that does not exist", number)
             if self._key_of(read, number) == key:
                 return number
         return None
@@ -210,7 +210,7 @@ class ShardIndex:
                 break
         key = members[0].key if members else None
         if key is None or pieces[0][0] != start or pieces[-1][1] > self.archive_size:
-            raise IndexCorrupt("a sample in an index has no members, or lies elsewhere than they do", position)
+            raise IndexCorrupt("a sample in an index has no members, or its offset does not match theirs", position)
         return Sample(key, number, start, pieces[-1][1], tuple(members), tuple(pieces))
 
     # --- in order
@@ -224,7 +224,7 @@ class ShardIndex:
                 yield _member(name, key_chars, offset, size, member_type, position)
             position += RECORD.size + len(name)
         if position != self._records_end:
-            raise IndexCorrupt("the records of an index end elsewhere than they should", position)
+            raise IndexCorrupt("the records of an index end at the wrong place", position)
 
     def samples(self, start: int = 0) -> Iterator[Sample]:
         """All samples in archive order, from ordinal `start` on."""
@@ -264,7 +264,7 @@ class ShardIndex:
         """offset, size, head, name, key characters, type of the record at a position in the file, checked."""
         end = position + RECORD.size
         if not HEADER_BYTES <= position <= end <= self._records_end:
-            raise IndexCorrupt("an index points outside of its records", position)
+            raise IndexCorrupt("an index points outside its records", position)
         if not self._all_checked:
             self._check_blocks(read, position, end)
         data = read(position, min(_RECORD_READ_BYTES, self._records_end - position))

@@ -46,11 +46,11 @@ def read_slices(file: IndexFile, header: IndexHeader, numbers: Integers) -> Iter
     if not len(numbers):
         return
     if not 0 <= numbers.min() <= numbers.max() < header.samples:
-        raise IndexError(f"there are {header.samples} samples; not all of those asked for are among them")
+        raise IndexError(f"some of the requested samples do not exist: the shard has {header.samples}, counted from 0")
     starts, positions, ends = _table_rows(file, header, numbers)
     outside = min(positions.min(), ends.min()) < HEADER_BYTES or ends.max() > header.records_end
     if outside or (ends - positions).min() < RECORD.size:
-        raise IndexCorrupt("an index points outside of its records", int(positions.min()))
+        raise IndexCorrupt("an index points outside its records", int(positions.min()))
     ends = np.minimum(ends, positions + _SAMPLE_BYTES_MAX)
     held = np.cumsum(ends - positions)
     first = 0

@@ -60,7 +60,7 @@ def _ends(part: Slice, archive_size: int) -> tuple[Integers, NDArray[np.bool_]]:
             break
         rows, places, stops = rows[more], after[more], stops[more]
     if not (covered.min() > 0 and starts.min() >= 0 and (starts < ends).all() and ends.max() <= archive_size):
-        raise IndexCorrupt("a sample in an index lies outside of its archive", int(ends.max()))
+        raise IndexCorrupt("a sample in an index lies outside its archive", int(ends.max()))
     return ends, covered == ends - starts
 
 
