@@ -59,7 +59,7 @@ class Builder(Protocol):
 
 
 class IndexBuilder:
-    """Builds the index of an uncompressed archive. `file` is new, seekable and open for reading and writing; the caller owns it.
+    """Builds the index of an uncompressed archive. `file` is new, seekable, open for reading and writing; the caller closes it.
 
     Use: `feed` every byte of the shard in order, then `finish`; or `close` when the upload is aborted.
     """

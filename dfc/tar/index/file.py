@@ -61,7 +61,7 @@ class _Descriptor:
 
 
 class IndexFile:
-    """An open index file, for reads from any thread. `translate` converts read errors. After `close`, reads raise ValueError."""
+    """An open index file, read from any thread. `translate` converts read errors. After `close`, reads raise ValueError."""
 
     def __init__(self, descriptor: int, cache: PageCache, translate: Callable[[OSError], Exception] | None = None) -> None:
         """Take ownership of the descriptor."""
