@@ -55,7 +55,7 @@ class Transaction:
         self.buckets: dict[str, int | None] = {}
         self.changes = 0
 
-    # --- what is there
+    # --- reading
 
     def load(self, keys: Iterable[Key]) -> None:
         """Read the rows of many objects at once; after that, the lookups below are answered from memory."""
