@@ -1,4 +1,4 @@
-"""Batch reads over HTTP: the list that comes, and the tar that goes out."""
+"""Batch reads over HTTP: parse the list of items and answer with the tar."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ BATCH_QUERY: Final = frozenset(("lengths",))
 
 
 async def read_request(exchange: Exchange) -> BatchRequest:
-    """The body, JSON or msgpack, decoded and checked in a thread. BadRequest, BadName, TooLarge."""
+    """Decode and check the body, JSON or msgpack, in a thread. Raises BadRequest, BadName, TooLarge."""
     body = await exchange.read_small(BATCH_BODY_BYTES_MAX)
     kind = exchange.headers.get("Content-Type", "")
     return await asyncio.get_running_loop().run_in_executor(exchange.bulk.threads, parse_request, body, kind)
 
 
 def wants_lengths(exchange: Exchange) -> bool:
-    """Whether `?lengths=1` was asked for. BadRequest."""
+    """Whether the query has `?lengths=1`. Raises BadRequest."""
     return flag(exchange.query_parameters(BATCH_QUERY), "lengths")
 
 
 def batch_answer(batch: GatheredBatch, *, with_lengths: bool) -> Answer:
-    """What was gathered, as a tar; with lengths before it, it is none."""
+    """The answer with the gathered items: a tar, or plain bytes if the lengths come first."""
     return BatchAnswer([("Content-Type", OCTETS if with_lengths else TAR), *SAFETY_HEADERS], batch)
 
 
 class BatchAnswer(BulkAnswer):
-    """Runs of bytes of parts as one body of known length. Owns the parts; cut off rather than short."""
+    """One body of known length, merged from the parts. Owns the parts; on failure the connection is cut."""
 
     __slots__ = ("_batch", "_whole")
 

@@ -1,9 +1,9 @@
-"""Batch reads: a list of items from anywhere in the cluster as one tar, in exactly that order.
+"""Batch reads: return a list of items from anywhere in the cluster as one tar, in the order of the list.
 
-The node that is asked splits the list by owner and asks each owner for its part (`POST /v1/node/batch`). An owner finds
-everything before it answers: its answer begins with the length of each item. So a missing item is known before the first byte
-goes out, the length of the whole too, and merging is copying runs of bytes. An owner that breaks off is asked again for the
-rest of its part, of the same versions; when that fails for good the connection is cut.
+The node that gets the request splits the list by owner and asks each owner for its part (`POST /v1/node/batch`). An owner
+finds all its items before it answers: its answer begins with the length of each. So missing items and the total length are
+known before the first byte goes out, and merging only copies runs of bytes. If an owner closes the connection, the rest of
+its part is requested again, in the same versions; if that fails for good, the client's connection is cut.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dfc.wire import ITEM_HEADER
 
 
 class ItemError(Exception):
-    """What is wrong with one item of a list."""
+    """An error in one item of the list."""
 
     def __init__(self, number: int, error: DfcError) -> None:
         super().__init__(error.message)
@@ -34,7 +34,7 @@ class ItemError(Exception):
         self.error = error
 
     def answer(self) -> DfcError:
-        """The error for whoever sent the list, naming the item."""
+        """The error for the client, naming the item."""
         error = self.error
         error.message = f"item {self.number}: {error.message}"
         error.headers[ITEM_HEADER] = str(self.number)
@@ -42,7 +42,7 @@ class ItemError(Exception):
 
 
 class Part(Protocol):
-    """The items of one owner, found and ready to be read: `lengths` in bytes, in order."""
+    """The items of one owner, found and ready to read: `lengths` in bytes, in order."""
 
     @property
     def lengths(self) -> Sequence[int]: ...
@@ -50,25 +50,25 @@ class Part(Protocol):
     def source(self) -> ByteSource: ...
 
     async def close(self, *, whole: bool) -> None:
-        """Let go; `whole` says that it was read to its end."""
+        """Release the part; `whole` says that it was read to its end."""
 
     async def reopen(self) -> None:
-        """Go on after a break, where the source stopped. Raises when that cannot be."""
+        """Continue after a lost connection, where the source stopped. Raises when that is impossible."""
 
 
-# An owner's id and the items of it to what opens its part. ItemError, DfcError.
+# Opens the part of an owner, given its id and its items. Raises ItemError, DfcError.
 Opener = Callable[[str, list[BatchItem], OnMissing], Any]
 
 
 class BatchGate:
-    """Counts the batch reads of a node."""
+    """Limits how many batch reads a node runs at once."""
 
     def __init__(self) -> None:
         self._free = BATCHES_MAX
 
     def enter(self) -> None:
         if not self._free:
-            raise Unavailable(f"{BATCHES_MAX} batch reads are under way already")
+            raise Unavailable(f"{BATCHES_MAX} batch reads are already running; try again later")
         self._free -= 1
 
     def leave(self) -> None:
@@ -77,8 +77,8 @@ class BatchGate:
 
 @dataclass(frozen=True)
 class GatheredBatch:
-    """Parts that were opened, and how their bytes are put together: `total` bytes in runs of one part each, after `begin` and
-    before `tail`. `threads` read and merge. Whoever has it owns the parts, and a place behind the gate."""
+    """Open parts, and how their bytes are merged: `total` bytes in runs of one part each, after `begin` and before `tail`.
+    `threads` read and merge. The holder owns the parts and a place in the gate."""
 
     parts: Sequence[Part]
     runs: list[Run]
@@ -98,10 +98,10 @@ async def gather_batch(
     *,
     with_lengths: bool = False,
 ) -> GatheredBatch:
-    """The tar of all items. `owner_of` names the owner of an object, `open_part` is awaited for each owner's part; `threads`
-    read and merge.
+    """Open the parts of all items, to be merged into one tar. `owner_of` names the owner of an object, `open_part` is awaited
+    for each owner's part; `threads` read and merge.
 
-    With `with_lengths` the length of each item goes first, and no end of an archive follows.
+    With `with_lengths`, the length of each item comes first, and no end-of-archive blocks follow.
     """
     gate.enter()
     found: dict[str, Part] = {}
@@ -112,7 +112,7 @@ async def gather_batch(
     try:
         loop = asyncio.get_running_loop()
         owners, by_owner, places = await loop.run_in_executor(threads, _split, request.items, owner_of)
-        # Cancelled, it raises when all of them have ended; what they have opened is known then.
+        # If cancelled, it raises only when all of them have ended; by then it is known what they opened.
         ended = await asyncio.gather(*(open_for(owner, items) for owner, items in by_owner.items()), return_exceptions=True)
         _raise_first(ended, list(places.values()))
         parts = [found[owner] for owner in by_owner]
@@ -128,7 +128,7 @@ async def gather_batch(
 def _split(
     items: list[BatchItem], owner_of: Callable[[str, str], str]
 ) -> tuple[array[int], dict[str, list[BatchItem]], dict[str, list[int]]]:
-    """The number of each item's owner, and by owner its items and their places in the list."""
+    """Split the list: the number of each item's owner, and for each owner its items and their places in the list."""
     known: dict[tuple[str, str], int] = {}
     numbers: dict[str, int] = {}
     for item in items:
@@ -148,7 +148,7 @@ def _split(
 
 
 def _runs(owners: array[int], lengths: list[Sequence[int]]) -> tuple[list[Run], int]:
-    """How many bytes to take from which part, one after the other, and how many in all."""
+    """How many bytes to take from which part, in order, and the total."""
     if len(lengths) == 1:
         total = sum(lengths[0])
         return [(0, total)], total
@@ -158,14 +158,14 @@ def _runs(owners: array[int], lengths: list[Sequence[int]]) -> tuple[list[Run], 
 
 
 def _lengths(owners: array[int], lengths: list[Sequence[int]]) -> bytes:
-    """The length of each item of the list."""
+    """The length of each item, in the order of the list."""
     following = [iter(part) for part in lengths]
     whole = array("Q", lengths[0] if len(lengths) == 1 else [next(following[owner]) for owner in owners])
     return little_endian(whole).tobytes()
 
 
 def _raise_first(ended: Iterable[object], places: list[list[int]]) -> None:
-    """Raise the error of the first item that has one; an error of a whole part counts first of all."""
+    """Raise the error of the first item that has one; the error of a whole part takes precedence."""
     errors: list[ItemError] = []
     for result, where in zip(ended, places, strict=True):
         if isinstance(result, ItemError):

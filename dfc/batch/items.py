@@ -1,4 +1,4 @@
-"""What a batch read asks for: a list of items, as JSON or msgpack. For nodes and clients alike; no I/O."""
+"""The request of a batch read: a list of items, as JSON or msgpack. Used by nodes and clients; no I/O."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class BatchItem(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """A member, a sample by key or by ordinal, or with none of these the whole object. `start` and `length` are a range of a
-    member or of an object."""
+    """One item: a member, a sample by key or ordinal, or, without any of these, the whole object. `start` and `length` select
+    a range of a member or an object."""
 
     bucket: str
     object: str
@@ -37,12 +37,12 @@ class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def parse_request(body: bytes, content_type: str = "") -> BatchRequest:
-    """A batch read that is well formed; whether anything of it is there is another question."""
+    """Decode a request and check its form, not whether its items exist."""
     packed = content_type.partition(";")[0].strip().lower() in (MSGPACK, "application/x-msgpack")
     try:
         request: BatchRequest = (msgspec.msgpack if packed else msgspec.json).decode(body, type=BatchRequest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f"bad {'msgpack' if packed else 'JSON'}: {error}") from None
+        raise BadRequest(f"invalid {'msgpack' if packed else 'JSON'}: {error}") from None
     if len(request.items) > BATCH_ITEMS_MAX:
         raise TooLarge(f"a batch has at most {BATCH_ITEMS_MAX} items, not {len(request.items)}")
     for number, item in enumerate(request.items):
@@ -57,6 +57,6 @@ def parse_request(body: bytes, content_type: str = "") -> BatchRequest:
 def _check(number: int, item: BatchItem) -> None:
     chosen = (item.member is not None) + (item.sample is not None) + (item.number is not None)
     if chosen > 1:
-        raise BadRequest(f"item {number}: give one of member, sample and number, or none for the whole object")
+        raise BadRequest(f"item {number}: give only one of member, sample and number, or none for the whole object")
     if (item.start is not None or item.length is not None) and (item.sample is not None or item.number is not None):
-        raise BadRequest(f"item {number}: start and length are for a member or an object; a sample comes whole")
+        raise BadRequest(f"item {number}: start and length apply to a member or an object; a sample is always whole")

@@ -1,6 +1,6 @@
-"""Bytes of several sources to one socket, in a given order of runs, with one window of memory: a transfer for `drive`.
+"""Merge the bytes of several sources into one socket, in a given order of runs, with one buffer: a transfer for `drive`.
 
-A source gives the next of its own bytes; it may be a socket, which is waited for, or files, which are read at once.
+A source yields its own bytes in order; it may be a socket, which is polled, or files, which are read directly.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Run = tuple[int, int]  # number of a source, bytes to take from it
 
 
 class ByteSource(Protocol):
-    """`fill` puts the next bytes into a part of `view`, at its beginning; 0: none are there now, `event` tells when."""
+    """A source of bytes. `fill` puts the next bytes at the beginning of `view`; 0: none are ready, wait for `event`."""
 
     @property
     def event(self) -> tuple[int, int]: ...
@@ -26,7 +26,7 @@ class ByteSource(Protocol):
 
 
 class SourceBroke(ConnectionError):
-    """A source ended or failed before its time. What it gave so far has been taken; another may go on in its place."""
+    """A source ended early or failed. Its bytes so far have been taken; another source may continue in its place."""
 
     def __init__(self, number: int, why: str) -> None:
         super().__init__(why)
@@ -34,7 +34,7 @@ class SourceBroke(ConnectionError):
 
 
 class SocketSource:
-    """Exactly `count` bytes of a non-blocking socket, of which `begun` were read already."""
+    """Exactly `count` bytes of a non-blocking socket, of which `begun` have already been read."""
 
     def __init__(self, connection: socket.socket, begun: bytes, count: int) -> None:
         self._socket = connection
@@ -44,11 +44,11 @@ class SocketSource:
 
     @property
     def left(self) -> int:
-        """Bytes that are still to be taken."""
+        """Bytes still to be read."""
         return self._left
 
     def take(self, count: int) -> None:
-        """So many bytes were read from the socket by somebody else."""
+        """Note that someone else has read `count` bytes from the socket."""
         self._left -= count
 
     def fill(self, view: memoryview) -> int:
@@ -62,25 +62,25 @@ class SocketSource:
             except BlockingIOError:
                 return 0
             if not count:
-                raise ConnectionError("the connection ended")
+                raise ConnectionError("connection closed")
         self._left -= count
         return count
 
 
 class Merge:
-    """A head, then runs of bytes from sources, then a tail, to a socket."""
+    """Sends to a socket: a head, then runs of bytes from sources, then a tail."""
 
     def __init__(
         self, sink: socket.socket, head: bytes, sources: Sequence[ByteSource], runs: Iterable[Run], tail: bytes = b""
     ) -> None:
-        """`sources` may be changed by the caller after SourceBroke."""
+        """The caller may replace entries of `sources` after SourceBroke."""
         self.sources = list(sources)
         self._sink = sink
         self._runs: Iterator[Run] = iter(runs)
-        self._source = self._left = 0  # of the run that is under way
+        self._source = self._left = 0  # of the current run
         self._tail = tail
         self._memory = memoryview(bytearray(BATCH_WINDOW_BYTES))
-        self._ready = memoryview(head)  # to be sent
+        self._ready = memoryview(head)  # not sent yet
         self._poll = select.poll()
         self._poll.register(sink, select.POLLOUT)
         self._wait: Final = Wait(((sink.fileno(), select.POLLOUT),))
@@ -107,7 +107,7 @@ class Merge:
                 return wait
 
     def _gather(self) -> Wait | None:
-        """Fill the window as far as bytes are there; a Wait when there are none."""
+        """Fill the buffer with the bytes that are ready; returns a Wait when there are none."""
         memory, filled = self._memory, 0
         try:
             while filled < len(memory):
@@ -126,7 +126,7 @@ class Merge:
                 filled += count
                 self._left -= count
         finally:
-            # Also when a source broke: what came before that is sent.
+            # Even if a source broke: the bytes before that are sent.
             self._ready = memory[:filled]
         if self._ended and self._tail:
             self._ready = memoryview(bytes(self._ready) + self._tail)
@@ -139,7 +139,7 @@ class Merge:
             raise SourceBroke(self._source, str(error)) from error
 
     def _poll_source(self) -> bool:
-        """Whether the source has something after a moment of waiting here."""
+        """Whether the source has bytes after a short wait here."""
         poll = select.poll()
         poll.register(*self.sources[self._source].event)
         return bool(poll.poll(TRANSFER_POLL_S * 1000))

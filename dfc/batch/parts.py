@@ -1,4 +1,4 @@
-"""The part of a batch read that another node holds: asked for, read from its connection, asked for again when that breaks."""
+"""The part of a batch read that another node holds: request it, read it, and request the rest if the connection breaks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dfc.limits import BATCH_RETRY_S, KIB
 from dfc.wire import ITEM_HEADER, MSGPACK
 
 _log: Final = logging.getLogger("dfc.http")
-ANSWER_S: Final = 300.0  # an owner that decompresses shards first takes so long
+ANSWER_S: Final = 300.0  # an owner that has to decompress shards first may take this long
 ERROR_BODY_BYTES_MAX: Final = 64 * KIB
 RETRY_FIRST_S: Final = 0.1
 RETRY_WAIT_MAX_S: Final = 1.0
@@ -31,7 +31,7 @@ SKIP_BYTES: Final = 64 * KIB
 
 
 class PeerParts:
-    """Opens parts at other nodes. `url_of` gives the URL of a node, which may change when the node restarts."""
+    """Opens parts on other nodes. `url_of` returns the URL of a node, which may change when the node restarts."""
 
     def __init__(self, pool: PeerPool, token: str, url_of: Callable[[str], str | None]) -> None:
         self._pool = pool
@@ -39,28 +39,28 @@ class PeerParts:
         self._url_of = url_of
 
     async def open(self, owner: str, items: list[BatchItem], on_missing: OnMissing) -> PeerPart:
-        """ItemError, Unavailable, RemoteError."""
+        """Request the part of an owner. Raises ItemError, Unavailable, RemoteError."""
         part = PeerPart(self, owner, items, on_missing)
         try:
             await part.begin()
         except BaseException:
-            # Now, and not when the exception is collected: until then the owner would wait for a reader, its blobs open.
+            # Now, not when the exception is garbage-collected: until then the owner would wait for a reader, with blobs open.
             await part.close(whole=False)
             raise
         return part
 
     async def ask(self, owner: str, body: bytes) -> tuple[PeerConnection, PeerResponse]:
-        """The head of a successful answer."""
+        """Send the request and return the head of a successful answer."""
         url = self._url_of(owner)
         if url is None:
-            raise Unavailable(f"the target {owner} is not in the map")
+            raise Unavailable(f"target {owner} is not in the cluster map")
         try:
             try:
                 return await self._ask(await self._pool.open(url), body)
             except _Stale:
                 return await self._ask(await self._pool.open(url, fresh=True), body)
         except (PeerGone, _Stale) as error:
-            raise Unavailable(f"the target {owner} went away before it answered") from error
+            raise Unavailable(f"target {owner} closed the connection before it answered") from error
 
     async def _ask(self, connection: PeerConnection, body: bytes) -> tuple[PeerConnection, PeerResponse]:
         headers = [
@@ -79,7 +79,7 @@ class PeerParts:
                     raise _Stale from error
                 raise
             except TimeoutError:
-                raise Unavailable(f"the node at {connection.url} does not answer") from None
+                raise Unavailable(f"the node at {connection.url} did not answer within {ANSWER_S:g} seconds") from None
             if response.status != 200:
                 raise await _error_of(connection, response)
             return connection, response
@@ -92,7 +92,7 @@ class PeerParts:
 
 
 class _Stale(Exception):
-    """The node had closed an idle connection just as it was taken."""
+    """The node closed an idle connection just as it was reused."""
 
 
 async def _error_of(connection: PeerConnection, response: PeerResponse) -> Exception:
@@ -107,18 +107,18 @@ async def _error_of(connection: PeerConnection, response: PeerResponse) -> Excep
 
 
 async def _read(connection: PeerConnection, begun: bytes, count: int) -> bytes:
-    """`count` bytes of a body, of which some were read already. PeerGone when there are fewer."""
+    """Read `count` bytes of a body, some of which were read before. Raises PeerGone if there are fewer."""
     data = bytearray(begun[:count])
     while len(data) < count:
         piece = await connection.receive(count - len(data))
         if not piece:
-            raise PeerGone(f"{connection.url} broke off its answer")
+            raise PeerGone(f"{connection.url} closed the connection in the middle of its answer")
         data += piece
     return bytes(data)
 
 
 class PeerPart:
-    """See `dfc.batch.gathering.Part`."""
+    """The items of another node. See `dfc.batch.gathering.Part`."""
 
     source: SocketSource
 
@@ -134,32 +134,32 @@ class PeerPart:
         self.checksums: dict[tuple[str, str], str] = {}
 
     async def begin(self) -> None:
-        """Ask for everything."""
+        """Request all items."""
         self.lengths, self.checksums = await self._ask(self._items)
         self._total = sum(self.lengths)
 
     async def reopen(self) -> None:
-        """Ask for what is left, until BATCH_RETRY_S is over. Unavailable, or what the owner then says."""
+        """Request the remaining items, retrying for BATCH_RETRY_S. Raises Unavailable, or the error that the owner answers."""
         self._drop()
         taken = self._total - self.source.left
         ends = list(accumulate(self.lengths))
         first = bisect_right(ends, taken)
         items = [self._pinned(item) for item in self._items[first:]]
         expected = self.lengths[first:]
-        _log.warning("target %s broke off a batch read at item %d of %d; asking again", self._owner, first, len(ends))
+        _log.warning("target %s closed the connection at item %d of %d in a batch; retrying", self._owner, first, len(ends))
         loop = asyncio.get_running_loop()
         deadline, wait_s = loop.time() + BATCH_RETRY_S, RETRY_FIRST_S
         while True:
             try:
                 lengths, _ = await self._ask(items)
                 if lengths != expected:
-                    raise DfcError(f"the target {self._owner} has something else by now")
+                    raise DfcError(f"objects on target {self._owner} have changed since the batch read began")
                 await self._skip(taken - (ends[first - 1] if first else 0))
                 return
             except (Unavailable, PeerGone) as error:
                 self._drop()
                 if loop.time() + wait_s > deadline:
-                    raise Unavailable(f"the target {self._owner} broke off and is not back: {error}") from error
+                    raise Unavailable(f"target {self._owner} closed the connection and is unavailable: {error}") from error
             except ItemError as error:
                 raise error.error from error
             except RemoteError as error:
@@ -170,7 +170,7 @@ class PeerPart:
             wait_s = min(RETRY_WAIT_MAX_S, wait_s * 2)
 
     def _pinned(self, item: BatchItem) -> BatchItem:
-        """The same item of the same version; one whose object was missing may stay as it is, its length is compared."""
+        """The item, pinned to the same version; one whose object was missing stays as it is, since its length is compared."""
         checksum = self.checksums.get((item.bucket, item.object))
         return item if checksum is None else msgspec.structs.replace(item, if_match=checksum)
 
@@ -185,11 +185,11 @@ class PeerPart:
             size = preamble_bytes(begun, length)
             begun = await self._fill(connection, begun, 4 + size)
             lengths, checksums = await loop.run_in_executor(None, decode_preamble, begun[4 : 4 + size])
-        except ValueError as error:  # also those of msgspec
-            raise Unavailable(f"the target {self._owner} answered with something else than expected") from error
+        except ValueError as error:  # including msgspec's
+            raise Unavailable(f"target {self._owner} sent an invalid answer to a batch read") from error
         left = length - 4 - size
         if len(lengths) != len(items) or sum(lengths) != left:
-            raise Unavailable(f"the target {self._owner} answered with something else than expected")
+            raise Unavailable(f"target {self._owner} sent an invalid answer to a batch read")
         self._reusable = response.header(b"connection") != b"close"
         self.source = SocketSource(connection.socket, begun[4 + size :], left)
         return lengths, checksums
@@ -201,7 +201,7 @@ class PeerPart:
             raise Unavailable(str(error)) from error
 
     async def _skip(self, count: int) -> None:
-        """Read over what of the first item was taken before the break."""
+        """Skip the bytes of the first item that were taken before the connection broke."""
         connection = self._connection
         assert connection is not None
         scratch = memoryview(bytearray(SKIP_BYTES))
@@ -214,7 +214,7 @@ class PeerPart:
             if not got:
                 piece = await connection.receive(min(count, SKIP_BYTES))
                 if not piece:
-                    raise PeerGone("the connection ended")
+                    raise PeerGone("connection closed")
                 self.source.take(len(piece))
                 count -= len(piece)
 

@@ -119,14 +119,14 @@ class ByteReader:
     def take(self, count: int, what: str) -> bytes:
         """The next `count` bytes. FormatError when the file ends before, or they are more than fit into memory."""
         if count > self.size - self.at:
-            raise FormatError(self.file, f"the file ends inside of {what}, which has {count} bytes", self.at)
+            raise FormatError(self.file, f"the file ends inside {what}, which has {count} bytes", self.at)
         if count > JOB_MEMBER_BYTES_MAX:
             raise FormatError(self.file, f"{what} of {count} bytes is too large to be changed in memory", self.at)
         data = self._stream.read(count)
         while len(data) < count:
             more = self._stream.read(count - len(data))
             if not more:
-                raise FormatError(self.file, f"the file ends inside of {what}", self.at + len(data))
+                raise FormatError(self.file, f"the file ends inside {what}", self.at + len(data))
             data += more
         self.at += count
         return data
@@ -159,7 +159,7 @@ class SeekableFile(io.RawIOBase):
     def seek(self, offset: int, whence: int = 0) -> int:
         at = offset + (0, self._at, self._source.size)[whence]
         if at < 0:
-            raise OSError("a place before the first byte")  # what libraries expect of a file
+            raise OSError("seek before the first byte")  # what libraries expect of a file
         self._at = at
         return at
 
@@ -167,7 +167,7 @@ class SeekableFile(io.RawIOBase):
         left = max(self._source.size - self._at, 0)
         count = left if count is None or count < 0 else min(count, left)
         if count > self._read_max:
-            raise FormatError(self._file, f"a piece of {count} bytes is more than is read at once", self._at)
+            raise FormatError(self._file, f"a piece of {count} bytes is too large for one read", self._at)
         if not count:
             return b""
         start = self._at - self._window_at
@@ -199,9 +199,9 @@ def check_member_name(file: str, name: str, offset: int | None = None) -> None:
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
-        raise FormatError(file, f"the name {name[:_NAME_SHOWN]!r} is no UTF-8", offset) from None
+        raise FormatError(file, f"the name {name[:_NAME_SHOWN]!r} is not UTF-8", offset) from None
     if not 0 < size <= TAR_MEMBER_NAME_BYTES_MAX or "\0" in name or name.startswith("/") or ".." in parts:
-        raise FormatError(file, f"{name[:_NAME_SHOWN]!r} cannot be the name of a member", offset)
+        raise FormatError(file, f"{name[:_NAME_SHOWN]!r} is not a valid member name", offset)
 
 
 def sample_of(file: str, number: int, key: str, fields: Iterable[tuple[str, bytes]], offset: int | None = None) -> SampleData:
@@ -216,7 +216,7 @@ def sample_of(file: str, number: int, key: str, fields: Iterable[tuple[str, byte
         name, ext = f"{key}.{written}", written.lower()
         check_member_name(file, name, offset)
         if split_key(name) != (key, ext):
-            raise FormatError(file, f"{key[:_NAME_SHOWN]!r} with {written[:_NAME_SHOWN]!r} cannot be key and extension", offset)
+            raise FormatError(file, f"{key[:_NAME_SHOWN]!r} and {written[:_NAME_SHOWN]!r} are not key and extension", offset)
         if ext in seen or len(seen) >= SAMPLE_RECORDS_MAX:
             problem = f"has {ext[:_NAME_SHOWN]!r} twice" if ext in seen else f"has more than {SAMPLE_RECORDS_MAX} fields"
             raise FormatError(file, f"the sample {key[:_NAME_SHOWN]!r} {problem}", offset)
@@ -249,9 +249,9 @@ def unpack_fields(file: str, data: Buffer, offset: int) -> dict[str, bytes | str
     try:
         fields = _FIELDS.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FormatError(file, f"a record is no msgpack map of bytes ({str(error)[:100]})", offset) from None
+        raise FormatError(file, f"a record is not a msgpack map of bytes ({str(error)[:100]})", offset) from None
     if not all(isinstance(value, bytes | str) for value in fields.values()):
-        raise FormatError(file, "a record is a msgpack map of other things than bytes", offset)
+        raise FormatError(file, "a record is a msgpack map with values other than bytes", offset)
     return fields
 
 

@@ -71,7 +71,7 @@ class LmdbWriter:
             with self._environment.begin(write=True) as transaction:
                 for key, value in self._pending:
                     if not transaction.put(key, value, overwrite=False):
-                        raise Conflict(f"the key {key.decode()[:80]!r} is there twice, which LMDB cannot hold")
+                        raise Conflict(f"the key {key.decode()[:80]!r} occurs twice, which LMDB cannot store")
         except self._full:
             return False
         return True
@@ -108,23 +108,23 @@ class _Walker:
         offset = number * self.page_size
         self._visit(1, offset)
         if depth > _DEPTH_MAX:
-            raise FormatError(self._file, "pages that lead back to themselves", offset)
+            raise FormatError(self._file, "its pages form a loop", offset)
         page = self._read(offset, self.page_size)
         stored, _, flags, lower, upper = struct.unpack_from("<QHHHH", page)
         if stored != number or not flags & (_BRANCH | _LEAF) or not _PAGE_HEAD <= lower <= upper <= self.page_size:
-            raise FormatError(self._file, "no page of a tree", offset)
+            raise FormatError(self._file, "not a page of a tree", offset)
         for at in struct.unpack_from(f"<{(lower - _PAGE_HEAD) // 2}H", page, _PAGE_HEAD):
             if not lower <= at <= self.page_size - _NODE.size:
-                raise FormatError(self._file, "an entry outside of its page", offset)
+                raise FormatError(self._file, "an entry lies outside its page", offset)
             low, high, node_flags, key_size = _NODE.unpack_from(page, at)
             data_at = at + _NODE.size + key_size
             if data_at > self.page_size:
-                raise FormatError(self._file, "a key outside of its page", offset)
+                raise FormatError(self._file, "a key lies outside its page", offset)
             if flags & _BRANCH:
                 yield from self.leaves(low | high << 16 | node_flags << 32, depth + 1)
                 continue
             if node_flags & (_SUB_DATABASE | _DUPLICATES):
-                raise FormatError(self._file, "named databases and duplicate keys are not read", offset)
+                raise FormatError(self._file, "named databases and duplicate keys are not supported", offset)
             value = self._value(page, data_at, low | high << 16, node_flags, offset)
             yield page[at + _NODE.size : data_at], value, offset
 
@@ -132,30 +132,30 @@ class _Walker:
         """Count pages: those of a sound file, of large values too, are named once each."""
         self._visited += pages
         if self._visited * self.page_size > self._source.size:
-            raise FormatError(self._file, "pages that lead back to themselves, or that are named twice", offset)
+            raise FormatError(self._file, "its pages form a loop, or one is used twice", offset)
 
     def _value(self, page: bytes, at: int, size: int, flags: int, offset: int) -> bytes:
         if not flags & _BIG_DATA:
             if at + size > self.page_size:
-                raise FormatError(self._file, "a value outside of its page", offset)
+                raise FormatError(self._file, "a value lies outside its page", offset)
             return page[at : at + size]
         if at + 8 > self.page_size or size > JOB_MEMBER_BYTES_MAX:
-            raise FormatError(self._file, "a value outside of its page, or too large to be changed in memory", offset)
+            raise FormatError(self._file, "a value lies outside its page, or is too large to be changed in memory", offset)
         (number,) = struct.unpack_from("<Q", page, at)
         start = number * self.page_size
         stored, _, overflow, pages = struct.unpack_from("<QHHI", self._read(start, _PAGE_HEAD))
         if stored != number or not overflow & _OVERFLOW or _PAGE_HEAD + size > pages * self.page_size:
-            raise FormatError(self._file, "no overflow page", start)
+            raise FormatError(self._file, "not an overflow page", start)
         self._visit(pages, start)
         return self._read(start + _PAGE_HEAD, size)
 
     def _page_size(self) -> int:
         meta = self._meta(0)
         if meta is None:
-            raise FormatError(self._file, "no LMDB of format 1 (LMDB 0.9)", 0)
+            raise FormatError(self._file, "not an LMDB file of format 1 (LMDB 0.9)", 0)
         size: int = _DATABASE.unpack(meta[4])[0]
         if size not in (1 << bits for bits in range(9, 17)):
-            raise FormatError(self._file, f"pages of {size} bytes", 0)
+            raise FormatError(self._file, f"invalid page size: {size} bytes", 0)
         return size
 
     def _root(self) -> int | None:
@@ -163,7 +163,7 @@ class _Walker:
         metas = [meta for meta in (self._meta(0), self._meta(self.page_size)) if meta is not None]
         _, flags, _, _, _, _, _, root = _DATABASE.unpack(max(metas, key=lambda meta: meta[7])[5])
         if flags & _DUPSORT:
-            raise FormatError(self._file, "an LMDB with duplicate keys is not read", 0)
+            raise FormatError(self._file, "LMDB files with duplicate keys are not supported", 0)
         return None if root == _NO_ROOT else root
 
     def _meta(self, offset: int) -> tuple[Any, ...] | None:
@@ -172,7 +172,7 @@ class _Walker:
 
     def _read(self, offset: int, size: int) -> bytes:
         if offset + size > self._source.size:
-            raise FormatError(self._file, "the file ends before a page that it names", offset)
+            raise FormatError(self._file, "the file ends before a page that it refers to", offset)
         buffer = bytearray(size)
         self._source.read_into(offset, memoryview(buffer))
         return bytes(buffer)
@@ -187,5 +187,5 @@ def read_lmdb(source: Readable, file: str) -> Iterator[SampleData]:
         try:
             text = key.decode()
         except UnicodeDecodeError:
-            raise FormatError(file, f"the key {key[:80]!r} is no UTF-8", offset) from None
+            raise FormatError(file, f"the key {key[:80]!r} is not UTF-8", offset) from None
         yield sample_of(file, number, text, fields_in_order(unpack_fields(file, value, offset)), offset)

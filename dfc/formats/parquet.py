@@ -76,7 +76,7 @@ class ParquetWriter:
         import pyarrow.parquet
 
         if KEY_FIELD in columns:
-            raise Conflict(f"there is a field {KEY_FIELD!r}, where Parquet keeps the key")
+            raise Conflict(f"a sample has a field {KEY_FIELD!r}, which Parquet files use for the key")
         self._arrow: Any = pyarrow
         self._columns = tuple(columns)
         fields = [pyarrow.field(KEY_FIELD, pyarrow.string(), nullable=False)]
@@ -96,9 +96,7 @@ class ParquetWriter:
     def add(self, sample: SampleData) -> None:
         row = {member.ext: member.data for member in sample.members}
         if not row.keys() <= set(self._columns):
-            raise Conflict(
-                f"the sample {sample.key!r} has fields that are no columns: {sorted(row.keys() - set(self._columns))}"
-            )
+            raise Conflict(f"the sample {sample.key!r} has fields without a column: {sorted(row.keys() - set(self._columns))}")
         self._keys.append(sample.key)
         self._rows.append(row)
         self._bytes += sum(map(len, row.values()))
@@ -158,12 +156,12 @@ def read_parquet(source: Readable, file: str) -> Iterator[SampleData]:
                     values = dict(zip(names, row, strict=True))
                     key = values.pop(KEY_FIELD, None)
                     if key is not None and not isinstance(key, str):
-                        raise FormatError(file, f"row {number}: a key is no text")
+                        raise FormatError(file, f"row {number}: the key is not text")
                     fields = _fields(values, next(layouts, None), file, number)
                     yield sample_of(file, number, key_without(file, number) if key is None else key, fields)
                     number += 1
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
-        raise FormatError(file, f"row {number}: it cannot be read ({str(error)[:200]})") from None
+        raise FormatError(file, f"row {number} cannot be read ({str(error)[:200]})") from None
 
 
 def _open(source: Readable, file: str) -> Any:
@@ -175,7 +173,7 @@ def _open(source: Readable, file: str) -> Any:
         handle = pyarrow.PythonFile(SeekableFile(source, file), mode="r")
         return pyarrow.parquet.ParquetFile(handle, buffer_size=_READ_BYTES, pre_buffer=False)
     except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise FormatError(file, f"no Parquet file, or a broken one ({str(error)[:200]})") from None
+        raise FormatError(file, f"not a Parquet file, or a damaged one ({str(error)[:200]})") from None
 
 
 def _layouts(parquet: Any, file: str) -> Iterator[list[str]]:
@@ -191,7 +189,7 @@ def _layouts(parquet: Any, file: str) -> Iterator[list[str]]:
         raise FormatError(file, f"its metadata {LAYOUTS_KEY.decode()} is for another number of rows")
     for layout, count in found.runs:
         if layout >= len(found.layouts):
-            raise FormatError(file, f"its metadata {LAYOUTS_KEY.decode()} names a layout that is not there")
+            raise FormatError(file, f"its metadata {LAYOUTS_KEY.decode()} refers to a layout that does not exist")
         for _ in range(count):
             yield found.layouts[layout]
 
@@ -202,7 +200,7 @@ def _fields(values: dict[str, Any], layout: list[str] | None, file: str, number:
         yield from ((_extension(name), _bytes(value)) for name, value in present.items())
         return
     if sorted(written.lower() for written in layout) != sorted(present):
-        raise FormatError(file, f"row {number}: its fields are not those that the metadata {LAYOUTS_KEY.decode()} says")
+        raise FormatError(file, f"row {number}: its fields do not match the metadata {LAYOUTS_KEY.decode()}")
     yield from ((written, _bytes(present[written.lower()])) for written in layout)
 
 

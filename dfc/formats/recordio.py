@@ -50,7 +50,7 @@ class RecordIOWriter:
         try:
             payload = pack_fields(sample, **{KEY_FIELD: sample.key})
         except ValueError as error:
-            raise Conflict(f"{error}, where RecordIO keeps the key") from None
+            raise Conflict(f"{error}, which RecordIO files use for the key") from None
         data = _IR_HEADER.pack(0, 0.0, self._count, 0) + payload
         if len(data) > _LENGTH_MAX:
             raise Conflict(f"the sample {sample.key!r} is larger than the 512 MiB of a RecordIO record")
@@ -99,7 +99,7 @@ def read_recordio(source: Readable, file: str) -> Iterator[SampleData]:
             fields = unpack_fields(file, memoryview(data)[_IR_HEADER.size + 4 * labels :], start)
             key = fields.get(KEY_FIELD, key_without(file, number))
             if not isinstance(key, str):
-                raise FormatError(file, "a key is no text", start)
+                raise FormatError(file, "a key is not text", start)
             yield sample_of(file, number, key, fields_in_order(fields), start)
             number += 1
     finally:
@@ -114,13 +114,13 @@ def _read_record(reader: ByteReader) -> bytes:
         magic, head = _HEAD.unpack(reader.take(_HEAD.size, "a record's header"))
         part, length = head >> _LENGTH_BITS, head & _LENGTH_MAX
         if magic != 0xCED7230A or part > _LAST or (part in (_WHOLE, _FIRST)) == bool(parts):
-            raise FormatError(reader.file, "no RecordIO record", start)
+            raise FormatError(reader.file, "not a RecordIO record", start)
         size += length + 4
         if size > JOB_MEMBER_BYTES_MAX:
             raise FormatError(reader.file, "a record is too large to be changed in memory", start)
         parts.append(reader.take(length, "a record"))
         if part in (_FIRST, _MIDDLE) and length % 4:
-            raise FormatError(reader.file, "a part of a record that is no multiple of 4 bytes", start)
+            raise FormatError(reader.file, "the length of a part of a record is not a multiple of 4 bytes", start)
         reader.take(-length % 4, "a record's padding")
         if part in (_WHOLE, _LAST):
             return _MAGIC.join(parts)

@@ -85,12 +85,12 @@ def read_sequencefile(source: Readable, file: str) -> Iterator[SampleData]:
                 continue
             key_length = _INT.unpack(reader.take(4, "a key's length"))[0]
             if not 0 < key_length <= min(FORMAT_TEXT_BYTES_MAX, length - 4):
-                raise FormatError(file, f"a record of {length} bytes with a key of {key_length}", start)
+                raise FormatError(file, f"impossible lengths: a record of {length} bytes with a key of {key_length}", start)
             key, used = _parse_text(file, reader.take(key_length, "a key"), start)
             data = reader.take(length - key_length, "a record")
             size = _INT.unpack_from(data)[0]
             if used != key_length or size != len(data) - 4:
-                raise FormatError(file, "lengths of a record that do not fit each other", start)
+                raise FormatError(file, "the lengths in a record contradict each other", start)
             fields = unpack_fields(file, memoryview(data)[4:], start)
             yield sample_of(file, number, key, fields_in_order(fields), start)
             number += 1
@@ -102,16 +102,16 @@ def _read_head(reader: ByteReader) -> bytes:
     file = reader.file
     magic = reader.take(4, "the head")
     if magic[:3] != b"SEQ" or magic[3] != 6:
-        raise FormatError(file, "no SequenceFile of version 6", 0)
+        raise FormatError(file, "not a SequenceFile of version 6", 0)
     classes = (_read_text(reader), _read_text(reader))
     if classes != (KEY_CLASS, VALUE_CLASS):
         raise FormatError(file, f"keys and values are {classes[0][:80]} and {classes[1][:80]}, not Text and BytesWritable", 4)
     compressed, blocks = reader.take(2, "the head")
     if compressed or blocks:
-        raise FormatError(file, "compressed SequenceFiles are not read", reader.at - 2)
+        raise FormatError(file, "compressed SequenceFiles are not supported", reader.at - 2)
     count = _INT.unpack(reader.take(4, "the metadata"))[0]
     if not 0 <= count <= FORMAT_PAIRS_MAX:
-        raise FormatError(file, f"metadata of {count} pairs", reader.at - 4)
+        raise FormatError(file, f"impossible metadata: {count} pairs", reader.at - 4)
     for _ in range(2 * count):
         _read_text(reader)
     return reader.take(16, "the sync marker")
@@ -134,7 +134,7 @@ def _read_text(reader: ByteReader) -> str:
     digits = reader.take(_digits(reader.file, first[0], start), "a text")
     size = int.from_bytes(digits, "big") if digits else first[0]
     if size > FORMAT_TEXT_BYTES_MAX:
-        raise FormatError(reader.file, f"a text of {size} bytes in the head", start)
+        raise FormatError(reader.file, f"impossible text of {size} bytes in the head", start)
     return _decode(reader.file, reader.take(size, "a text"), start)
 
 
@@ -153,7 +153,7 @@ def _digits(file: str, first: int, offset: int) -> int:
     if first <= 127:
         return 0
     if not 136 <= first <= 143:
-        raise FormatError(file, "a text of negative length", offset)
+        raise FormatError(file, "a text has a negative length", offset)
     return 144 - first
 
 
@@ -161,7 +161,7 @@ def _decode(file: str, data: bytes, offset: int) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise FormatError(file, "a text is no UTF-8", offset) from None
+        raise FormatError(file, "a text is not UTF-8", offset) from None
 
 
 FORMAT: Final = FileFormat(

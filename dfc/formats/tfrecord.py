@@ -73,7 +73,7 @@ def read_tfrecord(source: Readable, file: str) -> Iterator[SampleData]:
 def encode_example(sample: SampleData) -> bytes:
     """`Example { Features { map<string, Feature> } }` with `__key__` first. Conflict when it is larger than protobuf allows."""
     if any(member.ext == KEY_FIELD for member in sample.members):
-        raise Conflict(f"the sample {sample.key!r} has a field {KEY_FIELD!r}, where TFRecord keeps the key")
+        raise Conflict(f"the sample {sample.key!r} has a field {KEY_FIELD!r}, which TFRecord files use for the key")
     features = _feature(KEY_FIELD, sample.key.encode())
     example = features + b"".join(_feature(member.ext, member.data) for member in sample.members)
     data = _message(1, example)
@@ -107,12 +107,12 @@ def decode_example(data: bytes, file: str, number: int, offset: int) -> SampleDa
     try:
         features = dict(_features(memoryview(data)))
     except (ValueError, struct.error, RecursionError) as error:
-        raise FormatError(file, f"a record is no tf.train.Example ({error})", offset) from None
+        raise FormatError(file, f"a record is not a tf.train.Example ({error})", offset) from None
     key = features.pop(KEY_FIELD, None)
     try:
         text = key.decode() if key is not None else key_without(file, number)
     except UnicodeDecodeError:
-        raise FormatError(file, "a key is no UTF-8", offset) from None
+        raise FormatError(file, "a key is not UTF-8", offset) from None
     named = ((name.replace("/", "."), value) for name, value in features.items() if value is not None)
     return sample_of(file, number, text, named, offset)
 
@@ -139,7 +139,7 @@ def _value(name: str, feature: memoryview) -> bytes | None:
         if kind == 1:
             found = [value for field, value in _fields(values) if field == 1]
             if len(found) > 1 or any(not isinstance(value, memoryview) for value in found):
-                raise ValueError(f"{name!r} has {len(found)} values where one is read")
+                raise ValueError(f"{name!r} has {len(found)} values instead of one")
             return bytes(found[0]) if found else None
         numbers = list(_numbers(values, kind))
         if not numbers:
@@ -195,7 +195,7 @@ def _fields(data: memoryview) -> Iterator[tuple[int, memoryview | int]]:
             size, at = _varint(data, at)
             value, at = _cut(data, at, size), at + size
         else:
-            raise ValueError(f"a field of wire type {kind}")
+            raise ValueError(f"a field has the unknown wire type {kind}")
         yield tag >> 3, value
 
 
@@ -209,7 +209,7 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
-            raise ValueError("a number is cut off")
+            raise ValueError("a number is truncated")
         byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift

@@ -41,7 +41,7 @@ class ZipWriter:
         """Conflict for a name that is there already, since whoever extracts the zip would lose one of them."""
         for member in sample.members:
             if member.name in self._zip.NameToInfo:
-                raise Conflict(f"a zip cannot hold two members {member.name[:80]!r}")
+                raise Conflict(f"a zip file cannot have two members {member.name[:80]!r}")
             info = zipfile.ZipInfo(member.name, _EPOCH)
             info.create_system, info.external_attr = _UNIX, _MODE
             info.compress_type = zipfile.ZIP_DEFLATED if self._level else zipfile.ZIP_STORED
@@ -66,7 +66,7 @@ class _Window:
 
     def seek(self, offset: int, whence: int = 0) -> int:
         if whence or not self._base <= offset <= self._base + len(self._data):
-            raise OSError("a place that has been written already")
+            raise OSError("seek to a place that is already written")
         self._at = offset
         return offset
 
@@ -91,13 +91,13 @@ def read_zip(source: Readable, file: str, on_split: OnSplit, warnings: list[str]
     try:
         archive = zipfile.ZipFile(cast(Any, SeekableFile(source, file, ZIP_DIRECTORY_BYTES_MAX)))
     except _BROKEN as error:
-        raise FormatError(file, f"no zip file, or a broken one ({str(error)[:100]})") from None
+        raise FormatError(file, f"not a zip file, or a damaged one ({str(error)[:100]})") from None
     infos = [info for info in archive.infolist() if _is_file(info)]
     for info in infos:
         _check(file, info)
     growth = max(DECOMPRESS_FREE_BYTES, DECOMPRESS_RATIO_MAX * source.size)
     if sum(info.file_size for info in infos) > growth:
-        raise FormatError(file, f"the zip grows more than {DECOMPRESS_RATIO_MAX} times")
+        raise FormatError(file, f"the zip file expands to more than {DECOMPRESS_RATIO_MAX} times its size")
     grouped = group_files(file, ((info.filename, info) for info in infos), on_split)
     if grouped.dropped:
         warnings.append(f"{file}: {grouped.dropped} members belong to no sample and were left out")
@@ -122,7 +122,11 @@ def _check(file: str, info: zipfile.ZipInfo) -> None:
         raise FormatError(file, f"the member {info.filename[:80]!r} is encrypted", info.header_offset)
     if info.compress_type not in _METHODS:
         method = zipfile.compressor_names.get(info.compress_type, str(info.compress_type))  # type: ignore[attr-defined]
-        raise FormatError(file, f"{info.filename[:80]!r} is compressed by {method}, not stored or deflated", info.header_offset)
+        raise FormatError(
+            file,
+            f"{info.filename[:80]!r} is compressed with {method}, not stored or deflated",
+            info.header_offset,
+        )
     if info.file_size > JOB_MEMBER_BYTES_MAX:
         raise FormatError(file, f"the member {info.filename[:80]!r} is too large to be changed in memory", info.header_offset)
 

@@ -1,13 +1,13 @@
-"""Which sample comes when: a pure function of the shards' counts, the seed, the epoch and who reads. No I/O.
+"""The order of samples in an epoch: a pure function of the shards' counts, the seed, the epoch and the reader. No I/O.
 
-Samples have numbers: in the order of the spec, then of the shard. The *stream order* of an epoch takes the shards in an order
+Samples are numbered in the order of the spec, then of the shard. The *stream order* of an epoch takes the shards in an order
 drawn from (seed, epoch), each from front to back; a sample's place in it is its *position*. Rank r of R delivers the positions
 from r·M/R up to (r+1)·M/R, where M is the number of samples rounded to whole batches of all ranks. Its batches are split among
-its workers: worker w of W delivers one run of positions, its *part*. A part is read in *lanes*: runs of equal length that are
-taken from in turn, so that several disks work at once; sample i of a part is number i // L of lane i % L. The *window shuffle*
+its workers: worker w of W delivers one run of positions, its *part*. A part is read in *lanes*: runs of equal length, read
+round-robin, so that several disks work at once; sample i of a part is number i // L of lane i % L. The *window shuffle*
 then moves every sample by less than `window` places: sample i gets the key i + u·window, with u drawn from (seed, epoch, who,
-i), and samples are delivered by key. So any point of the order can be found again without what came before.
-docs/inputs.md describes it; a state that was saved stays good only while nothing here changes (ORDER_VERSION).
+i), and samples are delivered by key. So any point of the order can be found without computing what comes before it.
+docs/inputs.md describes it; saved states stay valid only as long as nothing here changes (ORDER_VERSION).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ ORDER_VERSION: Final = 1
 Integers = NDArray[np.int64]
 Equal = Literal["pad", "drop"]
 
-_CHUNK: Final = 4096  # samples of a part whose order is computed at a time: some milliseconds of reading, 32 kB
+_CHUNK: Final = 4096  # samples whose order is computed at once: a few milliseconds of reading, 32 kB
 _FRACTION_BITS: Final = 20  # of a key; samples whose keys are equal stay in the order of the stream
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 class SampleRun(NamedTuple):
-    """`length` neighbours of one shard, from number `start` of it."""
+    """`length` adjacent samples of one shard, from ordinal `start`."""
 
     shard: int
     start: int
@@ -43,7 +43,7 @@ class SampleRun(NamedTuple):
 
 @dataclass(frozen=True)
 class Place:
-    """Who reads: worker `worker` of `workers` of rank `rank` of `ranks`."""
+    """The reader: worker `worker` of `workers` of rank `rank` of `ranks`."""
 
     rank: int = 0
     ranks: int = 1
@@ -53,17 +53,17 @@ class Place:
     def __post_init__(self) -> None:
         if not (0 <= self.rank < self.ranks and 0 <= self.worker < self.workers):
             raise ValueError(
-                f"there is no rank {self.rank} of {self.ranks} ranks with worker {self.worker} of {self.workers} workers"
+                f"rank {self.rank} of {self.ranks} with worker {self.worker} of {self.workers} is impossible: both count from 0"
             )
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What the order of all epochs follows from, besides the shards.
+    """The settings that determine the order of all epochs, besides the shards.
 
-    `batch` samples to a batch; `shuffled`: shards in an order of each epoch's own; `window` and `lanes` as above (0 or
-    1: none); `scattered`: instead of all that, every sample at a place of its own, drawn over all samples. `batches`: of each
-    rank in an epoch, however many samples there are (None: as many as it takes).
+    `batch`: samples per batch; `shuffled`: each epoch draws its own order of the shards; `window` and `lanes` as above (0 or
+    1: none); `scattered`: instead of all that, every sample gets a place drawn over all samples. `batches`: batches per rank
+    in an epoch, however many samples there are (None: as many as it takes).
     """
 
     batch: int = 1
@@ -77,36 +77,36 @@ class Rules:
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.lanes < 1 or not 0 <= self.seed < 1 << 63:
-            raise ValueError(f"no order by seed {self.seed} with batches of {self.batch} from {self.lanes} streams")
+            raise ValueError(f"impossible order: seed {self.seed}, batches of {self.batch}, {self.lanes} streams")
         if not 0 <= self.window <= SHUFFLE_WINDOW_MAX:
-            raise ValueError(f"a shuffle window has 0 to {SHUFFLE_WINDOW_MAX} samples, not {self.window}")
+            raise ValueError(f"the shuffle window must be 0 to {SHUFFLE_WINDOW_MAX} samples, not {self.window}")
         if self.batches is not None and self.batches < 1:
-            raise ValueError(f"there is no epoch of {self.batches} batches")
+            raise ValueError(f"an epoch of {self.batches} batches is impossible")
         if self.equal not in ("pad", "drop"):
-            raise ValueError(f"equal is 'pad' or 'drop', not {self.equal!r}")
+            raise ValueError(f"equal must be 'pad' or 'drop', not {self.equal!r}")
 
 
 def draw_seed(*numbers: int) -> int:
-    """A seed below 2^63 that follows from these numbers."""
+    """Derive a seed below 2^63 from these numbers."""
     return xxhash.xxh3_64_intdigest(b"".join(index(number).to_bytes(8, "little") for number in numbers)) >> 1
 
 
 def shard_order(count: int, rules: Rules, epoch: int, round_number: int = 0) -> Integers:
-    """The shards in the order of an epoch. `round_number` counts how often they were gone through in it."""
+    """The shards in the order of an epoch. `round_number` counts the passes over them within the epoch."""
     if not rules.shuffled:
         return np.arange(count, dtype=np.int64)
     return Permutation(draw_seed(rules.seed, epoch, round_number), count).ordinals(0, count)
 
 
 def split(total: int, parts: int, part: int) -> tuple[int, int]:
-    """From where to where part number `part` goes, of parts that differ by at most one; the larger ones come first."""
+    """The start and end of part number `part` of `total`; sizes differ by at most one, and the larger parts come first."""
     size, rest = divmod(total, parts)
     start = part * size + min(part, rest)
     return start, start + size + (part < rest)
 
 
 def batches_before(delivered: int, part: int, parts: int) -> int:
-    """How many of the first `delivered` batches came from this part, when they are taken from all parts in turn."""
+    """How many of the first `delivered` batches came from this part, if parts take turns."""
     return max(0, -((part - delivered) // parts))
 
 
@@ -115,7 +115,7 @@ class Epoch:
 
     def __init__(self, counts: Integers, rules: Rules, epoch: int) -> None:
         if epoch < 0:
-            raise ValueError(f"there is no epoch {epoch}")
+            raise ValueError(f"impossible epoch {epoch}: epochs count from 0")
         self.rules = rules
         self.epoch = epoch
         self.total = int(counts.sum())
@@ -129,11 +129,11 @@ class Epoch:
         self._ends = np.cumsum(counts[self._order])  # positions, in stream order
 
     def padded(self, ranks: int) -> int:
-        """The samples of all ranks together: `total` rounded up (`pad`) or down (`drop`) to whole batches of all."""
+        """The number of samples of all ranks together: `total` rounded up (`pad`) or down (`drop`) to whole batches of all."""
         return padded_total(self.total, self.rules, ranks)
 
     def runs(self, lo: int, hi: int) -> Iterator[SampleRun]:
-        """The samples at the positions from `lo` up to `hi`; what is beyond the end starts again at the front."""
+        """The samples at the positions from `lo` up to `hi`; positions beyond the end wrap around to the front."""
         while lo < hi:
             at = lo % self.total
             turn = int(np.searchsorted(self._ends, at, side="right"))
@@ -144,10 +144,10 @@ class Epoch:
             lo += count
 
     def numbers(self, positions: Integers) -> Integers:
-        """The numbers of the samples at these positions, which are neighbours if the order is scattered."""
+        """The numbers of the samples at these positions, which must be adjacent if the order is scattered."""
         at = positions % self.total
         if self._scatter is not None:
-            turns = np.flatnonzero(np.diff(at) <= 0) + 1  # back to the front
+            turns = np.flatnonzero(np.diff(at) <= 0) + 1  # wrapped around to the front
             runs = [run for run in np.split(at, turns) if len(run)]
             return np.concatenate([self._scatter.ordinals(int(run[0]), int(run[-1]) + 1) for run in runs])
         turn = np.searchsorted(self._ends, at, side="right")
@@ -162,13 +162,13 @@ def padded_total(total: int, rules: Rules, ranks: int) -> int:
     rounded = -(-total // unit) * unit if rules.equal == "pad" else total // unit * unit
     if rounded == 0:
         raise ValueError(
-            f"{total} samples are no whole batch of {rules.batch} for each of {ranks} ranks; equal='pad' repeats some"
+            f"{total} samples do not make a whole batch of {rules.batch} for each of {ranks} ranks; equal='pad' repeats some"
         )
     return rounded
 
 
 class WorkerPart:
-    """What one worker of one rank delivers in one epoch: `size` samples, `batches` batches."""
+    """The part that one worker of one rank delivers in one epoch: `size` samples, `batches` batches."""
 
     def __init__(self, epoch: Epoch, place: Place) -> None:
         self.epoch = epoch
@@ -183,16 +183,16 @@ class WorkerPart:
         self._window = WindowShuffle(seed, 0 if rules.scattered else rules.window, self.size)
 
     def lane(self, number: int) -> tuple[int, int]:
-        """From which to which position a lane goes."""
+        """The first position of a lane, and the position after its last."""
         lo, hi = split(self.size, self.lanes, number)
         return self.start + lo, self.start + hi
 
     def order(self, start: int = 0) -> Iterator[Integers]:
-        """The samples of the part (i, as read in turn from the lanes) as they are delivered, from the `start`-th on."""
+        """The samples of the part (i, as read round-robin from the lanes) in delivery order, from the `start`-th on."""
         return self._window.order(start)
 
     def still_needed(self, start: int) -> tuple[list[int], set[int]]:
-        """What to read to go on at the `start`-th sample: for each lane from where, and which of that (i) came before."""
+        """What to read to continue at the `start`-th sample: from where in each lane, and which samples (i) came before."""
         base, delivered = self._window.delivered(start)
         firsts = []
         for lane in range(self.lanes):
@@ -203,26 +203,26 @@ class WorkerPart:
         return firsts, {i for i in delivered if i // self.lanes >= firsts[i % self.lanes]}
 
     def positions(self, samples: Integers) -> Integers:
-        """The stream positions of samples of the part."""
+        """The stream positions of these samples of the part."""
         size, rest = divmod(self.size, self.lanes)
         lanes = samples % self.lanes
         return self.start + lanes * size + np.minimum(lanes, rest) + samples // self.lanes
 
     def repeated(self) -> list[int] | None:
-        """From which number on, for each lane, samples are there a second time to fill the last batches; None: nowhere."""
+        """For each lane, the number from which samples are repeated to fill the last batches; None: nothing is repeated."""
         if self.start + self.size <= self.epoch.total:
             return None
         return [max(0, self.epoch.total - self.lane(lane)[0]) for lane in range(self.lanes)]
 
     def numbers(self, start: int = 0) -> Iterator[Integers]:
-        """The numbers of the samples as they are delivered."""
+        """The numbers of the samples in delivery order."""
         for chunk in self.order(start):
             yield self.epoch.numbers(self.positions(chunk))
 
 
 class WindowShuffle:
-    """An order of `size` things in which each is less than `window` places from where it was; any place of it can be computed
-    from its neighbours. `size` None: there is no end."""
+    """A shuffle of `size` things in which each moves by less than `window` places; any place of it can be computed from its
+    neighbours. `size` None: there is no end."""
 
     def __init__(self, seed: int, window: int, size: int | None) -> None:
         self._seed = np.uint64(seed)
@@ -230,7 +230,7 @@ class WindowShuffle:
         self._size = size
 
     def order(self, start: int = 0) -> Iterator[Integers]:
-        """What is at the places from `start` on, in chunks that are never empty."""
+        """The things at the places from `start` on, in chunks that are never empty."""
         if self._window < 2:
             yield from self._plain(start)
             return
@@ -241,7 +241,7 @@ class WindowShuffle:
             end = at + _CHUNK if self._size is None else min(at + _CHUNK, self._size)
             fresh = np.arange(at, end, dtype=np.int64)
             waiting, keys = np.concatenate((waiting, fresh)), np.concatenate((keys, self._keys(fresh)))
-            # All that comes later has a key of `end` at least.
+            # Everything later has a key of at least `end`.
             ready = keys < end << _FRACTION_BITS if end != self._size else np.ones(len(keys), dtype=np.bool_)
             found = waiting[ready][np.argsort(keys[ready], kind="stable")]
             if skip < len(found):
@@ -250,7 +250,7 @@ class WindowShuffle:
             waiting, keys, at = waiting[~ready], keys[~ready], end
 
     def delivered(self, start: int) -> tuple[int, set[int]]:
-        """What the first `start` places hold: everything below a number, and these."""
+        """The things in the first `start` places: everything below a number, and a set of others."""
         if self._window < 2:
             return start, set()
         waiting, keys, before = self._waiting(start)
@@ -271,7 +271,7 @@ class WindowShuffle:
             start = end
 
     def _waiting(self, at: int) -> tuple[Integers, Integers, int]:
-        """Of what is below `at`: what has a key of `at` or more, its keys, and how many have a smaller one."""
+        """Of the things below `at`: those with a key of `at` or more, their keys, and how many have a smaller key."""
         near = np.arange(max(0, at - self._window), at, dtype=np.int64)
         keys = self._keys(near)
         late = keys >= at << _FRACTION_BITS

@@ -1,8 +1,8 @@
-"""The order of a merge: always the next sample of the source with the smallest (taken + 1) / weight, ties by source order.
+"""The order of a weighted merge: always take the next sample of the source with the smallest (taken + 1) / weight.
 
-So the k-th sample of a source (from 1) has the rank (k / weight, source), and all samples go in the order of these ranks: where
-a sample stands is a sum over the sources of how many of their samples have a lower rank. Nothing is simulated, any part of the
-order can be had alone. All numbers are exact.
+Ties go by source order. So the k-th sample of a source (from 1) has the rank (k / weight, source), and samples are sorted by
+these ranks: the place of a sample is the sum over the sources of how many of their samples have a lower rank. Nothing is
+simulated, and any part of the order can be computed alone. All numbers are exact.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _INT64_MAX: Final = 2**63 - 1
 
 
 class MergeSource(msgspec.Struct, frozen=True, array_like=True):
-    """Ordinals from `start` on, of which the first `count` are taken, at a `weight`."""
+    """One source: ordinals from `start` on, of which the first `count` are taken, with a `weight`."""
 
     start: int
     count: int
@@ -29,13 +29,13 @@ class MergeSource(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Interleave(msgspec.Struct, frozen=True, tag="interleave"):
-    """Sources in their order; their ordinals rise."""
+    """A weighted merge of sources, whose ordinals rise in the order of the sources."""
 
     sources: tuple[MergeSource, ...]
     count: int
 
     def ordinals(self, lo: int, hi: int) -> Integers:
-        """Of the samples at the places from `lo` up to `hi`."""
+        """The ordinals of the samples at the places from `lo` up to `hi`."""
         found = np.empty(hi - lo, dtype=np.int64)
         for number, (begin, end) in enumerate(self.runs(lo, hi)):
             source = self.sources[number]
@@ -44,7 +44,7 @@ class Interleave(msgspec.Struct, frozen=True, tag="interleave"):
         return found
 
     def places(self, lo: int, hi: int) -> Integers:
-        """Of the samples with ordinals from `lo` up to `hi`; -1 for those that are not taken."""
+        """The places of the samples with ordinals from `lo` up to `hi`; -1 for those that are not taken."""
         found = np.full(hi - lo, -1, dtype=np.int64)
         for number, source in enumerate(self.sources):
             begin, end = max(lo, source.start), min(hi, source.start + source.count)
@@ -54,14 +54,14 @@ class Interleave(msgspec.Struct, frozen=True, tag="interleave"):
         return found
 
     def runs(self, lo: int, hi: int) -> list[tuple[int, int]]:
-        """For each source, which of its ordinals are at the places from `lo` up to `hi`."""
+        """For each source, the range of its ordinals at the places from `lo` up to `hi`."""
         return [
             (source.start + self._taken(number, lo), source.start + self._taken(number, hi))
             for number, source in enumerate(self.sources)
         ]
 
     def _taken(self, number: int, place: int) -> int:
-        """How many samples of a source are before a place."""
+        """How many samples of a source come before a place."""
         low, high = 0, self.sources[number].count
         while low < high:
             middle = (low + high) // 2
@@ -72,9 +72,9 @@ class Interleave(msgspec.Struct, frozen=True, tag="interleave"):
         return low
 
     def _places(self, number: int, taken: Integers) -> Integers:
-        """Of the samples of a source that are the `taken`-th ones, from 1."""
+        """The places of the `taken`-th samples of a source, counted from 1."""
         heaviest = max(source.weight for source in self.sources)
-        # Products beyond 64 bits, of weights with many digits, are made by Python.
+        # Products beyond 64 bits, from weights with many digits, are computed in Python.
         wide = len(taken) > 0 and int(taken[-1]) * heaviest > _INT64_MAX
         numbers: Any = taken.astype(object) if wide else taken.astype(np.int64)
         weight = self.sources[number].weight
@@ -89,7 +89,7 @@ class Interleave(msgspec.Struct, frozen=True, tag="interleave"):
 
 
 def _place(sources: Sequence[MergeSource], number: int, taken: int) -> int:
-    """The same for one sample."""
+    """The place of one sample; see `_places`."""
     weight = sources[number].weight
     place = taken - 1
     for other, source in enumerate(sources):
@@ -100,16 +100,16 @@ def _place(sources: Sequence[MergeSource], number: int, taken: int) -> int:
 
 
 def whole_weights(weights: Sequence[int | float]) -> list[int]:
-    """The same proportions in whole numbers, exactly as the decimals were written."""
+    """Convert weights to whole numbers in the same proportions, exact to the decimals as written."""
     exact = [Fraction(str(weight)) for weight in weights]
     scale = lcm(*(weight.denominator for weight in exact))
     return [int(weight * scale) for weight in exact]
 
 
 def interleave(counts: Sequence[int], weights: Sequence[int], until: Literal["first", "all"]) -> Interleave:
-    """The order of sources that have so many samples each, numbered through in their order.
+    """Merge sources with `counts` samples each, numbered consecutively in the order of the sources.
 
-    `until` all: every sample is taken. `first`: it ends with the last sample of the source whose samples are first used up.
+    `until` all: take every sample. `first`: stop at the last sample of the source that runs out first.
     """
     starts = [sum(counts[:number]) for number in range(len(counts))]
     sources = tuple(MergeSource(*each) for each in zip(starts, counts, weights, strict=True))

@@ -1,7 +1,7 @@
-"""The order into which a seed shuffles N samples: any part of it, in both directions, without the whole. Pure.
+"""A seeded shuffle of N samples: computes any part of it, in both directions, without the whole. Pure.
 
-docs/jobs-order.md defines it byte by byte and has test vectors; what is there must never change, or the same job would
-give other bytes.
+docs/jobs-order.md defines it byte by byte and has test vectors. That must never change, or the same job would give different
+bytes.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from numpy.typing import NDArray
 Integers = NDArray[np.int64]
 _Words = NDArray[np.uint64]
 
-TABLE_COUNT_MAX: Final = 1 << 16  # below it a table is drawn by Fisher and Yates, from it on it is a Feistel network
+TABLE_COUNT_MAX: Final = 1 << 16  # below: a Fisher-Yates table; from here on: a Feistel network
 _ROUNDS: Final = 8
-_CHUNK: Final = 1 << 15  # places at a time: what the rounds work on stays in the cache of a core
+_CHUNK: Final = 1 << 15  # places at a time, so that the working set stays in a core's cache
 
 
 class Permutation:
-    """Of `count` things under `seed` (0 to 2^63 - 1): place p of the new order holds thing `ordinals(p)` of the old one."""
+    """A permutation of `count` things by `seed` (0 to 2^63 - 1): place p of the new order holds thing `ordinals(p)`."""
 
     def __init__(self, seed: int, count: int) -> None:
         if not 0 <= seed < 1 << 63 or not 0 <= count < 1 << 62:
-            raise ValueError(f"no permutation of {count} things by seed {seed}")
+            raise ValueError(f"cannot permute {count} things with seed {seed}")
         self.count = count
         self._table = _fisher_yates(seed, count) if count < TABLE_COUNT_MAX else None
         self._network = None if self._table is not None else _Feistel(seed, count)
 
     def ordinals(self, lo: int, hi: int) -> Integers:
-        """What is at the places from `lo` up to `hi`."""
+        """The things at the places from `lo` up to `hi`."""
         self._check(lo, hi)
         if self._table is not None:
             return self._table[0][lo:hi].copy()
@@ -41,7 +41,7 @@ class Permutation:
         return self._network.walk(lo, hi, self._network.forward)
 
     def places(self, lo: int, hi: int) -> Integers:
-        """The places of things `lo` up to `hi`: the inverse."""
+        """The places of the things from `lo` up to `hi`: the inverse."""
         self._check(lo, hi)
         if self._table is not None:
             return self._table[1][lo:hi].copy()
@@ -50,12 +50,12 @@ class Permutation:
 
     def _check(self, lo: int, hi: int) -> None:
         if not 0 <= lo <= hi <= self.count:
-            raise IndexError(f"there are {self.count} places; {lo} to {hi} are not among them")
+            raise IndexError(f"places {lo} to {hi} are out of range: there are {self.count}")
 
 
 def draw(seed: int, step: int, bound: int) -> int:
-    """A number below `bound`, each equally likely: xxh3-64 of seed and step, hashed again while it is in the last, incomplete
-    multiple of `bound`."""
+    """Draw a number below `bound`, each equally likely: xxh3-64 of seed and step, hashed again while it falls into the last,
+    incomplete multiple of `bound`."""
     message = seed.to_bytes(8, "little") + step.to_bytes(8, "little")
     limit = (1 << 64) - (1 << 64) % bound
     attempt = 0
@@ -77,7 +77,7 @@ def _fisher_yates(seed: int, count: int) -> tuple[Integers, Integers]:
 
 
 class _Feistel:
-    """A permutation of all numbers of 2 * `half` bits, walked along its cycles until it is one below `count`."""
+    """A permutation of all numbers of 2 * `half` bits, walked along its cycles until a number is below `count`."""
 
     def __init__(self, seed: int, count: int) -> None:
         self._count = np.uint64(count)

@@ -1,1 +1,1 @@
-"""The cluster for any caller in a thread: the map and the owners, requests tried again, reads that go on, batches."""
+"""Access to the cluster from any thread: the map and the owners, retried requests, resumed reads, batch reads."""

@@ -1,4 +1,4 @@
-"""Answers to batch reads: the length of each item where it is told, then the bytes of all."""
+"""Read the answers to batch reads: the length of each item if requested, then the bytes of all."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class BatchReader(io.RawIOBase):
-    """The tar of one batch read, as it comes. Raises `Unreachable` when it breaks off: what was read is then not all.
+    """Reads the tar of one batch read as it arrives. Raises `Unreachable` if the connection closes before the end.
 
-    `lengths` are the bytes of each item when they were asked for (no end of an archive follows the last), else empty.
+    `lengths` are the bytes of each item if they were requested (then no end-of-archive blocks follow the last), else empty.
     """
 
     def __init__(self, answer: Response) -> None:
@@ -35,12 +35,12 @@ class BatchReader(io.RawIOBase):
         return self._answer.readinto(memoryview(buffer).cast("B"))
 
     def fill(self, view: memoryview | bytearray) -> None:
-        """Read as many bytes as the view has. Unreachable when so many do not come."""
+        """Fill the view. Raises Unreachable if the answer ends before that."""
         view, at = memoryview(view), 0
         while at < len(view):
             count = self._answer.readinto(view[at:])
             if not count:
-                raise Unreachable("a batch read ended early")
+                raise Unreachable("connection closed in the middle of a batch read")
             at += count
 
     def close(self) -> None:
@@ -50,15 +50,15 @@ class BatchReader(io.RawIOBase):
 
 
 def read_lengths(answer: Response, count: int) -> BatchReader:
-    """The reader of an answer that begins with the lengths of so many items, as nodes tell them to clients.
+    """Open an answer that begins with the lengths of `count` items, in the form for clients.
 
-    Unreachable when the connection breaks, ObjectCorrupt when they do not fit the rest.
+    Raises Unreachable when the connection breaks, ObjectCorrupt when the lengths do not match the rest.
     """
     return _begun(answer, count, lambda take: little_endian(array("Q", bytes(take(8 * count)))))
 
 
 def read_preamble(answer: Response, count: int) -> BatchReader:
-    """The same for an answer as nodes give it to each other (`/v1/node/batch`)."""
+    """Open an answer in the form that nodes use among themselves (`/v1/node/batch`); raises like `read_lengths`."""
     size = answer.length or 0
     return _begun(answer, count, lambda take: decode_preamble(take(preamble_bytes(take(4), size)))[0])
 
@@ -74,11 +74,11 @@ def _begun(answer: Response, count: int, read: Callable[[Callable[[int], bytearr
         return content
 
     try:
-        with suppress(ValueError):  # also those of msgspec
+        with suppress(ValueError):  # including msgspec's
             reader.lengths = read(take)
         reader.size = answer.length or 0
         if len(reader.lengths) != count or sum(reader.lengths) != reader.size:
-            raise ObjectCorrupt("a batch arrived with lengths that do not fit its size")
+            raise ObjectCorrupt("the lengths in a batch answer do not add up to its size")
     except BaseException:
         reader.close()
         raise

@@ -1,4 +1,4 @@
-"""What the head of an answer says of an object: where its bytes begin, which version and how large it is, and its checksum."""
+"""What the head of an answer says about an object: the offset of its bytes, its version, size and checksum."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNSATISFIED: Final = re.compile(r"bytes \*/(\d{1,19})")
 
 @dataclass
 class Facts:
-    """What a server says about the object, to see whether it still is the same one. Empty or None: it does not say."""
+    """What a server says about an object, to tell whether it has changed. Empty or None: not stated."""
 
     etag: str = ""
     strong: bool = True
@@ -26,7 +26,7 @@ class Facts:
     size: int | None = None
 
     def differs(self, other: Facts) -> bool:
-        """Whether both say something that does not agree."""
+        """Whether the two contradict each other."""
         if self.size is not None and other.size is not None and self.size != other.size:
             return True
         if self.etag and other.etag:
@@ -34,39 +34,39 @@ class Facts:
         return bool(self.modified and other.modified and self.modified != other.modified)
 
     def updated(self, other: Facts) -> Facts:
-        """What is known after one more answer: those to `If-Range` may leave out what the first one said."""
+        """Combine with a later answer: answers to `If-Range` may omit what the first one said."""
         tagged = other if other.etag else self
         size = self.size if other.size is None else other.size
         return Facts(tagged.etag, tagged.strong, other.modified or self.modified, size)
 
 
 def described(answer: Response) -> tuple[int, Facts]:
-    """The first byte of an answer of which nothing is read yet, and the version of the object that it is of. Broken."""
+    """The offset at which an unread answer begins, and the facts about its object. Raises Broken."""
     tag = answer.headers.get("ETag") or ""
     version = Facts(etag_in(answer.headers), not tag.startswith("W/"), answer.headers.get("Last-Modified") or "")
     if answer.status == 206:
         match = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range") or "")
         if match is None:
             answer.close()
-            raise Broken("a partial answer without a Content-Range")
+            raise Broken("a partial answer has no Content-Range")
         version.size = None if match[3] == "*" else int(match[3])
         return int(match[1]), version
-    version.size = answer.length  # a Content-Length beside chunks means nothing
+    version.size = answer.length  # a Content-Length next to chunked encoding means nothing
     return 0, version
 
 
 def etag_in(headers: Headers) -> str:
-    """Empty when there is none."""
+    """The ETag, or an empty string."""
     return (headers.get("ETag") or "").removeprefix("W/").strip('"')
 
 
 def checksum_in(headers: Headers) -> str:
-    """The checksum of the whole object that a DFC node names, else empty."""
+    """The checksum of the whole object, as a DFC node states it, else empty."""
     kind, _, value = (headers.get(CHECKSUM_HEADER) or "").partition("=")
     return value if kind == CHECKSUM_NAME and is_checksum(value) else ""
 
 
 def size_beyond(problem: DfcError) -> int | None:
-    """The size of the object, as an answer tells that has no byte of the range (416)."""
+    """The size of the object, from an answer whose range is beyond the end (416)."""
     match = _UNSATISFIED.fullmatch(problem.headers.get("Content-Range", ""))
     return int(match[1]) if match else None

@@ -1,7 +1,7 @@
-"""One object request, tried until it is answered: owner first, relay when the owner cannot be reached, then backoff.
+"""Object requests with retries: the owner first, a relay if the owner cannot be reached, then backoff.
 
 States of a try: direct → (cannot connect) relay, at one address after the other → (503, broken) wait, new map → direct …
-A 307 is followed. Uploads are tried again only from sources that can begin anew; every method used here is idempotent.
+A 307 is followed. Uploads are retried only from sources that can be replayed; every method used here is idempotent.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _REDIRECTS: Final = frozenset((307, 308))
 _HOPS_MAX: Final = 5
 _NOT_MODIFIED: Final = 304
 _CONDITIONS: Final = frozenset(("If-Match", "If-None-Match"))
-_READS: Final = frozenset(("GET", "HEAD", "POST"))  # what is posted here is the list of a batch read
+_READS: Final = frozenset(("GET", "HEAD", "POST"))  # only the list of a batch read is posted here
 _FOR_CALLERS: Final = _REDIRECTS | {_NOT_MODIFIED}
 
 
 class SpendableBody(Body, Protocol):
-    """A body that, once `begun`, can be sent again only if it is `replayable`."""
+    """A request body that, once `begun`, can be sent again only if it is `replayable`."""
 
     @property
     def begun(self) -> bool: ...
@@ -35,20 +35,20 @@ class SpendableBody(Body, Protocol):
 
 @dataclass(slots=True)
 class Tries:
-    """`broken`: an earlier try broke off, so that the node may have done the work without an answer."""
+    """What happened during the tries. `broken`: an earlier connection broke, so the node may have done the work already."""
 
     broken: bool = False
 
 
 def may_be_done(error: DfcError) -> bool:
-    """Whether a request that failed so may have been carried out: its answer was lost."""
+    """Whether a request that failed with this error may have been carried out, its answer being lost."""
     if isinstance(error, Unreachable):
         return not isinstance(error, NotConnected)
     return LOST_HEADER in error.headers
 
 
 class ObjectCalls:
-    """Object requests of one client. Thread-safe."""
+    """Makes the object requests of one client. Thread-safe."""
 
     def __init__(
         self, router: Locator, transport: Transport, token: str | None, policy: RetryPolicy, cancellation: Cancellation
@@ -70,8 +70,8 @@ class ObjectCalls:
         source: SpendableBody | None = None,
         tries: Tries | None = None,
     ) -> Response:
-        """A successful answer, its body unread, or the error of the last try. `tries` is told what happened on the way."""
-        self._router.map()  # its own tries, before those of the object: without it, nothing is known to be there at all
+        """Return a successful answer, its body unread, or raise the error of the last try. `tries` records what happened."""
+        self._router.map()  # with its own tries, before those of the object: without the map, the cluster is unknown
         return self._retrying(lambda: self._try(method, bucket, name, query, headers or {}, source), source, tries)
 
     def stream(
@@ -83,9 +83,9 @@ class ObjectCalls:
         *,
         near: tuple[str, str] | None = None,
     ) -> Response:
-        """A successful answer of a node that the client was given, its body unread, to a read of any path (and query) of it.
+        """Read any path (and query) from a node that the client was given; returns a successful answer, its body unread.
 
-        With `near`, bucket and name of an object, its owner is asked first, once.
+        With `near`, the bucket and name of an object, its owner is tried first, once.
         """
         if near is not None and (answer := self._near(path, method, headers or {}, source, near)) is not None:
             return answer
@@ -99,7 +99,7 @@ class ObjectCalls:
     def _near(
         self, path: str, method: str, headers: Mapping[str, str], source: SpendableBody | None, near: tuple[str, str]
     ) -> Response | None:
-        """The answer of an object's owner, or None if another node should be asked. Errors that are final are raised."""
+        """The answer of an object's owner, or None if another node should be tried. Final errors are raised."""
         owner = self._router.owner_url(*near)
         if owner is None or (source is not None and not source.replayable):
             return None
@@ -131,7 +131,7 @@ class ObjectCalls:
         return retried(attempt, self.policy, self.wait, worth, current_cancellation(self._cancellation).check)
 
     def wait(self, seconds: float) -> None:
-        """Wait before another try, unless cancelled, and expect a new map."""
+        """Wait before the next try, unless cancelled, and fetch the map again after it."""
         current_cancellation(self._cancellation).wait(seconds)
         self._router.refresh()
 
@@ -160,9 +160,9 @@ class ObjectCalls:
         raise Unavailable(f"{method} {bucket}/{name}: redirected more than {_HOPS_MAX} times")
 
     def _ask(self, method: str, route: Location, headers: Mapping[str, str], source: SpendableBody | None) -> Response:
-        """One request; answers that a caller cannot use are raised as errors."""
+        """Send one request; unsuccessful answers are raised as errors."""
         headers = self._with_token(headers, route)
-        # The answer to a second try differs: that there was one is for callers to know, who are told by `Tries`.
+        # A second try may get another answer, so the caller must know of it: `Tries` says so.
         once = method == "DELETE" or not _CONDITIONS.isdisjoint(headers)
 
         def ask(url: str, limit_s: float | None = None) -> Response:

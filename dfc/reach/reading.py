@@ -1,4 +1,4 @@
-"""Bytes of an object that go on where a connection broke. Whom to ask, and for how long, is for each reader to say."""
+"""Reads of an object that resume where a connection broke. Each reader decides whom to ask, and for how long."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dfc.http.calls.blocking import Broken, Response
 
 
 class ResumingReader(ABC):
-    """The base of readers: the bytes from `_position` to `_end` (exclusive; None: to the last). For one thread at a time.
+    """Base class of readers of the bytes from `_position` to `_end` (exclusive; None: to the last). One thread at a time.
 
-    `_size` of the object is for `_connect` to set when an answer tells it. `_handed_out` are errors after which what came
-    before them is handed out, and the next call meets them again; after all others it is read again.
+    `_connect` sets `_size`, the size of the object, when an answer states it. After the errors in `_handed_out`, the bytes
+    read before them are handed out, and the next call meets the error again; after all others they are read again.
     """
 
-    # Not an object of its own that is given these functions: in a circle of references a reader that is forgotten would keep
-    # its connection until the next collection.
+    # A base class, not a separate object that is given these functions: in a reference cycle, a forgotten reader would keep its
+    # connection until the next garbage collection.
     _handed_out: type[Exception] | tuple[()] = ()
     _answer: Response | None = None
     _size: int | None = None
@@ -33,19 +33,19 @@ class ResumingReader(ABC):
 
     @abstractmethod
     def _connect(self) -> Response | None:
-        """An answer whose next byte is at `_position`, of the version that was begun, with as many tries as it likes; None at
-        the very end of the object."""
+        """Return an answer whose next byte is at `_position`, of the same version, after as many tries as needed; None at the
+        very end of the object."""
 
     @abstractmethod
     def _broke(self, problem: Broken, gained: int) -> bool:
-        """An answer ended early, after so many bytes: wait; False, or an error, when there is to be no other one."""
+        """Handle an answer that ended early after `gained` bytes: wait before a retry; return False or raise to give up."""
 
     def _mismatch(self, found: str) -> Exception:
-        """The error for bytes that do not have `_checksum`; for readers that call `_verify`."""
+        """The error for bytes that do not match `_checksum`; for readers that call `_verify`."""
         raise NotImplementedError
 
     def _verify(self, checksum: str) -> None:
-        """Compare what is read from here to the end with this xxh3-128."""
+        """Compare the bytes from here to the end with this xxh3-128."""
         self._checksum = checksum
         self._hasher = xxhash.xxh3_128()
 
@@ -56,7 +56,7 @@ class ResumingReader(ABC):
         return answer
 
     def _fill(self, view: memoryview) -> int:
-        """Fill the view, except at the end; 0 there. Raises what the methods above raise."""
+        """Fill the view, or less at the end; 0 when nothing is left. Raises what the methods above raise."""
         if self._end is not None:
             view = view[: max(self._end - self._position, 0)]
         done, begin = 0, self._position
@@ -65,7 +65,7 @@ class ResumingReader(ABC):
                 done += count
         except BaseException as problem:
             if not done or not isinstance(problem, self._handed_out):
-                # Nobody gets what has come, so that whoever reads on must get it again.
+                # The caller does not get these bytes, so the next call must read them again.
                 self._drop()
                 self._position = begin
                 raise
@@ -99,11 +99,11 @@ class ResumingReader(ABC):
         if self._size is not None and self._position < self._size:
             raise Broken(f"the body ended at byte {self._position} of {self._size}")
         if self._size is None and answer.status == 206:
-            # A server may give less than what was asked for, and this one does not say how much there is.
-            raise Broken(f"a part ended at byte {self._position} of nobody knows how many")
+            # A server may send less than requested, and this one does not state the size.
+            raise Broken(f"a partial answer ended at byte {self._position}; the full size is unknown")
 
     def _drop(self) -> None:
-        """Let go of the connection; what is read after that gets another. In a child after a fork it is the parent's."""
+        """Drop the connection; the next read opens another. In a forked child it belongs to the parent."""
         answer, self._answer = self._answer, None
         if answer is not None:
             if os.getpid() == self._process:

@@ -1,4 +1,4 @@
-"""Whom to ask for an object: its owner, computed here from the map, or the relay of a node that the caller was given."""
+"""Routing of object requests: to the owner, computed from the cluster map, or through a node that relays."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from dfc.errors import BucketNotFound, DfcError, NotFound
 from dfc.names import object_path
 from dfc.placement.map import ClusterMap, NodeEntry
 
-UNREACHABLE_S: Final = 30.0  # a target that did not accept a connection is not tried again for so long
-REFRESH_INTERVAL_S: Final = 0.5  # many threads that fail at once ask for one new map
+UNREACHABLE_S: Final = 30.0  # how long a target that refused a connection is not tried again
+REFRESH_INTERVAL_S: Final = 0.5  # so that many threads that fail at once fetch one new map
 Query = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A URL for one try. `direct` means the owner itself; without it, `path` may be asked for at any of the cluster's
-    addresses. `trusted`: the node may see the token."""
+    """The URL of one try. `direct`: the owner itself; otherwise `path` may be requested from any address of the cluster.
+    `trusted`: the node may see the token."""
 
     url: str
     direct: bool
@@ -38,9 +38,9 @@ def path_of(bucket: str, name: str, query: Query) -> str:
 
 
 class KeptMap:
-    """The cluster map, kept until a request contradicts it. Thread-safe.
+    """The cluster map, cached until a request contradicts it. Thread-safe.
 
-    `fetch` gives the JSON of the map of the cluster at `addresses`; its argument says whether it should try for long.
+    `fetch` returns the map of the cluster at `addresses` as JSON; its argument says whether to keep retrying.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class KeptMap:
         self._wanted = True
 
     def map(self, *, at_once: bool = False) -> ClusterMap:
-        """The map, fetched when there is none yet or a node contradicted it. Unreachable when that fails the first time."""
+        """The map, fetched if there is none yet or a node contradicted it. Raises Unreachable if the first fetch fails."""
         with self._lock:
             due = at_once or (self._wanted and self._now_s() - self._fetched_s >= REFRESH_INTERVAL_S)
             if self._map is not None and not due:
                 return self._map
             try:
-                # Only the first map is worth waiting for: a refresh that fails leaves the old one, and whoever asked for it has
-                # tries of its own.
+                # Only the first map is worth waiting for: if a refresh fails, the old map stays, and the caller has its own
+                # retries.
                 self._map = ClusterMap.decode(self._fetch(self._map is None))
                 self._wanted = False
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -77,31 +77,31 @@ class KeptMap:
             return self._map
 
     def refresh(self) -> None:
-        """Fetch the map before it is used again: a node said that it moved on, or did not answer."""
+        """Fetch the map before the next use: a node has a newer one, or did not answer."""
         self._wanted = True
 
     def holder(self, bucket: str, name: str) -> NodeEntry | None:
-        """The target that holds an object, or is to; None while it is down. BucketNotFound."""
+        """The target that holds an object, or will; None while it is down. Raises BucketNotFound."""
         cluster_map = self.map()
         if cluster_map.bucket(bucket) is None:
             self.refresh()  # the bucket may be younger than the map
             cluster_map = self.map()
         entry = cluster_map.bucket(bucket)
         if entry is None:
-            raise BucketNotFound(f"there is no bucket {bucket!r}")
+            raise BucketNotFound(f"bucket {bucket!r} does not exist")
         owner = cluster_map.owner(entry, name)
         return owner.node if owner is not None and owner.node.state == "up" else None
 
 
 class Locator(KeptMap):
-    """Knows also which nodes cannot be reached from here. `url` is the cluster's, or a list of them."""
+    """A cached map that also knows which nodes cannot be reached. `url` is one address of the cluster or a list of them."""
 
     def __init__(self, url: str, fetch: Callable[[bool], bytes], now_s: Callable[[], float] = time.monotonic) -> None:
         super().__init__(addresses_of(url), fetch, now_s)
         self._unreachable: dict[str, float] = {}
 
     def mark_unreachable(self, url: str) -> None:
-        """Leave a target alone for a while; its objects go through the relay."""
+        """Avoid a target for a while; its objects go through a relay."""
         with self._lock:
             self._unreachable[_origin(url)] = self._now_s() + UNREACHABLE_S
 
@@ -113,7 +113,7 @@ class Locator(KeptMap):
         return self.relay(bucket, name, query)
 
     def owner_url(self, bucket: str, name: str) -> str | None:
-        """The URL of the target that owns an object, None while it is down or cannot be reached from here, or the bucket is not
+        """The URL of the target that owns an object; None while it is down or unreachable from here, or if the bucket is not
         known yet."""
         try:
             holder = self.holder(bucket, name)
@@ -124,15 +124,15 @@ class Locator(KeptMap):
         return holder.advertise_url.rstrip("/")
 
     def relay(self, bucket: str, name: str, query: Query) -> Location:
-        """Through a node that the client was given."""
+        """The route through a node that the client was given."""
         return self.anywhere(path_of(bucket, name, (*query, ("relay", "1"))))
 
     def anywhere(self, path: str) -> Location:
-        """To any of the nodes that the client was given."""
+        """The route to any of the nodes that the client was given."""
         return Location(self.addresses.in_order()[0] + path, direct=False, path=path)
 
     def redirected(self, location: str) -> Location:
-        """The route that a 307 names. The token goes to nodes of the map and to nobody else."""
+        """The route to the location of a 307. Only nodes of the map are sent the token."""
         trusted = self._knows(location, self.map()) or self._knows(location, self.map(at_once=True))
         self.refresh()
         return Location(location, direct=True, trusted=trusted)
@@ -142,7 +142,7 @@ class Locator(KeptMap):
         return _origin(url) in map(_origin, urls)
 
     def is_reachable(self, url: str) -> bool:
-        """Whether the node of a URL has not refused a connection lately."""
+        """Whether the node at a URL has not refused a connection recently."""
         return self._unreachable.get(_origin(url), 0.0) <= self._now_s()
 
 

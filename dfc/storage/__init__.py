@@ -1,4 +1,4 @@
-"""One disk of a target: catalog, blobs, writer, reader, scrub. Blocking code for threads; never the network."""
+"""The storage engine for one disk: catalog, blobs, writer, reader, scrubbing. Blocking code for threads; never the network."""
 
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.disk import Disk

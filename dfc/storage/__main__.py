@@ -1,6 +1,6 @@
-"""`python -m dfc.storage check|rebuild|release DIR`: for a disk that no target is using. Behind `dfc disk`.
+"""`python -m dfc.storage check|rebuild|release DIR`: check or repair a disk that no target is using. `dfc disk` runs it.
 
-Exit codes: 0 sound, 1 damage was found, 2 the disk cannot be looked at (wrong directory, in use, bad arguments).
+Exit codes: 0 sound, 1 damage found, 2 the disk cannot be examined (wrong directory, in use, bad arguments).
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _DIRECTORY: Final = "the disk's directory, the one with dfc-disk.json"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; the exit code."""
+    """Run one command and return its exit code."""
     parser = argparse.ArgumentParser(prog="dfc disk", description="Check or repair a disk that no target is using.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, about in (
-        ("check", "report everything that does not fit together; changes nothing"),
-        ("rebuild", "make the catalog anew from the blobs; keeps the old one under another name"),
+        ("check", "report every inconsistency; changes nothing"),
+        ("rebuild", "rebuild the catalog from the blobs; keeps the old catalog under another name"),
     ):
         command = commands.add_parser(name, help=about, description=about)
         command.add_argument("directory", help=_DIRECTORY)
         command.add_argument("--full", action="store_true", help="also read every object and verify its checksum")
         command.add_argument("--json", action="store_true", help="print one JSON object")
-    about = "let another node have the disk: the next target that is given it takes it"
+    about = "release the disk from its node; the next target that is configured with it takes it over"
     commands.add_parser("release", help=about, description=about).add_argument("directory", help=_DIRECTORY)
     options = parser.parse_args(arguments)
     try:
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _release(directory: str) -> int:
     owner = give_to_node(directory, "", FileSystem())
     whose = f"belonged to {owner}" if owner else "belonged to no node"
-    print(f"{directory} {whose}; the next target that is given it takes it")
+    print(f"{directory} {whose}; the next target that is configured with it takes it over")
     return SOUND
 
 
@@ -89,7 +89,7 @@ def _rebuild(directory: str, *, full: bool, as_json: bool) -> int:
 
 def _print_rebuild(report: RebuildReport) -> None:
     print(f"disk {report.disk_id}: a new catalog with {report.objects} objects, {report.bytes} bytes")
-    print(f"{report.older_versions} older versions and {report.deleted} deleted blobs left to the sweep")
+    print(f"{report.older_versions} older versions and {report.deleted} deleted blobs left for the sweep to remove")
     if report.staged:
         print(f"{report.staged} blobs stay staged for their jobs")
     for path in report.damaged:

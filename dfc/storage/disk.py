@@ -1,7 +1,7 @@
-"""One disk of a target: the public face of the storage engine. Blocking code for threads; never the network.
+"""`Disk`: the public interface of the storage engine for one disk. Blocking code for threads; never the network.
 
-Every method is thread-safe. Only `lookup_cached` may be called from an event loop. The disk is this process's alone from
-`open` to `close`. Errors are those of `dfc.errors`; nothing raises OSError or sqlite3.Error.
+Every method is thread-safe. Only `lookup_cached` may be called from an event loop. From `open` to `close`, this process has
+the disk for itself. All errors are those of `dfc.errors`; nothing raises OSError or sqlite3.Error.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from dfc.tar.index.format import index_kind
 from dfc.tar.index.reader import ShardIndex
 
 NO_CHECKSUMS: Final = ExpectedChecksums()
-# `Disk.list` hides the built-in inside the class.
+# Inside the class, `Disk.list` shadows the built-in.
 Rows = list[ObjectRow]
 ListedTuples = list[Row]
 Names = list[str]
@@ -93,9 +93,9 @@ class Disk:
         *,
         node_id: str | None = None,
     ) -> None:
-        """Make an empty disk of a directory, which belongs to `node_id`; nothing happens when it is that disk already.
+        """Turn a directory into an empty disk that belongs to `node_id`; does nothing if it is already that disk.
 
-        DiskRefused when the directory holds blobs without an identity, or has another one.
+        DiskRefused when the directory holds blobs but no identity file, or has another identity.
         """
         identity.format_disk(os.path.abspath(path), cluster_id, disk_id, filesystem or FileSystem(), node_id)
 
@@ -108,7 +108,7 @@ class Disk:
         options: DiskOptions | None = None,
         filesystem: FileSystem | None = None,
     ) -> Disk:
-        """Lock the disk, check identity and catalog, and start its threads.
+        """Open a disk: lock it, check its identity and catalog, and start its threads.
 
         DiskLocked when another process has it; DiskRefused when it is not formatted, foreign, or its catalog is missing,
         foreign, damaged or older than the disk. The messages say what to do.
@@ -127,7 +127,7 @@ class Disk:
         return disk
 
     def close(self) -> None:
-        """Sync what is relaxed, end the threads, close the catalog and let the disk go. Idempotent."""
+        """Sync relaxed objects, stop the threads, close the catalog and unlock the disk. Idempotent."""
         if self._lock_fd < 0:
             return
         parts = self.parts
@@ -146,13 +146,13 @@ class Disk:
     # --- reads
 
     def lookup_cached(self, bucket_id: str, name: str) -> ObjectRow | None:
-        """The row when it is in memory; None says nothing. No I/O: about a microsecond."""
+        """The row if it is cached; None does not mean that there is no object. No I/O: about a microsecond."""
         return self._cached((bucket_id, name))
 
     def lookup(self, bucket_id: str, name: str) -> ObjectRow:
-        """The current row of an object that may be served. Raises ObjectNotFound or ObjectCorrupt.
+        """The current row of an object, if it may be served. Raises ObjectNotFound or ObjectCorrupt.
 
-        May read the catalog, and the whole blob if that was never synced and the machine was restarted since.
+        May read the catalog, and the whole blob if it was never synced and the machine has been restarted since.
         """
         parts, key = self.parts, (bucket_id, name)
         row = self._cached(key)
@@ -161,7 +161,7 @@ class Disk:
         ticket = parts.cache.ticket(key)
         row = parts.catalog.find(bucket_id, name)
         if row is None:
-            raise ObjectNotFound(f"there is no object {name!r}")
+            raise ObjectNotFound(f"object {name!r} does not exist")
         if row.state != GOOD:
             if row.state == QUARANTINED:
                 raise ObjectCorrupt(f"the stored bytes of {name!r} are gone or fail their checksum")
@@ -170,14 +170,14 @@ class Disk:
         return row
 
     def find(self, bucket_id: str, name: str) -> ObjectRow | None:
-        """The row whatever its state, also one that must not be served; None when there is none."""
+        """The row in any state, even one that must not be served; None when there is none."""
         return self.parts.catalog.find(bucket_id, name)
 
     def open_blob(self, row: ObjectRow) -> int:
-        """A descriptor for reading; the object's bytes are the first `row.size` of the file. The caller closes it.
+        """Open the blob for reading and return the descriptor; the object's bytes are the first `row.size` of the file.
 
-        Raises RowChanged when the row is not the current one any more (start again from its `row`), ObjectNotFound,
-        ObjectCorrupt, StorageFailed.
+        The caller closes it. Raises RowChanged when the row is no longer the current one (start again from its `row`),
+        ObjectNotFound, ObjectCorrupt, StorageFailed.
         """
         return self._reader.open_blob(row)
 
@@ -186,45 +186,45 @@ class Disk:
         return self._reader.read_small(row)
 
     def read_failed(self, row: ObjectRow, offset: int, error: OSError) -> ServerTrouble:
-        """Tell of a blob from `open_blob` that cannot be read at an offset; what to raise instead.
+        """Report that a blob from `open_blob` cannot be read at an offset; returns what to raise instead.
 
-        The error counts against the disk. When the medium cannot give those bytes a second time either, or the blob ends
-        before them (ENODATA), the object is quarantined.
+        The error counts against the disk's error budget. If those bytes cannot be read from the medium on a second try either,
+        or the blob ends before them (ENODATA), the object is quarantined.
         """
         return self._reader.read_failed(row, offset, error)
 
     def index_failed(self, error: OSError, offset: int) -> ServerTrouble:
-        """The same for the file of an index, which can be built again: no object is the worse for it."""
+        """Like `read_failed` for an index file, which can be rebuilt: no object is affected."""
         return self.parts.health.translate(error, f"reading an index at byte {offset}")
 
     def index_path(self, row: ObjectRow) -> str:
-        """Where the tar index of an object lies, if it has one."""
+        """The path of an object's tar index, if it has one."""
         return self.parts.path(row) + layout.INDEX_SUFFIX
 
     def blob_path(self, row: ObjectRow) -> str:
-        """Where the blob lies; it may be gone by the time it is opened."""
+        """The path of the blob; it may be gone by the time it is opened."""
         return self.parts.path(row)
 
     def open_index(self, row: ObjectRow) -> ShardIndex:
-        """The tar index of a shard, shared: do not close it. Built again from the blob when it is missing or damaged.
+        """The tar index of a shard, shared: do not close it. Rebuilt from the blob when it is missing or damaged.
 
-        Raises NotAShard, and like `open_blob`.
+        Raises NotAShard, and what `open_blob` raises.
         """
         return self._reader.open_index(row)
 
     def cached_index(self, blob_path: str) -> ShardIndex | None:
-        """The tar index of the shard at this path when it is open already; None says nothing. No I/O."""
+        """The tar index of the shard at this path if it is already open, else None. No I/O."""
         return self.parts.indexes.get(blob_path)
 
     def rebuild_index(self, row: ObjectRow, damaged: ShardIndex | None = None) -> ShardIndex:
-        """Build the index of a shard anew, after reading it raised IndexCorrupt. Raises like `open_index`.
+        """Rebuild the index of a shard, after reading it raised IndexCorrupt. Raises like `open_index`.
 
-        With `damaged`, the index that was read, nothing is built when another thread has done it meanwhile.
+        With `damaged`, the index that was read, nothing is done if another thread has rebuilt it meanwhile.
         """
         return self._reader.rebuild_index(row, damaged)
 
     def open_index_file(self, row: ObjectRow) -> int:
-        """A descriptor of the file of a tar index, as it is; the caller closes it. Unavailable, StorageFailed."""
+        """Open the file of a tar index as it is; the caller closes the descriptor. Raises Unavailable, StorageFailed."""
         try:
             return self.parts.filesystem.open(self.index_path(row))
         except OSError as error:
@@ -243,10 +243,10 @@ class Disk:
         staged: StagedName | None = None,
         supplied: Supplied = NOTHING,
     ) -> BlobWriter:
-        """Begin an upload of `size` bytes (None: not known). Raises NoSpace, TooLarge, StorageFailed; BadRequest for a
-        version or attributes that are none.
+        """Begin an upload of `size` bytes (None: unknown). Raises NoSpace, TooLarge, StorageFailed; BadRequest for an invalid
+        version or invalid attributes.
 
-        `staged`: it becomes no object but something that a job may publish; see `staging`.
+        `staged`: it does not become an object but an output that a job may publish; see `staging`.
         """
         self.parts.health.require_writable()
         layout.check_bucket_id(bucket_id)
@@ -266,7 +266,7 @@ class Disk:
         precondition: Precondition = ALWAYS,
         supplied: Supplied = NOTHING,
     ) -> PutResult:
-        """A whole upload at once. Threads that do this at the same time share the catalog's commits."""
+        """Store a whole object at once. Threads that do so at the same time share the catalog's commits."""
         if index_kind(name) is None:
             self.parts.health.require_writable()
             layout.check_bucket_id(bucket_id)
@@ -286,9 +286,9 @@ class Disk:
         return outcome.row
 
     def bury(self, bucket_id: str, name: str, version: str) -> ObjectRow | None:
-        """Carry out a delete to which somebody else has given a version: what is older goes, and stays away. The row that went.
+        """Apply a delete whose version was assigned elsewhere: remove anything older for good. Returns the removed row.
 
-        Raises BadRequest for a version that is none, StorageFailed.
+        Raises BadRequest for an invalid version, StorageFailed.
         """
         parts = self.parts
         layout.check_bucket_id(bucket_id)
@@ -298,7 +298,7 @@ class Disk:
         return outcome.row
 
     def deposit_site(self, durability: Durability) -> DepositSite:
-        """Where a worker of this machine may write what `adopt` takes over."""
+        """Where a worker on this machine may write a file for `adopt`."""
         parts = self.parts
         return DepositSite(
             parts.root,
@@ -319,15 +319,15 @@ class Disk:
         durability: Durability,
         staged: StagedName | None = None,
     ) -> BlobWriter:
-        """Like `begin_put`, for a file in the directory for temporary files, which a worker goes on writing; the writer is
-        told what became of it (`dfc.storage.blobs.deposit`). Raises also BadRequest, and Unavailable when there is no such
-        file."""
+        """Like `begin_put`, for a file in the directory for temporary files that a worker continues to write; the writer is
+        given its description (`dfc.storage.blobs.deposit`). Also raises BadRequest, and Unavailable if the file does not
+        exist."""
         self.parts.health.require_writable()
         layout.check_bucket_id(bucket_id)
         return AdoptingWriter(self.parts, bucket_id, name, deposit, size=size, durability=durability, staged=staged)
 
     def scratch_file(self, size: int) -> IO[bytes]:
-        """A file without a name for `size` bytes that somebody needs for a moment. Raises NoSpace, StorageFailed."""
+        """Create an unnamed temporary file for `size` bytes. Raises NoSpace, StorageFailed."""
         self.parts.space.require(size)
         try:
             return tempfile.TemporaryFile(dir=f"{self.path}/{layout.TEMPORARY}")
@@ -335,15 +335,15 @@ class Disk:
             raise self.parts.health.translate(error, "making a temporary file") from error
 
     def scratch_failed(self, error: OSError, doing: str) -> ServerTrouble:
-        """Tell of a file from `scratch_file` that cannot be written; what to raise instead."""
+        """Report that a file from `scratch_file` cannot be written; returns what to raise instead."""
         return self.parts.health.translate(error, doing)
 
     def settle(self) -> None:
-        """Wait until no write is under way that was decided before this call."""
+        """Wait until every write submitted before this call is committed."""
         self.parts.committer.submit(Settle())
 
     def remove_bucket(self, bucket_id: str) -> int:
-        """Delete every object of a bucket whose id will never be used again; how many. In many short transactions."""
+        """Delete every object of a bucket whose id will never be used again, in many short transactions; returns how many."""
         parts, removed = self.parts, 0
         layout.check_bucket_id(bucket_id)
         while True:
@@ -352,7 +352,7 @@ class Disk:
             removed += outcome.removed
             if not outcome.removed:
                 break
-        sweep.remove_directories(parts, bucket_id)  # leftovers are the sweep's
+        sweep.remove_directories(parts, bucket_id)  # the sweep removes leftovers
         return removed
 
     # --- listings
@@ -360,41 +360,41 @@ class Disk:
     def list_tuples(
         self, bucket_id: str, *, prefix: str = "", start_after: str = "", after_prefix: bool = False, limit: int
     ) -> ListedTuples:
-        """At most `limit` of `(name, size, checksum, version_us, samples, members)`, by the names' UTF-8 bytes.
+        """At most `limit` tuples `(name, size, checksum, version_us, samples, members)`, sorted by the UTF-8 bytes of the name.
 
         Names begin with `prefix` and come after `start_after`; with `after_prefix` also after every name that begins with
-        `start_after`, as a listing with a delimiter needs it. `start_after` need not be a name.
+        `start_after`, as needed for listings with a delimiter. `start_after` need not be the name of an object.
         """
         return self.parts.catalog.list_tuples(
             bucket_id, prefix=prefix, start_after=start_after, after_prefix=after_prefix, limit=limit
         )
 
     def list(self, bucket_id: str, *, prefix: str = "", start_after: str = "", limit: int) -> Rows:
-        """The same page as whole rows, quarantined ones too."""
+        """The same page as whole rows, including quarantined ones."""
         return self.parts.catalog.list_rows(bucket_id, prefix=prefix, start_after=start_after, after_prefix=False, limit=limit)
 
     def counts(self, bucket_id: str) -> tuple[int, int]:
-        """Objects and bytes of a bucket; does not depend on how many there are."""
+        """The number of objects and bytes of a bucket, in constant time."""
         return self.parts.catalog.counts(bucket_id)
 
     def totals(self) -> tuple[int, int]:
-        """Objects and bytes of the disk."""
+        """The number of objects and bytes of the disk."""
         return self.parts.catalog.totals()
 
     def bucket_ids(self) -> Names:
-        """Buckets that the disk knows, sorted; some may be empty."""
+        """The ids of the buckets that the disk knows, sorted; some may be empty."""
         return self.parts.catalog.bucket_ids()
 
     # --- state
 
     @property
     def state(self) -> DiskState:
-        """ "failed" once the error budget is used up: writes are refused, reads go on."""
+        """ "failed" once the error budget is used up: writes are refused, reads continue."""
         return self.parts.health.state
 
     @property
     def failure(self) -> str | None:
-        """Why the disk is failed."""
+        """Why the disk has failed, or None."""
         return self.parts.health.reason
 
     def space(self) -> DiskSpace:
@@ -404,12 +404,12 @@ class Disk:
             raise self.parts.health.translate(error, "measuring its space") from error
 
     def quarantined(self) -> Quarantined:
-        """Objects that are not served because their bytes are gone or wrong."""
+        """The objects that are not served because their bytes are gone or damaged."""
         return self.parts.catalog.quarantined()
 
     @property
     def stats(self) -> DiskStats:
-        """Counters, brought up to date by this call (it reads the catalog)."""
+        """The counters, updated by this call (it reads the catalog)."""
         parts = self.parts
         stats = parts.stats
         stats.io_errors = parts.health.errors
@@ -420,19 +420,19 @@ class Disk:
 
     @property
     def last_stats(self) -> DiskStats:
-        """The counters as they are, also of a catalog that cannot be read."""
+        """The counters as last updated; works even if the catalog cannot be read."""
         return self.parts.stats
 
     def sync_relaxed(self) -> int:
-        """Sync all objects of relaxed durability now; how many."""
+        """Sync all objects of relaxed durability now; returns how many."""
         return self._relaxed.sync()
 
     def sweep(self) -> sweep.SweepReport:
-        """Set orphans aside now, as the background thread does after opening."""
+        """Move orphans to `orphans/` now, as the background thread does after opening."""
         return sweep.sweep(self.parts, self._opened_at)
 
     def wait_until_settled(self, timeout_s: float) -> bool:
-        """Wait for the sweep that follows opening, and until rows of other runs of the machine are verified."""
+        """Wait until the sweep after opening is done and rows from other boots of the machine are verified."""
         return self._maintenance.settled.wait(timeout_s)
 
 
@@ -452,13 +452,13 @@ def _open_parts(root: str, disk_id: str, clock: HybridClock, options: DiskOption
     except OSError as error:
         if catalog is not None:
             catalog.close()
-        raise DiskRefused(f"{root}: {error}; look at the disk, then open it again") from error
+        raise DiskRefused(f"{root}: {error}; check the disk, then open it again") from error
     except BaseException:
         if catalog is not None:
             catalog.close()
         raise
     cache = RowCache(options.row_cache_rows)
-    boot = options.boot_id or boot_id() or uuid.uuid4().hex  # without one every unsynced row is suspect
+    boot = options.boot_id or boot_id() or uuid.uuid4().hex  # without a boot id every unsynced row is suspect
     indexes = OpenIndexes(options.open_indexes, health)
     committer = GroupCommitter(catalog, filesystem, cache, health, stats, boot=boot, on_full=space.give_up_ballast)
     return DiskParts(
@@ -494,12 +494,12 @@ def _open_catalog(root: str, disk_id: str, filesystem: FileSystem, space: SpaceK
 
 
 def _advance_epoch(root: str, catalog: Catalog, filesystem: FileSystem, space: SpaceKeeper) -> None:
-    """Refuse a catalog that was copied away before the last opening; count this one, in the catalog first."""
+    """Refuse a catalog that was restored from an older copy; count this opening, in the catalog first."""
     known = catalog.meta("epoch") or 0
     if known < identity.read_epoch(root):
         raise DiskRefused(
-            f"{catalog.path} is older than the disk: it has been put back from a copy. Objects stored since would be lost."
-            f" Restore the newest catalog, or make it anew from the blobs: dfc disk rebuild {root}"
+            f"{catalog.path} is older than the disk: it was restored from a copy. Objects stored since then would be lost."
+            f" Restore the newest catalog, or rebuild it from the blobs: dfc disk rebuild {root}"
         )
     try:
         catalog.set_epoch(known + 1, filesystem)

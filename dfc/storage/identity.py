@@ -1,8 +1,8 @@
-"""Which disk this is and whose: the lock, the identity file and the catalog's epoch.
+"""The identity of a disk: the lock, the identity file and the catalog's epoch.
 
-`dfc-disk.json` is written last when a disk is formatted, and again only when the disk comes to another node. The epoch counts
-how often the disk was opened, in the catalog and in a file beside it, so that a catalog restored from an old copy is known as
-such and refused.
+`dfc-disk.json` is written last when a disk is formatted, and again only when the disk moves to another node. The epoch counts
+how often the disk was opened, in the catalog and in a file beside it, so that a catalog restored from an old copy is detected
+and refused.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from dfc.smallfile import SmallFileDamaged, make_directories, read_small_file, w
 from dfc.storage import layout
 from dfc.storage.catalog.catalog import Catalog
 
-IDENTITY_FORMAT: Final = 3  # of the disk as a whole; 1 had no `node_id`, 2 no attributes in footers and catalog
+IDENTITY_FORMAT: Final = 3  # of the whole disk; 1 had no `node_id`, 2 no attributes in footers and catalog
 _EPOCH: Final = re.compile(rb"[0-9]{16}\n")
 
 
 class DiskIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The contents of `dfc-disk.json`.
 
-    `node_id`: the target that the disk belongs to; empty when it has been released, None when the file does not say.
+    `node_id`: the target that the disk belongs to; empty after a release, None if the file does not say.
     """
 
     format: int
@@ -41,7 +41,7 @@ class DiskIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
 
 def lock_disk(path: str) -> int:
-    """A descriptor that holds the disk for this process until it is closed. Raises DiskLocked or DiskRefused."""
+    """Lock the disk for this process until the returned descriptor is closed. Raises DiskLocked or DiskRefused."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -55,7 +55,7 @@ def lock_disk(path: str) -> int:
 
 
 def read_identity(path: str) -> DiskIdentity | None:
-    """What the disk says it is, None when it does not say; DiskRefused when that cannot be read."""
+    """Read the identity file; None if there is none. DiskRefused if it cannot be read."""
     file_name = f"{path}/{layout.IDENTITY_FILE}"
     try:
         data = read_small_file(file_name, "")
@@ -72,30 +72,30 @@ def read_identity(path: str) -> DiskIdentity | None:
 
 
 def _way_out(path: str) -> str:
-    """How to make a lost identity again: all that it says is known elsewhere."""
-    disk_id = Catalog.disk_id_in(f"{path}/{layout.CATALOG_FILE}") or "(the disk's id, which the cluster's map has)"
-    lost = {"format": IDENTITY_FORMAT, "cluster_id": "(as /v1/cluster says)", "disk_id": disk_id}
+    """How to recreate a lost identity file: everything in it is known elsewhere."""
+    disk_id = Catalog.disk_id_in(f"{path}/{layout.CATALOG_FILE}") or "(the disk's id, from the cluster map)"
+    lost = {"format": IDENTITY_FORMAT, "cluster_id": "(from /v1/cluster)", "disk_id": disk_id}
     return f"Restore it from a copy, or write it again: {msgspec.json.encode(lost).decode()}"
 
 
 def require_identity(path: str, cluster_id: str | None) -> DiskIdentity:
-    """The identity of a formatted disk of that cluster; DiskRefused otherwise, saying what to do."""
+    """The identity of a formatted disk of this cluster; otherwise DiskRefused, which says what to do."""
     identity = read_identity(path)
     if identity is None:
         what = "holds blobs but no identity" if has_blobs(path) else "is not formatted"
         raise DiskRefused(f"{path} {what}: there is no {layout.IDENTITY_FILE}. Is it the right directory, and mounted?")
     if cluster_id is not None and identity.cluster_id != cluster_id:
-        raise DiskRefused(f"{path} belongs to the cluster {identity.cluster_id}, not to {cluster_id}; use another directory")
+        raise DiskRefused(f"{path} belongs to cluster {identity.cluster_id}, not to {cluster_id}; use another directory")
     return identity
 
 
 def format_disk(
     path: str, cluster_id: str, disk_id: str | None, filesystem: FileSystem, node_id: str | None = None
 ) -> DiskIdentity:
-    """Make an empty disk of an existing or new directory. A disk of the same identity is left as it is.
+    """Turn an existing or new directory into an empty disk. A disk with the same identity is left as it is.
 
-    DiskRefused when the directory has another identity, blobs, or a catalog that knows of any. The identity is written
-    last: a format that was interrupted is simply done again.
+    DiskRefused when the directory has another identity, blobs, or a catalog with objects. The identity is written last, so an
+    interrupted format is simply repeated.
     """
     make_directories(path, filesystem)
     lock = lock_disk(path)
@@ -103,7 +103,7 @@ def format_disk(
         identity = read_identity(path)
         if identity is not None:
             if identity.cluster_id != cluster_id or disk_id not in (None, identity.disk_id):
-                raise DiskRefused(f"{path} is disk {identity.disk_id} of the cluster {identity.cluster_id} already")
+                raise DiskRefused(f"{path} is already disk {identity.disk_id} of cluster {identity.cluster_id}")
             return identity
         if has_blobs(path) or Catalog.holds_objects(f"{path}/{layout.CATALOG_FILE}"):
             raise DiskRefused(
@@ -137,7 +137,7 @@ def _write_empty_disk(path: str, identity: DiskIdentity, filesystem: FileSystem)
 
 
 def give_to_node(path: str, node_id: str, filesystem: FileSystem) -> str | None:
-    """Let the disk belong to a node (empty: to none, until one takes it); the node before. DiskLocked while it is in use."""
+    """Assign the disk to a node (empty: to none, until one takes it); returns the previous node. DiskLocked if in use."""
     lock = lock_disk(path)
     try:
         identity = require_identity(path, None)
@@ -150,13 +150,13 @@ def give_to_node(path: str, node_id: str, filesystem: FileSystem) -> str | None:
 
 
 def write_identity(path: str, identity: DiskIdentity, filesystem: FileSystem) -> None:
-    """Write `dfc-disk.json` whole or not at all."""
+    """Write `dfc-disk.json` atomically."""
     data = msgspec.json.format(msgspec.json.encode(identity), indent=2) + b"\n"
     write_small_file(f"{path}/{layout.IDENTITY_FILE}", data, filesystem)
 
 
 def read_epoch(path: str) -> int:
-    """How often the disk was opened, as the file says; 0 when the file is missing or unreadable."""
+    """How often the disk was opened, according to the file; 0 when the file is missing or unreadable."""
     try:
         with open(f"{path}/{layout.EPOCH_FILE}", "rb") as file:
             text = file.read(64)
@@ -166,7 +166,7 @@ def read_epoch(path: str) -> int:
 
 
 def write_epoch(path: str, epoch: int, filesystem: FileSystem) -> None:
-    """Overwrite the count in place: always the same 17 bytes, in one sector, so that a full disk is no obstacle."""
+    """Overwrite the count in place: always the same 17 bytes, in one sector, so that it works on a full disk."""
     file_name = f"{path}/{layout.EPOCH_FILE}"
     is_new = False
     try:
@@ -183,5 +183,5 @@ def write_epoch(path: str, epoch: int, filesystem: FileSystem) -> None:
 
 
 def has_blobs(path: str) -> bool:
-    """Whether any file lies below `objects/`."""
+    """Whether there is any file below `objects/`."""
     return any(files for _, _, files in os.walk(f"{path}/{layout.OBJECTS}"))

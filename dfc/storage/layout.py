@@ -1,9 +1,9 @@
-"""Where things lie on a disk, how names become file names, and the footer at the end of every blob. Pure; no I/O.
+"""The layout of a disk: paths, file names for object names, and the footer at the end of every blob. Pure; no I/O.
 
-A blob is `objects/<bucket id>/<2 hex>/<escaped name>@<blob id>`: the object's bytes, then a footer that says whose they
-are, with the object's attributes. Names whose escaped form is over 180 bytes become `#` and the xxh3-128 of the name; the
-footer has the full name.
-docs/on-disk-format.md describes both for people.
+A blob is `objects/<bucket id>/<2 hex>/<escaped name>@<blob id>`: the object's bytes, then a footer that says which object they
+belong to, with its attributes. Names whose escaped form is over 180 bytes become `#` and the xxh3-128 of the name; the footer
+has the full name.
+docs/on-disk-format.md describes all this.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dfc.limits import ATTRIBUTES_BYTES_MAX, BLOB_NAME_BYTES_MAX, OBJECT_NAME_BY
 from dfc.storage.rows import ObjectRow
 
 FORMAT_VERSION: Final = 3  # of a footer; 1 and 2 had no attributes
-STAGED_FORMAT: Final = 4  # of the footer of a blob that no object refers to yet: an output of a job
+STAGED_FORMAT: Final = 4  # of the footer of a staged blob: an output of a job, not yet an object
 IDENTITY_FILE: Final = "dfc-disk.json"
 CATALOG_FILE: Final = "catalog.sqlite"
 EPOCH_FILE: Final = "catalog-epoch"
@@ -34,24 +34,24 @@ TEMPORARY: Final = "temporary"
 INDEX_SUFFIX: Final = ".idx"
 
 _BUCKET_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_.~-]{1,180}")  # what quote() leaves alone
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.~-]{1,180}")  # what quote() leaves unchanged
 _BLOB_FILE: Final = re.compile(rf"(.+)@([0-9a-f]{{{VERSION_CHARS}}})(\.idx)?", re.DOTALL)
 JOB_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _STAGED_OWNER: Final = re.compile(r"([^/]+)/([^/]+)/([01])")
 _FAN_DIRECTORY: Final = re.compile(r"[0-9a-f]{2}")
 
-# The fixed end of a footer, little-endian; in front of it stand the bucket id and the name, both UTF-8, and the attributes.
+# The fixed end of a footer, little-endian; before it come the bucket id and the name, both UTF-8, and the attributes.
 # Size, xxh3-128, version, lengths of bucket id, name and attributes, format, hash, magic.
 _TRAILER: Final = struct.Struct("<Q16s18sHHHHQ8s")
-_FORM: Final = slice(-18, -16)  # of any footer, whatever its format
+_FORM: Final = slice(-18, -16)  # in footers of every format
 _MAGIC: Final = b"DFC-BLOB"
-_HASHED: Final = _TRAILER.size - 16  # the hash covers everything before itself
+_HASHED: Final = _TRAILER.size - 16  # the hash covers everything before it
 TRAILER_BYTES: Final = _TRAILER.size
-FOOTER_BYTES_MAX: Final = TRAILER_BYTES + 63 + 64 + 3 + OBJECT_NAME_BYTES_MAX + ATTRIBUTES_BYTES_MAX  # of a staged one
+FOOTER_BYTES_MAX: Final = TRAILER_BYTES + 63 + 64 + 3 + OBJECT_NAME_BYTES_MAX + ATTRIBUTES_BYTES_MAX  # staged
 
 
 class BlobFile(NamedTuple):
-    """What a file name in `objects/` says. `name` is None for a hashed name; the footer has it."""
+    """A parsed file name in `objects/`. `name` is None for a hashed name; the footer has it."""
 
     name: str | None
     stem: str
@@ -61,7 +61,7 @@ class BlobFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """Whose bytes stand before it; `footer_bytes` is its own length. `job` is None unless the blob is staged."""
+    """Which object the bytes before it belong to; `footer_bytes` is its own length. `job` is None unless the blob is staged."""
 
     bucket_id: str
     name: str
@@ -75,13 +75,13 @@ class Footer:
 
 
 class FooterDamaged(Exception):
-    """The end of the file is no footer, or one that fails its hash."""
+    """The file does not end in a footer, or the footer does not match its hash."""
 
 
 def check_bucket_id(bucket_id: str) -> str:
-    """The id itself: it becomes a directory, so only letters, digits, `_` and `-`, at most 63. Raises BadName."""
+    """Check and return a bucket id: it becomes a directory, so at most 63 letters, digits, `_` and `-`. Raises BadName."""
     if not _BUCKET_ID.fullmatch(bucket_id):
-        raise BadName(f"not a bucket id: {bucket_id[:80]!r}")
+        raise BadName(f"invalid bucket id: {bucket_id[:80]!r}")
     return bucket_id
 
 
@@ -123,7 +123,7 @@ def row_path(root: str, row: ObjectRow) -> str:
 
 
 def parse_blob_file(file_name: str) -> BlobFile | None:
-    """What a file name in `objects/` says; None when it is none of ours."""
+    """Parse a file name in `objects/`; None if it does not have the form of a blob or an index."""
     match = _BLOB_FILE.fullmatch(file_name)
     if match is None:
         return None
@@ -137,7 +137,7 @@ def parse_blob_file(file_name: str) -> BlobFile | None:
 
 
 def blob_bytes(row: ObjectRow) -> int:
-    """Length of the whole file: the object's bytes and the footer."""
+    """The length of the whole file: the object's bytes and the footer."""
     name = row.name
     return (
         row.size
@@ -154,7 +154,7 @@ def row_footer(row: ObjectRow) -> bytes:
 
 
 def staged_footer(row: ObjectRow, job: str, temporary: bool) -> bytes:
-    """The footer of a staged blob: of a format of its own, with the job behind the bucket id, which holds no slash."""
+    """The footer of a staged blob: it has its own format, with the job after the bucket id, which has no slash."""
     owner = f"{row.bucket_id}/{job}/{int(temporary)}"
     return _encode_footer(owner, row, STAGED_FORMAT)
 
@@ -168,16 +168,16 @@ def _encode_footer(owner: str, row: ObjectRow, form: int) -> bytes:
 
 
 def check_job_id(job: str) -> str:
-    """The id itself; BadName when it could not stand in a footer."""
+    """Check and return a job id; BadName if it does not fit into a footer."""
     if not JOB_ID.fullmatch(job):
-        raise BadName(f"not the id of a job: {job[:80]!r}")
+        raise BadName(f"invalid job id: {job[:80]!r}")
     return job
 
 
 def decode_footer(tail: bytes) -> Footer:
-    """The footer at the end of `tail`, which holds at least the last FOOTER_BYTES_MAX bytes of the file, or all of it."""
+    """Decode the footer at the end of `tail`: at least the last FOOTER_BYTES_MAX bytes of the file, or all of it."""
     if len(tail) < TRAILER_BYTES or not tail.endswith(_MAGIC):
-        raise FooterDamaged("there is no footer at its end")
+        raise FooterDamaged("it has no footer at its end")
     form = int.from_bytes(tail[_FORM], "little")
     if form not in (FORMAT_VERSION, STAGED_FORMAT):
         raise FooterDamaged(f"its footer has format {form}, and this version of DFC reads {FORMAT_VERSION} and {STAGED_FORMAT}")

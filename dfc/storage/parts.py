@@ -1,4 +1,4 @@
-"""The parts of an open disk, as its writer, reader and background work see them. Made and ended by `dfc.storage.disk`."""
+"""The parts of an open disk, shared by its writer, reader and background threads. `dfc.storage.disk` makes and closes them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dfc.storage.upkeep.space import SpaceKeeper
 
 @dataclass(frozen=True, slots=True)
 class DiskParts:
-    """`root` is the disk's directory, `boot` the id of this run of the machine."""
+    """The parts of an open disk. `root` is the disk's directory, `boot` the machine's boot id."""
 
     disk_id: str
     root: str

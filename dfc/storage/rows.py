@@ -1,4 +1,4 @@
-"""What crosses the boundary of the storage engine: rows, results, preconditions and options. Values only, no I/O."""
+"""The values that the storage engine takes and returns: rows, results, preconditions and options. No I/O."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from dfc.limits import GIB, MIB
 
 Durability = Literal["fsync", "relaxed"]
 
-# States of a row. Only GOOD rows, and UNSYNCED ones written since the machine started, are served without a check.
+# States of a row. Only GOOD rows, and UNSYNCED rows written since the machine booted, are served without a check.
 GOOD: Final = 0
 UNSYNCED: Final = 1
 QUARANTINED: Final = 2
 
 
 class ObjectRow(msgspec.Struct, frozen=True, gc=False):
-    """One object as the catalog knows it. `samples` and `members` are None when it has no tar index; `warnings` say why."""
+    """An object's entry in the catalog. `samples` and `members` are None if it has no tar index; `warnings` say why."""
 
     bucket_id: str
     name: str
@@ -32,17 +32,17 @@ class ObjectRow(msgspec.Struct, frozen=True, gc=False):
     members: int | None = None
     warnings: tuple[str, ...] = ()
     state: int = GOOD
-    attributes: bytes = b""  # `dfc.attributes`, as they came: this engine keeps them and does not look into them
-    drawn: str = ""  # the id of its file, where the version came from outside
+    attributes: bytes = b""  # `dfc.attributes`, as received: the storage engine does not interpret them
+    drawn: str = ""  # the id of its file, if the version came from outside
 
     @property
     def blob_id(self) -> str:
-        """What names its file: the version, or what the disk drew in its place. No two files ever have the same one."""
+        """The id in its file name: the version, or an id drawn by the disk instead. Unique among all files ever."""
         return self.drawn or self.version
 
     @property
     def modified_us(self) -> int:
-        """Microseconds since 1970 at which the upload began."""
+        """When the upload began, in microseconds since 1970."""
         return version_us(self.version)
 
     @property
@@ -55,7 +55,7 @@ class ObjectRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class ListedRow(NamedTuple):
-    """The cheap form of a row for listings; the storage engine returns plain tuples of this shape."""
+    """A reduced row for listings; the storage engine returns plain tuples of this shape."""
 
     name: str
     size: int
@@ -66,7 +66,7 @@ class ListedRow(NamedTuple):
 
 
 class QuarantinedObject(NamedTuple):
-    """An object whose stored bytes are gone or wrong; `found_us` in µs since 1970."""
+    """An object whose stored bytes are gone or damaged; `found_us` in µs since 1970."""
 
     bucket_id: str
     name: str
@@ -77,7 +77,7 @@ class QuarantinedObject(NamedTuple):
 
 
 class DiskSpace(NamedTuple):
-    """Bytes. `free` is what uploads may still use: the reserve is already taken off."""
+    """The space of a disk in bytes. `free` is what uploads may still use: the reserve is already subtracted."""
 
     capacity: int
     used: int
@@ -87,10 +87,10 @@ class DiskSpace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Precondition:
-    """What must hold inside the transaction. Tags are the hex of a checksum, or "*" for any object at all.
+    """A condition that must hold inside the transaction. Tags are a checksum in hex, or "*" for any object.
 
-    `guard` runs inside the transaction too; whatever it raises refuses the operation and is raised to the caller. It must
-    not touch the disk.
+    `guard` also runs inside the transaction; anything it raises refuses the operation and is raised to the caller. It must not
+    touch the disk.
     """
 
     if_match: str | None = None
@@ -102,13 +102,13 @@ class Precondition:
         return self.if_match is not None or self.if_none_match is not None
 
     def check(self, checksum: str | None) -> None:
-        """Decide against the object that is there (None = there is none); PreconditionFailed, or what the guard raises."""
+        """Check against the current object (None: there is none). Raises PreconditionFailed, or what the guard raises."""
         if self.guard is not None:
             self.guard()
         if self.if_match is not None and (checksum is None or self.if_match not in ("*", checksum)):
-            raise PreconditionFailed("If-Match: the object is not what it was" if checksum else "If-Match: there is no object")
+            raise PreconditionFailed("If-Match: the object has changed" if checksum else "If-Match: the object does not exist")
         if self.if_none_match is not None and checksum is not None and self.if_none_match in ("*", checksum):
-            raise PreconditionFailed("If-None-Match: the object is there")
+            raise PreconditionFailed("If-None-Match: the object already exists")
 
 
 ALWAYS: Final = Precondition()
@@ -116,8 +116,8 @@ ALWAYS: Final = Precondition()
 
 @dataclass(frozen=True, slots=True)
 class Supplied:
-    """What an upload brings from outside. `version`: the one that somebody else has given to the object, None to draw a new
-    one. `attributes`: as `dfc.attributes` encodes them."""
+    """What an upload supplies besides its bytes. `version`: one assigned elsewhere, None to draw a new one. `attributes`: as
+    `dfc.attributes` encodes them."""
 
     version: str | None = None
     attributes: bytes = b""
@@ -128,7 +128,7 @@ NOTHING: Final = Supplied()
 
 @dataclass(frozen=True, slots=True)
 class PutResult:
-    """`replaced` is True when an object of that name was there, or a newer one has come meanwhile."""
+    """The result of an upload. `replaced` is True if an object of that name existed, or a newer one has arrived meanwhile."""
 
     row: ObjectRow
     replaced: bool
@@ -136,7 +136,7 @@ class PutResult:
 
 
 class RowChanged(Exception):
-    """The row that the caller holds is not the current one any more; `row` is. Start again from it."""
+    """The caller's row is no longer the current one; `row` is. Start again from it."""
 
     def __init__(self, row: ObjectRow) -> None:
         super().__init__(f"{row.name} has a newer version {row.version}")
@@ -145,18 +145,18 @@ class RowChanged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DiskOptions:
-    """How one disk behaves; every default is meant for production."""
+    """The options of one disk; every default is meant for production."""
 
-    reserve_bytes: int = 256 * MIB  # kept free of uploads: for the catalog, its log and other users of the file system
-    ballast_bytes: int = 8 * MIB  # given up when even the catalog finds no space, so that deletes still work
-    error_budget: int = 16  # I/O errors after which a disk takes no more writes until it is opened again
-    sync_relaxed_s: float = 30.0  # an object of relaxed durability is on the medium after so long
-    orphan_keep_s: float = 86_400.0  # blobs that nothing refers to are kept so long beside the disk's objects
-    orphan_alarm: int = 100  # more complete blobs without a row than any crash leaves: the catalog is in doubt
+    reserve_bytes: int = 256 * MIB  # not available to uploads: for the catalog, its log and other users of the file system
+    ballast_bytes: int = 8 * MIB  # given up when even the catalog runs out of space, so that deletes still work
+    error_budget: int = 16  # I/O errors after which a disk accepts no more writes until it is opened again
+    sync_relaxed_s: float = 30.0  # objects of relaxed durability are synced within this time
+    orphan_keep_s: float = 86_400.0  # how long orphans are kept in `orphans/`
+    orphan_alarm: int = 100  # this many complete blobs without a row are more than any crash leaves: the catalog may be wrong
     tombstone_keep_s: float = 7 * 86_400.0  # longer than any upload may last
     object_bytes_max: int = 1024 * GIB
-    row_cache_rows: int = 16_384  # about 600 bytes each, and 512 of attributes at most
+    row_cache_rows: int = 16_384  # about 600 bytes each, plus at most 512 of attributes
     open_indexes: int = 64
-    writeback_bytes: int = 8 * MIB  # an upload starts writing out pieces of this size while it is received
-    maintenance: bool = True  # False: no background thread; tests call what it would call
-    boot_id: str | None = None  # None: the kernel's; other values are for tests
+    writeback_bytes: int = 8 * MIB  # an upload is written out in pieces of this size while it arrives
+    maintenance: bool = True  # False: no background threads; tests call what they would call
+    boot_id: str | None = None  # None: the kernel's; set it only in tests

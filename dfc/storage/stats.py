@@ -1,4 +1,4 @@
-"""Counters of one disk, for metrics. Each is added to by few threads; a lost increment is of no consequence."""
+"""Counters of one disk, for metrics. Few threads update each; a lost increment does not matter."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class DiskStats:
-    """Totals since the disk was opened, unless said otherwise."""
+    """Totals since the disk was opened, unless stated otherwise."""
 
     commits: int = 0
     committed_operations: int = 0
@@ -26,10 +26,10 @@ class DiskStats:
     indexes_rebuilt: int = 0
     orphans_found: int = 0
     orphans_deleted: int = 0
-    orphan_alarm: int = 0  # 1: the sweep found too many and moved none
+    orphan_alarm: int = 0  # 1: the sweep found too many orphans and moved none
     unsynced_rows: int = 0  # now
     quarantined_rows: int = 0  # now
     scrubbed_bytes: int = 0
     scrubbed_objects: int = 0
     scrub_errors: int = 0
-    scrub_finished_s: float = 0.0  # when the last whole pass ended, seconds since 1970; 0: none yet
+    scrub_finished_s: float = 0.0  # when the last full pass ended, in seconds since 1970; 0: not yet

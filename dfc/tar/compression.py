@@ -1,8 +1,8 @@
 """Streaming decompression of gz, zst, lz4, bz2 and xz, pushed or pulled, in chunks of bounded size.
 
-Several members or frames one after the other are one stream, as for the command-line tools; skippable frames are passed over.
-Rubbish behind a gz, bz2 or lz4 stream is ignored, as libarchive does. What one stream may cost is bounded: growth, memory of
-its window or dictionary, and the number of tiny frames.
+Consecutive members or frames are one stream, as for the command-line tools; skippable frames are skipped. Garbage after a gz,
+bz2 or lz4 stream is ignored, as in libarchive. The cost of a stream is limited: its expansion, the memory for its window or
+dictionary, and the number of tiny frames.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ _GZIP: Final = b"\x1f\x8b\x08"
 _GZIP_RESERVED_FLAGS: Final = 0xE0
 _GZIP_HEADER_BYTES: Final = 10
 _GZIP_CHECKSUM, _GZIP_EXTRA, _GZIP_NAME, _GZIP_COMMENT = 2, 4, 8, 16  # flags: optional fields of a header
-_GZIP_HEADER_BYTES_MAX: Final = 96 * KIB  # the extra field may have 64 of them
-_BZIP2_HEADER_BYTES: Final = 14  # of a stream, and of its first block
+_GZIP_HEADER_BYTES_MAX: Final = 96 * KIB  # the extra field alone may have 64 KiB
+_BZIP2_HEADER_BYTES: Final = 14  # of a stream and its first block
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
 _LZ4: Final = b"\x04\x22\x4d\x18"
 _LZ4_LEGACY: Final = b"\x02\x21\x4c\x18"  # `lz4 -l`, and the Linux kernel
-_LZ4_LEGACY_BLOCK_BYTES: Final = 8 * MIB  # decompressed; only the last one may have fewer
+_LZ4_LEGACY_BLOCK_BYTES: Final = 8 * MIB  # decompressed; only the last block may have fewer
 _LZ4_LEGACY_STORED_BYTES_MAX: Final = _LZ4_LEGACY_BLOCK_BYTES + _LZ4_LEGACY_BLOCK_BYTES // 255 + 16
-_SKIPPABLE: Final = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")  # of lz4 and zstd alike: pzstd begins with one
+_SKIPPABLE: Final = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")  # the same for lz4 and zstd: pzstd begins with one
 _SKIPPABLE_HEADER_BYTES: Final = 8
-_XZ_PADDING_BYTES: Final = 4  # between and after streams there are so many zeros, or a multiple
-_LOOK_BYTES: Final = {"gz": _GZIP_HEADER_BYTES, "bz2": _BZIP2_HEADER_BYTES, "lz4": 4}  # what tells a frame from rubbish
+_XZ_PADDING_BYTES: Final = 4  # padding between and after streams: zeros, in multiples of this
+_LOOK_BYTES: Final = {"gz": _GZIP_HEADER_BYTES, "bz2": _BZIP2_HEADER_BYTES, "lz4": 4}  # tells a frame from garbage
 _WINDOW_LOG_MAX: Final = DECOMPRESS_MEMORY_MAX.bit_length() - 1
-_IsalError: Final = cast(type[Exception], igzip_lib.IsalError)  # its stub calls it an instance
+_IsalError: Final = cast(type[Exception], igzip_lib.IsalError)  # its stub declares an instance
 _LIBRARY_ERRORS: Final = (
     OSError, EOFError, RuntimeError, ValueError, MemoryError, lzma.LZMAError, zstd.ZstdError, _IsalError,
     lz4.block.LZ4BlockError,
@@ -61,11 +61,11 @@ _LIBRARY_ERRORS: Final = (
 
 
 class CompressionError(Exception):
-    """The stream is broken, ends early, or costs more than the limits. The message is a sentence for users."""
+    """The stream is broken, truncated, or exceeds the limits. The message is meant for users."""
 
 
 class _Frame(Protocol):
-    """One member or frame, like bz2.BZ2Decompressor."""
+    """Decompresses one member or frame; like bz2.BZ2Decompressor."""
 
     @property
     def eof(self) -> bool: ...
@@ -77,7 +77,7 @@ class _Frame(Protocol):
 
 
 class _Skippable:
-    """A skippable frame: magic number, length, and so many bytes for others than us."""
+    """A skippable frame: magic number, length, and that many bytes to ignore."""
 
     def __init__(self) -> None:
         self._header = bytearray()
@@ -103,7 +103,7 @@ class _Skippable:
 
 
 class _LegacyStart:
-    """The magic number of an lz4 legacy frame, which consists of blocks and has no end of its own."""
+    """The magic number of an lz4 legacy frame, which consists of blocks and has no end mark."""
 
     def __init__(self) -> None:
         self.eof = True
@@ -159,9 +159,10 @@ _OPENERS: Final[dict[str, Callable[[], object]]] = {
 
 
 def kind_of_bytes(start: bytes, name: str = "") -> str | None:
-    """Which compression the first MAGIC_BYTES of a file belong to, if any.
+    """Detect the compression of a file by its first MAGIC_BYTES; None if it is not compressed.
 
-    More of them help where skippable frames come first, which lz4 and zst share; then the ending of `name` decides.
+    More bytes help if it begins with skippable frames, which lz4 and zst share; if they are not enough, the ending of `name`
+    decides.
     """
     at = 0
     while _SKIPPABLE.match(start, at) and len(start) >= at + _SKIPPABLE_HEADER_BYTES:
@@ -186,10 +187,10 @@ def kind_of_bytes(start: bytes, name: str = "") -> str | None:
 
 
 class Decompressor:
-    """Push side: `feed` what arrives and take the chunks, then `finish`. Raises CompressionError; of no use after that.
+    """Push decompressor: `feed` what arrives and take the chunks, then `finish`. Raises CompressionError; unusable after that.
 
-    `limited` holds it to DECOMPRESS_RATIO_MAX: for what strangers upload, not for what was indexed already. A chunk has at most
-    `chunk_bytes`. `ignored_from` is where in the file the rubbish behind the stream begins, if there is any.
+    `limited` enforces DECOMPRESS_RATIO_MAX: for untrusted uploads, not for shards already indexed. A chunk has at most
+    `chunk_bytes`. `ignored_from` is the offset in the file of garbage after the stream, if there is any.
     """
 
     def __init__(self, kind: str, *, limited: bool = True, chunk_bytes: int = DECOMPRESS_CHUNK_BYTES) -> None:
@@ -198,15 +199,15 @@ class Decompressor:
         self._limited = limited
         self._frame: _Frame | None = None
         self._frames = 0
-        self._legacy = False  # the last frame was an lz4 legacy block: another one may follow without a magic number
-        self._undecided = b""  # too few bytes to tell a frame from rubbish
-        self._zeros = 0  # that came after the last frame
+        self._legacy = False  # the last frame was an lz4 legacy block: another may follow without a magic number
+        self._undecided = b""  # too few bytes to tell a frame from garbage
+        self._zeros = 0  # after the last frame
         self.ignored_from: int | None = None
         self.bytes_in = 0
         self.bytes_out = 0
 
     def feed(self, data: Buffer) -> Iterator[bytes]:
-        """Chunks that follow from this piece. Take all of them before the next `feed`; leaving the rest ends the stream."""
+        """Decompress a piece. Take all the chunks before the next `feed`; leaving any ends the stream."""
         self.bytes_in += len(data)
         rest: Buffer = data
         while len(rest) or (self._frame is not None and not self._frame.needs_input):
@@ -222,7 +223,7 @@ class Decompressor:
                     rest = frame.unused_data or b""
                     self._frame = None
                 elif not chunk:
-                    return  # whatever `needs_input` says: there is no progress without more
+                    return  # whatever `needs_input` says: no progress without more input
             except _LIBRARY_ERRORS as error:
                 raise CompressionError(f"the {self._kind} stream is broken ({str(error)[:100]})") from None
             if chunk:
@@ -231,14 +232,14 @@ class Decompressor:
                 yield chunk
 
     def finish(self) -> None:
-        """Raises CompressionError when the stream ends early."""
+        """End the stream. Raises CompressionError if it is truncated."""
         if self._frame is not None or not self._frames or (self._kind == "xz" and self._zeros % _XZ_PADDING_BYTES):
             raise CompressionError(f"the {self._kind} stream ends early")
         if self._undecided:
             self._ignore(self._undecided)
 
     def _next_frame(self, data: Buffer) -> Buffer:
-        """Open what begins here, and give what it is to be fed; without a frame when nothing does, or too little is here."""
+        """Open the frame that begins here and return what to feed it; opens none if there is none or too few bytes are here."""
         if self.ignored_from is not None:
             return b""
         if self._undecided:
@@ -261,13 +262,13 @@ class Decompressor:
                 return b""
         self._frames += 1
         if self._frames > DECOMPRESS_FRAMES_FREE + self.bytes_out // DECOMPRESS_FRAME_BYTES_MIN:
-            raise CompressionError(f"the {self._kind} stream has {self._frames} frames for {self.bytes_out} bytes")
+            raise CompressionError(f"the {self._kind} stream has too many frames: {self._frames} for {self.bytes_out} bytes")
         self._frame = cast(_Frame, _OPENERS[self._opener(start)]())
         return data
 
     def _plain_gzip(self, data: bytes) -> bytes:
-        """A gzip member without the optional fields of its header, which isal misreads where they come in pieces; nothing while
-        not all of the header is here."""
+        """A gzip member without the optional fields of its header, which isal misreads if they arrive in pieces; empty until
+        the whole header is here."""
         size = _gzip_header_size(data)
         if size is not None:
             return data[:3] + b"\0" + data[4:_GZIP_HEADER_BYTES] + data[size:]
@@ -293,12 +294,12 @@ class Decompressor:
         return kind_of_bytes(start) == self._kind
 
     def _skip_zeros(self, data: Buffer) -> Buffer:
-        """Zeros after a gzip or xz stream are padding; behind that of xz another stream may follow."""
+        """Skip the zeros after a gzip or xz stream, which are padding; after xz padding another stream may follow."""
         rest = bytes(data).lstrip(b"\0") if data[0] == 0 else data
         self._zeros += len(data) - len(rest)
         if len(rest) and self._kind == "xz":
             if self._zeros % _XZ_PADDING_BYTES:
-                raise CompressionError("the xz stream is followed by something else")
+                raise CompressionError("the xz stream is followed by other data")
             self._zeros = 0
         return rest
 
@@ -307,11 +308,11 @@ class Decompressor:
 
     def _check_growth(self) -> None:
         if self._limited and self.bytes_out > max(DECOMPRESS_FREE_BYTES, DECOMPRESS_RATIO_MAX * self.bytes_in):
-            raise CompressionError(f"the {self._kind} stream grows more than {DECOMPRESS_RATIO_MAX} times")
+            raise CompressionError(f"the {self._kind} stream expands to more than {DECOMPRESS_RATIO_MAX} times its size")
 
 
 def _gzip_header_size(data: bytes) -> int | None:
-    """RFC 1952, 2.3; None while `data` ends inside of the header."""
+    """The size of a gzip header (RFC 1952, 2.3); None while `data` ends inside it."""
     at, flags = _GZIP_HEADER_BYTES, data[3]
     if flags & _GZIP_EXTRA:
         at += 2 + int.from_bytes(data[at : at + 2], "little")
@@ -326,12 +327,12 @@ def _gzip_header_size(data: bytes) -> int | None:
 
 
 def _is_legacy_block(start: bytes) -> bool:
-    """Whether this is the size of a block; magic numbers are larger, and so is most of what is rubbish."""
+    """Whether this is the size of a block; magic numbers are larger, and so is most garbage."""
     return 0 < int.from_bytes(start[:4], "little") <= _LZ4_LEGACY_STORED_BYTES_MAX
 
 
 class DecompressedFile(io.RawIOBase):
-    """Pull side: reads like a file, without seeking. Raises CompressionError."""
+    """Pull decompressor: reads like a file, without seeking. Raises CompressionError."""
 
     def __init__(self, source: BinaryIO, kind: str) -> None:
         self._source = source
@@ -341,7 +342,7 @@ class DecompressedFile(io.RawIOBase):
 
     @property
     def ignored_from(self) -> int | None:
-        """Where in `source` the rubbish behind the stream begins, known at its end."""
+        """The offset in `source` of garbage after the stream, known at its end."""
         return self._decompressor.ignored_from
 
     def readable(self) -> bool:
@@ -366,5 +367,5 @@ class DecompressedFile(io.RawIOBase):
 
 
 def open_decompressed(source: BinaryIO, kind: str) -> io.BufferedReader:
-    """A reader of what `source` holds, decompressed as it is read; `source` stays the caller's to close."""
+    """Open a reader that decompresses `source` as it is read; the caller closes `source`."""
     return io.BufferedReader(DecompressedFile(source, kind), DECOMPRESS_CHUNK_BYTES)

@@ -1,4 +1,4 @@
-"""Streaming compression of shards: the other direction of `dfc.tar.compression`, for the kinds that it reads.
+"""Streaming compression of shards: the inverse of `dfc.tar.compression`, for the same kinds.
 
 The same bytes and level give the same output with the same library: no time stamps, no file names.
 """
@@ -22,12 +22,12 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-GZIP_WINDOW: Final = 31  # zlib's way of asking for the largest window and a gzip header
-ISAL_LEVELS: Final = range(4)  # isal's own levels are faster than zlib's of the same ratio; above them it is zlib's turn
+GZIP_WINDOW: Final = 31  # tells zlib to use the largest window and a gzip header
+ISAL_LEVELS: Final = range(4)  # isal's levels are faster than zlib's of the same ratio; higher levels use zlib
 
 
 class Compressor(Protocol):
-    """Like bz2.BZ2Compressor."""
+    """A compression stream; like bz2.BZ2Compressor."""
 
     def compress(self, data: Buffer) -> bytes: ...
     def flush(self) -> bytes: ...
@@ -69,20 +69,20 @@ _KINDS: Final[dict[str, tuple[int, int, int, Callable[[int], Compressor]]]] = {
 
 
 def level_range(kind: str) -> range:
-    """The levels that the library of a kind has."""
+    """The compression levels of a kind."""
     lowest, highest, _, _ = _KINDS[kind]
     return range(lowest, highest + 1)
 
 
 def check_level(kind: str, level: int) -> None:
-    """ValueError for a level that the library of a kind does not have."""
+    """Raise ValueError for a level that a kind does not have."""
     levels = level_range(kind)
     if level not in levels:
         raise ValueError(f"{kind} has levels from {levels[0]} to {levels[-1]}, not {level}")
 
 
 def open_compressor(kind: str, level: int | None = None) -> Compressor:
-    """A new stream. `level` None: a fast one, since shards are compressed once and read for months."""
+    """Open a new stream. `level` None: a fast level, since shards are compressed once and read for months."""
     default = _KINDS[kind][2]
     if level is not None:
         check_level(kind, level)

@@ -1,8 +1,8 @@
-"""What one 512-byte tar header, one long-name body or one pax body says. Pure functions over bytes, all of them bounded.
+"""Decode one 512-byte tar header, one long-name body or one pax body. Pure functions over bytes, all of them bounded.
 
-Read are V7, USTAR, GNU (long names, base-256 numbers, sparse), pax (extended and global headers), star and Solaris. Formats:
-POSIX.1-2017 pax "ustar Interchange Format" and GNU tar manual "Basic Tar Format". Where writers left the form, a field means
-what libarchive and GNU tar take it for (docs/decisions/0013). Whatever neither reads is a TarError that names the offset.
+Supported: V7, USTAR, GNU (long names, base-256 numbers, sparse), pax (extended and global headers), star and Solaris. Formats:
+POSIX.1-2017 pax "ustar Interchange Format" and GNU tar manual "Basic Tar Format". Where writers deviate, a field is read as
+libarchive and GNU tar read it (docs/decisions/0013). What neither can read is a TarError that gives the offset.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ TYPE_OF_FLAG: Final = {
     ord("6"): FIFO,
     ord("S"): SPARSE,
 }
-# POSIX: the size of these says nothing about blocks that follow (for directories it is a hint of space to reserve).
+# POSIX: the size of these does not count blocks that follow (for directories it is a hint of space to reserve).
 TYPES_WITHOUT_DATA: Final = frozenset((HARDLINK, SYMLINK, CHARACTER, BLOCK, DIRECTORY, FIFO))
 
 _HIGH_BYTES: Final = bytes(range(128))
-# Blanks, digits, and nothing more up to a blank or a NUL; old tars left what the memory held behind it.
+# Blanks, digits, then a blank or a NUL; old tars left arbitrary memory contents after that.
 _OCTAL: Final = re.compile(rb"[ \t]*([0-7]{1,24})(?:[ \0]|\Z)")
-# A pax header without any of these changes nothing that an index holds.
+# A pax header without any of these changes nothing in an index.
 _PAX_WANTED: Final = re.compile(rb"path=|size=|GNU\.sparse\.")
 _PAX_LENGTH_DIGITS: Final = 12
 _GNU_MAGIC: Final = b"ustar  \0"
-_REMEMBERED_MAX: Final = 8192  # checksum fields: those of plain headers lie within a few thousand
+_REMEMBERED_MAX: Final = 8192  # checksum fields: plain headers have a few thousand different ones
 
 
 def _pattern_of_plain_records() -> re.Pattern[bytes]:
-    """Records of up to 99 bytes, each as long as it says, with other keys than those that are wanted, in one go: times before
-    every member are what tarfile, GNU tar and star write. Whatever it does not match is looked at record by record."""
+    """A regex that matches, in one go, records of up to 99 bytes with correct lengths and irrelevant keys, such as the times
+    that tarfile, GNU tar and star write before every member. What it does not match is parsed record by record."""
     tens = []
     for ten in (2, 3, 1, 4, 5, 6, 7, 8, 9):  # times are the most common
         lengths = "|".join(f"{unit} .{{{10 * ten + unit - 4}}}" for unit in range(10))
@@ -58,7 +58,7 @@ def _pattern_of_plain_records() -> re.Pattern[bytes]:
     return re.compile(rf"(?:(?=.. (?!path=|size=|GNU\.sparse\.)[^=\n]++=)(?:{'|'.join(tens)})\n)*".encode())
 
 
-# `has_plain_records(data, start, end)`: the quick way to most of what `is_plain_pax` says yes to; the hot loops ask it first.
+# `has_plain_records(data, start, end)`: a fast check that covers most of `is_plain_pax`; the hot loops try it first.
 has_plain_records: Final = _pattern_of_plain_records().fullmatch
 
 
@@ -68,7 +68,7 @@ def padded(size: int) -> int:
 
 
 class TarError(Exception):
-    """The archive is broken, or no archive. `offset` is in bytes of the uncompressed archive."""
+    """The file is a broken archive or not an archive. `offset` is in bytes of the uncompressed archive."""
 
     def __init__(self, message: str, offset: int) -> None:
         super().__init__(f"{message} at offset {offset}")
@@ -77,7 +77,7 @@ class TarError(Exception):
 
 
 class PaxFields(NamedTuple):
-    """The records of a pax header that change where a member lies or what it is called; None where it has none."""
+    """The records of a pax header that change the position or the name of a member; None where it has none."""
 
     path: bytes | None
     size: int | None
@@ -93,9 +93,9 @@ def byte_sum(block: bytes) -> int:
 
 
 def stored_sum(field: bytes) -> int:
-    """What all the 512 bytes of a header with this checksum field must add up to, or -1 when it is no octal number.
+    """The sum that all 512 bytes of a header with this checksum field must have, or -1 if it is not an octal number.
 
-    The checksum counts its own field as eight spaces; here the field's real bytes are put back in.
+    The checksum counts its own field as eight spaces; this sum counts the field's real bytes.
     """
     digits = field.partition(b"\0")[0].strip(b" ")
     if not digits.isdigit():
@@ -107,7 +107,7 @@ def stored_sum(field: bytes) -> int:
 
 
 class StoredSums(dict[bytes, int]):
-    """`stored_sum` of the checksum fields that were met, for hot loops; `find`: something else that follows from a field."""
+    """A cache of `stored_sum` by checksum field, for hot loops; with `find`, of another function of the field."""
 
     def __init__(self, find: Callable[[bytes], int] = stored_sum) -> None:
         self._find = find
@@ -125,12 +125,12 @@ def checksum_matches(block: bytes) -> bool:
     if expected < 0:
         return False
     total = byte_sum(block)
-    # The field's own bytes are octal digits, spaces and NULs: none of them is counted among the high ones.
+    # The field's own bytes are octal digits, spaces and NULs, so none of them is among the high ones.
     return expected in (total, total - 256 * len(block.translate(None, _HIGH_BYTES)))
 
 
 def parse_size(field: bytes, offset: int) -> int:
-    """A size field: octal, or GNU's base-256; `offset` is that of the header. Raises TarError."""
+    """Parse a size field: octal, or GNU's base-256; `offset` is that of the header. Raises TarError."""
     if field[0] & 0x80:
         if field[0] & 0x40:
             raise TarError("a member has a negative size", offset)
@@ -141,33 +141,33 @@ def parse_size(field: bytes, offset: int) -> int:
         digits = field.partition(b"\0")[0].strip(b" ")
         if not digits:
             return 0
-        raise TarError("a member has a negative size" if digits.startswith(b"-") else "a member's size is no number", offset)
+        raise TarError("a member has a negative size" if digits.startswith(b"-") else "a member's size is not a number", offset)
     return check_size(size, offset)
 
 
 def check_size(size: int, offset: int) -> int:
-    """The size itself; TarError when the member would end beyond any possible archive."""
+    """Check and return a size; TarError if the member would end beyond any possible archive."""
     if size > ARCHIVE_BYTES_MAX - offset - 2 * TAR_HEADER_BYTES:
         raise TarError("a member has an impossible size", offset)
     return size
 
 
 def _decimal(digits: bytes, offset: int) -> int:
-    # int() alone would take signs, underscores and blanks, and any number of digits in quadratic time.
+    # int() alone would accept signs, underscores and blanks, and any number of digits in quadratic time.
     if not digits.isdigit() or len(digits) > 24:
-        raise TarError("a member's size is no number", offset)
+        raise TarError("a member's size is not a number", offset)
     return int(digits)
 
 
 def is_posix(block: bytes) -> bool:
-    """Whether a header has the fields of POSIX. GNU's are others; V7 and star's first format have no magic at this place."""
+    """Whether a header has POSIX fields. GNU's differ; V7 and star's first format have no magic here."""
     return block[257:262] == b"ustar" and block[257:265] != _GNU_MAGIC
 
 
 def header_name(block: bytes) -> bytes:
-    """The name in the header itself, with the prefix of POSIX headers.
+    """The name in the header, with the prefix of POSIX headers.
 
-    A field ends with its first NUL, whatever follows: old tars left rubbish there, star has 131 bytes of prefix and then times.
+    A field ends at its first NUL, whatever follows: old tars left garbage there, star has 131 bytes of prefix and then times.
     """
     name = block[:100].partition(b"\0")[0]
     if block[345] and is_posix(block):
@@ -177,7 +177,7 @@ def header_name(block: bytes) -> bytes:
 
 
 def has_rubbish(block: bytes) -> bool:
-    """Whether more follows the end of the name or of the prefix than zeros, and than the times that star keeps there."""
+    """Whether anything but zeros, or the times that star keeps there, follows the end of the name or of the prefix."""
     if block[:100].partition(b"\0")[2].strip(b"\0"):
         return True
     rest = block[345:500].partition(b"\0")[2] if block[345] and is_posix(block) else b""
@@ -185,16 +185,16 @@ def has_rubbish(block: bytes) -> bool:
 
 
 def check_name(name: bytes, offset: int) -> bytes:
-    """The name itself; TarError when it is too long, or holds a NUL (which every other reader would cut it at)."""
+    """Check and return a name; TarError if it is too long or contains a NUL (where every other reader would cut it)."""
     if len(name) > TAR_MEMBER_NAME_BYTES_MAX:
         raise TarError(f"a member's name has more than {TAR_MEMBER_NAME_BYTES_MAX} bytes", offset)
     if 0 in name:
-        raise TarError("a member's name has a NUL inside", offset)
+        raise TarError("a member's name contains a NUL", offset)
     return name
 
 
 def parse_long_name(body: bytes, offset: int) -> bytes:
-    """The body of a GNU 'L' header: a name up to the first NUL."""
+    """Parse the body of a GNU 'L' header: a name up to the first NUL."""
     name = body.partition(b"\0")[0]
     if not name:
         raise TarError("a long name is empty", offset)
@@ -202,7 +202,7 @@ def parse_long_name(body: bytes, offset: int) -> bytes:
 
 
 def parse_pax(body: bytes, offset: int) -> PaxFields:
-    """The records `LENGTH KEY=VALUE\\n` of a pax header, of which the last of each key counts. Raises TarError."""
+    """Parse the records `LENGTH KEY=VALUE\\n` of a pax header; the last one of each key counts. Raises TarError."""
     path = sparse_path = size = None
     sparse = False
     for key, value in _pax_records(body, offset):
@@ -216,14 +216,14 @@ def parse_pax(body: bytes, offset: int) -> PaxFields:
                 sparse_path = value
     name = sparse_path or path
     return PaxFields(
-        check_name(name, offset) if name else None,  # an empty value takes the record back
+        check_name(name, offset) if name else None,  # an empty value cancels the record
         check_size(_decimal(size, offset), offset) if size else None,
         sparse,
     )
 
 
 def is_plain_pax(data: bytes | bytearray | memoryview, start: int, end: int) -> bool:
-    """Whether the pax header of which `data` has the body, from `start` to `end`, is sound and changes nothing in an index."""
+    """Whether the pax header with its body in `data`, from `start` to `end`, is valid and changes nothing in an index."""
     if has_plain_records(data, start, end):
         return True
     if _PAX_WANTED.search(data, start, end):
@@ -231,12 +231,12 @@ def is_plain_pax(data: bytes | bytearray | memoryview, start: int, end: int) -> 
     try:
         _pax_records(bytes(data[start:end]), 0)
     except TarError:
-        return False  # parse_pax says so with the offset
+        return False  # parse_pax raises it with the offset
     return True
 
 
 def names_members(body: bytes) -> bool:
-    """Whether a global pax header gives names or sizes, which would be those of every member after it."""
+    """Whether a global pax header sets names or sizes, which would apply to every member after it."""
     return _PAX_WANTED.search(body) is not None
 
 
@@ -248,7 +248,7 @@ def _pax_records(body: bytes, offset: int) -> list[tuple[bytes, bytes]]:
         digits = body[position:space] if space > 0 else b""
         if not digits.isdigit():
             if body[position] == 0 and not body[position:].rstrip(b"\0"):
-                break  # some writers pad inside the announced size
+                break  # some writers pad within the stated size
             _bad_pax(offset)
         end = position + int(digits)
         if not space + 2 < end <= len(body) or body[end - 1] != 10:

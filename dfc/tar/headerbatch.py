@@ -1,7 +1,7 @@
-"""Headers of plain files, checked many at a time: in columns, which costs less than one after the other.
+"""Check the headers of plain files many at a time, in columns, which is faster than one by one.
 
-To find the next header only the size of a member is needed, so that the rest can wait. A wrong checksum is an error all the
-same, a little later: whatever was passed over on the way to it counts for nothing then.
+Only the size of a member is needed to find the next header, so the rest can wait. A wrong checksum is still an error, a little
+later; the members found after it are then discarded.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _SPACE: Final = ord(" ")
 _NAME_BYTES: Final = 100
 _FIELDS: Final = Struct("124x 11s B 20x B 355x")  # size, the byte after it, type
 _PREFIX_AT: Final = 345
-_LANES: Final = 0x00FF00FF00FF00FF  # every other byte of eight: their sums over a header fit into 16 bits each
+_LANES: Final = 0x00FF00FF00FF00FF  # every other byte of eight: each sum over a header fits into 16 bits
 _LANE_BITS: Final = 16
-_SUMMED_ROWS: Final = 256  # at a time: what is computed on the way stays in the cache
+_SUMMED_ROWS: Final = 256  # at a time, so that intermediate results stay in the cache
 _SUM_AT: Final = 148
-_SUM_DIGITS: Final = 6  # and then a NUL and a space, as nearly everybody writes it
+_SUM_DIGITS: Final = 6  # then a NUL and a space, as nearly all writers do
 _SUM_END: Final = 0x0020
 _OCTAL_ZEROS: Final = 0x303030303030
-_OCTAL_REST: Final = 0xFFFFF8F8F8F8F8F8  # bits that no octal digit has once its zero is taken off
+_OCTAL_REST: Final = 0xFFFFF8F8F8F8F8F8  # bits that no octal digit has after subtracting "0"
 
 
 @dataclass(frozen=True, slots=True)
 class PlainFiles:
-    """Members that follow each other: files with one header each."""
+    """Consecutive members that are files with one header each, in columns."""
 
     names: list[bytes]
     text: NDArray[np.uint8]
@@ -47,7 +47,7 @@ class PlainFiles:
 
     @classmethod
     def of(cls, text: NDArray[np.uint8], sizes: NDArray[np.int64], heads: NDArray[np.int64]) -> PlainFiles:
-        """Of names in columns, at least one, none of them empty."""
+        """Make it from names in columns: at least one, none of them empty."""
         import numpy as np
 
         text = np.ascontiguousarray(text)
@@ -57,22 +57,22 @@ class PlainFiles:
         return len(self.names)
 
     def fill(self, size: int) -> bool:
-        """Whether so many bytes, from offset 0 on, are these members and nothing else."""
+        """Whether `size` bytes, from offset 0 on, are exactly these members."""
         ends = self.heads + TAR_HEADER_BYTES + ((self.sizes + 511) & -512)
         return int(self.heads[0]) == 0 and int(ends[-1]) == size and bool((ends[:-1] == self.heads[1:]).all())
 
     def moved(self, offset: int) -> PlainFiles:
-        """The same, so much farther behind."""
+        """The same members, moved by `offset`."""
         return PlainFiles(self.names, self.text, self.heads + offset, self.sizes)
 
     def entries(self) -> list[Entry]:
-        """The same, one by one."""
+        """The members as entries, one by one."""
         data = (self.heads + TAR_HEADER_BYTES).tolist()
         return list(zip(self.names, repeat(FILE), self.heads.tolist(), data, self.sizes.tolist()))
 
 
 class HeaderBatch:
-    """`walk` takes headers, `take` checks them and gives the members."""
+    """Collects headers with `walk`; `take` checks them and returns the members."""
 
     def __init__(self) -> None:
         self._blocks: list[bytes] = []
@@ -83,8 +83,8 @@ class HeaderBatch:
         return len(self._heads)
 
     def walk(self, view: memoryview, start: int, offset: int) -> int:
-        """Take the headers of plain files that follow each other from archive offset `offset` on, in a view that begins at
-        `start`. The offset of the first one that is something else, or ends outside of the view."""
+        """Take the headers of consecutive plain files from archive offset `offset` on, in a view that begins at `start`.
+        Returns the offset of the first header that is something else or ends outside the view."""
         at, last = offset - start, len(view) - TAR_HEADER_BYTES
         places: list[int] = []
         sizes: list[int] = []
@@ -92,7 +92,7 @@ class HeaderBatch:
         while at <= last:
             digits, end, flag = fields(view, at)
             if flag != FILE_FLAG or (end and end != _SPACE) or not digits.isdigit():
-                break  # of another type, or with a size in another form
+                break  # another type, or a size in another form
             try:
                 size = int(digits, 8)
             except ValueError:
@@ -102,9 +102,9 @@ class HeaderBatch:
             at += TAR_HEADER_BYTES + ((size + 511) & -512)
         if not places:
             return offset
-        # Copied, since the view is of a buffer that is used again.
+        # Copied, since the buffer of the view is reused.
         blocks = b"".join([view[place : place + TAR_HEADER_BYTES] for place in places])
-        prefixes = blocks[_PREFIX_AT::TAR_HEADER_BYTES]  # the first byte of each; looked at here, together, it costs less
+        prefixes = blocks[_PREFIX_AT::TAR_HEADER_BYTES]  # the first byte of each; checked here, together, it costs less
         without = len(prefixes) - len(prefixes.lstrip(b"\0"))
         if without < len(places):
             at = places[without]
@@ -116,9 +116,9 @@ class HeaderBatch:
         return start + at
 
     def take(self) -> tuple[PlainFiles, int | None]:
-        """The members, and the offset of the first header with rubbish behind the NUL of its name. TarError for the first
+        """The members, and the offset of the first header with garbage after the NUL of its name. TarError for the first
         header with a wrong checksum."""
-        import numpy as np  # who only reads headers one by one does without it
+        import numpy as np  # not needed for reading headers one by one
 
         joined = b"".join(self._blocks)
         heads, sizes = np.array(self._heads, dtype=np.int64), np.array(self._sizes, dtype=np.int64)
@@ -142,7 +142,7 @@ class HeaderBatch:
 
 
 def _sums(table: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """What the bytes of each header add up to, those of the checksum as they are."""
+    """The sum of the bytes of each header, including its checksum field as it is."""
     import numpy as np
 
     words = table.view(np.uint64)
@@ -160,12 +160,12 @@ def _sums(table: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 def _stored_sums(table: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Of each header what `stored_sum` says that its bytes add up to."""
+    """The `stored_sum` of each header."""
     import numpy as np
 
     field = np.ascontiguousarray(table[:, _SUM_AT : _SUM_AT + 8])
     word = field.view(">u8").ravel().astype(np.uint64)
-    digits = (word >> 16) - np.uint64(_OCTAL_ZEROS)  # one in each of the lower six bytes, where they are digits
+    digits = (word >> 16) - np.uint64(_OCTAL_ZEROS)  # one digit in each of the lower six bytes, if they are digits
     plain = ((digits & _OCTAL_REST) == 0) & ((word & 0xFFFF) == _SUM_END)
     totals = np.full(len(table), _SUM_DIGITS * ord("0") + _SUM_END - 8 * _SPACE, dtype=np.int64)
     for place in range(_SUM_DIGITS):

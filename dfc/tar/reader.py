@@ -1,4 +1,4 @@
-"""Pull readers: members of a stream one after the other, and one member of a stored shard. Bounded memory."""
+"""Pull readers: iterate over the members of a stream, or read one member of a stored shard. Bounded memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dfc.tar.scanner import Scanner
 
 
 class MemberData(io.RawIOBase):
-    """The data of one member, readable until the next member is asked for."""
+    """The data of one member, readable until the next member is requested."""
 
     def __init__(self, source: BinaryIO, member: Member) -> None:
         self._source = source
@@ -28,22 +28,22 @@ class MemberData(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Buffer) -> int:  # type: ignore[override]
-        """As of any raw file. TarError when the archive ends inside of the member."""
+        """Read like any raw file. TarError when the archive ends inside the member."""
         view = memoryview(buffer).cast("B")
         data = _read(self._source, min(len(view), self.left, DECOMPRESS_CHUNK_BYTES), self._at)
         if not data and len(view) and self.left:
-            raise TarError(f"the archive ends inside of member {self._member.name[:80]!r}", self._at)
+            raise TarError(f"the archive ends inside member {self._member.name[:80]!r}", self._at)
         view[: len(data)] = data
         self.left -= len(data)
         return len(data)
 
     def readall(self) -> bytes:
-        """What is left of the data, in as few reads as its size allows. TarError as above."""
+        """Read the rest of the data, in as few reads as possible. TarError as above."""
         pieces = []
         while self.left:
             data = _read(self._source, min(self.left, DECOMPRESS_CHUNK_BYTES), self._at)
             if not data:
-                raise TarError(f"the archive ends inside of member {self._member.name[:80]!r}", self._at)
+                raise TarError(f"the archive ends inside member {self._member.name[:80]!r}", self._at)
             self.left -= len(data)
             pieces.append(data)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -54,7 +54,7 @@ class MemberData(io.RawIOBase):
 
 
 def iterate_members(source: BinaryIO, kind: str = "tar", *, strict: bool = False) -> Iterator[tuple[Member, MemberData]]:
-    """Each member with its data, which is read over when nobody takes it. Reads `source` to its end.
+    """Iterate over members and their data; data that is not read is skipped. Reads `source` to its end.
 
     Raises TarError where the archive is broken; `strict`: also when its end blocks are missing or something follows them.
     """
@@ -75,7 +75,7 @@ def iterate_members(source: BinaryIO, kind: str = "tar", *, strict: bool = False
 
 
 def member_of(entry: Entry) -> Member:
-    """What a scanner found, in the form that an index gives."""
+    """Convert a scanner's entry to the form used by the index."""
     name, member_type, _, offset, size = entry
     text = name.decode(errors="replace")
     key, extension = (split_key(text) if member_type == FILE else None) or (None, None)
@@ -83,9 +83,9 @@ def member_of(entry: Entry) -> Member:
 
 
 def read_member_range(source: BinaryIO, kind: str, offset: int, size: int) -> Iterator[bytes]:
-    """`size` bytes of the (uncompressed) archive from `offset` on, in chunks; a compressed one is decompressed up to there.
+    """Read `size` bytes of the (uncompressed) archive from `offset`, in chunks; a compressed one is decompressed up to there.
 
-    TarError when the archive ends before.
+    TarError when the archive ends before that.
     """
     if kind == "tar":
         stream = source
@@ -102,7 +102,7 @@ def read_member_range(source: BinaryIO, kind: str, offset: int, size: int) -> It
     while offset < end:
         data = _read(stream, min(end - offset, DECOMPRESS_CHUNK_BYTES), offset)
         if not data:
-            raise TarError("the archive ends inside of the member", offset)
+            raise TarError("the archive ends inside the member", offset)
         yield data
         offset += len(data)
 
@@ -111,12 +111,12 @@ def _skip(stream: BinaryIO, size: int, scanner: Scanner, member: Member) -> None
     while size:
         data = _read(stream, min(size, DECOMPRESS_CHUNK_BYTES), scanner.next - size)
         if not data:
-            raise TarError(f"the archive ends inside of member {member.name[:80]!r}", scanner.next - size)
+            raise TarError(f"the archive ends inside member {member.name[:80]!r}", scanner.next - size)
         size -= len(data)
 
 
 def _read_up_to(stream: BinaryIO, size: int, at: int) -> bytes:
-    """`size` bytes, or what is left; pipes give less than asked for."""
+    """Read `size` bytes, or what is left; pipes make short reads."""
     data = _read(stream, size, at)
     while len(data) < size and (more := _read(stream, size - len(data), at)):
         data += more

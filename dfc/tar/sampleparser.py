@@ -1,8 +1,8 @@
-"""What loaders read with: samples, which hold bytes of their own, out of an archive in large buffers or out of single samples.
+"""The loaders' parser: makes samples, which own their bytes, from an archive in large buffers or from single samples.
 
-One loop of each takes the headers of plain files, and the first one pax headers of nothing but times; every other header goes
-through `dfc.tar.scanner.Scanner`, so that all see the same archive in the same way, errors included. Samples are cut as
-`dfc.tar.samples.SampleGrouper` cuts them, so that their numbers are those of the index of a DFC node.
+Each has a loop that handles headers of plain files, the former also pax headers with nothing but times; every other header
+goes through `dfc.tar.scanner.Scanner`, so that all parsers see an archive in the same way, including errors. Samples are cut
+like in `dfc.tar.samples.SampleGrouper`, so that their ordinals are those of a DFC node's index.
 
 A sample is a dict: `__key__`, `__source__`, and the bytes of each member under its extension.
 """
@@ -43,17 +43,17 @@ LeaveOut = Callable[[str], object]
 _HEADER: Final = struct.Struct("=100s24x11sB12x8sB188xB")
 _BASE_256: Final = 0x80
 _ADLER_MODULUS: Final = 65_521
-_REMEMBERED_MAX: Final = 8192  # extensions, of which there are a few
+_REMEMBERED_MAX: Final = 8192  # extensions; normally there are few
 _FIXED_FIELDS: Final = ("__key__", "__source__")
 _ROOM: Final = SAMPLE_RECORDS_MAX + len(_FIXED_FIELDS)
 
 
 class SampleParser:
-    """Feed it everything from a header on, take `samples` after each `feed`, also after one that raised, then `finish`.
+    """`feed` it everything from a header on, take `samples` after each `feed`, even one that raised, then `finish`.
 
-    `source` becomes `__source__`; `start` is the offset in the archive where the feeding begins, the first header of a
-    sample; `indexed` leaves header checksums alone (a DFC node has checked them when it stored the shard). With `fields`, only
-    these extensions are copied out; the others still take part in cutting samples, and `leave_out` is told of each of them.
+    `source` becomes `__source__`; `start` is the offset in the archive of the first byte fed, the first header of a sample;
+    `indexed` skips header checksums (a DFC node checked them when it stored the shard). With `fields`, only these extensions
+    are copied out; the others still count for cutting samples, and `leave_out` is called for each of them.
     The first problem is raised as TarError; after it nothing more may be fed.
     """
 
@@ -66,11 +66,11 @@ class SampleParser:
         fields: Collection[str] | None = None,
         leave_out: LeaveOut | None = None,
     ) -> None:
-        self.samples: list[Sample] = []  # complete ones; the caller takes them away
-        self.sample_at = start  # offset of the first header of the sample that is not complete yet
-        self.keys_repeated = 0  # samples that were begun by a repeated extension
+        self.samples: list[Sample] = []  # complete ones; the caller removes them
+        self.sample_at = start  # offset of the first header of the incomplete sample
+        self.keys_repeated = 0  # samples begun by a repeated extension
         self.offset = start  # of the next byte to be fed
-        self.unended = False  # after `finish`: the archive had no two zero blocks at its end
+        self.unended = False  # after `finish`: the archive did not end with two zero blocks
         self.oddities: list[tuple[str, int]] = []  # after `finish`: those of the scanner
         self._source = source
         self._start = start
@@ -79,28 +79,28 @@ class SampleParser:
         self._leave_out = leave_out
         self._scanner = Scanner()
         self._scanner.next = start
-        self._scanning = False  # the scanner is inside of a chain of headers, or at the end
-        self._partial = bytearray()  # of what the scanner wants
+        self._scanning = False  # the scanner is inside a chain of headers, or at the end
+        self._partial = bytearray()  # part of what the scanner wants
         self._skip = 0  # bytes up to the next header
-        self._left = 0  # of these, bytes at the beginning that belong to `_pieces`
+        self._left = 0  # how many of these, at the beginning, belong to `_pieces`
         self._pieces: list[bytes] = []
         self._open_field = ""
-        self._open_name = b""  # of the member that is not complete
+        self._open_name = b""  # of the incomplete member
         self._sample: Sample | None = None
         self._key = ""
         self._prefix = b"\0"  # the key and a dot, as bytes; no name begins with NUL
-        self._room = _ROOM  # a sample of so many fields is full
-        self._unseen: set[str] = set()  # extensions of the sample that are not kept
-        self._extensions: dict[bytes, str] = {}  # those which are kept
+        self._room = _ROOM  # a sample with this many fields is full
+        self._unseen: set[str] = set()  # extensions of the sample that are left out
+        self._extensions: dict[bytes, str] = {}  # those that are kept
         self._sums = StoredSums(_adler_of)
 
     def feed(self, data: bytes | bytearray | memoryview, start: int = 0, end: int | None = None) -> None:
-        """Take all bytes from `start` to `end` of a buffer, which may be used for others afterwards. Raises TarError."""
+        """Take all bytes from `start` to `end` of a buffer, which may be reused afterwards. Raises TarError."""
         end = len(data) if end is None else end
         view = memoryview(data)
         base = self.offset - start
         if self._sample is not None:
-            self._weigh(self._sample, 0, self.offset)  # what lay in one buffer whole was not weighed yet: it is not much
+            self._weigh(self._sample, 0, self.offset)  # members wholly in one buffer are not counted yet: it is not much
         position = start
         while position < end:
             if self._skip:
@@ -116,10 +116,10 @@ class SampleParser:
         self.offset = base + end
 
     def finish(self, *, whole: bool = True) -> None:
-        """The archive ended, or (not `whole`) the part of it ended that was wanted, before the first header of a sample.
+        """End the archive or (not `whole`) the wanted part of it, before the first header of a sample.
 
-        Raises TarError when it ends early; the last sample, which may lack members, is then left out. An archive that only
-        lacks its end blocks is taken as complete, as tar does: `unended` tells.
+        Raises TarError if it is truncated; the last sample, which may lack members, is then dropped. An archive that only
+        lacks its end blocks counts as complete, as for tar, and sets `unended`.
         """
         scanner = self._scanner
         if not scanner.ended:
@@ -137,18 +137,18 @@ class SampleParser:
 
     @property
     def ended(self) -> bool:
-        """Whether the end of the archive was met: what follows is ignored."""
+        """Whether the end of the archive was reached: anything after it is ignored."""
         return self._scanner.ended
 
     def has_open_sample(self) -> bool:
-        """Whether there is a sample that was begun and is not in `samples`."""
+        """Whether there is an incomplete sample, not yet in `samples`."""
         return self._sample is not None
 
     def _loop(self, view: memoryview, position: int, end: int, base: int) -> int:
-        """Take plain members from `position` on, where a header begins. Says where it stopped: at the end, with `_skip` bytes
-        of the last member to come, or before a header that is for the scanner."""
+        """Take plain members from `position` on, where a header begins. Returns where it stopped: at the end, with `_skip`
+        bytes of the last member still to come, or before a header that the scanner must handle."""
         last = end - TAR_HEADER_BYTES
-        head = -1  # where a pax header lies that was just passed
+        head = -1  # position of a pax header just passed
         unpack = _HEADER.unpack_from
         sums = self._sums
         indexed = self._indexed
@@ -186,7 +186,7 @@ class SampleParser:
             tail = name.removeprefix(prefix)
             extension = extensions.get(tail) if tail is not name else None
             if extension is None or extension in sample or len(sample) >= room:  # type: ignore[operator, arg-type]
-                # Another key, most of the time.
+                # Usually another key.
                 self._sample, self._room = sample, room
                 extension = self._place(name, base + (position if head < 0 else head))
                 prefix = self._prefix
@@ -200,7 +200,7 @@ class SampleParser:
             position = after
         self._sample, self._room = sample, room
         if head >= 0:
-            position = head  # what follows it is not plain, or not here: the scanner must see both
+            position = head  # the next header is not plain, or not here: the scanner must see both
         if position > end:
             self._open_name = name
             self._skip = position - end
@@ -208,7 +208,7 @@ class SampleParser:
         return position
 
     def _hand_over(self, view: memoryview, position: int, end: int) -> int:
-        """Give the scanner what it wants, as far as it is here; says where the rest begins."""
+        """Give the scanner what it wants, as far as it is here; returns where the rest begins."""
         scanner = self._scanner
         if scanner.ended:
             scanner.take(view[position:end].tobytes())
@@ -233,14 +233,14 @@ class SampleParser:
         return stop
 
     def _complete(self, offset: int) -> None:
-        """The archive ends before `offset`: the last sample has all its members."""
+        """Complete the last sample: the archive ends before `offset`."""
         if self._sample is not None:
             self.samples.append(self._sample)
             self._sample = None
         self.sample_at = offset
 
     def _open(self, name: bytes, offset: int, extension: str, piece: memoryview, size: int) -> None:
-        """Begin a member whose data lie at `offset` and of which only the first bytes are here."""
+        """Begin a member whose data is at `offset` and of which only the first bytes are here."""
         if size > INPUT_MEMBER_BYTES_MAX:
             text = name[:80].decode(errors="replace")
             raise TarError(f"member {text!r} has more than {INPUT_MEMBER_BYTES_MAX} bytes", offset)
@@ -252,12 +252,12 @@ class SampleParser:
         self._pieces = [piece.tobytes()]
 
     def _weigh(self, sample: Sample, more: int, offset: int) -> None:
-        """Refuse a sample that would take too much memory with so many bytes more."""
+        """Raise TarError if the sample would take too much memory with `more` bytes."""
         if more + sum(map(len, sample.values())) > INPUT_SAMPLE_BYTES_MAX:
             raise TarError(f"sample {self._key[:80]!r} has more than {INPUT_SAMPLE_BYTES_MAX} bytes", offset)
 
     def _pass(self, view: memoryview, position: int, end: int) -> int:
-        """Go on in the body of a member that began in an earlier buffer."""
+        """Continue the body of a member that began in an earlier buffer."""
         count = min(self._skip, end - position)
         if self._left:
             body = min(self._left, count)
@@ -271,8 +271,8 @@ class SampleParser:
         return position + count
 
     def _place(self, name: bytes, head: int) -> str | None:
-        """Find out which sample a member belongs to, and begin a new one if it is the first; None if it is not to be kept.
-        `head` is the offset of its first header."""
+        """Assign a member to its sample, and begin a new sample if it is the first; None if the member is left out. `head` is
+        the offset of its first header."""
         dot = key_bytes(name)
         if dot < 0:
             self._room -= 1
@@ -319,8 +319,8 @@ class SampleParser:
 
 
 def _adler_of(field: bytes) -> int:
-    """What adler32 keeps, in its lower half, of a header with this checksum; a sum of more than 65,520 is not told from one
-    that is smaller by 65,521, which no damage makes of the other but on purpose."""
+    """The lower half of adler32 of a header with this checksum. A sum above 65,520 looks like one that is smaller by 65,521;
+    no accidental damage turns one into the other."""
     total = stored_sum(field)
     return (total + 1) % _ADLER_MODULUS if total >= 0 else -1
 
@@ -334,15 +334,15 @@ def parse_item(
     fields: Collection[str] | None = None,
     leave_out: LeaveOut | None = None,
 ) -> Sample:
-    """The sample whose members are `data` (of which `view` is one) from `start` to `end`, and nothing else is: an item of a
-    batch read. Header checksums are left alone; `source`, `fields` and `leave_out` as above. Raises TarError."""
+    """Parse one sample: `data` (of which `view` is a view) from `start` to `end` has its members and nothing else, like an
+    item of a batch read. Header checksums are not checked; `source`, `fields` and `leave_out` as above. Raises TarError."""
     sample: Sample = {"__key__": "", "__source__": source}
     key: bytes | bytearray | None = None
     at = start
     last = end - TAR_HEADER_BYTES
     while at <= last:
         body = at + TAR_HEADER_BYTES
-        # A name in one field, no long-name header before it, an octal size: all others go the long way.
+        # A name in one field, no long-name header before it, an octal size: all others take the slow path.
         flag = data[at + 156]
         if (flag != FILE_FLAG and flag != 0) or data[at + 345] or data[at + 124] & _BASE_256:
             return _parse_any(bytes(view[start:end]), source, fields, leave_out)
@@ -350,13 +350,13 @@ def parse_item(
             size = int(data[at + 124 : at + 136].rstrip(b" \0"), 8)
         except ValueError:
             return _parse_any(bytes(view[start:end]), source, fields, leave_out)
-        if size < 0:  # it would lead back
+        if size < 0:  # it would go backwards
             return _parse_any(bytes(view[start:end]), source, fields, leave_out)
         name = data[at : at + 100].partition(b"\0")[0]
         if flag == 0 and name[-1:] == b"/":
-            return _parse_any(bytes(view[start:end]), source, fields, leave_out)  # a directory, whose size says nothing
+            return _parse_any(bytes(view[start:end]), source, fields, leave_out)  # a directory, whose size means nothing
         if body + size > end:
-            raise TarError("a member reaches beyond its sample", at - start)
+            raise TarError("a member extends beyond its sample", at - start)
         dot = key_bytes(name)
         if dot >= 0:
             key = name[:dot]
@@ -367,7 +367,7 @@ def parse_item(
                 leave_out(extension)
         at = body + ((size + 511) & -512)
     if at < end:
-        raise TarError("a sample ends within a header", at - start)
+        raise TarError("a sample ends inside a header", at - start)
     return _finished(sample, key, source)
 
 
@@ -391,7 +391,7 @@ def _parse_any(item: bytes, source: str, fields: Collection[str] | None, leave_o
 
 def _finished(sample: Sample, key: bytes | bytearray | None, source: str) -> Sample:
     if key is None:
-        raise TarError("a sample without members", 0)
+        raise TarError("a sample has no members", 0)
     sample["__key__"] = key.decode("utf-8", "replace")
-    sample["__source__"] = source  # a member may be called like that, and is no field then
+    sample["__source__"] = source  # a member may have that name, and is then no field
     return sample

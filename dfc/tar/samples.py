@@ -1,6 +1,6 @@
-"""Which members make a sample. The one place for the rule, shared by the index, the reader and the tools that cut shards.
+"""The rule for which members form a sample, shared by the index, the readers and the tools that cut shards.
 
-The key is the path up to the first dot of the base name, the extension the rest in lower case. Hidden base names, names of
+The key is the path up to the first dot of the base name, the extension is the rest in lower case. Hidden base names, names of
 the form `__meta__` and names without an extension belong to no sample; they do not separate the members around them.
 """
 
@@ -31,16 +31,16 @@ def split_key(name: str) -> tuple[str, str] | None:
 
 
 def key_bytes(name: bytes | bytearray) -> int:
-    """`split_key` of a name as it is stored: how many bytes the key has, behind which there is a dot; -1 for no sample's."""
+    """Like `split_key`, for a name as stored: the number of bytes of the key, which a dot follows; -1 if in no sample."""
     base = name.rfind(b"/") + 1
     dot = name.find(b".", base)
     return -1 if dot <= base or (name[:2] == b"__" and _META_NAME_BYTES.match(name)) else dot
 
 
 class SampleGrouper:
-    """Cuts a sequence of members into samples: neighbours with one key are one sample.
+    """Cuts a sequence of members into samples: adjacent members with the same key are one sample.
 
-    An extension that is there already begins a new sample with the same key (WebDataset raises there): no member is lost,
+    A repeated extension begins a new sample with the same key (WebDataset raises there): no member is lost,
     and the index counts the key as repeated. So does a sample that would span more than SAMPLE_RECORDS_MAX members.
     """
 
@@ -49,24 +49,24 @@ class SampleGrouper:
     def __init__(self) -> None:
         self._key: str | None = None
         self._extensions: set[str] = set()
-        self._records = 0  # members since the first of the present sample, itself included
+        self._records = 0  # members since the first of the current sample, including it
 
     @property
     def key(self) -> str | None:
-        """Of the present sample."""
+        """The key of the current sample."""
         return self._key
 
     def go_on(self, key: str, extensions: set[str], records: int) -> None:
-        """Members were taken elsewhere; the last sample has these extensions, and so many members since its first one."""
+        """Continue after members were grouped elsewhere: the last sample has these extensions, and `records` members so far."""
         self._key, self._extensions, self._records = key, extensions, records
 
     def starts_sample(self, name: str) -> bool:
-        """Take the next file of an archive; True when it is the first of a new sample."""
+        """Take the next file of an archive; True if it is the first of a new sample."""
         return bool(self.cut((name,), (FILE,))[1])
 
     def cut(self, names: Sequence[str], types: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Take the next members: how many characters of each name are its key (or NO_KEY), and which of them, from 0,
-        are the first of a new sample."""
+        """Take the next members; returns how many characters of each name are its key (or NO_KEY), and which of them, from 0,
+        begin a new sample."""
         chars: list[int] = []
         starts: list[int] = []
         key, extensions = self._key, self._extensions
@@ -75,7 +75,7 @@ class SampleGrouper:
         for index, name in enumerate(names):
             start, _, extension = name.partition(".")
             if "/" in extension or start[-1:] in ("", "/") or len(start) == len(name) or name[:2] == "__" or types[index]:
-                # Not a file, or not so plain a name that its first dot is the one: the full rule, at twice the time.
+                # Not a file, or a name whose first dot may not end the key: the full rule, which takes twice the time.
                 parts = None if types[index] else split_key(name)
                 if parts is None:
                     chars.append(NO_KEY)

@@ -1,8 +1,8 @@
-"""The push parser: it is given an archive in pieces of any size and says which members lie where.
+"""The push parser: it takes an archive in pieces of any size and finds its members and their offsets.
 
-It does no I/O and holds at most one header, one long-name body and the entries of the last piece. `next` and `want` say
-which bytes it needs, so that a reader which can seek skips the bodies. The first problem is raised as TarError; after it the
-scanner must not be used. What other readers pass over in silence is no problem but an oddity, which `oddities` tells.
+It does no I/O and holds at most one header, one long-name body and the entries of the last piece. `next` and `want` say which
+bytes it needs, so that a reader that can seek skips the bodies. The first problem is raised as TarError; after it the scanner
+must not be used. What other readers silently ignore is not a problem but an oddity, listed by `oddities`.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from dfc.tar.headerbatch import Entry, HeaderBatch, PlainFiles
 
 _LONG_NAME: Final = ord("L")
 _GLOBAL_PAX: Final = ord("g")
-_LABEL: Final = ord("V")  # GNU's name of a volume, which is no member
+_LABEL: Final = ord("V")  # GNU's volume label, which is not a member
 _ACL: Final = ord("A")
 _PAX: Final = frozenset(b"xX")  # Solaris writes X
 _META: Final = frozenset(b"xXgLKAV")
-_LONE: Final = frozenset((_GLOBAL_PAX, _LABEL))  # they belong to no member, and an archive may end after them
+_LONE: Final = frozenset((_GLOBAL_PAX, _LABEL))  # they belong to no member, so an archive may end after them
 _SPARSE_FLAG: Final = ord("S")
-_WINDOW_BYTES: Final = 8 * 1024  # copied out of a mutable buffer at once: many small members
+_WINDOW_BYTES: Final = 8 * 1024  # copied out of a mutable buffer in one go: many small members
 _WINDOW_BYTES_LARGE: Final = 1024  # or, while members are large, one header and a bit
-_BATCH_HEADERS_MIN: Final = 1024  # checked together, if they may be
+_BATCH_HEADERS_MIN: Final = 1024  # checked together, if allowed
 _ZEROS: Final = bytes(64 * 1024)
-_RUBBISH: Final = "what follows the NUL of a name is ignored"
+_RUBBISH: Final = "data after the NUL of a name is ignored"
 
 
 def _octal(digits: bytes) -> int:
@@ -65,19 +65,19 @@ def _octal(digits: bytes) -> int:
 
 
 class Scanner:
-    """Feed it everything, or (`take`) just the `want` bytes at `next`; collect the entries; then `finish`.
+    """Finds members: `feed` it everything, or `take` just the `want` bytes at `next`; collect the entries; then `finish`.
 
-    `take_files`: given the entries that come before, and then members that are files with one header each, in columns; they
-    are among no entries then, and may come with a later piece or with `finish`. An index costs a sixth less so.
+    `take_files`: called with the preceding entries and then members that are files with one header each, in columns; those are
+    not returned as entries, and may come with a later piece or with `finish`. This makes an index a sixth cheaper.
     """
 
     def __init__(self, *, take_files: Callable[[list[Entry], PlainFiles], None] | None = None) -> None:
         self._take_files = take_files
         self._batch = None if take_files is None else HeaderBatch()
-        self.next = 0  # where in the archive the next wanted byte lies
+        self.next = 0  # offset in the archive of the next wanted byte
         self.want = TAR_HEADER_BYTES
         self.fed = 0  # bytes of the archive seen so far
-        self.ended = False  # a zero block was met: what follows it belongs to no member
+        self.ended = False  # a zero block was found: no members after it
         self.last_name = b""
         self._entries: list[Entry] = []
         self._partial = bytearray()
@@ -87,16 +87,16 @@ class Scanner:
         self._sums = StoredSums()
         self._end = 0  # offset of the first zero block, once `ended`
         self._after_end: int | None = None  # offset of the first byte after it that is not zero
-        self._odd: dict[str, int] = {}  # what was met before the end, and where first
+        self._odd: dict[str, int] = {}  # oddities found before the end, and where first
         self._meta_flag = self._meta_size = self._meta_offset = 0
         self._sparse_member = (b"", 0, 0)
-        self._head: int | None = None  # offset of the first header in front of the next member
-        self._chain = 0  # how many there are, and access lists
+        self._head: int | None = None  # offset of the first header before the next member
+        self._chain = 0  # how many such headers there are, including access control lists
         self._long_name = b""
         self._pax: PaxFields = NO_PAX_FIELDS
 
     def feed(self, data: Buffer) -> list[Entry]:
-        """Entries whose headers are complete with this piece, in archive order. Raises TarError at the first problem."""
+        """Take a piece; returns the entries whose headers are now complete, in archive order. Raises TarError."""
         view = memoryview(data)
         if view.itemsize != 1 or view.ndim != 1:
             view = view.cast("B")
@@ -131,8 +131,8 @@ class Scanner:
         return self._collect()
 
     def pass_over(self, size: int, files: PlainFiles) -> bool:
-        """Take the next `size` bytes to be these members, whose heads count from here; False, with nothing done, where no
-        member can begin here, or no columns are wanted."""
+        """Accept the next `size` bytes as these members, whose heads count from here; returns False and does nothing if no
+        member can begin here or no columns are wanted."""
         if self._take_files is None or self.ended or not self._plain or self.next != self.fed or self._partial:
             return False
         self._check_batch()
@@ -144,7 +144,7 @@ class Scanner:
         return True
 
     def take(self, chunk: bytes) -> list[Entry]:
-        """Like `feed`, for a reader that skips: the `want` bytes at `next`, fewer, or none, only where the archive ends."""
+        """Like `feed`, for a reader that skips: takes the `want` bytes at `next`; fewer, or none, only at the end."""
         self.fed = self.next + len(chunk)
         if self.ended:
             self._look_after_end(memoryview(chunk))
@@ -156,18 +156,18 @@ class Scanner:
         return self._collect()
 
     def finish(self, *, strict: bool = False) -> list[Entry]:
-        """What has not been given yet. Raises TarError when the archive ended too early. `strict`: also without its end
-        blocks, or with more behind them: in what a node sends, that is a connection that broke off."""
+        """End the archive; returns the remaining entries. Raises TarError if it is truncated. `strict`: also if the end blocks
+        are missing or followed by data: in what a node sends, that means a broken connection."""
         self._check_batch()
         entries = self._collect()
         if not self.ended:
             if self.next > self.fed:
                 name = self.last_name[:80].decode(errors="replace")
-                raise TarError(f"the archive ends inside of member {name!r}", self.fed)
+                raise TarError(f"the archive ends inside member {name!r}", self.fed)
             is_header = self._take == self._header
-            # A piece of a zero block is the rest of an end that was cut off; GNU tar passes over it, too.
+            # Part of a zero block is what is left of a truncated end; GNU tar ignores it, too.
             if (self.fed > self.next and (any(self._partial) or not self.next)) or not is_header:
-                raise TarError("the archive ends inside of a header", self.fed)
+                raise TarError("the archive ends inside a header", self.fed)
             if self._chain:
                 raise TarError("the archive ends after a long-name or pax header", self.fed)
         if strict and (self.unended or self._after_end is not None):
@@ -176,19 +176,19 @@ class Scanner:
 
     @property
     def unended(self) -> bool:
-        """After `finish`: whether the archive lacks the two zero blocks at its end, or one of them."""
+        """After `finish`: whether the archive lacks one or both zero blocks at its end."""
         return not self.ended or (self._after_end or self.fed) < self._end + 2 * TAR_HEADER_BYTES
 
     @property
     def oddities(self) -> list[tuple[str, int]]:
-        """After `finish`: what is not as it should be, though every reader lists the members; sentences and offsets."""
+        """After `finish`: irregularities that do not keep readers from listing the members; sentences and offsets."""
         found = list(self._odd.items())
         if not self.ended:
-            found.append(("the archive has no end blocks; if it was cut off, then between two members", self.fed))
+            found.append(("the archive has no end blocks; it may have been truncated between two members", self.fed))
         elif self.unended:
-            found.append(("the archive has one zero block at its end, and not two", self._end))
+            found.append(("the archive has one zero block at its end instead of two", self._end))
         if self._after_end is not None:
-            found.append(("what follows the end of the archive is ignored", self._after_end))
+            found.append(("data after the end of the archive is ignored", self._after_end))
         return found
 
     def _collect(self) -> list[Entry]:
@@ -211,11 +211,11 @@ class Scanner:
     def _scan(self, view: memoryview, start: int) -> None:
         """The hot loop over `view`, which begins at archive offset `start` and holds the next header.
 
-        It takes headers of files by itself, and pax headers of nothing but times, as Python's tarfile writes before every
-        member; everything else goes to `_header`. What it looks at is copied into `window`, once for many small members.
+        It handles headers of files, and pax headers with nothing but times, as Python's tarfile writes before every member;
+        everything else goes to `_header`. What it parses is copied into `window`, once for many small members.
         """
-        window, base = b"", self.next  # and where in the archive it begins
-        position, last = 0, -1  # in the window: where to go on, and where the last header may begin
+        window, base = b"", self.next  # and its offset in the archive
+        position, last = 0, -1  # in the window: where to continue, and where the last header may begin
         end = start + len(view) - TAR_HEADER_BYTES
         width = self._window
         head: int | None = None  # offset of a pax header just passed
@@ -278,7 +278,7 @@ class Scanner:
         self._leave(base, head)
 
     def _leave(self, offset: int, head: int | None) -> None:
-        """Go on at `offset`; a pax header at `head` belongs to what comes there."""
+        """Continue at `offset`; a pax header at `head` belongs to the member there."""
         self.next = offset
         if head is not None:
             self._head, self._chain, self._plain = head, 1, False
@@ -309,10 +309,10 @@ class Scanner:
         offset = self.next
         if size > TAR_META_BYTES_MAX:
             raise TarError(f"a long-name or pax header has more than {TAR_META_BYTES_MAX} bytes", offset)
-        # An access list is not sent with its sample: other readers of tars take it for a file.
+        # An access control list is not sent with its sample: other tar readers take it for a file.
         if flag not in _LONE and flag != _ACL and self._head is None:
             self._head = offset
-        if flag not in _LONE or self._chain:  # global headers alone may be many
+        if flag not in _LONE or self._chain:  # any number of global headers alone is fine
             self._chain += 1
             if self._chain > TAR_META_CHAIN_MAX:
                 raise TarError(f"a member has more than {TAR_META_CHAIN_MAX} long-name and pax headers", offset)
@@ -329,13 +329,13 @@ class Scanner:
         elif self._meta_flag in _PAX:
             self._pax = parse_pax(body, offset)
             if self._long_name:
-                self._pax = self._pax._replace(path=None)  # of two names the one that comes first counts
+                self._pax = self._pax._replace(path=None)  # of two names the first one counts
         elif self._meta_flag == _GLOBAL_PAX and names_members(body):
             self._odd.setdefault("names and sizes in a global pax header are ignored", offset)
         elif self._meta_flag == _ACL:
-            self._odd.setdefault("access control lists of Solaris are ignored", offset)
+            self._odd.setdefault("Solaris access control lists are ignored", offset)
         elif self._meta_flag == _LABEL:
-            self._odd.setdefault("the label of the volume is no member", offset)
+            self._odd.setdefault("the volume label is not listed as a member", offset)
         self._expect(self.next + len(chunk), TAR_HEADER_BYTES, self._header, plain=not self._chain)
 
     def _member(self, block: bytes, flag: int) -> None:
@@ -363,7 +363,7 @@ class Scanner:
             self._add(name, member_type, head, offset + TAR_HEADER_BYTES, size)
 
     def _sparse_map(self, chunk: bytes) -> None:
-        """One more block of a GNU sparse map; the data follows the last one."""
+        """Take another block of a GNU sparse map; the data follows the last one."""
         self.next += TAR_HEADER_BYTES
         name, head, size = self._sparse_member
         if self.next - head > TAR_SPARSE_MAP_BYTES_MAX:
@@ -385,7 +385,7 @@ class Scanner:
         self._pax = NO_PAX_FIELDS
 
     def _look_after_end(self, view: memoryview) -> None:
-        """Find the first byte that is not zero; then nothing more is looked at."""
+        """Find the first non-zero byte after the end; after that, ignore everything."""
         for start in range(0, 0 if self._after_end is not None else len(view), len(_ZEROS)):
             piece = view[start : start + len(_ZEROS)]
             if not _ZEROS.startswith(piece):

@@ -1,4 +1,4 @@
-"""Writes archives whose bytes depend on names and contents alone: USTAR, GNU where a name or a size does not fit.
+"""Write archives whose bytes depend only on names and contents: USTAR, or GNU where a name or a size does not fit.
 
 Every header has mode 0644, owner 0, mtime 0 and no owner names, so that equal samples give equal bytes.
 """
@@ -19,7 +19,7 @@ _MTIME: Final = b"00000000000\x00"
 _BLANK_CHECKSUM: Final = b" " * 8
 _USTAR: Final = b"ustar\x0000"
 _GNU: Final = b"ustar  \0"
-_JOINED_BYTES_MAX: Final = 16 * KIB  # copying so much costs less than two more calls to write
+_JOINED_BYTES_MAX: Final = 16 * KIB  # copying this much costs less than two more calls to write
 _PADDING: Final = bytes(TAR_HEADER_BYTES)
 
 
@@ -29,19 +29,19 @@ def padding(size: int) -> bytes:
 
 
 def member_header(name: str, size: int) -> bytes:
-    """Everything that goes before the data of a file: one block, or three and more for a name that does not fit.
+    """The header blocks before the data of a file: one, or three and more for a name that does not fit.
 
-    ValueError for a name that is empty, has a NUL, is longer than the reader takes or is no UTF-8, and for a size below 0.
+    ValueError for a name that is empty, has a NUL, is longer than readers accept or is not UTF-8, and for a negative size.
     """
     encoded = name.encode()
     if not encoded or b"\0" in encoded or len(encoded) > TAR_MEMBER_NAME_BYTES_MAX:
-        raise ValueError(f"not a name for a tar member: {name[:80]!r}")
+        raise ValueError(f"invalid name for a tar member: {name[:80]!r}")
     if not 0 <= size <= ARCHIVE_BYTES_MAX // 2:
-        raise ValueError(f"not a size for a tar member: {size}")
+        raise ValueError(f"invalid size for a tar member: {size}")
     magic = _USTAR if size <= _OCTAL_SIZE_MAX else _GNU
     if len(encoded) <= 100:
         return _header(encoded, size, b"0", magic)
-    # GNU readers take no prefix from a header with GNU's magic, which the base-256 size needs.
+    # GNU readers ignore the prefix in a header with GNU's magic, which the base-256 size needs.
     parts = _split(encoded) if magic == _USTAR else None
     if parts is not None:
         return _header(parts[1], size, b"0", magic, parts[0])
@@ -51,7 +51,7 @@ def member_header(name: str, size: int) -> bytes:
 
 
 def _split(name: bytes) -> tuple[bytes, bytes] | None:
-    """A prefix of at most 155 bytes and a name of at most 100, cut at a slash; None when there is no such slash."""
+    """Split a name at a slash into a prefix of at most 155 bytes and a name of at most 100; None if that is impossible."""
     slash = name.find(b"/", max(1, len(name) - 101), 156)
     if slash < 0 or slash == len(name) - 1:
         return None
@@ -66,7 +66,7 @@ def _header(name: bytes, size: int, flag: bytes, magic: bytes, prefix: bytes = b
 
 
 class TarWriter:
-    """Writes members to a file object one after the other; `close` ends the archive and leaves the file open."""
+    """Writes members to a file object in order; `close` ends the archive and leaves the file open."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -74,7 +74,7 @@ class TarWriter:
         self.size = 0  # bytes written so far
 
     def add(self, name: str, data: Buffer) -> None:
-        """A member whose bytes are at hand."""
+        """Write a member."""
         size = len(data)
         if size <= _JOINED_BYTES_MAX:
             self._write(b"".join((member_header(name, size), data, padding(size))))
@@ -95,7 +95,7 @@ class TarWriter:
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None:  # an archive that was given up must not look complete
+        if error is None:  # an aborted archive must not look complete
             self.close()
 
     def _write(self, data: Buffer) -> None:

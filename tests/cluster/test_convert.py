@@ -120,7 +120,7 @@ def test_one_parquet_schema(own: Cluster, client: Client) -> None:
 def test_a_broken_file_leaves_nothing(own: Cluster, client: Client) -> None:
     for number in range(3):
         client.put("broken", f"{number}.zip", b"no zip" if number == 1 else zip_of_nothing())
-    with pytest.raises(JobFailed, match=r"broken/1\.zip: no zip file"):
+    with pytest.raises(JobFailed, match=r"broken/1\.zip: not a zip file"):
         run(client, "broken/*.zip", "broken-out/x-%06d.tar", format="tar")
     assert "broken-out" not in {bucket.name for bucket in client.list_buckets()} or list(client.list("broken-out")) == []
     assert staged(own) == {}

@@ -106,7 +106,7 @@ def test_too_many_complete_blobs_without_rows_stop_the_sweep(lab: Any) -> None:
 
 def test_a_disk_of_another_cluster_or_without_identity_is_refused(lab: Any) -> None:
     path = lab.fresh()
-    with pytest.raises(DiskRefused, match="belongs to the cluster"):
+    with pytest.raises(DiskRefused, match="belongs to cluster"):
         Disk.open(str(path), "another", HybridClock(1), lab.options())
     with pytest.raises(DiskRefused, match="already"):
         Disk.format(str(path), "another")

@@ -137,11 +137,11 @@ def test_the_error_budget_ends_writing_but_not_reading(lab: Any) -> None:
             disk.put_small(lab.bucket, "new-small", b"x")
     filesystem.arm()
     assert disk.state == "failed"
-    with pytest.raises(StorageFailed, match="takes no writes"):
+    with pytest.raises(StorageFailed, match="accepts no writes"):
         disk.put_small(lab.bucket, "new-small", b"x")
-    with pytest.raises(StorageFailed, match="takes no writes"):
+    with pytest.raises(StorageFailed, match="accepts no writes"):
         disk.begin_put(lab.bucket, "new-small", size=1)
-    with pytest.raises(StorageFailed, match="takes no writes"):
+    with pytest.raises(StorageFailed, match="accepts no writes"):
         disk.delete(lab.bucket, "old-small")
     assert lab.read(disk, "old-small") == lab.before["old-small"]
     disk.close()

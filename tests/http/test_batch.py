@@ -234,7 +234,7 @@ def test_the_first_missing_item_of_all_targets_is_named(ask, stored, error_of):
         order = list(range(12))
         random.Random(first).shuffle(order)
         items = [item("s0.tar", number=0)] * first + [item(f"nothing-{number}") for number in order]
-        assert f"item {first}: there is no object 'nothing-{order[0]}'" in error_of(ask(items), 404, "object_not_found")
+        assert f"item {first}: object 'nothing-{order[0]}' does not exist" in error_of(ask(items), 404, "object_not_found")
 
 
 def test_conditions(ask, http, stored, error_of):

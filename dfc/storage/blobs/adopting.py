@@ -1,9 +1,8 @@
-"""The half of a local output that the target has: the worker's file becomes the new blob, from its first byte on.
+"""The target's half of a local output: it adopts the worker's file as the new blob, before the first byte is written.
 
-The other half is `dfc.storage.blobs.deposit`. Nothing is believed that can be looked at for little: the file is a regular one
-of the disk's directory for temporary files, has no other name, and has the length that is told; the index says in its own
-header what it is of. The checksum is the worker's, as it would have been the target's: scrubbing compares it with the bytes
-later.
+The other half is `dfc.storage.blobs.deposit`. Whatever is cheap to check is checked: that the file is a regular file in the
+disk's directory for temporary files, has no other name, and has the stated length, and that the header of the index names this
+blob. The checksum is taken from the worker; scrubbing compares it with the bytes later.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from dfc.tar.index.format import HEADER_BYTES, IndexCorrupt, decode_header, enco
 
 
 class AdoptingWriter(BlobWriter):
-    """A `BlobWriter` whose bytes somebody else writes: what it is given is what that one says of them."""
+    """A `BlobWriter` for a file that a worker writes: instead of the bytes, it is given the worker's description of them."""
 
     def __init__(
         self,
@@ -42,33 +41,33 @@ class AdoptingWriter(BlobWriter):
         durability: Durability,
         staged: StagedName | None = None,
     ) -> None:
-        """Take the file over. Raises BadRequest, Unavailable when it is not there, NoSpace, TooLarge, StorageFailed."""
+        """Take over the file. Raises BadRequest, Unavailable if it does not exist, NoSpace, TooLarge, StorageFailed."""
         if not is_deposit(deposit):
-            raise BadRequest(f"not the name of a deposit: {deposit[:80]!r}")
+            raise BadRequest(f"invalid deposit name: {deposit[:80]!r}")
         if size is not None:
-            parts.space.require(size)  # and not claimed: while it is written, it would count twice
+            parts.space.require(size)  # but do not claim it: while the file is written, it would count twice
         self._deposit = f"{parts.root}/{layout.TEMPORARY}/{deposit}"
         self._announced = size
         self._said = bytearray()
-        self._leftovers: tuple[str, ...] = ()  # of the worker's files, those that may still have their first names
+        self._leftovers: tuple[str, ...] = ()  # the worker's files that may still have their original names
         kind = index_kind(name)
         if kind not in (None, "tar"):
-            raise BadRequest(f"{name!r} is compressed: it is sent, and not deposited")
+            raise BadRequest(f"{name!r} is a compressed shard: upload it instead of depositing it")
         self._index_path = self._deposit + layout.INDEX_SUFFIX
         self._is_shard = kind is not None
         super().__init__(parts, bucket_id, name, size=None, expected=ExpectedChecksums(), durability=durability, staged=staged)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """What the worker says. Raises TooLarge."""
+        """Take the next bytes of the worker's description. Raises TooLarge."""
         with self._working("adopting a blob"):
             self._said += data
             if len(self._said) > DEPOSIT_LINE_BYTES_MAX:
-                raise TooLarge(f"more than {DEPOSIT_LINE_BYTES_MAX} bytes are said of a deposit")
+                raise TooLarge(f"the description of a deposit has more than {DEPOSIT_LINE_BYTES_MAX} bytes")
 
     store = write
 
     def digest(self, data: bytes | bytearray | memoryview) -> None:
-        """Nothing: `write` takes all."""
+        """Do nothing: `write` takes everything."""
 
     # --- inside
 
@@ -78,11 +77,11 @@ class AdoptingWriter(BlobWriter):
         try:
             found = os.lstat(self._deposit)
             if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid != os.geteuid():
-                raise BadRequest("a deposit is a file with one name, of the user that the target runs as")
+                raise BadRequest("a deposit must be a regular file with one name, owned by the user that the target runs as")
             self._leftovers = (self._deposit, self._index_path)
-            filesystem.rename(self._deposit, self._blob.path)  # over the empty one, which is ours
+            filesystem.rename(self._deposit, self._blob.path)  # over the empty file that was just created
         except FileNotFoundError:
-            raise Unavailable("the deposit is not there") from None
+            raise Unavailable("the deposit does not exist") from None
         opened = filesystem.open(self._blob.path, write=True)
         empty, self._blob.fd = self._blob.fd, opened
         filesystem.close(empty)
@@ -91,22 +90,22 @@ class AdoptingWriter(BlobWriter):
         try:
             said = msgspec.json.decode(self._said, type=Deposited)
         except msgspec.MsgspecError as error:
-            raise BadRequest(f"what is said of the deposit cannot be understood: {error}") from None
+            raise BadRequest(f"cannot decode the description of the deposit: {error}") from None
         if said.errno:
             raise OSError(said.errno, os.strerror(said.errno))
         if not said.checksum or (self._is_shard and said.index is None and said.problem is None):
-            raise BadRequest("the checksum of the deposit is missing, or what is in it")
+            raise BadRequest("the description of the deposit lacks its checksum or its index summary")
         length = os.fstat(self._blob.fd).st_size
         if length != said.size or self._announced not in (None, said.size):
-            announced = "" if self._announced is None else f", {self._announced} were announced"
-            raise LengthMismatch(f"{said.size} bytes were deposited, the file has {length}{announced}")
+            announced = "" if self._announced is None else f"; {self._announced} were announced"
+            raise LengthMismatch(f"the deposit should have {said.size} bytes, but the file has {length}{announced}")
         if said.size > self._limit():
             self._refuse_length(said.size)
         self._received = said.size
         return self._row_of(said.checksum, self._adopt_index(said) if self._is_shard else None)
 
     def _adopt_index(self, said: Deposited) -> IndexSummary | TarError:
-        """Give the index the version of the blob, and its place. BadRequest when it is none of this blob."""
+        """Write the blob's version into the index and move it beside the blob. BadRequest if it belongs to another blob."""
         filesystem, found = self._parts.filesystem, said.index
         if said.problem is not None:
             return TarError(*said.problem)
@@ -118,15 +117,15 @@ class AdoptingWriter(BlobWriter):
                 counts = (header.members, header.samples, header.repeated_keys, header.dropped)
                 told = (found.members, found.samples, found.repeated_keys, found.dropped)
                 if (header.size, header.checksum, *counts) != (said.size, said.checksum, *told):
-                    raise BadRequest("the index is not of this deposit")
+                    raise BadRequest("the index belongs to another deposit")
                 if os.fstat(fd).st_size != header.file_size:
-                    raise BadRequest("the index is not whole")
+                    raise BadRequest("the index is incomplete")
                 pwrite_all(filesystem, fd, encode_header(header._replace(version=self.version)), 0)
             finally:
                 filesystem.close(fd)
             filesystem.rename(self._index_path, self._blob.path + layout.INDEX_SUFFIX)
         except (FileNotFoundError, IndexCorrupt) as error:
-            raise BadRequest(f"the deposit has no sound index: {error}") from None
+            raise BadRequest(f"the index of the deposit is missing or damaged: {error}") from None
         return IndexSummary(*told, found.warnings)
 
     def _remove(self) -> None:

@@ -1,9 +1,10 @@
-"""The half of a local output that the worker has: it writes the file itself, on the disk where the object will lie.
+"""The worker's half of a local output: it writes the file itself, on the disk where the object will be stored.
 
-A worker on the machine of a target need not send what it writes through a socket. It makes an empty file in the disk's
-directory for temporary files and names it in its request. The target makes that file the new blob at once (`dfc.storage.
-adopting`), so that whatever becomes of the request decides about the file, while the worker fills it, hashes it and indexes
-it. The body of the request is `Deposited`, what the target would have found out itself, after a line feed now and then.
+A worker on the machine of a target need not send its output through a socket. It creates an empty file in the disk's
+directory for temporary files and names it in its request. The target immediately makes that file the new blob
+(`dfc.storage.blobs.adopting`), so that the outcome of the request decides the fate of the file, while the worker fills, hashes
+and indexes it. The body of the request is line feeds now and then, as a sign of progress, and then `Deposited`: what the
+target would have found out itself.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class DepositSite(msgspec.Struct, frozen=True):
-    """Where a target lets workers of its machine write: the disk's root and id, the run of the machine, how the disk syncs."""
+    """Where a target lets workers on its machine write: the disk's root and id, the machine's boot id, how the disk syncs."""
 
     root: str
     disk: str
@@ -44,7 +45,7 @@ class DepositSite(msgspec.Struct, frozen=True):
 
 
 class Indexed(msgspec.Struct, frozen=True):
-    """What the index beside a deposit holds; `dfc.tar.index.IndexSummary`."""
+    """Counts of the index beside a deposit, as in `dfc.tar.index.IndexSummary`."""
 
     members: Count
     samples: Count
@@ -54,8 +55,8 @@ class Indexed(msgspec.Struct, frozen=True):
 
 
 class Deposited(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The file is complete: its size and xxh3-128, and what its index holds or why it has none. `errno`: it could not be
-    written, and nothing else counts."""
+    """The description of a complete file: its size and xxh3-128, and its index summary or why it has no index. `errno`: the
+    file could not be written; then nothing else counts."""
 
     size: Count = 0
     checksum: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{32})?\Z")] = ""
@@ -65,7 +66,7 @@ class Deposited(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def is_here(site: DepositSite, boot: str) -> bool:
-    """Whether this process sees that very disk: under its path, in this run of this machine, and as the same user."""
+    """Whether this process sees the same disk: under the same path, in the same boot of the machine, as the same user."""
     if not boot or site.boot != boot:
         return False
     try:
@@ -76,10 +77,10 @@ def is_here(site: DepositSite, boot: str) -> bool:
 
 
 class DepositFile:
-    """One output: `write`* → `finish`, or `abort`, by one thread. OSError from any of them, for the target to hear of."""
+    """One output file: `write`* → `finish`, or `abort`, in one thread. All may raise OSError; report it to the target."""
 
     def __init__(self, site: DepositSite, kind: str | None, filesystem: FileSystem | None = None) -> None:
-        """An empty file. `kind`: "tar" for an archive that is to have an index."""
+        """Create an empty file. `kind`: "tar" for an archive that needs an index."""
         self.name = f"deposit-{uuid.uuid4().hex}"
         self.size = 0
         self._site = site
@@ -98,8 +99,8 @@ class DepositFile:
             raise
 
     def write(self, data: Buffer, files: PlainFiles | None = None) -> bool:
-        """The next bytes, all of them (`files`: as for `IndexBuilder.feed`). True when so much has come together that one
-        should tell how it goes. Raises NoSpace."""
+        """Write the next bytes (`files`: as for `IndexBuilder.feed`). Returns True when it is time to report progress. Raises
+        NoSpace."""
         self._hash.update(data)
         if self._index is not None:
             self._index.feed(data, files)
@@ -109,11 +110,11 @@ class DepositFile:
             return False
         self._writeback.start(self._fd, self.size)
         if self._filesystem.space(self._site.root).free < self._site.reserve_bytes:
-            raise NoSpace("the disk is full up to its reserve")
+            raise NoSpace("the disk is full: only its reserve is left")
         return True
 
     def finish(self) -> Deposited:
-        """Close the file; what is to be said of it."""
+        """Close the file and return its description."""
         checksum, found = self._hash.hexdigest(), None
         if self._index is not None:
             found = self._index.finish("", self.size, checksum)
@@ -127,7 +128,7 @@ class DepositFile:
         return Deposited(self.size, checksum, counts)
 
     def abort(self) -> None:
-        """Let go of the file and leave none under its first name. Idempotent."""
+        """Close the file and remove it if it still has its original name. Idempotent."""
         fd, self._fd = self._fd, -1
         with suppress(OSError):
             if fd >= 0:
@@ -139,7 +140,7 @@ class DepositFile:
 
 
 def boot_id() -> str:
-    """Of this run of the machine; empty where the kernel does not say."""
+    """The boot id of the machine; empty if the kernel has none."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()

@@ -1,7 +1,7 @@
-"""Directories of blobs: made on demand, and synced once for all threads that wait for the same one.
+"""Directories of blobs: created on demand, and synced once for all threads that wait for the same one.
 
-A name in a directory is durable after an fsync of the directory that began after the name was made. Threads that ask
-while one runs share the next.
+A name in a directory is durable after an fsync of the directory that began after the name was created. Threads that ask while
+an fsync is running share the next one.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Final
 from dfc.filesystem import FileSystem
 from dfc.storage.layout import OBJECTS, bucket_directory, fan_directory
 
-_KNOWN_MAX: Final = 65_536  # directories, 256 a bucket: 20 MiB; forgotten ones are made and synced once more
+_KNOWN_MAX: Final = 65_536  # directories, 256 per bucket: 20 MiB; forgotten ones are created and synced again
 
 
 class _Sync:
-    """One fsync of one directory, still to begin or running."""
+    """One fsync of one directory, pending or running."""
 
     __slots__ = ("done", "error")
 
@@ -31,7 +31,7 @@ class _Sync:
 
 
 class Directories:
-    """Thread-safe."""
+    """Creates and syncs the blob directories of a disk. Thread-safe."""
 
     def __init__(self, root: str, filesystem: FileSystem) -> None:
         self._root = root
@@ -43,7 +43,7 @@ class Directories:
         self._next: dict[str, _Sync] = {}
 
     def make(self, bucket_id: str, name: str) -> str:
-        """The directory for the blobs of an object, which exists afterwards."""
+        """Create the directory for the blobs of an object, if needed, and return its path."""
         bucket = bucket_directory(self._root, bucket_id)
         path = f"{bucket}/{fan_directory(name)}"
         if path not in self._made:
@@ -63,14 +63,14 @@ class Directories:
             pass
 
     def forget(self, bucket_id: str) -> None:
-        """The bucket's directories are gone, or may be: make and sync them again when they are needed."""
+        """Forget the bucket's directories, which may be gone: create and sync them again when they are needed."""
         prefix = bucket_directory(self._root, bucket_id)
         with self._lock:
             for known in (self._made, self._durable):
                 known.difference_update([path for path in known if path == prefix or path.startswith(prefix + "/")])
 
     def sync_chain(self, directory: str) -> None:
-        """Make the names in a blob directory durable, and that directory itself and its parent, once a process each."""
+        """Make the names in a blob directory durable, and also, once per process, the directory itself and its parent."""
         self.sync(directory)
         if directory in self._durable:
             return
@@ -82,7 +82,7 @@ class Directories:
             self._durable.update((directory, bucket))
 
     def sync(self, path: str) -> None:
-        """Return after an fsync of the directory that began after this call. Raises the OSError of that fsync."""
+        """Wait for an fsync of the directory that began after this call. Raises the OSError of that fsync."""
         with self._lock:
             running = self._running.get(path)
             mine = self._next.get(path) if running is not None else None
@@ -101,7 +101,7 @@ class Directories:
 
     def _lead(self, path: str, sync: _Sync) -> None:
         with self._lock:
-            # From here on newcomers must wait for the one after this.
+            # From here on, new callers must wait for the next one.
             if self._next.get(path) is sync:
                 del self._next[path]
             self._running[path] = sync

@@ -1,7 +1,7 @@
-"""Unlinks blobs that a commit has made garbage: small ones at once, large ones in a thread of their own.
+"""Unlink blobs that a commit has made garbage: small ones immediately, large ones in a separate thread.
 
-Freeing the blocks of a large file takes a good part of a second, for which no answer should wait. What a crash leaves is
-the sweep's.
+Freeing the blocks of a large file takes a good part of a second, which no answer should wait for. The sweep removes what a
+crash leaves behind.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _AT_ONCE_BYTES: Final = 4 * MIB  # measured: unlinking that much takes 0.2 ms on
 
 
 class Discarder:
-    """Thread-safe. The thread starts with the first large blob."""
+    """Unlinks garbage blobs. Thread-safe. The thread starts with the first large blob."""
 
     def __init__(self, root: str, filesystem: FileSystem, health: DiskHealth, indexes: OpenIndexes) -> None:
         self._root = root
@@ -43,7 +43,7 @@ class Discarder:
                 self._queue.put(row)
 
     def wait(self) -> None:
-        """Return when everything handed over before is unlinked: its space is free then."""
+        """Wait until everything handed over before is unlinked and its space is free."""
         self._queue.join()
 
     def close(self) -> None:

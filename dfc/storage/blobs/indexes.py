@@ -1,6 +1,6 @@
-"""Index files beside shards: written through the seam while an upload arrives, opened once and kept for readers.
+"""Index files beside shards: written through `FileSystem` while an upload arrives, opened once and kept for readers.
 
-An index is derived from its blob and checks itself, so it is never synced: one that is missing or torn is built again.
+An index is derived from its blob and has its own checksums, so it is never synced: a missing or torn one is rebuilt.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dfc.tar.index.reader import ShardIndex
 
 
 class NewIndexFile(io.RawIOBase):
-    """A new file for an index builder, whose changes go through the `FileSystem`. Writes are always whole."""
+    """A new file for an index builder, written through `FileSystem`. Writes are never partial."""
 
     def __init__(self, filesystem: FileSystem, path: str) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class NewIndexFile(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Buffer) -> int:  # type: ignore[override]  # the annotation of typeshed is not to be had at run time
+    def readinto(self, buffer: Buffer) -> int:  # type: ignore[override]  # typeshed's annotation does not exist at run time
         count = self._filesystem.read_into(self._fd, memoryview(buffer), self._position)
         self._position += count
         return count
@@ -77,7 +77,7 @@ class NewIndexFile(io.RawIOBase):
 
 
 class IndexWriter:
-    """An index that grows while its shard is read: a new file and the builder that fills it."""
+    """Builds an index while its shard arrives: a new file and the builder that fills it."""
 
     def __init__(self, filesystem: FileSystem, path: str, kind: str, temporary_directory: str) -> None:
         self._filesystem = filesystem
@@ -87,7 +87,7 @@ class IndexWriter:
         self.feed = self._builder.feed
 
     def finish(self, version: str, size: int, checksum: str) -> IndexSummary | TarError:
-        """Complete the file; or remove it and say what is wrong with the archive."""
+        """Complete the file and return its summary; or remove the file and return what is wrong with the archive."""
         try:
             summary = self._builder.finish(version, size, checksum)
         except TarError as error:
@@ -98,7 +98,7 @@ class IndexWriter:
         return summary
 
     def abort(self) -> None:
-        """Leave nothing behind, also after `finish`. Raises OSError when the file cannot be removed."""
+        """Remove the file, even after `finish`. Raises OSError if that fails."""
         with suppress(OSError):
             self._close()
         with suppress(FileNotFoundError):
@@ -110,9 +110,9 @@ class IndexWriter:
 
 
 class OpenIndexes:
-    """The indexes that were used last, by blob path. An index that falls out is closed when its last user lets go.
+    """A cache of the most recently used indexes, by blob path. An evicted index is closed when its last user drops it.
 
-    They share a bounded cache of pages. An error of the disk under a read of any of them is counted, and raised as ours.
+    They share a bounded page cache. Disk errors while reading any of them are counted and raised as errors of `dfc.errors`.
     """
 
     def __init__(self, count_max: int, health: DiskHealth) -> None:
@@ -123,7 +123,7 @@ class OpenIndexes:
         self._open: OrderedDict[str, ShardIndex] = OrderedDict()
 
     def open(self, path: str) -> ShardIndex:
-        """An index file, not remembered. Raises OSError when it cannot be opened, IndexCorrupt, StorageFailed."""
+        """Open an index file without caching it. Raises OSError when it cannot be opened, IndexCorrupt, StorageFailed."""
         return ShardIndex.open(path, self._cache, lambda error: self._health.translate(error, "reading an index"))
 
     def get(self, path: str) -> ShardIndex | None:
@@ -134,8 +134,8 @@ class OpenIndexes:
             return index
 
     def keep(self, path: str, index: ShardIndex) -> ShardIndex:
-        """Remember an index; gives the one that is remembered, which may be another thread's."""
-        dropped = None  # kept until the lock is given back: closing a file may free its blocks
+        """Cache an index; returns the cached one, which may be another thread's."""
+        dropped = None  # referenced until the lock is released: closing a file may free its blocks
         with self._lock:
             known = self._open.setdefault(path, index)
             self._open.move_to_end(path)

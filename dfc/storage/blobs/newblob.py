@@ -1,4 +1,4 @@
-"""A blob that is being made, by `writer` or by `whole`: its file under a new id, closed for good or discarded, and its row."""
+"""A new blob, as `writer` and `whole` create it: a file under a new id, which is completed or discarded, and its row."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _CREATE_TRIES: Final = 8
 
 
 class NewBlob:
-    """The file: `create`, then write to `fd`, then `close`; `discard` in any state. OSError from the first and the last."""
+    """The file of a new blob: `create`, write to `fd`, `close`; `discard` in any state. The first and last raise OSError."""
 
     __slots__ = ("_parts", "fd", "id", "path")
 
     def __init__(self, parts: DiskParts) -> None:
         self._parts = parts
-        self.fd = -1  # while it is open
+        self.fd = -1  # -1: not open
         self.path = self.id = ""
 
     def create(self, bucket_id: str, name: str) -> None:
-        """An empty file; its name has the blob id."""
+        """Create an empty file, named after the blob id."""
         parts = self._parts
         stem = layout.blob_stem(name)
-        tries = _CREATE_TRIES  # an id is taken only when the clock went back, a directory gone only with its bucket
+        tries = _CREATE_TRIES  # an id is taken only if the clock went back, a directory is gone only with its bucket
         while True:
             tries -= 1
             blob_id = parts.clock.next_version()
@@ -47,7 +47,7 @@ class NewBlob:
                 return
 
     def close(self, durable: bool) -> None:
-        """It is complete, with its footer. `durable`: and on the medium, with the directories above it."""
+        """Close the complete file. `durable`: also sync it, with the directories above it."""
         parts = self._parts
         if durable:
             started = time.perf_counter()
@@ -60,7 +60,7 @@ class NewBlob:
             parts.stats.fsync_seconds += time.perf_counter() - started
 
     def discard(self) -> None:
-        """Leave no descriptor and no file."""
+        """Close and remove the file."""
         filesystem = self._parts.filesystem
         fd, self.fd = self.fd, -1
         if fd >= 0:
@@ -76,14 +76,14 @@ class NewBlob:
 
 
 def new_row(bucket_id: str, name: str, blob_id: str, supplied: Supplied, **known: Any) -> ObjectRow:
-    """The row of a new blob."""
+    """Make the row of a new blob."""
     given = supplied.version
     drawn = "" if given is None else blob_id
     return ObjectRow(bucket_id, name, given or blob_id, attributes=supplied.attributes, drawn=drawn, **known)
 
 
 def observe(parts: DiskParts, version: str) -> None:
-    """Let the clock follow a version from outside. BadRequest when it is none, or of a time to come."""
+    """Advance the clock past a version from outside. BadRequest if it is not a version, or is from the future."""
     try:
         parts.clock.observe_foreign(version)
     except ValueError as error:

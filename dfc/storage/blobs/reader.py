@@ -1,4 +1,4 @@
-"""Reading blobs of rows that the catalog gave, and what follows when the stored bytes are not what they should be."""
+"""Open and read blobs and indexes of catalog rows, and quarantine objects whose stored bytes are wrong."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from dfc.tar.index.reader import ShardIndex
 
 _log = logging.getLogger(__name__)
 _BUFFER_BYTES: Final = 1 << 18
-_VERIFY_BYTES: Final = 32 * MIB  # verified whole when opened, 5 ms; larger ones piece by piece as they are read
+_VERIFY_BYTES: Final = 32 * MIB  # indexes up to this are verified when opened, in 5 ms; larger ones as they are read
 
 
 class BlobReader:
-    """Thread-safe."""
+    """Reads the blobs and indexes of a disk. Thread-safe."""
 
     def __init__(self, parts: DiskParts) -> None:
         self._parts = parts
@@ -74,12 +74,12 @@ class BlobReader:
         return ObjectCorrupt(f"the stored bytes of {row.name!r} cannot be read")
 
     def _is_unreadable(self, row: ObjectRow, offset: int) -> bool:
-        """Look a second time, at the medium: a cable that was touched is no reason to stop serving an object."""
+        """Read again, from the medium: a transient error, such as a loose cable, is no reason to stop serving an object."""
         filesystem = self._parts.filesystem
         try:
             fd = filesystem.open(self._parts.path(row))
         except OSError:
-            return False  # replaced meanwhile; what is really gone is met by the next one who opens it
+            return False  # replaced meanwhile; if it is really gone, the next caller that opens it finds out
         try:
             os.posix_fadvise(fd, offset, _BUFFER_BYTES, os.POSIX_FADV_DONTNEED)
             wanted = min(_BUFFER_BYTES, layout.blob_bytes(row) - offset)
@@ -92,7 +92,7 @@ class BlobReader:
     def open_index(self, row: ObjectRow) -> ShardIndex:
         """See `Disk.open_index`."""
         if row.samples is None:
-            raise NotAShard(f"{row.name!r} has no tar index: {'; '.join(row.warnings) or 'it is no archive'}")
+            raise NotAShard(f"{row.name!r} has no tar index: {'; '.join(row.warnings) or 'it is not an archive'}")
         path = self._parts.path(row)
         return self._parts.indexes.get(path) or self._load(row, path) or self._build(row, path)
 
@@ -101,7 +101,7 @@ class BlobReader:
         return self._build(row, self._parts.path(row), damaged, again=True)
 
     def _load(self, row: ObjectRow, path: str) -> ShardIndex | None:
-        """The index beside the blob; None when it is missing, damaged or of another blob."""
+        """The index beside the blob; None when it is missing, damaged or belongs to another blob."""
         try:
             index = self._parts.indexes.open(path + layout.INDEX_SUFFIX)
             if os.path.getsize(path + layout.INDEX_SUFFIX) <= _VERIFY_BYTES:
@@ -109,7 +109,7 @@ class BlobReader:
         except FileNotFoundError:
             return None
         except TarError as error:
-            _log.warning("the index of %r is damaged and will be built again: %s", row.name, error)
+            _log.warning("the index of %r is damaged and will be rebuilt: %s", row.name, error)
             return None
         except OSError as error:
             raise self._parts.health.translate(error, "opening an index") from error
@@ -119,9 +119,9 @@ class BlobReader:
         return self._parts.indexes.keep(path, index)
 
     def _build(self, row: ObjectRow, path: str, damaged: ShardIndex | None = None, *, again: bool = False) -> ShardIndex:
-        """Build the index, once for all threads that want it at the same time: they share its outcome.
+        """Build the index, once for all threads that want it at the same time: they share the outcome.
 
-        `again`: the one that is there is no good. `damaged` is the one that the caller has met, if it knows.
+        `again`: the existing index is damaged. `damaged` is the index that the caller has found damaged, if known.
         """
         with self._lock:
             shared = self._building.get(path)
@@ -140,7 +140,7 @@ class BlobReader:
 
     def _build_alone(self, row: ObjectRow, path: str, damaged: ShardIndex | None, again: bool) -> ShardIndex:
         indexes = self._parts.indexes
-        # Another thread may have been through with it just before this one came.
+        # Another thread may have finished just before this one.
         index = None if again and damaged is None else indexes.get(path)
         if index is None and not again:
             index = self._load(row, path)
@@ -155,7 +155,7 @@ class BlobReader:
     def _write_index(self, row: ObjectRow, path: str) -> None:
         parts = self._parts
         fd = self.open_blob(row)
-        # A name that nobody else has: the scrubber and readers build beside each other.
+        # A unique name, since the scrubber and readers may build at the same time.
         temporary = f"{parts.root}/{layout.TEMPORARY}/{row.version}-{next(self._temporaries)}{layout.INDEX_SUFFIX}"
         try:
             damage = write_index(parts, fd, row, temporary)
@@ -182,7 +182,7 @@ class BlobReader:
             raise parts.health.translate(error, "opening a blob") from error
         current = parts.catalog.find(row.bucket_id, row.name)
         if current is None:
-            raise ObjectNotFound(f"there is no object {row.name!r}")
+            raise ObjectNotFound(f"object {row.name!r} does not exist")
         if current.blob_id != row.blob_id:
             raise RowChanged(current)
         self._quarantine(row, "its blob is gone")
@@ -193,15 +193,20 @@ class BlobReader:
 
 
 def quarantine(parts: DiskParts, row: ObjectRow, reason: str, *, restore: bool = False) -> str:
-    """Stop serving a row if it is still the current one; "quarantined", "restored", "changed", or "failed" (cannot write).
+    """Stop serving a row if it is still current. Returns "quarantined", "restored", "changed", or "failed" (cannot write).
 
-    Whoever finds a blob bad, a reader or the scrubber, comes through here.
+    Both readers and the scrubber call this when they find a damaged blob.
     """
     try:
         outcome, garbage = parts.committer.submit(Quarantine(row, reason, parts.clock, restore=restore))
     except StorageFailed as error:
         _log.error(
-            "disk %s: %s/%r is corrupt (%s) and cannot be marked: %s", parts.disk_id, row.bucket_id, row.name, reason, error
+            "disk %s: %s/%r is corrupt (%s) and cannot be quarantined: %s",
+            parts.disk_id,
+            row.bucket_id,
+            row.name,
+            reason,
+            error,
         )
         return "failed"
     if outcome != "changed":
@@ -211,10 +216,10 @@ def quarantine(parts: DiskParts, row: ObjectRow, reason: str, *, restore: bool =
 
 
 def write_index(parts: DiskParts, fd: int, row: ObjectRow, destination: str) -> str | None:
-    """Index a blob that is open at `fd` into a new file; what is wrong with the blob, None when it is sound."""
+    """Index the blob open at `fd` into a new file; returns what is wrong with the blob, or None."""
     kind = index_kind(row.name)
     if kind is None:
-        raise NotAShard(f"{row.name!r} is no archive by its name")
+        raise NotAShard(f"{row.name!r} is not named like an archive")
     index = IndexWriter(parts.filesystem, destination, kind, f"{parts.root}/{layout.TEMPORARY}")
     finished = False
     try:
@@ -222,7 +227,7 @@ def write_index(parts: DiskParts, fd: int, row: ObjectRow, destination: str) -> 
         if damage is None:
             found = index.finish(row.version, row.size, row.checksum)
             if isinstance(found, TarError):
-                raise NotAShard(f"{row.name!r} has no tar index any more: {found}")
+                raise NotAShard(f"{row.name!r} no longer has a tar index: {found}")
             finished = True
         return damage
     finally:

@@ -1,8 +1,8 @@
-"""What a disk does for jobs: finds and opens what they have staged, publishes it, or throws it away.
+"""Staged outputs of jobs on a disk: find and open them, publish them, or discard them.
 
-Publishing: the job ends (nothing is staged any more) → every blob gets the footer of an object and is on the medium → one
-transaction makes all rows objects. Whatever is cut off in between is simply done again; before that transaction nothing is
-visible, after it everything is.
+Publishing: the job ends (nothing more can be staged) → every blob gets the footer of an object and is synced → one transaction
+turns all rows into objects. If it is interrupted, it is simply repeated; before that transaction nothing is visible, after it
+everything is.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dfc.storage.catalog.staged import (
 from dfc.storage.parts import DiskParts
 from dfc.storage.rows import ObjectRow
 
-# From so many blobs on one sync of the whole file system is cheaper than one fdatasync for each.
+# From this many blobs on, one sync of the whole file system is cheaper than an fdatasync for each.
 _SYNC_ALL_FROM: Final = 64
 
 
@@ -42,29 +42,29 @@ class Staging:
 
     def __init__(self, parts: DiskParts) -> None:
         self._parts = parts
-        self._verified: set[str] = set()  # ids of blobs of an earlier run of the machine that were found sound
+        self._verified: set[str] = set()  # ids of blobs from an earlier boot that were found sound
         self._publishing = threading.Lock()
 
     # --- reading
 
     def has_ended(self, job: str) -> bool:
-        """Whether the job was published or discarded here; remembered for a while."""
+        """Whether the job was published or discarded on this disk; remembered for a while."""
         return has_ended(self._parts.catalog, job)
 
     def find(self, bucket_id: str, name: str, owner: StagedName) -> StagedRow:
-        """The staged row that may be read. ObjectNotFound; ObjectCorrupt for one that a restart of the machine has cost."""
+        """Find a staged row to read. Raises ObjectNotFound; ObjectCorrupt if a restart of the machine lost its bytes."""
         found = find_staged(self._parts.catalog, bucket_id, name, owner)
         if found is None:
-            raise ObjectNotFound(f"the job {owner.job} has staged no {name!r}")
+            raise ObjectNotFound(f"job {owner.job} has not staged {name!r}")
         self._require_sound(found)
         return found
 
     def path(self, staged: StagedRow) -> str:
-        """Where the blob lies; its bytes are the first `row.size` of the file."""
+        """The path of the blob; its bytes are the first `row.size` of the file."""
         return self._parts.path(staged.row)
 
     def open(self, staged: StagedRow) -> int:
-        """A descriptor for reading; the caller closes it. ObjectNotFound when it was replaced or dropped meanwhile."""
+        """Open the blob for reading; the caller closes the descriptor. ObjectNotFound if it has been replaced or dropped."""
         parts = self._parts
         try:
             fd = parts.filesystem.open(parts.path(staged.row))
@@ -72,25 +72,25 @@ class Staging:
                 return fd
             parts.filesystem.close(fd)
         except FileNotFoundError:
-            raise ObjectNotFound(f"{staged.row.name!r} is staged no more") from None
+            raise ObjectNotFound(f"{staged.row.name!r} is no longer staged") from None
         except OSError as error:
             raise parts.health.translate(error, "opening a staged blob") from error
         raise ObjectCorrupt(f"the staged bytes of {staged.row.name!r} have the wrong length")
 
     def read_failed(self, error: OSError, offset: int) -> ServerTrouble:
-        """Tell of a staged blob that cannot be read at an offset; the job will fail or write it again."""
+        """Report that a staged blob cannot be read at an offset; the job will fail or write it again. Returns what to raise."""
         return self._parts.health.translate(error, f"reading a staged blob at byte {offset}")
 
     def totals(self) -> dict[str, StagedTotal]:
-        """What each job has staged."""
+        """The totals of what each job has staged."""
         return staged_totals(self._parts.catalog)
 
     # --- ends of jobs
 
     def prepare(self, job: str) -> list[ObjectRow]:
-        """Bring all that is to become objects to the medium, and see that it is sound; what that is.
+        """Check and sync every blob that is to become an object; returns their rows.
 
-        After this, publishing can fail only with the disk itself. Raises ObjectCorrupt, StorageFailed.
+        After this, publishing can fail only if the disk itself does. Raises ObjectCorrupt, StorageFailed.
         """
         entries = [entry for entry in staged_rows(self._parts.catalog, job) if not entry.owner.temporary]
         self._sync([entry for entry in entries if entry.boot is not None])
@@ -101,10 +101,10 @@ class Staging:
         return [entry.row for entry in entries]
 
     def publish(self, job: str, is_open: Callable[[str], bool]) -> Published:
-        """Make all rows of a job objects, except temporary ones, which go. Idempotent: nothing is left the second time.
+        """Turn all rows of a job into objects, and drop temporary ones. Idempotent: the second time nothing is left to do.
 
-        `is_open` says of a bucket id whether objects may be put into it; when it raises, nothing is published. Raises
-        ObjectCorrupt when a blob is not sound any more; StorageFailed, NoSpace.
+        `is_open` says whether objects may be put into a bucket, given its id; if it raises, nothing is published. Raises
+        ObjectCorrupt when a blob is no longer sound; StorageFailed, NoSpace.
         """
         parts = self._parts
         with self._publishing:
@@ -120,7 +120,7 @@ class Staging:
         return done
 
     def discard(self, job: str) -> int:
-        """Drop everything that a job has staged; how many blobs. Idempotent; works on a full disk."""
+        """Drop everything that a job has staged; returns the number of blobs. Idempotent; works on a full disk."""
         parts = self._parts
         garbage = parts.committer.submit(DiscardJob(job, parts.clock))
         parts.discard(garbage)
@@ -129,12 +129,12 @@ class Staging:
     # --- inside
 
     def _require_sound(self, entry: StagedRow) -> None:
-        """ObjectCorrupt when the blob was never synced, the machine was restarted since, and its bytes are not there."""
+        """ObjectCorrupt if the blob was never synced, the machine has been restarted since, and the bytes are lost."""
         parts = self._parts
         if entry.boot in (None, parts.boot) or entry.row.blob_id in self._verified:
             return
         try:
-            # Whatever footer it has: publishing may have been cut off.
+            # It may have either footer: publishing may have been interrupted.
             damage = find_damage(parts.filesystem, parts.path(entry.row), entry.row, footer=b"", longer=True)
         except OSError as error:
             raise parts.health.translate(error, "verifying a staged blob") from error
@@ -143,7 +143,7 @@ class Staging:
         self._verified.add(entry.row.blob_id)
 
     def _write_footer(self, entry: StagedRow) -> None:
-        """Make the footer that of an object. Cut off, the row still has all it takes to write it again."""
+        """Write the footer of an object. If interrupted, the row still has everything needed to write it again."""
         row, filesystem = entry.row, self._parts.filesystem
         footer = layout.row_footer(row)
         try:
@@ -161,7 +161,7 @@ class Staging:
             raise self._parts.health.translate(error, "writing a footer") from error
 
     def _sync(self, entries: Iterable[StagedRow]) -> None:
-        """Bring blobs and their names to the medium."""
+        """Sync blobs and their names."""
         parts, rows = self._parts, [entry.row for entry in entries]
         try:
             if len(rows) >= _SYNC_ALL_FROM:

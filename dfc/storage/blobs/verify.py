@@ -1,4 +1,4 @@
-"""Reads one blob whole and says whether it is what its row promises: every byte of the body and of the footer."""
+"""Verify one blob against its row: every byte of the body and of the footer."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def find_damage(
     footer: bytes | None = None,
     longer: bool = False,
 ) -> str | None:
-    """What is wrong with the blob, None when it is sound.
+    """Read the blob and return what is wrong with it, or None.
 
-    `pace` is called with the bytes read since its last call, and may wait or raise. `from_medium`: drop the pages that
-    the kernel holds first, so that the medium is read and not the memory. `footer`: other than that of an object;
-    `longer`: something else may follow. Raises OSError when reading itself fails.
+    `pace` is called with the number of bytes read since its last call, and may wait or raise. `from_medium`: first drop the
+    kernel's cached pages, so that the medium is read. `footer`: expected instead of that of an object; `longer`: other bytes
+    may follow. Raises OSError when reading itself fails.
     """
     footer = layout.row_footer(row) if footer is None else footer
     try:
@@ -80,7 +80,7 @@ def _read(
 
 
 def find_index_damage(path: str, row: ObjectRow) -> str | None:
-    """What is wrong with the index of the shard at `path`, None when it is sound. Raises OSError when it cannot be read."""
+    """Return what is wrong with the index of the shard at `path`, or None. Raises OSError when it cannot be read."""
     try:
         index = ShardIndex.open(path + layout.INDEX_SUFFIX)
     except FileNotFoundError:
@@ -89,7 +89,7 @@ def find_index_damage(path: str, row: ObjectRow) -> str | None:
         return str(error)
     try:
         if (index.version, index.size, index.checksum) != (row.version, row.size, row.checksum):
-            return "it is that of another blob"
+            return "it belongs to another blob"
         index.verify()
     except TarError as error:
         return str(error)

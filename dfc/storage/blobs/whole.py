@@ -1,6 +1,6 @@
-"""A whole small object in one call: the same steps as `dfc.storage.blobs.writer`, in the same order, with little else.
+"""Store a whole small object in one call: the same steps as `dfc.storage.blobs.writer`, in the same order, and little else.
 
-Many small uploads are bound by the interpreter, so this path has one write, no writer object and no tar index.
+Many small uploads are limited by the interpreter, so this path has one write, no writer object and no tar index.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def put_whole(
     precondition: Precondition,
     supplied: Supplied,
 ) -> PutResult:
-    """Store `body`; see `Disk.put_small`. Whatever fails, no file and no descriptor is left."""
+    """Store `body`; see `Disk.put_small`. On any failure, no file and no descriptor is left behind."""
     checksum = _checksum(body, expected)
     parts.space.require(len(body))
     durable = durability == "fsync"
@@ -49,7 +49,7 @@ def put_whole(
     try:
         outcome = parts.committer.submit(Put(row, precondition))
     except OutcomeUnknown:
-        raise  # the next opening of the disk decides, so both blobs stay
+        raise  # decided when the disk is next opened, so both blobs stay
     except Exception:
         blob.discard()
         raise

@@ -1,4 +1,4 @@
-"""Writing out a growing file while it grows, so that the sync at its end is short."""
+"""Write out a file while it grows, so that the sync at its end is short."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dfc.filesystem import FileSystem
 
 
 class Writeback:
-    """Tell it how long the file is by now; it starts writing out each piece, and where the file is to be durable waits for
-    the piece before. So at most two pieces are unwritten at any time, while one is always on its way to the medium."""
+    """Starts writing out each piece of a growing file and, if the file is to be durable, waits for the piece before. So at most
+    two pieces are unwritten at any time, while one is always on its way to the medium."""
 
     def __init__(self, filesystem: FileSystem, piece_bytes: int, durable: bool) -> None:
         self._filesystem = filesystem
@@ -15,14 +15,14 @@ class Writeback:
         self._durable = durable
         self._waited = 0
         self.started = 0
-        """Bytes whose writing was started."""
+        """Bytes for which writing has started."""
 
     def is_due(self, size: int) -> bool:
-        """Whether a piece has come together since the last one."""
+        """Whether the file has grown by a whole piece since the last one."""
         return size - self.started >= self._piece_bytes
 
     def start(self, fd: int, size: int) -> None:
-        """Start writing out what has come since the last time. Raises OSError, also for the piece before."""
+        """Start writing out the bytes since the last call. Raises OSError, also for the previous piece."""
         start, self.started = self.started, size
         self._filesystem.start_writeback(fd, start, size - start)
         if self._durable and start > self._waited:

@@ -1,8 +1,8 @@
-"""One upload: a blob under its new version name, hashed and indexed as it arrives, and the commit that makes it the object.
+"""One upload: a new blob, hashed and indexed as it arrives, and the commit that makes it the object.
 
-Until `commit` returns, the old object is the object. Whatever fails, `abort` leaves no file and no descriptor; it runs by
-itself when a method raises. It may come from another thread at any time: while bytes are being written it takes effect
-when they are, and from the moment that `commit` begins it does nothing, for then the commit alone decides.
+Until `commit` returns, the old object is served. `abort` always leaves no file and no descriptor; it runs automatically when
+a method raises. Another thread may call it at any time: while bytes are being written it takes effect after that, and once
+`commit` has begun it does nothing, because then only the commit decides.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dfc.tar.index.format import index_kind
 
 
 class BlobWriter:
-    """Made by `Disk.begin_put`: `write`* → `finish` → `commit`, one after the other; `abort` at any time, from any thread."""
+    """Writes one upload, made by `Disk.begin_put`: `write`* → `finish` → `commit`; `abort` at any time, from any thread."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class BlobWriter:
     ) -> None:
         """Claim the space and create the blob. Raises NoSpace, TooLarge, StorageFailed, BadRequest."""
         if size is not None and size > parts.options.object_bytes_max:
-            raise TooLarge(f"an object has at most {parts.options.object_bytes_max} bytes")
+            raise TooLarge(f"the object is larger than the limit of {parts.options.object_bytes_max} bytes")
         self._parts = parts
         self._bucket_id = bucket_id
         self._name = name
@@ -62,7 +62,7 @@ class BlobWriter:
         self._index: IndexWriter | None = None
         self._row: ObjectRow | None = None
         self._lock = threading.Lock()
-        self._busy = 0  # threads at work on it
+        self._busy = 0  # threads working on the blob
         self._aborted = self._ended = False
         if supplied.version is not None:
             observe(parts, supplied.version)
@@ -84,21 +84,21 @@ class BlobWriter:
 
     @property
     def slow_digest(self) -> bool:
-        """Whether the shard is decompressed for its index, which takes longer than to store it."""
+        """Whether the shard must be decompressed for its index, which takes longer than storing it."""
         return self._slow_digest
 
     @property
     def received(self) -> int:
-        """Bytes of the body so far."""
+        """Bytes of the body received so far."""
         return self._received
 
     def write(self, data: Buffer) -> None:
-        """Take the next bytes of the body. Raises LengthMismatch, TooLarge, NoSpace or StorageFailed."""
+        """Write the next bytes of the body. Raises LengthMismatch, TooLarge, NoSpace or StorageFailed."""
         self.digest(data)
         self.store(data)
 
     def store(self, data: Buffer) -> None:
-        """One half of `write`: put the bytes into the file. A thread may do so while another does the other half."""
+        """One half of `write`: write the bytes to the file. Another thread may do the other half at the same time."""
         with self._working("writing a blob"):
             received = self._received + len(data)
             if received > self._limit():
@@ -109,7 +109,7 @@ class BlobWriter:
                 self._flush()
 
     def digest(self, data: Buffer) -> None:
-        """The other half: hash and index them. It must have been told all that was stored before `finish`."""
+        """The other half of `write`: hash and index the bytes. It must have all stored bytes before `finish`."""
         with self._working("indexing a blob"):
             self._hasher.update(data)
             if self._index is not None:
@@ -117,9 +117,9 @@ class BlobWriter:
             self._digested += len(data)
 
     def finish(self) -> ObjectRow:
-        """The body is complete: check it, close the blob with its footer and make it durable.
+        """Check the complete body, close the blob with its footer and make it durable.
 
-        The row that `commit` will store. Raises LengthMismatch, ChecksumMismatch, NoSpace or StorageFailed.
+        Returns the row that `commit` will store. Raises LengthMismatch, ChecksumMismatch, NoSpace or StorageFailed.
         """
         with self._working("finishing a blob"):
             row = self._describe()
@@ -130,25 +130,25 @@ class BlobWriter:
         return row
 
     def commit(self, precondition: Precondition = ALWAYS) -> PutResult:
-        """Make the blob the object, or what its job has staged; blocks until that is durable (or, relaxed, known to every
-        reader).
+        """Make the blob the object, or an output staged for its job; blocks until that is durable (or, if relaxed, visible to
+        every reader).
 
         Raises PreconditionFailed, JobCancelled, what the guard raises, NoSpace or StorageFailed; then nothing has changed.
         """
         row = self._row
         with self._lock:
             if row is None or (self._ended and not self._aborted):
-                raise RuntimeError("commit comes once, after finish")
+                raise RuntimeError("call commit once, after finish")
             if self._aborted:
-                raise Unavailable("the upload was broken off")
-            self._ended = True  # before the catalog is asked: an abort must not touch what may be the object already
+                raise Unavailable("the upload was aborted")
+            self._ended = True  # before the commit: an abort must not touch what may already be the object
         parts = self._parts
         try:
             staged = self._staged
             operation = Put(row, precondition) if staged is None else KeepStaged(row, staged, precondition)
             outcome = parts.committer.submit(operation)
         except OutcomeUnknown:
-            raise  # the next opening of the disk decides, so both blobs stay
+            raise  # decided when the disk is next opened, so both blobs stay
         except Exception:
             self._remove()
             raise
@@ -160,13 +160,13 @@ class BlobWriter:
         return PutResult(row, outcome.replaced, row.warnings)
 
     def abort(self) -> None:
-        """Leave nothing behind. Idempotent; does nothing once `commit` has begun. Blocks for no other thread."""
+        """Discard the upload. Idempotent; does nothing once `commit` has begun. Never waits for another thread."""
         with self._lock:
             if self._ended or self._aborted:
                 return
             self._aborted = True
             if self._busy:
-                return  # the thread that is at work cleans up when it comes out: the descriptor is its own until then
+                return  # the working thread cleans up when it is done: until then it uses the descriptor
             self._ended = True
         self._clean_up()
 
@@ -174,10 +174,10 @@ class BlobWriter:
 
     @contextmanager
     def _working(self, doing: str) -> Iterator[None]:
-        """A thread is at work on the blob. An error aborts the upload, and so does an `abort` that came meanwhile."""
+        """Mark a thread as working on the blob. An error aborts the upload, and so does an `abort` in the meantime."""
         with self._lock:
             if self._aborted or self._ended:
-                raise Unavailable("the upload was broken off")
+                raise Unavailable("the upload was aborted")
             self._busy += 1
         failed = True
         try:
@@ -194,7 +194,7 @@ class BlobWriter:
             if last:
                 self._clean_up()
         if aborted:
-            raise Unavailable("the upload was broken off")
+            raise Unavailable("the upload was aborted")
 
     def _clean_up(self) -> None:
         self._release(self._claimed)
@@ -213,12 +213,12 @@ class BlobWriter:
 
     def _refuse_length(self, received: int) -> None:
         if self._size is None:
-            raise TooLarge(f"an object has at most {self._parts.options.object_bytes_max} bytes")
+            raise TooLarge(f"the object is larger than the limit of {self._parts.options.object_bytes_max} bytes")
         what = "at least " if received > self._size else ""
-        raise LengthMismatch(f"{self._size} bytes were announced, {what}{received} came")
+        raise LengthMismatch(f"expected {self._size} bytes, received {what}{received}")
 
     def _create(self, kind: str | None) -> None:
-        """The blob and, for a shard, its index. Raises OSError."""
+        """Create the blob and, for a shard, its index. Raises OSError."""
         parts = self._parts
         self._blob.create(self._bucket_id, self._name)
         if kind is not None:
@@ -239,7 +239,7 @@ class BlobWriter:
         self._parts.space.release(size)
 
     def _describe(self) -> ObjectRow:
-        """The row of what has come. Raises LengthMismatch, ChecksumMismatch."""
+        """The row of the received bytes. Raises LengthMismatch, ChecksumMismatch."""
         if self._size is not None and self._received != self._size:
             self._refuse_length(self._received)
         if self._digested != self._received:
@@ -249,7 +249,7 @@ class BlobWriter:
         return self._row_of(checksum, found)
 
     def _row_of(self, checksum: str, found: IndexSummary | TarError | None) -> ObjectRow:
-        """The row; `found` says what the index holds, or why there is none."""
+        """Make the row; `found` is the index summary, or why there is no index."""
         samples = members = None
         warnings: tuple[str, ...] = ()
         if isinstance(found, TarError):
@@ -278,6 +278,6 @@ def _claim(parts: DiskParts, size: int) -> None:
     try:
         parts.space.claim(size)
     except NoSpace:
-        # Perhaps the space of large blobs that were just replaced or deleted is not free yet.
+        # The space of large blobs that were just replaced or deleted may not be free yet.
         parts.discarder.wait()
         parts.space.claim(size)

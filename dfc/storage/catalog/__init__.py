@@ -1,1 +1,1 @@
-"""The catalog of a disk: its rows, and the changes that are committed to them."""
+"""The catalog of a disk: its rows, and the changes committed to them."""

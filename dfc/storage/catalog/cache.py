@@ -1,7 +1,7 @@
-"""The row cache: the newest rows in memory, for the event loop. No I/O; a hit costs about a microsecond.
+"""The row cache: recently used rows in memory, for the event loop. No I/O; a hit costs about a microsecond.
 
-Commits forget a row before the catalog's COMMIT and store the new one after it. A reader that fills the cache shows the
-ticket that it took before it read the catalog; it is refused when a commit touched the same corner meanwhile.
+Commits drop a row before the catalog's COMMIT and store the new one after it. A reader that fills the cache presents the
+ticket that it took before it read the catalog; it is refused if a commit touched the same corner meanwhile.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Final
 from dfc.storage.rows import ObjectRow
 
 Key = tuple[str, str]  # bucket id, name
-CACHED_ATTRIBUTES_BYTES: Final = 512  # a row with more is read from the catalog each time: the cache counts rows, not bytes
-_CORNERS: Final = 1024  # keys share tickets by hash: few enough to be small, enough that strangers seldom meet
+CACHED_ATTRIBUTES_BYTES: Final = 512  # rows with more are not cached: the cache counts rows, not bytes
+_CORNERS: Final = 1024  # keys share tickets by hash: few enough to be small, enough that unrelated keys rarely collide
 
 
 class RowCache:
-    """Two generations: `_young` fills up, becomes `_old`, and what is asked for in time moves back. Thread-safe."""
+    """A cache in two generations: `_young` fills up and becomes `_old`; rows used in time move back. Thread-safe."""
 
     def __init__(self, rows_max: int) -> None:
         self._half = max(1, rows_max // 2)
@@ -44,12 +44,12 @@ class RowCache:
             return row
 
     def ticket(self, key: Key) -> int:
-        """To be taken before the catalog is read for `fill`: a miss."""
+        """Count a miss and return a ticket for `fill`. Take it before reading the catalog."""
         self.misses += 1
         return self._tickets[hash(key) % _CORNERS]
 
     def fill(self, key: Key, row: ObjectRow, ticket: int) -> None:
-        """Keep a row that was read from the catalog, unless a commit may have made it old."""
+        """Cache a row read from the catalog, unless a commit may have made it stale."""
         with self._lock:
             if self._tickets[hash(key) % _CORNERS] == ticket:
                 self._insert(key, row)
@@ -60,7 +60,7 @@ class RowCache:
                 self._drop(key)
 
     def store(self, rows: dict[Key, ObjectRow | None]) -> None:
-        """The rows of a finished commit; None for objects that are gone or must be looked up."""
+        """Store the rows of a finished commit; None for objects that are gone or must be looked up."""
         with self._lock:
             for key, row in rows.items():
                 self._drop(key)

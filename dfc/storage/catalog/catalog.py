@@ -1,7 +1,7 @@
-"""The catalog of one disk: an SQLite database that says which blob is which object. Opening, checking and reading.
+"""Open, check and read the catalog of one disk: an SQLite database that says which blob is which object.
 
-It is made only when a disk is formatted or rebuilt; a catalog that is missing, foreign, or fails its check refuses the disk.
-Reading uses a pool of connections, any thread. Writing is `dfc.storage.catalog.transaction`, one thread.
+It is created only when a disk is formatted or rebuilt; if the catalog is missing, foreign, or fails its check, the disk is
+refused. Reads use a pool of connections, in any thread. Writes go through `dfc.storage.catalog.transaction`, in one thread.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from dfc.storage.layout import CATALOG_FILE
 from dfc.storage.rows import ObjectRow, QuarantinedObject
 
 SCHEMA_VERSION: Final = 3
-REMOVED_BUCKET: Final = "removed_bucket/"  # begins the keys in `meta` that remember removed buckets, by when in µs
-_APPLICATION_ID: Final = 0x44464331  # "DFC1": an SQLite file of somebody else is refused
-_IDLE_READERS_MAX: Final = 16  # more are closed when they come back
+REMOVED_BUCKET: Final = "removed_bucket/"  # prefix of the keys in `meta` that record removed buckets; the value is when, in µs
+_APPLICATION_ID: Final = 0x44464331  # "DFC1": SQLite files of other applications are refused
+_IDLE_READERS_MAX: Final = 16  # more than this are closed when they are returned
 _READER_CACHE_KIB: Final = 1024
 _WRITER_CACHE_KIB: Final = 8192
 
-# Names are BLOBs, so that their order is that of the UTF-8 bytes. `us` and `node` are the two parts of a version. The
-# counters of a bucket change in the transactions that change its objects. `staged` has outputs of jobs that no object refers
-# to yet, `ended_jobs` the jobs that may stage nothing any more; `boot` is the run of the machine in which a blob was written
-# that is not known to be on the medium.
+# Names are BLOBs, so that they sort by their UTF-8 bytes. `us` and `node` are the two parts of a version. The counters of a
+# bucket change in the transactions that change its objects. `staged` has outputs of jobs that are not objects yet, `ended_jobs`
+# the jobs that may not stage anything any more; `boot` is the boot of the machine in which a blob was written that is not known
+# to be synced.
 _SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE buckets (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, objects INTEGER NOT NULL, bytes INTEGER NOT NULL);
@@ -75,7 +75,7 @@ def version_parts(version: str) -> tuple[int, int]:
 
 
 def make_row(bucket_id: str, name: str, columns: Any) -> ObjectRow:
-    """An ObjectRow of ROW_COLUMNS."""
+    """Make an ObjectRow from ROW_COLUMNS."""
     us, node, size, checksum, samples, members, warnings, attributes, drawn, state = columns
     texts = tuple(warnings.split("\n")) if warnings else ()
     version, attributes, drawn = version_text(us, node), attributes or b"", drawn or ""
@@ -83,24 +83,24 @@ def make_row(bucket_id: str, name: str, columns: Any) -> ObjectRow:
 
 
 def row_values(row: ObjectRow) -> tuple[Any, ...]:
-    """What stands in ROW_COLUMNS for a row."""
+    """The values of ROW_COLUMNS for a row."""
     more = "\n".join(row.warnings) or None, row.attributes or None, row.drawn or None
     return (*version_parts(row.version), row.size, row.checksum, row.samples, row.members, *more, row.state)
 
 
 def prefix_successor(prefix: bytes) -> bytes | None:
-    """The first byte string after all that begin with `prefix`; None when there is none."""
+    """The first byte string that sorts after all with this `prefix`; None when there is none."""
     head = prefix.rstrip(b"\xff")
     return head[:-1] + bytes((head[-1] + 1,)) if head else None
 
 
 class Catalog:
-    """Reads are thread-safe; the writer connection belongs to one thread at a time."""
+    """The catalog of a disk. Reads are thread-safe; the writer connection belongs to one thread at a time."""
 
     def __init__(self, path: str, disk_id: str, health: DiskHealth | None = None) -> None:
-        """Open and check it. One of another schema is refused, and nothing is changed.
+        """Open and check the catalog. Another schema version is refused, and nothing is changed.
 
-        `health` turns errors of reading into ours; without it they are SQLite's.
+        `health` translates read errors; without it they are SQLite's.
         """
         self._health = health
         self.path = path
@@ -127,7 +127,7 @@ class Catalog:
 
     @classmethod
     def open(cls, root: str, disk_id: str, health: DiskHealth | None = None) -> Catalog:
-        """The catalog of the disk at `root`; DiskRefused when it is missing, foreign or fails its check."""
+        """Open the catalog of the disk at `root`; DiskRefused when it is missing, foreign or fails its check."""
         path = f"{root}/{CATALOG_FILE}"
         if not os.path.exists(path):
             raise DiskRefused(_refusal(path, "it is missing"))
@@ -135,7 +135,7 @@ class Catalog:
 
     @staticmethod
     def create(path: str, disk_id: str, filesystem: FileSystem) -> None:
-        """A new, empty, durable catalog; FileExistsError when the file is there."""
+        """Create an empty, durable catalog; FileExistsError if the file exists."""
         filesystem.close(filesystem.create(path))
         connection = _connect(path)
         try:
@@ -151,7 +151,7 @@ class Catalog:
 
     @staticmethod
     def holds_objects(path: str) -> bool:
-        """Whether a file is a catalog with objects in it, or one that cannot be read: nothing to be thrown away."""
+        """Whether a file is a catalog with objects in it, or cannot be read: it must not be thrown away."""
         if not os.path.exists(path) or os.path.getsize(path) == 0:
             return False
         try:
@@ -166,7 +166,7 @@ class Catalog:
 
     @staticmethod
     def disk_id_in(path: str) -> str | None:
-        """The disk that a catalog says it is of; None when it cannot tell."""
+        """The disk id recorded in a catalog; None when it cannot be read."""
         if not os.path.exists(path):
             return None
         try:
@@ -185,20 +185,20 @@ class Catalog:
             raise DiskRefused(f"{self.path} is a catalog {other_format(header.user_version, SCHEMA_VERSION)}")
 
     def _check(self) -> None:
-        """That it is a sound catalog of this disk."""
+        """Check that it is a sound catalog of this disk."""
         size = os.path.getsize(self.path)
         if size == 0:
             raise DiskRefused(_refusal(self.path, "it is empty"))
         if self.writer.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
-            raise DiskRefused(_refusal(self.path, "it is no catalog of DFC"))
+            raise DiskRefused(_refusal(self.path, "it is not a DFC catalog"))
         if self.writer.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
-            raise DiskRefused(_refusal(self.path, "it fails its check"))
+            raise DiskRefused(_refusal(self.path, "it fails SQLite's integrity check"))
         owner = self.writer.execute("SELECT value FROM meta WHERE key = 'disk_id'").fetchone()
         if owner is None or owner[0] != self.disk_id:
             raise DiskRefused(_refusal(self.path, f"it is the catalog of disk {owner and owner[0]}, not of {self.disk_id}"))
 
     def close(self) -> None:
-        """Merge the log into the database and close every connection. Reads that still run fail."""
+        """Checkpoint the log and close every connection. Reads still running fail."""
         with self._lock:
             self._closed = True
             idle = list(self._idle)
@@ -208,14 +208,14 @@ class Catalog:
         try:
             self.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except sqlite3.Error:
-            pass  # the log stays, and the next opening reads it
+            pass  # the log stays and is read when the catalog is next opened
         self.writer.close()
 
     # --- reading
 
     @contextmanager
     def reader(self) -> Iterator[sqlite3.Connection]:
-        """A connection for this thread that sees the last commit."""
+        """Borrow a read connection that sees the last commit."""
         connection = self._take()
         try:
             yield connection
@@ -250,11 +250,11 @@ class Catalog:
         connection.close()
 
     def bucket_number(self, bucket_id: str) -> int | None:
-        """The number that stands for a bucket in this catalog; None when it never held an object of it."""
+        """The number of a bucket in this catalog; None if it has never held an object of the bucket."""
         return self._numbers.get(bucket_id)
 
     def learn_buckets(self, numbers: dict[str, int | None]) -> None:
-        """Take over what a commit has added or (None) removed."""
+        """Record the buckets that a commit has added or (None) removed."""
         for bucket_id, number in numbers.items():
             if number is None:
                 self._numbers.pop(bucket_id, None)
@@ -304,19 +304,19 @@ class Catalog:
             return connection.execute(f"{query} ORDER BY name LIMIT ?", (*bounds, limit)).fetchall()
 
     def counts(self, bucket_id: str) -> tuple[int, int]:
-        """Objects and bytes of a bucket, from its counters."""
+        """The number of objects and bytes of a bucket, from its counters."""
         with self.reader() as connection:
             found = connection.execute("SELECT objects, bytes FROM buckets WHERE id = ?", (bucket_id,)).fetchone()
         return found or (0, 0)
 
     def totals(self) -> tuple[int, int]:
-        """Objects and bytes of all buckets."""
+        """The number of objects and bytes of all buckets."""
         with self.reader() as connection:
             objects, size = connection.execute("SELECT total(objects), total(bytes) FROM buckets").fetchone()
         return int(objects), int(size)
 
     def tombstone(self, bucket_id: str, name: str) -> str | None:
-        """The version at which an object was deleted, while that is remembered."""
+        """The version of an object's tombstone, or None."""
         with self.reader() as connection:
             found = connection.execute(
                 "SELECT us, node FROM tombstones JOIN buckets ON number = bucket WHERE id = ? AND name = ?",
@@ -344,13 +344,13 @@ class Catalog:
         return count
 
     def unsynced_up_to(self, boot: str) -> tuple[int, int]:
-        """How many unsynced rows of this run of the machine there are, and the highest sequence number of them."""
+        """The number of unsynced rows of this boot of the machine, and their highest sequence number."""
         with self.reader() as connection:
             found = connection.execute("SELECT count(*), max(sequence) FROM unsynced WHERE boot = ?", (boot,)).fetchone()
         return found[0], found[1] or 0
 
     def unsynced(self, boot: str, up_to: int) -> list[ObjectRow]:
-        """The unsynced rows of this run of the machine with sequence numbers up to one."""
+        """The unsynced rows of this boot of the machine with sequence numbers up to `up_to`."""
         with self.reader() as connection:
             found = connection.execute(
                 f"SELECT id, CAST(name AS TEXT), {', '.join('o.' + c for c in ROW_COLUMNS.split(', '))}"
@@ -361,7 +361,7 @@ class Catalog:
         return [make_row(bucket_id, name, columns) for bucket_id, name, *columns in found]
 
     def unsynced_boot(self, row: ObjectRow) -> str | None:
-        """The run of the machine in which an unsynced row was written; None when it is not unsynced any more."""
+        """The boot of the machine in which an unsynced row was written; None when it is no longer unsynced."""
         us, node = version_parts(row.version)
         key = (self._numbers.get(row.bucket_id), row.name.encode(), us, node)
         with self.reader() as connection:
@@ -371,7 +371,7 @@ class Catalog:
         return found[0] if found else None
 
     def suspects(self, boot: str, after: tuple[int, bytes], limit: int) -> list[tuple[tuple[int, bytes], str, str]]:
-        """Unsynced rows of other runs of the machine: a position to go on `after`, bucket id and name."""
+        """A page of unsynced rows of other boots: the position for the next `after`, the bucket id and the name."""
         with self.reader() as connection:
             found = connection.execute(
                 "SELECT bucket, name, id, CAST(name AS TEXT) FROM unsynced JOIN buckets ON number = bucket"
@@ -389,12 +389,12 @@ class Catalog:
         yield from _blob_ids(connection.execute("SELECT us, node, drawn FROM staged WHERE bucket = ?", key))
 
     def next_sequence(self) -> int:
-        """Numbers the unsynced rows in the order of their commits; for the committer."""
+        """The next sequence number, which orders unsynced rows by commit; for the committer."""
         self._sequence += 1
         return self._sequence
 
     def set_epoch(self, epoch: int, filesystem: FileSystem) -> None:
-        """Count an opening, durably; before the committer has the writer."""
+        """Record durably how often the disk was opened; before the committer takes the writer."""
         self.writer.execute("BEGIN IMMEDIATE")
         try:
             self.writer.execute("UPDATE meta SET value = ? WHERE key = 'epoch'", (epoch,))
@@ -405,9 +405,9 @@ class Catalog:
             raise
 
     def referenced_blobs(self, connection: sqlite3.Connection, bucket_id: str, name: str) -> tuple[set[str], str | None]:
-        """The ids of the blobs of an object that are still needed, and the newest version that is known of it at all.
+        """The ids of an object's blobs that are still needed, and its newest known version.
 
-        The newest may be that of a tombstone. `connection` is a reader's, so that a caller can ask within one snapshot.
+        The newest version may be that of a tombstone. `connection` is a reader's, so that callers can query one snapshot.
         """
         key = (self._numbers.get(bucket_id, -1), name.encode())
         needed, known = set(), set()
@@ -419,12 +419,12 @@ class Catalog:
                 needed.add(decode_previous(previous).blob_id)
         for us, node in connection.execute("SELECT us, node FROM tombstones WHERE bucket = ? AND name = ?", key):
             known.add(version_text(us, node))
-        # Needed, but nothing that an object of this name is older than.
+        # Needed, but no version of the object itself.
         needed.update(_blob_ids(connection.execute("SELECT us, node, drawn FROM staged WHERE bucket = ? AND name = ?", key)))
         return needed, max(known, default=None)
 
     def newest_us(self) -> int:
-        """The microseconds of the newest version or blob id among objects, tombstones and staged blobs; reads every row."""
+        """The time in µs of the newest version or blob id among objects, tombstones and staged blobs; reads every row."""
         versions = (f"coalesce((SELECT max(us) FROM {table}), 0)" for table in ("objects", "tombstones", "staged"))
         drawn = (f"coalesce((SELECT max(drawn) FROM {table}), '')" for table in ("objects", "staged"))
         with self.reader() as connection:
@@ -432,17 +432,17 @@ class Catalog:
         return max(int(us), version_us(blob_id) if blob_id else 0)
 
     def was_removed(self, connection: sqlite3.Connection, bucket_id: str) -> bool:
-        """Whether the removal of a bucket was committed, or begun."""
+        """Whether the removal of a bucket has been committed or begun."""
         found = connection.execute("SELECT 1 FROM meta WHERE key = ?", (REMOVED_BUCKET + bucket_id,)).fetchone()
         return found is not None
 
     def removed_buckets(self) -> dict[str, int]:
-        """The ids of removed buckets that are remembered, and when, in µs since 1970."""
+        """The ids of recently removed buckets, and when each was removed, in µs since 1970."""
         with self.reader() as connection:
             return read_removed_buckets(connection)
 
     def meta(self, key: str) -> Any:
-        """A value that was stored beside the rows; None when it was not."""
+        """A value stored in `meta`, or None."""
         with self.reader() as connection:
             found = connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return found[0] if found else None
@@ -461,7 +461,7 @@ def read_removed_buckets(connection: sqlite3.Connection) -> dict[str, int]:
 
 
 def encode_previous(row: ObjectRow) -> bytes:
-    """The row that an unsynced one replaced, to come back to if the new blob does not survive a power loss."""
+    """Encode the row that an unsynced one replaced, to be restored if the new blob does not survive a power loss."""
     return msgspec.msgpack.encode(row)
 
 
@@ -474,7 +474,7 @@ def _connect(path: str) -> sqlite3.Connection:
 
 
 def _tune(connection: sqlite3.Connection, cache_kib: int) -> None:
-    # Checkpoints are the committer's to begin; temporary tables never touch the disk.
+    # The committer starts the checkpoints; temporary tables never touch the disk.
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA wal_autocheckpoint = 0")
     connection.execute("PRAGMA temp_store = MEMORY")
@@ -484,6 +484,6 @@ def _tune(connection: sqlite3.Connection, cache_kib: int) -> None:
 def _refusal(path: str, why: str) -> str:
     directory = os.path.dirname(path)
     return (
-        f"{path}: {why}. The disk is not used, so that nothing on it is lost. Restore the newest copy of the catalog, or"
-        f" make it anew from the blobs: dfc disk rebuild {directory}"
+        f"{path}: {why}. The disk stays unused, so nothing on it is lost. Restore the newest copy of the catalog, or"
+        f" rebuild it from the blobs: dfc disk rebuild {directory}"
     )

@@ -1,7 +1,7 @@
-"""The changes that a disk can commit. Each decides, inside the transaction, against what is there at that moment.
+"""The changes that a disk can commit. Each is decided inside the transaction, against the state at that moment.
 
-An operation looks first and writes last: when it raises, it has changed nothing, and the rest of its batch goes on.
-`garbage` in an outcome is rows whose blobs nothing refers to once the transaction is committed.
+An operation reads first and writes last: if it raises, it has changed nothing, and the rest of its batch continues.
+`garbage` in an outcome is the rows whose blobs are unreferenced once the transaction is committed.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from dfc.storage.catalog.transaction import UNVERIFIED, Transaction
 from dfc.storage.rows import QUARANTINED, UNSYNCED, ObjectRow, Precondition
 
 T = TypeVar("T")
-REMOVED_ROWS: Final = 1000  # rows that one transaction takes out: a few milliseconds of everybody's commits
+REMOVED_ROWS: Final = 1000  # rows that one transaction removes: other commits wait a few milliseconds
 
 
 class Change(Generic[T]):
-    """`durable` False: the batch needs no fsync for this operation's sake. `keys`: the objects that it will ask about."""
+    """Base class of changes. `durable` False: this change needs no fsync. `keys`: the objects that it will look up."""
 
     durable = True
-    frees_space = False  # a full disk must not refuse it for others that wait with it
+    frees_space = False  # on a full disk it must not fail because of others in its batch
     keys: Sequence[Key] = ()
 
     def apply(self, transaction: Transaction) -> T:
@@ -33,7 +33,7 @@ class Change(Generic[T]):
 
 
 class Settle(Change[None]):
-    """Changes nothing; once it is through, so is everything that was submitted before it."""
+    """A no-op: when it is done, so is everything submitted before it."""
 
     durable = False
 
@@ -43,7 +43,7 @@ class Settle(Change[None]):
 
 @dataclass(frozen=True, slots=True)
 class PutOutcome:
-    """`stored` False: a newer version was there already, so the new blob itself is garbage."""
+    """`stored` False: a newer version exists, so the new blob itself is garbage."""
 
     stored: bool
     replaced: bool
@@ -51,7 +51,7 @@ class PutOutcome:
 
 
 class Put(Change[PutOutcome]):
-    """Point a name at a finished blob, unless the name has a newer version. Conflict when the same version says otherwise."""
+    """Point a name at a finished blob, unless the name has a newer version. Conflict if the same version has other content."""
 
     def __init__(self, row: ObjectRow, precondition: Precondition) -> None:
         self._row = row
@@ -65,20 +65,20 @@ class Put(Change[PutOutcome]):
         self._precondition.check(current.checksum if current else None)
         tombstone = transaction.tombstone(row.bucket_id, row.name)
         if (current is not None and current.version > row.version) or (tombstone is not None and tombstone > row.version):
-            # As if this upload had been overwritten, or deleted, at once. But a condition on what is there was met by
-            # something that this upload does not come after.
+            # As if this upload had been overwritten or deleted at once. But if it had a condition, that was checked against an
+            # object that is newer than this upload.
             if self._precondition.names_an_object:
-                raise PreconditionFailed("the object was changed while this upload was under way")
+                raise PreconditionFailed("the object was changed during this upload")
             return self._put_under(transaction, current, tombstone)
         if current is not None and current.version == row.version:
-            self._require_same(current)  # it is written again, perhaps since its blob was lost
+            self._require_same(current)  # the same version again, perhaps because its blob was lost
         garbage = self._replace(transaction, current)
         if tombstone is not None:
             transaction.remove_tombstone(row.bucket_id, row.name)
         return PutOutcome(stored=True, replaced=current is not None, garbage=garbage)
 
     def _put_under(self, transaction: Transaction, current: ObjectRow | None, tombstone: str | None) -> PutOutcome:
-        """Below something newer. Where that is not on the medium yet, a durable object is what it can come back to."""
+        """Store a version older than the current one: if that is not synced yet, a durable older object is its fallback."""
         not_stored = PutOutcome(stored=False, replaced=True)
         if current is None or current.state != UNSYNCED or not self.durable or (tombstone or "") > self._row.version:
             return not_stored
@@ -90,7 +90,7 @@ class Put(Change[PutOutcome]):
 
     def _require_same(self, current: ObjectRow) -> None:
         if (current.checksum, current.attributes) != (self._row.checksum, self._row.attributes):
-            raise Conflict(f"the version {current.version} of {current.name!r} has other bytes or attributes here")
+            raise Conflict(f"version {current.version} of {current.name!r} is stored here with different bytes or attributes")
 
     def _replace(self, transaction: Transaction, current: ObjectRow | None) -> tuple[ObjectRow, ...]:
         if current is None:
@@ -108,7 +108,7 @@ class Put(Change[PutOutcome]):
         if current.state == QUARANTINED:
             transaction.note_unsynced(self._row, None)
             return (current,)
-        # A durable object replaced by one that is not yet: its blob stays until the new one is synced.
+        # A durable object is replaced by one that is not durable yet: the old blob stays until the new one is synced.
         transaction.note_unsynced(self._row, current)
         return ()
 
@@ -120,7 +120,7 @@ class DeleteOutcome:
 
 
 class Delete(Change[DeleteOutcome]):
-    """Take a name out and leave a tombstone, so that an older upload cannot bring it back."""
+    """Delete an object and leave a tombstone, so that an older upload cannot bring it back."""
 
     frees_space = True
 
@@ -136,7 +136,7 @@ class Delete(Change[DeleteOutcome]):
         if current is None:
             if self._precondition.guard is not None:
                 self._precondition.guard()
-            raise ObjectNotFound(f"there is no object {self._name!r}")
+            raise ObjectNotFound(f"object {self._name!r} does not exist")
         self._precondition.check(current.checksum)
         previous = transaction.previous(current)
         self._clock.observe(current.version)
@@ -148,14 +148,14 @@ class Delete(Change[DeleteOutcome]):
 
 @dataclass(frozen=True, slots=True)
 class BuryOutcome:
-    """`row` is None when nothing older was there."""
+    """`row` is the deleted row, None if there was nothing older."""
 
     row: ObjectRow | None
     garbage: tuple[ObjectRow, ...] = ()
 
 
 class Bury(Change[BuryOutcome]):
-    """Carry out a delete that has its version already: whatever is older goes, and is kept from coming back."""
+    """Apply a delete that already has a version: remove anything older, and leave a tombstone against its return."""
 
     frees_space = True
 
@@ -179,7 +179,7 @@ class Bury(Change[BuryOutcome]):
             return BuryOutcome(None, (previous,))
         if current is not None:
             transaction.remove(current)
-        # It is kept from now on, however old it is: uploads that are older may still be on their way here.
+        # Its time counts from now, however old the version: older uploads may still be on their way here.
         written_us = version_us(self._clock.next_version())
         transaction.write_tombstone(bucket_id, name, max(version, tombstone or ""), written_us)
         return BuryOutcome(current, tuple(row for row in (current, previous) if row is not None))
@@ -189,10 +189,10 @@ QuarantineOutcome = Literal["changed", "quarantined", "restored"]
 
 
 class Quarantine(Change[tuple[QuarantineOutcome, tuple[ObjectRow, ...]]]):
-    """Stop serving a row whose blob is gone or wrong, if it is still the current one.
+    """Stop serving a row whose blob is gone or damaged, if it is still the current one.
 
     `restore`: the blob was never synced and the machine has been restarted, so go back to the durable object that it
-    replaced, where there was one.
+    replaced, if any.
     """
 
     def __init__(self, row: ObjectRow, reason: str, clock: HybridClock, *, restore: bool = False) -> None:
@@ -218,7 +218,7 @@ class Quarantine(Change[tuple[QuarantineOutcome, tuple[ObjectRow, ...]]]):
 
 
 class LiftQuarantine(Change[bool]):
-    """The blob has been found sound after all, for instance after it was copied back by hand."""
+    """End the quarantine of a blob that has been found sound, for instance after it was copied back by hand."""
 
     def __init__(self, row: ObjectRow) -> None:
         self._row = row
@@ -233,7 +233,7 @@ class LiftQuarantine(Change[bool]):
 
 
 class MarkSynced(Change[tuple[ObjectRow, ...]]):
-    """The blobs of unsynced rows are on the medium now; gives the blobs that they replaced."""
+    """Record that the blobs of unsynced rows are synced; returns the rows that they replaced."""
 
     def __init__(self, rows: list[ObjectRow]) -> None:
         self._rows = rows
@@ -253,7 +253,7 @@ class MarkSynced(Change[tuple[ObjectRow, ...]]):
 
 
 class MarkSyncedUpTo(Change[list[ObjectRow]]):
-    """The same for all unsynced rows that were committed up to a sequence number, but those whose sync `failed`."""
+    """Like MarkSynced, for all unsynced rows committed up to a sequence number, except those whose sync `failed`."""
 
     def __init__(self, sequence: int, failed: list[ObjectRow]) -> None:
         self._sequence = sequence
@@ -275,10 +275,10 @@ class RemoveOutcome:
 
 
 class RemoveSome(Change[RemoveOutcome]):
-    """Take the first rows of a bucket out, without tombstones: its id is never used again. 0 removed: it is gone.
+    """Remove the first rows of a bucket, without tombstones: its id is never used again. 0 removed: the bucket is gone.
 
-    What jobs have staged for it goes first, since the bucket's number goes with its last object. That the bucket was removed
-    is remembered: a crash leaves blobs without rows, and more of them than any other does.
+    Outputs that jobs have staged in it are dropped first, since the bucket's number disappears with its last object. The
+    removal is recorded, because a crash during it leaves more blobs without rows than any other crash.
     """
 
     frees_space = True
@@ -302,7 +302,7 @@ class RemoveSome(Change[RemoveOutcome]):
 
 
 class ForgetRemovedBuckets(Change[None]):
-    """Nothing is left of them."""
+    """Forget removed buckets of which nothing is left."""
 
     durable = False
 
@@ -315,7 +315,7 @@ class ForgetRemovedBuckets(Change[None]):
 
 
 class PurgeTombstones(Change[int]):
-    """Forget deletes that were carried out here so long ago that no upload which is older can still be under way."""
+    """Forget tombstones written so long ago that no older upload can still be running."""
 
     durable = False
 
@@ -327,7 +327,7 @@ class PurgeTombstones(Change[int]):
 
 
 class SetMeta(Change[None]):
-    """Remember a value beside the rows, for instance how far the scrubber came."""
+    """Store a value in `meta`, for instance the scrubber's position."""
 
     durable = False
 

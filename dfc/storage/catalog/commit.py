@@ -1,8 +1,8 @@
-"""Group commit: one thread a disk takes every waiting operation into one transaction of the catalog.
+"""Group commit: one thread per disk commits all waiting operations in one transaction of the catalog.
 
-Threads hand in an operation and block until the transaction that holds it is committed and the row cache knows it. The
-more threads wait, the more operations share one fsync. A COMMIT that fails for another reason than a full disk leaves the
-outcome open until the disk is opened again, so the disk refuses writes from then on.
+Threads submit an operation and block until its transaction is committed and the row cache is updated. The more threads wait,
+the more operations share one fsync. If a COMMIT fails for any reason but a full disk, its outcome is unknown until the disk is
+opened again, so the disk refuses writes from then on.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from dfc.storage.stats import DiskStats
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-_BATCH_MAX: Final = 512  # operations: bounds the time that the first of a batch waits for the last
-_CHECKPOINT_PAGES: Final = 2000  # 8 MiB of log, about; then it is merged into the database
+_BATCH_MAX: Final = 512  # operations: limits how long the first of a batch waits for the last
+_CHECKPOINT_PAGES: Final = 2000  # checkpoint after about 8 MiB of log
 
 
 class OutcomeUnknown(StorageFailed):
-    """The COMMIT failed half-way: whether it counts is known only when the disk is opened again. Touch no blob."""
+    """The COMMIT failed half-way: whether it took effect is known only when the disk is opened again. Touch no blob."""
 
 
 class _Ticket(Generic[T]):
-    """An operation on its way through the committer."""
+    """An operation waiting for the committer."""
 
     __slots__ = ("done", "error", "operation", "result")
 
@@ -48,7 +48,7 @@ class _Ticket(Generic[T]):
 
 
 class GroupCommitter:
-    """Owns the catalog's writer connection. `on_full` frees what space it can when even the catalog finds none."""
+    """Commits operations; owns the catalog's writer connection. `on_full` frees space when the catalog itself runs out."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class GroupCommitter:
     def submit(self, operation: Change[T]) -> T:
         """Commit the operation and return its outcome, or raise what it raised. Blocks; any thread but the committer's.
 
-        StorageFailed when the disk is failed or closed, OutcomeUnknown when the COMMIT itself failed, NoSpace.
+        Raises StorageFailed when the disk has failed or is closed, OutcomeUnknown when the COMMIT itself failed, NoSpace.
         """
         ticket = _Ticket(operation)
         with self._lock:
@@ -89,10 +89,10 @@ class GroupCommitter:
         ticket.done.acquire()
         if ticket.error is not None:
             raise ticket.error
-        return ticket.result  # type: ignore[return-value]  # set whenever there is no error
+        return ticket.result  # type: ignore[return-value]  # set unless there is an error
 
     def close(self) -> None:
-        """Commit what waits, then end the thread. Later operations are refused."""
+        """Commit what is waiting, then stop the thread. Later operations are refused."""
         with self._lock:
             if self._closed:
                 return
@@ -125,7 +125,7 @@ class GroupCommitter:
                 self._checkpoint()
 
     def _commit(self, batch: list[_Ticket[Any]]) -> None:
-        """Give every ticket a result or an error."""
+        """Commit a batch and give every ticket a result or an error."""
         started = time.perf_counter()
         try:
             self._health.require_writable()
@@ -139,7 +139,7 @@ class GroupCommitter:
         self._stats.commit_seconds += time.perf_counter() - started
 
     def _transact_with_room(self, batch: list[_Ticket[Any]]) -> None:
-        """On a full disk make room and try again, in the end with only those operations that free space themselves."""
+        """Commit; on a full disk make room and retry, finally with only the operations that free space themselves."""
         try:
             self._transact(batch)
             return
@@ -163,7 +163,7 @@ class GroupCommitter:
             self._on_full()
         except OSError as error:
             self._health.count(error, "giving up the ballast")
-        # A log that is merged is written from its beginning again, and needs no new blocks.
+        # After a checkpoint the log is overwritten from its beginning, and needs no new blocks.
         self._checkpoint()
 
     def _fail(self, batch: list[_Ticket[Any]], error: BaseException) -> None:
@@ -185,7 +185,7 @@ class GroupCommitter:
                 except sqlite3.Error:
                     raise
                 except Exception as error:
-                    # A refusal, decided before the operation changed anything.
+                    # Refused before the operation changed anything.
                     ticket.error = error
             transaction.finish()
             self._cache.forget(transaction.rows)
@@ -206,11 +206,11 @@ class GroupCommitter:
                 raise
             self._health.count(error, "committing to the catalog")
             self._health.fail(f"a COMMIT of its catalog failed: {error}")
-            raise OutcomeUnknown("the catalog's COMMIT failed; the outcome is known when the disk is opened again") from error
+            raise OutcomeUnknown("the catalog's COMMIT failed; reopening the disk will show whether it took effect") from error
 
     def _set_synchronous(self, wanted: bool) -> None:
         if wanted != self._synchronous:
-            # NORMAL leaves out the fsync of the log; the next FULL commit makes up for all before it.
+            # NORMAL skips the fsync of the log; the next FULL commit covers everything before it.
             self._catalog.writer.execute(f"PRAGMA synchronous = {'FULL' if wanted else 'NORMAL'}")
             self._synchronous = wanted
 

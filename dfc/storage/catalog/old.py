@@ -1,6 +1,6 @@
-"""What can still be learned from a catalog that is not trusted any more: deletes, and which blobs were synced.
+"""Salvage facts from a catalog that is no longer trusted: deletes, and which blobs were synced.
 
-It may be missing, damaged or too old. Every question has an answer; "nothing" is one.
+It may be missing, damaged or too old. Every query returns an answer, possibly "nothing".
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dfc.storage.rows import GOOD, ObjectRow
 
 
 class OldCatalog:
-    """Reads the file at `path` and its log, if there are any."""
+    """Reads the catalog file at `path` and its log, if they exist."""
 
     def __init__(self, path: str) -> None:
         self._connection: sqlite3.Connection | None = None
@@ -30,7 +30,7 @@ class OldCatalog:
             self._connection.close()
 
     def tombstone(self, bucket_id: str, name: str) -> str:
-        """The version of the delete that it remembers; empty when it remembers none."""
+        """The version of a tombstone; empty if there is none."""
         found = self._one(
             "SELECT us, node FROM tombstones JOIN buckets ON number = bucket WHERE id = ? AND name = ?",
             (bucket_id, name.encode()),
@@ -38,7 +38,7 @@ class OldCatalog:
         return version_text(*found) if found else ""
 
     def tombstones(self) -> Iterator[tuple[str, str, str, int]]:
-        """Bucket id, name and version of every delete that can be read, and when it was carried out."""
+        """Bucket id, name and version of every readable tombstone, and when it was written."""
         if self._connection is None:
             return
         try:
@@ -50,7 +50,7 @@ class OldCatalog:
             return
 
     def removed_buckets(self) -> dict[str, int]:
-        """The buckets whose removal it remembers, and since when, in µs since 1970."""
+        """The removed buckets that it records, and when each was removed, in µs since 1970."""
         if self._connection is None:
             return {}
         try:
@@ -59,7 +59,7 @@ class OldCatalog:
             return {}
 
     def knows_as_good(self, row: ObjectRow) -> bool:
-        """Whether it has exactly this blob as that of a synced, sound object."""
+        """Whether it records exactly this blob as that of a synced, sound object."""
         found = self._one(
             "SELECT state FROM objects JOIN buckets ON number = bucket"
             " WHERE id = ? AND name = ? AND us = ? AND node = ? AND size = ? AND checksum = ? AND drawn IS ?",

@@ -1,7 +1,7 @@
-"""Staged rows: blobs that a job has written and that no object refers to yet. The rows, and the changes of them.
+"""Staged rows: blobs that a job has written and that are not objects yet. The rows, and changes to them.
 
-A row is keyed by job, bucket, name and whether it is temporary (for later tasks of the job, never to become an object). Once a
-job has ended here, by publishing or by discarding, nothing can be staged for it any more.
+A row is keyed by job, bucket, name and whether it is temporary (for later tasks of the job, never an object). Once a job has
+ended on this disk, by publishing or discarding, nothing more can be staged for it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _PAGE_ROWS: Final = 1000
 
 
 class StagedName(NamedTuple):
-    """Whose a staged blob is, besides its bucket and name."""
+    """What identifies a staged blob besides its bucket and name."""
 
     job: str
     temporary: bool = False
 
 
 class StagedRow(msgspec.Struct, frozen=True, gc=False):
-    """One staged blob. `boot`: the run of the machine in which it was written, None once it is on the medium."""
+    """One staged blob. `boot`: the boot of the machine in which it was written, None once it is synced."""
 
     row: ObjectRow
     owner: StagedName
@@ -45,7 +45,7 @@ class StagedRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class StagedTotal(msgspec.Struct, frozen=True):
-    """What a job has staged on a disk, temporary blobs included."""
+    """The totals of what a job has staged on a disk, including temporary blobs."""
 
     objects: int
     bytes: int
@@ -68,7 +68,7 @@ def find_staged(catalog: Catalog, bucket_id: str, name: str, owner: StagedName) 
 
 
 def staged_rows(catalog: Catalog, job: str | None = None) -> Iterator[StagedRow]:
-    """The staged rows of a job, or of all, in pages: by job, bucket, name."""
+    """Iterate over the staged rows of a job, or of all jobs, by job, bucket, name; reads in pages."""
     after: tuple[Any, ...] = (job or "", -1, b"", -1)
     while True:
         with catalog.reader() as connection:
@@ -87,7 +87,7 @@ def staged_rows(catalog: Catalog, job: str | None = None) -> Iterator[StagedRow]
 
 
 def staged_totals(catalog: Catalog) -> dict[str, StagedTotal]:
-    """By job."""
+    """The totals by job."""
     with catalog.reader() as connection:
         found = connection.execute("SELECT job, count(*), total(size), min(us) FROM staged GROUP BY job").fetchall()
     return {job: StagedTotal(count, int(size), oldest) for job, count, size, oldest in found}
@@ -108,7 +108,7 @@ def _row(bucket_id: str, name: str, columns: Any) -> StagedRow:
 
 
 def insert_staged(transaction: Transaction, staged: StagedRow) -> None:
-    """Write a row, over one with the same key."""
+    """Insert a row, or replace the one with the same key."""
     row, owner = staged.row, staged.owner
     number = transaction.bucket_number(row.bucket_id, make=True)
     values = (owner.job, number, row.name.encode(), int(owner.temporary), *row_values(row)[:-1], staged.boot)
@@ -128,7 +128,7 @@ def staged_version(transaction: Transaction, bucket_id: str, name: str, owner: S
 
 
 class KeepStaged(Change[PutOutcome]):
-    """Keep a finished blob for its job; a later attempt replaces an earlier one. JobCancelled when the job has ended here."""
+    """Stage a finished blob for its job; a later attempt replaces an earlier one. JobCancelled if the job has ended here."""
 
     def __init__(self, row: ObjectRow, owner: StagedName, precondition: Precondition = ALWAYS) -> None:
         self._row = row
@@ -140,7 +140,7 @@ class KeepStaged(Change[PutOutcome]):
         if self._precondition.guard is not None:
             self._precondition.guard()
         if _ended(transaction, self._owner.job):
-            raise JobCancelled(f"the job {self._owner.job} has ended here")
+            raise JobCancelled(f"job {self._owner.job} has already ended on this disk")
         row = self._row
         current = staged_version(transaction, row.bucket_id, row.name, self._owner)
         if current is not None and current.version > row.version:
@@ -151,7 +151,7 @@ class KeepStaged(Change[PutOutcome]):
 
 
 class EndJob(Change[None]):
-    """From here on nothing is staged for a job any more."""
+    """Refuse to stage anything more for a job."""
 
     def __init__(self, job: str, clock: HybridClock) -> None:
         self._job = job
@@ -162,7 +162,7 @@ class EndJob(Change[None]):
 
 
 class MarkStaged(Change[None]):
-    """All rows of a job that are to become objects are on the medium and sound."""
+    """Record that all rows of a job that will become objects are sound and synced."""
 
     def __init__(self, job: str) -> None:
         self._job = job
@@ -173,7 +173,7 @@ class MarkStaged(Change[None]):
 
 
 class Published(NamedTuple):
-    """`objects` and `bytes` became visible; `garbage` are the blobs of replaced objects, of temporary rows, and of rows whose
+    """`objects` and `bytes` that became visible; `garbage` is the rows of replaced objects, temporary rows, and rows whose
     bucket is gone or whose object has a newer version."""
 
     objects: int
@@ -182,10 +182,10 @@ class Published(NamedTuple):
 
 
 class Publish(Change[Published]):
-    """Make the rows of a job objects, all at once, by the rule of Put; the job has ended then.
+    """Turn the rows of a job into objects, all at once, by the rules of Put; this ends the job.
 
-    Nothing may be staged for the job any more (EndJob), and every blob has its footer. `is_open` says of each of the buckets
-    whether objects may be put into it, or refuses to publish at all by what it raises; it must not touch the disk.
+    Before this, staging must have been stopped (EndJob) and every blob must have its final footer. `is_open` says for each
+    bucket whether objects may be put into it, or raises to refuse publishing altogether; it must not touch the disk.
     """
 
     def __init__(self, job: str, bucket_ids: Iterable[str], is_open: Callable[[str], bool]) -> None:
@@ -206,7 +206,7 @@ class Publish(Change[Published]):
                 continue
             current = transaction.current(row.bucket_id, row.name)
             if current is not None and current.version == row.version and not _makes_good(row, current):
-                garbage.append(row)  # another disk has published it, and it came here as a copy
+                garbage.append(row)  # published by another disk, it came here as a copy
                 continue
             outcome = Put(row, ALWAYS).apply(transaction)
             garbage += outcome.garbage if outcome.stored else (row,)
@@ -216,12 +216,12 @@ class Publish(Change[Published]):
 
 
 def _makes_good(row: ObjectRow, current: ObjectRow) -> bool:
-    """Whether a sound blob is the same as one that is lost, or may be lost with the next power cut."""
+    """Whether a sound blob equals the current one, which is lost or may be lost in a power cut."""
     return current.state != GOOD and (current.checksum, current.attributes) == (row.checksum, row.attributes)
 
 
 class DiscardJob(Change[tuple[ObjectRow, ...]]):
-    """Drop all rows of a job, which has ended then; gives their blobs."""
+    """Drop all rows of a job, which ends it; returns the rows."""
 
     frees_space = True
 
@@ -235,7 +235,7 @@ class DiscardJob(Change[tuple[ObjectRow, ...]]):
 
 
 class PurgeEndedJobs(Change[int]):
-    """Forget ends of jobs that no task can be left of."""
+    """Forget ended jobs of which no task can still be running."""
 
     durable = False
 
@@ -256,7 +256,7 @@ def _end(transaction: Transaction, job: str, clock: HybridClock) -> None:
 
 
 def _take_rows(transaction: Transaction, job: str) -> list[StagedRow]:
-    """The rows of a job; they are gone afterwards."""
+    """Remove the rows of a job and return them."""
     found: sqlite3.Cursor = transaction.run(
         f"SELECT {_COLUMNS}, id, CAST(name AS TEXT) FROM staged JOIN buckets ON number = bucket WHERE job = ?"
         " ORDER BY bucket, name, us, node",

@@ -1,8 +1,8 @@
-"""One transaction of the catalog: what operations see and change, and the few statements that carry it out. One thread.
+"""One transaction of the catalog: what operations read and change, and the few statements that execute it. One thread.
 
-A batch holds many operations. Each statement costs a hand-over of the interpreter's lock, which is dear while many threads
-upload; so the rows of a batch are read together, changed in memory, and written together by `finish`. Decisions are made
-in `dfc.storage.catalog.changes`; this module only carries them out.
+A batch holds many operations. Each statement releases and reacquires the GIL, which is expensive while many threads upload; so
+the rows of a batch are read together, changed in memory, and written together by `finish`. Decisions are made in
+`dfc.storage.catalog.changes`; this module only executes them.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from dfc.storage.rows import GOOD, QUARANTINED, UNSYNCED, ObjectRow
 _Execute = Callable[[str, Sequence[object]], sqlite3.Cursor]
 _RowKey = tuple[int, bytes]  # bucket number, name
 _Values = tuple[Any, ...]
-# Stand where the id of a run of the machine stands, for rows that are to be verified like those of another run.
+# Stored instead of a boot id, for rows to be verified like those of another boot.
 SYNC_FAILED: Final = "sync failed"
 UNVERIFIED: Final = "unverified"
 _UNKNOWN_BUCKET: Final = -1
-_CHUNK: Final = 64  # rows a statement; smaller powers of two for the rest, so that few statements are ever prepared
+_CHUNK: Final = 64  # rows per statement; smaller powers of two for the rest, so that few statements are prepared
 
 
 class Transaction:
-    """Between BEGIN and COMMIT on the catalog's writer. `boot` is the id of this run of the machine.
+    """The state between BEGIN and COMMIT on the catalog's writer. `boot` is the machine's current boot id.
 
-    `rows` (what the cache must know) and `buckets` (numbers, None for removed ones) hold once it is committed.
+    `rows` (updates for the cache) and `buckets` (numbers, None for removed ones) are valid once it is committed.
     """
 
     def __init__(self, catalog: Catalog, boot: str) -> None:
@@ -55,10 +55,10 @@ class Transaction:
         self.buckets: dict[str, int | None] = {}
         self.changes = 0
 
-    # --- what is there
+    # --- reading
 
     def load(self, keys: Iterable[Key]) -> None:
-        """Read the rows of many objects at once; the questions below are answered from memory then."""
+        """Read the rows of many objects at once; after that, the lookups below are answered from memory."""
         found = [self._key(*key) for key in dict.fromkeys(keys)]
         known = [key for key in found if key[0] != _UNKNOWN_BUCKET]
         self._objects.load(known)
@@ -71,12 +71,12 @@ class Transaction:
         return None if values is None else make_row(bucket_id, name, values)
 
     def tombstone(self, bucket_id: str, name: str) -> str | None:
-        """The version of the delete that is remembered for a name."""
+        """The version of the tombstone of a name, or None."""
         values = self._tombstones.get(self._key(bucket_id, name))
         return None if values is None else version_text(*values[:2])
 
     def previous(self, row: ObjectRow) -> ObjectRow | None:
-        """The durable row that an unsynced one replaced and can come back to."""
+        """The durable row that an unsynced one replaced, its fallback."""
         if row.state != UNSYNCED:
             return None
         values = self._unsynced.get(self._key(row.bucket_id, row.name))
@@ -107,24 +107,24 @@ class Transaction:
         self.rows[row.bucket_id, row.name] = row
 
     def note_unsynced(self, row: ObjectRow, previous: ObjectRow | None, boot: str | None = None) -> None:
-        """Mark the current row; `boot` other than this run of the machine: it is verified before it is served."""
+        """Mark the current row as unsynced; if `boot` is not the current boot, it is verified before it is served."""
         data = None if previous is None else encode_previous(previous)
         values = (*version_parts(row.version), boot or self.boot, self._catalog.next_sequence(), data)
         self._unsynced.set(self._key(row.bucket_id, row.name), values)
 
     def replace_previous(self, row: ObjectRow, previous: ObjectRow | None) -> None:
-        """Change what the current row, an unsynced one, can come back to."""
+        """Change the fallback of the current, unsynced row."""
         key = self._key(row.bucket_id, row.name)
         values = self._unsynced.get(key)
         assert values is not None, "the caller has seen the row in this transaction"
         self._unsynced.set(key, (*values[:4], None if previous is None else encode_previous(previous)))
 
     def was_removed(self, bucket_id: str) -> bool:
-        """Whether the removal of a bucket is remembered."""
+        """Whether the removal of a bucket is recorded."""
         return self._execute("SELECT 1 FROM meta WHERE key = ?", (REMOVED_BUCKET + bucket_id,)).fetchone() is not None
 
     def remove(self, row: ObjectRow) -> None:
-        """Take a row out; a tombstone is the caller's decision."""
+        """Remove a row; writing a tombstone is up to the caller."""
         key = self._key(row.bucket_id, row.name)
         self._objects.remove(key)
         self._count(key[0], -1, -row.size)
@@ -132,20 +132,20 @@ class Transaction:
         self.rows[row.bucket_id, row.name] = None
 
     def write_tombstone(self, bucket_id: str, name: str, version: str, written_us: int) -> None:
-        """`written_us`: when it was carried out here, in µs since 1970; it is kept for a time from then on."""
+        """Write a tombstone. `written_us`: when the delete was applied here, in µs since 1970; it is kept for a while."""
         self._tombstones.set(self._key_or_new(bucket_id, name), (*version_parts(version), written_us))
 
     def remove_tombstone(self, bucket_id: str, name: str) -> None:
         self._tombstones.remove(self._key(bucket_id, name))
 
     def mark_synced(self, row: ObjectRow) -> None:
-        """The blob of the current, unsynced row is known to be on the medium."""
+        """Record that the blob of the current, unsynced row is synced."""
         self._set_state(row, GOOD)
 
     def mark_synced_up_to(self, sequence: int) -> list[ObjectRow]:
-        """Every unsynced row of this run of the machine up to a sequence number is on the medium; what those replaced.
+        """Mark every unsynced row of this boot up to a sequence number as synced; returns the rows that they replaced.
 
-        In three statements, however many they are. The cache may go on saying that they are unsynced.
+        Takes three statements, however many rows there are. The cache may still show them as unsynced.
         """
         self._flush()
         chosen = (self.boot, sequence)
@@ -162,14 +162,14 @@ class Transaction:
         return garbage
 
     def give_up_syncing(self, row: ObjectRow) -> None:
-        """Leave an unsynced row marked, as one of another run: verified after the next opening, never synced again."""
+        """Leave a row unsynced, as if from another boot: it is verified when the disk is next opened, never synced again."""
         key = self._key(row.bucket_id, row.name)
         values = self._unsynced.get(key)
         if values is not None:
             self._unsynced.set(key, (*values[:2], SYNC_FAILED, *values[3:]))
 
     def quarantine(self, row: ObjectRow, reason: str, found_us: int) -> None:
-        """Mark the current row as one that must not be served."""
+        """Quarantine the current row, so that it is not served."""
         self._set_state(row, QUARANTINED)
         values = (*version_parts(row.version), row.size, reason, found_us)
         self._quarantine.set(self._key(row.bucket_id, row.name), values)
@@ -180,7 +180,7 @@ class Transaction:
         self.rows[row.bucket_id, row.name] = None
 
     def remove_empty_bucket(self, bucket_id: str) -> None:
-        """Forget a bucket without rows, with its tombstones."""
+        """Remove a bucket without rows, with its tombstones."""
         self._flush()
         number = self._number(bucket_id)
         self._execute("DELETE FROM tombstones WHERE bucket = ?", (number,))
@@ -195,11 +195,11 @@ class Transaction:
         ).rowcount
 
     def run(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
-        """A statement on tables that are not kept in memory here: those of staged rows."""
+        """Execute a statement on tables that are not cached here: those of staged rows."""
         return self._execute(statement, values)
 
     def drop_staged(self, bucket_id: str) -> list[ObjectRow]:
-        """Take out everything that jobs have staged for a bucket; the rows of its blobs."""
+        """Remove everything that jobs have staged for a bucket; returns the rows."""
         number = self._number(bucket_id)
         found = self._execute(f"SELECT CAST(name AS TEXT), {STAGED_ROW_COLUMNS} FROM staged WHERE bucket = ?", (number,))
         rows = [make_row(bucket_id, name, (*columns, GOOD)) for name, *columns in found.fetchall()]
@@ -209,14 +209,14 @@ class Transaction:
         return rows
 
     def bucket_number(self, bucket_id: str, *, make: bool = False) -> int | None:
-        """The number of a bucket; None when the catalog never had it, unless it is to be made."""
+        """The number of a bucket; if the catalog does not have it, None, or with `make` a new number."""
         return self._key_or_new(bucket_id, "")[0] if make else self._number(bucket_id)
 
     def set_meta(self, key: str, value: Any) -> None:
         self._execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
     def finish(self) -> None:
-        """Write everything out; to be called before COMMIT."""
+        """Write all changes. Call it before COMMIT."""
         self._flush()
         for number, (objects, size) in self._counters.items():
             self._execute(
@@ -238,7 +238,7 @@ class Transaction:
         self._forget_state(key, row)
 
     def _forget_state(self, key: _RowKey, row: ObjectRow) -> None:
-        """Drop what the side tables say about a row that is leaving its state."""
+        """Remove the entries of the side tables for a row that is leaving its state."""
         if row.state == UNSYNCED:
             self._unsynced.remove(key)
         elif row.state == QUARANTINED:
@@ -266,7 +266,7 @@ class Transaction:
 
 
 class _Table:
-    """Rows of one table with the key (bucket, name): those that were read, and those to be written."""
+    """The cached rows of one table with the key (bucket, name): those read, and those to write."""
 
     def __init__(self, execute: _Execute, name: str, columns: str) -> None:
         self._execute = execute
@@ -281,7 +281,7 @@ class _Table:
         for start in range(0, len(missing), _CHUNK):
             chunk = missing[start : start + _CHUNK]
             self._seen.update(dict.fromkeys(chunk))
-            # Filled up with NULLs, which match nothing, to the next power of two.
+            # Padded to the next power of two with NULLs, which match nothing.
             count = 1 << (len(chunk) - 1).bit_length()
             bindings = [value for key in chunk for value in key] + [None, None] * (count - len(chunk))
             for bucket, name, *values in self._execute(
@@ -307,7 +307,7 @@ class _Table:
         self._changed.add(key)
 
     def flush(self) -> int:
-        """Write what has changed; how many rows."""
+        """Write the changed rows; returns how many."""
         if not self._changed:
             return 0
         gone = [key for key in self._changed if self._seen[key] is None]
@@ -321,7 +321,7 @@ class _Table:
         return changes
 
     def forget(self) -> None:
-        """What was read may have been changed by other statements; to be called after `flush`."""
+        """Drop the rows read, which other statements may have changed. Call it after `flush`."""
         self._seen.clear()
 
     def _in_chunks(self, head: str, row: str, tail: str, rows: Sequence[_Values]) -> None:

@@ -1,1 +1,1 @@
-"""What a disk does in the background and offline: free space, cleaning up after a crash, scrubbing, checking, rebuilding."""
+"""Background and offline work on a disk: free space, cleanup after a crash, scrubbing, checking, rebuilding."""

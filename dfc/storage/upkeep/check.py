@@ -1,6 +1,7 @@
-"""Looks at a disk that no process uses and reports everything that does not fit together. Changes nothing.
+"""Check a disk that no process uses and report every inconsistency. Changes nothing.
 
-Rows without blobs, blobs without rows, footers and (with `full`) every byte of every body. `dfc disk check` prints it.
+It covers rows without blobs, blobs without rows, footers and (with `full`) every byte of every body. `dfc disk check` prints
+the report.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from dfc.storage.catalog.staged import StagedRow, staged_rows
 from dfc.storage.rows import ObjectRow
 from dfc.storage.upkeep.sweep import blob_directories, find_orphans, read_footer
 
-_PROBLEMS_MAX: Final = 10_000  # listed; all are counted
+_PROBLEMS_MAX: Final = 10_000  # listed at most; all are counted
 _PAGE_ROWS: Final = 1000
 _FOREVER: Final = "f" * 18  # later than every version
 
-# What a crash may leave behind, or what is made again by itself; everything else is damage.
+# What a crash may leave behind, or what is rebuilt automatically; everything else is damage.
 HARMLESS: Final = frozenset(
     (
         "torn_blob",
@@ -51,7 +52,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CheckReport(msgspec.Struct):
-    """What was found. `problems` lists the first 10,000; `counts` has them all by kind."""
+    """The result of a check. `problems` lists the first 10,000; `counts` counts all of them by kind."""
 
     disk: str
     disk_id: str = ""
@@ -72,7 +73,7 @@ class CheckReport(msgspec.Struct):
 
     @property
     def damaged(self) -> bool:
-        """Whether anything was found that is more than a crash's leftovers."""
+        """Whether anything was found besides leftovers of a crash."""
         return any(kind not in HARMLESS for kind in self.counts)
 
 
@@ -113,7 +114,7 @@ def _check_rows(root: str, catalog: Catalog, filesystem: FileSystem, report: Che
             _check_row(root, row, filesystem, report)
         counted = catalog.counts(bucket_id)
         if counted != (objects, size):
-            detail = f"the counters say {counted[0]} objects of {counted[1]} bytes, there are {objects} of {size}"
+            detail = f"the counters say {counted[0]} objects with {counted[1]} bytes, but there are {objects} with {size} bytes"
             report.add(Problem("counters", detail, bucket_id=bucket_id))
         report.objects += objects
         report.bytes += size
@@ -152,7 +153,8 @@ def _check_staged(root: str, catalog: Catalog, filesystem: FileSystem, report: C
 
 
 def _staged_damage(filesystem: FileSystem, path: str, entry: StagedRow, full: bool) -> str | None:
-    """The footer may be that of an object already, or half of it, when publishing was cut off: then the body counts."""
+    """What is wrong with a staged blob, or None. If publishing was interrupted, its footer may already be, partly or wholly,
+    that of an object: then only the body counts."""
     found = _footer_damage(filesystem, path, entry.row, staged=True)
     if found == "its blob is gone" or (found is None and not full):
         return found
@@ -168,11 +170,11 @@ def _footer_damage(filesystem: FileSystem, path: str, row: ObjectRow, *, staged:
         return str(error)
     said = (footer.bucket_id, footer.name, footer.version, footer.size, footer.checksum)
     if said != (row.bucket_id, row.name, row.version, row.size, row.checksum):
-        return "its footer is that of another object"
+        return "its footer belongs to another object"
     if footer.attributes != row.attributes:
-        return "its footer has other attributes than the catalog"
+        return "its footer and the catalog have different attributes"
     if footer.job is not None and not staged:
-        return "its footer is that of a staged blob"
+        return "its footer belongs to a staged blob"
     return None
 
 
@@ -188,11 +190,11 @@ def _check_files(root: str, catalog: Catalog, filesystem: FileSystem, report: Ch
     for orphan in find_orphans(root, catalog, filesystem, _FOREVER):
         report.add(Problem(kinds[orphan.kind], "no row refers to it", os.path.relpath(orphan.path, root)))
     for path in foreign_files(root):
-        report.add(Problem("foreign_file", "it is none of ours", os.path.relpath(path, root)))
+        report.add(Problem("foreign_file", "it was not created by DFC", os.path.relpath(path, root)))
 
 
 def all_rows(catalog: Catalog, bucket_id: str) -> Iterator[ObjectRow]:
-    """Every row of a bucket, in pages."""
+    """Iterate over the rows of a bucket; reads in pages."""
     after = ""
     while page := catalog.list_rows(bucket_id, prefix="", start_after=after, after_prefix=False, limit=_PAGE_ROWS):
         yield from page
@@ -200,7 +202,7 @@ def all_rows(catalog: Catalog, bucket_id: str) -> Iterator[ObjectRow]:
 
 
 def foreign_files(root: str) -> Iterator[str]:
-    """Files in blob directories whose names have neither a blob's nor an index's form."""
+    """Files in blob directories whose names are not those of blobs or indexes."""
     for _, directory in blob_directories(root):
         for name in sorted(os.listdir(directory)):
             if layout.parse_blob_file(name) is None:

@@ -1,5 +1,5 @@
-"""The background threads of a disk. One follows its opening: sweep, and verification of rows that were never synced. The other
-goes on until the disk is closed: syncing of relaxed objects, the ballast, old tombstones and orphans."""
+"""The background threads of a disk. One runs after opening: it sweeps, and verifies rows that were never synced. The other
+runs until the disk is closed: it syncs relaxed objects, keeps the ballast, and deletes old tombstones and orphans."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from dfc.storage.upkeep.relaxed import RelaxedRows
 from dfc.storage.upkeep.sweep import delete_old_orphans, sweep
 
 _log = logging.getLogger(__name__)
-_HOUSEKEEPING_S: Final = 600.0  # how often old tombstones and orphans are looked for
+_HOUSEKEEPING_S: Final = 600.0  # interval between searches for old tombstones and orphans
 
 
 class Maintenance:
-    """`opened_at` is the version from which on blobs are this opening's own."""
+    """Runs the background threads. Blobs from version `opened_at` on were written since the disk was opened."""
 
     def __init__(self, parts: DiskParts, relaxed: RelaxedRows, opened_at: str) -> None:
         self._parts = parts
@@ -30,7 +30,7 @@ class Maintenance:
         self._opened_at = opened_at
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
-        self.settled = threading.Event()  # set when everything that follows opening is done
+        self.settled = threading.Event()  # set when all the work after opening is done
 
     def start(self) -> None:
         name = f"dfc-maintain-{self._parts.disk_id[:8]}"
@@ -46,14 +46,14 @@ class Maintenance:
     def _settle(self) -> None:
         stopped = self._stop.is_set
         self._attempt("sweeping", lambda: sweep(self._parts, self._opened_at, stopped))
-        # After a rebuild that is every object, and takes as long as reading the disk.
+        # After a rebuild this is every object, and takes as long as reading the whole disk.
         self._attempt("verifying rows", lambda: self._relaxed.verify_suspects(stopped))
         self.settled.set()
 
     def _go_on(self) -> None:
         parts = self._parts
         next_housekeeping = 0.0
-        # A third of the promised time, so that a pass that takes long still keeps the promise.
+        # A third of the promised time, so that even a slow pass keeps the promise.
         while not self._stop.wait(parts.options.sync_relaxed_s / 3):
             self._attempt("syncing", self._relaxed.sync)
             self._attempt("keeping the ballast", parts.space.keep_ballast)
@@ -62,7 +62,7 @@ class Maintenance:
                 self._attempt("housekeeping", lambda: keep_house(parts))
 
     def _attempt(self, doing: str, action: Callable[[], object]) -> None:
-        """Run one duty; the others go on when it fails."""
+        """Run one duty; if it fails, log it and continue."""
         try:
             action()
         except OSError as error:
@@ -72,7 +72,7 @@ class Maintenance:
 
 
 def keep_house(parts: DiskParts) -> None:
-    """Forget tombstones, orphans, ends of jobs and removed buckets that are old enough."""
+    """Delete tombstones, orphans, ended jobs and removed buckets that are old enough."""
     delete_old_orphans(parts)
     before_us = int((time.time() - parts.options.tombstone_keep_s) * 1e6)
     if parts.health.reason is None:

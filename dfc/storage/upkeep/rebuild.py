@@ -1,8 +1,8 @@
-"""Makes a disk's catalog anew from the footers of its blobs, when the catalog is lost or no longer to be trusted.
+"""Rebuild a disk's catalog from the footers of its blobs, when the catalog is lost or can no longer be trusted.
 
-Of each name the newest version counts. What an old catalog knows of deletes and of synced blobs is used if it can be read;
-other blobs are verified before they are served, since a footer says nothing of the bytes before it. Blobs without a valid
-footer are set aside in `damaged/`, where nothing deletes them. The old catalog is kept beside the new one.
+Of each name the newest version counts. What the old catalog records of deletes and synced blobs is used if it can be read;
+other blobs are verified before they are served, since a footer says nothing about the bytes before it. Blobs without a valid
+footer are moved to `damaged/`, where nothing deletes them. The old catalog is kept beside the new one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BUFFER_BYTES: Final = 1 << 18
 
 
 class RebuildReport(msgspec.Struct):
-    """What became of the blobs. `damaged`: paths, relative to the disk, of those set aside or quarantined."""
+    """What happened to the blobs. `damaged`: paths, relative to the disk, of blobs set aside or quarantined."""
 
     disk: str
     disk_id: str
@@ -58,9 +58,9 @@ def rebuild(
     filesystem: FileSystem | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> RebuildReport:
-    """Make the catalog anew; `full` also verifies every body and quarantines those that fail.
+    """Rebuild the catalog; `full` also verifies every body and quarantines those that fail.
 
-    Raises DiskLocked; DiskRefused when the directory has no identity. An interrupted rebuild is simply run again.
+    Raises DiskLocked; DiskRefused when the directory has no identity. An interrupted rebuild is simply repeated.
     """
     root, filesystem = os.path.abspath(path), filesystem or FileSystem()
     lock = identity.lock_disk(root)
@@ -116,7 +116,7 @@ class _Rebuild:
             self._report.bytes += size
 
     def _rows(self) -> Iterator[ObjectRow | StagedRow]:
-        """Of each name by version, and of one version by blob id: what counts comes last."""
+        """The rows of each name sorted by version, then by blob id: the one that counts comes last."""
         for bucket_id, directory in blob_directories(self._root):
             blobs = [(path, file) for path, file in blob_files(directory) if not file.is_index]
             for _, group in groupby(blobs, key=lambda found: found[1].stem):
@@ -130,7 +130,7 @@ class _Rebuild:
             self._set_aside(bucket_id, path, str(error))
             return None
         if path != layout.blob_path(self._root, footer.bucket_id, footer.name, file.blob_id):
-            self._set_aside(bucket_id, path, "its footer is that of another object")
+            self._set_aside(bucket_id, path, "its footer belongs to another object")
             return None
         drawn = "" if file.blob_id == footer.version else file.blob_id
         known = footer.name, footer.version, footer.size, footer.checksum
@@ -147,7 +147,7 @@ class _Rebuild:
         return self._with_index(path, row if trusted else msgspec.structs.replace(row, state=UNSYNCED))
 
     def _staged_row(self, path: str, row: ObjectRow, owner: StagedName) -> StagedRow | None:
-        """What a job has staged stays staged; it is verified before it is read or published."""
+        """The row of a staged blob: it stays staged, and is verified before it is read or published."""
         if self._report.full:
             damage = find_damage(self._filesystem, path, row, footer=b"", longer=True)
             if damage is not None:
@@ -156,7 +156,7 @@ class _Rebuild:
         return StagedRow(self._with_index(path, row), owner, None if self._report.full else UNVERIFIED)
 
     def _with_index(self, path: str, row: ObjectRow) -> ObjectRow:
-        """The row with the counts of its index, which is built if it is not there."""
+        """The row with the counts of its index, which is built if it is missing."""
         kind = index_kind(row.name)
         if kind is None:
             return row
@@ -185,14 +185,14 @@ class _Rebuild:
             while offset < row.size:
                 count = self._filesystem.read_into(fd, buffer[: row.size - offset], offset)
                 if count == 0:
-                    raise OSError(f"{path} became shorter while it was read")
+                    raise OSError(f"{path} shrank while it was being read")
                 index.feed(buffer[:count])
                 offset += count
         finally:
             self._filesystem.close(fd)
 
     def _commit(self, batch: list[ObjectRow | StagedRow]) -> None:
-        """Take over those that are the newest of their name so far."""
+        """Store the rows that are the newest of their name so far."""
         connection = self._catalog.writer
         transaction = Transaction(self._catalog, "")
         rows = [entry for entry in batch if isinstance(entry, ObjectRow)]
@@ -213,8 +213,8 @@ class _Rebuild:
         self._say(f"{len(batch)} blobs read")
 
     def _stays(self, current: ObjectRow, row: ObjectRow) -> bool:
-        """Whether the older of two blobs of one version stays. It does where the younger one is something else, which was never
-        acknowledged then; unless the old catalog knows better, or the older one is no good."""
+        """Whether the older of two blobs of one version stays. It does if the younger one has other content, since that was
+        never acknowledged then; unless the old catalog knows better, or the older one is damaged."""
         if (current.checksum, current.attributes) == (row.checksum, row.attributes) or current.quarantined:
             return False
         return self._old.knows_as_good(current) or not self._old.knows_as_good(row)
@@ -222,7 +222,7 @@ class _Rebuild:
     def _take(self, transaction: Transaction, row: ObjectRow, current: ObjectRow | None) -> None:
         damage = self._damage(row)
         if damage is not None and current is not None:
-            return  # an older version that is sound is better than none
+            return  # an older, sound version is better than none
         transaction.put(row, current)
         if damage is not None:
             transaction.quarantine(row, damage, int(time.time() * 1e6))
@@ -245,7 +245,7 @@ class _Rebuild:
         return damage
 
     def _keep_tombstones(self) -> None:
-        """Remember deletes further on, so that an older upload still under way elsewhere cannot undo them; also of buckets."""
+        """Keep tombstones, so that an older upload still running elsewhere cannot undo a delete; removed buckets likewise."""
         connection = self._catalog.writer
         transaction = Transaction(self._catalog, "")
         connection.execute("BEGIN IMMEDIATE")
@@ -277,7 +277,7 @@ def _order(entry: ObjectRow | StagedRow) -> tuple[str, str]:
 
 
 def _index_counts(path: str, row: ObjectRow) -> tuple[int, int] | None:
-    """Samples and members of the index beside a blob, if it is sound and the blob's."""
+    """The numbers of samples and members from the index beside a blob, if that is sound and belongs to the blob."""
     try:
         index = ShardIndex.open(path)
     except (OSError, TarError):
@@ -291,10 +291,10 @@ def _index_counts(path: str, row: ObjectRow) -> tuple[int, int] | None:
 
 
 def _exchange(root: str, new: str, filesystem: FileSystem, report: RebuildReport) -> None:
-    """Put the new catalog in the place of the old one, which is kept under another name with its log.
+    """Replace the old catalog by the new one; the old one is kept under another name, with its log.
 
-    The old catalog goes first: without it the disk is refused, while without its log it would be a catalog that is too old.
-    A log is never left for the new one to find.
+    The old catalog is renamed first: without a catalog the disk is refused, but without its log the catalog would be stale. No
+    log is ever left for the new catalog to find.
     """
     catalog = f"{root}/{layout.CATALOG_FILE}"
     kept = f"{catalog}{_KEPT}{time.time_ns()}"
@@ -308,7 +308,7 @@ def _exchange(root: str, new: str, filesystem: FileSystem, report: RebuildReport
 
 
 def _old_catalog(root: str) -> str:
-    """The catalog that is there or, after a rebuild that was interrupted, the one that it had put away."""
+    """The path of the old catalog or, after an interrupted rebuild, of the one that was already renamed."""
     path = f"{root}/{layout.CATALOG_FILE}"
     if os.path.exists(path):
         return path

@@ -1,8 +1,8 @@
-"""Relaxed durability: objects that were answered for before they were synced.
+"""Relaxed durability: objects whose uploads were acknowledged before they were synced.
 
-Their rows stay marked until the blob is on the medium, with the id of the machine's run in which they were written. In
-that run the kernel has the bytes, so they are served. After a restart of the machine such a row is served only once its
-checksum has been verified; one that fails goes back to the durable object it replaced, or is quarantined.
+Until the blob is synced, its row stays marked with the id of the boot in which it was written. During that boot the kernel has
+the bytes, so the object is served. After a restart of the machine it is served only once its checksum has been verified; if
+that fails, the row goes back to the durable object that it replaced, or is quarantined.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from dfc.storage.parts import DiskParts
 from dfc.storage.rows import GOOD, ObjectRow
 
 _log = logging.getLogger(__name__)
-_ROWS_A_COMMIT: Final = 10_000  # 20 ms, in which other commits wait
-# From so many blobs on one sync of the whole file system is cheaper than one fdatasync for each.
+_ROWS_A_COMMIT: Final = 10_000  # other commits wait 20 ms for it
+# From this many blobs on, one sync of the whole file system is cheaper than an fdatasync for each.
 _SYNC_ALL_FROM: Final = 64
 _LOCKS: Final = 16
 _SUSPECTS_A_PAGE: Final = 500
 
 
 class RelaxedRows:
-    """Thread-safe."""
+    """Syncs and verifies rows of relaxed durability. Thread-safe."""
 
     def __init__(self, parts: DiskParts) -> None:
         self._parts = parts
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
 
     def examine(self, row: ObjectRow) -> ObjectRow:
-        """A row that may be served instead of an unsynced one: itself, or the one that it replaced.
+        """Return the row to serve for an unsynced one: itself, or the one that it replaced.
 
-        Reads the whole blob when the machine was restarted since. Raises ObjectCorrupt or ObjectNotFound.
+        Reads the whole blob if the machine has been restarted since. Raises ObjectCorrupt or ObjectNotFound.
         """
         if not self._suspect(row):
             return row
@@ -50,7 +50,7 @@ class RelaxedRows:
                 return msgspec.structs.replace(row, state=GOOD)
         current = self._parts.catalog.find(*key)
         if current is None:
-            raise ObjectNotFound(f"there is no object {row.name!r}")
+            raise ObjectNotFound(f"object {row.name!r} does not exist")
         if current.blob_id == row.blob_id and current.state == GOOD:
             return current  # another thread has verified it
         if current.quarantined or current.blob_id == row.blob_id:
@@ -61,7 +61,7 @@ class RelaxedRows:
         return self._parts.catalog.unsynced_boot(row) not in (None, self._parts.boot)
 
     def _verify(self, row: ObjectRow) -> bool:
-        """Whether the blob is sound; the row has left its state then, or been replaced by what it may go back to."""
+        """Verify the blob: mark the row as synced if it is sound, else quarantine it or go back to what it replaced."""
         parts = self._parts
         try:
             damage = find_damage(parts.filesystem, parts.path(row), row, from_medium=True)
@@ -70,16 +70,16 @@ class RelaxedRows:
         if damage is not None:
             quarantine(parts, row, damage, restore=True)
             return False
-        # It was read from the medium, so it is there.
+        # It was read from the medium, so it is synced.
         try:
             garbage = parts.committer.submit(MarkSynced([row]))
             parts.discard(garbage)
         except DfcError as error:
-            _log.warning("disk %s: a verified row stays marked: %s", parts.disk_id, error)
+            _log.warning("disk %s: cannot mark a verified row as synced: %s", parts.disk_id, error)
         return True
 
     def verify_suspects(self, stopped: Callable[[], bool]) -> int:
-        """Verify every row of an earlier run, before anybody asks for it; how many."""
+        """Verify every row from an earlier boot before it is requested; returns how many."""
         after, count = (0, b""), 0
         while page := self._parts.catalog.suspects(self._parts.boot, after, _SUSPECTS_A_PAGE):
             after = page[-1][0]
@@ -97,7 +97,7 @@ class RelaxedRows:
         return count
 
     def sync(self) -> int:
-        """Bring every object of relaxed durability of this run to the medium; how many rows that were."""
+        """Sync every object of relaxed durability of this boot; returns the number of rows."""
         parts = self._parts
         count, up_to = parts.catalog.unsynced_up_to(parts.boot)
         if not count:
@@ -110,13 +110,13 @@ class RelaxedRows:
         return count - len(failed)
 
     def _sync_blobs(self, count: int, up_to: int) -> list[ObjectRow]:
-        """Sync the blobs of all rows up to a sequence number; those that are not known to be on the medium."""
+        """Sync the blobs of all rows up to a sequence number; returns the rows that could not be synced."""
         parts = self._parts
         if count >= _SYNC_ALL_FROM:
             try:
                 parts.filesystem.sync_all(parts.root)
             except OSError as error:
-                # It does not say which file it was; each file's own fdatasync, its first, still does.
+                # The error does not say which file it was; each file's own first fdatasync still does.
                 parts.health.count(error, "syncing the file system")
             else:
                 return []
@@ -134,7 +134,7 @@ class RelaxedRows:
         return failed
 
     def _sync_blob(self, row: ObjectRow) -> bool:
-        """Whether the blob is on the medium. After a failed sync it is read back, and quarantined if it is not."""
+        """Sync a blob; returns whether that succeeded. If not, the blob is read back, and quarantined if it is damaged."""
         parts, path = self._parts, self._parts.path(row)
         try:
             fd = parts.filesystem.open(path)

@@ -1,7 +1,7 @@
-"""The scrubber: reads every blob of a disk over and over, slowly, and quarantines what is not as it was written.
+"""The scrubber: continuously and slowly reads every blob of a disk, and quarantines objects with damaged bytes.
 
-It reads the medium, not the kernel's memory, and looks twice before it calls anything damaged: an object that was replaced
-or deleted meanwhile is no error. How far it came is kept in the catalog, so a restart goes on from there.
+It reads the medium, not the kernel's cache, and checks again before it calls anything damaged: an object that was replaced or
+deleted meanwhile is no error. Its position is kept in the catalog, so it continues there after a restart.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from dfc.storage.rows import ObjectRow, RowChanged
 
 _log = logging.getLogger(__name__)
 _PAGE_ROWS: Final = 200
-_SAVE_S: Final = 30.0  # how often the position is written down
-_BURST_S: Final = 0.05  # the rate is kept over so long; shorter sleeps would be mostly overhead
+_SAVE_S: Final = 30.0  # interval between saves of the position
+_BURST_S: Final = 0.05  # the rate is averaged over this time; shorter sleeps would be mostly overhead
 _POSITION: Final = "scrub_position"
 _FINISHED: Final = "scrub_finished_s"
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubProgress:
-    """A pass that runs, or the last one. `errors`: objects that it found damaged."""
+    """The progress of the current pass, or the result of the last. `errors`: damaged objects found."""
 
     state: Literal["idle", "running"] = "idle"
     bytes_done: int = 0
@@ -42,11 +42,11 @@ class ScrubProgress:
 
 
 class _Stopped(Exception):
-    """The pass is to end early."""
+    """The pass should end early."""
 
 
 class _Position(msgspec.Struct, frozen=True):
-    """Where a pass goes on: after this name of this bucket, with what it counted until there."""
+    """Where a pass continues: after this name in this bucket, with the counts so far."""
 
     bucket_id: str = ""
     name: str = ""
@@ -56,7 +56,7 @@ class _Position(msgspec.Struct, frozen=True):
 
 
 class Scrubber:
-    """One a disk. `bytes_per_s` 0: as fast as the disk reads; `interval_s`: a pass begins so long after the last ended."""
+    """Scrubs one disk. `bytes_per_s` 0: as fast as the disk reads; `interval_s`: from the end of a pass to the next."""
 
     def __init__(self, disk: Disk, *, bytes_per_s: int, interval_s: float) -> None:
         self._disk = disk
@@ -78,7 +78,7 @@ class Scrubber:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, soon, also in the middle of a blob. Call it before the disk is closed."""
+        """Stop the thread promptly, even in the middle of a blob. Call it before the disk is closed."""
         self._stopping = True
         self._wake.set()
         if self._thread is not None:
@@ -86,12 +86,12 @@ class Scrubber:
             self._thread = None
 
     def request_pass(self) -> None:
-        """Begin a whole pass now; one that is running starts over."""
+        """Start a full pass now; a running one starts over."""
         self._requested = True
         self._wake.set()
 
     def scrub_once(self) -> ScrubProgress:
-        """A whole pass in this thread; what it found."""
+        """Run a full pass in this thread and return its result."""
         with self._running:
             self._position = _Position()
             self._pass()
@@ -110,26 +110,26 @@ class Scrubber:
             except _Stopped:
                 pass
             except Exception:
-                _log.exception("disk %s: a pass of the scrubber failed; the next one is due in its time", self._disk.id)
+                _log.exception("disk %s: a scrub pass failed; the next one starts on schedule", self._disk.id)
                 self._wake.wait(min(self._interval_s, 60.0))
             resume = None
 
     def _wait_until_due(self, now: bool) -> None:
-        """Return when a pass is due; _Stopped when the scrubber is to end."""
+        """Wait until a pass is due. Raises _Stopped when the scrubber is being stopped."""
         while not self._stopping and not now and not self._requested:
             left_s = self._finished_s() + self._interval_s - time.time()
             if left_s <= 0:
                 break
-            # Wake up now and then: clocks can be set.
+            # Wake up now and then: the clock may be changed.
             self._wake.wait(min(left_s, 3600.0))
             self._wake.clear()
         self._requested = False
-        self._wake.clear()  # or the rate would not be kept
+        self._wake.clear()  # otherwise the rate would be exceeded
         if self._stopping:
             raise _Stopped
 
     def _finished_s(self) -> float:
-        """When the last pass ended; a disk that has never been scrubbed counts from the first time this is asked."""
+        """When the last pass ended; for a disk that has never been scrubbed, the time of the first call."""
         finished = self._parts.catalog.meta(_FINISHED)
         if finished is None:
             finished = time.time()
@@ -149,7 +149,7 @@ class Scrubber:
         try:
             self._parts.committer.submit(SetMeta(key, value))
         except DfcError as error:
-            _log.warning("disk %s: the scrubber cannot remember its place: %s", self._disk.id, error)
+            _log.warning("disk %s: the scrubber cannot save its position: %s", self._disk.id, error)
 
     # --- a pass
 
@@ -181,13 +181,13 @@ class Scrubber:
                     self._save(_POSITION, msgspec.json.encode(place).decode())
 
     def _scrub(self, row: ObjectRow) -> bool:
-        """Check one object; whether it is damaged."""
+        """Check one object; returns whether it is damaged."""
         parts = self._parts
         damage = self._damage(row)
         parts.stats.scrubbed_objects += 1
         if damage is None:
             if row.quarantined and parts.committer.submit(LiftQuarantine(row)):
-                _log.warning("disk %s: %s/%r is sound again and served", parts.disk_id, row.bucket_id, row.name)
+                _log.warning("disk %s: %s/%r is sound again and is being served again", parts.disk_id, row.bucket_id, row.name)
             self._scrub_index(row)
             return False
         current = parts.catalog.find(row.bucket_id, row.name)
@@ -203,7 +203,7 @@ class Scrubber:
         return True
 
     def _scrub_index(self, row: ObjectRow) -> None:
-        """Build the index of a shard again when it is not right; that is no damage to the object."""
+        """Check the index of a shard and rebuild it if it is wrong; that is no damage to the object."""
         if row.samples is None:
             return
         try:
@@ -222,7 +222,7 @@ class Scrubber:
             return f"it cannot be read: {error.strerror}"
 
     def _pace(self, count: int) -> None:
-        """Wait as long as the rate wants after so many bytes; _Stopped when the pass is to end."""
+        """Sleep as the rate requires after `count` bytes. Raises _Stopped when the pass should end."""
         self._parts.stats.scrubbed_bytes += count
         self.progress = replace(self.progress, bytes_done=self.progress.bytes_done + count)
         if self._bytes_per_s:

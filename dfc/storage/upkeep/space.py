@@ -1,7 +1,7 @@
-"""Free space of a disk: the reserve that uploads leave alone, what running uploads have claimed, and the ballast.
+"""Free space of a disk: the reserve, the space claimed by running uploads, and the ballast.
 
-The ballast is a file of real blocks. When even the catalog finds no space it is given up, so that deletes still work on
-a file system with nothing left; it is made again once there is room.
+Uploads do not use the reserve. The ballast is a file of allocated blocks. When even the catalog runs out of space, it is given
+up, so that deletes still work on a full file system; it is created again once there is room.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dfc.filesystem import FileSystem, remove_if_there
 from dfc.storage.layout import BALLAST_FILE
 from dfc.storage.rows import DiskSpace
 
-# The catalog's log and shared memory need so much to be opened at all.
+# The catalog's log and shared memory need this much just to be opened.
 OPENING_BYTES: Final = 1 << 20
 
 
 class SpaceKeeper:
-    """Answers "may this upload start" and "may it go on". Thread-safe."""
+    """Decides whether an upload may start and continue. Thread-safe."""
 
     def __init__(self, root: str, filesystem: FileSystem, *, reserve_bytes: int, ballast_bytes: int) -> None:
         self._root = root
@@ -33,29 +33,29 @@ class SpaceKeeper:
         self._ballast_there = False
 
     def claim(self, size: int) -> None:
-        """Set `size` bytes of free space aside for an upload; NoSpace when they are not there."""
+        """Reserve `size` bytes for an upload; NoSpace when they are not free."""
         space = self._filesystem.space(self._root)
         with self._lock:
             left = space.free - self._reserve_bytes - self._claimed
             if size > left:
-                raise NoSpace(f"{size} bytes do not fit: {max(left, 0)} bytes are free")
+                raise NoSpace(f"the disk is full: {size} bytes needed, {max(left, 0)} bytes free")
             self._claimed += size
 
     def require(self, size: int) -> None:
-        """NoSpace when `size` bytes, for an upload that is over in an instant, are not there."""
+        """Check that `size` bytes are free for a short upload, without claiming them; NoSpace when they are not."""
         left = self._filesystem.space(self._root).free - self._reserve_bytes - self._claimed
         if size > left:
-            raise NoSpace(f"{size} bytes do not fit: {max(left, 0)} bytes are free")
+            raise NoSpace(f"the disk is full: {size} bytes needed, {max(left, 0)} bytes free")
 
     def release(self, size: int) -> None:
-        """Give back what was claimed: it has been written, or the upload has ended."""
+        """Return claimed space: it has been written, or the upload has ended."""
         with self._lock:
             self._claimed -= size
 
     def require_room(self) -> None:
-        """NoSpace when the reserve has been reached; for uploads that did not announce their length."""
+        """Raise NoSpace when only the reserve is left; for uploads of unknown length."""
         if self._filesystem.space(self._root).free < self._reserve_bytes:
-            raise NoSpace("the disk is full up to its reserve")
+            raise NoSpace("the disk is full: only its reserve is left")
 
     def measure(self) -> DiskSpace:
         space = self._filesystem.space(self._root)
@@ -68,7 +68,7 @@ class SpaceKeeper:
             self.give_up_ballast()
 
     def give_up_ballast(self) -> bool:
-        """Unlink the ballast; whether there was one."""
+        """Unlink the ballast; returns whether there was one."""
         with self._lock:
             self._ballast_there = False
             try:
@@ -78,7 +78,7 @@ class SpaceKeeper:
             return True
 
     def keep_ballast(self) -> bool:
-        """Make the ballast where it is missing and there is room for it besides the reserve; whether it is there now."""
+        """Create the ballast if it is missing and there is room for it besides the reserve; returns whether it exists now."""
         if self._ballast_there or self._ballast_bytes == 0:
             return True
         with self._lock:

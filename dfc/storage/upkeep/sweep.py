@@ -1,9 +1,9 @@
-"""The sweep: files in `objects/` that the catalog does not refer to are set aside in `orphans/` and deleted later.
+"""The sweep: move files in `objects/` that the catalog does not refer to into `orphans/`, and delete them later.
 
-Only files older than this opening of the disk are looked at; the file of an upload that is under way is younger, also
-that of one which brings an older version along. A crash leaves torn
-blobs, replaced ones, any number of a bucket that was being removed, and a few complete ones that were not committed. More
-complete blobs than that mean that the catalog is wrong, not the blobs: then nothing is moved and an alarm is raised.
+Only files from before this opening of the disk are considered; the file of a running upload is newer, even if the upload
+brings an older version along. A crash leaves torn blobs, replaced ones, any number from a bucket that was being removed, and a
+few complete ones that were not committed. More complete blobs than that mean that the catalog is wrong, not the blobs: then
+nothing is moved and an alarm is raised.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from dfc.storage.catalog.catalog import Catalog
 from dfc.storage.parts import DiskParts
 
 _log = logging.getLogger(__name__)
-_ORPHANS_A_SWEEP: Final = 50_000  # the rest waits for the next opening; bounds memory
+_ORPHANS_A_SWEEP: Final = 50_000  # limits memory; the rest waits until the disk is next opened
 
 OrphanKind = Literal["torn", "superseded", "complete", "unpublished", "index", "removed"]
 
 
 class Orphan(NamedTuple):
-    """A file without a row. "complete": its footer is sound and nothing newer of that name is known; "unpublished": a job had
-    staged it, or was about to; "removed": it is of a bucket whose removal the catalog remembers."""
+    """A file without a row. "complete": its footer is sound and no newer version of that name is known; "unpublished": a job
+    had staged it, or was about to; "removed": it belongs to a bucket whose removal the catalog records."""
 
     path: str
     kind: OrphanKind
@@ -39,7 +39,7 @@ class Orphan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """`alarm`: too many complete blobs; nothing was moved."""
+    """The result of a sweep. `alarm`: too many complete blobs; nothing was moved."""
 
     found: int
     complete: int
@@ -48,7 +48,7 @@ class SweepReport:
 
 
 def sweep(parts: DiskParts, before: str, stopped: Callable[[], bool] = lambda: False) -> SweepReport:
-    """Set aside every unreferenced file whose blob id is older than `before`."""
+    """Move every unreferenced file whose blob id is older than `before` to `orphans/`."""
     orphans = []
     for orphan in find_orphans(parts.root, parts.catalog, parts.filesystem, before, stopped):
         orphans.append(orphan)
@@ -58,8 +58,8 @@ def sweep(parts: DiskParts, before: str, stopped: Callable[[], bool] = lambda: F
     alarm = complete > parts.options.orphan_alarm
     if alarm:
         _log.error(
-            "disk %s: %d complete blobs have no row. The catalog may be too old; nothing was moved. Look with"
-            " 'dfc disk check', and make the catalog anew with 'dfc disk rebuild'",
+            "disk %s: %d complete blobs have no row. The catalog may be too old; nothing was moved. Check the disk with"
+            " 'dfc disk check' and rebuild the catalog with 'dfc disk rebuild'",
             parts.disk_id,
             complete,
         )
@@ -75,12 +75,12 @@ def sweep(parts: DiskParts, before: str, stopped: Callable[[], bool] = lambda: F
 def find_orphans(
     root: str, catalog: Catalog, filesystem: FileSystem, before: str, stopped: Callable[[], bool] = lambda: False
 ) -> Iterator[Orphan]:
-    """Files in `objects/` without a row, a directory at a time."""
+    """Find files in `objects/` without a row, one directory at a time."""
     for bucket_id, directory in blob_directories(root):
         if stopped():
             return
         with catalog.reader() as connection:
-            connection.execute("BEGIN")  # one snapshot: a row cannot move between two questions about it
+            connection.execute("BEGIN")  # one snapshot: a row cannot change between two queries
             try:
                 yield from _orphans_in(directory, bucket_id, catalog, connection, filesystem, before)
             finally:
@@ -88,7 +88,7 @@ def find_orphans(
 
 
 def blob_directories(root: str) -> Iterator[tuple[str, str]]:
-    """Bucket id and path of every directory that may hold blobs."""
+    """The bucket id and path of every directory that may hold blobs."""
     objects = f"{root}/{layout.OBJECTS}"
     for bucket_id in sorted(os.listdir(objects)):
         try:
@@ -101,7 +101,7 @@ def blob_directories(root: str) -> Iterator[tuple[str, str]]:
 
 
 def blob_files(directory: str) -> list[tuple[str, layout.BlobFile]]:
-    """Every file in a directory that has the form of a blob or an index, with its path."""
+    """Every file in a directory that is named like a blob or an index, with its path."""
     try:
         names = sorted(os.listdir(directory))
     except FileNotFoundError:
@@ -111,7 +111,7 @@ def blob_files(directory: str) -> list[tuple[str, layout.BlobFile]]:
 
 
 def read_footer(filesystem: FileSystem, path: str) -> layout.Footer:
-    """The footer of a blob; FooterDamaged when it has none, or one that does not fit the file."""
+    """Read the footer of a blob; FooterDamaged if it has none, or one that does not match the file."""
     fd = filesystem.open(path)
     try:
         size = os.fstat(fd).st_size
@@ -120,7 +120,7 @@ def read_footer(filesystem: FileSystem, path: str) -> layout.Footer:
     finally:
         filesystem.close(fd)
     if footer.size + footer.footer_bytes != size:
-        raise layout.FooterDamaged(f"its footer speaks of {footer.size} bytes, the file has {size}")
+        raise layout.FooterDamaged(f"its footer says {footer.size} bytes, but the file has {size}")
     return footer
 
 
@@ -137,7 +137,7 @@ def _orphans_in(
         if file.is_index:
             indexes.append(path)
             continue
-        # Most files are where they belong; a footer is read only for the others and for hashed names.
+        # Most files have a row; footers are read only for the others and for hashed names.
         footer = None if file.name is not None else _footer_or_none(filesystem, path)
         name = file.name or (footer.name if footer else None)
         if name is None:
@@ -179,7 +179,7 @@ def _set_aside(parts: DiskParts, orphan: Orphan) -> bool:
     filesystem = parts.filesystem
     try:
         if orphan.kind in ("index", "removed"):
-            filesystem.unlink(orphan.path)  # derived, or what a removal was about to unlink: nothing to keep
+            filesystem.unlink(orphan.path)  # an index, or a file that a removal was about to unlink: nothing to keep
             return True
         directory = f"{parts.root}/{layout.ORPHANS}/{orphan.bucket_id}"
         try:
@@ -196,7 +196,7 @@ def _set_aside(parts: DiskParts, orphan: Orphan) -> bool:
 
 
 def remove_directories(parts: DiskParts, bucket_id: str) -> None:
-    """Remove those directories of a bucket that are empty."""
+    """Remove the empty directories of a bucket."""
     parts.directories.forget(bucket_id)
     bucket = layout.bucket_directory(parts.root, bucket_id)
     with suppress(OSError):
@@ -207,14 +207,14 @@ def remove_directories(parts: DiskParts, bucket_id: str) -> None:
 
 
 def delete_old_orphans(parts: DiskParts, now_s: float | None = None) -> int:
-    """Delete what was set aside longer ago than `orphan_keep_s`; how many files."""
+    """Delete orphans that were moved more than `orphan_keep_s` ago; returns how many."""
     now_s = time.time() if now_s is None else now_s
     deleted = 0
     for directory, _, names in os.walk(f"{parts.root}/{layout.ORPHANS}"):
         for name in names:
             path = f"{directory}/{name}"
             try:
-                # The rename that set it aside was the last change of its inode.
+                # The rename into `orphans/` was the last change of its inode.
                 if os.lstat(path).st_ctime + parts.options.orphan_keep_s <= now_s:
                     parts.filesystem.unlink(path)
                     deleted += 1

@@ -1,1 +1,1 @@
-"""The index of a shard: built while the shard arrives; read by name, by sample or in columns."""
+"""The index of a shard: built while the shard is uploaded; read by name, by sample or in columns."""

@@ -1,6 +1,6 @@
-"""Samples of an index as columns of numbers: what moves whole datasets needs no object for each member.
+"""Samples of an index as columns of numbers, so that code that moves whole datasets needs no object per member.
 
-Everything is in units of the uncompressed archive's bytes. Columns of members are in the order of the samples asked for.
+All offsets and sizes are bytes of the uncompressed archive. Columns of members are in the order of the requested samples.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from dfc.tar.samples import NO_KEY
 
 Integers = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
-HEADER_NAME_BYTES: Final = 100  # that a tar header has room for
+HEADER_NAME_BYTES: Final = 100  # the size of the name field in a tar header
 
 
 @dataclass(frozen=True)
 class SampleArrays:
-    """n samples with m members in all. Sample i has the members `first[i]` up to `first[i + 1]`.
+    """Columns of n samples with m members in all. Sample i has the members `first[i]` up to `first[i + 1]`.
 
-    `starts`, `ends` (n): its bytes in the archive, headers and padding included. `whole` (n): there is nothing else between,
-    and every member has one block of header. `offsets`, `sizes` (m): of the data. `names` (m, at most 100): in UTF-8, filled up
-    with zeros; of the members in `long_names`, which are longer, their beginning. `key_chars` (m): characters, not bytes.
+    `starts`, `ends` (n): its bytes in the archive, including headers and padding. `whole` (n): there is nothing else between,
+    and every member has one header block. `offsets`, `sizes` (m): of the data. `names` (m, at most 100): in UTF-8, padded with
+    zeros; longer names are truncated here and complete in `long_names`. `key_chars` (m): characters, not bytes.
     """
 
     starts: Integers
@@ -47,18 +47,18 @@ class SampleArrays:
 
     @property
     def counts(self) -> Integers:
-        """Members of each sample."""
+        """The number of members of each sample."""
         return np.diff(self.first)
 
     def name_list(self) -> list[bytes]:
-        """The names as they are."""
+        """The full names."""
         names = strings(self.names)
         for row, name in self.long_names.items():
             names[row] = name
         return names
 
     def reordered(self, order: Integers) -> SampleArrays:
-        """The samples with these rows, in this order."""
+        """The samples at these rows, in this order."""
         counts = self.counts[order]
         first = np.zeros(len(order) + 1, dtype=np.int64)
         np.cumsum(counts, out=first[1:])
@@ -73,7 +73,7 @@ class SampleArrays:
         )  # fmt: skip
 
     def prefixed(self, prefix: str) -> SampleArrays:
-        """The same with longer names: `prefix` before each."""
+        """The same samples with `prefix` before each name."""
         begin = prefix.encode()
         count = len(self.names)
         wide = np.zeros((count, len(begin) + self.names.shape[1]), dtype=np.uint8)
@@ -86,7 +86,7 @@ class SampleArrays:
 
 
 def strings(rows: Bytes) -> list[bytes]:
-    """Rows that are filled up with zeros, as bytes without them."""
+    """Zero-padded rows as bytes without the padding."""
     if rows.shape[1] == 0:
         return [b""] * len(rows)
     found: list[bytes] = np.ascontiguousarray(rows).view(f"S{rows.shape[1]}").ravel().tolist()
@@ -94,7 +94,7 @@ def strings(rows: Bytes) -> list[bytes]:
 
 
 def concatenate(parts: Sequence[SampleArrays]) -> SampleArrays:
-    """Samples of several indexes, one after the other."""
+    """Concatenate the samples of several indexes."""
     if len(parts) == 1:
         return parts[0]
     width = max((part.names.shape[1] for part in parts), default=0)
@@ -117,7 +117,7 @@ def concatenate(parts: Sequence[SampleArrays]) -> SampleArrays:
 
 
 def read_arrays(file: IndexFile, header: IndexHeader, numbers: Integers) -> SampleArrays:
-    """The samples with these ordinals. The blocks of the records have been verified; still nothing leads outside of them."""
+    """Read the samples with these ordinals. The record blocks have been verified; even so, nothing is read outside them."""
     return concatenate([_columns(part) for part in read_slices(file, header, numbers)])
 
 
@@ -143,8 +143,8 @@ def _columns(part: Slice) -> SampleArrays:
 
 
 def _walk(part: Slice) -> tuple[Integers, NDArray[np.void], Integers]:
-    """The records of all samples: whose they are, themselves, where they begin. One step goes to the next record of every
-    sample that has one, so that there are as many steps as members in the largest sample."""
+    """The records of all samples: the sample of each, the record, its position. One step goes to the next record of every
+    sample that has one, so there are as many steps as members in the largest sample."""
     all_records = overlay(part.data, RECORDS)
     owner, positions, ends = np.arange(len(part.starts), dtype=np.int64), part.positions, part.ends
     owners, records, places = [], [], []
@@ -170,12 +170,12 @@ def _walk(part: Slice) -> tuple[Integers, NDArray[np.void], Integers]:
 
 
 def _names(data: Bytes, positions: Integers, lengths: Integers) -> tuple[Bytes, dict[int, bytes]]:
-    """The names at positions of the data, as rows, and those that do not fit into one."""
+    """The names at these positions in the data as rows, and in full those too long for a row."""
     width = min(HEADER_NAME_BYTES, int(lengths.max()))
     if width == 0:
         return np.zeros((len(lengths), 0), dtype=np.uint8), {}
     wide = overlay(data, np.dtype(f"V{width}"))
-    inside = positions < len(wide)  # the last names are nearer to the end than a row is wide
+    inside = positions < len(wide)  # the last names are closer to the end than the width of a row
     rows = np.zeros((len(lengths), width), dtype=np.uint8)
     rows[inside] = wide[positions[inside]].view(np.uint8).reshape(-1, width)
     for row in np.flatnonzero(~inside).tolist():

@@ -1,7 +1,7 @@
-"""Makes an index while the archive arrives, in bounded memory, whatever the archive says.
+"""Build an index while the archive arrives, in bounded memory whatever it contains.
 
-`feed` never raises for what is in the archive: it remembers the first problem and ignores the rest, nearly for free.
-An OSError of the index file or of a temporary file does come out, of `feed` and of `finish`.
+`feed` never raises for the contents of the archive: it records the first problem and ignores the rest, at almost no cost. An
+OSError of the index file or a temporary file is raised, by `feed` and by `finish`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from dfc.tar.index.spill import HashTable, Spill, write_all
 from dfc.tar.samples import NO_KEY, SampleGrouper
 from dfc.tar.scanner import Scanner
 
-_FEED_BYTES_MAX: Final = MIB  # entries of one piece are in memory at once: at most 2,048 of them
-_COLUMNS_MIN: Final = 128  # fewer files are quicker one by one
+_FEED_BYTES_MAX: Final = MIB  # entries of one piece are in memory at once: at most 2,048
+_COLUMNS_MIN: Final = 128  # fewer files are faster one by one
 _ASCII_MAX: Final = 127
-_BATCH_ENTRIES: Final = 512  # members of large bodies are few in a piece; taken together they cost half
+_BATCH_ENTRIES: Final = 512  # members with large bodies are few in a piece; batching them halves the cost
 
 
 @dataclass(frozen=True, slots=True)
 class IndexSummary:
-    """Counts of a finished index. `dropped`: members other than directories that belong to no sample.
+    """The summary of a finished index. `dropped`: members other than directories that belong to no sample.
 
-    `repeated_keys`: samples whose key an earlier sample of the shard has, counted by 64-bit hashes.
-    `warnings`: sentences for whoever uploaded it.
+    `repeated_keys`: samples that repeat the key of an earlier sample of the shard, counted by 64-bit hashes.
+    `warnings`: sentences for the uploader.
     """
 
     members: int
@@ -49,7 +49,7 @@ class IndexSummary:
 
 
 class Builder(Protocol):
-    """What every index builder can do; see IndexBuilder."""
+    """The interface of index builders; see IndexBuilder."""
 
     @property
     def problem(self) -> TarError | None: ...
@@ -59,9 +59,9 @@ class Builder(Protocol):
 
 
 class IndexBuilder:
-    """Index of an uncompressed archive. `file` is fresh, seekable and open for reading and writing; it stays the caller's.
+    """Builds the index of an uncompressed archive. `file` is new, seekable, open for reading and writing; the caller closes it.
 
-    Use: `feed` every byte of the shard in order, then `finish`; or `close` when the upload is given up.
+    Use: `feed` every byte of the shard in order, then `finish`; or `close` when the upload is aborted.
     """
 
     def __init__(self, file: BinaryIO, temporary_directory: str) -> None:
@@ -72,7 +72,7 @@ class IndexBuilder:
         self._members = HashTable(temporary_directory)
         self._keys = HashTable(temporary_directory)
         self._samples = Spill(temporary_directory)
-        self._entries: list[Entry] = []  # members found, not yet in the tables
+        self._entries: list[Entry] = []  # members found but not yet in the tables
         self._member_count = self._sample_count = self._dropped = self._not_utf8 = 0
 
     @property
@@ -81,10 +81,10 @@ class IndexBuilder:
         return self._scanner.fed
 
     def feed(self, data: Buffer, files: PlainFiles | None = None) -> None:
-        """The next bytes of the archive, in pieces of any size. Bodies of members cost nothing.
+        """Take the next bytes of the archive, in pieces of any size. Bodies of members cost nothing.
 
-        `files`: the members that these bytes are, where they are whole members, with one header each, and whoever made them
-        says so; heads count from the first byte. Finding that out again takes as long as all the rest.
+        `files`: the members in these bytes, if they are whole members with one header each and the caller already knows them;
+        heads count from the first byte. Parsing them again would take as long as everything else.
         """
         if self.problem is not None:
             return
@@ -101,13 +101,13 @@ class IndexBuilder:
             self.fail(error)
 
     def fail(self, problem: TarError) -> None:
-        """Remember the first problem and let go of everything else."""
+        """Record the first problem and free everything else."""
         if self.problem is None:
             self.problem = problem
             self.close()
 
     def close(self) -> None:
-        """Give up temporary files and memory. Idempotent."""
+        """Free temporary files and memory. Idempotent."""
         self._entries = []
         self._members.close()
         self._keys.close()
@@ -115,9 +115,9 @@ class IndexBuilder:
         self._records.close()
 
     def finish(self, version: str, size: int, checksum: str) -> IndexSummary:
-        """Write the tables and the header, which names version, size and checksum of the blob.
+        """Write the tables and the header, which has the version, size and checksum of the blob.
 
-        Raises TarError when the archive is broken or incomplete; the file is then of no use.
+        Raises TarError when the archive is broken or incomplete; the file is then useless.
         """
         if self.problem is None and size != self.archive_size:
             raise ValueError(f"{self.archive_size} bytes were fed, not {size}")
@@ -129,7 +129,7 @@ class IndexBuilder:
         try:
             if self.problem is not None:
                 raise self.problem
-            rest = self._scanner.finish()  # first: what it found before goes in meanwhile
+            rest = self._scanner.finish()  # first: it passes on what it found before
             self._entries += rest
             self._add_entries()
             self._records.finish()
@@ -165,7 +165,7 @@ class IndexBuilder:
             self.close()
 
     def _feed(self, data: Buffer) -> None:
-        found = self._scanner.feed(data)  # first: files that come before these entries go in meanwhile
+        found = self._scanner.feed(data)  # first: it passes on files that come before these entries
         self._entries += found
         if len(self._entries) >= _BATCH_ENTRIES:
             self._add_entries()
@@ -176,7 +176,7 @@ class IndexBuilder:
             raise TarError(f"the archive has more than {INDEX_MEMBERS_MAX} members", last_head)
 
     def _add_files(self, before: list[Entry], files: PlainFiles) -> None:
-        """What `_add_entries` does, for all of these files at once."""
+        """Like `_add_entries`, for all of these files at once."""
         self._entries += before
         if len(files) < _COLUMNS_MIN or not files.text.size or int(files.text.max()) > _ASCII_MAX:
             self._entries += files.entries()
@@ -205,7 +205,7 @@ class IndexBuilder:
             self._sample_count += len(keys)
 
     def _add_entries(self) -> None:
-        """Records and table rows of the last members. A column at a time: it costs half of what a loop over them would."""
+        """Add records and table rows of the last members. A column at a time, at half the cost of a loop over members."""
         entries, self._entries = self._entries, []
         if not entries:
             return
@@ -243,13 +243,13 @@ class IndexBuilder:
             warnings.append(f"{self._dropped} members belong to no sample")
         if self._keys.first_repeated is not None:
             key = self._key_of_sample(self._keys.first_repeated)
-            warnings.append(f"{self._keys.repeated} samples have a key that came before in the shard, first {key[:200]!r}")
+            warnings.append(f"{self._keys.repeated} samples repeat the key of an earlier sample, first {key[:200]!r}")
         if self._not_utf8:
             warnings.append(f"{self._not_utf8} member names are not UTF-8 and are listed with replacement characters")
         return tuple(warnings)
 
     def _key_of_sample(self, number: int) -> str:
-        """Read a key back from the file that was just written."""
+        """Read a key back from the file just written."""
         file = self._records.file
         end = file.seek(0, 2)
         file.seek(end - SAMPLE.size * (self._sample_count - number))
@@ -260,12 +260,12 @@ class IndexBuilder:
 
 
 def _numbers(column: Integers) -> array[int]:
-    """An array extends another by as much at once; by a numpy array, number after number."""
+    """Convert to an array, since an array extends by another in one go, but by a numpy array number by number."""
     return array("Q", column.tobytes())
 
 
 class _Records:
-    """The records region: written as it grows, checksummed in blocks."""
+    """Writes the records region as it grows, with a checksum per block."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -284,7 +284,7 @@ class _Records:
             self._flush(len(self.buffer) // INDEX_BLOCK_BYTES * INDEX_BLOCK_BYTES)
 
     def finish(self) -> None:
-        """Flush the rest and pad the file up to where the tables begin."""
+        """Flush the rest and pad the file to where the tables begin."""
         self._flush(len(self.buffer))
         write_all(self.file, bytes(-self._flushed % 8))
 

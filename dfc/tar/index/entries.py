@@ -1,4 +1,4 @@
-"""What an index tells of a shard: its members and samples."""
+"""The entries of an index: members and samples."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Member(msgspec.Struct, frozen=True, gc=False):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """Neighbouring members with one key. `start` to `end`: their bytes in the archive, headers and padding included.
+    """Adjacent members with the same key. `start` to `end`: their bytes in the archive, including headers and padding.
 
-    Members that belong to no sample may lie between them: `pieces` are the starts and ends of what is the sample's own.
+    Members that belong to no sample may lie between them: `pieces` are the starts and ends of the sample's own bytes.
     """
 
     key: str

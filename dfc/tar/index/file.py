@@ -1,7 +1,7 @@
-"""The bytes of an open index file, read by `pread`; the pages that were read last stay in memory.
+"""Read an open index file with `pread`, and keep the most recently used pages in memory.
 
-An index is never mapped: the error of a disk under a mapped page, or another process that shortens the file, is SIGBUS, which
-ends the whole process with all its disks. Here the one is an OSError, the other IndexCorrupt.
+An index is never mapped: a disk error under a mapped page, or another process that truncates the file, is SIGBUS, which kills
+the whole process with all its disks. Here the former is an OSError, the latter IndexCorrupt.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import Final, NoReturn
 
 from dfc.tar.index.format import IndexCorrupt
 
-PAGE_BYTES: Final = 4096  # what a look-up wants of each table; reading 64 KiB instead costs ten times as much
+PAGE_BYTES: Final = 4096  # what a lookup needs of each table; reading 64 KiB instead costs ten times as much
 _AHEAD_BYTES: Final = 64 * 1024
 _NOWAIT: Final = getattr(os, "RWF_NOWAIT", None)
 _FILES: Final = itertools.count()
 _PAGE_NUMBER_BITS: Final = 52
 
 Read = Callable[[int, int], bytes]
-"""`read(start, size)`: exactly those bytes, within the file's length. IndexCorrupt when it has lost them, OSError."""
-_PRead = Callable[[int, int], bytes]  # size, offset: as os.pread has them
+"""`read(start, size)`: exactly those bytes, within the file's length. IndexCorrupt if the file was truncated, OSError."""
+_PRead = Callable[[int, int], bytes]  # size, offset: like os.pread
 
 
 class NotAtHand(Exception):
-    """The bytes may have to come from a disk: ask again in a thread."""
+    """The bytes may have to be read from a disk: try again in a thread."""
 
 
 class PageCache:
-    """Pages of all indexes that share it, up to a number of bytes; the oldest go first. Thread-safe; to look needs no lock."""
+    """A cache of pages, shared by indexes and limited in bytes; evicts the oldest. Thread-safe; lookups need no lock."""
 
     def __init__(self, bytes_max: int) -> None:
         self._pages_max = max(1, bytes_max // PAGE_BYTES)
@@ -49,7 +49,7 @@ class PageCache:
 
 
 class _Descriptor:
-    """Closed with its last reference. A thread that reads holds one, so the number is not another file's meanwhile."""
+    """A descriptor closed with its last reference. A reading thread holds one, so the number cannot be reused meanwhile."""
 
     __slots__ = ("number",)
 
@@ -61,15 +61,15 @@ class _Descriptor:
 
 
 class IndexFile:
-    """Reads from any thread. `translate` makes another error of an OSError of reading. After `close` they raise ValueError."""
+    """An open index file, read from any thread. `translate` converts read errors. After `close`, reads raise ValueError."""
 
     def __init__(self, descriptor: int, cache: PageCache, translate: Callable[[OSError], Exception] | None = None) -> None:
-        """Owns the descriptor from now on."""
+        """Take ownership of the descriptor."""
         self._descriptor: _Descriptor | None = _Descriptor(descriptor)
         self._cache = cache
         self._cached: Callable[[int], bytes | None] = cache.get
         self._translate = translate
-        # No other file's pages have these keys, also when this one is long closed.
+        # No other file's pages ever have these keys, even long after this one is closed.
         self._first_key = next(_FILES) << _PAGE_NUMBER_BITS
         self.length = os.fstat(descriptor).st_size
 
@@ -78,7 +78,7 @@ class IndexFile:
         self._descriptor = None
 
     def read(self, start: int, size: int) -> bytes:
-        """See `Read`; through the cache."""
+        """Read through the cache; see `Read`."""
         at = start % PAGE_BYTES
         if at + size <= PAGE_BYTES:
             page = self._cached(self._first_key + start // PAGE_BYTES)
@@ -87,7 +87,7 @@ class IndexFile:
         return self._paged(start, size, self._pread)
 
     def read_at_hand(self, start: int, size: int) -> bytes:
-        """The same without ever waiting for the disk; NotAtHand."""
+        """Read without ever waiting for the disk; raises NotAtHand."""
         at = start % PAGE_BYTES
         if at + size <= PAGE_BYTES:
             page = self._cached(self._first_key + start // PAGE_BYTES)
@@ -96,11 +96,11 @@ class IndexFile:
         return self._paged(start, size, self._pread_at_hand)
 
     def read_through(self, start: int, size: int) -> bytes:
-        """See `Read`; past the cache, for what is read once."""
+        """Read past the cache, for data that is read once; see `Read`."""
         return self._whole(start, size, self._pread)
 
     def read_many(self, starts: Sequence[int], sizes: Sequence[int]) -> bytes:
-        """Parts of the file, joined; past the cache."""
+        """Read parts of the file and join them; past the cache."""
         held = self._held()
         number, pread = held.number, os.pread
         try:
@@ -112,7 +112,7 @@ class IndexFile:
         return b"".join([self.read_through(start, size) for start, size in zip(starts, sizes, strict=True)])
 
     def ahead(self) -> Read:
-        """For one thread that reads in order: 64 KiB at a time, past the cache."""
+        """A `Read` with a read-ahead of 64 KiB, for one thread that reads in order; past the cache."""
         first, held = 0, b""
 
         def read(start: int, size: int) -> bytes:
@@ -144,7 +144,7 @@ class IndexFile:
 
     def _whole(self, start: int, size: int, pread: _PRead) -> bytes:
         data = pread(size, start)
-        while len(data) != size:  # short at the end of the file, or before a place that cannot be read
+        while len(data) != size:  # short at the end of the file, or before an unreadable place
             more = pread(size - len(data), start + len(data))
             if not more:
                 raise _cut_short(start + len(data))
@@ -167,7 +167,7 @@ class IndexFile:
         except OSError:
             raise NotAtHand from None
         if count != size:
-            raise NotAtHand  # a part is not in memory, or not in the file: a thread finds out
+            raise NotAtHand  # a part is not cached, or not in the file: a thread finds out
         return bytes(buffer)
 
     def _held(self) -> _Descriptor:
@@ -183,8 +183,8 @@ class IndexFile:
 
 
 def _forgotten(_key: int) -> None:
-    """In the place of the cache's `get` once a file is closed."""
+    """Replaces the cache's `get` once a file is closed."""
 
 
 def _cut_short(length: int) -> IndexCorrupt:
-    return IndexCorrupt("an index file has become shorter while it was open", length)
+    return IndexCorrupt("an index file was truncated while it was open", length)

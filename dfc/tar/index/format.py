@@ -1,14 +1,14 @@
-"""The layout of an index file, beside the shard that it describes and derived from it alone.
+"""The format of an index file, which is stored beside its shard and derived from it alone.
 
-    header           512 bytes: magic, what blob this is of, counts, where the records end, checksums
-    records          one a member, in archive order: RECORD, then the name in UTF-8
+    header           512 bytes: magic, which blob this belongs to, counts, where the records end, checksums
+    records          one per member, in archive order: RECORD, then the name in UTF-8
     block checksums  xxh3-64 of each INDEX_BLOCK_BYTES of the records (the last block may be shorter)
     member hashes    sorted xxh3-64 of the names    · member positions  of their records, in the same order
     sample hashes    sorted xxh3-64 of the keys     · sample numbers    in the same order
-    samples          SAMPLE, one a sample, in archive order
+    samples          SAMPLE, one per sample, in archive order
 
 Everything from the block checksums on is 8-byte aligned and covered by one xxh3-64 in the header, which ends in its own.
-Numbers are in the machine's byte order (little-endian everywhere that matters): an index is never moved, it is made anew.
+Numbers are in the machine's byte order (little-endian everywhere that matters): an index is never moved, it is rebuilt.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ import xxhash
 from dfc.limits import INDEX_BLOCK_BYTES
 from dfc.tar.header import TarError
 
-MAGIC: Final = 0x0158444954434644  # "DFCTIDX" and a 1: also tells a foreign byte order
+MAGIC: Final = 0x0158444954434644  # "DFCTIDX" and a 1: also detects a foreign byte order
 FORMAT: Final = 1
 HEADER_BYTES: Final = 512
-TEXT_BYTES_MAX: Final = 64  # version and checksum of the blob
+TEXT_BYTES_MAX: Final = 64  # limit of the version and of the checksum of the blob
 KINDS: Final = ("tar", "gz", "zst", "lz4", "bz2", "xz")
 
-# offset and size of the data, bytes of headers before the data, bytes of the name, characters of the key, type
+# Offset and size of the data, bytes of headers before the data, bytes of the name, characters of the key, type.
 RECORD: Final = Struct("=QQIHHB")
-# offset of the first header, position of the first record
+# Offset of the first header, position of the first record.
 SAMPLE: Final = Struct("=QQ")
 _HEADER: Final = Struct("=QIIQQQQQQQQ64p64p")
 _CHECKED: Final = Struct("=Q")
 
 
 class IndexCorrupt(TarError):
-    """An index file that is truncated, foreign or damaged: make it anew from the blob. `offset` is in the index file."""
+    """An index file is truncated, foreign or damaged: rebuild it from the blob. `offset` is in the index file."""
 
 
 class IndexHeader(NamedTuple):
-    """What an index says about itself; sizes in bytes."""
+    """The header of an index; sizes in bytes."""
 
     kind: str
     size: int  # of the blob
@@ -82,17 +82,17 @@ class IndexHeader(NamedTuple):
 
 
 def encode_header(header: IndexHeader) -> bytes:
-    """The 512 bytes; ValueError when version or checksum are longer than their fields."""
+    """Encode a header as 512 bytes; ValueError if the version or checksum is longer than its field."""
     texts = [header.version.encode(), header.checksum.encode()]
     if any(len(text) >= TEXT_BYTES_MAX for text in texts):
-        raise ValueError(f"version and checksum have fewer than {TEXT_BYTES_MAX} bytes")
+        raise ValueError(f"version and checksum must have fewer than {TEXT_BYTES_MAX} bytes")
     packed = _HEADER.pack(MAGIC, FORMAT, KINDS.index(header.kind), *header[1:9], *texts)
     padded = packed.ljust(HEADER_BYTES - _CHECKED.size, b"\0")
     return padded + _CHECKED.pack(xxhash.xxh3_64_intdigest(padded))
 
 
 def decode_header(data: bytes) -> IndexHeader:
-    """The inverse; IndexCorrupt when it is not a header of this format with the right checksum."""
+    """Decode a header; IndexCorrupt if it is not of this format or has a wrong checksum."""
     if len(data) != HEADER_BYTES:
         raise IndexCorrupt("an index file is shorter than its header", len(data))
     magic, number, kind, *numbers, version, checksum = _HEADER.unpack_from(data)
@@ -123,6 +123,6 @@ _ENDINGS: Final = {
 
 
 def index_kind(object_name: str) -> str | None:
-    """How a shard of this name is stored, `tar` or a compression; None when the name is not that of a shard."""
+    """The kind of a shard by its name: `tar` or a compression; None if it is not named like a shard."""
     name = object_name.lower()
     return next((kind for ending, kind in _ENDINGS.items() if name.endswith(ending)), None)

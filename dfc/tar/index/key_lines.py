@@ -1,6 +1,6 @@
-"""Keys of a shard as lines, JSON or plain, at the speed of columns: what lists millions of samples.
+"""List the keys of a shard as lines, JSON or plain text, computed in columns: fast enough for millions of samples.
 
-Names that need no escaping in JSON, nearly all, are put together as bytes; a batch with any other goes through the encoder.
+Names that need no escaping in JSON, nearly all, are joined as bytes; a batch with any other goes through the encoder.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dfc.tar.index.arrays import Bytes, SampleArrays, strings
 from dfc.tar.index.reader import ShardIndex
 
 Form = Literal["all", "key", "text"]
-_BATCH_SAMPLES: Final = 4096  # some 200 KiB of lines
+_BATCH_SAMPLES: Final = 4096  # about 200 KiB of lines
 _PLAIN: Final = np.zeros(256, dtype=bool)
-_PLAIN[[0, *range(0x20, 0x7F)]] = True  # 0 fills rows up; names have none
+_PLAIN[[0, *range(0x20, 0x7F)]] = True  # 0 is padding; names have none
 _PLAIN[[ord('"'), ord("\\")]] = False
 _ENCODER: Final = msgspec.json.Encoder()
 
@@ -27,9 +27,9 @@ class LineBreak(ValueError):
 
 
 def key_lines(index: ShardIndex, shard: str, form: Form = "all") -> Iterator[bytes]:
-    """Chunks of whole lines, in archive order: `{shard, key, members: {ext: size}}`, `{shard, key}`, or the key alone.
+    """Yield chunks of whole lines, in archive order: `{shard, key, members: {ext: size}}`, `{shard, key}`, or the key alone.
 
-    Raises LineBreak for a key that has one, in plain text.
+    In plain text, raises LineBreak for a key that contains one.
     """
     for start in range(0, index.sample_count, _BATCH_SAMPLES):
         samples = index.arrays(np.arange(start, min(index.sample_count, start + _BATCH_SAMPLES)))
@@ -61,7 +61,7 @@ def _plain_lines(samples: SampleArrays, shard: str, form: Form) -> bytes:
 
 
 def _cut(names: Bytes, samples: SampleArrays, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Bytes:
-    """The names up to where their keys end."""
+    """The names cut off where their keys end."""
     return names * (np.arange(names.shape[1]) < samples.key_chars[rows][:, None])
 
 
@@ -74,7 +74,7 @@ def _any_lines(samples: SampleArrays, shard: str, form: Form) -> bytes:
         key = names[first][: lengths[first]]
         if form == "text":
             if "\n" in key or "\r" in key:
-                raise LineBreak(f"the key {key!r} has a line break")
+                raise LineBreak(f"the key {key!r} contains a line break")
             buffer += key.encode()
         elif form == "key":
             buffer += _ENCODER.encode({"shard": shard, "key": key})
@@ -95,7 +95,7 @@ def sample_keys(samples: SampleArrays) -> list[bytes]:
 
 
 def extensions(samples: SampleArrays) -> list[bytes]:
-    """Of each member, in lower case and UTF-8."""
+    """The extension of each member, in lower case and UTF-8."""
     names, lengths = samples.name_list(), samples.key_chars.tolist()
     if not samples.long_names and _PLAIN[samples.names].all():
         return [name[length + 1 :].lower() for name, length in zip(names, lengths, strict=True)]

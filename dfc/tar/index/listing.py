@@ -1,4 +1,4 @@
-"""Listings of a shard, in chunks of about 64 KiB, straight from the index: NDJSON, and offsets as plain numbers."""
+"""Listings of a shard from its index, in chunks of about 64 KiB: NDJSON, and offsets as plain numbers."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _CHUNK_BYTES: Final = 64 * 1024
 
 
 def list_members(index: ShardIndex) -> Iterator[bytes]:
-    """`{name, key, ext, offset, size, type}` a line, in archive order."""
+    """The members, one line `{name, key, ext, offset, size, type}` each, in archive order."""
     return _chunks(index.members(), _same)
 
 
 def list_samples(index: ShardIndex) -> Iterator[bytes]:
-    """`{key, members: {ext: {offset, size}}}` a line, in archive order."""
+    """The samples, one line `{key, members: {ext: {offset, size}}}` each, in archive order."""
     return _chunks(index.samples(), _sample_line)
 
 
 def list_keys(index: ShardIndex, shard: str, fields: Literal["all", "key"] = "all") -> Iterator[bytes]:
-    """`{shard, key, members: {ext: size}}` a line, or `{shard, key}`, in archive order."""
-    from dfc.tar.index.key_lines import key_lines  # a node serves requests without numpy
+    """The keys, one line `{shard, key, members: {ext: size}}` or `{shard, key}` each, in archive order."""
+    from dfc.tar.index.key_lines import key_lines  # nodes do not load numpy just to serve requests
 
     return key_lines(index, shard, fields)
 
 
 def list_offsets(index: ShardIndex) -> Iterator[bytes]:
-    """Where the samples begin and where the last one ends: sample_count + 1 little-endian numbers of 64 bits."""
+    """The offsets of the samples and the end of the last one: sample_count + 1 little-endian 64-bit numbers."""
     offsets = index.sample_offsets()
     if sys.byteorder != "little":
         swapped = array("Q", offsets)

@@ -1,4 +1,4 @@
-"""Which builder a shard gets: by its name, and by its first bytes."""
+"""Choose the index builder for a shard by its name and its first bytes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dfc.tar.index.format import KINDS
 
 
 def open_builder(kind: str, file: BinaryIO, temporary_directory: str) -> Builder:
-    """The builder for a shard, whose first bytes overrule `kind`: a plain tar named .tgz is indexed like any other."""
+    """Open the builder for a shard. Its first bytes overrule `kind`: a plain tar named .tgz is indexed like any other."""
     return _SniffingBuilder(kind, file, temporary_directory)
 
 
 class CompressedIndexBuilder:
-    """Decompresses what it is fed and indexes that; the same use as IndexBuilder. Bombs end it at the limits."""
+    """Decompresses what it is fed and indexes that; used like IndexBuilder. Limits stop decompression bombs."""
 
     def __init__(self, kind: str, file: BinaryIO, temporary_directory: str) -> None:
         self._kind = kind
@@ -31,7 +31,7 @@ class CompressedIndexBuilder:
         return self._builder.problem
 
     def feed(self, data: Buffer, files: PlainFiles | None = None) -> None:
-        """The next bytes of the compressed shard. Never raises for what is in it."""
+        """Take the next bytes of the compressed shard. Never raises for their contents."""
         self._fed += len(data)
         if self._decompressor is None:
             return
@@ -45,7 +45,7 @@ class CompressedIndexBuilder:
             self._fail(error)
 
     def finish(self, version: str, size: int, checksum: str) -> IndexSummary:
-        """As IndexBuilder.finish; `size` is that of the compressed shard."""
+        """Like IndexBuilder.finish; `size` is that of the compressed shard."""
         if self._decompressor is not None:
             if size != self._fed:
                 raise ValueError(f"{self._fed} bytes were fed, not {size}")
@@ -55,7 +55,7 @@ class CompressedIndexBuilder:
                 self._fail(error)
         ignored = None if self._decompressor is None else self._decompressor.ignored_from
         warnings = (
-            () if ignored is None else (f"what follows the {self._kind} stream is ignored, at offset {ignored} of the file",)
+            () if ignored is None else (f"data after the {self._kind} stream is ignored, at offset {ignored} of the file",)
         )
         self._decompressor = None
         return self._builder.finish_as(self._kind, version, size, checksum, warnings)
@@ -70,11 +70,11 @@ class CompressedIndexBuilder:
 
 
 class _SniffingBuilder:
-    """Chooses by the first bytes, then hands everything on."""
+    """Chooses the builder by the first bytes, then forwards everything to it."""
 
     def __init__(self, kind: str, file: BinaryIO, temporary_directory: str) -> None:
         if kind not in KINDS:
-            raise ValueError(f"no kind of shard: {kind!r}")
+            raise ValueError(f"unknown kind of shard: {kind!r}")
         self._kind = kind
         self._file = file
         self._temporary_directory = temporary_directory
@@ -115,6 +115,6 @@ class _SniffingBuilder:
 
 
 def _maybe_tar(start: bytes) -> bool:
-    """Whether these bytes could begin a member's name, or are no bytes at all: an archive of nothing."""
+    """Whether these bytes could begin a member's name, or are zeros or missing: an empty archive."""
     text = start.partition(b"\0")[0]
     return len(start) in (0, MAGIC_BYTES) and all(byte >= 32 for byte in text)

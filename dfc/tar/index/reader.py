@@ -1,8 +1,8 @@
-"""Reads an index: members by name, samples by key or number, everything in order. Nothing read back is trusted.
+"""Read an index: members by name, samples by key or ordinal, or everything in order. Nothing read back is trusted.
 
-Opening checks the header, the length of the file and the checksum of the tables; records are checked block by block when
-first touched. What is wrong in spite of that is an IndexCorrupt, never a wrong answer from outside of the file. The file is
-read by `pread` (`dfc.tar.index.file`): an error of its disk is an OSError, or what `translate` makes of it.
+Opening checks the header, the length of the file and the checksum of the tables; records are checked block by block when first
+used. Anything still wrong raises IndexCorrupt; it never leads to reads outside the file. The file is read with `pread`
+(`dfc.tar.index.file`): a disk error is an OSError, or what `translate` returns for it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from dfc.tar.index.spans import SampleSpans
 
 _NUMBER: Final = Struct("=Q")
-_RECORD_READ_BYTES: Final = RECORD.size + 100  # a record and the name, unless that is longer than a tar header has room for
+_RECORD_READ_BYTES: Final = RECORD.size + 100  # a record and its name, unless that is longer than the field of a tar header
 _CHECK_BYTES: Final = MIB  # the tables are read and checked in pieces of this size
-_LOOP_ROWS_MAX: Final = INDEX_LOOP_READS_MAX // 4  # members with one hash that the event loop looks at: mostly there is one
-_GUESSES: Final = 4  # hashes are spread evenly, so that one guess is nearly always right; in tables that are not, halves follow
+_LOOP_ROWS_MAX: Final = INDEX_LOOP_READS_MAX // 4  # most members with one hash for the event loop; usually there is one
+_GUESSES: Final = 4  # hashes are evenly spread, so one guess is nearly always right; otherwise bisection follows
 
 
 class ShardIndex:
@@ -62,7 +62,7 @@ class ShardIndex:
         self._members_start = header.members_start
         self._keys_start = header.keys_start
         self._samples_start = header.samples_start
-        self._checked = bytearray(header.block_count)  # a race of two threads checks a block twice, no more
+        self._checked = bytearray(header.block_count)  # a race between threads only checks a block twice
         self._all_checked = False
         self._block_sums = block_sums
 
@@ -73,9 +73,9 @@ class ShardIndex:
         cache: PageCache | None = None,
         translate: Callable[[OSError], Exception] | None = None,
     ) -> ShardIndex:
-        """Open an index file; a descriptor stays the caller's. Raises IndexCorrupt, and OSError when it cannot be opened.
+        """Open an index file; a descriptor is left to the caller. Raises IndexCorrupt, and OSError when it cannot be opened.
 
-        `cache` is shared by many indexes. `translate` gives what is raised for an OSError of reading.
+        `cache` is shared by many indexes. `translate` returns what to raise for an OSError while reading.
         """
         if isinstance(path_or_fd, int):
             descriptor = os.dup(path_or_fd)
@@ -99,7 +99,7 @@ class ShardIndex:
         return cls(header, file, array("Q", bytes(block_sums)))
 
     def close(self) -> None:
-        """Close it. Idempotent. Reads that are under way in other threads end first."""
+        """Close the index. Idempotent. Reads running in other threads finish first."""
         self._file.close()
 
     def verify(self) -> None:
@@ -111,29 +111,30 @@ class ShardIndex:
     # --- one member, one sample
 
     def find_member(self, name: str) -> Member | None:
-        """The member with this name. Of several the last one, as if the archive had been extracted."""
+        """The member with this name; of several, the last one, as if the archive had been extracted."""
         return self._find_member(self._file.read, name, self.member_count)
 
     def find_member_at_hand(self, name: str) -> Member | None:
-        """The same without waiting for the disk, for an event loop; NotAtHand when that cannot be done."""
+        """Like `find_member`, for an event loop: never waits for the disk; raises NotAtHand instead."""
         return self._find_member(self._file.read_at_hand, name, _LOOP_ROWS_MAX)
 
     def find_sample(self, key: str) -> Sample | None:
-        """The sample with this key. Of several the first one."""
+        """The sample with this key; of several, the first one."""
         return self._find_sample(self._file.read, key)
 
     def find_sample_at_hand(self, key: str) -> Sample | None:
-        """The same without waiting for the disk, and of a sample with not too many members; NotAtHand."""
+        """Like `find_sample`, for an event loop: raises NotAtHand instead of waiting for the disk, or if there are too many
+        members."""
         return self._find_sample(self._at_hand(), key)
 
     def find_sample_number(self, key: str) -> int | None:
-        """The ordinal of the sample with this key. Of several the first one."""
+        """The ordinal of the sample with this key; of several, the first one."""
         return self._find_number(self._file.read, key)
 
     def sample_at(self, number: int) -> Sample:
-        """The sample with this ordinal, from 0. IndexError when there is none."""
+        """The sample with this ordinal, from 0. IndexError if there is none."""
         if not 0 <= number < self.sample_count:
-            raise IndexError(f"there are {self.sample_count} samples, and none with number {number}")
+            raise IndexError(f"there is no sample {number}: the shard has {self.sample_count} samples, counted from 0")
         return self._sample(self._file.read, self._file.read, number)
 
     def _at_hand(self) -> Read:
@@ -149,7 +150,7 @@ class ShardIndex:
         return read
 
     def _find_member(self, read: Read, name: str, rows_max: int) -> Member | None:
-        """NotAtHand when more than `rows_max` have the hash of this name."""
+        """Find a member. Raises NotAtHand when more than `rows_max` members have the hash of this name."""
         encoded = name.encode(errors="replace")
         wanted = xxhash.xxh3_64_intdigest(encoded)
         hashes, count = self._members_start, self.member_count
@@ -174,7 +175,7 @@ class ShardIndex:
                 return None
             number = _number(read, hashes + 8 * count, row)
             if number >= count:
-                raise IndexCorrupt("an index points to a sample that is not there", number)
+                raise IndexCorrupt("an index points to a sample that does not exist", number)
             if self._key_of(read, number) == key:
                 return number
         return None
@@ -210,13 +211,13 @@ class ShardIndex:
                 break
         key = members[0].key if members else None
         if key is None or pieces[0][0] != start or pieces[-1][1] > self.archive_size:
-            raise IndexCorrupt("a sample in an index has no members, or lies elsewhere than they do", position)
+            raise IndexCorrupt("a sample in an index has no members, or its offset does not match theirs", position)
         return Sample(key, number, start, pieces[-1][1], tuple(members), tuple(pieces))
 
     # --- in order
 
     def members(self, start: int = 0) -> Iterator[Member]:
-        """All members in archive order, from ordinal `start` on (those before are read over)."""
+        """All members in archive order, from ordinal `start` on (earlier ones are read and skipped)."""
         position, read = HEADER_BYTES, self._file.ahead()
         for number in range(self.member_count):
             offset, size, _, name, key_chars, member_type = self._record(read, position)
@@ -224,7 +225,7 @@ class ShardIndex:
                 yield _member(name, key_chars, offset, size, member_type, position)
             position += RECORD.size + len(name)
         if position != self._records_end:
-            raise IndexCorrupt("the records of an index end elsewhere than they should", position)
+            raise IndexCorrupt("the records of an index end at the wrong place", position)
 
     def samples(self, start: int = 0) -> Iterator[Sample]:
         """All samples in archive order, from ordinal `start` on."""
@@ -235,8 +236,8 @@ class ShardIndex:
     # --- many at a time
 
     def sample_offsets(self) -> memoryview:
-        """Where each sample begins in the archive (its first header), and after them where the last one ends: sample_count + 1
-        numbers of 64 bits. Members that belong to no sample may lie before the next sample begins."""
+        """The offset of each sample in the archive (of its first header), then the end of the last one: sample_count + 1
+        64-bit numbers. Members that belong to no sample may lie before the next sample."""
         table = array("Q")
         end = self._samples_start + SAMPLE.size * self.sample_count
         for start in range(self._samples_start, end, _CHECK_BYTES):
@@ -245,14 +246,14 @@ class ShardIndex:
         return memoryview(table)
 
     def arrays(self, numbers: Integers) -> SampleArrays:
-        """The samples with these ordinals as columns (`dfc.tar.index.arrays`). IndexError when there is one too large."""
-        from dfc.tar.index.arrays import read_arrays  # a node serves requests without numpy
+        """The samples with these ordinals as columns (`dfc.tar.index.arrays`). IndexError if one is too large."""
+        from dfc.tar.index.arrays import read_arrays  # nodes do not load numpy just to serve requests
 
         self.verify()
         return read_arrays(self._file, self._header, numbers)
 
     def spans(self, numbers: Integers) -> SampleSpans:
-        """Where the samples with these ordinals lie (`dfc.tar.index.spans`). IndexError when there is one too large."""
+        """Where the samples with these ordinals lie (`dfc.tar.index.spans`). IndexError if one is too large."""
         from dfc.tar.index.spans import read_spans
 
         self.verify()
@@ -264,7 +265,7 @@ class ShardIndex:
         """offset, size, head, name, key characters, type of the record at a position in the file, checked."""
         end = position + RECORD.size
         if not HEADER_BYTES <= position <= end <= self._records_end:
-            raise IndexCorrupt("an index points outside of its records", position)
+            raise IndexCorrupt("an index points outside its records", position)
         if not self._all_checked:
             self._check_blocks(read, position, end)
         data = read(position, min(_RECORD_READ_BYTES, self._records_end - position))
@@ -296,9 +297,9 @@ def _number(read: Read, start: int, row: int) -> int:
 def _search(
     read: Read, start: int, count: int, wanted: int, bisect: Callable[..., int]
 ) -> tuple[int, int, Sequence[int] | memoryview]:
-    """`bisect` on the sorted column of hashes at `start`, a page at a time. It ends on a column that is not sorted, too.
+    """`bisect` on the sorted column of hashes at `start`, a page at a time. It terminates even if the column is not sorted.
 
-    The row; and what was read last, the row where that begins and the hashes: those around the row are mostly among them.
+    Returns the row, and the last page read: its first row and its hashes, which usually include those around the row.
     """
     low, high, row, guesses = 0, count, wanted * count >> 64, 0
     first: int = 0

@@ -1,4 +1,4 @@
-"""The rule of `dfc.tar.samples` for many names at a time, where they are as plain as names nearly always are."""
+"""The rule of `dfc.tar.samples`, applied to many names at a time if they are plain, as names nearly always are."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dfc.tar.headerbatch import PlainFiles
 from dfc.tar.index.arrays import Bytes, Integers
 from dfc.tar.samples import SampleGrouper
 
-_RUN_MAX: Final = min(16, SAMPLE_RECORDS_MAX)  # members of a sample that are compared with each other, which costs a pass each
+_RUN_MAX: Final = min(16, SAMPLE_RECORDS_MAX)  # members of a sample that are compared with each other, at one pass each
 _DOT, _SLASH, _LINE = ord("."), ord("/"), ord("_")
 
 
 def cut_files(grouper: SampleGrouper, files: PlainFiles) -> tuple[Integers, Integers]:
-    """As `SampleGrouper.cut` for the names of these files, all of them ASCII."""
+    """Like `SampleGrouper.cut`, for the names of these files, all of them ASCII."""
     text = files.text
     found = _key_lengths(text)
     if found is None:
@@ -28,7 +28,7 @@ def cut_files(grouper: SampleGrouper, files: PlainFiles) -> tuple[Integers, Inte
     begins = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
     first = 0
     early: tuple[Integers, Integers] | None = None
-    if grouper.key == files.names[0][: int(found[0])].decode():  # its sample may go on
+    if grouper.key == files.names[0][: int(found[0])].decode():  # its sample may continue
         first = int(begins[1]) if len(begins) > 1 else len(files)
         early = _cut_one_by_one(grouper, files, 0, first)
         begins = begins[1:]
@@ -51,7 +51,7 @@ def cut_files(grouper: SampleGrouper, files: PlainFiles) -> tuple[Integers, Inte
 
 
 def _key_lengths(text: Bytes) -> Integers | None:
-    """Where the first dot of each name is; None when that does not end the key everywhere."""
+    """The position of the first dot in each name; None unless it ends the key in all of them."""
     if text.shape[1] < 2:
         return None
     dots = text == _DOT
@@ -67,12 +67,12 @@ def _key_lengths(text: Bytes) -> Integers | None:
 
 
 def _columns(text: Bytes) -> Bytes:
-    """The number of each column. A wide table goes round after 255, where a name that fits into a header has only zeros."""
+    """The number of each column. It wraps around after 255, where names that fit into a header have only zeros."""
     return np.arange(text.shape[1], dtype=np.uint8)
 
 
 def _rows(table: Bytes) -> NDArray[np.void]:
-    """Each row as one thing that can be compared."""
+    """Each row as one comparable value."""
     table = np.ascontiguousarray(table)
     return table.view(np.dtype((np.void, table.shape[1]))).ravel()
 

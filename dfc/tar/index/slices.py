@@ -1,7 +1,7 @@
-"""What the columns of many samples are read from: their records, gathered from the file into one buffer.
+"""Gather the records of many samples from an index file into one buffer, to be read in columns.
 
-Samples that lie near to each other are read together, others each alone; more than INDEX_COLUMNS_BYTES go in several slices.
-Positions in the tables are not trusted: every slice holds whole records of its samples, or it is an IndexCorrupt.
+Samples close to each other are read together, others one by one; more than INDEX_COLUMNS_BYTES are split into several slices.
+Positions in the tables are not trusted: every slice holds whole records of its samples, or IndexCorrupt is raised.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ RECORDS: Final = np.dtype(
     [("offset", "=u8"), ("size", "=u8"), ("head", "=u4"), ("name", "=u2"), ("key", "=u2"), ("type", "u1")], align=False
 )
 assert RECORDS.itemsize == RECORD.size
-# Reading so many bytes for nothing takes as long as one more call.
+# Reading this many unneeded bytes takes as long as one more call.
 _GAP_BYTES: Final = 4096
-# The records of one sample; a byte of a name that is no UTF-8 is stored as three.
+# The records of one sample; a byte of a name that is not UTF-8 is stored as three.
 _SAMPLE_BYTES_MAX: Final = SAMPLE_RECORDS_MAX * (RECORD.size + 3 * TAR_MEMBER_NAME_BYTES_MAX)
 
 
 class Slice(NamedTuple):
-    """Some of the samples asked for: the rows `first` up to `first + len(starts)`.
+    """Some of the requested samples: the rows `first` up to `first + len(starts)`.
 
-    `starts`: of their first headers in the archive. `positions`, `ends`: of their records in `data`, and where those end.
+    `starts`: offsets of their first headers in the archive. `positions`, `ends`: where their records begin and end in `data`.
     """
 
     first: int
@@ -42,15 +42,15 @@ class Slice(NamedTuple):
 
 
 def read_slices(file: IndexFile, header: IndexHeader, numbers: Integers) -> Iterator[Slice]:
-    """The samples with these ordinals, in their order. IndexError for one that is not there, IndexCorrupt, OSError."""
+    """Read the samples with these ordinals, in this order. Raises IndexError if one does not exist, IndexCorrupt, OSError."""
     if not len(numbers):
         return
     if not 0 <= numbers.min() <= numbers.max() < header.samples:
-        raise IndexError(f"there are {header.samples} samples; not all of those asked for are among them")
+        raise IndexError(f"some of the requested samples do not exist: the shard has {header.samples}, counted from 0")
     starts, positions, ends = _table_rows(file, header, numbers)
     outside = min(positions.min(), ends.min()) < HEADER_BYTES or ends.max() > header.records_end
     if outside or (ends - positions).min() < RECORD.size:
-        raise IndexCorrupt("an index points outside of its records", int(positions.min()))
+        raise IndexCorrupt("an index points outside its records", int(positions.min()))
     ends = np.minimum(ends, positions + _SAMPLE_BYTES_MAX)
     held = np.cumsum(ends - positions)
     first = 0
@@ -64,19 +64,19 @@ def read_slices(file: IndexFile, header: IndexHeader, numbers: Integers) -> Iter
 
 
 def overlay(data: Bytes, kind: np.dtype[np.void]) -> NDArray[np.void]:
-    """Records may begin at any byte: an array of records that overlap, each one byte after the other."""
+    """View data as an array of overlapping records, one beginning at each byte, since records may begin anywhere."""
     return np.ndarray((max(0, len(data) - kind.itemsize + 1),), dtype=kind, buffer=data, strides=(1,))
 
 
 def next_records(after: Integers, ends: Integers) -> Integers:
-    """The rows of the samples that have another record. `after`: where the last one ends that was read of each."""
+    """The rows of the samples that have another record. `after`: the end of the last record read of each."""
     if (after > ends).any():
         raise IndexCorrupt("a record of an index cannot be read", int(after.max()))
     return np.flatnonzero(after + RECORD.size <= ends)
 
 
 def _table_rows(file: IndexFile, header: IndexHeader, numbers: Integers) -> tuple[Integers, Integers, Integers]:
-    """First header, first record and end of the records of each sample."""
+    """The first header, the first record and the end of the records of each sample."""
     begin = header.samples_start + SAMPLE.size * numbers
     data, shifts = _gather(file, begin, np.minimum(begin + 2 * SAMPLE.size, header.file_size))
     words, at = data.view(np.int64), (begin + shifts) // 8
@@ -87,7 +87,7 @@ def _table_rows(file: IndexFile, header: IndexHeader, numbers: Integers) -> tupl
 
 
 def _gather(file: IndexFile, begins: Integers, ends: Integers) -> tuple[Bytes, Integers]:
-    """These parts of the file, one or many together, in one buffer, and what to add to a position in each to find it there."""
+    """Read these parts of the file into one buffer; returns it and what to add to a position in each part to find it there."""
     order = np.argsort(begins, kind="stable")
     low, high = begins[order], np.maximum.accumulate(ends[order])
     new = low[1:] > high[:-1] + _GAP_BYTES

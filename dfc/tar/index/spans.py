@@ -1,6 +1,7 @@
-"""Where samples lie in their archive, many at a time: for readers that copy them as they stand, headers included.
+"""Find the positions of many samples in their archive, for readers that copy them unchanged, including headers.
 
-Numbers are bytes of the uncompressed archive. The blocks of the index have been verified; still nothing leads outside of them.
+Numbers are bytes of the uncompressed archive. The blocks of the index have been verified; even so, nothing is read outside
+them.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from dfc.tar.samples import NO_KEY
 
 @dataclass(frozen=True)
 class SampleSpans:
-    """n samples: `starts` of their first headers, `ends` behind the padding of their last members; `solid` where nothing but
-    the sample's own members lies between. For the others `pieces` has the start and end of each member, by row."""
+    """The spans of n samples: `starts` of their first headers, `ends` after the padding of their last members; `solid` where
+    only the sample's own members lie between. For the others `pieces` has the start and end of each member, by row."""
 
     starts: Integers
     ends: Integers
@@ -29,7 +30,7 @@ class SampleSpans:
 
 
 def read_spans(file: IndexFile, header: IndexHeader, numbers: Integers) -> SampleSpans:
-    """The samples with these ordinals. IndexError for one that is not there, IndexCorrupt."""
+    """Find the samples with these ordinals. Raises IndexError if one does not exist, IndexCorrupt."""
     count = len(numbers)
     starts, ends, solid = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64), np.zeros(count, dtype=bool)
     pieces = {}
@@ -60,12 +61,12 @@ def _ends(part: Slice, archive_size: int) -> tuple[Integers, NDArray[np.bool_]]:
             break
         rows, places, stops = rows[more], after[more], stops[more]
     if not (covered.min() > 0 and starts.min() >= 0 and (starts < ends).all() and ends.max() <= archive_size):
-        raise IndexCorrupt("a sample in an index lies outside of its archive", int(ends.max()))
+        raise IndexCorrupt("a sample in an index lies outside its archive", int(ends.max()))
     return ends, covered == ends - starts
 
 
 def _pieces(part: Slice, row: int) -> list[tuple[int, int]]:
-    """Where the members of one sample lie, each with its headers and padding."""
+    """The start and end of each member of a sample, including headers and padding."""
     found, position, end = [], int(part.positions[row]), int(part.ends[row])
     records = overlay(part.data, RECORDS)
     for _ in range(SAMPLE_RECORDS_MAX):

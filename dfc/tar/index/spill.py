@@ -1,6 +1,6 @@
-"""Tables larger than memory: appended to, spilled to unnamed temporary files, written out in order. Bounded memory always.
+"""Tables larger than memory: append to them, spill to unnamed temporary files, write out in order. Memory is bounded.
 
-The files are opened unlinked, so that nothing is left of them after a crash.
+The files are created unlinked, so a crash leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _READ_ROWS_MIN: Final = 256
 
 
 def write_all(file: BinaryIO, data: Buffer) -> None:
-    """Write everything, also to an unbuffered file that takes less than it is given."""
+    """Write everything, even to an unbuffered file that makes short writes."""
     view = memoryview(data).cast("B")
     while len(view):
         written = file.write(view)
@@ -32,7 +32,7 @@ def write_all(file: BinaryIO, data: Buffer) -> None:
 
 
 def read_at(fd: int, size: int, offset: int) -> bytes:
-    """Exactly `size` bytes at `offset`; OSError when the file ends before."""
+    """Read exactly `size` bytes at `offset`; OSError if the file is shorter."""
     pieces = []
     while size > 0:
         piece = os.pread(fd, size, offset)
@@ -45,7 +45,7 @@ def read_at(fd: int, size: int, offset: int) -> bytes:
 
 
 class Spill:
-    """Bytes in the order they were appended."""
+    """A queue of bytes, kept in the order in which they were appended."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -63,7 +63,7 @@ class Spill:
             self._buffer = bytearray()
 
     def copy_to(self, sink: Sink) -> None:
-        """Hand everything to `sink` in pieces of at most INDEX_FLUSH_BYTES."""
+        """Pass everything to `sink` in pieces of at most INDEX_FLUSH_BYTES."""
         if self._file is not None:
             spilled = self.size - len(self._buffer)
             for offset in range(0, spilled, INDEX_FLUSH_BYTES):
@@ -79,7 +79,7 @@ class Spill:
 
 
 class HashTable:
-    """Rows (hash, value), both 64 bits, sorted by hash; rows with equal hashes stay in the order they came.
+    """A table of rows (hash, value), 64 bits each, sorted by hash; rows with equal hashes keep their order.
 
     Runs of INDEX_RUN_ROWS are sorted in memory and spilled; `write` merges them in blocks of INDEX_SORT_ROWS rows together.
     """
@@ -87,15 +87,15 @@ class HashTable:
     def __init__(self, directory: str) -> None:
         self._hashes = array("Q")
         self._values = array("Q")
-        self.repeated = 0  # rows whose hash an earlier row has, known after `write`
+        self.repeated = 0  # rows that repeat the hash of an earlier row, known after `write`
         self.first_repeated: int | None = None  # the smallest value among them
         self._directory = directory
         self._file: BinaryIO | None = None
-        self._runs: list[int] = []  # rows in each; a run lies in the file as its hashes, then its values
+        self._runs: list[int] = []  # rows in each; in the file, a run is its hashes, then its values
         self._last_hash: int | None = None
 
     def append(self, hashes: Iterable[int], values: Iterable[int]) -> None:
-        """As many of the one as of the other; a few thousand at most."""
+        """Append as many hashes as values; a few thousand at most."""
         self._hashes.extend(hashes)
         self._values.extend(values)
         if len(self._hashes) >= INDEX_RUN_ROWS:
@@ -110,7 +110,7 @@ class HashTable:
         write_all(self._file, values.view(np.uint8).data)
 
     def write(self, sink: Sink) -> int:
-        """Hand all the hashes, then all the values to `sink`; the number of rows."""
+        """Pass all hashes, then all values to `sink`; returns the number of rows."""
         values = Spill(self._directory)
         try:
             if not self._runs:
@@ -151,7 +151,7 @@ class HashTable:
         rest = self._sorted_rest()
         cursors.append(_Cursor.of(*rest))
         while cursors := [cursor for cursor in cursors if cursor.fill()]:
-            # No run can still bring a hash below the smallest of the last hashes in memory: all below may go.
+            # No run can still yield a hash below the smallest of the last hashes in memory: write all below.
             threshold = min(cursor.hashes[-1] for cursor in cursors)
             taken = [cursor.take_below(threshold) for cursor in cursors]
             hashes = np.concatenate([hashes for hashes, _ in taken])
@@ -159,7 +159,7 @@ class HashTable:
                 values = np.concatenate([values for _, values in taken])
                 order = np.argsort(hashes, kind="stable")
                 self._emit(hashes[order], values[order], sink, values_out)
-            # The threshold itself may go on beyond what is in memory: run after run, to keep the order of arrival.
+            # Rows with the threshold hash may extend beyond memory: take run after run, to keep their order.
             for cursor in cursors:
                 while cursor.fill():
                     hashes, values = cursor.take_equal(threshold)
@@ -169,7 +169,7 @@ class HashTable:
         return sum(self._runs) + len(rest[0])
 
     def _emit(self, hashes: Column, values: Column, sink: Sink, values_out: Spill) -> None:
-        """Pass sorted rows on, counting those that repeat the hash of the row before."""
+        """Pass on sorted rows, counting those that repeat the previous hash."""
         if not len(hashes):
             return
         repeats = np.empty(len(hashes), dtype=bool)
@@ -185,7 +185,7 @@ class HashTable:
 
 
 class _Cursor:
-    """What is left of one sorted run, of which a few rows are in memory."""
+    """The rest of one sorted run, with a few rows in memory."""
 
     __slots__ = ("_fd", "_hashes_at", "_rows_read", "_unread", "_values_at", "hashes", "values")
 
@@ -200,13 +200,13 @@ class _Cursor:
 
     @classmethod
     def of(cls, hashes: Column, values: Column) -> _Cursor:
-        """A run that is all in memory."""
+        """Make a cursor for a run that is wholly in memory."""
         cursor = cls(-1, 0, 0, 0)
         cursor.hashes, cursor.values = hashes, values
         return cursor
 
     def fill(self) -> bool:
-        """Have at least one row in memory, and half of what may be; False when the run is used up."""
+        """Load rows until at least half the memory limit is used; False when the run is exhausted."""
         if self._unread and 2 * len(self.hashes) <= self._rows_read:
             rows = min(self._rows_read - len(self.hashes), self._unread)
             self.hashes = np.concatenate((self.hashes, self._read(self._hashes_at, rows)))

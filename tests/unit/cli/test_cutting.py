@@ -192,7 +192,7 @@ def test_odd_archives_are_cut_with_a_warning(tmp_path: Path) -> None:
     bare = archive[: 20 * 1024]
     cases: list[tuple[bytes, str | None]] = [
         (bare, "at byte 20480: the archive has no end blocks"),
-        (archive + archive, f"at byte {len(archive)}: what follows the end"),
+        (archive + archive, f"at byte {len(archive)}: data after the end"),
         (gzip.compress(archive) + b"rubbish", "what follows the gz stream is ignored"),
         (gzip.compress(archive), None),
     ]

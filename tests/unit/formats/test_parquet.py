@@ -79,9 +79,9 @@ def test_no_samples():
 
 
 def test_fields_that_are_no_columns():
-    with pytest.raises(Conflict, match=r"no columns: \['cls'\]"):
+    with pytest.raises(Conflict, match=r"without a column: \['cls'\]"):
         written(ParquetWriter, [sample("a", cls=b"1")], ("jpg",))
-    with pytest.raises(Conflict, match="keeps the key"):
+    with pytest.raises(Conflict, match="for the key"):
         written(ParquetWriter, [], ("__key__",))
 
 

@@ -62,13 +62,13 @@ def test_there_and_back_with_magic_anywhere(bodies):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda data: b"x" + data[1:], "no RecordIO record at offset 0"),
-        (lambda data: data[:-4], r"b/x.rec: the file ends inside of a record"),
-        (lambda data: data[:6], "the file ends inside of a record's header"),
-        (lambda data: MAGIC + struct.pack("<I", 3 << 29), "no RecordIO record"),  # a last part without a first
+        (lambda data: b"x" + data[1:], "not a RecordIO record at offset 0"),
+        (lambda data: data[:-4], r"b/x.rec: the file ends inside a record"),
+        (lambda data: data[:6], "the file ends inside a record's header"),
+        (lambda data: MAGIC + struct.pack("<I", 3 << 29), "not a RecordIO record"),  # a last part without a first
         (lambda data: MAGIC + struct.pack("<I", 4) + b"abcd", "shorter than its IRHeader"),
-        (lambda data: MAGIC + struct.pack("<I", 28) + bytes(24) + b"\xc1\0\0\0", "no msgpack map"),
-        (lambda data: MAGIC + struct.pack("<I", 28) + bytes(24) + b"\x81\xa1x\x01", "other things than bytes"),
+        (lambda data: MAGIC + struct.pack("<I", 28) + bytes(24) + b"\xc1\0\0\0", "not a msgpack map"),
+        (lambda data: MAGIC + struct.pack("<I", 28) + bytes(24) + b"\x81\xa1x\x01", "values other than bytes"),
     ],
 )
 def test_damage(damage, message):
@@ -79,5 +79,5 @@ def test_damage(damage, message):
 def test_a_field_named_like_the_key():
     each = sample("a", x=b"1")
     each.members[0].ext = "__key__"
-    with pytest.raises(Conflict, match="keeps the key"):
+    with pytest.raises(Conflict, match="'__key__', which RecordIO files use for the key"):
         written(RecordIOWriter, [each])

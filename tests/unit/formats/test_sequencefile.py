@@ -54,17 +54,20 @@ def test_keys_of_all_lengths(length):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda data: b"SEQ\x05" + data[4:], "no SequenceFile of version 6 at offset 0"),
-        (lambda data: data[:-1], r"b/x.seq: the file ends inside of a record"),
-        (lambda data: data[:30], "the file ends inside of"),
+        (lambda data: b"SEQ\x05" + data[4:], "not a SequenceFile of version 6 at offset 0"),
+        (lambda data: data[:-1], r"b/x.seq: the file ends inside a record"),
+        (lambda data: data[:30], "the file ends inside"),
         (lambda data: data.replace(b"BytesWritable", b"BytesWritablf"), "not Text and BytesWritable"),
-        (lambda data: data[: len(HEAD) - 22] + b"\1" + data[len(HEAD) - 21 :], "compressed SequenceFiles are not read"),
+        (lambda data: data[: len(HEAD) - 22] + b"\1" + data[len(HEAD) - 21 :], "compressed SequenceFiles are not supported"),
         (lambda data: data[: len(HEAD)] + struct.pack(">ii", 20, 30), "a record of 20 bytes with a key of 30"),
         (lambda data: data[: len(HEAD)] + struct.pack(">ii", -2, 3), "a record of -2 bytes"),
         (lambda data: data[: len(HEAD)] + struct.pack(">i", -1) + bytes(16), "a wrong sync marker"),
         (lambda data: data[: len(HEAD)] + struct.pack(">ii", 7, 3) + b"\x7fab" + bytes(4), "a key is longer"),
-        (lambda data: data[: len(HEAD)] + struct.pack(">ii", 2**31 - 1, 3) + b"\x02ab", "ends inside of a record"),
-        (lambda data: data[: len(HEAD) - 20] + struct.pack(">i", 2**31 - 1) + bytes(16), "metadata of 2147483647 pairs"),
+        (lambda data: data[: len(HEAD)] + struct.pack(">ii", 2**31 - 1, 3) + b"\x02ab", "ends inside a record"),
+        (
+            lambda data: data[: len(HEAD) - 20] + struct.pack(">i", 2**31 - 1) + bytes(16),
+            "metadata: 2147483647 pairs",
+        ),
     ],
 )
 def test_damage(damage, message):

@@ -45,11 +45,11 @@ def _numbered(samples):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda data: data[:-1], r"b/x.tfrecord: the file ends inside of a record's checksum, .* at offset"),
-        (lambda data: data[:5], "the file ends inside of a record's length"),
+        (lambda data: data[:-1], r"b/x.tfrecord: the file ends inside a record's checksum, .* at offset"),
+        (lambda data: data[:5], "the file ends inside a record's length"),
         (lambda data: b"\0" + data[1:], "the length of a record fails its checksum at offset 0"),
         (lambda data: data[:20] + b"?" + data[21:], "a record fails its checksum at offset 0"),
-        (lambda data: record(b"\xff\xff\xff"), "no tf.train.Example"),
+        (lambda data: record(b"\xff\xff\xff"), "not a tf.train.Example"),
         (lambda data: record(b"\x0a\x7fabc"), "a field is longer than its message"),
         (lambda data: data + data, None),
     ],
@@ -65,7 +65,7 @@ def test_damage(damage, message):
 
 def test_a_length_of_a_terabyte():
     length = struct.pack("<Q", 1 << 40)
-    with pytest.raises(FormatError, match="ends inside of a record"):
+    with pytest.raises(FormatError, match="ends inside a record"):
         read(length + struct.pack("<I", masked_crc(length)) + b"x")
 
 

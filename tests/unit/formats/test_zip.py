@@ -76,7 +76,7 @@ def test_a_key_that_comes_back():
 
 @pytest.mark.parametrize("name", ["../x.txt", "/etc/x.txt", "a/../../x.txt", "n" * 5000 + ".txt"])
 def test_names_that_lead_elsewhere(name):
-    with pytest.raises(FormatError, match="cannot be the name of a member"):
+    with pytest.raises(FormatError, match="is not a valid member name"):
         read(zip_of((name, b"x")))
 
 
@@ -96,7 +96,7 @@ def test_encryption():
 
 def test_a_bomb(monkeypatch):
     monkeypatch.setattr(zip, "DECOMPRESS_FREE_BYTES", 1 << 20)
-    with pytest.raises(FormatError, match="grows more than 100 times"):
+    with pytest.raises(FormatError, match="expands to more than 100 times its size"):
         read(zip_of(("a.txt", bytes(20 << 20))))
 
 
@@ -120,14 +120,14 @@ def test_sizes_that_lie():
 def test_a_directory_over_the_limit(monkeypatch):
     monkeypatch.setattr(zip, "ZIP_DIRECTORY_BYTES_MAX", 70_000)
     data = zip_of(*((f"{number:05d}.txt", b"") for number in range(2000)))
-    with pytest.raises(FormatError, match="more than is read at once"):
+    with pytest.raises(FormatError, match="too large for one read"):
         read(data)
     assert base.SeekableFile(MemorySource(data), "x").seek(0, 2) == len(data)
 
 
 @pytest.mark.parametrize("data", [b"", b"no zip", b"PK\x05\x06" + b"\xff" * 18])
 def test_no_zip(data):
-    with pytest.raises(FormatError, match=r"b/x\.zip: no zip file"):
+    with pytest.raises(FormatError, match=r"b/x\.zip: not a zip file"):
         read(data)
 
 

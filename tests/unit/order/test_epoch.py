@@ -55,7 +55,7 @@ def test_every_sample_once_and_equally_many_batches(
 ) -> None:
     total = sum(counts)
     if rules.equal == "drop" and total < ranks * rules.batch:
-        with pytest.raises(ValueError, match="no whole batch"):
+        with pytest.raises(ValueError, match="do not make a whole batch"):
             padded_total(total, rules, ranks)
         return
     epoch = epoch_of(counts, rules, number)
@@ -204,11 +204,11 @@ def test_the_order_stays_what_it_is() -> None:
 
 
 def test_mistakes_are_named() -> None:
-    with pytest.raises(ValueError, match="no rank 2 of 2"):
+    with pytest.raises(ValueError, match="rank 2 of 2"):
         Place(rank=2, ranks=2)
     with pytest.raises(ValueError, match="no samples"):
         epoch_of([0], Rules(), 0)
-    with pytest.raises(ValueError, match="no epoch -1"):
+    with pytest.raises(ValueError, match="impossible epoch -1"):
         epoch_of([1], Rules(), -1)
     with pytest.raises(ValueError, match="window"):
         Rules(window=1 << 30)

@@ -142,7 +142,7 @@ def test_a_damaged_identity_says_how_to_write_it_again(tmp_path: Path, left: byt
     assert str(file) in caught.value.message
     # The message has the line that is to be written, but for the cluster's id.
     line = caught.value.message.partition("write it again: ")[2]
-    file.write_text(line.replace("(as /v1/cluster says)", "cluster"))
+    file.write_text(line.replace("(from /v1/cluster)", "cluster"))
     disk = Disk.open(str(tmp_path), "cluster", HybridClock(1))
     assert disk.id == "the-disk"
     disk.close()

@@ -154,7 +154,7 @@ def test_a_version_whose_blob_was_lost_comes_again(
     if known:
         with pytest.raises(ObjectCorrupt):
             body(disk, "x")
-    with pytest.raises(Conflict, match="other bytes"):
+    with pytest.raises(Conflict, match="different bytes"):
         put(disk, "x", b"other", small=small, version=OLD, durability=durability)
     renewed = put(disk, "x", b"first", small=small, version=OLD, durability=durability).row
     assert (renewed.version, renewed.blob_id > row.blob_id) == (OLD, True)

@@ -44,7 +44,7 @@ def one_by_one(data: bytes) -> Members:
     whole = True
     while whole:
         if scanner.next > len(data):
-            raise TarError(f"the archive ends inside of member {scanner.last_name[:80].decode(errors='replace')!r}", len(data))
+            raise TarError(f"the archive ends inside member {scanner.last_name[:80].decode(errors='replace')!r}", len(data))
         chunk = data[scanner.next : scanner.next + scanner.want]
         whole = len(chunk) == scanner.want
         found += scanner.take(chunk)

@@ -128,7 +128,7 @@ def test_sums_of_signed_bytes_and_rubbish_behind_a_name() -> None:
     eager, patient = Scanner(), Patient()
     wanted = eager.feed(data) + eager.finish()
     assert patient.entries(data, 70_000) == wanted
-    assert patient.scanner.oddities == eager.oddities == [("what follows the NUL of a name is ignored", heads[5])]
+    assert patient.scanner.oddities == eager.oddities == [("data after the NUL of a name is ignored", heads[5])]
 
 
 def _sum(data: bytearray, head: int, signed: bool = False) -> None:

@@ -253,14 +253,14 @@ def broken(data: bytes, **options: Any) -> tuple[list[Sample], str, bool]:
 
 def cut_tars() -> Iterator[tuple[bytes, int, str]]:
     data = tar_of([("a.jpg", tarfile.REGTYPE, b"x" * 600), ("b.jpg", tarfile.REGTYPE, b"y" * 600)], tarfile.USTAR_FORMAT)
-    yield data[:1600], 0, "inside of a header"
-    yield data[:2000], 0, "inside of a header"
-    yield data[:2048], 1, "inside of member 'b.jpg'"
-    yield data[:2200], 1, "inside of member 'b.jpg'"
-    yield data[:3000], 1, "inside of member 'b.jpg'"
+    yield data[:1600], 0, "inside a header"
+    yield data[:2000], 0, "inside a header"
+    yield data[:2048], 1, "inside member 'b.jpg'"
+    yield data[:2200], 1, "inside member 'b.jpg'"
+    yield data[:3000], 1, "inside member 'b.jpg'"
     yield data[:1536] + b"junk" * 300, 0, "wrong checksum"
     yield b"<html>" * 300, 0, "not a tar archive"
-    yield data[:1536] + bytes(100) + b"x", 0, "inside of a header"
+    yield data[:1536] + bytes(100) + b"x", 0, "inside a header"
 
 
 @pytest.mark.parametrize(("data", "samples", "message"), list(cut_tars()))

@@ -178,11 +178,11 @@ def test_truncation_at_every_block(make):
 
 def test_messages_say_what_is_missing(make):
     data = make.member(b"dir/a.txt", b"x" * 1000)
-    assert "ends inside of member 'dir/a.txt'" in str(problem(data[:700]))
-    assert "inside of a header" in str(problem(data + data[:100]))
+    assert "ends inside member 'dir/a.txt'" in str(problem(data[:700]))
+    assert "inside a header" in str(problem(data + data[:100]))
     for data in (make.member(b"n", b"name", b"L"), make.member(b"x", b"", b"x"), make.member(b"A", b"1", b"A")):
         assert "after a long-name or pax header" in str(problem(data))
-        assert "inside of a header" in str(problem(make.header(b"m", 600, data[156:157])))
+        assert "inside a header" in str(problem(make.header(b"m", 600, data[156:157])))
     assert str(problem(b"no tar" * 1000)) == "not a tar archive: no header at offset 0"
 
 
@@ -195,14 +195,14 @@ def test_what_follows_the_end_is_ignored(make):
     lone = make.member(b"a", b"") + bytes(512) + make.member(b"b", b"") + make.end
     for archive, offset in ((data + data, len(data)), (data + bytes(1000) + b"x", len(data) + 1000), (lone, 1024)):
         assert [entry[0] for entry in scan(archive)] == [b"a"]
-        assert oddities(archive)[-1] == ("what follows the end of the archive is ignored", offset)
+        assert oddities(archive)[-1] == ("data after the end of the archive is ignored", offset)
     assert "one zero block" in oddities(lone)[0][0]
     assert len(oddities(data + b"x" * 200_000)) == 1
 
 
 def test_nothing_is_an_archive_of_nothing(make):
     assert scan(b"") == []
-    assert oddities(b"") == [("the archive has no end blocks; if it was cut off, then between two members", 0)]
+    assert oddities(b"") == [("the archive has no end blocks; it may have been truncated between two members", 0)]
     assert problem(bytes(511)).offset == 511
 
 
@@ -248,7 +248,7 @@ def test_a_pax_size_is_that_of_any_member(make):
 def test_fields_end_with_their_first_nul(make):
     data = make.member(b"a.txt\0rest", b"1") + make.member(b"b", b"") + make.member(b"c\0r", b"") + make.end
     assert [entry[0] for entry in scan(data)] == [b"a.txt", b"b", b"c"]
-    assert oddities(data) == [("what follows the NUL of a name is ignored", 0)]
+    assert oddities(data) == [("data after the NUL of a name is ignored", 0)]
 
 
 def test_damage_in_a_pax_header_that_nobody_needs_is_found(make):
@@ -282,7 +282,7 @@ def test_bad_sizes_name_the_header(make, size):
 
 def test_a_size_beyond_the_archive_is_a_truncation(make):
     huge = make.header(b"b", b"\x80" + (1 << 62).to_bytes(11, "big")) + make.end
-    assert "inside of member 'b'" in problem(huge).message
+    assert "inside member 'b'" in problem(huge).message
 
 
 def test_nul_in_a_pax_name(make):

@@ -242,8 +242,8 @@ def test_what_follows_an_archive_or_its_gzip_stream_is_ignored_with_a_warning(sh
     data = tar_of("", 5)
     counts = Counts()
     for name, archive, warning in (
-        ("tail.tar", data + b"x" * 600, "what follows the end of the archive is ignored, at offset 20480"),
-        ("two.tar", data + tar_of("other", 5), "what follows the end of the archive is ignored, at offset 20480"),
+        ("tail.tar", data + b"x" * 600, "data after the end of the archive is ignored, at offset 20480"),
+        ("two.tar", data + tar_of("other", 5), "data after the end of the archive is ignored, at offset 20480"),
         ("tail.tgz", gzip.compress(data) + b"x", "what follows the gz stream is ignored, at offset"),
     ):
         caplog.clear()

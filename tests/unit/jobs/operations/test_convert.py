@@ -347,7 +347,7 @@ def test_files_that_are_not_what_they_are_called(tmp_path, ending):
 
 def test_a_data_mdb_that_is_none(tmp_path):
     put(tmp_path, "db/data.mdb", b"something else entirely " * 1000)
-    with pytest.raises(FormatError, match=r"in/db/data\.mdb: no LMDB"):
+    with pytest.raises(FormatError, match=r"in/db/data\.mdb: not an LMDB file"):
         convert_to(tmp_path, "tar")
 
 

@@ -57,7 +57,7 @@ def test_headers_are_canonical(tmp_path):
 
 def test_nothing_is_left_of_what_is_given_up(tmp_path):
     store = FolderStore(tmp_path)
-    with pytest.raises(ValueError, match="not a name"), ShardOutput(store, "x.tgz") as output:
+    with pytest.raises(ValueError, match="invalid name"), ShardOutput(store, "x.tgz") as output:
         output.add([DataMember("", "", b"x")])
     with PlainOutput(store, "y") as plain:
         plain.write(b"1")

@@ -143,7 +143,7 @@ def test_what_never_came_to_a_request_goes_with_the_next_start(disk, open_disk):
     ["", f"deposit-{'0' * 31}", f"deposit-{'0' * 33}", f"deposit-{'G' * 32}", f"deposit-{'0' * 32}\n", f"deposit-{'0' * 32}/x"],
 )
 def test_names_that_are_none(disk, open_disk, name):
-    with pytest.raises(BadRequest, match="not the name of a deposit"):
+    with pytest.raises(BadRequest, match="invalid deposit name"):
         disk.adopt("b1", "x", name, size=None, durability="fsync", staged=JOB)
     assert open_disk.files() == set()
 
@@ -250,7 +250,7 @@ def test_an_index_that_is_cut_is_refused(disk, open_disk, tar_of):
     complete = file.finish()
     os.truncate(f"{file._path}.idx", HEADER_BYTES)
     writer.write(msgspec.json.encode(complete))
-    with pytest.raises(BadRequest, match="not whole"):
+    with pytest.raises(BadRequest, match="incomplete"):
         writer.finish()
     assert (open_disk.files(), temporary(open_disk)) == (set(), set())
 

@@ -187,7 +187,7 @@ def test_building_an_index_notices_damaged_bytes(disk: Disk, tar_of: Callable[..
 
 
 def test_what_is_no_shard_says_so_with_the_reason(disk: Disk) -> None:
-    with pytest.raises(NotAShard, match="no archive"):
+    with pytest.raises(NotAShard, match="not an archive"):
         disk.open_index(disk.put_small("b", "a.txt", b"x").row)
     with pytest.raises(NotAShard, match="at offset"):
         disk.open_index(disk.put_small("b", "a.tar", b"x" * 600).row)

@@ -93,7 +93,7 @@ def test_another_length_than_announced_stores_nothing(open_disk: Any, name: str,
     disk.put_small("b", name, b"old")
     before = open_disk.files()
     writer = disk.begin_put("b", name, size=100)
-    with pytest.raises(LengthMismatch, match="100 bytes were announced"):
+    with pytest.raises(LengthMismatch, match="expected 100 bytes"):
         write_and_finish(writer, bytes(given))
     writer.abort()
     assert open_disk.files() == before

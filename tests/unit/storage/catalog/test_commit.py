@@ -117,7 +117,7 @@ def test_an_unknown_outcome_ends_writing_and_touches_no_blob(open_disk: Any) -> 
     assert disk.state == "failed"
     assert "COMMIT" in str(disk.failure)
     assert len(open_disk.files()) == 2
-    with pytest.raises(StorageFailed, match="takes no writes"):
+    with pytest.raises(StorageFailed, match="accepts no writes"):
         disk.put_small("b", "b", b"x")
     disk.close()
     disk = open_disk()

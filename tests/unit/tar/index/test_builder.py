@@ -69,7 +69,7 @@ def test_counts_and_warnings(make, index_of):
     assert (summary.members, summary.samples, summary.repeated_keys, summary.dropped) == (8, 4, 1, 3)
     assert summary.warnings == (
         "3 members belong to no sample",
-        "1 samples have a key that came before in the shard, first 'a'",
+        "1 samples repeat the key of an earlier sample, first 'a'",
         "1 member names are not UTF-8 and are listed with replacement characters",
     )
     assert (index.repeated_keys, index.dropped) == (1, 3)

@@ -77,7 +77,7 @@ for use in USES:
             try:
                 USES[use](index)
             except IndexCorrupt as error:
-                os._exit(0 if "shorter" in str(error) else 3)
+                os._exit(0 if "truncated" in str(error) else 3)
             os._exit(4)
         print(use, length, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
