@@ -61,7 +61,7 @@ class Rename(_Arguments, frozen=True, kw_only=True):
 
     def check(self) -> None:
         if not self.fields and not self.prefix:
-            raise BadRequest("rename wants fields or a prefix for keys")
+            raise BadRequest("rename needs 'fields', or a prefix for keys")
 
     def __call__(self, sample: WireSample) -> list[WireSample]:
         names = {old.lower(): new.lower() for old, new in self.fields.items()}
@@ -69,7 +69,7 @@ class Rename(_Arguments, frozen=True, kw_only=True):
         for ext, data in sample.fields.items():
             name = names.get(ext, ext)
             if name in fields:
-                raise SampleFailed(f"two of its fields would be {name!r}")
+                raise SampleFailed(f"two of its fields would be named {name!r}")
             fields[name] = data
         return [WireSample(self.prefix + sample.key, fields)]
 
@@ -90,7 +90,7 @@ class _OfImages(_Arguments, frozen=True, kw_only=True):
                 except Undecodable as error:
                     raise SampleFailed(f"field {ext!r}: {error}") from None
             if name in fields:
-                raise SampleFailed(f"two of its fields would be {name!r}")
+                raise SampleFailed(f"two of its fields would be named {name!r}")
             fields[name] = content
         return [WireSample(sample.key, fields)]
 
@@ -109,12 +109,12 @@ class Resize(_OfImages, frozen=True, kw_only=True):
 
     def check(self) -> None:
         if sum(each is not None for each in (self.size, self.shortest, self.longest)) != 1:
-            raise BadRequest("resize wants one of size [width, height], shortest and longest")
+            raise BadRequest("resize needs exactly one of size [width, height], shortest and longest")
 
     def change(self, ext: str, image: Image) -> tuple[str, bytes]:
         width, height = self.size or _scaled(image.size, self.shortest, self.longest)
         if width * height > JOB_IMAGE_PIXELS_MAX:
-            raise SampleFailed(f"field {ext!r} would have {width} x {height} pixels, which is too large")
+            raise SampleFailed(f"field {ext!r} would have {width} x {height} pixels, more than {JOB_IMAGE_PIXELS_MAX}")
         format = image.format or "PNG"
         plain = image.convert("RGB") if image.mode == "P" and "transparency" not in image.info else image
         plain = plain.convert("RGBA") if plain.mode in ("P", "PA") else plain.convert("L") if plain.mode == "1" else plain
@@ -169,7 +169,7 @@ def built_in(name: str, arguments: dict[str, Any]) -> Callable[[WireSample], lis
     try:
         function = msgspec.convert(arguments, FUNCTIONS[name])
     except msgspec.ValidationError as error:
-        raise BadRequest(f"bad args for {name}: {error}") from None
+        raise BadRequest(f"invalid arguments for {name}: {error}") from None
     function.check()
     return function
 
@@ -196,7 +196,7 @@ def _encode(image: Image, format: str, quality: int) -> bytes:
         else:
             image.save(buffer, format)
     except (OSError, ValueError, KeyError) as error:
-        raise Undecodable(f"a picture of mode {image.mode} cannot be written as {format} ({str(error)[:100]})") from None
+        raise Undecodable(f"cannot write a picture of mode {image.mode} as {format} ({str(error)[:100]})") from None
     return buffer.getvalue()
 
 
@@ -208,15 +208,15 @@ def seed_of(seed: int, ordinal: int) -> int:
 def as_members(sample: WireSample) -> tuple[str, list[DataMember]]:
     """A sample as it is written. SampleFailed for keys and extensions that would be read as something else."""
     if not 1 <= len(sample.fields) <= SAMPLE_RECORDS_MAX:
-        raise SampleFailed(f"a sample {sample.key[:80]!r} with {len(sample.fields)} fields came out")
+        raise SampleFailed(f"the output sample {sample.key[:80]!r} has {len(sample.fields)} fields")
     members = []
     for ext, data in sample.fields.items():
         name = f"{sample.key}.{ext.lower()}"
         if split_key(name) != (sample.key, ext.lower()) or not _is_member_name(name):
-            raise SampleFailed(f"key {sample.key[:80]!r} with extension {ext[:80]!r} came out: no name of a sample's field")
+            raise SampleFailed(f"the output key {sample.key[:80]!r} with extension {ext[:80]!r} is not a valid member name")
         members.append(DataMember(ext.lower(), name, data))
     if len({member.ext for member in members}) < len(members):
-        raise SampleFailed(f"a sample {sample.key[:80]!r} came out with two extensions that differ in case only")
+        raise SampleFailed(f"the output sample {sample.key[:80]!r} has two extensions that differ only in case")
     return sample.key, members
 
 

@@ -46,7 +46,7 @@ class Journal(JournalFile):
     def _number(self, job_id: str) -> int:
         rows = self.rows("SELECT number FROM jobs WHERE id = ?", job_id)
         if not rows:
-            raise JobNotFound(f"there is no job {job_id[:80]!r}")
+            raise JobNotFound(f"job {job_id[:80]!r} does not exist")
         return int(rows[0][0])
 
     # --- jobs
@@ -71,14 +71,14 @@ class Journal(JournalFile):
     def get(self, job_id: str) -> JobRecord:
         rows = self.rows(f"SELECT {_COLUMNS} FROM jobs WHERE id = ?", job_id)
         if not rows:
-            raise JobNotFound(f"there is no job {job_id[:80]!r}")
+            raise JobNotFound(f"job {job_id[:80]!r} does not exist")
         return _record(rows[0])
 
     def spec(self, job_id: str) -> bytes:
         """The client's JSON."""
         rows = self.rows("SELECT spec FROM jobs WHERE id = ?", job_id)
         if not rows:
-            raise JobNotFound(f"there is no job {job_id[:80]!r}")
+            raise JobNotFound(f"job {job_id[:80]!r} does not exist")
         return bytes(rows[0][0])
 
     def page(self, states: Iterable[JobState] = (), before: str | None = None, limit: int = 100) -> list[JobRecord]:
@@ -179,7 +179,7 @@ class Journal(JournalFile):
                 for output in result.outputs:
                     values = (job, output.name, stage, number, _encode(output), output.samples)
                     if database.execute("INSERT OR IGNORE INTO outputs VALUES (?, ?, ?, ?, ?, ?)", values).rowcount == 0:
-                        raise OutputWrittenTwice(f"two tasks of the job write {output.name!r}")
+                        raise OutputWrittenTwice(f"two tasks of the job write the same object: {output.name!r}")
 
     def results(self, job_id: str, stage: int) -> Sequence[TaskResult]:
         """The results of a stage that has ended, in order of their numbers, a page of them in memory."""

@@ -408,4 +408,4 @@ def _to(phase: Phase, *actions: Action) -> Outcome:
 
 
 def _impossible(life: JobLife, event: Event) -> ImpossibleEvent:
-    return ImpossibleEvent(f"{event} happens to no job that is {life.phase}")
+    return ImpossibleEvent(f"unexpected event {event} for a job that is {life.phase}")

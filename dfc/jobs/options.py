@@ -19,18 +19,18 @@ _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]?)(i?)B?")
 class CommonOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What every operation on samples has; see `dfc.jobs.shards.samples`."""
 
-    on_split: Annotated[OnSplit, Meta(description="What to do with a key that comes back later in its shard.")] = "fail"
+    on_split: Annotated[OnSplit, Meta(description="What to do with a key that occurs again later in its shard.")] = "fail"
 
 
 class SizeOptions(CommonOptions, frozen=True, kw_only=True):
     """How many samples go into an output shard: a number, or as many as fit into a size (bytes, or text like "1 GB")."""
 
     samples_per_shard: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="Exactly this many samples in each shard, the rest in the last.")
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Exactly this many samples per shard, the rest in the last one.")
     ] = None
     shard_size: Annotated[
         int | str | None,
-        Meta(description="Instead: the size of a shard, such as 1GB or 512MiB. If neither is given: one shard for each input."),
+        Meta(description="Instead: the size of a shard, such as 1GB or 512MiB. If neither is given: one shard per input."),
     ] = None
 
     @property
@@ -51,10 +51,10 @@ def parse_size(size: int | str) -> int:
     if isinstance(size, str):
         match = _SIZE.fullmatch(size.strip())
         if match is None:
-            raise BadRequest(f"a size is a number of bytes or a text like '1 GB' or '512 MiB', not {size[:40]!r}")
+            raise BadRequest(f"a size must be a number of bytes or a string like '1 GB' or '512 MiB', not {size[:40]!r}")
         number, unit, binary = match.groups()
         power = " kMGT".index(unit.replace("K", "k") or " ")
         size = int(min(float(number) * (1024 if binary else 1000) ** power, 2.0 * _SIZE_MAX))
     if not 1 <= size <= _SIZE_MAX:
-        raise BadRequest(f"a size is at least 1 byte and at most {_SIZE_MAX}")
+        raise BadRequest(f"a size must be from 1 to {_SIZE_MAX} bytes")
     return size

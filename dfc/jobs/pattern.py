@@ -29,10 +29,10 @@ class OutputPattern:
 
     def __post_init__(self) -> None:
         if len(_NUMBER.findall(self.text)) > 1 or self.text.count("{part}") > 1:
-            raise BadRequest("an output pattern has at most one number and one {part}")
+            raise BadRequest("an output pattern can have at most one number and one {part}")
         rest = _NUMBER.sub("", self.text).replace("{part}", "")
         if "%" in rest or "{" in rest or "}" in rest:
-            raise BadRequest(f"an output pattern holds %0Nd and {{part}} and no other '%' or brace: {self.text[:80]!r}")
+            raise BadRequest(f"an output pattern can contain %0Nd and {{part}}, but no other '%' or brace: {self.text[:80]!r}")
         check_object_name((self.name(0, part="part")).rstrip("/"))
         regex = re.escape(self.text).replace(re.escape("{part}"), f"(?P<part>{PART_NAME.pattern})")
         object.__setattr__(self, "_regex", re.compile(_NUMBER.sub("[0-9]+", regex)))
@@ -55,7 +55,7 @@ class OutputPattern:
     def name(self, number: int = 0, *, part: str = "") -> str:
         """The name of one output. ValueError for a number below 0 or absurdly large."""
         if not 0 <= number < _SHARD_NUMBER_MAX:
-            raise ValueError(f"no number for a shard: {number}")
+            raise ValueError(f"the number of a shard must be from 0 to {_SHARD_NUMBER_MAX - 1}, not {number}")
         return with_number(self.text.replace("{part}", part), number)
 
     def matches(self, name: str) -> bool:

@@ -67,7 +67,7 @@ def _keys(store: Store, shard: InputShard) -> Iterator[bytes]:
                         try:
                             yield decoder.decode(line).key.encode()
                         except msgspec.DecodeError as error:
-                            raise BadKeyList(f"{shard.label}: line {number} is no JSON with a key: {error}") from None
+                            raise BadKeyList(f"{shard.label}: line {number} is not a JSON object with a key: {error}") from None
                     elif line:
                         yield line
                 if not data:

@@ -137,7 +137,7 @@ def _wanted(samples: Iterator[SampleData], work: Work, warnings: list[str]) -> I
         else:
             empty += 1
     if empty:
-        warnings.append(f"{work.shards[0].label}: {empty} samples have none of the fields and were left out")
+        warnings.append(f"{work.shards[0].label}: {empty} samples without any of the fields were left out")
 
 
 def write_dali_index(task: Task, store: Store) -> TaskResult:

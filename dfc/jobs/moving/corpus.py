@@ -163,7 +163,7 @@ class ForwardSource:
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """As Source.read_into, for offsets that only grow."""
         if offset < self._at:
-            raise ValueError(f"{self._label} is compressed: byte {offset} has gone by")
+            raise ValueError(f"{self._label} is compressed and can only be read forward: byte {offset} has already been passed")
         try:
             while self._at < offset:
                 self._advance(len(self._stream.read(min(offset - self._at, DECOMPRESS_CHUNK_BYTES))))
@@ -254,7 +254,7 @@ def refuse_split(task: Task, store: Store) -> TaskResult:
     shard = task.decode(_JoinTask).shard
     for _ in read_samples(store, shard, "fail"):
         break
-    raise SplitSample(f"{shard.label}: a key comes back later in the shard")
+    raise SplitSample(f"{shard.label}: a key occurs again later in the shard")
 
 
 def join_split(task: Task, store: Store) -> TaskResult:

@@ -40,7 +40,7 @@ class OrderOptions(SizeOptions, frozen=True, kw_only=True):
     strategy: Annotated[
         Strategy,
         msgspec.Meta(
-            description="gather reads each sample once from where it is; spill reads and writes everything twice, in sequence; "
+            description="gather reads each sample once, at random; spill reads and writes everything twice, sequentially; "
             "auto gathers unless an input is compressed."
         ),
     ] = "auto"
@@ -50,11 +50,11 @@ def check_order(options: OrderOptions, pattern: OutputPattern, *, part: bool = F
     """BadRequest for sizes that contradict, and for a pattern that does not name numbered shards (of parts, with `part`)."""
     check_sizes(options)
     if not pattern.is_numbered or pattern.is_prefix:
-        raise BadRequest("the output pattern numbers shards: it needs a number like %06d")
+        raise BadRequest("the output pattern needs a number for the shards, such as %06d")
     if pattern.has_part != part:
-        raise BadRequest("the output pattern needs {part} in it" if part else "the output pattern has no use for {part}")
+        raise BadRequest("the output pattern must contain {part}" if part else "only split can have {part} in its pattern")
     if index_kind(pattern.name(0, part="part" if part else "")) is None:
-        raise BadRequest("the outputs are shards: .tar, .tgz, .tar.gz, .tar.zst, .tar.lz4, .tar.bz2 or .tar.xz")
+        raise BadRequest("the output pattern must end in .tar, .tgz, .tar.gz, .tar.zst, .tar.lz4, .tar.bz2 or .tar.xz")
 
 
 class WriteTask(msgspec.Struct, frozen=True):
@@ -123,7 +123,7 @@ class Ordered:
         if compressed is None or (self.follows and not sized):
             return options.strategy == "spill"
         if options.strategy == "gather":
-            raise BadRequest(f"{compressed.label} is compressed: its samples cannot be gathered; take the strategy 'spill'")
+            raise BadRequest(f"{compressed.label} is compressed, so its samples cannot be gathered; use strategy 'spill'")
         return True
 
     def _estimate(self) -> int:

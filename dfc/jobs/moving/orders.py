@@ -100,7 +100,7 @@ def ordinals_at(order: Order, store: Store, lo: int, hi: int) -> Integers:
             found[first - lo : last - lo] = read_entries(store, row.name, row.first + first - row.place, last - first)
             filled += last - first
     if filled != hi - lo:
-        raise ValueError(f"{filled} of {hi - lo} places are in the table")
+        raise ValueError(f"the table has only {filled} of {hi - lo} places")
     return found
 
 

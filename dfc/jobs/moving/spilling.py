@@ -237,7 +237,7 @@ def collect(task: Task, store: Store) -> TaskResult:
         found = find(sources, len(wanted.runs), wanted.lo, wanted.hi)
         order = np.argsort(found.places)
         if not np.array_equal(found.places[order], np.arange(wanted.lo, wanted.hi)):
-            raise StorageFailed(f"the temporary objects for {wanted.name} do not have its samples")
+            raise StorageFailed(f"the temporary objects for {wanted.name} do not hold all of its samples")
         size = int(found.sizes.sum()) + len(END_OF_ARCHIVE)
         window = window_bytes(store.memory_bytes, local=False)
         with ShardOutput(store, wanted.name, size) as output:

@@ -54,7 +54,7 @@ class Operation(Protocol):
 def operation(name: str) -> Operation:
     """The module; BadRequest for a name that is none."""
     if name not in OPERATIONS:
-        raise BadRequest(f"unknown operation {name[:80]!r}; there are {', '.join(OPERATIONS)}")
+        raise BadRequest(f"unknown operation {name[:80]!r}; choose from {', '.join(OPERATIONS)}")
     return cast(Operation, import_module(f"dfc.jobs.operations.{name}"))
 
 
@@ -79,7 +79,7 @@ def check_enabled(name: str, options: Any, settings: object) -> None:
     """Forbidden when the operation wants a setting that is off; `settings` has those settings as attributes."""
     for setting in getattr(operation(name), "needs", lambda _: ())(options):
         if not getattr(settings, setting, False):
-            raise Forbidden(f"this job runs code of its own, which the operator has not allowed (setting {setting!r})")
+            raise Forbidden(f"this job runs user code, which the operator has not allowed (setting {setting!r})")
 
 
 def find_function(name: str) -> Function:

@@ -35,13 +35,13 @@ class Options(CommonOptions, frozen=True, kw_only=True):
     level: Annotated[int | None, Meta(description="The compression level, for formats that have levels.")] = None
     fields: Annotated[
         Annotated[tuple[str, ...], Meta(min_length=1, max_length=FORMAT_FIELDS_MAX)] | None,
-        Meta(description="Only these extensions; for Parquet, these columns in this order."),
+        Meta(description="Keep only these extensions; for Parquet, these columns in this order."),
     ] = None
     samples_per_shard: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="Samples in each output. By default there is one output for each input."),
+        Meta(description="Samples per output. By default, each input makes one output."),
     ] = None
-    source: Annotated[SourceName | None, Meta(description="The format of the inputs, if their names do not say it.")] = (
+    source: Annotated[SourceName | None, Meta(description="The format of the inputs, if their names do not tell.")] = (
         msgspec.field(default=None, name="from")
     )
 
@@ -51,21 +51,21 @@ def check(options: Options, pattern: OutputPattern) -> None:
     form = FORMATS[options.format]
     _check_pattern(options.format, pattern)
     if form.levels is None and options.level is not None:
-        raise BadRequest(f"the format {options.format} has no levels")
+        raise BadRequest(f"the format {options.format} has no compression levels")
     if form.levels is not None and options.level is not None and options.level not in form.levels:
         raise BadRequest(f"{options.format} has levels from {form.levels[0]} to {form.levels[-1]}, not {options.level}")
     if options.fields is not None:
         if options.format in INDEXES:
-            raise BadRequest(f"{options.format} is an index of whole shards; 'fields' has no meaning")
+            raise BadRequest(f"{options.format} is an index of whole shards; it takes no 'fields'")
         if len(set(options.fields)) < len(options.fields) or any(field != field.lower() for field in options.fields):
-            raise BadRequest("'fields' are different extensions in lower case")
+            raise BadRequest("'fields' must be distinct extensions in lower case")
         if KEY_FIELD in options.fields:
-            raise BadRequest(f"{KEY_FIELD!r} is no field; keys are always kept")
+            raise BadRequest(f"{KEY_FIELD!r} cannot be listed in 'fields'; keys are always kept")
     if options.samples_per_shard is not None:
         if options.format in INDEXES:
-            raise BadRequest(f"{options.format} is an index of whole shards; 'samples_per_shard' has no meaning")
+            raise BadRequest(f"{options.format} is an index of whole shards; it takes no 'samples_per_shard'")
         if not pattern.is_numbered:
-            raise BadRequest("with samples_per_shard the pattern needs a number, such as %06d")
+            raise BadRequest("with samples_per_shard, the output pattern needs a number, such as %06d")
     if form.library is not None:
         need(form.library)
     if options.source == "parquet":
@@ -75,19 +75,19 @@ def check(options: Options, pattern: OutputPattern) -> None:
 def _check_pattern(format: FormatName, pattern: OutputPattern) -> None:
     form, name = FORMATS[format], pattern.name(part="part")
     if pattern.has_part:
-        raise BadRequest("convert has no parts; a {part} is for split")
+        raise BadRequest("convert has no parts; only split can have {part} in its output pattern")
     if form.is_tree != pattern.is_prefix:
         raise BadRequest(
-            f"{format} makes a tree: its pattern is a prefix that ends in '/'"
+            f"the format {format} writes a directory tree: the output pattern must end in '/'"
             if form.is_tree
-            else "a pattern ending in '/' names a tree"
+            else f"the format {format} writes files: the output pattern cannot end in '/'"
         )
     if form.kind is not None and index_kind(name) != form.kind:
-        raise BadRequest(f"outputs of format {format} have names that end in {' or '.join(form.endings)}")
+        raise BadRequest(f"for the format {format} the output pattern must end in {' or '.join(form.endings)}")
     if form.kind is None and not form.is_tree and written_format(name) not in (None, format):
-        raise BadRequest(f"the pattern {pattern.text[:80]!r} names files of format {written_format(name)}, not {format}")
+        raise BadRequest(f"the output pattern {pattern.text[:80]!r} is for the format {written_format(name)}, not {format}")
     if format == "wids-index" and pattern.is_numbered:
-        raise BadRequest("a wids-index is one object for all shards; its pattern has no number")
+        raise BadRequest("a wids-index is one object for all shards; its output pattern cannot have a number")
 
 
 def other_outputs(options: Options, pattern: OutputPattern) -> tuple[str, ...]:
@@ -105,7 +105,7 @@ def plan(job: JobInput) -> list[Stage]:
     if options.samples_per_shard is not None:
         return _plan_cut(job, options.samples_per_shard)
     if count > 1 and not job.pattern.is_numbered:
-        raise BadRequest(f"{count} inputs make as many outputs: the pattern needs a number, such as %06d")
+        raise BadRequest(f"{count} inputs make {count} outputs: the output pattern needs a number, such as %06d")
     if options.format == "dali-index":
         return [Stage("dali", lambda _: map(_draft, _work(job)), count, count)]
     columns = options.fields or ()
@@ -167,11 +167,11 @@ def _count(job: JobInput) -> int:
         if job.options.format == "dali-index":
             _check_plain_tar(shard, "DALI")
         elif source == "tar" and not shard.is_indexed:
-            raise NotAShard(f"{shard.label} is no archive, or a broken one")
+            raise NotAShard(f"{shard.label} is not an archive, or is damaged")
     if files and count:
-        raise BadRequest(f"nothing says the format of {tree}, and others have one: narrow the input, or give options.from")
+        raise BadRequest(f"cannot tell the format of {tree} among other inputs: narrow the input, or set 'from'")
     if files > FORMAT_TREE_OBJECTS_MAX:
-        raise BadRequest(f"a directory tree of {files} files; at most {FORMAT_TREE_OBJECTS_MAX} make one output")
+        raise BadRequest(f"the directory tree has {files} files; one output can be made of at most {FORMAT_TREE_OBJECTS_MAX}")
     return count or min(files, 1)
 
 
@@ -223,7 +223,7 @@ def _columns(results: Results) -> tuple[str, ...]:
 
 def _wids_draft(job: JobInput) -> TaskDraft:
     if len(job.shards) > FORMAT_TREE_OBJECTS_MAX:
-        raise BadRequest(f"an index of {len(job.shards)} shards; at most {FORMAT_TREE_OBJECTS_MAX} go into one")
+        raise BadRequest(f"one index can list at most {FORMAT_TREE_OBJECTS_MAX} shards, not {len(job.shards)}")
     shards = [shard for shard, source in _sources(job) if source == "tar"]
     for shard in shards:
         _check_plain_tar(shard, "wids")
@@ -235,9 +235,9 @@ def _wids_draft(job: JobInput) -> TaskDraft:
 
 def _check_plain_tar(shard: InputShard, reader: str) -> None:
     if not shard.is_indexed:
-        raise NotAShard(f"{shard.label} is no archive, or a broken one")
+        raise NotAShard(f"{shard.label} is not an archive, or is damaged")
     if shard.kind != "tar":
-        raise BadRequest(f"{reader} reads uncompressed tars only, and {shard.label} is compressed")
+        raise BadRequest(f"{reader} reads only uncompressed tars, and {shard.label} is compressed")
 
 
 FUNCTIONS: Final = CONVERT_FUNCTIONS

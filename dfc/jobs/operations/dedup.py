@@ -27,7 +27,7 @@ class Options(OrderOptions, frozen=True, kw_only=True):
     """How samples are compared."""
 
     by: Annotated[
-        str, Meta(description="key, or hash:EXT for the content of a field; samples without that field all stay.")
+        str, Meta(description="key, or hash:EXT to compare the content of a field; samples without that field are kept.")
     ] = "key"
 
 
@@ -54,7 +54,7 @@ def check(options: Options, pattern: OutputPattern) -> None:
 def _ext(options: Options) -> str:
     kind, _, ext = options.by.partition(":")
     if options.by != "key" and (kind != "hash" or not ext or "/" in ext):
-        raise BadRequest(f"dedup goes by key or by hash:EXT, not {options.by[:80]!r}")
+        raise BadRequest(f"'by' must be key or hash:EXT, not {options.by[:80]!r}")
     return ext.lower()
 
 

@@ -49,12 +49,12 @@ class Options(SizeOptions, frozen=True, kw_only=True):
     ] = field(name="with")
     how: Annotated[
         Literal["inner", "left"],
-        Meta(description="Samples without a match are left out (inner) or stay as they are (left)."),
+        Meta(description="Whether samples without a match are left out (inner) or kept as they are (left)."),
     ] = "inner"
     on_duplicate: Annotated[OnDuplicate, Meta(description="What to do with a key that the other side has more than once.")] = (
         "fail"
     )
-    key: Annotated[str, Meta(description="The column of a table that has the keys.")] = KEY_FIELD
+    key: Annotated[str, Meta(description="The column of a table that holds the keys.")] = KEY_FIELD
 
 
 class FieldOnBothSides(Conflict):
@@ -100,7 +100,7 @@ def check(options: Options, pattern: OutputPattern) -> None:
     check_bucket_name(options.other.bucket)
     check_shards(options.other.shards)
     if not options.key:
-        raise BadRequest("'key' names the column that has the keys")
+        raise BadRequest("'key' must name the column that holds the keys")
 
 
 def other_inputs(options: Options) -> tuple[InputSpec, ...]:
@@ -221,7 +221,7 @@ def _load(store: Store, payload: _Match, rights: list[str], number: int, passes:
                 continue
             if key in known:
                 if payload.on_duplicate == "fail":
-                    raise DuplicateKey(f"the key {key[:200]!r} is there more than once on the side that is joined with")
+                    raise DuplicateKey(f"the key {key[:200]!r} occurs more than once on the other side of the join")
                 if payload.on_duplicate == "first":
                     continue
             known[key] = fields
@@ -251,7 +251,7 @@ def _with_fields(shard: InputShard, sample: SampleData, fields: list[Any]) -> li
     known = {member.ext for member in sample.members}
     for ext, _ in fields:
         if ext in known:
-            raise FieldOnBothSides(f"{shard.label}: the sample {sample.key[:200]!r} has a field {ext!r} already")
+            raise FieldOnBothSides(f"{shard.label}: the sample {sample.key[:200]!r} already has a field {ext!r}")
     if len(known) + len(fields) > SAMPLE_RECORDS_MAX:
         raise Conflict(f"{shard.label}: the sample {sample.key[:200]!r} would have more than {SAMPLE_RECORDS_MAX} fields")
     return sample.members + [DataMember(ext, f"{sample.key}.{ext}", data) for ext, data in fields]

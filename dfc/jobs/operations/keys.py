@@ -35,19 +35,19 @@ class Options(CommonOptions, frozen=True, kw_only=True):
 
     fields: Annotated[
         Annotated[list[Field], msgspec.Meta(min_length=1, max_length=2)] | None,
-        msgspec.Meta(description="key, or key,members to add extensions and sizes, which is the default except for .txt."),
+        msgspec.Meta(description="key, or key,members to add extensions and sizes; the default, except for .txt."),
     ] = None
 
 
 def check(options: Options, pattern: OutputPattern) -> None:
     """BadRequest for a name that is no manifest, for members in plain text, and when Parquet's library is missing."""
     if pattern.is_numbered or pattern.has_part or not pattern.text.endswith(_ENDINGS):
-        raise BadRequest(f"keys writes one object, with a name that ends in {', '.join(_ENDINGS)}")
+        raise BadRequest(f"keys writes one object; its name must end in one of {', '.join(_ENDINGS)}")
     fields = options.fields
     if fields is not None and ("key" not in fields or len(set(fields)) != len(fields)):
-        raise BadRequest('fields are ["key"] or ["key", "members"]')
+        raise BadRequest('fields must be ["key"] or ["key", "members"]')
     if pattern.text.endswith(".txt") and fields is not None and "members" in fields:
-        raise BadRequest("plain text has one key a line and no members; take .ndjson or .parquet")
+        raise BadRequest("plain text has one key per line and no members; use .ndjson or .parquet")
     if pattern.text.endswith(".parquet") and find_spec("pyarrow") is None:
         raise BadRequest("a Parquet manifest needs pyarrow on every node: pip install pyarrow")
 
@@ -131,7 +131,7 @@ def list_shards(task: Task, store: Store) -> TaskResult:
                     lines.write(piece)
                     store.check()
             except LineBreak as error:
-                raise Conflict(f"{part.shard.label}: {error}; list it as .ndjson") from None
+                raise Conflict(f"{part.shard.label}: {error}; write the manifest as .ndjson instead") from None
             sizes.append(lines.size - before)
             samples += index.sample_count
         lines.commit()

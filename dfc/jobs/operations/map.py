@@ -48,15 +48,15 @@ class Options(SizeOptions, frozen=True, kw_only=True):
     function: Annotated[str | None, Meta(description="A built-in function, or one that is installed on the workers.")] = None
     args: Annotated[dict[str, Any], Meta(description="Its arguments, as name=value,… or JSON.")] = {}
     command: Annotated[list[str] | None, Meta(description="Instead of a function: a program and its arguments.")] = None
-    seed: Annotated[Seed, Meta(description="Determines the random numbers of a function, together with the sample.")] = 0
+    seed: Annotated[Seed, Meta(description="Seeds a function's random numbers, together with the sample's ordinal.")] = 0
     on_error: Annotated[
         OnError,
-        Meta(description="The job fails (abort), samples are left out (skip), or left out and listed in an object (report)."),
+        Meta(description="Fail the job (abort), leave the sample out (skip), or also list it in an object (report)."),
     ] = "abort"
     timeout: Annotated[
-        float, Meta(gt=0, le=JOB_USER_TIMEOUT_S_MAX), Meta(description="Seconds that user code may take for a sample.")
+        float, Meta(gt=0, le=JOB_USER_TIMEOUT_S_MAX), Meta(description="Timeout of user code for one sample, in seconds.")
     ] = 60.0
-    unique: Annotated[Literal["dataset", "shard"], Meta(description="Where a key may occur only once.")] = "dataset"
+    unique: Annotated[Literal["dataset", "shard"], Meta(description="Where keys must be unique.")] = "dataset"
 
 
 class MapFailed(Conflict):
@@ -101,16 +101,16 @@ def needs(options: Options) -> tuple[str, ...]:
 def check(options: Options, pattern: OutputPattern) -> None:
     check_order(OrderOptions(samples_per_shard=options.samples_per_shard, shard_size=options.shard_size), pattern)
     if (options.function is None) == (options.command is None):
-        raise BadRequest(f"map wants a function ({', '.join(BUILT_IN)}, or one that is registered), or a command")
+        raise BadRequest(f"map needs either a function ({', '.join(BUILT_IN)}, or a registered one) or a command")
     if options.function is not None and options.function in BUILT_IN:
         built_in(options.function, options.args)
     elif options.command is not None:
         if options.args:
-            raise BadRequest("args are those of a function; a command has them in its list")
+            raise BadRequest("'args' are for functions; put the arguments of a command into its list")
         if not 1 <= len(options.command) <= JOB_COMMAND_ARGUMENTS_MAX or any("\0" in each for each in options.command):
-            raise BadRequest(f"a command is a list of 1 to {JOB_COMMAND_ARGUMENTS_MAX} texts, the program first")
+            raise BadRequest(f"a command must be a list of 1 to {JOB_COMMAND_ARGUMENTS_MAX} strings, the program first")
         if not options.command[0]:
-            raise BadRequest("a command begins with the name of a program")
+            raise BadRequest("a command must begin with the name of a program")
 
 
 def other_outputs(options: Options, pattern: OutputPattern) -> tuple[str, ...]:
@@ -221,7 +221,7 @@ class _Keys:
             self._log.add_key(key, place_of(self._payload.number, self._count))
             self._count += 1
         elif key in self._seen:
-            raise DuplicateKey(f"{self._payload.shard.label}: the key {key[:200]!r} comes out twice")
+            raise DuplicateKey(f"{self._payload.shard.label}: two output samples have the key {key[:200]!r}")
         else:
             self._seen.add(key)
 
@@ -259,7 +259,7 @@ class _Errors:
     def warnings(self) -> tuple[str, ...]:
         if not self._count:
             return ()
-        return (f"{self._payload.shard.label}: {self._count} samples failed and are left out, first {self._first}",)
+        return (f"{self._payload.shard.label}: {self._count} samples failed and were left out, the first one {self._first}",)
 
 
 def run_unique(task: Task, store: Store) -> TaskResult:
@@ -269,7 +269,7 @@ def run_unique(task: Task, store: Store) -> TaskResult:
     for repeat in find_repeats(store, logs, payload.partition, payload.partitions):
         first, second = (shard_and_ordinal(place)[0] for place in (repeat.first, repeat.place))
         where = f"input shard {first}" if first == second else f"input shards {first} and {second}"
-        raise DuplicateKey(f"the key {repeat.key[:200]!r} comes out twice, of {where} (counted from 0)")
+        raise DuplicateKey(f"two output samples have the key {repeat.key[:200]!r}, from {where} (counted from 0)")
     return TaskResult()
 
 

@@ -39,13 +39,13 @@ class Options(OrderOptions, frozen=True, kw_only=True):
 
     weights: Annotated[
         list[Weight] | None,
-        Meta(description="How often to draw from each input, one number for each. By default equally often."),
+        Meta(description="How often to draw from each input, one number per input. By default, equally often."),
     ] = None
     until: Annotated[
         Literal["first", "all"],
-        Meta(description="Whether the output ends when every input is used up (all), or the first one (first)."),
+        Meta(description="Whether the output ends when all inputs are exhausted (all), or as soon as one is (first)."),
     ] = "all"
-    prefix: Annotated[list[str] | None, Meta(description="Texts to put before the keys, one for each input.")] = None
+    prefix: Annotated[list[str] | None, Meta(description="Prefixes for the keys, one per input.")] = None
 
 
 class _Keys(Struct, frozen=True):
@@ -66,7 +66,7 @@ def check(options: Options, pattern: OutputPattern) -> None:
     check_order(options, pattern)
     for prefix in options.prefix or ():
         if len(prefix) > JOB_MERGE_PREFIX_CHARS_MAX or "\0" in prefix or split_key(f"{prefix}k.x") != (f"{prefix}k", "x"):
-            raise BadRequest(f"no prefix for keys: {prefix[:80]!r}; one is like 'a-' or 'set/1-', without a dot after a '/'")
+            raise BadRequest(f"invalid prefix {prefix[:80]!r}; use one like 'a-' or 'set/1-', without a dot after a '/'")
 
 
 def plan(job: JobInput) -> list[Stage]:
@@ -143,7 +143,7 @@ def _check_names(part: CorpusPart, names: Sequence[str], key: str) -> None:
         parts = split_key(name)
         if parts is None or parts[0] != key or len(name.encode()) > TAR_MEMBER_NAME_BYTES_MAX:
             raise Conflict(
-                f"{part.shard.label}: with its prefix a member would be {name[:200]!r}, which is no name in a sample"
+                f"{part.shard.label}: with its prefix a member would be named {name[:200]!r}, which is not a valid member name"
             )
 
 
@@ -156,7 +156,7 @@ def run_equal(task: Task, store: Store) -> TaskResult:
         first, second = (bisect_right(ends, shard_and_ordinal(place)[0]) for place in (repeat.first, repeat.place))
         if first != second or not payload.between:
             where = f"inputs {first} and {second}" if first != second else f"input {first} twice"
-            raise DuplicateKey(f"the key {repeat.key[:200]!r} is in {where} (counted from 0); 'prefix' would tell them apart")
+            raise DuplicateKey(f"the key {repeat.key[:200]!r} is in {where} (counted from 0); use 'prefix' to tell them apart")
     return TaskResult()
 
 

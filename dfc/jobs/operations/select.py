@@ -46,9 +46,9 @@ class Options(OrderOptions, frozen=True, kw_only=True):
     """Which samples."""
 
     keys: Annotated[KeysObject | None, Meta(description='Keys listed in an object: {"bucket": "b", "object": "o"}.')] = None
-    key_regex: Annotated[str | None, Meta(description="Keys that match as a whole (RE2).")] = None
+    key_regex: Annotated[str | None, Meta(description="A regular expression (RE2) that must match the whole key.")] = None
     predicate: Annotated[Condition | None, Meta(description="A condition on fields, as JSON; see docs/jobs.md.")] = None
-    every: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Every n-th sample, beginning with the first.")] = None
+    every: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Every n-th sample, starting with the first.")] = None
     fraction: Annotated[Annotated[float, Meta(ge=0, le=1)] | None, Meta(description="Each sample with this probability.")] = (
         None
     )
@@ -71,9 +71,9 @@ def check(options: Options, pattern: OutputPattern) -> None:
     check_order(options, pattern)
     given = [name for name in _WAYS if getattr(options, name) is not None]
     if len(given) != 1:
-        raise BadRequest(f"select takes one of {', '.join(_WAYS)}; there are {len(given)}")
+        raise BadRequest(f"select needs exactly one of {', '.join(_WAYS)}, not {len(given)}")
     if options.seed is not None and options.fraction is None:
-        raise BadRequest("seed belongs to fraction")
+        raise BadRequest("'seed' is only for 'fraction'")
     if options.key_regex is not None:
         Regex(options.key_regex)
     if options.predicate is not None:
@@ -94,7 +94,7 @@ def _range(text: str, count: int) -> range:
     """`lo:hi:step` of `count` samples, as Python takes it; steps go forward."""
     match = _SLICE.fullmatch(text.replace(" ", ""))
     if match is None or match[3] == "0":
-        raise BadRequest(f"a slice is lo:hi or lo:hi:step with a step of 1 or more, not {text[:40]!r}")
+        raise BadRequest(f"a slice must be lo:hi or lo:hi:step with a step of 1 or more, not {text[:40]!r}")
     lo, hi, step = (int(group) if group else None for group in match.groups())
     return range(*slice(lo, hi, step).indices(count))
 

@@ -36,7 +36,7 @@ class Options(OrderOptions, frozen=True, kw_only=True):
 
     by: Annotated[str, Meta(description="key, an extension, or ext:json.path.")] = "key"
     type: Annotated[
-        SortType | None, Meta(description="How values are compared. By default int for fields like cls, else text.")
+        SortType | None, Meta(description="How to compare values. By default, int for fields like cls, else text.")
     ] = None
     reverse: Annotated[bool, Meta(description="Largest first.")] = False
 
@@ -67,7 +67,7 @@ def check(options: Options, pattern: OutputPattern) -> None:
     if options.by != "key":
         parse_class_field(options.by)
     elif options.type not in (None, "text"):
-        raise BadRequest("keys are sorted as text")
+        raise BadRequest("keys are always sorted as text; 'type' must be text")
 
 
 def plan(job: JobInput) -> list[Stage]:

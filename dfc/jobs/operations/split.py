@@ -39,11 +39,11 @@ class Options(OrderOptions, frozen=True, kw_only=True):
 
     parts: Annotated[
         Annotated[dict[str, Annotated[float, Meta(ge=0, le=1)]], Meta(min_length=1, max_length=JOB_SPLIT_PARTS_MAX)] | None,
-        Meta(description="Names and fractions that add up to 1: train=0.9,val=0.1."),
+        Meta(description="Names of the parts and their fractions, which add up to 1: train=0.9,val=0.1."),
     ] = None
     folds: Annotated[
         Annotated[int, Meta(ge=2, le=JOB_SPLIT_PARTS_MAX)] | None,
-        Meta(description="Instead: this number of equal parts, named 0, 1, …"),
+        Meta(description="Instead of parts: the number of equal parts, named 0, 1, …"),
     ] = None
     seed: Annotated[Seed, Meta(description="Determines which sample goes where.")] = 0
     group_regex: Annotated[str | None, Meta(description="Keys whose beginnings match the same text stay together (RE2).")] = (
@@ -73,16 +73,16 @@ def check(options: Options, pattern: OutputPattern) -> None:
     """BadRequest for fractions that do not add up, names that are none, or grouping together with stratifying."""
     check_order(options, pattern, part=True)
     if (options.parts is None) == (options.folds is None):
-        raise BadRequest("split takes parts or folds")
+        raise BadRequest("split needs exactly one of 'parts' and 'folds'")
     for name in options.parts or ():
         if PART_NAME.fullmatch(name) is None:
-            raise BadRequest(f"a part's name is made of letters, digits and ._-, not {name[:80]!r}")
+            raise BadRequest(f"the name of a part can have letters, digits and ._- only, not {name[:80]!r}")
     if options.parts is not None and abs(math.fsum(options.parts.values()) - 1) > _SUM_TOLERANCE:
-        raise BadRequest(f"the fractions of the parts add up to {math.fsum(options.parts.values())}, not to 1")
+        raise BadRequest(f"the fractions of the parts must add up to 1, not {math.fsum(options.parts.values())}")
     if options.group_regex is not None:
         Regex(options.group_regex)
         if options.stratify is not None:
-            raise BadRequest("groups stay together, classes are divided: group_regex and stratify exclude each other")
+            raise BadRequest("'group_regex' keeps groups together, 'stratify' divides classes: give one, not both")
     if options.stratify is not None:
         parse_class_field(options.stratify)
 

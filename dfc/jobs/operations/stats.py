@@ -31,7 +31,7 @@ Sizes = list[tuple[str, int]]
 class Options(CommonOptions, frozen=True, kw_only=True):
     """What is counted besides sizes."""
 
-    by: Annotated[str | None, Meta(description="A field whose value is the class of a sample: cls, or json:path.to.it.")] = None
+    by: Annotated[str | None, Meta(description="The field that holds the class of a sample: cls, or json:path.to.it.")] = None
 
 
 class TooManyClasses(Conflict):
@@ -96,7 +96,7 @@ class _Tally(Struct):
 
 def check(options: Options, pattern: OutputPattern) -> None:
     if pattern.is_numbered or pattern.has_part or pattern.is_prefix:
-        raise BadRequest("stats writes one object: its pattern is a plain name, such as 'stats.json'")
+        raise BadRequest("stats writes one object: give a plain name as output, such as 'stats.json'")
     if options.by is not None:
         parse_class_field(options.by)
 
@@ -153,7 +153,7 @@ def _read(store: Store, payload: _Count) -> Iterator[tuple[Sizes, str | None]]:
                     # A class is short: of a text no more is read than shows that it is none. JSON is read whole.
                     if field.path and member.size > JOB_MEMBER_BYTES_MAX:
                         raise TarError(
-                            f"{shard.label}: member {member.name[:80]!r} is too large to be read whole", member.offset
+                            f"{shard.label}: member {member.name[:80]!r} is too large to be read into memory", member.offset
                         )
                     content = bytearray(member.size if field.path else min(member.size, 4096))
                     source.read_into(member.offset, memoryview(content))
@@ -175,7 +175,7 @@ def _add_extension(extensions: dict[str, list[int]], ext: str, counts: list[int]
     known = extensions.get(ext)
     if known is None:
         if len(extensions) >= JOB_CLASSES_MAX:
-            raise TooManyClasses(f"there are more than {JOB_CLASSES_MAX} extensions; are there dots in the keys?")
+            raise TooManyClasses(f"there are more than {JOB_CLASSES_MAX} extensions; do the keys contain dots?")
         extensions[ext] = list(counts)
     else:
         known[0] += counts[0]

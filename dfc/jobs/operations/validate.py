@@ -36,7 +36,7 @@ class Options(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     require: Annotated[list[str], Meta(description="Fields that every sample must have.")] = []
     decode: Annotated[bool, Meta(description="Decode pictures and JSON to check them.")] = True
-    repair: Annotated[bool, Meta(description="Also write clean shards; the output is then a prefix for them.")] = False
+    repair: Annotated[bool, Meta(description="Also write repaired shards; the output is then their prefix.")] = False
 
 
 class _Scan(Struct, frozen=True):
@@ -88,11 +88,11 @@ class _Repeats(Struct):
 
 def check(options: Options, pattern: OutputPattern) -> None:
     if options.repair and (not pattern.is_prefix or pattern.is_numbered or pattern.has_part):
-        raise BadRequest("with repair the pattern is a prefix such as 'clean/': shards keep their names below it")
+        raise BadRequest("with 'repair', the output pattern must be a prefix, such as 'clean/', for the names of the shards")
     if not options.repair and (pattern.is_prefix or pattern.is_numbered or pattern.has_part):
-        raise BadRequest("validate writes one object: its pattern is a plain name, such as 'report.json'")
+        raise BadRequest("validate writes one object: give a plain name as output, such as 'report.json'")
     if any(not ext or "/" in ext for ext in options.require):
-        raise BadRequest("'require' lists extensions, such as 'jpg'")
+        raise BadRequest("'require' must list extensions, such as 'jpg'")
 
 
 def plan(job: JobInput) -> list[Stage]:
@@ -126,7 +126,7 @@ def plan(job: JobInput) -> list[Stage]:
     if options.repair:
         names = [check_object_name(job.pattern.text + shard.name) for shard in shards]
         if len(set(names)) < len(names) or report_name in names:
-            raise BadRequest("with repair every input shard has a name of its own, and none is called report.json")
+            raise BadRequest("with 'repair', no two input shards can have the same name, and none can be named report.json")
         stages.append(Stage("repair", repair, len(shards), len(shards)))
     return [*stages, Stage("report", report, 1, 1)]
 

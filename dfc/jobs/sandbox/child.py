@@ -92,7 +92,7 @@ def find_entry_point(name: str) -> EntryPoint:
     """The registered function of that name. LookupError when there is none, or more than one."""
     found = list({point.value: point for point in entry_points(group="dfc.map", name=name)}.values())
     if len(found) != 1:
-        raise LookupError(f"{len(found) or 'no'} entry points of group 'dfc.map' are called {name!r} on this worker")
+        raise LookupError(f"{len(found) or 'no'} entry points of the group 'dfc.map' are named {name!r} on this worker")
     return found[0]
 
 
@@ -137,13 +137,13 @@ def _as_dict(sample: WireSample) -> dict[str, str | bytes]:
 
 def _checked(sample: object) -> WireSample:
     if not isinstance(sample, Mapping) or not isinstance(sample.get(KEY_FIELD), str):
-        raise UserCodeFailed(f"the function gives samples as dicts with {KEY_FIELD!r}, not {type(sample).__name__}")
+        raise UserCodeFailed(f"the function must return samples as dicts with {KEY_FIELD!r}, not {type(sample).__name__}")
     fields: dict[str, bytes] = {}
     for ext, data in sample.items():
         if isinstance(ext, str) and isinstance(data, (bytes, bytearray, memoryview)):
             fields[ext] = bytes(data)
         elif ext != KEY_FIELD:
-            raise UserCodeFailed(f"field {ext!r} of a sample is {type(data).__name__}, not bytes")
+            raise UserCodeFailed(f"field {ext!r} of a sample must be bytes, not {type(data).__name__}")
     return WireSample(sample[KEY_FIELD], fields)
 
 
@@ -153,7 +153,7 @@ def _checked(sample: object) -> WireSample:
 def _commands(command: list[str], *, alone: bool) -> Work:
     program = shutil.which(command[0], path=_COMMAND_PATH)
     if program is None:
-        raise LookupError(f"there is no program {command[0]!r} on this worker")
+        raise LookupError(f"program {command[0]!r} not found on this worker")
 
     def work(call: Call) -> list[WireSample]:
         key = call.sample.key
@@ -168,7 +168,7 @@ def _commands(command: list[str], *, alone: bool) -> Work:
             if status:
                 errors.seek(max(0, errors.seek(0, 2) - _ERROR_CHARS))
                 said = errors.read().decode(errors="replace").strip()
-                raise UserCodeFailed(f"the command ended with {status}{': ' if said else ''}{said}")
+                raise UserCodeFailed(f"the command exited with {status}{': ' if said else ''}{said}")
         return list(_collect(key))
 
     return work
@@ -201,10 +201,10 @@ def _collect(key: str) -> Iterable[WireSample]:
     samples: dict[str, WireSample] = {}
     for count, path in enumerate(sorted(_files("work/out", ""))):
         if count >= _OUTPUTS_MAX:
-            raise UserCodeFailed(f"the command has left more than {_OUTPUTS_MAX} files in out/")
+            raise UserCodeFailed(f"the command left more than {_OUTPUTS_MAX} files in out/")
         parts = split_key(path)
         if parts is None:
-            raise UserCodeFailed(f"out/{path[:80]} is no name of a sample's field, such as out/sample.jpg")
+            raise UserCodeFailed(f"out/{path[:80]} is not named like a field of a sample, such as out/sample.jpg")
         name, ext = parts
         if name.startswith("sample"):
             name = key + name.removeprefix("sample")
@@ -223,7 +223,7 @@ def _files(directory: str, prefix: str) -> Iterable[str]:
         elif stat.S_ISREG(mode):
             yield prefix + entry.name
         else:
-            raise UserCodeFailed(f"out/{prefix}{entry.name} is no regular file")
+            raise UserCodeFailed(f"out/{prefix}{entry.name} is not a regular file")
 
 
 if __name__ == "__main__":

@@ -127,10 +127,10 @@ class Sandbox:
         try:
             ready = self._exchange(frame(setup), JOB_USER_START_S, Ready)
         except SampleFailed as error:
-            raise UserCodeRefused(f"the code of the job cannot be started: {error}") from None
+            raise UserCodeRefused(f"cannot start the job's code: {error}") from None
         if ready.error:
             self.close()
-            raise UserCodeRefused(f"the code of the job cannot be started: {ready.error}")
+            raise UserCodeRefused(f"cannot start the job's code: {ready.error}")
         self.isolation = ready.isolation
 
     def _exchange(self, request: bytes, timeout_s: float, kind: type[T]) -> T:
@@ -142,7 +142,7 @@ class Sandbox:
             answered = True
             return answer
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise SampleFailed("it has written something else than an answer") from None
+            raise SampleFailed("its process sent an invalid reply") from None
         finally:
             if not answered:
                 self.close()
@@ -163,7 +163,7 @@ class Sandbox:
         while True:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise SampleFailed(f"it has taken more than {timeout_s:g} s")
+                raise SampleFailed(f"timed out after {timeout_s:g} s")
             self._check()
             for descriptor, _ in poll.poll(1000 * min(left_s, _CHECK_S)):
                 if descriptor == to:
@@ -173,15 +173,15 @@ class Sandbox:
                 else:
                     data = os.read(source, min(_CHUNK_BYTES, expected - len(received)))
                     if not data:
-                        raise SampleFailed(f"its process has ended ({_ending(process)})")
+                        raise SampleFailed(f"its process ended ({_ending(process)})")
                     received += data
             if len(received) == LENGTH.size == expected:
                 expected += LENGTH.unpack(received)[0]
                 if expected > JOB_USER_FRAME_BYTES_MAX:
-                    raise SampleFailed("it has written something else than an answer, or too much")
+                    raise SampleFailed("its process sent an invalid reply, or one that is too long")
             if len(received) == expected > LENGTH.size:
                 if unsent:
-                    raise SampleFailed("it has answered before it was asked")
+                    raise SampleFailed("its process sent a reply before the request")
                 return bytes(received[LENGTH.size :])
 
 
@@ -199,7 +199,7 @@ def _ending(process: subprocess.Popen[bytes]) -> str:
     try:
         status = process.wait(1.0)
     except subprocess.TimeoutExpired:
-        return "it has closed its pipe"
+        return "it closed its pipe"
     if status > 128:  # the first process of a namespace ends as the process that waits for it tells
         status = 128 - status
     return f"killed by {signal.Signals(-status).name}" if -64 < status < 0 else f"exit status {status}"

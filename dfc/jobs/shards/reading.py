@@ -72,7 +72,7 @@ def _settle_split(file: str, samples: Iterator[SampleData], on_split: OnSplit) -
         for sample in samples:
             hashed = hash64(sample.key)
             if hashed in seen:
-                raise SplitSample(f"{file}: the key {sample.key!r} comes back later")
+                raise SplitSample(f"{file}: the key {sample.key!r} occurs again later")
             seen.add(hashed)
             yield sample
         return
@@ -94,7 +94,7 @@ def _read_tree(store: Store, objects: Sequence[InputShard], prefix: str, warning
         check_member_name(where, each.name.removeprefix(prefix))
     grouped = group_files(where, ((each.name.removeprefix(prefix), each) for each in objects), "join")
     if grouped.dropped:
-        warnings.append(f"{where}: {grouped.dropped} objects belong to no sample and were left out")
+        warnings.append(f"{where}: {grouped.dropped} objects that belong to no sample were left out")
     for number, group in enumerate(grouped.samples):
         store.check()
         if sum(each.size for _, each in group.files) > JOB_MEMBER_BYTES_MAX:

@@ -20,7 +20,7 @@ def read_samples(store: Store, shard: InputShard, on_split: OnSplit = "fail") ->
     InputChanged, JobCancelled.
     """
     if shard.repeated and on_split == "fail":
-        raise SplitSample(f"{shard.label}: the key {_first_repeated(store, shard)!r} comes back later in the shard")
+        raise SplitSample(f"{shard.label}: the key {_first_repeated(store, shard)!r} occurs again later in the shard")
     samples = _in_order(store, shard)
     if not shard.repeated or on_split == "keep":
         yield from samples

@@ -66,7 +66,7 @@ def _writer(format: FormatName, output: PlainOutput, level: int | None, columns:
         return ParquetWriter(output, columns, level)
     if format == "sequencefile":
         return SequenceFileWriter(output, seed)
-    assert format == "tfrecord", f"{format} holds no samples"
+    assert format == "tfrecord", f"the format {format} cannot hold samples"
     return TFRecordWriter(output)
 
 
@@ -133,9 +133,9 @@ class _Directory:
         for place, member in enumerate(sample.members):
             name = check_object_name(self._prefix + member.name)
             if name in self._names:
-                raise Conflict(f"a directory cannot hold two files {name[:80]!r}")
+                raise Conflict(f"two files of the directory would be named {name[:80]!r}")
             if len(self._names) >= FORMAT_TREE_OBJECTS_MAX:
-                raise Conflict(f"{self._prefix}: a directory made of one input has at most {FORMAT_TREE_OBJECTS_MAX} files")
+                raise Conflict(f"{self._prefix}: one input can make a directory of at most {FORMAT_TREE_OBJECTS_MAX} files")
             self._names.add(name)
             with PlainOutput(self._store, name, len(member.data)) as output:
                 output.write(member.data)

@@ -28,7 +28,7 @@ def parse_class_field(text: str) -> ClassField:
     ext, colon, path = text.partition(":")
     steps = tuple(path.split(".")) if colon else ()
     if not ext or "/" in ext or "" in steps:
-        raise BadRequest(f"a field is an extension, or extension:json.path, not {text[:80]!r}")
+        raise BadRequest(f"a field must be an extension, or extension:json.path, not {text[:80]!r}")
     return ClassField(ext.lower(), steps)
 
 
@@ -56,5 +56,5 @@ def class_of(field: ClassField, data: bytes | None) -> str | None:
 
 def _checked(text: str) -> str:
     if len(text) > JOB_CLASS_CHARS_MAX:
-        raise NotAClass(f"a class has at most {JOB_CLASS_CHARS_MAX} characters; this one begins with {text[:40]!r}")
+        raise NotAClass(f"a class can have at most {JOB_CLASS_CHARS_MAX} characters; this one begins with {text[:40]!r}")
     return text

@@ -54,7 +54,7 @@ class Predicate:
         self._nodes += 1
         if depth > JOB_PREDICATE_DEPTH_MAX or self._nodes > JOB_PREDICATE_PARTS_MAX:
             raise BadRequest(
-                f"a predicate has at most {JOB_PREDICATE_PARTS_MAX} parts, {JOB_PREDICATE_DEPTH_MAX} inside of each other"
+                f"a predicate can have at most {JOB_PREDICATE_PARTS_MAX} parts, nested at most {JOB_PREDICATE_DEPTH_MAX} deep"
             )
         given = [name for name in node.__struct_fields__ if getattr(node, name) is not UNSET]
         if isinstance(node.all, list) and given == ["all"]:
@@ -67,7 +67,7 @@ class Predicate:
             test = self._compile(node.not_, depth + 1)
             return lambda fields, i: not test(fields, i)
         if not isinstance(node.field, str) or isinstance(node.op, UnsetType) or not set(given) <= {"field", "op", "value"}:
-            raise BadRequest("each part of a predicate is one of all, any, not, or field with op and value")
+            raise BadRequest("each part of a predicate must be one of all, any, not, or field with op and value")
         if (node.op == "exists") != isinstance(node.value, UnsetType):
             raise BadRequest(f"{node.op} takes {'no' if node.op == 'exists' else 'a'} value")
         read, typed = self._reader(node.field)
@@ -79,7 +79,7 @@ class Predicate:
         if field == "key":
             return lambda fields, i: fields.keys[i].decode(), False
         if not ext or "/" in ext or (colon and not path):
-            raise BadRequest(f"a field is key, size:EXT, EXT or EXT:path, not {field[:80]!r}")
+            raise BadRequest(f"a field must be key, size:EXT, EXT or EXT:path, not {field[:80]!r}")
         if ext == "size" and colon:
             at = _place(self.sized, path.lower())
             return lambda fields, i: size if (size := fields.sizes[at][i]) >= 0 else _MISSING, True
@@ -119,7 +119,7 @@ def _comparison(read: Callable[[Fields, int], Any], typed: bool, op: Op, value: 
     if op in ("contains", "starts_with", "ends_with", "matches"):
         return _text_comparison(read, op, value)
     if op not in ("eq", "ne") and (isinstance(value, bool) or not isinstance(value, str | int | float)):
-        raise BadRequest(f"{op} takes a number or a text")
+        raise BadRequest(f"{op} takes a number or a string")
     compare = _COMPARE[op]
 
     def test(fields: Fields, i: int) -> bool:
@@ -138,7 +138,7 @@ def _comparison(read: Callable[[Fields, int], Any], typed: bool, op: Op, value: 
 
 def _text_comparison(read: Callable[[Fields, int], Any], op: str, value: Any) -> Test:
     if not isinstance(value, str):
-        raise BadRequest(f"{op} takes a text")
+        raise BadRequest(f"{op} takes a string")
     if op == "matches":
         pattern = Regex(value)
         return lambda fields, i: isinstance(found := read(fields, i), str) and pattern.matches(found)

@@ -18,13 +18,13 @@ class Regex:
         options.max_mem = JOB_REGEX_BYTES_MAX
         options.log_errors = False
         if len(text) > JOB_REGEX_CHARS_MAX:
-            raise BadRequest(f"a regular expression has at most {JOB_REGEX_CHARS_MAX} characters")
+            raise BadRequest(f"a regular expression can have at most {JOB_REGEX_CHARS_MAX} characters")
         try:
             self._compiled: Any = re2.compile(text, options)
         except re2.error as error:
             reason = error.args[0] if error.args else ""
             said = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
-            raise BadRequest(f"bad regular expression {text[:80]!r}: {said[:200]}") from None
+            raise BadRequest(f"invalid regular expression {text[:80]!r}: {said[:200]}") from None
 
     def matches(self, text: str) -> bool:
         """Whether the whole text matches."""

@@ -59,31 +59,31 @@ def _scalar(value: object) -> bytes:
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError("neither a number nor a text")
+        raise ValueError("neither a number nor a string")
     return msgspec.json.encode(value)
 
 
 def _int(data: bytes) -> bytes:
     if _INTEGER.fullmatch(data) is None or not -_SIGN <= int(data) < _SIGN:
-        raise ValueError("no integer of 64 bits")
+        raise ValueError("not a 64-bit integer")
     return (int(data) + _SIGN).to_bytes(8, "big")
 
 
 def _float(data: bytes) -> bytes:
     number = float(data) if _FLOAT.fullmatch(data) else math.nan
     if not math.isfinite(number):
-        raise ValueError("no finite number")
+        raise ValueError("not a finite number")
     bits = int.from_bytes(struct.pack(">d", number + 0.0), "big")  # -0.0 becomes 0.0
     return (bits ^ _WORD if bits & _SIGN else bits | _SIGN).to_bytes(8, "big")
 
 
 def _text(data: bytes) -> bytes:
     if len(data) > JOB_SORT_TEXT_BYTES_MAX:
-        raise ValueError(f"a text of more than {JOB_SORT_TEXT_BYTES_MAX} bytes")
+        raise ValueError(f"longer than {JOB_SORT_TEXT_BYTES_MAX} bytes")
     try:
         data.decode()
     except UnicodeDecodeError:
-        raise ValueError("no text in UTF-8") from None
+        raise ValueError("not valid UTF-8") from None
     return data
 
 

@@ -201,12 +201,12 @@ def test_real_shards(tmp_path):
         ("t.csv", b"__key__,cls,CLS\na,1,2\n", "two of its columns"),
         ("t.csv", b"__key__,a/b\na,1\n", "a column 'a/b'"),
         ("t.csv", b"__key__,\na,1\n", "a column ''"),
-        ("t.csv", b"__key__,x\na,\xff\n", "line 2 is no UTF-8"),
-        ("t.jsonl", b'{"__key__": "a"}\n[1]\n', "line 2 is no JSON object"),
-        ("t.jsonl", b'{"key": "a"}\n', "line 1 has no text '__key__'"),
-        ("t.jsonl", b'{"__key__": ["a"]}\n', "line 1 has no text '__key__'"),
-        ("t.jsonl", b'{"__key__": "a", "b": 1, "B": 2}\n', "differ in case"),
-        ("t.jsonl", b'{"__key__": "\\ud800"}\n', "line 1 is no JSON object"),
+        ("t.csv", b"__key__,x\na,\xff\n", "line 2 is not valid UTF-8"),
+        ("t.jsonl", b'{"__key__": "a"}\n[1]\n', "line 2 is not a JSON object"),
+        ("t.jsonl", b'{"key": "a"}\n', "line 1 has no string '__key__'"),
+        ("t.jsonl", b'{"__key__": ["a"]}\n', "line 1 has no string '__key__'"),
+        ("t.jsonl", b'{"__key__": "a", "b": 1, "B": 2}\n', "differ only in case"),
+        ("t.jsonl", b'{"__key__": "\\ud800"}\n', "line 1 is not a JSON object"),
     ],
 )
 def test_broken_tables_name_the_line(tmp_path, name, content, message):
@@ -220,7 +220,7 @@ def test_lines_are_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr("dfc.jobs.shards.tables.JOB_TABLE_LINE_BYTES_MAX", 100)
     put(tmp_path, "a.tar", samples("a", jpg="x"))
     put(tmp_path, "t.jsonl", b'{"__key__": "a", "x": "' + b"x" * 200 + b'"}\n', "other")
-    with pytest.raises(FormatError, match="line 1 has more than 100 bytes"):
+    with pytest.raises(FormatError, match="line 1 is longer than 100 bytes"):
         joined(tmp_path)
 
 

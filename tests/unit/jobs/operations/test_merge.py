@@ -176,7 +176,7 @@ def test_one_input_and_empty_ones(tmp_path):
 
 def test_a_prefix_that_makes_names_too_long(tmp_path):
     put(tmp_path, "1.tar", [("d/" * 1000 + "x" * 2000 + ".txt", b"")], "a")
-    with pytest.raises(Conflict, match="no name in a sample"):
+    with pytest.raises(Conflict, match="not a valid member name"):
         merge(tmp_path, [bucket("a")], prefix=["p" * 200])
 
 
