@@ -81,7 +81,7 @@ def test_sizes_and_compression_of_outputs(tmp_path):
 def test_rename(tmp_path):
     assert call("rename", {"jpeg": b"1", "cls": b"2"}, fields={"JPEG": "jpg"}) == {"jpg": b"1", "cls": b"2"}
     put(tmp_path, "a.tar", samples("ab", jpg="x", png="y"))
-    with pytest.raises(MapFailed, match=r"in/a.tar: sample 'a': two of its fields would be 'png'"):
+    with pytest.raises(MapFailed, match=r"in/a.tar: sample 'a': two of its fields would be named 'png'"):
         mapped(tmp_path, function="rename", args={"fields": {"jpg": "png"}})
     done = mapped(tmp_path, function="rename", args={"prefix": "set/1-"}, samples_per_shard=1)
     assert members_of(done.outputs["m-001.tar"])[0][0] == "set/1-b.jpg"
@@ -162,7 +162,7 @@ def test_a_bomb_is_no_picture(tmp_path):
     with pytest.raises(MapFailed, match="not a picture"):
         mapped(tmp_path, function="resize", args={"longest": 10})
     put(tmp_path, "a.tar", [("a.png", picture())])
-    with pytest.raises(MapFailed, match="too large"):
+    with pytest.raises(MapFailed, match="60000 x 60000 pixels"):
         mapped(tmp_path, function="resize", args={"size": [60_000, 60_000]})
 
 
@@ -186,7 +186,7 @@ def test_a_key_comes_out_once_only(tmp_path):
 def test_a_split_sample_fails_or_is_joined_or_gives_the_key_twice(tmp_path, unique):
     put(tmp_path, "a.tar", [("a.jpg", b"1"), ("b.jpg", b"2"), ("a.cls", b"3")])
     arguments = {"function": "drop", "args": {"fields": []}, "unique": unique}
-    with pytest.raises(SplitSample, match="'a' comes back"):
+    with pytest.raises(SplitSample, match="'a' occurs again"):
         mapped(tmp_path, **arguments)
     done = mapped(tmp_path, on_split="join", **arguments)
     assert members_of(done.outputs["m-000.tar"]) == [("a.jpg", b"1"), ("a.cls", b"3"), ("b.jpg", b"2")]

@@ -158,7 +158,7 @@ def test_split_samples(tmp_path):
     put(tmp_path, "1.tar", [("a.jpg", b"1"), ("b.jpg", b"2"), ("a.cls", b"3")], "a")
     put(tmp_path, "1.tar", samples("x", txt="{key}"), "b")
     inputs = [bucket("a"), bucket("b")]
-    with pytest.raises(SplitSample, match="'a' comes back"):
+    with pytest.raises(SplitSample, match="'a' occurs again"):
         merge(tmp_path, inputs)
     assert keys(merge(tmp_path, inputs, on_split="join", twice=True)) == ["a", "a", "x", "b"]
     with pytest.raises(DuplicateKey):
