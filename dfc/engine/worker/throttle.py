@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-BURST_S: Final = 0.25  # what was not used is kept for so long
+BURST_S: Final = 0.25  # how much unused time can be saved up
 
 
 class Throttle:
-    """Lets `bytes_per_s` pass; 0: all."""
+    """Limits the rate to `bytes_per_s`; 0: no limit."""
 
     def __init__(
         self,
