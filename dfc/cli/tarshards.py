@@ -120,7 +120,7 @@ def tarshards(
         str, typer.Option("-T", "--files-from", metavar="FILE", help="Pack the files named in a list; - is standard input.")
     ] = "",
     null: Annotated[bool, typer.Option("-0", "--null", help="Names in the list end with NUL, as from find -print0.")] = False,
-    directory: Annotated[str, typer.Option("-C", "--directory", help="The directory to which names in the list are relative.")] = ".",
+    directory: Annotated[str, typer.Option("-C", "--directory", help="Directory of relative names in the list.")] = ".",
     jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, max=16, help="Number of uploads at once.")] = UPLOADS,
     temporary: Annotated[
         str | None, typer.Option("--tmp", metavar="DIR", help="Where to keep shards until they are uploaded (default TMPDIR).")

@@ -11,8 +11,7 @@ from dfc.config import Settings
 
 class WorkerSettings(msgspec.Struct, frozen=True):
     """The settings of a worker. `proxy_url` is the URL for nodes, or several, separated by commas. `memory_bytes` limits the
-    buffers of a task; `io_bytes_per_s` limits reading and writing (0: no limit); `priority` "low" lets others go first at CPU and disk.
-    """
+    buffers of a task, `io_bytes_per_s` its reading and writing (0: no limit); `priority` "low": others go first."""
 
     proxy_url: str
     token: str = ""

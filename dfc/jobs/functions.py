@@ -1,7 +1,6 @@
-"""The functions that `map` brings along, and what is common to all. Each takes a sample and gives samples; SampleFailed says
-what is wrong with one.
+"""The built-in functions of `map`. Each takes a sample and returns samples, or raises SampleFailed.
 
-`FUNCTIONS` has for each name the struct of its arguments, whose instances are called.
+`FUNCTIONS` maps each name to the struct of its arguments; instances of the struct are called with samples.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ _FORMAT_OF: Final = {"jpg": "JPEG", "jpeg": "JPEG", "tif": "TIFF", "tiff": "TIFF
 
 class _Arguments(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def check(self) -> None:
-        """BadRequest for what the types cannot say."""
+        """Check what the types cannot express. BadRequest."""
 
     def __call__(self, sample: WireSample) -> list[WireSample]:
         raise NotImplementedError
 
 
 class Drop(_Arguments, frozen=True, kw_only=True):
-    """Leave out fields; a sample without any other goes, too."""
+    """Drop fields. A sample without other fields is dropped, too."""
 
     fields: list[str]
 
@@ -54,7 +53,7 @@ class Drop(_Arguments, frozen=True, kw_only=True):
 
 
 class Rename(_Arguments, frozen=True, kw_only=True):
-    """Other extensions (old to new), and a `prefix` for keys."""
+    """Rename extensions (old to new), and add a `prefix` to keys."""
 
     fields: dict[str, str] = {}
     prefix: str = ""
@@ -75,7 +74,7 @@ class Rename(_Arguments, frozen=True, kw_only=True):
 
 
 class _OfImages(_Arguments, frozen=True, kw_only=True):
-    """`fields`: extensions of the pictures that are meant; none: all that are pictures by their extension."""
+    """Changes pictures. `fields`: their extensions; None: all extensions of pictures."""
 
     fields: list[str] | None = None
 
@@ -95,12 +94,12 @@ class _OfImages(_Arguments, frozen=True, kw_only=True):
         return [WireSample(sample.key, fields)]
 
     def change(self, ext: str, image: Image) -> tuple[str, bytes]:
-        """The new extension and bytes of a picture."""
+        """Return the new extension and bytes of a picture."""
         raise NotImplementedError
 
 
 class Resize(_OfImages, frozen=True, kw_only=True):
-    """To a `size` of [width, height], or so that the `shortest` or `longest` side has so many pixels. The format stays."""
+    """Resize pictures to `size` [width, height], or so that the `shortest` or `longest` side has so many pixels; keep the format."""
 
     size: tuple[_Side, _Side] | None = None
     shortest: _Side | None = None
@@ -123,7 +122,7 @@ class Resize(_OfImages, frozen=True, kw_only=True):
 
 
 class Transcode(_OfImages, frozen=True, kw_only=True):
-    """Into another format (`quality` for jpg and webp), with the extension of that."""
+    """Convert pictures to another format (`quality`: for jpg and webp), and change the extension to match."""
 
     format: ImageFormat
     quality: _Quality = 90
@@ -133,7 +132,7 @@ class Transcode(_OfImages, frozen=True, kw_only=True):
 
 
 class Tensor(_OfImages, frozen=True, kw_only=True):
-    """Pictures as .npy: uint8 of shape (height, width, 3), or (height, width) for grey ones; others as Pillow has them."""
+    """Convert pictures to .npy: uint8 of shape (height, width, 3), or (height, width) if grey; others as in Pillow."""
 
     def change(self, ext: str, image: Image) -> tuple[str, bytes]:
         plain = image if image.mode in ("L", "RGB", "I", "F", "I;16") else image.convert("RGB")
@@ -143,7 +142,7 @@ class Tensor(_OfImages, frozen=True, kw_only=True):
 
 
 class DecodeCheck(_Arguments, frozen=True, kw_only=True):
-    """Fail for samples with pictures or JSON that cannot be decoded; others stay as they are."""
+    """Fail for samples with pictures or JSON that cannot be decoded; keep others unchanged."""
 
     def __call__(self, sample: WireSample) -> list[WireSample]:
         for ext, data in sample.fields.items():
@@ -165,7 +164,7 @@ FUNCTIONS: Final[Mapping[str, type[_Arguments]]] = {
 
 
 def built_in(name: str, arguments: dict[str, Any]) -> Callable[[WireSample], list[WireSample]]:
-    """The function with its arguments; BadRequest for wrong ones, KeyError when there is none of this name."""
+    """Return a built-in function with its arguments. BadRequest for invalid arguments, KeyError for an unknown name."""
     try:
         function = msgspec.convert(arguments, FUNCTIONS[name])
     except msgspec.ValidationError as error:
@@ -175,7 +174,7 @@ def built_in(name: str, arguments: dict[str, Any]) -> Callable[[WireSample], lis
 
 
 def _scaled(size: tuple[int, int], shortest: int | None, longest: int | None) -> tuple[int, int]:
-    """Rounded half up in whole numbers, so that it comes out alike everywhere."""
+    """Scale a size, rounding half up in integers, so that the result is the same everywhere."""
     side, other = (min(size), shortest) if shortest is not None else (max(size), longest or 1)
     width, height = ((2 * each * other + side) // (2 * side) for each in size)
     return max(1, width), max(1, height)
@@ -201,12 +200,12 @@ def _encode(image: Image, format: str, quality: int) -> bytes:
 
 
 def seed_of(seed: int, ordinal: int) -> int:
-    """64 random bits for a sample: the same wherever, and however often, it is worked on."""
+    """Return 64 random bits for a sample: the same on every worker and every run."""
     return xxhash.xxh3_64_intdigest(struct.pack("<QQ", seed, ordinal))
 
 
 def as_members(sample: WireSample) -> tuple[str, list[DataMember]]:
-    """A sample as it is written. SampleFailed for keys and extensions that would be read as something else."""
+    """Convert a sample to members. SampleFailed for keys and extensions that would be parsed differently when read."""
     if not 1 <= len(sample.fields) <= SAMPLE_RECORDS_MAX:
         raise SampleFailed(f"the output sample {sample.key[:80]!r} has {len(sample.fields)} fields")
     members = []

@@ -41,7 +41,7 @@ def bench_input(
     context: typer.Context,
     url: Annotated[str, typer.Argument(metavar="SHARDS", help="Shards: a URL or a name such as bucket/train-@000147.tar.")],
     workers: Annotated[
-        str, typer.Option("--workers", "-w", metavar="N,…", help="Numbers of processes to measure with (default 1,2,4 … up to the number of processors).")
+        str, typer.Option("--workers", "-w", metavar="N,…", help="Numbers of processes to try (default 1,2,4 … processors).")
     ] = "",
     seconds: Annotated[float, typer.Option("--seconds", min=0.2, max=600, help="How long to measure each part.")] = SECONDS,
     decode: Annotated[
@@ -130,7 +130,7 @@ def _print(report: Report) -> None:
     first = report.measured[0]
     names = [*first.parts, *first.loaders]
     kind = f"compressed ({report.compression})" if report.compression else "not compressed"
-    print(f"{report.shards:,} shards, {kind}, {format_size(report.sample_bytes)} per sample; {report.cpus} processors on this machine")
+    print(f"{report.shards:,} shards, {kind}, {format_size(report.sample_bytes)} per sample; {report.cpus} processors here")
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("processes", justify="right")
     for name in names:

@@ -34,7 +34,7 @@ def get(
     context: typer.Context,
     names: Annotated[
         list[str],
-        typer.Argument(metavar="REMOTE", help="Objects, specs, globs or folders (-r). If several are given, the last one is the local PATH."),
+        typer.Argument(metavar="REMOTE", help="Objects, specs, globs, folders (-r). Of several, the last one is the local PATH."),
     ],
     recursive: Recursive = False,
     jobs: Jobs = JOBS,
@@ -59,7 +59,7 @@ def get(
 
 
 def plan_downloads(selected: Iterable[Selected], path: str, *, into_folder: bool) -> Iterator[Download]:
-    """Choose a file for each object. UsageMistake if several objects would go into one file; BadName if one cannot be a path."""
+    """Choose a file for each object. UsageMistake if several would go into one file; BadName if a name cannot be a path."""
     if into_folder:
         yield from (Download(one, os.path.join(path, check_object_name(one.relative))) for one in selected)
         return

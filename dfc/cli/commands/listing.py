@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
 def ls(
     context: typer.Context,
     name: Annotated[
-        str, typer.Argument(metavar="BUCKET[/PREFIX]", help="A bucket, or a prefix or glob in it. If omitted, list all buckets.")
+        str, typer.Argument(metavar="BUCKET[/PREFIX]", help="A bucket, or a prefix or glob in it (default: all buckets).")
     ] = "",
     long: Annotated[bool, typer.Option("--long", "-l", help="Also show size, samples, time and checksum.")] = False,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Show all names, not one line per folder.")] = False,
@@ -161,7 +161,7 @@ def keys(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the manifest.")] = False,
     label: Annotated[str, typer.Option("--label", help="With a manifest: a description of the job.")] = "",
     detach: Annotated[bool, typer.Option("--detach", "-d", help="With a manifest: do not wait for the job.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="With a manifest: print the plan and do not run the job.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="With a manifest: print the plan only.")] = False,
     as_json: Json = False,
 ) -> None:
     """List the samples of shards from their indexes, one `SHARD<TAB>KEY` per line. Shards come in no particular order.
@@ -174,7 +174,7 @@ def keys(
         return
     session = session_of(context, as_json=as_json)
     if fields or option or overwrite or label or detach or dry_run:
-        raise UsageMistake("--fields, --option, --overwrite, --label, --detach and --dry-run need a manifest: dfc keys BUCKET/SHARDS BUCKET/NAME.ndjson")
+        raise UsageMistake("these options need a manifest as second name: dfc keys BUCKET/SHARDS BUCKET/NAME.ndjson")
     if any(parse_listing(shard).bucket == "" for shard in shards):
         raise UsageMistake("the name of the bucket is missing: give bucket/train-*.tar, or bucket/ for all shards")
     for shard in shards:

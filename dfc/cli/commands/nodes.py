@@ -47,7 +47,7 @@ def serve(
     from dfc.supervisor import serve as run
 
     if host not in ("127.0.0.1", "::1", "localhost") and not os.environ.get("DFC_TOKEN"):
-        print(f"WARNING: listening on {host} WITHOUT A TOKEN: anyone who can reach it can write. Set DFC_TOKEN.", file=sys.stderr)
+        print(f"WARNING: listening on {host} WITHOUT A TOKEN (DFC_TOKEN): anyone who can reach it can write.", file=sys.stderr)
     drain = os.environ.get("DFC_DRAIN_TIMEOUT_S", "30")
     options = ServeOptions(directory, host, port, targets, disks, advertise_host, float(drain))
     try:

@@ -1,6 +1,6 @@
 """Makes a command for every operation of jobs, such as `dfc reshuffle SRC DST --seed 1`, with a flag for each option.
 
-Modules of operations are slow to import, so each command imports its own only when it is used; its help is read from the source.
+Modules of operations are slow to import, so a command imports its own only when it is used and reads its help from the source.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def run_operation(context: typer.Context, name: str, values: dict[str, Any]) -> 
         )
     bases, addresses = zip(*(_without_base(path) for path in (*sources, destination)), strict=True)
     if len(set(bases)) != 1:
-        raise UsageMistake("the inputs and the output of a job must be in the same cluster: give all addresses with the same URL, or without one")
+        raise UsageMistake("a job reads and writes one cluster: give all addresses with the same URL, or all without one")
     options = given_options(name, values)
     source: Any = list(addresses[:-1]) if many else addresses[0]
     spec = job_spec(name, source, addresses[-1], overwrite=values["overwrite"], label=values["label"])

@@ -44,7 +44,7 @@ def put(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE", help="Files, folders (-r), globs, or - for standard input. If several are given, the last one is REMOTE."
+            metavar="FILE", help="Files, folders (-r), globs, or - for standard input. Of several, the last one is REMOTE."
         ),
     ],
     recursive: Recursive = False,
