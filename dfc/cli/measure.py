@@ -29,7 +29,7 @@ _END_S: Final = 5.0
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """Samples per second with `workers` processes: each of `parts` alone, and the `loaders` as a whole, undecoded and decoded."""
+    """Samples per second with `workers` processes: of each of `parts` alone, and of whole `loaders`, undecoded and decoded."""
 
     workers: int
     parts: dict[str, float]

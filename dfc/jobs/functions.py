@@ -99,7 +99,7 @@ class _OfImages(_Arguments, frozen=True, kw_only=True):
 
 
 class Resize(_OfImages, frozen=True, kw_only=True):
-    """Resize pictures to `size` [width, height], or so that the `shortest` or `longest` side has so many pixels; keep the format."""
+    """Resize pictures to `size` [width, height], or by the length of the `shortest` or `longest` side; keep the format."""
 
     size: tuple[_Side, _Side] | None = None
     shortest: _Side | None = None

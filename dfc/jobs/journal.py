@@ -135,7 +135,7 @@ class Journal(JournalFile):
         return self._change(job_id, "succeeded", finished_us=self.wall_us())
 
     def fail(self, job_id: str, error: JobError, progress: RecordedProgress, warnings: Sequence[str]) -> JobRecord:
-        """Write that the job failed and its staged objects must be discarded. A publishing job fails only if its bucket is gone."""
+        """Write that the job failed and must be discarded. A publishing job fails only if its bucket is gone."""
         values = {"error": _encode(error), "progress": _encode(progress), "warnings": _encode(tuple(warnings))}
         return self._change(job_id, "failed", finished_us=self.wall_us(), discard=1, **values)
 

@@ -1,4 +1,4 @@
-"""What a client asks for: `POST /v1/jobs`, decoded and checked as far as that goes without looking at any object. Pure."""
+"""Decodes and checks the body of `POST /v1/jobs`, as far as possible without looking up any object. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dfc.shards import check
 
 
 def parse_spec(body: bytes) -> CheckedSpec:
-    """Raises BadRequest, BadName or BadShardSpec, saying which field is wrong and what would be right."""
+    """Decode and check a spec. BadRequest, BadName or BadShardSpec say which field is wrong and what is allowed."""
     try:
         spec = msgspec.json.decode(body, type=JobSpec)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -25,7 +25,7 @@ def parse_spec(body: bytes) -> CheckedSpec:
 
 
 def check_spec(spec: JobSpec) -> CheckedSpec:
-    """The same for a spec that is at hand already."""
+    """Check a decoded spec, with the same errors."""
     found = operation(spec.operation)
     if not spec.inputs or (isinstance(spec.input, list) and not getattr(found, "TAKES_MANY", False)):
         raise BadRequest(f"{spec.operation} takes one input, not a list")

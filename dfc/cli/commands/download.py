@@ -34,7 +34,7 @@ def get(
     context: typer.Context,
     names: Annotated[
         list[str],
-        typer.Argument(metavar="REMOTE", help="Objects, specs, globs, folders (-r). Of several, the last one is the local PATH."),
+        typer.Argument(metavar="REMOTE", help="Objects, specs, globs, folders (-r). Of several, the last is the local PATH."),
     ],
     recursive: Recursive = False,
     jobs: Jobs = JOBS,

@@ -203,7 +203,7 @@ def _announced(sources: Sources, spans: Sequence[tuple[int, int, int]]) -> Itera
 
 
 def window_bytes(memory_bytes: int, local: bool) -> int:
-    """The size of a window, in whole blocks. Windows for remote sources are larger, although their bytes are in memory twice."""
+    """The size of a window, in whole blocks. Remote windows are larger, although their bytes are in memory twice."""
     return max(64 * KIB, min(memory_bytes // 4, LOCAL_WINDOW_BYTES if local else memory_bytes)) // BLOCK * BLOCK
 
 

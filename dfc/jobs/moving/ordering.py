@@ -80,8 +80,8 @@ class _CutTask(msgspec.Struct, frozen=True):
 class Ordered:
     """The stages of a job that writes samples in a given order.
 
-    `arrange` can be called once the stages in `own` have ended. `follows`: unless a size is given, each output takes its samples
-    from one input, in their order there. `per_shard`: the number of samples per output, if the operation sets it.
+    `arrange` can be called once the stages in `own` have ended. `follows`: without a size, each output takes its samples
+    from one input, in their order there. `per_shard`: samples per output, if the operation sets it.
     """
 
     job: JobInput

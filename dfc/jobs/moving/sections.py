@@ -29,7 +29,7 @@ class SampleRange(msgspec.Struct, frozen=True, array_like=True):
 
 
 def cut(shards: Iterable[InputShard], count: int) -> Iterator[tuple[SampleRange, ...]]:
-    """Yield the sections of each output: `count` samples, the rest in the last one; one empty output if there are no samples."""
+    """Yield the sections of each output: `count` samples, the rest in the last; one empty output if there are no samples."""
     sections: list[SampleRange] = []
     room, outputs = count, 0
     for shard in shards:

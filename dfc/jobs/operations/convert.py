@@ -1,8 +1,8 @@
-"""Write the samples of each input in another format, one output per input, or indexes that other libraries need.
+"""Write the samples of each input in another format, one output per input, or write indexes that other libraries need.
 
-Inputs are recognised by the endings of their names; if no ending says anything, they are the files of one directory
-tree. `from` overrules that. Writing Parquet begins with a survey, so that all files get the same columns. With
-`samples_per_shard`, the outputs are cut anew; inputs other than plain tars are first unpacked into temporary ones.
+The format of inputs is recognized by the endings of their names; without a known ending, they are the files of one
+directory tree. `from` overrides that. Before Parquet is written, all inputs are surveyed, so that all files get the same
+columns. With `samples_per_shard`, samples are regrouped; inputs other than plain tars are first unpacked into temporary tars.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TAKES_ANY_OBJECT: Final = True
 
 
 class Options(CommonOptions, frozen=True, kw_only=True):
-    """Formats of inputs and outputs."""
+    """The formats of inputs and outputs."""
 
     format: Annotated[FormatName, Meta(description="The format of the outputs.")]
     level: Annotated[int | None, Meta(description="The compression level, for formats that have levels.")] = None
@@ -47,7 +47,7 @@ class Options(CommonOptions, frozen=True, kw_only=True):
 
 
 def check(options: Options, pattern: OutputPattern) -> None:
-    """BadRequest for a level that the format does not have, a pattern that names another format, a library that is missing."""
+    """Raise BadRequest for a level that the format does not have, a pattern for another format, or a missing library."""
     form = FORMATS[options.format]
     _check_pattern(options.format, pattern)
     if form.levels is None and options.level is not None:
@@ -91,12 +91,12 @@ def _check_pattern(format: FormatName, pattern: OutputPattern) -> None:
 
 
 def other_outputs(options: Options, pattern: OutputPattern) -> tuple[str, ...]:
-    """Names of outputs that the pattern does not match: the indexes of RecordIO."""
+    """The names of outputs that the pattern does not match: the indexes of RecordIO."""
     return (index_name(pattern.text),) if options.format == "recordio" else ()
 
 
 def plan(job: JobInput) -> list[Stage]:
-    """One task an input. Parquet: before it a survey of the fields, unless `fields` says them."""
+    """Plan one task per input. For Parquet, survey the fields first, unless `fields` is given."""
     options: Options = job.options
     if options.format == "wids-index":
         draft = _wids_draft(job)
@@ -119,7 +119,7 @@ def plan(job: JobInput) -> list[Stage]:
 
 
 def _plan_cut(job: JobInput, size: int) -> list[Stage]:
-    """Unpack what is no plain tar, survey what is there then, and convert it in runs of `size` samples."""
+    """Plan to unpack inputs that are not plain tars, survey all, and convert them in ranges of `size` samples."""
     options: Options = job.options
     count = sum(not _is_plain(work) for work in _work(job))
     stages = [Stage("unpack", lambda _: (_draft(work) for work in _work(job) if not _is_plain(work)), count)] if count else []
@@ -148,14 +148,14 @@ def _plan_cut(job: JobInput, size: int) -> list[Stage]:
 
 
 def _is_plain(work: Work) -> bool:
-    """Whether samples can be read out of the middle of an input as they are."""
+    """Whether samples can be read directly from the middle of an input."""
     shard = work.shards[0]
     unsplit = not shard.repeated or work.on_split == "keep"
     return work.source == "tar" and shard.kind == "tar" and unsplit and work.fields is None
 
 
 def _count(job: JobInput) -> int:
-    """How many outputs there will be. BadRequest, NotAShard for inputs that cannot be converted; nothing is kept of them."""
+    """Count the outputs, keeping nothing in memory. BadRequest or NotAShard for inputs that cannot be converted."""
     count = files = 0
     tree: str | None = None
     for shard, source in _sources(job):
@@ -176,7 +176,7 @@ def _count(job: JobInput) -> int:
 
 
 def _sources(job: JobInput) -> Iterator[tuple[InputShard, SourceName]]:
-    """The shards and their formats, without those that only go with others of the input."""
+    """Yield the shards and their formats, without companion files of other inputs."""
     wanted = {main for shard in job.shards for main in goes_with(shard.name)}
     present = {shard.name for shard in job.shards if shard.name in wanted} if wanted else set()
     for shard in job.shards:
@@ -185,7 +185,7 @@ def _sources(job: JobInput) -> Iterator[tuple[InputShard, SourceName]]:
 
 
 def _work(job: JobInput, columns: tuple[str, ...] = ()) -> Iterator[Work]:
-    """What each task does; made one by one, since there may be a million of them."""
+    """Yield the payload of each task, lazily, since there may be a million of them."""
     options: Options = job.options
     prefix = job.prefixes[0] if job.prefixes else ""
     files: list[InputShard] = []
@@ -214,7 +214,7 @@ def _draft(work: Work) -> TaskDraft:
 
 
 def _columns(results: Results) -> tuple[str, ...]:
-    """The union of what the surveys have found."""
+    """The union of the fields found by the surveys."""
     found: set[str] = set()
     for result in results["survey"]:
         found.update(result.decode(list[str]))

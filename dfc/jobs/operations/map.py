@@ -1,11 +1,11 @@
 """Apply a function that turns each sample into any number of samples: built in, installed on the workers, or a command.
 
-Built-in functions are resize, transcode, tensor, decode-check, rename and drop. Others, and commands, run in a sandbox, and
-only if the operator allows it.
+Built-in functions are resize, transcode, tensor, decode-check, rename and drop. Other functions and commands run in a sandbox,
+and only if the operator allows it.
 """
 
-# Stages: `work` runs the function over each shard; `unique` finds keys that come twice; `report` puts the errors of all shards
-# together; with a size the results are cut anew (`dfc.jobs.moving.recut`).
+# Stages: `work` applies the function to each shard; `unique` finds duplicate keys; `report` collects the errors of all shards;
+# with a size, the results are cut again (`dfc.jobs.moving.recut`).
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Options(SizeOptions, frozen=True, kw_only=True):
 
 
 class MapFailed(Conflict):
-    """The function has failed with a sample, or given what is none."""
+    """The function failed for a sample, or returned an invalid sample."""
 
     code = "map_failed"
 
@@ -70,7 +70,7 @@ class _Work(Struct, frozen=True):
     number: int
     start: int  # global ordinal of the first sample
     name: str | None
-    partitions: int  # 0: keys are unique in a shard at least, and that is enough
+    partitions: int  # 0: keys need to be unique only within a shard
     function: str | None
     args: dict[str, Any]
     command: list[str]
@@ -92,7 +92,7 @@ class _Report(Struct, frozen=True):
 
 
 def needs(options: Options) -> tuple[str, ...]:
-    """Which settings of the operator must be on."""
+    """The settings that the operator must turn on."""
     if options.command is not None:
         return ("jobs_user_commands",)
     return () if options.function in BUILT_IN else ("jobs_user_functions",)
@@ -114,7 +114,7 @@ def check(options: Options, pattern: OutputPattern) -> None:
 
 
 def other_outputs(options: Options, pattern: OutputPattern) -> tuple[str, ...]:
-    """Names of outputs that the pattern does not match."""
+    """The names of outputs that the pattern does not match."""
     return (pattern.literal + REPORT_ENDING,) if options.on_error == "report" else ()
 
 
@@ -154,7 +154,7 @@ def plan(job: JobInput) -> list[Stage]:
 
 
 def run_work(task: Task, store: Store) -> TaskResult:
-    """Run the function over one shard."""
+    """Apply the function to one shard."""
     payload = task.decode(_Work)
     with ExitStack() as stack:
         function = _open_function(payload, store, stack)
@@ -178,7 +178,7 @@ def run_work(task: Task, store: Store) -> TaskResult:
 
 
 def _open_function(payload: _Work, store: Store, stack: ExitStack) -> Callable[[SampleData], list[WireSample]]:
-    """What is called with every sample."""
+    """Return the function to call with every sample."""
 
     def fields_of(sample: SampleData) -> WireSample:
         return WireSample(sample.key, {member.ext: member.data for member in sample.members})
@@ -205,7 +205,7 @@ def _open_function(payload: _Work, store: Store, stack: ExitStack) -> Callable[[
 
 
 class _Keys:
-    """The keys that a shard gives: logged for the stage `unique`, or compared among themselves at once."""
+    """The output keys of a shard: logged for the stage `unique`, or compared with each other at once."""
 
     def __init__(self, payload: _Work, store: Store, stack: ExitStack) -> None:
         self._payload = payload
@@ -216,7 +216,7 @@ class _Keys:
             self._log = stack.enter_context(PartitionWriter(store, _keys_name(payload.number), payload.partitions))
 
     def add(self, key: str) -> None:
-        """DuplicateKey for one that is there, where they are compared here."""
+        """Add a key. DuplicateKey if keys are compared here and it is a duplicate."""
         if self._log is not None:
             self._log.add_key(key, place_of(self._payload.number, self._count))
             self._count += 1
@@ -231,7 +231,7 @@ class _Keys:
 
 
 class _Errors:
-    """Samples that have failed."""
+    """The samples that failed."""
 
     def __init__(self, payload: _Work, store: Store, stack: ExitStack) -> None:
         self._payload = payload
@@ -263,7 +263,7 @@ class _Errors:
 
 
 def run_unique(task: Task, store: Store) -> TaskResult:
-    """Fail for the first key of a partition that comes twice."""
+    """Fail if a partition has a duplicate key."""
     payload = task.decode(_Unique)
     logs = [_keys_name(number) for number in range(payload.shards)]
     for repeat in find_repeats(store, logs, payload.partition, payload.partitions):
@@ -274,7 +274,7 @@ def run_unique(task: Task, store: Store) -> TaskResult:
 
 
 def run_report(task: Task, store: Store) -> TaskResult:
-    """The errors of all shards, in global order."""
+    """Write the errors of all shards, in global order."""
     payload = task.decode(_Report)
     with PlainOutput(store, payload.name) as output:
         for number in range(payload.shards):

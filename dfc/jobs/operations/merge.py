@@ -1,10 +1,10 @@
-"""Combine several datasets into one: the samples of each stay in order and are taken in turn by weight.
+"""Combine several datasets into one: their samples are interleaved by weight, and those of each dataset stay in order.
 
-The next sample comes from the input with the smallest (taken + 1) / weight, in a tie from the first.
+The next sample comes from the input with the smallest (taken + 1) / weight; if equal, from the first such input.
 """
 
-# The order is a formula (`dfc.order.interleave`) over the inputs one after the other; everything else is the common machinery.
-# Before it, keys are compared: `keys` logs those of each shard, `equal` fails for the first one that comes twice.
+# The order is a formula (`dfc.order.interleave`) over the concatenated inputs; the rest is shared code. Before, `keys` logs the
+# keys of each shard, and `equal` fails if there is a duplicate.
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Weight = Annotated[int, Meta(ge=1, le=10**9)] | Annotated[float, Meta(ge=1e-6, l
 
 
 class Options(OrderOptions, frozen=True, kw_only=True):
-    """How inputs are mixed."""
+    """How to mix the inputs."""
 
     weights: Annotated[
         list[Weight] | None,
@@ -70,7 +70,7 @@ def check(options: Options, pattern: OutputPattern) -> None:
 
 
 def plan(job: JobInput) -> list[Stage]:
-    """The stages; BadRequest for weights or prefixes that are not as many as inputs."""
+    """Plan the stages. BadRequest if the number of weights or prefixes is not the number of inputs."""
     options: Options = job.options
     sources = len(job.inputs)
     for name, given in (("weights", options.weights), ("prefix", options.prefix)):
@@ -111,7 +111,7 @@ def plan(job: JobInput) -> list[Stage]:
 
 
 def _counts(parts: Parts, total: int) -> list[int]:
-    """Samples of the outputs when no size is given: as many outputs as inputs, as large as these while there are samples."""
+    """Samples per output if no size is given: as many outputs as inputs, with their counts until no samples are left."""
     counts = []
     for part in parts:
         counts.append(min(part.shard.samples, total))
@@ -120,7 +120,7 @@ def _counts(parts: Parts, total: int) -> list[int]:
 
 
 def run_keys(task: Task, store: Store) -> TaskResult:
-    """Log the keys of a shard as they will be in the output."""
+    """Log the keys of a shard, as they will be in the output."""
     payload = task.decode(_Keys)
     part, prefix = payload.part, payload.part.prefix
     with PartitionWriter(store, _keys_name(payload.number), payload.partitions) as log:
@@ -148,7 +148,7 @@ def _check_names(part: CorpusPart, names: Sequence[str], key: str) -> None:
 
 
 def run_equal(task: Task, store: Store) -> TaskResult:
-    """Fail for the first key of a partition that comes twice."""
+    """Fail if a partition has a duplicate key."""
     payload = task.decode(_Equal)
     ends = payload.ends
     logs = [_keys_name(number) for number in range(ends[-1] if ends else 0)]

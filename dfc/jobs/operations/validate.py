@@ -1,11 +1,11 @@
-"""Report what is wrong with a dataset, as JSON; with `repair`, also write clean shards.
+"""Report problems of a dataset as JSON; with `repair`, also write repaired shards.
 
-It finds archives that are truncated or broken, keys that are split in two or come twice in the dataset, fields that are
-required and missing, pictures and JSON that cannot be decoded.
+It finds truncated and damaged archives, split samples, duplicate keys in the dataset, missing required fields, and pictures
+and JSON that cannot be decoded.
 """
 
-# Stages: `scan` looks through each shard and logs its keys; `duplicates` finds keys that come twice, a partition at a time;
-# `repair` writes clean shards; `report` puts everything together.
+# Stages: `scan` checks each shard and logs its keys; `duplicates` finds duplicate keys, a partition at a time; `repair` writes
+# repaired shards; `report` writes the report.
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REPORT_NAME: Final = "report.json"
 
 
 class Options(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is looked at, and what is written."""
+    """What to check, and what to write."""
 
     require: Annotated[list[str], Meta(description="Fields that every sample must have.")] = []
     decode: Annotated[bool, Meta(description="Decode pictures and JSON to check them.")] = True
@@ -68,7 +68,7 @@ class _Report(Struct, frozen=True):
 
 
 class _Found(Struct):
-    """The temporary object of a scanned shard."""
+    """The findings of a scanned shard, as its temporary object."""
 
     shard: str
     samples: int
@@ -79,8 +79,8 @@ class _Found(Struct):
 
 
 class _Repeats(Struct):
-    """The temporary object of a partition: how many samples have a key that came before, and the first of them with their
-    keys and places."""
+    """The duplicates of a partition, as its temporary object: how many samples have the key of an earlier one, and the first of
+    them with their keys and places."""
 
     count: int
     first: list[Repeat]
@@ -132,7 +132,7 @@ def plan(job: JobInput) -> list[Stage]:
 
 
 def run_scan(task: Task, store: Store) -> TaskResult:
-    """Look through one shard."""
+    """Check one shard and log its keys."""
     payload = task.decode(_Scan)
     findings = Findings()
     with PartitionWriter(store, _keys(payload.number), payload.partitions) as log:
@@ -146,7 +146,7 @@ def run_scan(task: Task, store: Store) -> TaskResult:
 
 
 def run_duplicates(task: Task, store: Store) -> TaskResult:
-    """Find the keys of one partition that come twice."""
+    """Find the duplicate keys of one partition."""
     payload = task.decode(_Duplicates)
     logs = [_keys(number) for number in range(payload.shards)]
     repeats = _Repeats(0, [])
@@ -165,7 +165,7 @@ def run_duplicates(task: Task, store: Store) -> TaskResult:
 
 
 def run_repair(task: Task, store: Store) -> TaskResult:
-    """Write a shard anew: without bad samples and those whose key came before, and with split samples in one piece."""
+    """Write a repaired shard: without bad samples and duplicates, and with split samples joined."""
     payload = task.decode(_Repair)
     found = read_value(store, _found(payload.number), _Found)
     left_out = set(found.bad)

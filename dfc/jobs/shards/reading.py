@@ -1,4 +1,4 @@
-"""The samples of an input in any format, in their order."""
+"""Reads the samples of an input in any format, in order."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _READERS: Final[dict[str, Callable[[Readable, str], Iterator[SampleData]]]] = {
 def read_input(
     store: Store, shards: Sequence[InputShard], source: SourceName, prefix: str, on_split: OnSplit, warnings: list[str]
 ) -> Iterator[SampleData]:
-    """The samples of one input: of a `directory` all of `shards`, named without `prefix`; of other formats its one shard.
+    """Yield the samples of one input: all of `shards` for a `directory`, with names without `prefix`, else the one shard.
 
-    Raises FormatError or TarError naming file and offset, SplitSample, InputChanged, JobCancelled. What is left out is told
-    in `warnings` at the end.
+    FormatError or TarError name file and offset; SplitSample, InputChanged, JobCancelled. What was left out is added to
+    `warnings` at the end.
     """
     if source == "directory":
         return _read_tree(store, shards, prefix, warnings)
@@ -63,7 +63,7 @@ def _read_file(
 
 
 def _settle_split(file: str, samples: Iterator[SampleData], on_split: OnSplit) -> Iterator[SampleData]:
-    """Keys that come a second time, in formats that do not forbid it: as for a tar. To join them needs the file's memory."""
+    """Handle keys that occur again, as for a tar, in formats that allow it. Joining needs memory for the whole file."""
     if on_split == "keep":
         yield from samples
         return
@@ -88,7 +88,7 @@ def _settle_split(file: str, samples: Iterator[SampleData], on_split: OnSplit) -
 
 
 def _read_tree(store: Store, objects: Sequence[InputShard], prefix: str, warnings: list[str]) -> Iterator[SampleData]:
-    """Files of one key are one sample, whatever stands between them in the order of names: a tree has no order of its own."""
+    """Read a directory tree. Files with the same key are one sample even if not adjacent, since a tree has no order."""
     where = f"{objects[0].bucket}/{prefix}" if objects else prefix
     for each in objects:
         check_member_name(where, each.name.removeprefix(prefix))

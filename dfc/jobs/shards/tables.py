@@ -1,7 +1,7 @@
-"""Rows to join with: samples of shards, or rows of CSV, TSV, JSON lines and Parquet, as a key and the fields to be added.
+"""Reads rows for joins, from shards, CSV, TSV, JSON lines and Parquet, as a key and the fields to add.
 
-A column is a field, its name (in lower case) the extension. A cell of CSV is text as it stands, also when it is empty; in JSON
-and Parquet null is absent, text is its UTF-8, everything else JSON.
+A column is a field, and its name in lower case is the extension. CSV cells are taken as text, even if empty. In JSON and
+Parquet, null is absent, strings become UTF-8, and everything else JSON.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ TABLE_ENDINGS: Final = (*_DELIMITERS, *_JSON_LINES, _PARQUET)
 
 
 class Row(NamedTuple):
-    """What is known of a key. `fields`: extension, in lower case, and bytes."""
+    """The fields for a key. `fields`: extension, in lower case, and bytes."""
 
     key: str
     fields: list[tuple[str, bytes]]
 
 
 def check_joinable(shard: InputShard) -> None:
-    """BadRequest for an object that rows cannot be read from."""
+    """Raise BadRequest for an object from which rows cannot be read."""
     if not shard.is_indexed and not shard.name.lower().endswith(TABLE_ENDINGS):
         raise BadRequest(f"{shard.label} is neither an archive of samples nor a table ({', '.join(TABLE_ENDINGS)})")
 
 
 def read_rows(store: Store, shard: InputShard, key: str, on_split: OnSplit) -> Iterator[Row]:
-    """The rows of an object in their order. `key` names the column with the keys; samples have theirs.
+    """Yield the rows of an object, in order. `key` names the column with the keys; samples have their own.
 
     Raises FormatError naming the line, TarError, SplitSample, InputChanged, JobCancelled.
     """
@@ -83,7 +83,7 @@ def _read_text(stream: BinaryIO, label: str, key: str, delimiter: str | None) ->
 
 
 def _lines(stream: BinaryIO, label: str) -> Iterator[bytes]:
-    """Bounded, ends of lines included."""
+    """Yield lines, of limited length, with their line ends."""
     number = 0
     while line := stream.readline(JOB_TABLE_LINE_BYTES_MAX + 1):
         number += 1
@@ -117,7 +117,7 @@ def _read_csv(stream: BinaryIO, label: str, key: str, delimiter: str) -> Iterato
 
 
 def _columns(label: str, columns: Sequence[str], key: str) -> tuple[int, list[str]]:
-    """Where the key is, and the extension of every column, empty for that of the key."""
+    """Return the position of the key, and the extension of every column, empty for the key's."""
     if key not in columns:
         raise _no_key(label, key, columns)
     if len(columns) > JOB_TABLE_COLUMNS_MAX:

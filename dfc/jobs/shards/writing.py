@@ -1,4 +1,4 @@
-"""Samples into an output of any format: one object, an object and its index, or a tree of them."""
+"""Writes samples to an output of any format: one object, an object and its index, or a directory tree."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dfc.names import check_object_name
 
 
 class Target(Protocol):
-    """A context: without `commit` nothing is left of it."""
+    """An output of samples; a context manager that discards it without `commit`."""
 
     def add(self, sample: SampleData) -> None: ...
     def commit(self) -> tuple[OutputRecord, ...]: ...
@@ -36,8 +36,8 @@ class Target(Protocol):
 def open_target(
     store: Store, format: FormatName, name: str, *, level: int | None = None, columns: Sequence[str] = (), seed: str = ""
 ) -> Target:
-    """`name` is that of the object, or for trees what the names of all begin with. `columns` are Parquet's; `seed` says what
-    is converted, for formats that would otherwise draw random numbers."""
+    """Open an output. `name` is the object's name or, for trees, the prefix of all names. `columns` is for Parquet; `seed`
+    identifies the input, for formats that would otherwise use random numbers."""
     if FORMATS[format].kind is not None:
         return _Shard(ShardOutput(store, name, level=level))
     if format == "directory":
@@ -55,7 +55,7 @@ def open_target(
 
 
 def index_name(name: str) -> str:
-    """The index beside a `.rec` file."""
+    """The name of the index beside a `.rec` file."""
     return (name[: -len(".rec")] if name.lower().endswith(".rec") else name) + ".idx"
 
 
@@ -121,7 +121,7 @@ class _RecordIO(_File):
 
 
 class _Directory:
-    """Every member an object of its own, written at once: a staged row is invisible until the job succeeds."""
+    """Writes every member as an object, at once: staged objects are invisible until the job succeeds."""
 
     def __init__(self, store: Store, prefix: str) -> None:
         self._store, self._prefix = store, prefix
@@ -129,7 +129,7 @@ class _Directory:
         self._names: set[str] = set()
 
     def add(self, sample: SampleData) -> None:
-        """BadName for a member whose name cannot be an object's; Conflict for a name that is there, or too many."""
+        """Add a sample. BadName for a member whose name is invalid for an object; Conflict for duplicates or too many files."""
         for place, member in enumerate(sample.members):
             name = check_object_name(self._prefix + member.name)
             if name in self._names:
@@ -148,11 +148,11 @@ class _Directory:
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass  # what is staged and not recorded goes with the job
+        pass  # the end of the job removes staged objects that were not recorded
 
 
 class _Lmdb:
-    """Made in scratch space, then moved."""
+    """Writes an LMDB file to scratch space, then copies it to the output."""
 
     def __init__(self, store: Store, prefix: str) -> None:
         self._store, self._prefix = store, prefix

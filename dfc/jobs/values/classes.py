@@ -1,4 +1,4 @@
-"""The class of a sample, as text: what a field says, or what stands at a path in its JSON."""
+"""The class of a sample, as text: the content of a field, or the value at a path in its JSON."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from dfc.limits import JOB_CLASS_CHARS_MAX
 
 
 class NotAClass(Conflict):
-    """A field that samples are to be counted by holds something else than a short text or number."""
+    """The field that holds the class is not a short text or number."""
 
     code = "not_a_class"
 
 
 class ClassField(NamedTuple):
-    """`cls`, or `json:label.name`: an extension, and keys (or places of a list) inside of its JSON."""
+    """A field such as `cls` or `json:label.name`: an extension, and a path of keys (or list indexes) in its JSON."""
 
     ext: str
     path: tuple[str, ...]
 
 
 def parse_class_field(text: str) -> ClassField:
-    """BadRequest when it names no field."""
+    """Parse the name of a field. BadRequest if it is invalid."""
     ext, colon, path = text.partition(":")
     steps = tuple(path.split(".")) if colon else ()
     if not ext or "/" in ext or "" in steps:
@@ -33,7 +33,7 @@ def parse_class_field(text: str) -> ClassField:
 
 
 def class_of(field: ClassField, data: bytes | None) -> str | None:
-    """The class; None where field or path are absent (or JSON null). Raises NotAClass for what cannot be one."""
+    """Return the class; None if field or path are absent (or JSON null). NotAClass for values that cannot be one."""
     if data is None:
         return None
     if not field.path:

@@ -1,7 +1,7 @@
 """Conditions on samples, as JSON: `{"all": […]}`, `{"any": […]}`, `{"not": …}` over `{"field", "op", "value"}`.
 
-A field is `key`, `size:EXT` (bytes), `EXT` (the text of a member) or `EXT:path` (what stands there in its JSON). A comparison
-with something that is not there, or is of another type than the value, is false.
+A field is `key`, `size:EXT` (bytes), `EXT` (the text of a member) or `EXT:path` (the value at a path in its JSON). A comparison
+with a field that is absent, or of another type than the value, is false.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Condition(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Predicate:
-    """A checked condition. `wanted`: extensions of which it needs the bytes, `sized`: of which it needs the size."""
+    """A checked condition. It needs the bytes of the extensions in `wanted`, and the sizes of those in `sized`."""
 
     def __init__(self, node: Condition) -> None:
         self.wanted: list[str] = []
@@ -47,7 +47,7 @@ class Predicate:
         self._test = self._compile(node, 0)
 
     def holds(self, fields: Fields, i: int) -> bool:
-        """For sample i of what was read."""
+        """Whether sample i of `fields` meets the condition."""
         return self._test(fields, i)
 
     def _compile(self, node: Condition, depth: int) -> Test:
@@ -74,7 +74,7 @@ class Predicate:
         return _comparison(read, typed, node.op, None if isinstance(node.value, UnsetType) else node.value)
 
     def _reader(self, field: str) -> tuple[Callable[[Fields, int], Any], bool]:
-        """What reads a field, and whether its values have types (those of texts follow the value they are compared with)."""
+        """Return a function that reads a field, and whether its values are typed (text takes the type of the other value)."""
         ext, colon, path = field.partition(":")
         if field == "key":
             return lambda fields, i: fields.keys[i].decode(), False
@@ -129,7 +129,7 @@ def _comparison(read: Callable[[Fields, int], Any], typed: bool, op: Op, value: 
         if not typed and _kind(value) is float:
             if _NUMBER.fullmatch(found) is None:
                 return False
-            # Python takes no more than some thousand digits for a whole number; so many are beyond any value here.
+            # Python limits integers to some thousand digits; so many are beyond any value here.
             found = int(found) if len(found) <= _WHOLE_CHARS_MAX and found.strip("+-").isdecimal() else float(found)
         return _kind(found) is _kind(value) and compare(found, value)
 
@@ -150,7 +150,7 @@ def _text_comparison(read: Callable[[Fields, int], Any], op: str, value: Any) ->
 
 
 def _kind(value: Any) -> Any:
-    """What may be compared with what: all numbers are of one kind, and true and false are none."""
+    """The kind of a value, for comparisons: all numbers are of the same kind; true and false are not numbers."""
     return float if isinstance(value, int | float) and not isinstance(value, bool) else type(value)
 
 

@@ -1,4 +1,4 @@
-"""Regular expressions that strangers send: RE2, whose time is linear in the text whatever the expression."""
+"""Untrusted regular expressions, matched by RE2, whose time is linear in the text for any expression."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dfc.limits import JOB_REGEX_BYTES_MAX, JOB_REGEX_CHARS_MAX
 
 
 class Regex:
-    """A compiled expression over UTF-8. BadRequest for one that RE2 does not take."""
+    """A compiled expression over UTF-8. BadRequest if RE2 does not accept it."""
 
     def __init__(self, text: str) -> None:
         options = re2.Options()
@@ -31,6 +31,6 @@ class Regex:
         return self._compiled.fullmatch(text) is not None
 
     def prefix(self, text: str) -> str | None:
-        """What of the text's beginning matches; None when nothing does."""
+        """Return the match at the beginning of the text, or None."""
         found = self._compiled.match(text)
         return None if found is None else cast(str, found.group(0))

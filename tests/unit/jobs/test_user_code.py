@@ -536,9 +536,9 @@ def test_a_command_without_outputs_drops_the_sample(tmp_path):
     [
         ("echo broken >&2; exit 3", "the command exited with 3: broken"),
         ("kill -9 $$", "the command exited with -9"),
-        ("echo x >out/nodot", "out/nodot is no name"),
-        ("ln -s /etc/passwd out/sample.txt", "no regular file"),
-        ("mkfifo out/sample.txt", "no regular file"),
+        ("echo x >out/nodot", "out/nodot is not named like a field"),
+        ("ln -s /etc/passwd out/sample.txt", "not a regular file"),
+        ("mkfifo out/sample.txt", "not a regular file"),
         ("sleep 1000", "timed out after 2 s"),
     ],
 )

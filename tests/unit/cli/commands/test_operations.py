@@ -45,7 +45,7 @@ def test_words_become_options(kind, text, value):
 
 @pytest.mark.parametrize(("kind", "text"), [(int, "x"), (Count, "0"), (Literal["a", "b"], "c"), (dict[str, float], "a=b")])
 def test_words_that_do_not_fit(kind, text):
-    with pytest.raises(UsageMistake, match="--some-option wants"):
+    with pytest.raises(UsageMistake, match="--some-option must be"):
         read_option("some_option", kind, text)
 
 

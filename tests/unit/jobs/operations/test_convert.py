@@ -444,7 +444,7 @@ def test_a_key_that_comes_back(tmp_path, source):
             for name, data in SPLIT:
                 archive.writestr(name, data)
         put(tmp_path, "x.zip", buffer.getvalue())
-    with pytest.raises(SplitSample, match="the key 'a' occurs again"):
+    with pytest.raises(SplitSample, match=r"the key 'a' (occurs again|comes back)"):
         convert_to(tmp_path, "tar")
     joined = convert_to(tmp_path, "tar", on_split="join").outputs["x-000000.tar"]
     assert [name for name, _ in members_of(joined)] == ["a.jpg", "a.cls", "b.jpg"]
