@@ -78,7 +78,7 @@ class Session:
             print(json.dumps({"error": {"code": code, "message": message, "subject": subject or None}}), file=sys.stderr)
         else:
             if isinstance(error, Unreachable) and self.url is None and DEFAULT_URL in self.clients:
-                message += " (DFC_URL is not set)"
+                message += " (is the proxy running? DFC_URL is not set)"
             print(f"{self.program}: {subject}: {message}" if subject else f"{self.program}: {message}", file=sys.stderr)
 
     def note(self, text: str) -> None:

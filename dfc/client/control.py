@@ -162,8 +162,8 @@ def _own_errors(what: str) -> Iterator[None]:
     except httpx.InvalidURL as problem:
         raise BadRequest(f"{what}: {problem}") from None
     except (httpx.ConnectError, httpx.ConnectTimeout) as problem:
-        raise NotConnected(f"{what}: {problem or type(problem).__name__}") from None
+        raise NotConnected(f"{what}: cannot connect: {problem or type(problem).__name__}") from None
     except httpx.HTTPError as problem:
         raise Unreachable(f"{what}: {problem or type(problem).__name__}") from None
     except (OSError, UnicodeError) as problem:  # from resolving the host name
-        raise NotConnected(f"{what}: {problem}") from None
+        raise NotConnected(f"{what}: cannot connect: {problem}") from None

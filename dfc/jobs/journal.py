@@ -75,7 +75,7 @@ class Journal(JournalFile):
         return _record(rows[0])
 
     def spec(self, job_id: str) -> bytes:
-        """The client's JSON."""
+        """Return the spec of a job, as the client's JSON."""
         rows = self.rows("SELECT spec FROM jobs WHERE id = ?", job_id)
         if not rows:
             raise JobNotFound(f"job {job_id[:80]!r} does not exist")
@@ -120,7 +120,7 @@ class Journal(JournalFile):
         with self.transaction() as database:
             query = f"UPDATE jobs SET state = ?, {names} WHERE id = ? AND state IN ({marks})"
             if database.execute(query, (state, *values.values(), job_id, *before)).rowcount == 0:
-                raise JobFinished(f"the job is {self.get(job_id).state}")
+                raise JobFinished(f"the job is already {self.get(job_id).state}")
         return self.get(job_id)
 
     def start(self, job_id: str) -> JobRecord:
@@ -236,7 +236,7 @@ class Journal(JournalFile):
         return found
 
     def writes(self, job_id: str, name: str) -> bool:
-        """Whether an object of this name is among the outputs."""
+        """Whether an object with this name is among the outputs."""
         return bool(self.rows("SELECT 1 FROM outputs WHERE job = ? AND name = ?", self._number(job_id), name))
 
     # --- the end

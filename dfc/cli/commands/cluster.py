@@ -1,4 +1,4 @@
-"""`dfc cluster`, `dfc scrub` and `dfc disk`: the state of nodes and disks."""
+"""`dfc cluster`, `dfc scrub` and `dfc disk`: show and check nodes and disks."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def disk_rebuild(context: typer.Context, directory: Directory, full: Full = Fals
 
 
 def disk_release(directory: Directory) -> None:
-    """Release a disk, so that the next target that has it among its disks takes it."""
+    """Release a disk, so that the next target that lists it in its disks takes it."""
     _run_storage("release", directory, full=False, as_json=False)
 
 

@@ -21,10 +21,10 @@ class Throttle:
         self._rate = bytes_per_s
         self._now_s = now_s
         self._sleep = sleep
-        self._free_s = 0.0  # when what was taken so far has been paid for
+        self._free_s = 0.0  # when the bytes taken so far are within the limit
 
     def take(self, count: int) -> None:
-        """Wait until so many bytes may be moved."""
+        """Wait until `count` bytes may be moved."""
         if self._rate == 0:
             return
         now = self._now_s()

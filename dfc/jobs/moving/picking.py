@@ -1,7 +1,7 @@
 """Selects subsets: tables say, for each shard, which samples go to which part of the output, in their order.
 
 Operations write the tables in a stage named `pick`, with one task per shard; `picked` turns them into an order. Choices that
-need all shards (duplicates, classes) are made by tasks that each handle a range of hashes; they write labels, which the task
+need all shards (duplicates, classes) are made by tasks that each handle a partition by hash; they write labels, which the task
 of each shard then reads: `write_labels`, `read_labels`.
 """
 

@@ -75,7 +75,7 @@ def plan(job: JobInput) -> list[Stage]:
     sources = len(job.inputs)
     for name, given in (("weights", options.weights), ("prefix", options.prefix)):
         if given is not None and len(given) != sources:
-            raise BadRequest(f"{name} has {len(given)} entries for {sources} inputs")
+            raise BadRequest(f"{name!r} must have one entry for each of the {sources} inputs, not {len(given)}")
     weights = whole_weights(options.weights or [1] * sources)
     prefixes = options.prefix or [""] * sources
     ends = list(accumulate(len(shards) for shards in job.inputs))

@@ -111,7 +111,7 @@ def _comparison(read: Callable[[Fields, int], Any], typed: bool, op: Op, value: 
         return lambda fields, i: read(fields, i) is not _MISSING
     if op == "in":
         if not isinstance(value, list):
-            raise BadRequest("in takes a list")
+            raise BadRequest("'in' takes a list")
         each = [_comparison(read, typed, "eq", one) for one in value]
         return lambda fields, i: any(test(fields, i) for test in each)
     if isinstance(value, list):

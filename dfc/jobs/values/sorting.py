@@ -48,7 +48,7 @@ def encoder(kind: SortType, path: Sequence[str], reverse: bool) -> Callable[[byt
             try:
                 data = _scalar(value_at(data, path))
             except Absent:
-                raise ValueError(f"nothing at {'.'.join(path)!r}") from None
+                raise ValueError(f"no value at {'.'.join(path)!r}") from None
         value = one(data)
         return _reversed(value, kind) if reverse else value
 

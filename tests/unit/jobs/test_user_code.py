@@ -559,7 +559,7 @@ def test_commands_leave_no_process_behind(sandbox):
 
 def test_a_command_that_is_not_there(tmp_path):
     put(tmp_path, "a.tar", samples("ab", txt="x"))
-    with pytest.raises(UserCodeRefused, match="no program 'no-such-program'"):
+    with pytest.raises(UserCodeRefused, match="program 'no-such-program' not found"):
         mapped(tmp_path, command=["no-such-program"], on_error="skip")
 
 
