@@ -1,4 +1,4 @@
-"""How objects are named on a command line: `bucket/object`, `object` (in the bucket `default`) or a full http URL. Pure."""
+"""Parses the names of objects on the command line: `bucket/object`, `object` (in the bucket `default`) or a URL. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dfc.wire import OBJECTS_PATH
 
 
 class Remote(NamedTuple):
-    """What an address names. `base` is None for the cluster of DFC_URL; `name` is empty or ends in `/` for a folder."""
+    """A parsed address. `base` is None for the cluster of DFC_URL; the `name` of a folder is empty or ends in `/`."""
 
     base: str | None
     bucket: str
@@ -25,7 +25,7 @@ class Remote(NamedTuple):
         return f"{self.base}/{self.bucket}/{self.name}" if self.base else f"{self.bucket}/{self.name}"
 
     def below(self, relative: str) -> Remote:
-        """An object in this folder; BadName when the name is not allowed."""
+        """The address of an object in this folder. BadName if the name is not allowed."""
         return self._replace(name=check_object_name(self.name + relative))
 
 
@@ -34,9 +34,9 @@ def is_url(text: str) -> bool:
 
 
 def parse_remote(text: str) -> Remote:
-    """An object, a spec of objects, or a folder: `bucket/`, `bucket/prefix/`. BadName, UsageMistake."""
+    """Parse the address of an object, a spec, or a folder (`bucket/`, `bucket/prefix/`). BadName, UsageMistake."""
     if not text:
-        raise UsageMistake("an empty name of an object")
+        raise UsageMistake("the name of an object cannot be empty")
     base, path = _split_url(text) if is_url(text) else (None, text)
     if base is not None:
         parsed = parse_object_path(_without_slash(path))
@@ -54,7 +54,7 @@ def parse_remote(text: str) -> Remote:
 
 
 def parse_listing(text: str) -> Remote:
-    """A bucket or a prefix in it, whether or not it ends in `/`: a single word is a bucket here."""
+    """Parse the address of a bucket or of a prefix in it. Unlike in `parse_remote`, a single word is a bucket."""
     if is_url(text):
         base, path = _split_url(text)
         bucket, _, name = unquote(path).strip("/").partition("/") if path.strip("/") else ("", "", "")

@@ -1,7 +1,7 @@
-"""Cuts a sequence of tar members into shards, never within a sample. Shards are spooled to unnamed temporary files.
+"""Cuts a sequence of tar members into shards, never within a sample. Shards are written to unnamed temporary files.
 
-A *unit* is what stays together: a sample with the members without a key that follow it, or a file without a key that stands
-alone. Members are kept byte for byte and in order.
+A *unit* is what must stay together: a sample with the members without a key that follow it, or a single file without a key.
+Members are kept byte for byte and in order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dfc.tar.header import FILE
 from dfc.tar.samples import SampleGrouper, split_key
 from dfc.tar.writer import END_OF_ARCHIVE
 
-RECENT_KEYS: Final = 65_536  # 8 MiB; a folder in the order of its directory brings most keys back within so many
+RECENT_KEYS: Final = 65_536  # 8 MiB; in an unsorted folder, most keys occur again within this distance
 _FLUSH_BYTES: Final = 1 * MIB
 _FLUSH_PIECES: Final = 1000  # below IOV_MAX
 _COPY_BYTES: Final = 8 * MIB
@@ -25,7 +25,7 @@ _COPY_BYTES: Final = 8 * MIB
 
 @dataclass(slots=True)
 class CutShard:
-    """A shard in a file without a name, complete when it is handed out. `size` counts its bytes."""
+    """A shard in an unnamed file, complete when it is emitted. `size` is in bytes."""
 
     number: int
     file: BinaryIO
@@ -36,7 +36,7 @@ class CutShard:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """A shard is closed before the unit that would make it larger than `size` bytes, or give it more than `samples`."""
+    """The limits of a shard: it ends before the unit that would exceed `size` bytes or `samples`."""
 
     size: int | None = None
     samples: int | None = None
@@ -44,7 +44,7 @@ class Limits:
 
 @dataclass(slots=True)
 class _Unit:
-    """What is not cut. `start` is where it begins in the shard; `filled` once it has more than directories and links."""
+    """What is not cut. `start` is its offset in the shard; `filled` is set once it has more than directories and links."""
 
     start: int
     size: int = 0
@@ -54,7 +54,7 @@ class _Unit:
 
 
 class ShardCutter:
-    """Give it members with `begin` and their bytes with `write`, then `finish`; `emit` gets each complete shard."""
+    """Cuts members into shards: call `begin` and `write` for each member, then `finish`; `emit` gets each complete shard."""
 
     def __init__(self, limits: Limits, directory: str | None, emit: Callable[[CutShard], None]) -> None:
         self._limits = limits
@@ -62,9 +62,9 @@ class ShardCutter:
         self._emit = emit
         self._grouper = SampleGrouper()
         self._key: str | None = None
-        self._keyless = 0  # members without a key since the last with one
+        self._keyless = 0  # members without a key since the last one with a key
         self._recent: dict[int, None] = {}  # hashes of the last keys, oldest first
-        self.came_back = 0  # samples whose key another one had not long before: the input is not sorted
+        self.came_back = 0  # samples whose key occurred not long before: the input is not sorted
         self._pieces: list[bytes | memoryview] = []
         self._pending = 0  # bytes of the pieces
         self._finished = False
@@ -72,13 +72,13 @@ class ShardCutter:
         self._unit = _Unit(0)
 
     def begin(self, name: str, kind: int, size: int) -> None:
-        """A member of a type of `dfc.tar.header.TYPES` whose headers, data and padding are the next `size` bytes."""
+        """Start a member of a type of `dfc.tar.header.TYPES`; the next `size` bytes are its headers, data and padding."""
         new_sample = bool(self._grouper.cut((name,), (kind,))[1])
         key = split_key(name) if kind == FILE else None
         if key is None:
             new_unit = fills = self._stands_alone(kind)
         else:
-            # A repeated extension begins a new sample with the same key: the two stay together.
+            # A repeated extension starts a new sample with the same key; the two samples stay together.
             new_unit = new_sample and key[0] != self._key
             fills = True
             if new_unit:
@@ -99,14 +99,14 @@ class ShardCutter:
             self._cut()
 
     def write(self, data: bytes | memoryview) -> None:
-        """The next bytes of the member that was begun. The buffer must not change before `flush`."""
+        """Add the next bytes of the current member. The buffer must not change before `flush`."""
         self._pieces.append(data)
         self._pending += len(data)
         if self._pending >= _FLUSH_BYTES or len(self._pieces) >= _FLUSH_PIECES:
             self.flush()
 
     def flush(self) -> None:
-        """Write out what is pending."""
+        """Write the pending bytes to the file."""
         pieces, self._pieces = self._pieces, []
         left, self._pending = self._pending, 0
         self._shard.size += left
@@ -117,7 +117,7 @@ class ShardCutter:
                 pieces = _after(pieces, count)
 
     def finish(self) -> None:
-        """Hand out the last shard, unless it is empty."""
+        """Emit the last shard, unless it is empty."""
         self._settle()
         self.flush()
         self._finished = True
@@ -127,12 +127,12 @@ class ShardCutter:
             self._shard.file.close()
 
     def abandon(self) -> None:
-        """Throw the unfinished shard away; those that were handed out belong to others."""
+        """Discard the unfinished shard. Shards that were emitted are not affected."""
         if not self._finished:
             self._shard.file.close()
 
     def _stands_alone(self, kind: int) -> bool:
-        """Whether a member without a key is a unit: a file is, when no sample before it can go on after it."""
+        """Whether a member without a key is its own unit: a file is, if no sample can continue after it."""
         self._keyless += 1
         if kind != FILE or (self._key is not None and self._keyless <= SAMPLE_RECORDS_MAX):
             return False
@@ -148,13 +148,13 @@ class ShardCutter:
             del self._recent[next(iter(self._recent))]
 
     def _settle(self) -> None:
-        """The unit belongs to the shard for good; the next one begins."""
+        """Add the unit to the shard and start the next unit."""
         self._shard.samples += self._unit.samples
         self._shard.members += self._unit.members
         self._unit = _Unit(self._shard.size + self._pending)
 
     def _cut(self) -> None:
-        """Close the shard where the unit begins, and begin another with what there is of the unit."""
+        """Close the shard where the current unit starts, and move the unit to a new shard."""
         self.flush()
         shard, start = self._shard, self._unit.start
         following = self._open(shard.number + 1)
@@ -176,7 +176,7 @@ class ShardCutter:
 
 
 def _after(pieces: list[bytes | memoryview], count: int) -> list[bytes | memoryview]:
-    """What is left of the pieces after `count` bytes."""
+    """The pieces without their first `count` bytes."""
     for at, piece in enumerate(pieces):
         if count < len(piece):
             return [memoryview(piece)[count:], *pieces[at + 1 :]]

@@ -1,4 +1,4 @@
-"""Exit codes of `dfc` and `tarshards`, and which error gives which. They are documented in docs/cli.md and never change."""
+"""Exit codes of `dfc` and `tarshards`, and the errors they stand for. They are documented in docs/cli.md and never change."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from dfc.errors import (
 
 
 class Exit(IntEnum):
-    """What a script can tell from the exit code."""
+    """The exit codes."""
 
     OK = 0
-    FAILED = 1  # some of it failed, for a reason without a code of its own, or for several
-    USAGE = 2  # the command line makes no sense; nothing was done
-    NOT_FOUND = 3  # an object, bucket, member, sample or file is not there
+    FAILED = 1  # something failed for a reason without its own code, or for several reasons
+    USAGE = 2  # the command line is wrong; nothing was done
+    NOT_FOUND = 3  # an object, bucket, member, sample or file does not exist
     UNREACHABLE = 4  # no node answers, or the one that holds the object is down
-    MISMATCH = 5  # bytes differ from their checksum: on the way, or on the disk
+    MISMATCH = 5  # bytes do not match their checksum: damaged on the way or on the disk
     NOT_ALLOWED = 6  # the token is missing or wrong
     INTERRUPTED = 130  # Ctrl-C
-    OUTPUT_CLOSED = 141  # whoever read standard output has gone
+    OUTPUT_CLOSED = 141  # the reader of standard output closed it
 
 
 class UsageMistake(DfcError):
-    """A command line that makes no sense; the message says what would."""
+    """The command line is wrong; the message says how to correct it."""
 
     code = "usage"
 
@@ -61,7 +61,7 @@ def exit_for(error: BaseException) -> Exit:
 
 
 def exit_for_all(errors: Iterable[BaseException]) -> Exit:
-    """The exit code for many: the one they share, OK for none."""
+    """The exit code for many errors: the one they share, else FAILED; OK for none."""
     codes = {exit_for(error) for error in errors}
     if not codes:
         return Exit.OK
@@ -69,7 +69,7 @@ def exit_for_all(errors: Iterable[BaseException]) -> Exit:
 
 
 def describe(error: BaseException) -> tuple[str, str]:
-    """Code and message of an error, for people and for JSON."""
+    """Return code and message of an error."""
     if isinstance(error, DfcError):
         return error.code, error.message
     if isinstance(error, OSError) and error.strerror:

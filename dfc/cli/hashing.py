@@ -1,4 +1,4 @@
-"""The checksum of a local file, read in pieces so that Ctrl-C is heard."""
+"""Computes the checksum of a local file, in pieces so that Ctrl-C works."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dfc.client.reader import BULK_READ_BYTES
 
 
 def checksum_of_file(path: str, cancellation: Cancellation) -> str:
-    """xxh3-128 in hex. OSError; Cancelled."""
+    """Return the xxh3-128 of a file in hex. OSError; Cancelled."""
     hasher = xxhash.xxh3_128()
     buffer = memoryview(bytearray(BULK_READ_BYTES))
     with open(path, "rb", buffering=0) as file:

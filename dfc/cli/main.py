@@ -1,4 +1,4 @@
-"""The program `dfc`: its commands. Modules that take long to import are imported by the commands that need them."""
+"""The program `dfc` with its commands. Modules that are slow to import are imported by the commands that need them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dfc.cli.program import ProgramGroup
 EPILOG = (
     "Remote names are bucket/object, object (in the bucket 'default') or a full URL; shard specs work wherever objects are "
     "named: 'train-{000000..000146}.tar', 'train-@000147.tar', 'train-*.tar', 'folder/'. DFC_URL names the cluster "
-    "(http://127.0.0.1:8080, or several URLs of it, separated by commas), DFC_TOKEN its token. Exit codes: 0 done, 1 some "
-    "failed, 2 usage, 3 not found, 4 cannot be reached, 5 checksum mismatch, 6 not allowed, 130 interrupted."
+    "(http://127.0.0.1:8080, or several URLs of it, separated by commas), DFC_TOKEN its token. Exit codes: 0 success, 1 some "
+    "failed, 2 usage, 3 not found, 4 unreachable, 5 checksum mismatch, 6 not allowed, 130 interrupted."
 )
 
 

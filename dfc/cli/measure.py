@@ -1,7 +1,7 @@
-"""What a loader gets from a cluster here, and which of its parts is the weakest: each part alone, and all together.
+"""Measures how fast a loader on this machine reads from a cluster: each of its parts alone, then all together.
 
-Parts are measured by 1, 2, 4 … processes at a time, as a training job has workers (`dfc.cli.measureworker`), for the same
-short time each. Rates are those of all processes together, in samples a second.
+Parts are measured with 1, 2, 4 … processes at once, like the workers of a training job (`dfc.cli.measureworker`), for the same
+short time each. Rates are the totals of all processes, in samples per second.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _END_S: Final = 5.0
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """Samples a second of so many processes: `parts` each alone, `loaders` all parts together, undecoded and decoded."""
+    """Samples per second with `workers` processes: of each of `parts` alone, and of whole `loaders`, undecoded and decoded."""
 
     workers: int
     parts: dict[str, float]
@@ -37,18 +37,18 @@ class Measured(msgspec.Struct, frozen=True):
 
     @property
     def weakest(self) -> str:
-        """The part that alone is the slowest: no loader of so many processes can be faster than that."""
+        """The slowest part: no loader with this many processes can be faster."""
         return min(self.parts, key=self.parts.__getitem__)
 
     @property
     def reached(self) -> float:
-        """What the whole loader, with decoding where it was asked for, gets of the weakest part's rate: 1 is all of it."""
+        """The rate of the whole loader (with decoding, if requested), as a fraction of the rate of the weakest part."""
         whole = self.loaders.get(DECODING_LOADER, self.loaders[LOADER])
         return whole / self.parts[self.weakest] if self.parts[self.weakest] else 0.0
 
 
 class Report(msgspec.Struct, frozen=True):
-    """`sample_bytes`: of a sample as it is stored, on average over the beginning of the first shard."""
+    """The results. `sample_bytes` is the average stored size of the samples at the beginning of the first shard."""
 
     shards: int
     sample_bytes: float
@@ -59,7 +59,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def default_workers() -> list[int]:
-    """1, 2, 4 … up to the processors that this process may use, at most 16."""
+    """1, 2, 4 … up to the number of processors that this process may use, at most 16."""
     cpus = len(os.sched_getaffinity(0))
     return [count for count in (1, 2, 4, 8, DEFAULT_WORKERS_MAX) if count <= max(cpus, 1)]
 
@@ -74,10 +74,10 @@ def measure(
     token: str | None = None,
     progress: Callable[[str], None] = lambda _text: None,
 ) -> Report:
-    """Measure every part with every number of worker processes, `seconds` each. InputError when something cannot be read.
+    """Measure every part with each number of worker processes, for `seconds`. InputError if something cannot be read.
 
     `decode` is a form of pictures (`dfc.inputs.decoding`), "auto" for floats in [0, 1], or None: undecoded samples only.
-    `retries` and `token` as in `StreamOptions`; `progress` is told what is measured next.
+    `retries` and `token` are as in `StreamOptions`; `progress` gets the name of each measurement.
     """
     portion = read_portion(refs[0], StreamOptions(token=token, retries=retries))
     if decode is not None:
@@ -97,7 +97,7 @@ def measure(
 
 
 def _parts(portion: ArchiveHead, decode: str | None) -> Iterator[str]:
-    # The link beside the loader: both read from the cluster, and its load may change.
+    # Measure the link right before the loader: both read from the cluster, whose load may change.
     if portion.kind is not None:
         yield DECOMPRESSOR
     yield PARSER
@@ -109,7 +109,7 @@ def _parts(portion: ArchiveHead, decode: str | None) -> Iterator[str]:
 
 
 def _run(task: Measurement) -> list[float]:
-    """The rate of each of the processes, which begin together."""
+    """The rate of each process. They start together."""
     with ExitStack() as stack:
         processes = []
         for rank in range(task.workers):
@@ -120,8 +120,8 @@ def _run(task: Measurement) -> list[float]:
         for process in processes:
             line = _line(process)
             if line != b"ready\n":
-                _rate(line)  # raises: it has failed before it was ready
-                raise InputError(f"a measuring process said {line[:200]!r}")
+                _rate(line)  # raises: the process failed before it was ready
+                raise InputError(f"unexpected output of a measuring process: {line[:200]!r}")
         for process in processes:
             _tell(process, b"go")
         return [_rate(_line(process)) for process in processes]
@@ -129,7 +129,7 @@ def _run(task: Measurement) -> list[float]:
 
 def _started() -> subprocess.Popen[bytes]:
     argv = [sys.executable, "-m", "dfc.cli.measureworker"]
-    # A session of its own: Ctrl-C comes to us, and we end it.
+    # Its own session: only this process gets Ctrl-C, and then kills it.
     return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 
 
@@ -151,7 +151,7 @@ def _line(process: subprocess.Popen[bytes]) -> bytes:
 
 
 def _rate(line: bytes) -> float:
-    """Amount a second in a result. InputError for one that tells of an error."""
+    """The amount per second of a result. InputError if the result is an error."""
     found: dict[str, Any] = msgspec.json.decode(line)
     if "error" in found:
         raise InputError(found["error"])

@@ -1,7 +1,7 @@
-"""One of the processes that `dfc.cli.measure` starts: it gets ready, waits for the signal, does one thing for some seconds.
+"""A process started by `dfc.cli.measure`: it gets ready, waits for the signal, and does one thing for some seconds.
 
-Standard input has a task, a line of JSON, and then a line when all processes are ready. Standard output has `ready`, and then
-what was done: `amount` (samples, or bytes of the link) and `seconds`; or `error`, a sentence.
+It reads its task from standard input as a line of JSON, and a second line once all processes are ready. It prints `ready`, and
+then the result: `amount` (samples; for the link, bytes) and `seconds`, or `error`, a message.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from dfc.tar.compression import CompressionError, Decompressor, kind_of_bytes
 from dfc.tar.header import TarError
 from dfc.tar.sampleparser import SampleParser
 
-PORTION_BYTES: Final = 32 * MIB  # of a shard, held in memory for what is measured without a network
-ARCHIVE_BYTES_MAX: Final = 4 * PORTION_BYTES  # some compressed shards grow a thousand times
+PORTION_BYTES: Final = 32 * MIB  # of a shard, held in memory for the parts that need no network
+ARCHIVE_BYTES_MAX: Final = 4 * PORTION_BYTES  # some compressed shards become a thousand times larger
 _PIECE_BYTES: Final = 1 * MIB
 INTERRUPTED: Final = 130  # exit code
 FOREVER: Final = 1_000_000_000  # epochs
@@ -34,7 +34,7 @@ Amounts = Generator[float, None, None]
 
 
 class Measurement(msgspec.Struct, frozen=True):
-    """What to measure: `part` is a name of PARTS. `rank` says which of `workers` processes this one is."""
+    """What to measure. `part` is a name in PARTS; this process is number `rank` of `workers`."""
 
     part: str
     refs: list[ShardRef]
@@ -51,19 +51,19 @@ class Measurement(msgspec.Struct, frozen=True):
 
     @property
     def how(self) -> str | bool:
-        """`decode` as `Decoder` takes it."""
+        """`decode` in the form that `Decoder` takes."""
         return True if self.decode in (None, "auto") else str(self.decode)
 
     @property
     def own_refs(self) -> list[ShardRef]:
-        """Every process reads shards of its own; where there are too few, all of them, each from another on."""
+        """The shards for this process; if there are too few, all of them, in each process from a different one on."""
         if len(self.refs) >= self.workers:
             return self.refs[self.rank :: self.workers]
         return [*self.refs[self.rank % len(self.refs) :], *self.refs[: self.rank % len(self.refs)]]
 
 
 class ArchiveHead(NamedTuple):
-    """The beginning of a shard in memory, at most PORTION_BYTES as stored; `archive` is the same decompressed."""
+    """The beginning of a shard in memory: `stored` has at most PORTION_BYTES, `archive` is the same decompressed."""
 
     stored: bytes
     archive: bytes
@@ -74,7 +74,7 @@ class ArchiveHead(NamedTuple):
 
 
 def read_portion(ref: ShardRef, options: StreamOptions) -> ArchiveHead:
-    """InputError when it cannot be read, ShardBroken when no sample ends in it."""
+    """Read the beginning of a shard. InputError if it cannot be read, ShardBroken if it has no complete sample."""
     buffer = bytearray(PORTION_BYTES)
     with open_stream(ref, end=PORTION_BYTES, options=options) as stream:
         stored = bytes(buffer[: stream.readinto(buffer)])
@@ -92,13 +92,13 @@ def read_portion(ref: ShardRef, options: StreamOptions) -> ArchiveHead:
     except (CompressionError, TarError) as problem:
         raise ShardBroken(f"{ref.url}: {problem}", url=ref.url) from None
     if not found.samples:
-        raise ShardBroken(f"{ref.url}: no sample ends in its first {len(stored):,} bytes", url=ref.url)
+        raise ShardBroken(f"{ref.url}: there is no complete sample in its first {len(stored):,} bytes", url=ref.url)
     stored_share = len(stored) / len(archive)
     return ArchiveHead(stored, archive, kind, indexed, found.samples, found.sample_at * stored_share / len(found.samples))
 
 
 def _decompress_portion(stored: bytes, kind: str) -> tuple[bytes, bytes]:
-    """What of it was decompressed, and the result, which is not much larger than ARCHIVE_BYTES_MAX."""
+    """Decompress until there are ARCHIVE_BYTES_MAX bytes, or little more; return the input used, and the result."""
     stream = Decompressor(kind, limited=False)
     chunks: list[bytes] = []
     at = 0
@@ -116,11 +116,11 @@ def _parse(found: SampleParser, archive: bytes) -> None:
         found.feed(archive, start, min(start + INPUT_BUFFER_BYTES, len(archive)))
 
 
-# A part yields once when it is ready, and then without an end the amounts that were done.
+# Each part yields once when it is ready, and then, endlessly, the amounts done.
 
 
 def link(task: Measurement) -> Amounts:
-    """Bytes received and thrown away."""
+    """Receive bytes and discard them."""
     buffer = bytearray(INPUT_BUFFER_BYTES)
     yield 0
     for ref in cycle(task.own_refs):
@@ -130,10 +130,10 @@ def link(task: Measurement) -> Amounts:
 
 
 def decompressor(task: Measurement) -> Amounts:
-    """Samples that the bytes decompressed from memory would give."""
+    """Decompress from memory, counted in samples."""
     portion = read_portion(task.own_refs[0], task.options)
     if portion.kind is None:
-        raise ShardBroken(f"{task.own_refs[0].url} is not compressed as the first shard is", url=task.own_refs[0].url)
+        raise ShardBroken(f"{task.own_refs[0].url} is not compressed like the first shard", url=task.own_refs[0].url)
     sample_share = len(portion.samples) / len(portion.archive)
     yield 0
     while True:
@@ -142,7 +142,7 @@ def decompressor(task: Measurement) -> Amounts:
 
 
 def parser(task: Measurement) -> Amounts:
-    """Samples cut out of an archive in memory."""
+    """Parse samples from an archive in memory."""
     portion = read_portion(task.own_refs[0], task.options)
     portion.samples.clear()
     yield 0
@@ -157,7 +157,7 @@ def parser(task: Measurement) -> Amounts:
 
 
 def decoder(task: Measurement) -> Amounts:
-    """Samples in memory decoded."""
+    """Decode samples in memory."""
     decode = Decoder(task.how)
     found = read_portion(task.own_refs[0], task.options).samples
     decode(found[0])
@@ -168,16 +168,16 @@ def decoder(task: Measurement) -> Amounts:
 
 
 def loader(task: Measurement) -> Amounts:
-    """Samples from the network, undecoded, as a training script gets them."""
+    """Load samples from the network, undecoded, like a training script."""
     yield 0
     for _ in _samples(task):
         yield 1
 
 
 def decoding_loader(task: Measurement) -> Amounts:
-    """The same, decoded."""
+    """Load samples from the network and decode them."""
     decode = Decoder(task.how)
-    decode(read_portion(task.own_refs[0], task.options).samples[0])  # what decoders import takes a while
+    decode(read_portion(task.own_refs[0], task.options).samples[0])  # so that slow imports of decoders are done
     yield 0
     for sample in _samples(task):
         decode(sample)
@@ -198,7 +198,7 @@ PARTS: Final[dict[str, Callable[[Measurement], Amounts]]] = {
 
 
 def run(task: Measurement, wait: Callable[[], None]) -> tuple[float, float]:
-    """(amount, seconds) of a part; `wait` returns when the clock may start."""
+    """Run a part and return (amount, seconds). `wait` returns when the clock may start."""
     amount = 0.0
     work = PARTS[task.part](task)
     try:
@@ -218,7 +218,7 @@ def run(task: Measurement, wait: Callable[[], None]) -> tuple[float, float]:
 def main() -> int:
     line = sys.stdin.buffer.readline()
     if not line:
-        return INTERRUPTED  # who started us has gone
+        return INTERRUPTED  # the parent process is gone
     task = msgspec.json.decode(line, type=Measurement)
 
     def wait() -> None:

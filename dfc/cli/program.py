@@ -1,4 +1,4 @@
-"""How a program of ours ends: errors that can be expected become one line and an exit code, never a traceback."""
+"""Base classes of the programs: expected errors end in a one-line message and an exit code, not in a traceback."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _guarded(name: str, context: Any, invoke: Callable[[Any], Any]) -> Any:
     try:
         return invoke(context)
     except BrokenPipeError:
-        # Nobody reads standard output any more; the interpreter must not try to flush it at the end.
+        # Standard output was closed by its reader; the interpreter must not try to flush it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(Exit.OUTPUT_CLOSED) from None
     except KeyboardInterrupt:
@@ -38,7 +38,7 @@ def _guarded(name: str, context: Any, invoke: Callable[[Any], Any]) -> Any:
 
 
 class ProgramGroup(TyperGroup):
-    """For `dfc`, a program with commands: those that are registered, and one for every operation of jobs."""
+    """The base of `dfc`: a program with the registered commands, and one for every operation of jobs."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -50,7 +50,7 @@ class ProgramGroup(TyperGroup):
 
 
 class ProgramCommand(TyperCommand):
-    """For `tarshards`, a program that is one command."""
+    """The base of `tarshards`: a program that is one command."""
 
     def invoke(self, ctx: Any) -> Any:
         return _guarded("tarshards", ctx, super().invoke)

@@ -1,4 +1,4 @@
-"""Which objects an address on the command line stands for: one name, a shard spec, a glob or a folder."""
+"""Finds the objects that an address on the command line stands for: a name, a shard spec, a glob or a folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SPECIAL: Final = _WILDCARDS | {"@"}
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """One object. `relative` is its name below the folder of the address; size and etag are known from a listing."""
+    """One object. `relative` is its name below the folder of the address; size and etag are set if it was listed."""
 
     remote: Remote
     relative: str
@@ -35,10 +35,10 @@ def select(
     recursive: bool = False,
     missing: Callable[[str, NotFound], None] | None = None,
 ) -> Iterator[Selected]:
-    """The objects of all addresses, in order; those of specs and folders are looked up as they are asked for.
+    """Yield the objects of all addresses, in order; specs and folders are looked up lazily.
 
-    BadName, or UsageMistake for a folder without `recursive`, at once. A glob or folder without objects is told to `missing`,
-    or raised as ObjectNotFound. What looks like a spec but is the name of an object stands for that object.
+    Raises BadName, or UsageMistake for a folder without `recursive`, at once. A glob or folder without objects is passed to
+    `missing`, or raised as ObjectNotFound. An address that looks like a spec but is the name of an object means that object.
     """
     remotes = [parse_remote(address) for address in addresses]
     for address, remote in zip(addresses, remotes, strict=True):
@@ -82,7 +82,7 @@ def is_pattern(name: str) -> bool:
 
 
 def matcher(spec: str) -> tuple[str, Callable[[str], bool]]:
-    """For going through a listing: what all names begin with that a spec stands for, and whether one is among them."""
+    """For filtering a listing by a spec: return the prefix of all matching names, and a function that tells if one matches."""
     from dfc.shards import expand
 
     chosen = expand(spec)
@@ -96,7 +96,7 @@ def _plain_length(spec: str) -> int:
 
 
 def _folder_length(spec: str) -> int:
-    """The length of the folder in which everything that a spec can stand for lies."""
+    """The length of the folder that contains everything a spec can stand for."""
     return spec.rfind("/", 0, _plain_length(spec)) + 1
 
 

@@ -1,4 +1,4 @@
-"""What all commands share: where the cluster is, clients to it, and how results and errors are printed."""
+"""The state that all commands share: the cluster's URL and token, its clients, and how to print results and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 
 @dataclass
 class Session:
-    """One run of a command. `url` (maybe several, separated by commas) and `token` are those of DFC_URL and DFC_TOKEN."""
+    """One run of a command. `url` (or several, separated by commas) and `token` come from DFC_URL and DFC_TOKEN."""
 
     url: str | None = None
     token: str | None = None
@@ -32,16 +32,16 @@ class Session:
     retries: int | None = None
     program: str = "dfc"
     clients: dict[str, Client] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)  # threads that upload ask for their client at once
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # upload threads call `client` concurrently
 
     @classmethod
     def from_environment(cls) -> Session:
         return cls(os.environ.get("DFC_URL") or None, os.environ.get("DFC_TOKEN") or None)
 
     def client(self, base: str | None = None) -> Client:
-        """A client of the cluster of DFC_URL, or of the node of a URL on the command line.
+        """Return a client for the cluster of DFC_URL, or for the node of a URL on the command line.
 
-        The token goes to the cluster of DFC_URL; only when that is not set, to the node that was typed.
+        The token is sent to the cluster of DFC_URL; only if that is not set, to the node given on the command line.
         """
         from dfc.client import Client
 
@@ -58,7 +58,7 @@ class Session:
         return self.url is None or urlsplit(base)[:2] in [urlsplit(each)[:2] for each in split_addresses(self.url)]
 
     def abort(self) -> None:
-        """End what other threads do."""
+        """Cancel the calls of other threads."""
         for client in self.clients.values():
             client.abort()
 
@@ -67,28 +67,28 @@ class Session:
             client.close()
 
     def print_json(self, value: Any) -> None:
-        """One line of JSON on standard output."""
+        """Print one line of JSON to standard output."""
         sys.stdout.write(json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n")
         sys.stdout.flush()
 
     def print_error(self, error: BaseException, subject: str = "") -> None:
-        """One line on standard error: `dfc: subject: message`, or JSON."""
+        """Print an error to standard error as one line: `dfc: subject: message`, or JSON."""
         code, message = describe(error)
         if self.as_json:
             print(json.dumps({"error": {"code": code, "message": message, "subject": subject or None}}), file=sys.stderr)
         else:
             if isinstance(error, Unreachable) and self.url is None and DEFAULT_URL in self.clients:
-                message += " (DFC_URL is not set)"
+                message += " (is the proxy running? DFC_URL is not set)"
             print(f"{self.program}: {subject}: {message}" if subject else f"{self.program}: {message}", file=sys.stderr)
 
     def note(self, text: str) -> None:
-        """One line on standard error for people; not with --json."""
+        """Print a line for people to standard error, unless --json is given."""
         if not self.as_json:
             print(text, file=sys.stderr)
 
 
 def session_of(context: typer.Context, *, as_json: bool = False, retries: int | None = None) -> Session:
-    """The session of this run, told the options of the command."""
+    """Return the session of this run, with the options of the command set."""
     session = context.find_root().obj
     assert isinstance(session, Session)
     session.as_json = as_json
@@ -97,7 +97,7 @@ def session_of(context: typer.Context, *, as_json: bool = False, retries: int | 
 
 
 def format_size(size: float) -> str:
-    """`1.2 GB`, in powers of ten as disks are sold."""
+    """Format a size like `1.2 GB`, in powers of 1000."""
     unit = 0
     while size >= 999.5 and unit < len(_UNITS) - 1:
         size /= 1000
@@ -106,7 +106,7 @@ def format_size(size: float) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Bytes from `1000000`, `1e9`, `100M` (k, M, G, T: powers of 1000) or `64MiB`, `1Gi` (powers of 1024). ValueError."""
+    """Parse `1000000`, `1e9`, `100M` (k, M, G, T: powers of 1000) or `64MiB`, `1Gi` (powers of 1024). ValueError."""
     stripped = text.strip().removesuffix("B").removesuffix("b")
     for base, suffix in ((1024, "i"), (1000, "")):
         for power, letter in enumerate("kMGT", 1):
@@ -124,8 +124,8 @@ def _positive(text: str, scale: int) -> int:
 
 
 def size_option(text: str) -> int:
-    """For options: like `parse_size`, with the error that the command line wants."""
+    """Like `parse_size`, for command-line options: raises typer.BadParameter."""
     try:
         return parse_size(text)
     except (ValueError, OverflowError):
-        raise typer.BadParameter(f"{text!r} is not a size: 500M, 1G, 64MiB, 1e9") from None
+        raise typer.BadParameter(f"{text!r} is not a size; use a form like 500M, 1G, 64MiB or 1e9") from None

@@ -1,4 +1,4 @@
-"""What `tarshards` cuts: an archive on standard input, copied member by member as it is, or files named in a list."""
+"""Reads the input of `tarshards`: an archive on standard input, whose members are copied unchanged, or a list of files."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _LIST_NAME_BYTES_MAX: Final = 64 * 1024
 
 
 class BrokenInput(ClientMistake):
-    """The archive or the list cannot be read to its end; the unfinished shard is not stored."""
+    """The input cannot be read to its end; the unfinished shard is not stored."""
 
     code = "broken_input"
 
 
 def cut_archive(descriptor: int, cutter: ShardCutter, warn: Callable[[str], None]) -> int:
-    """Cut the archive that a descriptor gives, compressed or not; the number of its members. BrokenInput.
+    """Cut the archive, compressed or not, read from a descriptor; return the number of its members. BrokenInput.
 
-    `warn` gets a sentence for what is odd about an archive, though it can be read.
+    `warn` gets a message for each oddity of an archive that can be read nevertheless.
     """
     with suppress(OSError):
-        # Only a pipe has this, and a larger one saves most of the switches between tar and us.
+        # Works only for pipes. A larger pipe saves most context switches between tar and this process.
         fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     with io.BufferedReader(io.FileIO(descriptor, closefd=False), _READ_BYTES) as source:
         kind = kind_of_bytes(source.peek(MAGIC_BYTES))
@@ -45,10 +45,10 @@ def cut_archive(descriptor: int, cutter: ShardCutter, warn: Callable[[str], None
             while block := stream.read1(_READ_BYTES):
                 feeder.feed(block)
             if not feeder.size:
-                raise BrokenInput("standard input is empty")  # whoever should have written there has failed
+                raise BrokenInput("standard input is empty")  # the program that should have written to it failed
             members = feeder.finish(warn)
             if kind is not None and (offset := cast(DecompressedFile, stream.raw).ignored_from) is not None:
-                warn(f"standard input, at byte {offset}: what follows the {kind} stream is ignored")
+                warn(f"standard input, at byte {offset}: ignored the bytes after the {kind} stream")
             return members
         except TarError as problem:
             raise BrokenInput(f"standard input, at byte {problem.offset}: {problem.message}") from None
@@ -57,14 +57,14 @@ def cut_archive(descriptor: int, cutter: ShardCutter, warn: Callable[[str], None
 
 
 class _Feeder:
-    """Routes the bytes of an archive, which come in blocks, to the members that they belong to."""
+    """Assigns the bytes of an archive, which arrive in blocks, to their members."""
 
     def __init__(self, cutter: ShardCutter) -> None:
         self._cutter = cutter
         self._scanner = Scanner()
-        self._rest = b""  # bytes after the last member, whose own member is not known yet
-        self._at = 0  # offset in the archive of the first byte that is not routed
-        self._end = 0  # offset of the end of the member that was begun last, padding included
+        self._rest = b""  # bytes after the last member, whose member is not known yet
+        self._at = 0  # offset in the archive of the first byte that is not routed yet
+        self._end = 0  # offset of the end of the current member, padding included
         self._members = 0
 
     @property
@@ -79,14 +79,14 @@ class _Feeder:
         view = memoryview(data)
         for name, kind, head, offset, size in entries:
             self._route(view, base, self._end)
-            self._at = head  # a global pax header in front of it belongs to no member
+            self._at = head  # a global pax header before it belongs to no member
             self._end = offset + padded(size)
             self._cutter.begin(name.decode("utf-8", "replace"), kind, self._end - head)
         self._members += len(entries)
         self._route(view, base, min(self._end, base + len(data)))
         self._cutter.flush()
         if self._at >= self._end:
-            # After the end there are zeros, or what is ignored.
+            # After the end there are only zeros, or bytes that are ignored.
             self._rest = b"" if self._scanner.ended else data[self._at - base :]
             self._at = base + len(data) - len(self._rest)
         else:
@@ -105,9 +105,9 @@ class _Feeder:
 
 
 def cut_files(names: Iterator[str], directory: str, cutter: ShardCutter) -> int:
-    """Cut the files of a list, in its order; how many there were. BrokenInput for one that cannot be stored.
+    """Cut the files of a list, in its order; return their number. BrokenInput for a file that cannot be stored.
 
-    Member names are those of the list without a leading `/` or `./`. Folders in the list are passed over.
+    Member names are the names in the list without a leading `/` or `./`. Folders in the list are skipped.
     """
     members = 0
     for name in names:
@@ -137,7 +137,7 @@ def _cut_file(file: BinaryIO, path: str, name: str, cutter: ShardCutter) -> None
     while left:
         data = os.read(file.fileno(), min(left, _READ_BYTES))
         if not data:
-            raise BrokenInput(f"{path} became shorter while it was read")
+            raise BrokenInput(f"{path} was truncated while it was being read")
         cutter.write(data)
         left -= len(data)
     cutter.write(padding(size))
@@ -147,18 +147,18 @@ def _member_name(name: str) -> str:
     while name.startswith(("/", "./")):
         name = name.lstrip("/") if name.startswith("/") else name[2:]
     if ".." in name.split("/"):
-        raise BrokenInput(f"a name with '..' cannot be that of a member: {name}")
+        raise BrokenInput(f"the name of a member cannot contain '..': {name}")
     return name
 
 
 def read_names(source: BinaryIO, *, null: bool) -> Iterator[str]:
-    """The names of a list, a line each, or ended by NUL as `find -print0` does it. Empty lines are passed over."""
+    """Yield the names of a list: one per line, or ended by NUL as from `find -print0`. Empty lines are skipped."""
     separator = b"\0" if null else b"\n"
     rest = b""
     while block := source.read1(_READ_BYTES) if hasattr(source, "read1") else source.read(_READ_BYTES):
         *names, rest = (rest + block).split(separator)
         yield from (os.fsdecode(name) for name in names if name)
         if len(rest) > _LIST_NAME_BYTES_MAX:
-            raise UsageMistake("a line of the list is too long for a file name; -0 is for names ended by NUL")
+            raise UsageMistake("a line of the list is too long for a file name; if the names end with NUL, use -0")
     if rest:
         yield os.fsdecode(rest)

@@ -1,10 +1,10 @@
-"""`tarshards`: cuts a tar, or a list of files, into shards and uploads them while it reads.
+"""`tarshards`: cuts a tar, or a list of files, into shards, and uploads them while reading.
 
     tar -cf - dataset | tarshards http://host/dataset-%06d.tar
     find dataset -type f | sort | tarshards -T - -s 500M http://host/dataset
 
-A shard is uploaded when it is complete, from a temporary file: a failed upload can be tried again, and when the input breaks
-off no half shard is stored.
+A shard is uploaded once it is complete, from a temporary file. So a failed upload can be retried, and no incomplete shard is
+stored if the input breaks off.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ if TYPE_CHECKING:
     from dfc.client import StoredObject
 
 SIZE_DEFAULT: Final = 1_000_000_000
-UPLOADS: Final = 2  # one shard goes out while the next but one is filled; more would only take more space
+UPLOADS: Final = 2  # one shard is uploaded while the next ones are filled; more would only take more space
 
 
 def parse_pattern(text: str) -> ShardPattern:
-    """From `URL-%06d.tar`, or a prefix to which `-%06d.tar` is added. UsageMistake for what `tarshards` cannot make."""
+    """Parse `URL-%06d.tar`, or a prefix, to which `-%06d.tar` is added. UsageMistake for what `tarshards` cannot write."""
     from dfc.tar.index.format import index_kind
 
     if not has_number(text):
         if text.lower().endswith(".tar"):
-            raise UsageMistake(f"{text} has no number: {text[:-4]}-%06d.tar")
+            raise UsageMistake(f"{text} has no number for the shards; use {text[:-4]}-%06d.tar")
         text += "%06d.tar" if text.endswith("/") else "-%06d.tar"
     try:
         pattern = ShardPattern(text)
     except ValueError:
-        raise UsageMistake(f"{text} has more than one number") from None
+        raise UsageMistake(f"{text} has more than one number; only one is allowed") from None
     kind = index_kind(parse_remote(pattern.text(0)).name)
     if kind != "tar":
         what = f"compressed shards ({kind})" if kind else "other names"
-        raise UsageMistake(f"shards are plain tar files, their names end in .tar; {what} cannot be made: {text}")
+        raise UsageMistake(f"tarshards writes plain tar files, whose names end in .tar, not {what}: {text}")
     return pattern
 
 
 class Uploader:
-    """Uploads complete shards in threads; waits when too many are under way, so that the space they take is bounded."""
+    """Uploads complete shards in threads, a limited number at once, to bound the disk space they take."""
 
     def __init__(self, session: Session, pattern: ShardPattern, jobs: int) -> None:
         from dfc.inputs.storing.uploads import Uploads
@@ -64,15 +64,15 @@ class Uploader:
         self.shards = self.samples = self.members = self.size = 0
 
     def add(self, shard: CutShard) -> None:
-        """Take a shard and its file; raises what an earlier upload failed with."""
+        """Upload a shard and close its file. Raises the error of an earlier upload."""
         self._uploads.add(lambda: self._upload(shard))
 
     def finish(self) -> None:
-        """Wait for the last ones; raises what they failed with."""
+        """Wait for the last uploads. Raises their error."""
         self._uploads.finish()
 
     def stop(self, *, at_once: bool) -> None:
-        """Wait for those that are under way, or end them; whatever becomes of them."""
+        """Wait for running uploads, or abort them; errors are ignored."""
         self._uploads.stop(at_once=at_once)
 
     def _upload(self, shard: CutShard) -> None:
@@ -107,7 +107,7 @@ def tarshards(
         str,
         typer.Argument(
             metavar="URL-%06d.tar",
-            help="Where to put the shards: a URL, or bucket/name in the cluster of DFC_URL (one URL of it, or several "
+            help="Where to store the shards: a URL, or bucket/name in the cluster of DFC_URL (one URL, or several "
             "separated by commas); -%06d.tar is added to a bare prefix.",
         ),
     ],
@@ -119,16 +119,16 @@ def tarshards(
     files: Annotated[
         str, typer.Option("-T", "--files-from", metavar="FILE", help="Pack the files named in a list; - is standard input.")
     ] = "",
-    null: Annotated[bool, typer.Option("-0", "--null", help="Names in the list end with NUL.")] = False,
-    directory: Annotated[str, typer.Option("-C", "--directory", help="Names in the list are relative to it.")] = ".",
+    null: Annotated[bool, typer.Option("-0", "--null", help="Names in the list end with NUL, as from find -print0.")] = False,
+    directory: Annotated[str, typer.Option("-C", "--directory", help="Directory of relative names in the list.")] = ".",
     jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, max=16, help="Number of uploads at once.")] = UPLOADS,
     temporary: Annotated[
-        str | None, typer.Option("--tmp", metavar="DIR", help="Where to keep shards until they are uploaded (TMPDIR).")
+        str | None, typer.Option("--tmp", metavar="DIR", help="Where to keep shards until they are uploaded (default TMPDIR).")
     ] = None,
     retries: Retries = RETRIES,
     as_json: Json = False,
 ) -> None:
-    """Cut a tar on standard input, or the files of a list, into shards and upload them; samples are never cut.
+    """Cut a tar on standard input, or the files of a list, into shards and upload them. A sample is never split.
 
     tar -cf - dataset | tarshards http://host/dataset-%06d.tar
     """
@@ -138,7 +138,7 @@ def tarshards(
     session = session_of(context, as_json=as_json, retries=retries)
     target = parse_pattern(pattern)
     if files in ("", "-") and sys.stdin.isatty():
-        raise UsageMistake("standard input is a terminal: tar -cf - dataset | tarshards …")
+        raise UsageMistake("standard input is a terminal; pipe a tar into it: tar -cf - dataset | tarshards …")
     limits = Limits(size or (SIZE_DEFAULT if samples is None else None), samples)
     uploader = Uploader(session, target, jobs)
     cutter = ShardCutter(limits, temporary, uploader.add)
@@ -149,7 +149,7 @@ def tarshards(
     except BaseException as problem:
         cutter.abandon()
         uploader.stop(at_once=not isinstance(problem, BrokenInput))
-        session.note(f"tarshards: {uploader.shards} shards were stored, the unfinished one was not")
+        session.note(f"tarshards: {uploader.shards} shards were stored; the unfinished one was not")
         raise
     _close(session, target, uploader, members, cutter.came_back)
 
@@ -166,16 +166,16 @@ def _cut(session: Session, cutter: ShardCutter, files: str, *, null: bool, direc
 
 
 def _close(session: Session, pattern: ShardPattern, uploader: Uploader, members: int, came_back: int) -> None:
-    """The closing line, after what the person should know."""
+    """Print warnings and the closing line."""
     if came_back:
         session.note(
-            f"tarshards: WARNING: the keys of {came_back} samples came back after others, so the files of a sample are not all"
-            " next to each other and it is split: give them in order (tar --sort=name, or find | sort)"
+            f"tarshards: WARNING: {came_back} samples are split, because their files are not next to each other in the input:"
+            " sort it (tar --sort=name, or find | sort)"
         )
     following = pattern.text(uploader.shards)
     remains = uploader.shards > 0 and _exists(session, parse_remote(following))
     if remains:
-        session.note(f"tarshards: WARNING: {following} and maybe more are there from an earlier run")
+        session.note(f"tarshards: WARNING: {following} and maybe more shards exist from an earlier run")
     totals = {"shards": uploader.shards, "samples": uploader.samples, "members": members, "size": uploader.size}
     if session.as_json:
         session.print_json({"total": {**totals, "came_back": came_back, "earlier_shards_remain": remains}})
@@ -187,7 +187,7 @@ def _exists(session: Session, remote: Remote) -> bool:
     try:
         session.client(remote.base).stat(remote.bucket, remote.name)
     except DfcError:
-        return False  # or it could not be looked up, which is no failure: all shards are stored
+        return False  # or the lookup failed, which does not matter: all shards are stored
     return True
 
 

@@ -1,4 +1,4 @@
-"""Many files at once: a bounded number of threads, a progress display on terminals, a result a file."""
+"""Transfers many files at once: with a limited number of threads, progress bars on terminals, and a result per file."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 T = TypeVar("T")
-_WAITING_PER_JOB: Final = 4  # items that wait for a thread; a folder may have millions of files
+_WAITING_PER_JOB: Final = 4  # items queued per thread; a folder may have millions of files
 _BAR_BYTES: Final = 16 * MIB
-_END_S: Final = 3.0  # threads that do not end by then after Ctrl-C are left behind
+_END_S: Final = 3.0  # after Ctrl-C, threads that take longer to end are abandoned
 Status = Literal["stored", "fetched", "skipped", "deleted", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one item. `size` in bytes; `facts` go into the JSON line."""
+    """The result for one item. `size` is in bytes; `facts` go into the JSON line."""
 
     status: Status
     subject: str
@@ -44,7 +44,7 @@ class Outcome:
 
 
 class Meter(Protocol):
-    """Shows progress, from any thread. `wants_sizes`: a size that is not known is worth a question to the node."""
+    """Shows progress; can be called from any thread. `wants_sizes`: ask the node for a size that is not known."""
 
     wants_sizes: bool
 
@@ -53,7 +53,7 @@ class Meter(Protocol):
 
 
 class SilentMeter:
-    """For standard error that is no terminal."""
+    """A meter that shows nothing, for when standard error is not a terminal."""
 
     wants_sizes = False
 
@@ -65,7 +65,7 @@ class SilentMeter:
 
 
 class BarMeter:
-    """A bar for all, and one for each large file that is under way: those of small files would only flicker."""
+    """A progress bar for all files, and one for each large file; bars of small files would only flicker."""
 
     wants_sizes = True
 
@@ -97,7 +97,7 @@ def _ignore(count: int) -> None:
 
 @contextmanager
 def open_meter(session: Session, what: str) -> Iterator[Meter]:
-    """Bars when a person looks on, silence otherwise."""
+    """Provide progress bars on a terminal, nothing otherwise."""
     if session.as_json or not sys.stderr.isatty():
         yield SilentMeter()
         return
@@ -110,7 +110,7 @@ def open_meter(session: Session, what: str) -> Iterator[Meter]:
 
 
 class Tally:
-    """Prints results as they come and remembers what the exit code and the closing line need."""
+    """Prints results as they arrive, and counts them for the exit code and the closing line."""
 
     def __init__(self, session: Session, verb: str, *, sizes: bool = True) -> None:
         self._session = session
@@ -133,14 +133,14 @@ class Tally:
             self._session.print_json(outcome.as_json())
 
     def add_missing(self, name: str, error: BaseException) -> None:
-        """A glob or a folder that stands for nothing."""
+        """Add a failure for a glob or folder without objects."""
         self.add(Outcome("failed", name, error=error))
 
     def close(self) -> Exit:
-        """The closing line, and the exit code."""
+        """Print the closing line and return the exit code."""
         parts = [f"{self._verb} {self.done} ({format_size(self.size)})" if self._sizes else f"{self._verb} {self.done}"]
         if self.skipped:
-            parts.append(f"{self.skipped} the same already")
+            parts.append(f"{self.skipped} unchanged")
         if self.errors:
             parts.append(f"{len(self.errors)} FAILED")
         if self.done + self.skipped + len(self.errors) > 1 or not self.errors:
@@ -152,7 +152,7 @@ class Tally:
 
 
 class Workers(Generic[T]):
-    """Runs `work` on items in `jobs` threads; on Ctrl-C all transfers are ended before it goes on."""
+    """Runs `work` on items in `jobs` threads. On Ctrl-C, all transfers are aborted first."""
 
     def __init__(self, session: Session, jobs: int) -> None:
         self._session = session
@@ -161,7 +161,7 @@ class Workers(Generic[T]):
         self._running: set[Future[T]] = set()
 
     def run(self, work: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T]:
-        """Results in the order in which they come."""
+        """Yield results as they are completed."""
         for item in items:
             while len(self._running) >= self._limit:
                 yield from self._finished()
@@ -185,6 +185,6 @@ class Workers(Generic[T]):
         self._executor.shutdown(wait=False, cancel_futures=True)
         late = wait(self._running, timeout=_END_S).not_done
         if late and kind is KeyboardInterrupt:
-            # A thread that hashes a large file, or waits for a connection, would hold the program up at its end.
+            # A thread that hashes a large file, or waits for a connection, would delay the exit.
             self._session.note(f"{self._session.program}: interrupted")
             os._exit(Exit.INTERRUPTED)

@@ -1,4 +1,4 @@
-"""The Python client: `Client` blocks, `AsyncClient` is for asyncio; both speak to any node of a cluster.
+"""The Python client: a blocking `Client`, and `AsyncClient` for asyncio. Both can talk to any node of a cluster.
 
     from dfc.client import Client
 
@@ -7,7 +7,7 @@
         for sample in client.samples("imagenet", "train-000000.tar"):
             image = client.read_sample_member("imagenet", "train-000000.tar", sample.key, "jpg")
 
-Errors are the classes of `dfc.errors`; `Unreachable` when no node answers.
+Errors are classes of `dfc.errors`; `Unreachable` means that no node answered.
 """
 
 from importlib import import_module
@@ -59,8 +59,7 @@ __all__ = [
     "job_spec",
 ]
 
-# Each module is loaded when something of it is first asked for: readers of shards need neither httpx nor asyncio, and begin
-# 0.2 s sooner without them.
+# Modules are imported lazily: readers of shards need neither httpx nor asyncio, and start 0.2 s sooner without them.
 _MODULES = {
     "AsyncClient": "dfc.client.aio",
     "AsyncJobs": "dfc.client.jobs",

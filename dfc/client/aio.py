@@ -1,6 +1,6 @@
-"""The client for asyncio: the same calls as `Client`, each in a thread, since only blocking reads reach the speed of the disks.
+"""The client for asyncio: runs the calls of `Client` in threads, because only blocking reads are as fast as the disks.
 
-Cancelling a task shuts down the sockets of its call, so that the thread ends too.
+Cancelling a task closes the sockets of its call, so the thread ends too.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 THREADS: Final = 32  # calls that run at once; more wait
 CANCEL_WAIT_S: Final = 1.0
-_BATCH: Final = 256  # items that one trip to a thread takes from an iterator
+_BATCH: Final = 256  # items taken from an iterator per call to a thread
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class _Threads:
-    """Runs blocking calls, each under a cancellation of its own."""
+    """Runs blocking calls in threads; each can be cancelled on its own."""
 
     def __init__(self, threads: int) -> None:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="dfc-client")
@@ -56,8 +56,8 @@ class _Threads:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             cancellation.cancel()
-            # A transfer ends at once, and only then may the caller use its buffers again. What does not end soon (a call that
-            # waits for a connection, or for the answer to a control call) touches none.
+            # A transfer ends at once; until then the caller must not reuse its buffers. A call that takes longer to end
+            # (it waits for a connection, or for the answer to a control call) does not touch any buffer.
             await asyncio.wait([future], timeout=CANCEL_WAIT_S)
             future.add_done_callback(_take_exception)
             raise
@@ -72,7 +72,7 @@ def _take_exception(future: asyncio.Future[Any]) -> None:
 
 
 class AsyncReader:
-    """A reader of one object; `readinto` a large buffer for speed. See `ObjectReader`."""
+    """An asynchronous reader of one object; for speed, `readinto` a large buffer. See `ObjectReader`."""
 
     def __init__(self, threads: _Threads, reader: ObjectReader) -> None:
         self._threads = threads
@@ -83,7 +83,7 @@ class AsyncReader:
         return self._reader.info
 
     async def readinto(self, buffer: bytearray | memoryview) -> int:
-        """Fill the buffer, except at the end; 0 there. ChecksumMismatch with the last bytes."""
+        """Fill the buffer and return the number of bytes: fewer at the end, then 0. ChecksumMismatch with the last bytes."""
         return await self._threads.run(self._reader.readinto, buffer)
 
     async def read(self, size: int = -1) -> bytes:
@@ -107,7 +107,7 @@ class AsyncReader:
 
 
 class AsyncBatchReader:
-    """The tar of a batch read; see `BatchReader`."""
+    """An asynchronous reader of the tar of a batch read; see `BatchReader`."""
 
     def __init__(self, threads: _Threads, reader: BatchReader) -> None:
         self._threads = threads
@@ -116,7 +116,7 @@ class AsyncBatchReader:
         self.lengths = reader.lengths
 
     async def readinto(self, buffer: bytearray | memoryview) -> int:
-        """Fill the buffer, except at the end; 0 there."""
+        """Fill the buffer and return the number of bytes: fewer at the end, then 0."""
         return await self._threads.run(self._reader.readinto, buffer)
 
     async def close(self) -> None:
@@ -130,7 +130,7 @@ class AsyncBatchReader:
 
 
 class AsyncClient:
-    """`Client` for asyncio; its methods take and give the same, iterators become asynchronous."""
+    """`Client` for asyncio: the same methods as coroutines, with asynchronous iterators instead of iterators."""
 
     def __init__(
         self, url: str = DEFAULT_URL, token: str | None = None, *, retries: int | None = None, threads: int = THREADS
@@ -166,7 +166,7 @@ class AsyncClient:
         if_none_match: str | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> StoredObject:
-        """Like `Client.put`; an asynchronous iterable is a body too. `progress` is called in a thread."""
+        """Like `Client.put`; the body can also be an asynchronous iterable. `progress` is called in a thread."""
         given: Any = body
         if isinstance(body, AsyncIterable):
             given = _from_loop(body, asyncio.get_running_loop())
@@ -310,7 +310,7 @@ class AsyncClient:
                 for item in items:
                     yield item
         finally:
-            # A generator that is left early frees its connection.
+            # Closing a generator that was not exhausted frees its connection.
             close = getattr(iterator, "close", None)
             if close is not None:
                 await self._threads.run(close)
@@ -321,7 +321,7 @@ def _take(iterator: Iterator[T], batch: int) -> Sequence[T]:
 
 
 def _from_loop(pieces: AsyncIterable[bytes], loop: asyncio.AbstractEventLoop) -> Iterator[Buffer]:
-    """What an asynchronous iterable gives, for a thread: each piece is awaited on the loop."""
+    """Iterate over an asynchronous iterable in a thread: each piece is awaited on the loop."""
     iterator = aiter(pieces)
 
     async def following() -> bytes | None:
@@ -339,7 +339,7 @@ def _await_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, by
             return future.result(timeout=CANCEL_WAIT_S / 4)
         except TimeoutError:
             if future.done():
-                raise  # it is the iterable's own
+                raise  # the iterable itself raised it
             if cancellation.is_set:
                 future.cancel()
                 raise Cancelled from None

@@ -1,4 +1,4 @@
-"""Batch reads of the client: one ordered tar stream of items from anywhere in the cluster, raw or member by member."""
+"""Batch reads: items from anywhere in the cluster as one ordered tar stream, raw or member by member."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from dfc.tar.header import TarError
 from dfc.tar.reader import iterate_members
 from dfc.wire import MSGPACK
 
-ITEMS_A_REQUEST: Final = 20_000  # of a longer list; the next part is asked for when this one has been read
+ITEMS_A_REQUEST: Final = 20_000  # a longer list is split; the next part is requested once this one has been read
 READ_BYTES: Final = MIB
 Items = Iterable[BatchItem | Mapping[str, Any]]
 
 
 def open_batch(calls: ObjectCalls, items: Sequence[BatchItem], on_missing: OnMissing, *, lengths: bool = False) -> BatchReader:
-    """One request. Raises what the node says, naming the item, before anything is read."""
+    """Send one batch request. Raises the node's error, which names the item, before anything is read."""
     body = make_source(msgspec.msgpack.encode(BatchRequest(list(items), on_missing)))
     query = "?lengths=1" if lengths else ""
-    # The owner of any one of the items: what is its own takes one hop less, and not all batches pass through one node.
+    # Ask the owner of a random item: its own items take one hop less, and the load is spread over the nodes.
     near = random.choice(items) if items else None
     owned = None if near is None else (near.bucket, near.object)
     answer = calls.stream(f"/v1/batch{query}", "POST", {"Content-Type": MSGPACK}, body, near=owned)
@@ -37,7 +37,7 @@ def open_batch(calls: ObjectCalls, items: Sequence[BatchItem], on_missing: OnMis
 
 
 def read_batch(calls: ObjectCalls, items: Items, on_missing: OnMissing) -> Iterator[tuple[str, bytes]]:
-    """Name and bytes of each member of the answers to as many requests as the list needs."""
+    """Yield the name and bytes of each member, with as many requests as the list needs."""
     rest = map(as_item, items)
     begin = 0
     while group := list(islice(rest, ITEMS_A_REQUEST)):
@@ -46,7 +46,7 @@ def read_batch(calls: ObjectCalls, items: Items, on_missing: OnMissing) -> Itera
                 for member, data in iterate_members(cast(BinaryIO, io.BufferedReader(reader, READ_BYTES)), strict=True):
                     yield member.name, data.readall() or b""
             except TarError as problem:
-                raise ObjectCorrupt(f"a batch arrived as a broken tar: {problem}") from None
+                raise ObjectCorrupt(f"the batch arrived as a damaged tar: {problem}") from None
         begin += len(group)
 
 
@@ -55,12 +55,12 @@ def _open_group(calls: ObjectCalls, group: list[BatchItem], on_missing: OnMissin
         return open_batch(calls, group, on_missing)
     except DfcError as error:
         if begin:
-            error.message = f"in the part from item {begin} on: {error.message}"
+            error.message = f"in the request that starts at item {begin}: {error.message}"
         raise
 
 
 def portions(members: Iterator[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
-    """Members in lists of so many that their bytes fill a large read: for consumers to whom each list is a trip."""
+    """Group members into lists of about 1 MiB, for consumers that pay a thread switch per list."""
     portion: list[tuple[str, bytes]] = []
     size = 0
     for name, data in members:
@@ -74,10 +74,10 @@ def portions(members: Iterator[tuple[str, bytes]]) -> Iterator[list[tuple[str, b
 
 
 def as_item(item: BatchItem | Mapping[str, Any]) -> BatchItem:
-    """An item that may be given as a mapping. BadRequest."""
+    """Convert an item that may be given as a mapping to a BatchItem. BadRequest."""
     if isinstance(item, BatchItem):
         return item
     try:
         return msgspec.convert(item, BatchItem)
     except msgspec.ValidationError as problem:
-        raise BadRequest(f"not an item of a batch: {problem}") from None
+        raise BadRequest(f"invalid batch item: {problem}") from None

@@ -1,7 +1,7 @@
-"""The blocking client: objects, listings, shards and buckets of one cluster. Thread-safe.
+"""The blocking client for objects, listings, shards and buckets of one cluster. Thread-safe.
 
-Bytes travel between the caller's buffers and the target that owns the object; a node whose URL was given is asked for the
-map, for buckets and listings, and relays where a target cannot be reached. Every call that is idempotent, and all are, is
+Bytes go directly between the caller's buffers and the target that owns the object. The node whose URL was given answers
+requests for the map, buckets and listings, and relays where a target cannot be reached. All calls are idempotent and are
 retried for some seconds. Errors are classes of `dfc.errors`.
 """
 
@@ -58,9 +58,9 @@ _ANSWER_BYTES_MAX: Final = 256 * KIB  # of a PUT: warnings are short
 
 
 class Client:
-    """A connection to a cluster through any of its nodes. Close it, or use it as a context manager.
+    """A client of a cluster, through any of its nodes. Close it, or use it as a context manager.
 
-    `url` may be several URLs of it, separated by commas; they are tried in turn (see `dfc.addresses`). BadRequest.
+    `url` can be several URLs, separated by commas; they are tried in order (see `dfc.addresses`). BadRequest.
     """
 
     def __init__(self, url: str = DEFAULT_URL, token: str | None = None, *, retries: int | None = None) -> None:
@@ -80,16 +80,16 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close all connections; readers that are open may be read to their end."""
+        """Close all connections. Open readers can still be read to their end."""
         self._transport.close()
         self._control.close()
 
     def _forget(self) -> None:
-        """In a child after a fork: let go of the connections, which are the parent's."""
+        """Drop the connections in a forked child: they belong to the parent."""
         self._transport.forget()
 
     def abort(self) -> None:
-        """End everything that runs in other threads: it raises `Cancelled` there. The client is of no use afterwards."""
+        """Cancel all calls in other threads: they raise `Cancelled`. The client cannot be used afterwards."""
         self.cancellation.cancel()
 
     # Objects.
@@ -105,11 +105,12 @@ class Client:
         if_none_match: str | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> StoredObject:
-        """Store an object: `body` is a path, bytes, an open binary file or an iterable of bytes (the last two go out once).
+        """Store an object. `body` is a path, bytes, an open binary file or an iterable of bytes.
 
-        What was stored is compared with what was sent; a body that changed on the way raises ChecksumMismatch, and is refused
-        before anything is replaced when its checksum (`checksum`, xxh3-128 in hex) was known. PreconditionFailed for `if_match`
-        (an etag) or `if_none_match` ("*"). `progress` gets the bytes sent, and a negative number when a try begins anew.
+        The upload of an iterable, or of a file that is not seekable, cannot be retried. What was stored is compared with what
+        was sent; if they differ, ChecksumMismatch is raised. If the checksum was known before (`checksum`, xxh3-128 in hex),
+        the node refuses such a body before it replaces anything. PreconditionFailed for `if_match` (an etag) or
+        `if_none_match` ("*"). `progress` gets the bytes sent, and a negative number on each retry.
         """
         source = make_source(body, checksum)
         source.progress = progress
@@ -128,11 +129,11 @@ class Client:
             return self._put(*path, source, headers)
 
     def get(self, bucket: str, name: str, *, start: int = 0, length: int | None = None) -> bytes:
-        """The bytes of an object, or of a range of it; the whole is verified. RangeNotSatisfiable beyond its end."""
+        """Return the bytes of an object or of a range; a whole object is verified. RangeNotSatisfiable beyond its end."""
         return self._read_whole(ObjectRequest(self._calls, *_checked(bucket, name)), start, length)
 
     def open(self, bucket: str, name: str, *, start: int = 0, length: int | None = None) -> ObjectReader:
-        """A raw, seekable reader; wrap it in `io.BufferedReader` for small reads."""
+        """Open a raw, seekable reader; for small reads, wrap it in `io.BufferedReader`."""
         return ObjectReader(ObjectRequest(self._calls, *_checked(bucket, name)), start, length)
 
     def get_to_file(
@@ -144,11 +145,11 @@ class Client:
         resume: bool = True,
         progress: Callable[[int], None] | None = None,
     ) -> ObjectInfo:
-        """Store an object as a file, continuing an earlier try that broke off. See `dfc.client.download.download`."""
+        """Download an object to a file; an interrupted download is resumed. See `dfc.client.download.download`."""
         return download(ObjectRequest(self._calls, *_checked(bucket, name)), os.fspath(path), resume=resume, progress=progress)
 
     def stat(self, bucket: str, name: str) -> ObjectInfo:
-        """Size, etag (the xxh3-128) and time of an object. ObjectNotFound."""
+        """Return size, etag (the xxh3-128) and time of an object. ObjectNotFound."""
         bucket, name = _checked(bucket, name)
         with self._calls.call("HEAD", bucket, name) as answer:
             return object_info(bucket, name, answer.headers, int(answer.headers.get("Content-Length") or 0))
@@ -161,7 +162,7 @@ class Client:
         try:
             self._calls.call("DELETE", *_checked(bucket, name), headers=_conditions(if_match, None), tries=tries).close()
         except ObjectNotFound:
-            # An earlier try broke off after it had done its work.
+            # An earlier try deleted it, and the connection broke before the answer arrived.
             if not tries.broken:
                 raise
 
@@ -177,7 +178,7 @@ class Client:
         limit: int = LIST_PAGE_MAX,
         token: str | None = None,
     ) -> ListPage:
-        """One page of a bucket's objects in byte order, and the common prefixes up to the delimiter. BucketNotFound."""
+        """Return one page of a bucket's objects in byte order, and the common prefixes up to the delimiter. BucketNotFound."""
         params: dict[str, str | int] = {"limit": limit}
         for key, value in (("prefix", prefix), ("start_after", start_after), ("delimiter", delimiter), ("token", token)):
             if value:
@@ -186,7 +187,7 @@ class Client:
         return msgspec.msgpack.decode(self._control.call("GET", path, params=params, accept=MSGPACK), type=ListPage)
 
     def list_pages(self, bucket: str, *, prefix: str = "", start_after: str = "", delimiter: str = "") -> Iterator[ListPage]:
-        """All pages; each is complete, or the call fails."""
+        """Yield all pages. Each page is complete, or the call fails."""
         page = self.list_page(bucket, prefix=prefix, start_after=start_after, delimiter=delimiter)
         while True:
             yield page
@@ -195,58 +196,58 @@ class Client:
             page = self.list_page(bucket, prefix=prefix, delimiter=delimiter, token=page.next_token)
 
     def list(self, bucket: str, *, prefix: str = "", start_after: str = "") -> Iterator[ObjectInfo]:
-        """All objects whose name starts with the prefix, in byte order, page by page."""
+        """Yield all objects whose names start with the prefix, in byte order."""
         for page in self.list_pages(bucket, prefix=prefix, start_after=start_after):
             yield from page.objects
 
     # Shards.
 
     def members(self, bucket: str, shard: str) -> Iterator[MemberInfo]:
-        """The members of a shard in the order of the archive. NotAShard."""
+        """Yield the members of a shard in the order of the archive. NotAShard."""
         return read_values(self._calls.call("GET", *_checked(bucket, shard), query=(("list", "members"),)), MemberInfo)
 
     def samples(self, bucket: str, shard: str) -> Iterator[SampleInfo]:
-        """The samples of a shard in the order of the archive. NotAShard."""
+        """Yield the samples of a shard in the order of the archive. NotAShard."""
         return read_values(self._calls.call("GET", *_checked(bucket, shard), query=(("list", "samples"),)), SampleInfo)
 
     def sample_offsets(self, bucket: str, shard: str, *, etag: str | None = None) -> NDArray[np.uint64]:
-        """Where each sample of a shard begins in the (uncompressed) archive, and after them where the last one ends: n + 1
-        numbers, from the index. NotAShard; PreconditionFailed when the shard has not the `etag` that is given."""
+        """Return the offset of each sample in the (uncompressed) archive, and the end of the last one: n + 1 numbers, from the
+        index. NotAShard; PreconditionFailed if the shard's etag is not `etag`."""
         import numpy as np
 
         with self._calls.call("GET", *_checked(bucket, shard), query=(("list", "offsets"),)) as answer:
             found = object_info(bucket, shard, answer.headers, 0).etag
             if etag is not None and found != etag:
-                raise PreconditionFailed(f"{bucket}/{shard} is {found} by now, not {etag}")
+                raise PreconditionFailed(f"{bucket}/{shard} has changed: its etag is {found}, not {etag}")
             return np.frombuffer(answer.read_all(8 * (INDEX_MEMBERS_MAX + 1)), dtype="<u8").astype(np.uint64, copy=False)
 
     def read_member(self, bucket: str, shard: str, member: str, *, start: int = 0, length: int | None = None) -> bytes:
-        """The bytes of one member. MemberNotFound; NotSeekable for a range in a compressed shard."""
+        """Return the bytes of one member. MemberNotFound; NotSeekable for a range in a compressed shard."""
         request = ObjectRequest(self._calls, *_checked(bucket, shard), (("member", member),))
         return self._read_whole(request, start, length)
 
     def open_member(self, bucket: str, shard: str, member: str, *, start: int = 0, length: int | None = None) -> ObjectReader:
-        """A reader of one member; its positions count from the member's first byte."""
+        """Open a reader of one member; positions count from the member's first byte."""
         return ObjectReader(ObjectRequest(self._calls, *_checked(bucket, shard), (("member", member),)), start, length)
 
     def read_sample(self, bucket: str, shard: str, key: str) -> dict[str, bytes]:
-        """The members of the first sample with that key, by extension. SampleNotFound."""
+        """Return the members of the first sample with that key, by extension. SampleNotFound."""
         return _split_sample(self.read_sample_tar(bucket, shard, key))
 
     def read_sample_tar(self, bucket: str, shard: str, key: str) -> bytes:
-        """The first sample with that key as a tar of its own."""
+        """Return the first sample with that key as a tar."""
         return self._read_whole(self._sample(bucket, shard, key, None), 0, None)
 
     def read_sample_member(self, bucket: str, shard: str, key: str, ext: str) -> bytes:
-        """The member with that extension of the first sample with that key. SampleNotFound, MemberNotFound."""
+        """Return one member, by extension, of the first sample with that key. SampleNotFound, MemberNotFound."""
         return self._read_whole(self._sample(bucket, shard, key, ext), 0, None)
 
     def open_sample(self, bucket: str, shard: str, key: str, ext: str | None = None) -> ObjectReader:
-        """A reader of the sample as a tar of its own, or with `ext` of one member of it."""
+        """Open a reader of a sample as a tar or, with `ext`, of one of its members."""
         return ObjectReader(self._sample(bucket, shard, key, ext))
 
     def keys(self, bucket: str, shards: str | Sequence[str], *, fields: str = "all") -> Iterator[KeyInfo]:
-        """The samples of many shards (a shard spec, or a list), in no order between shards; `fields="key"`: only their keys."""
+        """Yield the samples of many shards (a spec or a list), in no order between shards; only keys if `fields="key"`."""
         for spec in (shards,) if isinstance(shards, str) else list_specs(shards):
             query = [("shards", spec)] if fields == "all" else [("shards", spec), ("fields", fields)]
             path = f"/v1/buckets/{check_bucket_name(bucket)}/samples?{urlencode(query, quote_via=quote)}"
@@ -255,68 +256,68 @@ class Client:
     # Batches.
 
     def batch(self, items: Items, *, on_missing: OnMissing = "fail") -> Iterator[tuple[str, bytes]]:
-        """Name and bytes of the members of all items, in the order asked for, from wherever they are.
+        """Yield the name and bytes of the members of all items, in the order asked for, from wherever they are.
 
-        An item is a `BatchItem`, or a mapping with its fields. A list of any length, also an iterator, becomes as many requests
-        as it takes. The errors of an item name it (of its request, in the header X-DFC-Item); `on_missing` is "fail", "skip"
-        or "empty". Unreachable when a stream breaks off for good.
+        An item is a `BatchItem`, or a mapping with its fields. A list or iterator of any length becomes as many requests as
+        needed. The error of an item names it (with its number in the request, from the header X-DFC-Item); `on_missing` is
+        "fail", "skip" or "empty". Unreachable if a stream breaks off and cannot be resumed.
         """
         return read_batch(self._calls, items, on_missing)
 
     def open_batch(
         self, items: Sequence[BatchItem | Mapping[str, Any]], *, on_missing: OnMissing = "fail", lengths: bool = False
     ) -> BatchReader:
-        """The tar of up to 100,000 items as a raw reader, for speed: `readinto` a large buffer.
+        """Open the tar of up to 100,000 items as a raw reader; for speed, `readinto` a large buffer.
 
-        With `lengths` the reader's `lengths` are the bytes of each item, so that the parts can be told from each other.
+        With `lengths`, the reader's `lengths` has the number of bytes of each item, so that the stream can be split.
         """
         return open_batch(self._calls, [as_item(item) for item in items], on_missing, lengths=lengths)
 
     # Buckets.
 
     def list_buckets(self) -> tuple[BucketInfo, ...]:
-        """All buckets with their counts."""
+        """Return all buckets with their counts."""
         listed: BucketList = _decode(self._control.call("GET", "/v1/buckets"), BucketList)
         return listed.buckets
 
     def bucket(self, name: str) -> BucketInfo:
-        """Settings and counts. BucketNotFound."""
+        """Return the settings and counts of a bucket. BucketNotFound."""
         found: BucketInfo = _decode(self._control.call("GET", f"/v1/buckets/{check_bucket_name(name)}"), BucketInfo)
         return found
 
     def create_bucket(self, name: str, *, durability: str = "fsync", copies: int = 1) -> None:
-        """Make a bucket, or find it with the same settings; BucketConflict when they differ."""
+        """Create a bucket, unless it exists with the same settings. BucketConflict if they differ."""
         body = {"copies": copies, "durability": durability}
         self._control.call("PUT", f"/v1/buckets/{check_bucket_name(name)}", body=body)
 
     def change_bucket(self, name: str, *, durability: str | None = None, copies: int | None = None) -> BucketInfo:
-        """Change the settings that are given. BucketNotFound."""
+        """Change the given settings of a bucket. BucketNotFound."""
         body = {key: value for key, value in (("durability", durability), ("copies", copies)) if value is not None}
         self._control.call("PATCH", f"/v1/buckets/{check_bucket_name(name)}", body=body)
         return self.bucket(name)
 
     def delete_bucket(self, name: str, *, force: bool = False) -> None:
-        """Delete a bucket; with `force` and all that is in it, BucketNotEmpty otherwise."""
+        """Delete a bucket. BucketNotEmpty unless it is empty, or `force` is set, which also deletes its objects."""
         params: dict[str, str | int] | None = {"force": 1} if force else None
         self._control.call("DELETE", f"/v1/buckets/{check_bucket_name(name)}", params=params, done=BucketNotFound)
 
     # Cluster.
 
     def cluster_map(self) -> ClusterMap:
-        """Nodes, disks and buckets, fetched now."""
+        """Fetch the cluster map: nodes, disks and buckets."""
         return ClusterMap.decode(self._fetch_map(True))
 
     def health(self) -> dict[str, Any]:
-        """Role, id and map version of a node that was given. Unavailable while it is not ready."""
+        """Return role, id and map version of the node at the client's URL. Unavailable while it is not ready."""
         facts: dict[str, Any] = _decode(self._control.call("GET", "/v1/health"), dict[str, Any])
         return facts
 
     def start_scrub(self) -> None:
-        """Ask every target to read and verify all that it holds."""
+        """Start a scrub: every target reads and verifies everything it holds."""
         self._control.call("POST", "/v1/cluster/scrub")
 
     def scrub_status(self) -> dict[str, Any]:
-        """`disks`: for each its state, bytes done and in all, errors, and what is quarantined."""
+        """Return `disks`: state, bytes done and total, errors and quarantined objects of each."""
         status: dict[str, Any] = _decode(self._control.call("GET", "/v1/cluster/scrub"), dict[str, Any])
         return status
 
@@ -335,7 +336,7 @@ class Client:
             with self._calls.call("PUT", bucket, name, headers=headers, source=source, tries=tries) as answer:
                 stored: StoredObject = _decode(answer.read_all(_ANSWER_BYTES_MAX), StoredObject)
         except PreconditionFailed:
-            # The precondition may fail because an earlier try, which broke off, has stored the object.
+            # The precondition may fail because an earlier try, whose connection broke, stored the object.
             found = self.stat(bucket, name) if tries.broken and source.checksum else None
             if found is None or found.etag != source.checksum:
                 raise
@@ -343,7 +344,9 @@ class Client:
         sent = source.sent_checksum or source.checksum
         if sent is not None and stored.checksum != sent:
             self.delete(bucket, name, if_match=stored.checksum)
-            raise ChecksumMismatch(f"{bucket}/{name} arrived as {stored.checksum}, not {sent}, and was deleted")
+            raise ChecksumMismatch(
+                f"{bucket}/{name} was damaged on the way ({stored.checksum} instead of {sent}) and was deleted; upload it again"
+            )
         return stored
 
     def _read_whole(self, request: ObjectRequest, start: int, length: int | None) -> bytes:
@@ -357,7 +360,7 @@ class Client:
 
 def _base_url(url: str) -> str:
     if not is_http_url(url) or (parts := urlsplit(url)).path or parts.query or parts.fragment:
-        raise BadRequest(f"the URL of a cluster is http://host:port, not {url!r}")
+        raise BadRequest(f"the URL of a cluster must be like http://host:port, not {url!r}")
     return f"{parts.scheme}://{parts.netloc}"
 
 
@@ -377,7 +380,7 @@ def _decode(body: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.MsgspecError as problem:
-        raise BadRequest(f"an answer that is not DFC's: {problem}") from None
+        raise BadRequest(f"invalid answer (is this a DFC node?): {problem}") from None
 
 
 def _split_sample(archive: bytes) -> dict[str, bytes]:
@@ -386,7 +389,7 @@ def _split_sample(archive: bytes) -> dict[str, bytes]:
         entries = scanner.feed(archive)
         scanner.finish(strict=True)
     except TarError as problem:
-        raise ObjectCorrupt(f"a sample arrived as a broken tar: {problem}") from None
+        raise ObjectCorrupt(f"the sample arrived as a damaged tar: {problem}") from None
     members = {}
     for name, kind, _, offset, size in entries:
         key = split_key(name.decode("utf-8", "replace")) if kind == FILE else None

@@ -1,6 +1,6 @@
-"""The control channel: small JSON or msgpack calls over httpx, the only module that knows httpx.
+"""The control channel: small JSON or msgpack calls over httpx. No other module uses httpx.
 
-Every call goes to a URL that the client was given. Failures are raised as classes of `dfc.errors`.
+Every call goes to a URL that the client was given. Errors are classes of `dfc.errors`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from dfc.wire import JSON
 
 CONNECT_TIMEOUT_S: Final = 5.0
 ANSWER_TIMEOUT_S: Final = 60.0  # a listing waits for every target
-# Nobody has answered yet: the URL is wrong or the cluster is down, and the person who typed it should hear so soon.
+# If no node has ever answered, the URL is wrong or the cluster is down, and the user should learn that quickly.
 FIRST_CONTACT_RETRIES: Final = 1
 _ONCE: Final = RetryPolicy(retries=0)
 _TIMEOUT: Final = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
 
 
 class Control:
-    """Calls to the node of a URL, or to any of a list of them. Thread-safe."""
+    """Makes control calls to one URL, or to any of several. Thread-safe."""
 
     def __init__(self, url: str, token: str | None, policy: RetryPolicy, cancellation: Cancellation) -> None:
         self._addresses = addresses_of(url)
@@ -45,7 +45,7 @@ class Control:
         self._http = httpx.Client(
             headers=headers,
             timeout=_TIMEOUT,
-            # Proxies and .netrc of the environment would apply here and not to the bulk channel.
+            # Otherwise proxies and .netrc of the environment would apply here, but not to the bulk channel.
             trust_env=False,
             verify=ssl.create_default_context() if "https:" in url else False,
         )
@@ -64,10 +64,10 @@ class Control:
         patient: bool = True,
         done: type[DfcError] | None = None,
     ) -> bytes:
-        """The body of a successful answer; `body` is sent as JSON. Every call here is idempotent: if `patient`, it is retried.
-        `done` is the error that tells, after a try whose answer was lost, that it was carried out.
+        """Make a call and return the body of the answer. `body` is sent as JSON. Calls are idempotent; if `patient`, they are
+        retried. `done` is the error which shows, after a try whose answer was lost, that the call had succeeded.
 
-        Raises what the node said, or Unreachable.
+        Raises the node's error, or Unreachable.
         """
         cancellation = current_cancellation(self._cancellation)
         retries = Retries(self._policy if patient else _ONCE)
@@ -81,7 +81,7 @@ class Control:
                     return b""
                 lost = lost or may_be_done(error)
                 if isinstance(error, Unreachable) and not self._was_reached:
-                    # Who did not even accept a connection was one of all; what was sent, was sent to one of them.
+                    # NotConnected means that all URLs were tried; otherwise only the one to which the request was sent.
                     others = 0 if isinstance(error, NotConnected) else len(self._addresses.urls) - 1
                     if retries.number >= max(FIRST_CONTACT_RETRIES, others):
                         raise
@@ -91,7 +91,7 @@ class Control:
             cancellation.wait(delay_s)
 
     def lines(self, path: str) -> Iterator[str]:
-        """The lines of an answer that comes bit by bit, each when it is there. Unreachable when it breaks off; no retries."""
+        """Yield the lines of a streamed answer as they arrive. Unreachable if it breaks off; no retries."""
         cancellation = current_cancellation(self._cancellation)
         answer = self._send("GET", path, {"Accept": "text/event-stream"}, stream=True)
         what = f"GET {answer.url}"
@@ -106,7 +106,7 @@ class Control:
             answer.close()
 
     def pause(self, seconds: float) -> None:
-        """Sleep, unless what the caller does is cancelled."""
+        """Sleep. Raises Cancelled if the call is cancelled."""
         current_cancellation(self._cancellation).wait(seconds)
 
     def _once(self, method: str, path: str, params: Mapping[str, str | int] | None, body: Any, accept: str) -> bytes:
@@ -131,7 +131,7 @@ class Control:
         content: bytes | None = None,
         stream: bool = False,
     ) -> httpx.Response:
-        """The answer of the first address that gives one."""
+        """Return the answer of the first address that gives one."""
         cancellation = current_cancellation(self._cancellation)
 
         def attempt(base: str, limit_s: float | None) -> httpx.Response:
@@ -148,7 +148,7 @@ class Control:
     def _timeout(self, base: str, limit_s: float | None) -> httpx.Timeout:
         if limit_s is None:
             return _TIMEOUT
-        if base != self._addresses.last:  # else there is a connection, or its name was found a moment ago
+        if base != self._addresses.last:  # else it is connected, or its name was resolved a moment ago
             parts = urlsplit(base)
             limit_s = connect_share_s(parts.hostname or "", parts.port or 0, limit_s)
         return httpx.Timeout(ANSWER_TIMEOUT_S, connect=limit_s)
@@ -156,14 +156,14 @@ class Control:
 
 @contextmanager
 def _own_errors(what: str) -> Iterator[None]:
-    """Foreign errors of a connection become those of `dfc.errors`, here and nowhere else."""
+    """Convert errors of httpx and the operating system to those of `dfc.errors`."""
     try:
         yield
     except httpx.InvalidURL as problem:
         raise BadRequest(f"{what}: {problem}") from None
     except (httpx.ConnectError, httpx.ConnectTimeout) as problem:
-        raise NotConnected(f"{what}: {problem or type(problem).__name__}") from None
+        raise NotConnected(f"{what}: cannot connect: {problem or type(problem).__name__}") from None
     except httpx.HTTPError as problem:
         raise Unreachable(f"{what}: {problem or type(problem).__name__}") from None
-    except (OSError, UnicodeError) as problem:  # of looking the host up
-        raise NotConnected(f"{what}: {problem}") from None
+    except (OSError, UnicodeError) as problem:  # from resolving the host name
+        raise NotConnected(f"{what}: cannot connect: {problem}") from None

@@ -1,6 +1,6 @@
-"""Downloads into files: what has arrived stays in `NAME.ETAG.part` and is continued; the name appears when all is verified.
+"""Resumable downloads: data is kept in `NAME.ETAG.part` and renamed to NAME once it is complete and verified.
 
-The etag in the name of the part says which version of the object it belongs to, so that nothing else needs to be remembered.
+The etag in the name of the part tells which version of the object it belongs to; no other state is needed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Progress = Callable[[int], None]
 
 
 def download(request: ObjectRequest, path: str, *, resume: bool = True, progress: Progress | None = None) -> ObjectInfo:
-    """Store an object as the file `path`, replacing what is there. `progress` gets bytes, also those that a part had.
+    """Download an object to the file `path`, replacing it. `progress` gets byte counts, including those of a resumed part.
 
-    A checksum that is wrong at the end throws the part away and is tried once more from the start. Raises ChecksumMismatch,
-    Conflict when another process downloads to the same path, OSError of the local disk, and what the node says.
+    If the checksum is wrong at the end, the part is deleted and the download is retried once from the start. Raises
+    ChecksumMismatch, Conflict if another process downloads to the same path, OSError of the local disk, and the node's error.
     """
     if not resume:
         _remove_parts(path)
@@ -40,7 +40,7 @@ def download(request: ObjectRequest, path: str, *, resume: bool = True, progress
 
 
 def parts_of(path: str) -> list[str]:
-    """The parts that belong to a path, of whatever version of the object, the newest last."""
+    """List the parts for a path, of any version of the object, newest last."""
     directory, base = os.path.split(path)
     pattern = re.compile(re.escape(base) + r"\.[0-9a-f]{32}\.part")
     found = []
@@ -52,7 +52,7 @@ def parts_of(path: str) -> list[str]:
 
 
 def part_path(path: str, etag: str) -> str:
-    """Where the bytes of one version of an object are kept until they are complete."""
+    """Return the path of the part for one version of an object."""
     return f"{path}.{etag if is_checksum(etag) else _NO_ETAG}.part"
 
 
@@ -86,7 +86,7 @@ def _receive(reader: ObjectReader, part: _Part, progress: Progress) -> None:
     if reader.checksum is not None and found != reader.checksum:
         os.unlink(part.path)
         progress(-part.size)
-        raise ChecksumMismatch(f"{part.path} arrived with xxh3-128={found}, not {reader.checksum}; it was thrown away")
+        raise ChecksumMismatch(f"{part.path} has the checksum xxh3-128={found}, not {reader.checksum}, and was deleted")
 
 
 def _remove_parts(path: str) -> None:
@@ -94,7 +94,7 @@ def _remove_parts(path: str) -> None:
         try:
             os.unlink(part)
         except FileNotFoundError:
-            pass  # another process has finished
+            pass  # another process finished the download
 
 
 def _ignore(count: int) -> None:
@@ -102,10 +102,10 @@ def _ignore(count: int) -> None:
 
 
 class _Part:
-    """A part file, locked against other processes, with the running hash of what is in it.
+    """A part file, locked against other processes, with a running hash of its content.
 
-    The last byte is taken off on opening: a part that is complete, its process killed before the rename, can then be continued
-    like any other.
+    Its last byte is dropped on opening, so that a complete part (of a process killed before the rename) can be resumed like
+    any other.
     """
 
     def __init__(self, path: str) -> None:
@@ -137,7 +137,7 @@ class _Part:
             data = data[self._file.write(data) :]
 
     def restart(self) -> None:
-        """Throw away what is there."""
+        """Discard the content."""
         self._file.truncate(0)
         self.hasher.reset()
         self.size = 0

@@ -1,4 +1,4 @@
-"""Jobs over whole datasets: submit, follow, cancel. `Client.jobs` blocks, `AsyncClient.jobs` is for asyncio.
+"""Submit, follow and cancel jobs. `Client.jobs` blocks, `AsyncClient.jobs` is for asyncio.
 
 job = client.jobs.submit(job_spec("reshuffle", "imagenet/train-*.tar", "shuffled/train-%06d.tar", seed=42))
 print(client.jobs.wait(job.id).output.digest)
@@ -25,14 +25,14 @@ PAGE: Final = 100
 
 
 class TaskCount(msgspec.Struct, frozen=True, kw_only=True):
-    """`total` is None while a stage is to come whose tasks are not known yet."""
+    """Number of tasks done and in total. `total` is None while the tasks of a later stage are not known yet."""
 
     done: int = 0
     total: int | None = None
 
 
 class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a job is; `eta_s` is the time until its last task ends, at the pace so far."""
+    """The progress of a job; `eta_s` is the estimated time until its last task ends, at the pace so far."""
 
     tasks: TaskCount = TaskCount()
     samples: int = 0
@@ -49,7 +49,7 @@ class JobProblem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job has written. `digest` is equal for equal outputs (docs/jobs.md)."""
+    """The output of a job. `digest` is equal for equal outputs (docs/jobs.md)."""
 
     shards: int
     samples: int
@@ -57,7 +57,7 @@ class JobOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as the cluster shows it. Times are RFC 3339 UTC."""
+    """A job with its state and progress. Times are RFC 3339 UTC."""
 
     id: str
     operation: str
@@ -77,20 +77,20 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Some jobs, newest first; `next_token` is None on the last page."""
+    """One page of jobs, newest first; `next_token` is None on the last page."""
 
     jobs: tuple[Job, ...] = ()
     next_token: str | None = None
 
 
 class JobFailed(DfcError):
-    """A job that was waited for has failed or was cancelled; `job` has the details."""
+    """The job failed or was cancelled; `job` has the details."""
 
     code = "job_failed"
 
     def __init__(self, job: Job) -> None:
         reason = f": {job.error.message}" if job.error else ""
-        super().__init__(f"the job {job.id} has {'failed' if job.error else 'been cancelled'}{reason}")
+        super().__init__(f"the job {job.id} {'failed' if job.error else 'was cancelled'}{reason}")
         self.job = job
 
 
@@ -103,7 +103,7 @@ def job_spec(
     label: str = "",
     **options: Any,
 ) -> dict[str, Any]:
-    """The body of `POST /v1/jobs`. `source` is `BUCKET/SHARDS`, for `merge` a list of such, `destination` `BUCKET/PATTERN`."""
+    """Build the body of `POST /v1/jobs` from `BUCKET/SHARDS` (for `merge`, a list of them) and `BUCKET/PATTERN`."""
     sources = [_source(source)] if isinstance(source, str) else [_source(each) for each in source]
     bucket, name = split_address(destination)
     spec: dict[str, Any] = {
@@ -125,7 +125,7 @@ def _source(address: str) -> dict[str, Any]:
 
 
 def split_address(address: str) -> tuple[str, str]:
-    """Bucket and the rest; a name without a slash is in the bucket `default`."""
+    """Split `BUCKET/NAME` into bucket and name; a name without a slash is in the bucket `default`."""
     bucket, slash, rest = address.partition("/")
     return (bucket, rest) if slash else (DEFAULT_BUCKET, address)
 
@@ -137,19 +137,19 @@ class Jobs:
         self._control = control
 
     def submit(self, spec: Mapping[str, Any]) -> Job:
-        """Have the cluster accept a job. It is not tried again when the answer is lost: look at `list` then."""
+        """Submit a job. There is no retry if the answer is lost: look for the job with `list` then."""
         return _decode(self._control.call("POST", "/v1/jobs", body=dict(spec), patient=False), Job)
 
     def plan(self, spec: Mapping[str, Any]) -> dict[str, Any]:
-        """What a job would do: stages, tasks, inputs and outputs. Nothing is stored."""
+        """Return what a job would do: stages, tasks, inputs and outputs. Nothing is stored."""
         return _decode(self._control.call("POST", "/v1/jobs", body={**spec, "dry_run": True}), dict[str, Any])
 
     def get(self, job_id: str) -> Job:
-        """JobNotFound."""
+        """Return a job. JobNotFound."""
         return _decode(self._control.call("GET", f"/v1/jobs/{_checked(job_id)}"), Job)
 
     def list(self, *, states: Sequence[State] = (), page: int = PAGE) -> Iterator[Job]:
-        """Newest first, page by page."""
+        """Yield jobs, newest first, in requests of `page` jobs."""
         params: dict[str, str | int] = {"limit": page}
         if states:
             params["state"] = ",".join(states)
@@ -161,11 +161,11 @@ class Jobs:
             params["token"] = found.next_token
 
     def cancel(self, job_id: str) -> Job:
-        """Nothing of it stays. JobFinished once it publishes its outputs."""
+        """Cancel a job and discard its outputs. JobFinished once it publishes them."""
         return _decode(self._control.call("DELETE", f"/v1/jobs/{_checked(job_id)}"), Job)
 
     def events(self, job_id: str, *, patient: bool = True) -> Iterator[Job]:
-        """The job now and whenever it changes, to its end. If `patient`, a connection that breaks is made again."""
+        """Yield the job now and on each change until it ends. If `patient`, a broken connection is reopened."""
         path = f"/v1/jobs/{_checked(job_id)}/events"
         while True:
             try:
@@ -179,18 +179,18 @@ class Jobs:
                 if not patient:
                     raise
             self._control.pause(RECONNECT_S)
-            job = self.get(job_id)  # raises when nobody answers for long
+            job = self.get(job_id)  # raises if no node answers for long
             if job.has_ended:
                 yield job
                 return
 
     def wait(self, job_id: str, *, timeout_s: float | None = None, check: bool = True) -> Job:
-        """The job when it has ended. JobFailed when it did not succeed, if `check`; TimeoutError, then it goes on."""
+        """Wait until the job ends, and return it. If `check`, JobFailed unless it succeeded. TimeoutError leaves it running."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         pause_s = 0.05
         while not (job := self.get(job_id)).has_ended:
             if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError(f"the job {job_id} has not ended after {timeout_s} s")
+                raise TimeoutError(f"the job {job_id} is still running after {timeout_s} s")
             self._control.pause(pause_s)
             pause_s = min(1.0, pause_s * 1.5)
         if check and job.state != "succeeded":
@@ -199,7 +199,7 @@ class Jobs:
 
 
 class AsyncJobs:
-    """`Jobs` for asyncio; `run` and `iterate` are the client's ways to its threads."""
+    """`Jobs` for asyncio; `run` and `iterate` call it in the client's threads."""
 
     def __init__(self, jobs: Jobs, run: Callable[..., Any], iterate: Callable[..., AsyncIterator[Any]]) -> None:
         self._jobs = jobs
@@ -226,7 +226,7 @@ class AsyncJobs:
         return found
 
     def events(self, job_id: str, *, patient: bool = True) -> AsyncIterator[Job]:
-        """Each as it comes."""
+        """Like `Jobs.events`; each is passed on as it arrives."""
         return self._iterate(lambda: self._jobs.events(job_id, patient=patient), batch=1)
 
     async def wait(self, job_id: str, *, timeout_s: float | None = None, check: bool = True) -> Job:
@@ -236,7 +236,7 @@ class AsyncJobs:
 
 def _checked(job_id: str) -> str:
     if not job_id.isalnum() or not job_id.isascii():
-        raise BadRequest(f"not the id of a job: {job_id[:80]!r}")
+        raise BadRequest(f"invalid job id: {job_id[:80]!r}")
     return job_id
 
 
@@ -244,4 +244,4 @@ def _decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.MsgspecError as problem:
-        raise BadRequest(f"an answer that is not DFC's: {problem}") from None
+        raise BadRequest(f"invalid answer (is this a DFC node?): {problem}") from None

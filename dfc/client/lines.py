@@ -1,4 +1,4 @@
-"""NDJSON answers, a typed value a line, read in large blocks."""
+"""Read NDJSON answers, one typed value per line, in large blocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LINE_BYTES_MAX: Final = 64 * MIB  # a sample with every extension that an index
 
 
 def read_lines(answer: Response) -> Iterator[bytes]:
-    """The lines without their ends; closes the answer. Broken when it does not end with the end of a line."""
+    """Yield the lines without their line ends, and close the answer. Broken if the last line is incomplete."""
     buffer = memoryview(bytearray(_BLOCK_BYTES))
     rest = b""
     with answer:
@@ -24,17 +24,17 @@ def read_lines(answer: Response) -> Iterator[bytes]:
             *lines, rest = (rest + bytes(buffer[:count])).split(b"\n")
             yield from lines
             if len(rest) > _LINE_BYTES_MAX:
-                raise Broken(f"a line of more than {_LINE_BYTES_MAX} bytes")
+                raise Broken(f"a line of the answer is longer than {_LINE_BYTES_MAX} bytes")
     if rest:
-        raise Broken("the answer ended within a line")
+        raise Broken("the answer ended in the middle of a line")
 
 
 def read_values(answer: Response, kind: type[T]) -> Iterator[T]:
-    """The lines decoded; Broken when one is not of its form."""
+    """Yield the lines decoded as `kind`. Broken if one cannot be decoded."""
     decode = msgspec.json.Decoder(kind).decode
     for line in read_lines(answer):
         try:
             value = decode(line)
         except msgspec.MsgspecError as problem:
-            raise Broken(f"an unreadable line {line[:80]!r}: {problem}") from None
+            raise Broken(f"cannot decode the line {line[:80]!r} of the answer: {problem}") from None
         yield value

@@ -1,4 +1,4 @@
-"""What the client hands out: objects, listings, members and samples as frozen structs, decoded straight from the answers."""
+"""The values that the client returns: objects, listings, members and samples as frozen structs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COUNT: Final = re.compile(r"[0-9]{1,19}")  # int() refuses thousands of digits
 
 
 class StoredObject(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a PUT. `samples` is None when the object is no shard; `warnings` then say why, if its name says it is."""
+    """The answer to a PUT. `samples` is None if the object is not a shard; if its name says it is, `warnings` say why."""
 
     bucket: str
     object: str
@@ -29,7 +29,7 @@ class StoredObject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ObjectInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """An object as a listing or a HEAD shows it. `etag` is the xxh3-128 in hex, `modified` RFC 3339 UTC."""
+    """An object, from a listing or a HEAD. `etag` is the xxh3-128 in hex, `modified` is RFC 3339 UTC."""
 
     name: str
     size: int
@@ -50,7 +50,7 @@ class ListPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BucketInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A bucket with its settings; counts are None where the answer has none."""
+    """A bucket with its settings; counts are None if the answer has none."""
 
     name: str
     created: str = ""
@@ -65,7 +65,7 @@ class BucketList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemberInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A member of a shard; `offset` is that of its data in the uncompressed archive, `key` None if it belongs to no sample."""
+    """A member of a shard. `offset` is where its data starts in the uncompressed archive; `key` is None outside of samples."""
 
     name: str
     offset: int
@@ -81,14 +81,14 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SampleInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A sample of a shard: where the data of each extension lies."""
+    """A sample of a shard, with offset and size of each member by extension."""
 
     key: str
     members: dict[str, Extent]
 
 
 class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A sample found by a query over many shards; `members` is None when only keys were asked for."""
+    """A sample found by a query over many shards; `members` is None if only keys were asked for."""
 
     shard: str
     key: str
@@ -96,7 +96,7 @@ class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def object_info(bucket: str, name: str, headers: Headers, size: int) -> ObjectInfo:
-    """From the headers of a GET or HEAD; `size` is that of the whole object in bytes."""
+    """Make an ObjectInfo from the headers of a GET or HEAD; `size` is the size of the whole object in bytes."""
     samples = headers.get(SAMPLES_HEADER) or ""
     return ObjectInfo(
         samples=int(samples) if _COUNT.fullmatch(samples) else None,

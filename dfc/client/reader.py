@@ -1,6 +1,6 @@
-"""A stored object as a raw file: `readinto` fills large buffers from the socket; a broken connection is resumed where it broke.
+"""Read an object like a raw file: `readinto` fills buffers straight from the socket and resumes after broken connections.
 
-What was read from the first to the last byte is compared with the object's checksum before the last piece is handed out.
+An object that is read from start to end is compared with its checksum before the last piece is returned.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BULK_READ_BYTES: Final = 1 * MIB  # measured: 3.1 GB/s with verification; 256 Ki
 
 
 class ObjectRequest:
-    """What to read: an object, or a part of a shard named by the query. Opens answers from any byte on."""
+    """What to read: an object, or a part of a shard given by the query. Can be opened at any byte."""
 
     def __init__(self, calls: ObjectCalls, bucket: str, name: str, query: Query = ()) -> None:
         self.calls = calls
@@ -35,7 +35,7 @@ class ObjectRequest:
         self.query = query
 
     def open(self, start: int = 0, end: int | None = None, etag: str | None = None) -> Response:
-        """Bytes `start` to `end` (exclusive; None: to the last); with an etag, the whole when the object is another by now."""
+        """Request bytes `start` to `end` (exclusive; None: to the end); with an etag, the whole object if it has changed."""
         headers: dict[str, str] = {}
         if start or end is not None:
             headers["Range"] = f"bytes={start}-{'' if end is None else end - 1}"
@@ -50,10 +50,9 @@ class ObjectRequest:
 class ObjectReader(ResumingReader, io.RawIOBase):
     """An unbuffered, seekable reader of one object or a range of it; positions count from the object's first byte.
 
-    `info` tells its name, size and etag as they were when it was opened; when the object is replaced meanwhile and the
-    connection breaks, PreconditionFailed is raised. What can only be read whole (a member of a compressed shard) has a size of
-    -1, and gives NotSeekable for a range.
-    `checksum` is the xxh3-128 that the whole must have, None if the node does not tell.
+    `info` has name, size and etag as of opening; if the object is replaced and the connection then breaks, PreconditionFailed
+    is raised. What can only be read whole (a member of a compressed shard) has a size of -1, and raises NotSeekable for a
+    range. `checksum` is the expected xxh3-128 of the whole, or None if the node does not send it.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class ObjectReader(ResumingReader, io.RawIOBase):
         self.info: ObjectInfo = object_info(request.bucket, request.name, answer.headers, -1 if size is None else size)
         if answer.status != 206 and (start or length is not None) and etag is None:
             answer.close()
-            raise NotSeekable(f"{request} can only be read whole")
+            raise NotSeekable(f"{request} can only be read as a whole, not in ranges")
         self._position, self._size = self.start, size
         self._end = size if wanted_end is None or size is None else min(wanted_end, size)
         self._continue_with(answer)
@@ -87,7 +86,7 @@ class ObjectReader(ResumingReader, io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """The next read begins a new request there; the checksum is not verified any more."""
+        """Move to another position. The next read sends a new request, and the checksum is no longer verified."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._end or 0}[whence]
         position = base + offset
         if position < 0 or not self.seekable():
@@ -99,20 +98,20 @@ class ObjectReader(ResumingReader, io.RawIOBase):
         return position
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Fill the buffer, except at the end; 0 there.
+        """Fill the buffer and return the number of bytes: fewer at the end, then 0.
 
-        Raises ChecksumMismatch with the last bytes, Unreachable when it breaks off and cannot be resumed.
+        Raises ChecksumMismatch with the last bytes, Unreachable if the connection breaks and cannot be resumed.
         """
         return self._fill(memoryview(buffer).cast("B"))
 
     def readall(self) -> bytes:
-        """The rest; its memory is taken once, when the size is known."""
+        """Read the rest. If the size is known, memory is allocated once."""
         if self._end is None:
             pieces = []
             while piece := self.read(BULK_READ_BYTES):
                 pieces.append(piece)
             return b"".join(pieces)
-        # BytesIO hands its buffer out without a copy, which bytes(bytearray) cannot.
+        # BytesIO can return its buffer without a copy; bytes(bytearray) copies.
         whole = io.BytesIO(bytes(max(self._end - self._position, 0)))
         with whole.getbuffer() as view:
             at = 0
@@ -130,19 +129,19 @@ class ObjectReader(ResumingReader, io.RawIOBase):
 
     def _connect(self) -> Response:
         if self._size is None:
-            raise NotSeekable(f"{self._request} can only be read whole, and broke off")
+            raise NotSeekable(f"{self._request} can only be read as a whole, and the connection was closed early")
         answer = self._request.open(self._position, self._end, self.info.etag)
         start, version = described(answer)
         if (start, version.size, version.etag) == (self._position, self.info.size, self.info.etag):
             return answer
         answer.close()
-        raise PreconditionFailed(f"{self._request} was replaced while it was read")
+        raise PreconditionFailed(f"{self._request} was replaced while it was being read")
 
     def _mismatch(self, found: str) -> ChecksumMismatch:
-        return ChecksumMismatch(f"{self._request} arrived with xxh3-128={found}, not {self.checksum}")
+        return ChecksumMismatch(f"{self._request} arrived damaged: its checksum is xxh3-128={found}, not {self.checksum}")
 
     def __del__(self) -> None:
-        # A reader that is forgotten gives its connection back; RawIOBase would only call close() without a word.
+        # Return the connection even if the reader was not closed. Errors are ignored, as in RawIOBase.__del__.
         try:
             self.close()
         except Exception:

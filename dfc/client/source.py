@@ -1,7 +1,7 @@
-"""Where the bytes of an upload come from: memory, a file, a file object or an iterator.
+"""Sources of upload bodies: memory, a file, a file object or an iterator.
 
-A source that is `replayable` gives the same bytes again, so that the upload can be tried again. Each one hashes what it
-gives, so that the answer of the node can be compared with what was really sent.
+A `replayable` source can be read again, so its upload can be retried. Every source hashes the bytes as they are sent, so
+that the node's answer can be compared with what was really sent.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from dfc.errors import BadRequest
 from dfc.limits import KIB, MIB
 
 READ_BYTES: Final = 512 * KIB  # stays in the L2 cache between reading, hashing and sending
-# Up to here a file is read twice, the second time from the page cache: then the node can refuse a body that arrives changed
-# before it replaces the old object. Above, what was sent is compared with what was stored afterwards.
+# Up to this size a file is read twice, the second time from the page cache: the node then knows the checksum and can refuse
+# a damaged body before it replaces the old object. Larger bodies are compared with what was stored afterwards.
 HASH_FIRST_BYTES: Final = 64 * MIB
 
 Body = str | os.PathLike[str] | Buffer | BinaryIO | Iterable[bytes]
 
 
 class UploadSource(ABC):
-    """The base: a source of unknown size that can be read once. `checksum` is the xxh3-128, once known."""
+    """Base class: a source of unknown size that can be read once. `checksum` is the xxh3-128, once known."""
 
     size: int | None = None
     replayable = False
@@ -41,17 +41,17 @@ class UploadSource(ABC):
 
     @property
     def begun(self) -> bool:
-        """Whether a source that can be read once is spent."""
+        """Whether reading has started; a source that is not replayable is then used up."""
         return self._begun
 
     def chunks(self) -> Iterator[Buffer]:
-        """The bytes from the start, never an empty piece; `sent_checksum` is theirs after the last.
+        """Yield the bytes from the start in non-empty pieces; `sent_checksum` is set after the last.
 
-        `progress` is called with the size of each piece when the next is asked for, and with what it was told so far, negative,
-        when the bytes are given anew. Raises BadRequest when they cannot be, OSError when a file cannot be read.
+        `progress` is called with the size of each piece once the next one is requested; on a retry, it first gets the negative
+        of all it got so far. Raises BadRequest if the source cannot be read again, OSError if a file cannot be read.
         """
         if self._begun and not self.replayable:
-            raise BadRequest("the body could be read only once and the upload broke off: give a file, or bytes")
+            raise BadRequest("the upload broke off and its body cannot be read a second time: pass a file or bytes")
         self._begun = True
         self.sent_checksum = None
         hasher = xxhash.xxh3_128()
@@ -64,11 +64,11 @@ class UploadSource(ABC):
                 yield data
                 self._report(len(data))
         if self.size is not None and count != self.size:
-            raise BadRequest(f"{self} has {count} bytes now, not {self.size}: it was changed during the upload")
+            raise BadRequest(f"{self} was changed during the upload: it has {count} bytes instead of {self.size}")
         self.sent_checksum = hasher.hexdigest()
 
     def hash_first(self) -> str | None:
-        """The checksum, reading a replayable source to its end for it; None for others."""
+        """Compute the checksum by reading a replayable source to its end; None for others, unless it is known."""
         if self.checksum is None and self.replayable:
             hasher = xxhash.xxh3_128()
             for data in self._read():
@@ -86,11 +86,11 @@ class UploadSource(ABC):
 
     @abstractmethod
     def _read(self) -> Iterator[Buffer]:
-        """The bytes from the start; pieces are good until the next is asked for."""
+        """Yield the bytes from the start; a piece is valid until the next one is requested."""
 
 
 class BytesSource(UploadSource):
-    """Bytes in memory, hashed at once: it is cheap."""
+    """Bytes in memory, hashed at once, which is cheap."""
 
     replayable = True
 
@@ -106,7 +106,7 @@ class BytesSource(UploadSource):
 
 
 class FileSource(UploadSource):
-    """A file by its path, opened anew for each try."""
+    """A file given by its path, opened for each try."""
 
     replayable = True
 
@@ -144,7 +144,7 @@ class FileObjectSource(UploadSource):
 
 
 class IteratorSource(UploadSource):
-    """Any iterable of bytes; can be read once and goes out chunked."""
+    """Any iterable of bytes; it can be read once and is sent with chunked encoding."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         super().__init__()
@@ -166,9 +166,9 @@ def _read_blocks(file: Any) -> Iterator[memoryview]:
 
 
 def make_source(body: Body, checksum: str | None = None) -> UploadSource:
-    """The source for whatever was given as a body; a `str` or path object names a file.
+    """Make the source for a body; a `str` or path object names a file.
 
-    `checksum` (xxh3-128 in hex) is what the caller knows the bytes to hash to. Raises OSError for a file that cannot be opened.
+    `checksum` (xxh3-128 in hex) is what the caller expects. Raises OSError for a file that cannot be opened.
     """
     source: UploadSource
     if isinstance(body, str | os.PathLike):

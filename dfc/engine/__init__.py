@@ -1,1 +1,1 @@
-"""Where tasks of jobs run: Dask processes behind a small protocol."""
+"""Runs the tasks of jobs in Dask processes, behind a small protocol."""

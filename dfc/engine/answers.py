@@ -1,4 +1,4 @@
-"""How a worker answers: the result, or the error as code, text and whether it is worth another try. Never a pickled object."""
+"""Encodes a worker's answer: a result, or an error as code, message and whether to retry. Never a pickled object."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from dfc.tar.header import TarError
 
 ERROR_CHARS_MAX: Final = 2000
 ANSWER_BYTES_MAX: Final = FRAME_BYTES_MAX - 1024
-# What a second try may mend: nodes that restart, connections, disks; not what is wrong with the data or the spec.
+# Errors that may go away on a retry (node restarts, connections, disks), unlike errors in the data or the spec.
 _RETRYABLE: Final = (OSError, MemoryError, Unavailable, Unreachable, BodyTimeout, ChecksumMismatch, StorageFailed, EngineLost)
 
 
 class ResultTooLarge(Conflict):
-    """What a task has to say does not fit into an answer."""
+    """The result of a task does not fit into an answer."""
 
     code = "result_too_large"
 
     def __init__(self, size: int) -> None:
-        super().__init__(f"the result of a task has {size} bytes, and the engine carries {ANSWER_BYTES_MAX}: too many outputs")
+        super().__init__(f"the result of a task has {size} bytes, more than {ANSWER_BYTES_MAX}: it has too many outputs")
 
 
 class _Done(msgspec.Struct, frozen=True, tag="done"):
@@ -41,13 +41,13 @@ _DECODER: Final[msgspec.msgpack.Decoder[_Done | _Failed]] = msgspec.msgpack.Deco
 
 
 def encode_result(result: TaskResult) -> bytes:
-    """The answer; an error instead when it is larger than the engine carries."""
+    """Encode a result; if it is too large for the engine, encode the error ResultTooLarge instead."""
     answer = msgspec.msgpack.encode(_Done(msgspec.msgpack.encode(result)))
     return answer if len(answer) <= ANSWER_BYTES_MAX else encode_error(ResultTooLarge(len(answer)))
 
 
 def encode_error(error: Exception) -> bytes:
-    """A DfcError keeps its code; anything else is `bad_archive`, `io_error` or, for a mistake of ours, `internal_error`."""
+    """Encode an error. A DfcError keeps its code; others become `bad_archive`, `io_error` or, for bugs, `internal_error`."""
     if isinstance(error, DfcError):
         code, message = error.code, error.message
     elif isinstance(error, TarError):
@@ -60,18 +60,18 @@ def encode_error(error: Exception) -> bytes:
 
 
 def decode_answer(answer: bytes) -> bytes:
-    """The result as msgpack of TaskResult. Raises TaskFailed; EngineLost for what no worker of ours can have said."""
+    """Return the result as msgpack of TaskResult. Raises TaskFailed, or EngineLost if the answer is invalid."""
     try:
         found = _DECODER.decode(answer)
     except msgspec.MsgspecError as error:
-        raise EngineLost(f"a worker answered with something else than a result: {error}") from None
+        raise EngineLost(f"a worker sent an invalid answer: {error}") from None
     if isinstance(found, _Failed):
         raise TaskFailed(found.code, found.message, found.retryable)
     return found.result
 
 
 def _where(error: BaseException) -> str:
-    """File and line, so that a report of a user says where to look."""
+    """File and line of an error, so that a bug report says where to look."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

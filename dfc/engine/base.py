@@ -1,6 +1,6 @@
-"""What the jobs service knows of an engine: bytes of a task in, bytes of its result out, or one of two errors.
+"""The interface of engines: bytes of a task in, bytes of its result out, or one of two errors.
 
-An engine forgets a task as soon as it has answered: retries, order and the journal are the service's.
+An engine forgets a task once it has answered; retries, order and the journal are up to the jobs service.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dfc.errors import DfcError, ServerTrouble
 
 
 class EngineLost(ServerTrouble):
-    """The worker died under the task, or the engine could not be reached: nothing is known about the task. Run it again."""
+    """The worker died, or the engine could not be reached. The state of the task is unknown: run it again."""
 
     status = 503
     code = "engine_lost"
 
 
 class TaskFailed(DfcError):
-    """The task has run and failed. `code` is that of the error (`input_changed`, `no_space`, …); `retryable` whether it may
-    succeed when it is run again, as after a full connection table or a target that was restarted."""
+    """The task ran and failed. `code` is the error's (`input_changed`, `no_space`, …); `retryable` says whether a retry may
+    succeed, for example because a target was restarted."""
 
     def __init__(self, code: str, message: str, retryable: bool) -> None:
         super().__init__(message)
@@ -28,21 +28,21 @@ class TaskFailed(DfcError):
 
 
 class Engine(Protocol):
-    """Belongs to one event loop. Cheap until the first task: processes are started by it."""
+    """Runs tasks. Belongs to one event loop. Processes are started only for the first task."""
 
     @property
     def slots(self) -> int:
-        """How many tasks run at a time, as far as is known by now; at least 1."""
+        """How many tasks can run at once, as far as is known so far; at least 1."""
 
     async def start(self) -> None:
-        """Check the settings; ConfigError when they cannot work. Starts nothing."""
+        """Check the settings, without starting anything. ConfigError if they cannot work."""
 
     async def run(self, task: bytes, near: str | None) -> bytes:
         """Run one task (msgpack of `Task`), beside the target `near` if it has a free worker, else anywhere.
 
-        Gives msgpack of `TaskResult`. Raises EngineLost, TaskFailed. When the coroutine is cancelled the task is taken back;
-        one that runs already ends at its next call of the store.
+        Returns msgpack of `TaskResult`. Raises EngineLost, TaskFailed. Cancelling the coroutine withdraws the task; one that is
+        already running ends at its next call of the store.
         """
 
     async def close(self) -> None:
-        """End all processes; tasks that run raise EngineLost."""
+        """End all processes. Tasks that are running raise EngineLost."""

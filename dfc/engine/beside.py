@@ -1,7 +1,7 @@
-"""Workers beside a target, for an external scheduler: a process of nannies that the target keeps alive.
+"""Runs the workers beside a target, for an external scheduler, in a process of nannies that it restarts when it ends.
 
-The process ends with the target, however that ends, because its standard input does; it ends by itself when the scheduler
-is gone, and is started again until there is one.
+The process ends when its standard input is closed, and so with the target, however that ends. It also ends when the
+scheduler is gone, and is restarted until there is one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STEADY_S: Final = 30.0
 
 
 class WorkersBeside:
-    """`start` and `stop` them with the node. `directory` is the node's own."""
+    """The workers beside a target. `start` and `stop` them with the node; `directory` is the node's."""
 
     def __init__(self, settings: Settings, directory: str, node_id: str) -> None:
         self._begin = Begin(
@@ -39,7 +39,7 @@ class WorkersBeside:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while there is one."""
+        """The id of the process, while there is one."""
         return self._link.pid if self._link is not None and self._link.is_alive else None
 
     def start(self) -> None:
@@ -63,16 +63,16 @@ class WorkersBeside:
                 await self._link.ended()
                 await self._link.close()
             except OSError as error:
-                _log.warning("workers for jobs cannot be started: %s", error)
+                _log.warning("cannot start the workers for jobs: %s", error)
             if loop.time() - begun > STEADY_S:
                 wait_s = RESTART_FIRST_S
-            _log.warning("the workers for jobs ended; they are started again (%s/engine.log)", self._begin.directory)
+            _log.warning("the workers for jobs ended and will be restarted; see %s/engine.log", self._begin.directory)
             await asyncio.sleep(wait_s)
             wait_s = min(RESTART_MAX_S, wait_s * 2)
 
 
 def _listen_host(settings: Settings) -> str:
-    """Where workers listen: as the node does, on loopback when the scheduler is there; empty: by the route to it."""
+    """The address workers listen on: loopback if the scheduler is there, else the node's; empty: chosen by the route to it."""
     address = SchedulerAddress.of(settings).host
     if is_loopback(address):
         return "127.0.0.1"

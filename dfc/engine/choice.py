@@ -1,16 +1,15 @@
-"""The engine that the settings of a proxy ask for: a cluster's Dask scheduler, or processes on this machine.
+"""Chooses the engine by the proxy's settings: the cluster's Dask scheduler, or processes on this machine.
 
-On one machine that is a Dask `LocalCluster`, started by the first task, ended when it is idle. Its scheduler and nannies live
-in a child process of the proxy (`dfc.engine.host`), not in a thread of it. Importing Dask alone holds the interpreter for half
-a second, its scheduler works in Python for a millisecond a task, and both would stop the proxy's event loop meanwhile; a child
-takes 60 MB instead of making the proxy that much larger for good, gives them back when it ends, and takes all workers with it
-when the proxy is killed, because its standard input closes then. Everything listens on 127.0.0.1 and without TLS: whoever may
-log in to the machine may reach it (docs/operations.md).
+On one machine, this is a Dask `LocalCluster`, started for the first task and ended when idle. Its scheduler and nannies live
+in a child process of the proxy (`dfc.engine.host`), not in a thread. Importing Dask alone holds the interpreter for half a
+second, and its scheduler takes a millisecond of Python per task; in a thread, both would block the proxy's event loop. A child
+takes 60 MB and frees them when it ends, while the proxy would stay that much larger. When the proxy is killed, the child's
+standard input is closed, and the child ends with all its workers. Everything listens on 127.0.0.1 without TLS: anyone who can
+log in to the machine can reach it (docs/operations.md).
 
-In a cluster the scheduler runs for itself, with a worker beside each target that reads its disks directly. The proxy holds only
-a client, in a child for the same reasons. A scheduler that is not on loopback is reached by mutual TLS or not at all: Dask
-unpickles what its peers send, so whoever may connect may run code. The settings are refused otherwise when the node starts
-(`dfc.config`).
+In a cluster, the scheduler is a process of its own, with a worker beside each target that reads its disks directly. The proxy
+has only a client, in a child process for the same reasons. A scheduler that is not on loopback needs mutual TLS, because Dask
+unpickles what its peers send: anyone who can connect can run code. A node does not start with other settings (`dfc.config`).
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from dfc.engine.wire import Begin, SchedulerAddress
 
 
 def open_engine(settings: Settings, directory: str, proxy_url: str) -> Engine:
-    """`directory` is the proxy's: a log, and scratch space for workers on this machine, are made in `engine/` below it.
-    `proxy_url` is the URL under which nodes reach it."""
+    """Make the engine for these settings. `directory` is the proxy's; its folder `engine/` gets a log, and scratch space for
+    workers on this machine. `proxy_url` is the URL at which nodes reach the proxy."""
     begin = Begin(
         directory=str(Path(directory).absolute() / "engine"),
         workers=0 if settings.jobs_scheduler else settings.jobs_workers or os.cpu_count() or 1,

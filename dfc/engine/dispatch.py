@@ -1,9 +1,9 @@
-"""Which task goes to which worker, and which task a dead worker was busy with. A state machine without I/O.
+"""Decides which worker gets which task, and which task to blame for a dead worker. A state machine without I/O.
 
-Dask could queue everything itself, but then all tasks that wait at a worker are failed when it dies, and a task that kills its
-worker costs its neighbours their tries. So a worker gets one task, and one more to begin with at once when that has ended; the
-rest waits here. Which of the two has killed a worker cannot be known for sure (what the first one said last may have died
-with it): both are suspects then, and run once more, each alone at its worker.
+Dask could queue everything itself, but when a worker dies it fails all tasks queued there, so a task that kills its worker
+would use up the retries of others. Therefore a worker gets one task, and a second one to start as soon as the first ends; the
+rest is queued here. If a worker with two tasks dies, either may have killed it (the answer of the first may have been lost
+with the worker): both are suspects and run once more, each alone on its worker.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-DEPTH: Final = 2  # the one that runs and the one that is next
+DEPTH: Final = 2  # the running task and the next one
 
 
 @dataclass(slots=True)
 class Waiting:
-    """A task of the service. `near` names the node whose workers should have it; a task with `losses`, workers that died with
-    it and another one, runs alone."""
+    """A queued task. `near` names the node whose workers should run it. `losses` counts workers that died while they had this
+    task and another; a task with losses runs alone."""
 
     number: int
     task: bytes
@@ -35,11 +35,11 @@ class _Worker:
 
 
 class Dispatcher:
-    """Workers are known by their address, which a worker that is started again does not keep."""
+    """Assigns tasks to workers. A worker is identified by its address, which changes when it is restarted."""
 
     def __init__(self) -> None:
         self._workers: dict[str, _Worker] = {}
-        self._blamed: dict[str, int | None] = {}  # dead worker → the task that it ran, if it had no other
+        self._blamed: dict[str, int | None] = {}  # dead worker → its task, if it had only one
         self._queue: dict[int, Waiting] = {}
         self._given: dict[int, Waiting] = {}
 
@@ -48,7 +48,7 @@ class Dispatcher:
         return not self._queue and not self._given
 
     def set_workers(self, nodes: Mapping[str, str]) -> None:
-        """The workers there are now: address → id of the node beside which it runs, or an empty text."""
+        """Set the current workers: address → id of the node beside which it runs, or an empty string."""
         for address in self._workers.keys() - nodes.keys():
             self._bury(address)
         for address, node in nodes.items():
@@ -59,7 +59,7 @@ class Dispatcher:
         self._queue[waiting.number] = waiting
 
     def assign(self) -> list[Waiting]:
-        """Tasks to hand to Dask now; `worker` says where."""
+        """Return the tasks to submit to Dask now; `worker` is set to the address of the worker."""
         found: list[Waiting] = []
         nodes = {worker.node for worker in self._workers.values()}
         for depth in range(1, DEPTH + 1):
@@ -80,7 +80,7 @@ class Dispatcher:
         return found
 
     def _choose(self, worker: _Worker, nodes: set[str], strict: bool) -> Waiting | None:
-        """The first task that belongs to this worker; else one that may run anywhere; else, not `strict`, any."""
+        """The first task that is near this worker, else one that can run anywhere, else, unless `strict`, any."""
         anywhere = None
         for waiting in self._queue.values():
             if waiting.losses and worker.tasks:
@@ -92,14 +92,14 @@ class Dispatcher:
         return anywhere
 
     def finished(self, number: int) -> None:
-        """The task has been answered, or was taken back."""
+        """Forget a task that was answered or withdrawn."""
         self._queue.pop(number, None)
         waiting = self._given.pop(number, None)
         if waiting is not None and (worker := self._workers.get(waiting.worker)) is not None:
             worker.tasks.remove(number)
 
     def lost(self, number: int) -> bool:
-        """The worker of a task is dead. True: it had this task alone, which is to be reported; False: it waits again."""
+        """Handle the death of a task's worker. True: the task is to blame, report it as lost; False: it is queued again."""
         waiting = self._given.get(number)
         if waiting is None:
             return True
@@ -113,7 +113,7 @@ class Dispatcher:
         return False
 
     def drain(self) -> Iterator[int]:
-        """All tasks, which are forgotten: the scheduler is gone."""
+        """Forget all tasks and workers, because the scheduler is gone, and yield the numbers of the tasks."""
         numbers = [*self._given, *self._queue]
         self._given.clear()
         self._queue.clear()

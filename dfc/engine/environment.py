@@ -1,4 +1,4 @@
-"""The surroundings of processes that Dask runs in: settings, TLS, a scratch directory, an end that leaves nothing behind."""
+"""Sets up and tears down processes that run Dask: environment, TLS, pipes, scratch directory, process group."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from dfc.engine.wire import SchedulerAddress
 
 LOCK_NAME: Final = "lock"
 _PREFIX: Final = "DASK_"
-# Of the environment, since Dask's processes read it anew each. What a user has set for a Dask of their own is not for ours.
+# Environment variables, because each of Dask's processes reads them. Settings for a user's own Dask must not apply here.
 _DASK: Final = {
     "CONFIG": "/nonexistent",
     "ROOT_CONFIG": "/nonexistent",
     "LOGGING__DISTRIBUTED": "warning",
-    # A task whose worker dies is the service's to run again: only it knows how often that may be.
+    # The jobs service retries tasks whose worker died: only it knows how often.
     "DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0",
     # Which worker runs what is decided by `dfc.engine.dispatch`.
     "DISTRIBUTED__SCHEDULER__WORK_STEALING": "False",
     "DISTRIBUTED__SCHEDULER__ACTIVE_MEMORY_MANAGER__START": "False",
-    # Its web servers cannot be left away; without routes they answer 404 on loopback.
+    # Its web servers cannot be turned off; without routes they answer 404 on loopback.
     "DISTRIBUTED__SCHEDULER__HTTP__ROUTES": "[]",
     "DISTRIBUTED__WORKER__HTTP__ROUTES": "[]",
     "DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
-    # What it measures of itself is for its pages, which nobody sees; with two workers it took 7 % of a processor.
+    # Its self-monitoring is for its dashboard, which is off; with two workers it took 7 % of a processor.
     "DISTRIBUTED__ADMIN__TICK__INTERVAL": "1s",
     "DISTRIBUTED__ADMIN__SYSTEM_MONITOR__INTERVAL": "1m",
     "DISTRIBUTED__ADMIN__SYSTEM_MONITOR__DISK": "False",
-    # Workers are forked from a process that has imported everything: the second one is up at once.
+    # Workers are forked from a process that has imported everything, so all but the first start at once.
     "DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "forkserver",
 }
 _WORKER_IMPORTS: Final = (
@@ -45,17 +45,17 @@ _WORKER_IMPORTS: Final = (
     "dfc.engine.worker.priority",
     "dfc.jobs.operations",
 )
-_THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # one task a process, one thread a task
+_THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # one task per process, one thread per task
 
 
 def dask_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a process that imports Dask, made from that of its parent."""
+    """Make the environment for a process that imports Dask from its parent's environment."""
     kept = {name: value for name, value in environment.items() if not name.startswith(_PREFIX)}
     return kept | {_PREFIX + name: value for name, value in _DASK.items()} | dict.fromkeys(_THREADS, "1")
 
 
 def security(scheduler: SchedulerAddress) -> Any:
-    """How a scheduler is reached, in Dask's form and for all roles; imports Dask, so only for processes that run it."""
+    """Make Dask's `Security` for a scheduler, for all roles. Imports Dask, so call it only in processes that run Dask."""
     from distributed.security import Security
 
     if not scheduler.address.startswith("tls://"):
@@ -70,8 +70,8 @@ def security(scheduler: SchedulerAddress) -> Any:
 
 
 def make_scratch(directory: str) -> str:
-    """A directory for this process and its children, also for `tempfile`; it goes with `end_group`, or, after a kill, when
-    the next process makes its own here."""
+    """Make a scratch directory for this process and its children, also used by `tempfile`. `end_group` removes it; after a
+    kill, the next process that calls this does."""
     parent = Path(directory)
     parent.mkdir(parents=True, exist_ok=True)
     making = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -90,8 +90,8 @@ def make_scratch(directory: str) -> str:
 
 
 def _is_abandoned(directory: Path) -> bool:
-    """Whether the process that made it is gone. Called under the lock of `make_scratch`, so one without a lock is what a power
-    loss left of it: nothing here is ever synced."""
+    """Whether the process that made it is gone. Called under the lock of `make_scratch`, so a directory without a lock file is
+    left from a power loss: nothing here is ever synced."""
     try:
         descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -108,7 +108,7 @@ def _is_abandoned(directory: Path) -> bool:
 
 
 def take_pipes() -> tuple[int, int]:
-    """Standard input and output as descriptors of this process alone: its children, and `print`, get others."""
+    """Move standard input and output to descriptors that children do not inherit; 0 reads /dev/null, 1 goes to stderr."""
     pipes = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -118,8 +118,8 @@ def take_pipes() -> tuple[int, int]:
 
 
 def start_fork_server(scratch: str) -> None:
-    """Start the process that workers are forked from. What it imports, each of them has; Dask finds it running."""
-    # It is reached through a socket in the scratch directory, whose path may be longer than that of a socket can be.
+    """Start the process that workers are forked from, with everything they need imported. Dask finds it running."""
+    # Its socket is in the scratch directory, whose path may be longer than the limit for the path of a socket.
     tempfile.tempdir = f"/proc/self/fd/{os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)}"
     util.get_temp_dir()
     tempfile.tempdir = scratch
@@ -128,16 +128,16 @@ def start_fork_server(scratch: str) -> None:
 
 
 def end_group(scratch: str) -> NoReturn:
-    """End this process and all that it has started, at once. There is nothing in them that must be kept: outputs that are not
-    complete are dropped by the targets."""
+    """End this process and everything it started, at once. Nothing in them needs to be saved: the targets drop incomplete
+    outputs."""
     with suppress(OSError):
-        # From here no child may write: what they would leave behind could not be removed any more.
+        # No child may write from here on: files written after the removal below would stay behind.
         if os.getpgrp() == os.getpid():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             os.killpg(0, signal.SIGTERM)
     shutil.rmtree(scratch, ignore_errors=True)
     with suppress(Exception):
-        # Named semaphores: the process that would remove them after us ends with the group.
+        # Removes named semaphores: the process that would otherwise remove them ends with the group.
         util._run_finalizers(0)  # type: ignore[attr-defined]
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""`python -m dfc.engine.host`: the process in which a node's Dask lives, scheduler or client. Started by `dfc.engine.link`.
+"""`python -m dfc.engine.host`: the child process that runs a node's Dask scheduler or client. Started by `dfc.engine.link`.
 
-It reads tasks from standard input, hands them to Dask, and writes answers to standard output (`dfc.engine.wire`). It ends,
-and all its children with it, when standard input does: when the node wants it, and when the node is dead.
+It reads tasks from standard input, submits them to Dask, and writes answers to standard output (`dfc.engine.wire`). When
+standard input is closed, because the node wants that or is dead, it ends with all its children.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dfc.engine.environment import end_group, make_scratch, security, start_fork
 from dfc.engine.wire import TO_ENGINE, Begin, Cancel, Done, FromEngine, Lost, RunRequest, WorkerSlots, frame, read_frame
 
 _log: Final = logging.getLogger("dfc.engine")
-CONNECT_S: Final = 60.0  # a scheduler that is being started again comes back within this time, and so do workers
+CONNECT_S: Final = 60.0  # a scheduler or worker that is being restarted comes back within this time
 CONNECT_TRY_S: Final = 5.0
-LOOK_S: Final = 0.5  # workers that come and go are noticed this soon
+LOOK_S: Final = 0.5  # how often to look for new and lost workers
 LOOKS_FAILED_MAX: Final = 3
-MISSED_LOOKS_MAX: Final = 12  # a task that no worker has had for so many looks will never be answered
+MISSED_LOOKS_MAX: Final = 12  # a task that no worker has had for this many looks is lost
 
 
 class Host:
-    """Everything happens in one event loop."""
+    """Passes tasks between the node and Dask, in one event loop."""
 
     def __init__(self, begin: Begin, scratch: str, output: int) -> None:
         self._begin = begin
@@ -36,11 +36,11 @@ class Host:
         self._futures: dict[int, Any] = {}
         self._working: set[asyncio.Task[None]] = set()
         self._slots = 0
-        self._missed: dict[int, int] = {}  # tasks that Dask has at no worker → since how many looks
+        self._missed: dict[int, int] = {}  # tasks that Dask has on no worker → for how many looks
         self._workers_missed_s = 0.0
 
     async def start(self) -> None:
-        """Have workers, or a connection to the scheduler; OSError when there is none after CONNECT_S."""
+        """Start workers, or connect to the scheduler. OSError if that fails for CONNECT_S."""
         if self._begin.scheduler is None:
             start_fork_server(self._scratch)  # it imports while this process does
         from distributed import Client
@@ -61,7 +61,7 @@ class Host:
             host="127.0.0.1",
             dashboard_address=None,
             scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
-            memory_limit=0,  # tasks keep to theirs; Dask holds nothing but small answers
+            memory_limit=0,  # tasks limit themselves; Dask holds only small answers
             local_directory=self._scratch,
             silence_logs=logging.ERROR,
             asynchronous=True,
@@ -83,13 +83,13 @@ class Host:
                     direct_to_workers=False,
                 )
                 return
-            except (OSError, TimeoutError, ValueError) as error:  # the last for TLS over a connection that is broken already
+            except (OSError, TimeoutError, ValueError) as error:  # ValueError: TLS over a connection that is already broken
                 if asyncio.get_running_loop().time() > deadline:
-                    raise OSError(f"the Dask scheduler at {address} cannot be reached: {error}") from None
+                    raise OSError(f"cannot connect to the Dask scheduler at {address}: {error}") from None
             await asyncio.sleep(LOOK_S)
 
     async def run(self, reader: asyncio.StreamReader) -> None:
-        """Until the node closes the pipe. OSError when the scheduler is lost."""
+        """Run until the node closes the pipe. OSError if the scheduler is lost."""
         done, _ = await asyncio.wait(
             (asyncio.create_task(self._read(reader)), asyncio.create_task(self._live())), return_when=asyncio.FIRST_COMPLETED
         )
@@ -122,7 +122,7 @@ class Host:
             task.add_done_callback(self._working.discard)
 
     async def _work(self, waiting: Waiting) -> None:
-        """One task at one worker, from its submission to the answer."""
+        """Run one task on one worker, from its submission to its answer."""
         from distributed.scheduler import KilledWorker
 
         from dfc.engine.worker.run import run_task
@@ -144,8 +144,8 @@ class Host:
             if self._futures.get(number) is future and not self._dispatcher.lost(number):
                 self._assign()
                 return
-            reason = "the worker process died under the task"
-        except Exception as error:  # Dask's own: a scheduler that went away, a worker that has another version of DFC
+            reason = "the worker process died while it ran the task"
+        except Exception as error:  # Dask's: the scheduler went away, or a worker has another version of DFC
             reason = f"{type(error).__name__}: {error}"
         finally:
             if future is not None:
@@ -160,7 +160,7 @@ class Host:
         elif isinstance(answer, bytes):
             self._say(Done(number, answer))
         else:
-            self._say(Lost(number, f"a worker answered with {type(answer).__name__}"))
+            self._say(Lost(number, f"a worker sent an invalid answer of type {type(answer).__name__}"))
 
     def _cancel(self, number: int) -> None:
         self._dispatcher.finished(number)
@@ -168,7 +168,7 @@ class Host:
         self._assign()
 
     def _drop(self, number: int) -> None:
-        """Want no answer of this run any more."""
+        """Cancel a run whose answer is no longer wanted."""
         future = self._futures.pop(number, None)
         if future is not None:
             cancelling = asyncio.ensure_future(future.cancel())
@@ -187,14 +187,14 @@ class Host:
             except (OSError, TimeoutError) as error:
                 failed += 1
                 if failed >= LOOKS_FAILED_MAX or self._client.status != "running":
-                    raise OSError(f"the Dask scheduler is gone: {error}") from None
+                    raise OSError(f"lost the Dask scheduler: {error}") from None
 
     async def _look(self) -> None:
-        """Learn which workers there are. OSError without a connection."""
-        # Dask makes a lost one anew by itself, but not if that breaks at once: then all that is asked of it waits for ever,
-        # while the scheduler that is back answers here.
+        """Update the list of workers. OSError without a connection."""
+        # Dask reconnects by itself, but not if the new connection breaks at once: then all tasks would hang forever, although
+        # the scheduler is back and answers here.
         if self._client.status != "running":
-            raise OSError("the connection to it is lost")
+            raise OSError("the connection was lost")
         found = (await self._client.scheduler.identity())["workers"]
         names = {address: str(worker["name"]) for address, worker in found.items() if worker["status"] == "running"}
         await self._look_after_tasks()
@@ -207,12 +207,12 @@ class Host:
         else:
             self._workers_missed_s += LOOK_S
             if self._workers_missed_s > CONNECT_S:
-                raise OSError(f"no worker has come up for {CONNECT_S:.0f} s")
+                raise OSError(f"no worker has connected for {CONNECT_S:.0f} s")
         self._assign()
 
     async def _look_after_tasks(self) -> None:
-        """Dask may lose sight of a task whose result was being fetched when its worker died: it is run again, as its neighbours
-        are."""
+        """Find tasks that Dask has lost, which can happen if the worker dies while its result is being fetched. They are run
+        again like others of a dead worker."""
         if not self._futures:
             return
         asked = dict(self._futures)
@@ -229,14 +229,14 @@ class Host:
     def _say(self, message: FromEngine) -> None:
         data = frame(message)
         try:
-            while data:  # a pipe that is full makes this wait; the node reads all the time
+            while data:  # blocks while the pipe is full; the node reads continuously
                 data = data[os.write(self._output, data) :]
         except OSError:
             end_group(self._scratch)
 
 
 async def main(input_pipe: int, output: int) -> NoReturn:
-    """Ends the process, too."""
+    """Run the host, then end the process."""
     reader = asyncio.StreamReader()
     pipe = os.fdopen(input_pipe, "rb", 0)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
@@ -250,7 +250,7 @@ async def main(input_pipe: int, output: int) -> NoReturn:
     try:
         await host.run(reader)
     except Exception as error:
-        _log.exception("the engine ends")
+        _log.exception("the engine failed")
         host.lose_all(f"the engine ended: {error or type(error).__name__}")
     finally:
         end_group(scratch)

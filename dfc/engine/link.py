@@ -1,4 +1,4 @@
-"""The node's side of its engine process: start it for the first task, talk to it, end it when it is idle or dead."""
+"""The node's side of its engine process: starts it for the first task, talks to it, ends it when idle."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from dfc.engine.wire import FROM_ENGINE, Begin, Cancel, Done, Lost, RunRequest, 
 
 _log: Final = logging.getLogger("dfc.engine")
 LOG_NAME: Final = "engine.log"
-END_S: Final = 5.0  # its own end takes milliseconds; then it is killed
+END_S: Final = 5.0  # it normally ends within milliseconds; after this time it is killed
 
 
 class Link:
-    """One engine process. When it ends, however that comes, what it was asked is lost."""
+    """One engine process. When it ends, for whatever reason, its pending tasks raise EngineLost."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path, take_slots: Callable[[int], None]) -> None:
         self._process = process
@@ -35,11 +35,11 @@ class Link:
 
     @classmethod
     async def open(cls, begin: Begin, take_slots: Callable[[int], None], module: str = "dfc.engine.host") -> Link:
-        """Start the process. Its messages, and Dask's, go to `engine.log` in its directory, which begins anew."""
+        """Start the process. Its messages, and Dask's, go to `engine.log` in its directory, which is overwritten."""
         directory = Path(begin.directory)
         directory.mkdir(parents=True, exist_ok=True)
         log = directory / LOG_NAME
-        # For the operator alone: Dask's complaints may quote what it was given, and with it the token.
+        # Readable by the owner only: Dask's messages may quote arguments, which include the token.
         with open(log, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -49,7 +49,7 @@ class Link:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=file,
                 env=dask_environment(os.environ),
-                start_new_session=True,  # a group of its own, which it ends as a whole
+                start_new_session=True,  # its own process group, so that it can end all of it
             )
         link = cls(process, log, take_slots)
         link._send(frame(begin))
@@ -64,7 +64,7 @@ class Link:
         return self._process.pid
 
     async def run(self, task: bytes, near: str | None) -> bytes:
-        """The worker's answer, encoded. EngineLost."""
+        """Run a task and return the worker's answer, encoded. EngineLost."""
         number = next(self._numbers)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
@@ -80,11 +80,11 @@ class Link:
             self._waiting.pop(number, None)
 
     async def ended(self) -> None:
-        """Return when the process has ended by itself."""
+        """Wait until the process ends by itself."""
         await asyncio.shield(self._reading)
 
     async def close(self) -> None:
-        """End the process and everything that it has started."""
+        """End the process and everything it started."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
@@ -95,11 +95,11 @@ class Link:
             await self._process.wait()
         await self._reading
         if self._process.stdin is not None:
-            with suppress(OSError, TimeoutError):  # Python 3.11.2 logs what a pipe broke with, unless somebody asks for it
+            with suppress(OSError, TimeoutError):  # without this, Python 3.11.2 logs the error of a broken pipe
                 await asyncio.wait_for(self._process.stdin.wait_closed(), END_S)
 
     def _send(self, data: bytes) -> None:
-        # Not waited for: tasks are small and few, the service keeps a window of them.
+        # No drain: tasks are small, and the service limits how many are pending.
         if self._process.stdin is not None and not self._process.stdin.is_closing():
             with suppress(OSError, RuntimeError):
                 self._process.stdin.write(data)
@@ -131,7 +131,7 @@ class Link:
 
 
 class LinkedEngine:
-    """An `Engine` in a process of its own. `begin` says what kind."""
+    """An `Engine` in a child process; `begin` configures it."""
 
     def __init__(self, begin: Begin, idle_s: float) -> None:
         self._begin = begin
@@ -150,11 +150,11 @@ class LinkedEngine:
 
     @property
     def pid(self) -> int | None:
-        """Of the engine process, while there is one."""
+        """The id of the engine process, while there is one."""
         return self._link.pid if self._link is not None and self._link.is_alive else None
 
     async def start(self) -> None:
-        """Nothing to be checked but what the settings have told already."""
+        """Do nothing: the settings have been checked when they were loaded."""
 
     async def run(self, task: bytes, near: str | None) -> bytes:
         self._running += 1
@@ -185,7 +185,7 @@ class LinkedEngine:
                 raise EngineLost("this node is stopping")
             if self._link is None or not self._link.is_alive:
                 if self._link is not None:
-                    _log.warning("the engine process ended and is started again")
+                    _log.warning("the engine process ended unexpectedly; restarting it")
                     await self._link.close()
                 self._link = await Link.open(self._begin, self._take_slots)
             return self._link

@@ -1,6 +1,6 @@
-"""`python -m dfc.engine.nannies`: Dask workers beside a target, each with a nanny. Started by `dfc.engine.beside`.
+"""`python -m dfc.engine.nannies`: the process of the Dask workers beside a target. Started by `dfc.engine.beside`.
 
-They are named `NODE/0`, `NODE/1`, …, by which the dispatcher knows whose disks they read.
+Each worker has a nanny. They are named `NODE/0`, `NODE/1`, …, which tells the dispatcher whose disks they can read.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from dfc.engine.environment import end_group, make_scratch, security, start_fork
 from dfc.engine.wire import TO_ENGINE, Begin, read_frame
 
 _log: Final = logging.getLogger("dfc.engine")
-CONNECT_S: Final = 30  # for a worker that comes up; then all begin anew
-START_S: Final = 60.0  # for all of them; a scheduler that dies at the wrong moment would be waited for without an end
+CONNECT_S: Final = 30  # for one worker to connect; after that all are restarted
+START_S: Final = 60.0  # for all workers; if the scheduler dies at the wrong moment, they would wait for it forever
 LOOK_S: Final = 1.0
 LOOK_TIMEOUT_S: Final = 10.0
 LOOKS_FAILED_MAX: Final = 3
 
 
 async def run(begin: Begin, scratch: str) -> None:
-    """Until one of the nannies has ended, which it does when the scheduler is gone."""
+    """Run the workers until one of the nannies ends, which happens when the scheduler is gone."""
     start_fork_server(scratch)
     from distributed import Nanny
 
@@ -45,16 +45,16 @@ async def run(begin: Begin, scratch: str) -> None:
         for number in range(begin.workers)
     ]
     starting = asyncio.gather(*nannies)
-    # Not `wait_for`, which waits for what it has cancelled: the process, and all in it, ends after this.
+    # Not `wait_for`, which would wait for the cancelled tasks: the whole process ends after this.
     if not (await asyncio.wait((starting,), timeout=START_S))[0]:
-        raise TimeoutError(f"the workers have not started in {START_S:.0f} s")
+        raise TimeoutError(f"the workers did not start within {START_S:.0f} s")
     starting.result()
     ends = [asyncio.ensure_future(nanny.finished()) for nanny in nannies]
     await asyncio.wait([*ends, asyncio.create_task(_watch(nannies[0].scheduler))], return_when=asyncio.FIRST_COMPLETED)
 
 
 async def _watch(scheduler: Any) -> None:
-    """Return when the scheduler does not answer, or is another one: a worker whose task runs on would wait for its end."""
+    """Return when the scheduler no longer answers or was restarted. A busy worker would notice only after its task."""
     known = None
     failed = 0
     while failed < LOOKS_FAILED_MAX:
@@ -69,7 +69,7 @@ async def _watch(scheduler: Any) -> None:
 
 
 async def main(input_pipe: int) -> NoReturn:
-    """Ends the process, too."""
+    """Run the workers, then end the process."""
     reader = asyncio.StreamReader()
     pipe = os.fdopen(input_pipe, "rb", 0)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
@@ -85,9 +85,9 @@ async def main(input_pipe: int) -> NoReturn:
         await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             running.result()
-            _log.warning("the scheduler is gone")
+            _log.warning("lost the Dask scheduler; the workers end")
     except Exception:
-        _log.exception("the workers end")
+        _log.exception("the workers failed")
     finally:
         end_group(scratch)
 

@@ -1,5 +1,5 @@
-"""`dfc scheduler`: the Dask scheduler of a cluster's jobs, set up as the engine wants it. It keeps nothing: a scheduler that is
-started again finds its workers and its client again within seconds, and tasks that ran are run once more."""
+"""`dfc scheduler`: runs the Dask scheduler for a cluster's jobs. It has no state of its own: after a restart, workers and
+client reconnect within seconds, and tasks that were running are run again."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ EXIT_OPERATOR_ERROR: Final = 2
 
 
 def parse(arguments: Sequence[str]) -> SchedulerAddress:
-    """Where to listen, from flags, variables and file as a proxy reads them. ConfigError when that cannot be."""
-    parser = argparse.ArgumentParser(prog="dfc scheduler", description="Run the Dask scheduler of jobs.", allow_abbrev=False)
+    """Read the address to listen on from flags, variables and file, like a proxy. ConfigError if they are wrong."""
+    parser = argparse.ArgumentParser(prog="dfc scheduler", description="Run the Dask scheduler for jobs.", allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", default=os.environ.get("DFC_CONFIG"), help="TOML file with settings")
     for name in ("jobs-scheduler", "jobs-tls-ca", "jobs-tls-cert", "jobs-tls-key"):
         parser.add_argument(f"--{name}", metavar="VALUE", help=f"the setting {name.replace('-', '_')}")
     flags = vars(parser.parse_args(arguments))
     settings = load_settings("proxy", file=flags.pop("config"), environment=os.environ, flags=flags).settings
     if not settings.jobs_scheduler:
-        raise ConfigError("jobs_scheduler says where to listen: tls://HOST:PORT, or tcp://127.0.0.1:PORT")
+        raise ConfigError("set jobs_scheduler to the address to listen on: tls://HOST:PORT, or tcp://127.0.0.1:PORT")
     return SchedulerAddress.of(settings)
 
 
 async def serve(address: SchedulerAddress, scratch: str) -> NoReturn:
-    """Until a signal. Ends the process, too: workers and clients see the connection end, as after any other end."""
+    """Run until a signal, then end the process at once: workers and clients see closed connections, as after a crash."""
     from distributed import Scheduler
 
     scheduler: Any = Scheduler(
@@ -47,7 +47,7 @@ async def serve(address: SchedulerAddress, scratch: str) -> NoReturn:
         dashboard_address="127.0.0.1:0",
     )
     await scheduler
-    shutil.rmtree(scratch, ignore_errors=True)  # for files that clients of Dask may upload, which ours does not
+    shutil.rmtree(scratch, ignore_errors=True)  # for files uploaded by Dask clients; ours uploads none
     print(f"The scheduler of jobs listens at {scheduler.address}", flush=True)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -57,7 +57,7 @@ async def serve(address: SchedulerAddress, scratch: str) -> NoReturn:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit status."""
+    """Run the scheduler and return the exit status."""
     try:
         address = parse(arguments)
         os.environ.update(dask_environment(os.environ))

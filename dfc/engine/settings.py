@@ -1,4 +1,4 @@
-"""What a worker must know of the cluster and may use of its machine; goes with every task."""
+"""The settings of a worker, sent with every task: how to reach the cluster, and how much of the machine to use."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dfc.config import Settings
 
 
 class WorkerSettings(msgspec.Struct, frozen=True):
-    """`proxy_url` is for nodes, and may be several, separated by commas. `memory_bytes` is what a task may use for buffers;
-    `io_bytes_per_s` what a worker may read and write, 0 for any; `priority` "low" lets others have processor and disk first."""
+    """The settings of a worker. `proxy_url` is the URL for nodes, or several, separated by commas. `memory_bytes` limits the
+    buffers of a task, `io_bytes_per_s` its reading and writing (0: no limit); `priority` "low": others go first."""
 
     proxy_url: str
     token: str = ""
@@ -29,7 +29,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, settings: Settings, proxy_url: str) -> WorkerSettings:
-        """From the proxy's own settings."""
+        """Derive them from the proxy's settings."""
         return cls(
             proxy_url=proxy_url.rstrip("/"),
             token=settings.token,

@@ -1,4 +1,4 @@
-"""What a node and its engine process say to each other over a pair of pipes: msgpack in frames of a 4-byte length. Pure.
+"""The protocol between a node and its engine process, over a pair of pipes: msgpack in frames with a 4-byte length. Pure.
 
 node → engine: `Begin` once, then `RunRequest` and `Cancel`; the end of the pipe means that the node is gone.
 engine → node: `WorkerSlots` whenever the number of workers changes, `Done` or `Lost` for each `RunRequest` not cancelled.
@@ -28,7 +28,7 @@ class SchedulerAddress(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, settings: Settings) -> SchedulerAddress:
-        """From settings that name one."""
+        """Take it from settings that name one."""
         return cls(settings.jobs_scheduler, settings.jobs_tls_ca, settings.jobs_tls_cert, settings.jobs_tls_key)
 
     @property
@@ -45,18 +45,18 @@ class SchedulerAddress(msgspec.Struct, frozen=True):
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
-    """`scheduler` None: run one with `workers` processes. `settings` go to the worker with every task, as they are."""
+    """The first message. `scheduler` None: run one with `workers` processes. `settings` are passed on with every task."""
 
     directory: str
     workers: int
     settings: bytes = b""
     scheduler: SchedulerAddress | None = None
     name: str = ""  # of the node, for workers beside a target
-    host: str = ""  # that those listen on; empty: chosen by the route to the scheduler
+    host: str = ""  # they listen on; empty: chosen by the route to the scheduler
 
 
 class RunRequest(msgspec.Struct, frozen=True, tag="run"):
-    """One task; `number` is the node's own."""
+    """Run one task; the node chooses `number`."""
 
     number: int
     task: bytes
@@ -72,7 +72,7 @@ class WorkerSlots(msgspec.Struct, frozen=True, tag="slots"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """`answer` as `dfc.engine.answers` has made it on the worker."""
+    """The answer to a task, as `dfc.engine.answers` encoded it on the worker."""
 
     number: int
     answer: bytes
@@ -90,15 +90,15 @@ FROM_ENGINE: Final = msgspec.msgpack.Decoder(WorkerSlots | Done | Lost)
 
 
 def frame(message: ToEngine | FromEngine) -> bytes:
-    """The bytes of one message. ValueError when it is too large."""
+    """Encode one message. ValueError if it is too large."""
     data = msgspec.msgpack.encode(message)
     if len(data) > FRAME_BYTES_MAX:
-        raise ValueError(f"a message of {len(data)} bytes to or from the engine")
+        raise ValueError(f"a message of {len(data)} bytes to or from the engine is too large (more than {FRAME_BYTES_MAX})")
     return len(data).to_bytes(_LENGTH_BYTES, "big") + data
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """The next message, encoded; None at the end of the pipe."""
+    """Read the next message, still encoded; None at the end of the pipe."""
     try:
         size = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
         return await reader.readexactly(size)

@@ -1,4 +1,5 @@
-"""Jobs over whole datasets: what is asked (`spec`), what follows from it (`operations`), what is kept of it (`journal`).
+"""Jobs over whole datasets: their requests (`spec`), their plans and tasks (`operations`), and their records (`journal`).
 
-Pure, or disk at most: tasks see shards and outputs through the protocols of `store`; engines carry tasks to workers.
+Nothing here uses the network: tasks access shards and outputs through the protocols of `store`, and engines bring tasks to
+workers.
 """

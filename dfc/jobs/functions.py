@@ -1,7 +1,6 @@
-"""The functions that `map` brings along, and what is common to all. Each takes a sample and gives samples; SampleFailed says
-what is wrong with one.
+"""The built-in functions of `map`. Each takes a sample and returns samples, or raises SampleFailed.
 
-`FUNCTIONS` has for each name the struct of its arguments, whose instances are called.
+`FUNCTIONS` maps each name to the struct of its arguments; instances of the struct are called with samples.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ _FORMAT_OF: Final = {"jpg": "JPEG", "jpeg": "JPEG", "tif": "TIFF", "tiff": "TIFF
 
 class _Arguments(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def check(self) -> None:
-        """BadRequest for what the types cannot say."""
+        """Check what the types cannot express. BadRequest."""
 
     def __call__(self, sample: WireSample) -> list[WireSample]:
         raise NotImplementedError
 
 
 class Drop(_Arguments, frozen=True, kw_only=True):
-    """Leave out fields; a sample without any other goes, too."""
+    """Drop fields. A sample without other fields is dropped, too."""
 
     fields: list[str]
 
@@ -54,14 +53,14 @@ class Drop(_Arguments, frozen=True, kw_only=True):
 
 
 class Rename(_Arguments, frozen=True, kw_only=True):
-    """Other extensions (old to new), and a `prefix` for keys."""
+    """Rename extensions (old to new), and add a `prefix` to keys."""
 
     fields: dict[str, str] = {}
     prefix: str = ""
 
     def check(self) -> None:
         if not self.fields and not self.prefix:
-            raise BadRequest("rename wants fields or a prefix for keys")
+            raise BadRequest("rename needs 'fields', or a prefix for keys")
 
     def __call__(self, sample: WireSample) -> list[WireSample]:
         names = {old.lower(): new.lower() for old, new in self.fields.items()}
@@ -69,13 +68,13 @@ class Rename(_Arguments, frozen=True, kw_only=True):
         for ext, data in sample.fields.items():
             name = names.get(ext, ext)
             if name in fields:
-                raise SampleFailed(f"two of its fields would be {name!r}")
+                raise SampleFailed(f"two of its fields would be named {name!r}")
             fields[name] = data
         return [WireSample(self.prefix + sample.key, fields)]
 
 
 class _OfImages(_Arguments, frozen=True, kw_only=True):
-    """`fields`: extensions of the pictures that are meant; none: all that are pictures by their extension."""
+    """Changes pictures. `fields`: their extensions; None: all extensions of pictures."""
 
     fields: list[str] | None = None
 
@@ -90,17 +89,17 @@ class _OfImages(_Arguments, frozen=True, kw_only=True):
                 except Undecodable as error:
                     raise SampleFailed(f"field {ext!r}: {error}") from None
             if name in fields:
-                raise SampleFailed(f"two of its fields would be {name!r}")
+                raise SampleFailed(f"two of its fields would be named {name!r}")
             fields[name] = content
         return [WireSample(sample.key, fields)]
 
     def change(self, ext: str, image: Image) -> tuple[str, bytes]:
-        """The new extension and bytes of a picture."""
+        """Return the new extension and bytes of a picture."""
         raise NotImplementedError
 
 
 class Resize(_OfImages, frozen=True, kw_only=True):
-    """To a `size` of [width, height], or so that the `shortest` or `longest` side has so many pixels. The format stays."""
+    """Resize pictures to `size` [width, height], or by the length of the `shortest` or `longest` side; keep the format."""
 
     size: tuple[_Side, _Side] | None = None
     shortest: _Side | None = None
@@ -109,12 +108,12 @@ class Resize(_OfImages, frozen=True, kw_only=True):
 
     def check(self) -> None:
         if sum(each is not None for each in (self.size, self.shortest, self.longest)) != 1:
-            raise BadRequest("resize wants one of size [width, height], shortest and longest")
+            raise BadRequest("resize needs exactly one of size [width, height], shortest and longest")
 
     def change(self, ext: str, image: Image) -> tuple[str, bytes]:
         width, height = self.size or _scaled(image.size, self.shortest, self.longest)
         if width * height > JOB_IMAGE_PIXELS_MAX:
-            raise SampleFailed(f"field {ext!r} would have {width} x {height} pixels, which is too large")
+            raise SampleFailed(f"field {ext!r} would have {width} x {height} pixels, more than {JOB_IMAGE_PIXELS_MAX}")
         format = image.format or "PNG"
         plain = image.convert("RGB") if image.mode == "P" and "transparency" not in image.info else image
         plain = plain.convert("RGBA") if plain.mode in ("P", "PA") else plain.convert("L") if plain.mode == "1" else plain
@@ -123,7 +122,7 @@ class Resize(_OfImages, frozen=True, kw_only=True):
 
 
 class Transcode(_OfImages, frozen=True, kw_only=True):
-    """Into another format (`quality` for jpg and webp), with the extension of that."""
+    """Convert pictures to another format (`quality`: for jpg and webp), and change the extension to match."""
 
     format: ImageFormat
     quality: _Quality = 90
@@ -133,7 +132,7 @@ class Transcode(_OfImages, frozen=True, kw_only=True):
 
 
 class Tensor(_OfImages, frozen=True, kw_only=True):
-    """Pictures as .npy: uint8 of shape (height, width, 3), or (height, width) for grey ones; others as Pillow has them."""
+    """Convert pictures to .npy: uint8 of shape (height, width, 3), or (height, width) if grey; others as in Pillow."""
 
     def change(self, ext: str, image: Image) -> tuple[str, bytes]:
         plain = image if image.mode in ("L", "RGB", "I", "F", "I;16") else image.convert("RGB")
@@ -143,7 +142,7 @@ class Tensor(_OfImages, frozen=True, kw_only=True):
 
 
 class DecodeCheck(_Arguments, frozen=True, kw_only=True):
-    """Fail for samples with pictures or JSON that cannot be decoded; others stay as they are."""
+    """Fail for samples with pictures or JSON that cannot be decoded; keep others unchanged."""
 
     def __call__(self, sample: WireSample) -> list[WireSample]:
         for ext, data in sample.fields.items():
@@ -165,17 +164,17 @@ FUNCTIONS: Final[Mapping[str, type[_Arguments]]] = {
 
 
 def built_in(name: str, arguments: dict[str, Any]) -> Callable[[WireSample], list[WireSample]]:
-    """The function with its arguments; BadRequest for wrong ones, KeyError when there is none of this name."""
+    """Return a built-in function with its arguments. BadRequest for invalid arguments, KeyError for an unknown name."""
     try:
         function = msgspec.convert(arguments, FUNCTIONS[name])
     except msgspec.ValidationError as error:
-        raise BadRequest(f"bad args for {name}: {error}") from None
+        raise BadRequest(f"invalid arguments for {name}: {error}") from None
     function.check()
     return function
 
 
 def _scaled(size: tuple[int, int], shortest: int | None, longest: int | None) -> tuple[int, int]:
-    """Rounded half up in whole numbers, so that it comes out alike everywhere."""
+    """Scale a size, rounding half up in integers, so that the result is the same everywhere."""
     side, other = (min(size), shortest) if shortest is not None else (max(size), longest or 1)
     width, height = ((2 * each * other + side) // (2 * side) for each in size)
     return max(1, width), max(1, height)
@@ -196,27 +195,27 @@ def _encode(image: Image, format: str, quality: int) -> bytes:
         else:
             image.save(buffer, format)
     except (OSError, ValueError, KeyError) as error:
-        raise Undecodable(f"a picture of mode {image.mode} cannot be written as {format} ({str(error)[:100]})") from None
+        raise Undecodable(f"cannot write a picture of mode {image.mode} as {format} ({str(error)[:100]})") from None
     return buffer.getvalue()
 
 
 def seed_of(seed: int, ordinal: int) -> int:
-    """64 random bits for a sample: the same wherever, and however often, it is worked on."""
+    """Return 64 random bits for a sample: the same on every worker and every run."""
     return xxhash.xxh3_64_intdigest(struct.pack("<QQ", seed, ordinal))
 
 
 def as_members(sample: WireSample) -> tuple[str, list[DataMember]]:
-    """A sample as it is written. SampleFailed for keys and extensions that would be read as something else."""
+    """Convert a sample to members. SampleFailed for keys and extensions that would be parsed differently when read."""
     if not 1 <= len(sample.fields) <= SAMPLE_RECORDS_MAX:
-        raise SampleFailed(f"a sample {sample.key[:80]!r} with {len(sample.fields)} fields came out")
+        raise SampleFailed(f"the output sample {sample.key[:80]!r} has {len(sample.fields)} fields")
     members = []
     for ext, data in sample.fields.items():
         name = f"{sample.key}.{ext.lower()}"
         if split_key(name) != (sample.key, ext.lower()) or not _is_member_name(name):
-            raise SampleFailed(f"key {sample.key[:80]!r} with extension {ext[:80]!r} came out: no name of a sample's field")
+            raise SampleFailed(f"the output key {sample.key[:80]!r} with extension {ext[:80]!r} is not a valid member name")
         members.append(DataMember(ext.lower(), name, data))
     if len({member.ext for member in members}) < len(members):
-        raise SampleFailed(f"a sample {sample.key[:80]!r} came out with two extensions that differ in case only")
+        raise SampleFailed(f"the output sample {sample.key[:80]!r} has two extensions that differ only in case")
     return sample.key, members
 
 

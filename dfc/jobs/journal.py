@@ -1,8 +1,8 @@
-"""The journal of jobs: one SQLite file of the proxy (WAL, synchronous=FULL) with all that a restarted proxy goes on from.
+"""The journal of jobs: a SQLite file of the proxy (WAL, synchronous=FULL) from which a restarted proxy continues.
 
-States go `queued → running → publishing → succeeded`, or end as `failed` or `cancelled`; which one follows which is said in
-`lifecycle`, and refused here otherwise. The transaction that writes `publishing` is a job's commit point. Results of tasks
-are kept until a job ends. Blocking and thread-safe; nothing of a job is held in memory beyond a page.
+States go `queued → running → publishing → succeeded`, or end as `failed` or `cancelled`; `lifecycle` defines the allowed
+changes, and others are refused here. The transaction that writes `publishing` is a job's commit point. Results of tasks are
+kept until the job ends. Blocking and thread-safe; at most a page of a job's data is held in memory.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dfc.jobs.records import JobError, JobRecord, JobState, NewJob, OutputSummar
 from dfc.jobs.stored import PAGE, Stored
 from dfc.jobs.tasks import InputShard, OutputRecord, TaskResult
 
-FORGET_ROWS: Final = 20_000  # deleted in one transaction: others wait no longer than some 50 ms
-SMALL: Final = 10_000  # so many shards are simply a tuple
+FORGET_ROWS: Final = 20_000  # deleted per transaction, so that others wait at most about 50 ms
+SMALL: Final = 10_000  # up to this number, shards are simply a tuple
 _COLUMNS: Final = (
     "id, operation, state, label, bucket, bucket_id, memory_bytes, program, created_us, started_us, finished_us, error, "
     "warnings, output, progress, discard"
@@ -35,24 +35,24 @@ TaskEntry = tuple[int, int, TaskResult]
 
 
 class OutputWrittenTwice(Conflict):
-    """Two tasks of a job have written one name."""
+    """Two tasks of a job wrote the same object."""
 
     code = "output_written_twice"
 
 
 class Journal(JournalFile):
-    """The calls on it. Opening it after any crash gives the last committed state."""
+    """The journal. Opening it after a crash gives the last committed state."""
 
     def _number(self, job_id: str) -> int:
         rows = self.rows("SELECT number FROM jobs WHERE id = ?", job_id)
         if not rows:
-            raise JobNotFound(f"there is no job {job_id[:80]!r}")
+            raise JobNotFound(f"job {job_id[:80]!r} does not exist")
         return int(rows[0][0])
 
     # --- jobs
 
     def create(self, job: NewJob, inputs: Sequence[Sequence[InputShard]]) -> JobRecord:
-        """Accept a job with the shards that it will read: queued, for good."""
+        """Accept a job with the shards that it will read: it is queued, durably."""
         with self.transaction() as database:
             cursor = database.execute(
                 "INSERT INTO jobs (id, state, operation, spec, label, bucket, bucket_id, memory_bytes, program, created_us, "
@@ -66,30 +66,30 @@ class Journal(JournalFile):
             for at, shards in enumerate(inputs):
                 rows = ((number, at, place, _encode(shard)) for place, shard in enumerate(shards))
                 database.executemany("INSERT INTO inputs VALUES (?, ?, ?, ?)", rows)
-            return self.get(job.id)  # before it is for good: who gets an error has no job
+            return self.get(job.id)  # before the commit, so that an error means there is no job
 
     def get(self, job_id: str) -> JobRecord:
         rows = self.rows(f"SELECT {_COLUMNS} FROM jobs WHERE id = ?", job_id)
         if not rows:
-            raise JobNotFound(f"there is no job {job_id[:80]!r}")
+            raise JobNotFound(f"job {job_id[:80]!r} does not exist")
         return _record(rows[0])
 
     def spec(self, job_id: str) -> bytes:
-        """The client's JSON."""
+        """Return the spec of a job, as the client's JSON."""
         rows = self.rows("SELECT spec FROM jobs WHERE id = ?", job_id)
         if not rows:
-            raise JobNotFound(f"there is no job {job_id[:80]!r}")
+            raise JobNotFound(f"job {job_id[:80]!r} does not exist")
         return bytes(rows[0][0])
 
     def page(self, states: Iterable[JobState] = (), before: str | None = None, limit: int = 100) -> list[JobRecord]:
-        """The newest jobs first, those accepted before the job `before`; only of these states unless none is named."""
+        """Return a page of jobs, newest first, accepted before the job `before`; only in these states, if any are given."""
         chosen = tuple(states)
         conditions, values = [], list[Any]()
         if chosen:
             conditions.append(f"state IN ({', '.join('?' * len(chosen))})")
             values += chosen
         if before is not None:
-            # Ids are in order of time, so a token stays good when its job has been dropped.
+            # Ids are ordered by time, so a token stays valid when its job has been deleted.
             conditions.append("id < ?")
             values.append(before)
         where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
@@ -98,36 +98,36 @@ class Journal(JournalFile):
         ]
 
     def active(self) -> list[JobRecord]:
-        """What is queued, running or publishing, in the order in which it was accepted."""
+        """Return queued, running and publishing jobs, in the order in which they were accepted."""
         query = f"SELECT {_COLUMNS} FROM jobs WHERE state IN ('queued', 'running', 'publishing') ORDER BY number"
         return [_record(row) for row in self.rows(query)]
 
     def to_discard(self) -> list[str]:
-        """Ended jobs whose staged objects may still be on targets."""
+        """Return the ids of ended jobs whose staged objects may still be on targets."""
         return [job_id for (job_id,) in self.rows("SELECT id FROM jobs WHERE discard = 1 ORDER BY number")]
 
     def counts(self) -> dict[str, int]:
-        """Jobs by state."""
+        """Return the number of jobs by state."""
         return dict(self.rows("SELECT state, count(*) FROM jobs GROUP BY state"))
 
     # --- states
 
     def _change(self, job_id: str, state: WrittenState, **values: Any) -> JobRecord:
-        """JobFinished when the state does not follow the one that is there."""
+        """Change the state of a job. JobFinished if the change is not allowed."""
         before = RECORDED_BEFORE[state]
         names = ", ".join(f"{name} = ?" for name in values)
         marks = ", ".join("?" * len(before))
         with self.transaction() as database:
             query = f"UPDATE jobs SET state = ?, {names} WHERE id = ? AND state IN ({marks})"
             if database.execute(query, (state, *values.values(), job_id, *before)).rowcount == 0:
-                raise JobFinished(f"the job is {self.get(job_id).state}")
+                raise JobFinished(f"the job is already {self.get(job_id).state}")
         return self.get(job_id)
 
     def start(self, job_id: str) -> JobRecord:
         return self._change(job_id, "running", started_us=self.wall_us())
 
     def commit(self, job_id: str, output: OutputSummary, progress: RecordedProgress, warnings: Sequence[str]) -> JobRecord:
-        """The commit point: what is staged will be published, whatever happens now."""
+        """Write the commit point: from now on, the staged outputs will be published, whatever happens."""
         values = {"output": _encode(output), "progress": _encode(progress), "warnings": _encode(tuple(warnings))}
         return self._change(job_id, "publishing", **values)
 
@@ -135,23 +135,23 @@ class Journal(JournalFile):
         return self._change(job_id, "succeeded", finished_us=self.wall_us())
 
     def fail(self, job_id: str, error: JobError, progress: RecordedProgress, warnings: Sequence[str]) -> JobRecord:
-        """From now on its staged objects are to be discarded. A job that publishes fails only when its bucket is gone."""
+        """Write that the job failed and must be discarded. A publishing job fails only if its bucket is gone."""
         values = {"error": _encode(error), "progress": _encode(progress), "warnings": _encode(tuple(warnings))}
         return self._change(job_id, "failed", finished_us=self.wall_us(), discard=1, **values)
 
     def cancel(self, job_id: str) -> JobRecord:
-        """JobFinished from the commit point on."""
+        """Write that the job was cancelled. JobFinished from the commit point on."""
         return self._change(job_id, "cancelled", finished_us=self.wall_us(), discard=1)
 
     def discarded(self, job_id: str) -> None:
-        """No target holds anything staged of it."""
+        """Write that no target holds staged objects of the job any more."""
         with self.transaction() as database:
             database.execute("UPDATE jobs SET discard = 0 WHERE id = ?", (job_id,))
 
-    # --- what a job reads and what its tasks have done
+    # --- inputs and results
 
     def inputs(self, job_id: str) -> tuple[Sequence[InputShard], ...]:
-        """The shards of each input, as they were when the job was accepted."""
+        """Return the shards of each input, as they were when the job was accepted."""
         number = self._number(job_id)
         ((count,),) = self.rows("SELECT inputs FROM jobs WHERE number = ?", number)
         return tuple(self._stored_shards(number, at) for at in range(count))
@@ -166,9 +166,9 @@ class Journal(JournalFile):
         return tuple(fetch(0, count)) if count <= SMALL else Stored(count, fetch)
 
     def record(self, job_id: str, entries: Sequence[TaskEntry]) -> None:
-        """Keep results, all in one transaction. A task that is known already is left as it is.
+        """Store results in one transaction. A task that is already recorded is left unchanged.
 
-        OutputWrittenTwice when another task has written one of the names; nothing is kept then.
+        OutputWrittenTwice if another task wrote one of the names; then nothing is stored.
         """
         job = self._number(job_id)
         with self.transaction() as database:
@@ -179,17 +179,17 @@ class Journal(JournalFile):
                 for output in result.outputs:
                     values = (job, output.name, stage, number, _encode(output), output.samples)
                     if database.execute("INSERT OR IGNORE INTO outputs VALUES (?, ?, ?, ?, ?, ?)", values).rowcount == 0:
-                        raise OutputWrittenTwice(f"two tasks of the job write {output.name!r}")
+                        raise OutputWrittenTwice(f"two tasks of the job write the same object: {output.name!r}")
 
     def results(self, job_id: str, stage: int) -> Sequence[TaskResult]:
-        """The results of a stage that has ended, in order of their numbers, a page of them in memory."""
+        """Return the results of a stage that has ended, in order of their numbers; only a page is in memory."""
         job = self._number(job_id)
         query = "SELECT result FROM tasks WHERE job = ? AND stage = ? AND number >= ? AND number < ? ORDER BY number"
         ((count,),) = self.rows("SELECT count(*) FROM tasks WHERE job = ? AND stage = ?", job, stage)
         return Stored(count, lambda start, stop: [_result(data) for (data,) in self.rows(query, job, stage, start, stop)])
 
     def done_numbers(self, job_id: str, stage: int) -> Iterator[int]:
-        """The numbers of a stage's finished tasks, rising."""
+        """Yield the numbers of a stage's finished tasks, ascending."""
         job, last = self._number(job_id), -1
         query = "SELECT number FROM tasks WHERE job = ? AND stage = ? AND number > ? ORDER BY number LIMIT ?"
         while rows := self.rows(query, job, stage, last, PAGE):
@@ -197,12 +197,12 @@ class Journal(JournalFile):
                 yield last
 
     def stage_totals(self, job_id: str) -> dict[int, StageTotals]:
-        """Sums by stage."""
+        """Return the totals of each stage."""
         query = "SELECT stage, count(*), sum(samples), sum(bytes_in), sum(bytes_out) FROM tasks WHERE job = ? GROUP BY stage"
         return {stage: StageTotals(*sums) for stage, *sums in self.rows(query, self._number(job_id))}
 
     def task_warnings(self, job_id: str) -> Iterator[str]:
-        """What finished tasks had to say, by stage and number."""
+        """Yield the warnings of finished tasks, in order of stage and number."""
         job, place = self._number(job_id), (-1, -1)
         query = (
             "SELECT stage, number, result FROM tasks WHERE job = ? AND (stage, number) > (?, ?) ORDER BY stage, number LIMIT ?"
@@ -213,7 +213,7 @@ class Journal(JournalFile):
                 yield from _result(data).warnings
 
     def outputs(self, job_id: str) -> Iterator[OutputRecord]:
-        """What tasks have written, in the order of the names' bytes."""
+        """Yield the outputs written so far, in byte order of their names."""
         job, last = self._number(job_id), ""
         query = "SELECT name, record FROM outputs WHERE job = ? AND name > ? ORDER BY name LIMIT ?"
         while rows := self.rows(query, job, last, PAGE):
@@ -221,13 +221,13 @@ class Journal(JournalFile):
             yield from (_output(data) for _, data in rows)
 
     def output_counts(self, job_id: str) -> tuple[int, int]:
-        """Objects, and the samples in them."""
+        """Return the number of outputs, and of samples in them."""
         query = "SELECT count(*), coalesce(sum(samples), 0) FROM outputs WHERE job = ?"
         ((objects, samples),) = self.rows(query, self._number(job_id))
         return objects, samples
 
     def find_outputs(self, job_id: str, names: Sequence[str]) -> dict[str, OutputRecord]:
-        """Those outputs of the job that have one of these names."""
+        """Return the outputs of the job with these names, by name."""
         job, found = self._number(job_id), dict[str, OutputRecord]()
         for start in range(0, len(names), PAGE):
             some = names[start : start + PAGE]
@@ -236,13 +236,13 @@ class Journal(JournalFile):
         return found
 
     def writes(self, job_id: str, name: str) -> bool:
-        """Whether an object of this name is among the outputs."""
+        """Whether an object with this name is among the outputs."""
         return bool(self.rows("SELECT 1 FROM outputs WHERE job = ? AND name = ?", self._number(job_id), name))
 
     # --- the end
 
     def forget_details(self) -> bool:
-        """Drop some of the inputs, tasks and outputs of jobs that have ended; whether there may be more. Lineages have them."""
+        """Delete some inputs, tasks and outputs of ended jobs, which lineages keep; return whether there may be more."""
         with self.transaction() as database:
             query = "SELECT number FROM jobs WHERE details = 1 AND state IN ('succeeded', 'failed', 'cancelled') LIMIT 1"
             found = database.execute(query).fetchone()
@@ -257,7 +257,7 @@ class Journal(JournalFile):
         return True
 
     def expire(self, keep_s: float, keep_max: int) -> int:
-        """Drop ended jobs that ended longer ago than `keep_s`, and the oldest beyond `keep_max`; how many."""
+        """Delete jobs that ended more than `keep_s` ago, and the oldest beyond `keep_max`; return their number."""
         ended = "state IN ('succeeded', 'failed', 'cancelled') AND discard = 0 AND details = 0"
         limit_us = self.wall_us() - int(keep_s * 1_000_000)
         with self.transaction() as database:

@@ -1,4 +1,4 @@
-"""The SQLite file below the journal of jobs: its tables, opening it, transactions. WAL, synchronous=FULL."""
+"""The SQLite file of the journal of jobs: its schema, opening it, transactions. WAL, synchronous=FULL."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CREATE TABLE outputs (
 
 
 class JournalFile:
-    """One connection, which threads take in turns."""
+    """The file, with one connection that threads share under a lock."""
 
     def __init__(
         self,
@@ -49,12 +49,12 @@ class JournalFile:
         *,
         filesystem: FileSystem | None = None,
     ) -> None:
-        """Open or create; DiskRefused when the file is no journal of this format."""
+        """Open or create the file. DiskRefused if it is not a journal in this format."""
         self.wall_us = wall_us
         self._lock = threading.RLock()
         self._filesystem = filesystem or FileSystem()
         path = f"{os.path.abspath(directory)}/{FILE_NAME}"
-        # Labels and specs are not for everybody on this machine, and nobody else can read the file.
+        # Labels and specs may be confidential, so only the owner can read the file.
         self._database = open_database(
             path, "a journal of jobs", _SCHEMA, SCHEMA_VERSION, self._filesystem, way_out="Move it away to begin a new one"
         )
@@ -65,7 +65,7 @@ class JournalFile:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All of it or nothing, on the medium when it ends."""
+        """Run a transaction: all or nothing, and durable when it ends."""
         with self._lock:
             self._database.execute("BEGIN IMMEDIATE")
             try:
@@ -77,6 +77,6 @@ class JournalFile:
                 raise
 
     def rows(self, query: str, *values: Any) -> list[Any]:
-        """All that a query finds."""
+        """Return all rows of a query."""
         with self._lock:
             return self._database.execute(query, values).fetchall()

@@ -1,7 +1,7 @@
-"""The life of a job: what happens to it (events), and what is to be done then (actions). Pure; `proxy/active` carries it out.
+"""The state machine of a job: its phases, the events that change them, and the resulting actions. Pure.
 
-One thing at a time is under way for a job, and how it ends is an event. `step` has a row for each line of this table; what
-is not in it raises ImpossibleEvent. In brackets: what the journal says meanwhile. `write x` is WriteState(x).
+`proxy/active` carries out the actions, one at a time per job; the end of an action is an event. `step` has a case for each row
+of this table; anything else raises ImpossibleEvent. In brackets: the state in the journal. `write x` is WriteState(x).
 
 | phase | event | next phase | actions |
 | --- | --- | --- | --- |
@@ -39,12 +39,12 @@ is not in it raises ImpossibleEvent. In brackets: what the journal says meanwhil
 | committed, committing to finishing, succeeded | CancelAsked | the same | RefuseCancel |
 | stopping, failing, cancelling, checking, from the end on | CancelAsked | the same | |
 
-`left`: the journal does not say how the job has ended, so nothing is done to it before the next start, which goes on from
-whatever the journal says then. What is `over` with something staged is discarded at the next start.
+`left`: the journal does not say how the job ended, so nothing is done until the next start, which continues from whatever the
+journal says then. If a job is `over` with objects still staged, they are discarded at the next start.
 
-Hence: what is published was committed, what is discarded never will be; from the commit point there is no way back but for a
-bucket that is gone; a job that is asked to end before it never reaches it; and its place is freed once, whatever the journal
-says.
+Hence: only committed jobs are published, and a discarded job is never published; after the commit point a job fails only if
+its bucket is gone; a job that is cancelled before never reaches it; and a job's place is freed exactly once, whatever the
+journal says.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ RECORDED_BEFORE: Final[Mapping[WrittenState, tuple[JobState, ...]]] = {
     "failed": ("queued", "running", "publishing"),
     "cancelled": ("queued", "running"),
 }
-"""What the journal may say when a state is written; it checks that again."""
+"""The states that may precede each state; the journal checks it again."""
 _WAITING: Final[frozenset[Phase]] = frozenset(("queued", "interrupted", "committed"))
 _BEFORE_COMMIT: Final[frozenset[Phase]] = frozenset(("queued", "interrupted", "starting", "working"))
 _FREE: Final[frozenset[Phase]] = frozenset(("succeeded", "discarding", "discarded", "over", "left"))
@@ -76,29 +76,29 @@ _HAS_SUCCEEDED: Final = "the job has succeeded"
 
 
 class ImpossibleEvent(RuntimeError):
-    """An event that cannot happen to a job in this phase: a mistake of who reported it."""
+    """An event that cannot happen in this phase: a bug in the caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobLife:
-    """Where a job is. `error`: what it is going to fail with."""
+    """The phase of a job. `error` is the error it is going to fail with."""
 
     phase: Phase = "new"
     error: JobError | None = None
 
     @property
     def is_waiting(self) -> bool:
-        """It begins as soon as a place to run is free. A job that neither waits nor `has_left` has such a place."""
+        """Whether it waits for a free place to run. A job that neither waits nor `has_left` has a place."""
         return self.phase in _WAITING
 
     @property
     def wants_tasks(self) -> bool:
-        """What tasks do for it is of use, also those that a proxy has begun which was restarted since."""
+        """Whether results of tasks are still useful, including tasks started before the proxy was restarted."""
         return self.phase in _BEFORE_COMMIT
 
     @property
     def has_left(self) -> bool:
-        """Its place is free."""
+        """Whether its place is free."""
         return self.phase in _FREE
 
 
@@ -107,12 +107,12 @@ class JobLife:
 
 @dataclass(frozen=True, slots=True)
 class JobAccepted:
-    """The journal has the job, as queued."""
+    """The job was recorded in the journal as queued."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyRestarted:
-    """All is forgotten but what the journal has. `discard`: objects of the job may be staged still."""
+    """The proxy was restarted and knows only what the journal has. `discard`: objects of the job may still be staged."""
 
     recorded: JobState
     discard: bool = False
@@ -120,77 +120,77 @@ class ProxyRestarted:
 
 @dataclass(frozen=True, slots=True)
 class TurnCame:
-    """The job has got a place to run."""
+    """The job got a place to run."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkDone:
-    """All tasks have ended, and all that they wrote is staged and ready to be published."""
+    """All tasks have ended, and all outputs are staged and ready to be published."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkFailed:
-    """Tasks, their plan or what comes before the commit point have failed for good."""
+    """A task, the plan, or another step before the commit point failed permanently."""
 
     error: JobError
 
 
 @dataclass(frozen=True, slots=True)
 class WorkStopped:
-    """Tasks were given up half-way."""
+    """The tasks were stopped before they were done."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputsPublished:
-    """Every target has made visible what it had staged."""
+    """Every target has published its staged outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class BucketLost:
-    """The bucket was deleted, so that nobody will ever see the outputs."""
+    """The output bucket was deleted, so the outputs can never be published."""
 
     error: JobError
 
 
 @dataclass(frozen=True, slots=True)
 class StagedDiscarded:
-    """No target holds anything staged of the job."""
+    """No target holds staged objects of the job any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetsFailed:
-    """Publishing or discarding ended in a way that trying again does not mend; some of it may be done."""
+    """Publishing or discarding failed, and a retry will not help; it may be partly done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The journal has taken a state."""
+    """The state was written to the journal."""
 
     state: WrittenState
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFound:
-    """What the journal says."""
+    """The state that was read from the journal."""
 
     state: JobState
 
 
 @dataclass(frozen=True, slots=True)
 class DiscardRecorded:
-    """The journal knows that nothing is staged any more."""
+    """The journal has recorded that nothing is staged any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalFailed:
-    """What was to be written may be in the journal, or not; or nothing could be read."""
+    """Writing failed, so the state may or may not be in the journal; or reading failed."""
 
     error: JobError
 
 
 @dataclass(frozen=True, slots=True)
 class CancelAsked:
-    """Somebody wants the job to end."""
+    """A client asked to cancel the job."""
 
 
 Event = (
@@ -199,12 +199,12 @@ Event = (
 )  # fmt: skip
 
 
-# --- actions, with the events that they end in
+# --- actions, with the events they end with
 
 
 @dataclass(frozen=True, slots=True)
 class WriteState:
-    """Recorded or JournalFailed. `patient`: when the journal's disk has no room or fails, try until it is well again."""
+    """Write a state. Ends with Recorded or JournalFailed. `patient`: if the disk is full or fails, retry until it works."""
 
     state: WrittenState
     error: JobError | None = None
@@ -213,44 +213,44 @@ class WriteState:
 
 @dataclass(frozen=True, slots=True)
 class ReadState:
-    """RecordFound or JournalFailed. Patient."""
+    """Read the state from the journal, patiently. Ends with RecordFound or JournalFailed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartWork:
-    """WorkDone, WorkFailed, or WorkStopped. Those that are done by what the journal says are not run again."""
+    """Run the tasks that the journal does not list as done. Ends with WorkDone, WorkFailed or WorkStopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopWork:
-    """Give StartWork up; no event of its own."""
+    """Stop StartWork. No event of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishOutputs:
-    """OutputsPublished, BucketLost, or TargetsFailed. Some or all may be published already."""
+    """Publish the outputs, some of which may be published already. Ends with OutputsPublished, BucketLost or TargetsFailed."""
 
 
 @dataclass(frozen=True, slots=True)
 class FreePlace:
-    """The job is under way no more; no event. `is_known`: the journal says how it has ended."""
+    """Free the job's place. No event. `is_known`: the journal says how the job ended."""
 
     is_known: bool
 
 
 @dataclass(frozen=True, slots=True)
 class DiscardStaged:
-    """StagedDiscarded or TargetsFailed."""
+    """Discard the staged objects. Ends with StagedDiscarded or TargetsFailed."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteDiscarded:
-    """DiscardRecorded or JournalFailed. Patient."""
+    """Record that nothing is staged, patiently. Ends with DiscardRecorded or JournalFailed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefuseCancel:
-    """Tell who asked that it is too late; no event."""
+    """Tell the client that it is too late to cancel. No event."""
 
     reason: str
 
@@ -265,7 +265,7 @@ Outcome = tuple[JobLife, tuple[Action, ...]]
 
 
 def step(life: JobLife, event: Event) -> Outcome:
-    """What a job is after an event, and what is to be done in this order. ImpossibleEvent."""
+    """Return the new state of a job after an event, and the actions to carry out, in order. ImpossibleEvent."""
     match event:
         case ProxyRestarted(recorded, discard):
             return restored(recorded, discard)
@@ -279,7 +279,7 @@ def step(life: JobLife, event: Event) -> Outcome:
 
 
 def restored(recorded: JobState, discard: bool = False) -> Outcome:
-    """A job of which nothing is known but its record."""
+    """Return the state and actions of a job of which only the record is known."""
     match recorded:
         case "queued":
             return _to("queued")
@@ -294,12 +294,12 @@ def restored(recorded: JobState, discard: bool = False) -> Outcome:
 
 
 def _work(life: JobLife, event: Event) -> Outcome:
-    """Up to the commit point."""
+    """Handle events before the commit point."""
     match life.phase, event:
         case "new", JobAccepted():
             return _to("queued")
         case "queued", TurnCame():
-            # Impatient, like the commit point: a job for which there is no room fails, and says why.
+            # Not patient, as at the commit point: if the disk is full, the job fails and says why.
             return _to("starting", WriteState("running"))
         case "interrupted", TurnCame():
             return _to("working", StartWork())
@@ -315,19 +315,19 @@ def _work(life: JobLife, event: Event) -> Outcome:
             return _fail(error)
         case "working", WorkStopped():
             return _to("cancelling", WriteState("cancelled", patient=True))
-        # However the work ends, it ends as cancelled: above all, done or not, it is not committed.
+        # However the work ends, the job is cancelled; even if all tasks are done, it is not committed.
         case "stopping", WorkDone() | WorkFailed() | WorkStopped() | Recorded("running") | JournalFailed():
             return _to("cancelling", WriteState("cancelled", patient=True))
     raise _impossible(life, event)
 
 
 def _commit(life: JobLife, event: Event) -> Outcome:
-    """From the commit point on: only forward."""
+    """Handle events from the commit point on."""
     match life.phase, event:
         case "committing", Recorded("publishing"):
             return _to("publishing", PublishOutputs())
         case "committing", JournalFailed(error):
-            # The record may be there all the same, and it is what counts.
+            # The state may have been written nevertheless, and the journal is what counts.
             return JobLife("doubting", error), (ReadState(),)
         case "doubting", RecordFound("publishing"):
             return _to("publishing", PublishOutputs())
@@ -345,14 +345,14 @@ def _commit(life: JobLife, event: Event) -> Outcome:
 
 
 def _end(life: JobLife, event: Event) -> Outcome:
-    """From the writing of the last state on."""
+    """Handle events from the writing of the final state on."""
     match life.phase, event:
         case "finishing", Recorded("succeeded"):
             return _succeeded()
         case ("failing", Recorded("failed")) | ("cancelling", Recorded("cancelled")):
             return _discard()
         case "finishing" | "failing" | "cancelling", JournalFailed():
-            # It may be there all the same; and one of two attempts that both came through is refused.
+            # The state may have been written nevertheless; and if two attempts succeed, the second is refused.
             return _to("checking", ReadState())
         case "checking", RecordFound() | JournalFailed():
             return _check(event)
@@ -368,7 +368,7 @@ def _cancel(life: JobLife) -> Outcome:
         case "queued" | "interrupted":
             return _to("cancelling", WriteState("cancelled", patient=True))
         case "starting":
-            return _to("stopping")  # what is being written has been written in a moment
+            return _to("stopping")  # the pending write will end in a moment
         case "working":
             return _to("stopping", StopWork())
         case "committed" | "committing" | "doubting" | "publishing" | "finishing":
@@ -378,11 +378,11 @@ def _cancel(life: JobLife) -> Outcome:
         case "new":
             raise _impossible(life, CancelAsked())
         case "stopping" | "failing" | "cancelling" | "checking" | "discarding" | "discarded" | "over" | "left":
-            return life, ()  # it ends, or has ended, without that
+            return life, ()  # it is ending or has ended anyway
 
 
 def _check(event: RecordFound | JournalFailed) -> Outcome:
-    """Has it ended? The record says so, or nobody knows before the next start."""
+    """End the job as the record says; if the record does not say, leave the job until the next start."""
     match event:
         case RecordFound("succeeded"):
             return _succeeded()
@@ -408,4 +408,4 @@ def _to(phase: Phase, *actions: Action) -> Outcome:
 
 
 def _impossible(life: JobLife, event: Event) -> ImpossibleEvent:
-    return ImpossibleEvent(f"{event} happens to no job that is {life.phase}")
+    return ImpossibleEvent(f"unexpected event {event} for a job that is {life.phase}")

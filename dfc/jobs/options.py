@@ -1,5 +1,5 @@
-"""Options that operations share. An operation's own `Options` inherits from one of these, and with it the refusal of
-unknown fields. What an option does is said in its `Meta`: the help of the command shows it."""
+"""Options that operations share. An operation's `Options` inherits from one of these, which also makes it refuse unknown
+fields. The `Meta` of an option describes it; the help of the command shows this text."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]?)(i?)B?")
 
 
 class CommonOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What every operation on samples has; see `dfc.jobs.shards.samples`."""
+    """The options of every operation on samples; see `dfc.jobs.shards.samples`."""
 
-    on_split: Annotated[OnSplit, Meta(description="What to do with a key that comes back later in its shard.")] = "fail"
+    on_split: Annotated[OnSplit, Meta(description="What to do with a key that occurs again later in its shard.")] = "fail"
 
 
 class SizeOptions(CommonOptions, frozen=True, kw_only=True):
-    """How many samples go into an output shard: a number, or as many as fit into a size (bytes, or text like "1 GB")."""
+    """The size of output shards: a number of samples, or as many as fit into a size (bytes, or a string like "1 GB")."""
 
     samples_per_shard: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="Exactly this many samples in each shard, the rest in the last.")
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Exactly this many samples per shard, the rest in the last one.")
     ] = None
     shard_size: Annotated[
         int | str | None,
-        Meta(description="Instead: the size of a shard, such as 1GB or 512MiB. If neither is given: one shard for each input."),
+        Meta(description="Instead: the size of a shard, such as 1GB or 512MiB. If neither is given: one shard per input."),
     ] = None
 
     @property
@@ -39,7 +39,7 @@ class SizeOptions(CommonOptions, frozen=True, kw_only=True):
 
 
 def check_sizes(options: SizeOptions) -> None:
-    """BadRequest when both sizes are given, or one cannot be read."""
+    """Raise BadRequest if both sizes are given, or one is invalid."""
     if options.samples_per_shard is not None and options.shard_size is not None:
         raise BadRequest("give samples_per_shard or shard_size, not both")
     if options.shard_size is not None:
@@ -47,14 +47,14 @@ def check_sizes(options: SizeOptions) -> None:
 
 
 def parse_size(size: int | str) -> int:
-    """Bytes; `k M G T` are powers of 1000, `Ki Mi Gi Ti` of 1024. BadRequest for anything else and for less than 1."""
+    """Parse a size in bytes; `k M G T` are powers of 1000, `Ki Mi Gi Ti` of 1024. BadRequest if invalid or less than 1."""
     if isinstance(size, str):
         match = _SIZE.fullmatch(size.strip())
         if match is None:
-            raise BadRequest(f"a size is a number of bytes or a text like '1 GB' or '512 MiB', not {size[:40]!r}")
+            raise BadRequest(f"a size must be a number of bytes or a string like '1 GB' or '512 MiB', not {size[:40]!r}")
         number, unit, binary = match.groups()
         power = " kMGT".index(unit.replace("K", "k") or " ")
         size = int(min(float(number) * (1024 if binary else 1000) ** power, 2.0 * _SIZE_MAX))
     if not 1 <= size <= _SIZE_MAX:
-        raise BadRequest(f"a size is at least 1 byte and at most {_SIZE_MAX}")
+        raise BadRequest(f"a size must be from 1 to {_SIZE_MAX} bytes")
     return size

@@ -1,4 +1,4 @@
-"""Names of outputs: `train-%06d.tar` numbers shards, `{part}` names the parts of a split. Pure; no I/O."""
+"""Patterns of output names: `%06d` is the number of a shard, `{part}` the name of a part of a split. Pure; no I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHARD_NUMBER_MAX: Final = 10**12
 
 @dataclass(frozen=True)
 class OutputPattern:
-    """`text` has at most one `%0Nd` (N from 1 to 9, wider numbers are written in full) and at most one `{part}`.
+    """A pattern: `text` has at most one `%0Nd` (N from 1 to 9; larger numbers become wider) and at most one `{part}`.
 
     `others`: names of further outputs, or patterns of them with the number of `text`.
     """
@@ -29,10 +29,10 @@ class OutputPattern:
 
     def __post_init__(self) -> None:
         if len(_NUMBER.findall(self.text)) > 1 or self.text.count("{part}") > 1:
-            raise BadRequest("an output pattern has at most one number and one {part}")
+            raise BadRequest("an output pattern can have at most one number and one {part}")
         rest = _NUMBER.sub("", self.text).replace("{part}", "")
         if "%" in rest or "{" in rest or "}" in rest:
-            raise BadRequest(f"an output pattern holds %0Nd and {{part}} and no other '%' or brace: {self.text[:80]!r}")
+            raise BadRequest(f"an output pattern can contain %0Nd and {{part}}, but no other '%' or brace: {self.text[:80]!r}")
         check_object_name((self.name(0, part="part")).rstrip("/"))
         regex = re.escape(self.text).replace(re.escape("{part}"), f"(?P<part>{PART_NAME.pattern})")
         object.__setattr__(self, "_regex", re.compile(_NUMBER.sub("[0-9]+", regex)))
@@ -49,17 +49,17 @@ class OutputPattern:
 
     @property
     def is_prefix(self) -> bool:
-        """Whether it names a tree: everything below it."""
+        """Whether it is the prefix of a directory tree."""
         return self.text.endswith("/")
 
     def name(self, number: int = 0, *, part: str = "") -> str:
-        """The name of one output. ValueError for a number below 0 or absurdly large."""
+        """Return the name of one output. ValueError for a number below 0 or absurdly large."""
         if not 0 <= number < _SHARD_NUMBER_MAX:
-            raise ValueError(f"no number for a shard: {number}")
+            raise ValueError(f"the number of a shard must be from 0 to {_SHARD_NUMBER_MAX - 1}, not {number}")
         return with_number(self.text.replace("{part}", part), number)
 
     def matches(self, name: str) -> bool:
-        """Whether an object of this name could be one of the outputs."""
+        """Whether an object with this name could be one of the outputs."""
         return self._others.fullmatch(name) is not None or (
             name.startswith(self.text)
             if self.is_prefix and not self.has_part
@@ -68,7 +68,7 @@ class OutputPattern:
 
     @property
     def literal(self) -> str:
-        """What every output's name begins with: where a sorted scan for them starts."""
+        """The common prefix of all names of outputs, to limit a listing."""
         starts = [re.split("[%{]", text, maxsplit=1)[0] for text in (self.text, *self.others)]
         low, high = min(starts), max(starts)
         same = next((at for at, (left, right) in enumerate(zip(low, high, strict=False)) if left != right), len(low))
@@ -76,7 +76,7 @@ class OutputPattern:
 
 
 def may_meet(one: OutputPattern, other: OutputPattern) -> bool:
-    """Whether two patterns could name one object. Errs to the careful side for patterns with parts."""
+    """Whether two patterns could name the same object. May return True needlessly for patterns with parts."""
     return any(_texts_may_meet(OutputPattern(mine), OutputPattern(its)) for mine in _texts(one) for its in _texts(other))
 
 

@@ -1,4 +1,4 @@
-"""What the journal keeps of a job, as values: its state, progress, outcome. Pure."""
+"""The journal's record of a job, as values: state, progress, result. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ STATES: Final[tuple[JobState, ...]] = get_args(JobState)
 
 
 class JobError(msgspec.Struct, frozen=True):
-    """Why a job failed, in the form of all errors."""
+    """Why a job failed, as code and message like all errors."""
 
     code: str
     message: str
 
 
 class OutputSummary(msgspec.Struct, frozen=True):
-    """What a job has written: objects, the samples in them, and the digest over all."""
+    """The output of a job: number of objects, samples in them, and the digest over all."""
 
     shards: int
     samples: int
@@ -29,7 +29,7 @@ class OutputSummary(msgspec.Struct, frozen=True):
 
 
 class RecordedProgress(msgspec.Struct, frozen=True):
-    """How far a job is. `total` counts the tasks of all stages whose number is known by now, None before any is."""
+    """The progress of a job. `total` counts the tasks of all stages known so far; None if none is known."""
 
     done: int = 0
     total: int | None = None
@@ -39,7 +39,7 @@ class RecordedProgress(msgspec.Struct, frozen=True):
 
 
 class StageTotals(msgspec.Struct, frozen=True):
-    """The sum over the finished tasks of one stage."""
+    """The totals of the finished tasks of one stage."""
 
     tasks: int = 0
     samples: int = 0
@@ -48,8 +48,8 @@ class StageTotals(msgspec.Struct, frozen=True):
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a job when it is accepted. `spec` is the client's JSON; `memory_bytes` is planned with and therefore
-    kept, and so is `program`, the version of DFC, since another one may plan other tasks."""
+    """A job when it is accepted. `spec` is the client's JSON. `memory_bytes` and `program`, the version of DFC, are kept
+    because the plan depends on them."""
 
     id: str
     operation: str
@@ -63,7 +63,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as the journal has it, but for its spec, which may be long. Times in µs since 1970. `discard`: its staged objects
+    """A job in the journal, without its spec, which may be long. Times are in µs since 1970. `discard`: its staged objects
     may still be on targets."""
 
     id: str
@@ -85,7 +85,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def job_json(job: JobRecord, progress: RecordedProgress | None = None, eta_s: float | None = None) -> dict[str, Any]:
-    """A job as clients see it (docs/http.md); `progress` is newer than the journal's while the job runs."""
+    """Return a job as JSON for clients (docs/http.md). While the job runs, `progress` is newer than the journal's."""
     now = job.progress if progress is None else progress
     return {
         "id": job.id,
@@ -109,7 +109,7 @@ def job_json(job: JobRecord, progress: RecordedProgress | None = None, eta_s: fl
 
 
 def total_progress(stages: Mapping[int, StageTotals], total: int | None) -> RecordedProgress:
-    """The sum over stages. A sample that passes through two stages is one sample, but its bytes are read twice."""
+    """Add up the stages. A sample that passes through two stages counts once, but its bytes are read twice."""
     each: Sequence[StageTotals] = list(stages.values())
     return RecordedProgress(
         done=sum(stage.tasks for stage in each),

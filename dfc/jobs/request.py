@@ -1,4 +1,4 @@
-"""What a client asks for: `POST /v1/jobs`, decoded and checked as far as that goes without looking at any object. Pure."""
+"""Decodes and checks the body of `POST /v1/jobs`, as far as possible without looking up any object. Pure."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from dfc.shards import check
 
 
 def parse_spec(body: bytes) -> CheckedSpec:
-    """Raises BadRequest, BadName or BadShardSpec, saying which field is wrong and what would be right."""
+    """Decode and check a spec. BadRequest, BadName or BadShardSpec say which field is wrong and what is allowed."""
     try:
         spec = msgspec.json.decode(body, type=JobSpec)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f"bad job: {error}") from None
+        raise BadRequest(f"invalid job: {error}") from None
     return check_spec(spec)
 
 
 def check_spec(spec: JobSpec) -> CheckedSpec:
-    """The same for a spec that is at hand already."""
+    """Check a decoded spec, with the same errors."""
     found = operation(spec.operation)
     if not spec.inputs or (isinstance(spec.input, list) and not getattr(found, "TAKES_MANY", False)):
-        raise BadRequest(f"{spec.operation} has one input, not a list")
+        raise BadRequest(f"{spec.operation} takes one input, not a list")
     if len(spec.inputs) > JOB_MERGE_SOURCES_MAX:  # before any of them is looked for
         raise BadRequest(f"{spec.operation} takes at most {JOB_MERGE_SOURCES_MAX} inputs, not {len(spec.inputs)}")
     for source in spec.inputs:
@@ -40,9 +40,9 @@ def check_spec(spec: JobSpec) -> CheckedSpec:
         options = msgspec.json.decode(bytes(spec.options) or b"{}", type=found.Options)
         msgspec.msgpack.encode(options)  # as tasks carry them
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f"bad options for {spec.operation}: {error}") from None
+        raise BadRequest(f"invalid options for {spec.operation}: {error}") from None
     except OverflowError:
-        raise BadRequest(f"bad options for {spec.operation}: a whole number has more than 64 bits") from None
+        raise BadRequest(f"invalid options for {spec.operation}: a whole number has more than 64 bits") from None
     checked = CheckedSpec(spec, options, pattern)
     found.check(options, pattern)
     others = other_outputs(spec.operation, options, pattern)

@@ -12,27 +12,27 @@ from dfc.shards import is_plain
 
 
 class InputSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which shards, in which order: a shard spec (docs/http.md) or a list of names."""
+    """The input shards, in order: a shard spec (docs/http.md) or a list of names."""
 
     bucket: str
     shards: str | list[str] = "**"
 
     @property
     def prefix(self) -> str:
-        """The prefix that `shards` is, as `photos/`; an empty text when it is anything else."""
+        """`shards` if it is a prefix such as `photos/`, else an empty string."""
         plain = isinstance(self.shards, str) and self.shards.endswith("/") and is_plain(self.shards[:-1])
         return str(self.shards) if plain else ""
 
 
 class OutputSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where to; the bucket is created."""
+    """The output bucket, which is created if needed, and the pattern of names."""
 
     bucket: str
     pattern: str
 
 
 class JobSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The body as it was sent. `options` stay raw here; `CheckedSpec` has them decoded."""
+    """The body as it was sent. `options` is raw JSON here; `CheckedSpec` has it decoded."""
 
     operation: str
     input: InputSpec | list[InputSpec]
@@ -48,7 +48,7 @@ class JobSpec(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
 
 
 class CheckedSpec(Struct, frozen=True):
-    """A spec in which nothing is wrong by itself."""
+    """A spec that is valid in itself, before any object is looked up."""
 
     spec: JobSpec
     options: Any

@@ -1,7 +1,7 @@
-"""What a task sees of the world: shards to read, objects to write, scratch space. Engines bring an implementation.
+"""The interface through which tasks read shards, write objects and get scratch space. Engines implement it.
 
-All calls block, for the one thread that runs the task. Errors: `InputChanged` when a shard is not the version the job began
-with, `dfc.errors` for the rest; `JobCancelled` from any call once the job has ended.
+All calls block the one thread that runs the task. Errors: `InputChanged` if a shard is not the version that the job started
+with, else classes of `dfc.errors`; any call raises `JobCancelled` once the job has ended.
 """
 
 from __future__ import annotations
@@ -32,48 +32,48 @@ class Source(Protocol):
     size: int
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` with the stored bytes from `offset` on. Raises when there are fewer."""
+        """Fill `buffer` with the stored bytes from `offset` on. Raises if there are fewer."""
 
     def read_ranges(self, ranges: Sequence[tuple[int, int]], buffer: memoryview) -> None:
-        """The stored bytes of (offset, size) pairs, one after the other, into `buffer`; asked for together where that is
-        dear. Pairs in rising order of offset are read fastest."""
+        """Read the stored bytes of (offset, size) pairs, one after the other, into `buffer`, in one request if requests are
+        expensive. Pairs in ascending order of offset are read fastest."""
 
     def read_scattered(self, offsets: Sequence[int], sizes: Sequence[int], places: Sequence[int], buffer: memoryview) -> None:
-        """The stored bytes at each of the offsets, which rise, to that place in the buffer; asked for together where that is
-        dear."""
+        """Read the stored bytes at each of the ascending offsets to the given places in the buffer, in one request if requests
+        are expensive."""
 
     def open(self) -> BinaryIO:
-        """The stored bytes from the first to the last, read ahead where that helps. The caller closes it."""
+        """Open a stream of all stored bytes, with read-ahead if that helps. The caller closes it."""
 
     def file(self) -> int | None:
-        """A descriptor to read (and to `send`) from, when the bytes are on a disk of this machine; it stays the source's."""
+        """A descriptor to read (and `send`) from if the bytes are on this machine, else None. It belongs to the source."""
 
     def close(self) -> None: ...
 
 
 class Output(Protocol):
-    """An object being written, from its first byte to its last: staged on its owner, seen by nobody until the job succeeds."""
+    """An object that is being written sequentially: staged on its owner, invisible until the job succeeds."""
 
     @property
     def sends(self) -> bool:
-        """Whether bytes of files had better be sent than read and written."""
+        """Whether to `send` bytes of files rather than read and `write` them."""
 
     def write(self, data: Buffer, files: PlainFiles | None = None) -> object:
-        """The next bytes, all of them. `files`: of a tar archive the members that they are, where the caller knows that they
-        are whole members with one header each; heads count from the first byte."""
+        """Write all of the next bytes. `files`: the tar members in them, if the caller knows that these are whole members with
+        one header each; heads count from the first byte."""
 
     def send(self, parts: Sequence[Part]) -> None:
-        """The next bytes: some in memory and then some of a file, again and again, moved by the kernel where it can."""
+        """Write the next bytes: each part is bytes in memory, then a range of a file, copied by the kernel if possible."""
 
     def commit(self) -> WrittenObject:
-        """Complete; whoever wrote this name for this job before is replaced."""
+        """Complete the object; it replaces what was written under this name for this job before."""
 
     def abort(self) -> None:
-        """Leave nothing of it. Idempotent, does nothing after `commit`."""
+        """Discard the object. Idempotent; does nothing after `commit`."""
 
 
 class WrittenObject(Protocol):
-    """What the owner of an object has received."""
+    """Size and checksum of what the owner of an object received."""
 
     @property
     def size(self) -> int: ...
@@ -82,29 +82,29 @@ class WrittenObject(Protocol):
 
 
 class Store(Protocol):
-    """`memory_bytes` is what a task may use for buffers, in all."""
+    """The store of one task. `memory_bytes` is how much memory the task may use for buffers in total."""
 
     memory_bytes: int
 
     def open(self, shard: InputShard) -> Source: ...
 
     def index(self, shard: InputShard) -> ShardIndex:
-        """Its index, kept open between tasks of one job on this worker; do not close it."""
+        """Return the index of a shard, which is kept open between tasks of a job on this worker; do not close it."""
 
     def create(self, name: str, size: int | None = None) -> Output:
-        """An output of the job. `size`, where it is known, is announced and held to."""
+        """Create an output of the job. `size`, if known, is announced, and exactly that many bytes must be written."""
 
     def create_temporary(self, name: str, size: int | None = None) -> Output:
-        """An object for later tasks of this job; it goes when the job ends. Names are of the operation's choosing."""
+        """Create an object for later tasks of this job; it is deleted when the job ends. The operation chooses the name."""
 
     def open_temporary(self, name: str) -> Source: ...
 
     def scratch(self) -> AbstractContextManager[str]:
-        """A directory of this worker for formats that need a file; it goes with the context."""
+        """A local directory for formats that need a file; it is deleted at the end of the context."""
 
     def check(self) -> None:
-        """To be called now and then by long tasks, between samples: raises JobCancelled when the job has ended."""
+        """Raise JobCancelled if the job has ended. Long tasks must call it regularly, between samples."""
 
 
 Function = Callable[[Task, Store], TaskResult]
-"""What an engine calls for a task of a kind."""
+"""A function that an engine calls to run a task."""

@@ -1,4 +1,4 @@
-"""Long sequences that stay in a database: fetched a page at a time, so that a job of a million tasks takes little memory."""
+"""Long sequences stored in a database, fetched a page at a time, so that a job of a million tasks takes little memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAGES_KEPT: Final = 8
 
 
 class Stored(Sequence[T]):
-    """`count` items; `fetch(start, stop)` gives those of a range. Not for several threads at once."""
+    """A sequence of `count` items; `fetch(start, stop)` returns a range of them. Not thread-safe."""
 
     def __init__(self, count: int, fetch: Callable[[int, int], list[T]]) -> None:
         self._count = count

@@ -1,7 +1,7 @@
-"""What goes between a job's plan, the journal and the workers: shards, tasks, results. Values only, as msgpack on the wire.
+"""The values passed between plans, the journal and workers: shards, tasks, results, stages. On the wire they are msgpack.
 
-A job is a row of stages. A stage is a set of tasks that do not depend on each other; its tasks may be made from the results
-of the stages before. A task run again, anywhere, writes the same bytes.
+A job is a sequence of stages. A stage is a set of tasks that do not depend on each other; they can be made from the results of
+earlier stages. A task that is run again, on any worker, writes the same bytes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ SHARDS_BLOCK: Final = 2000  # decoded in 2 to 5 ms
 
 
 class InputShard(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One shard as it was when the job began; a task that finds another `version` fails the job.
+    """One shard as it was when the job was accepted; a task that finds another `version` fails the job.
 
-    `kind` is "tar" or a kind of `dfc.tar.compression`; `content_size` is that of the uncompressed archive; `node` the id of
-    the target that holds it. `repeated` counts samples whose key was there before in the shard, `dropped` members of no sample.
-    An object without an index, for operations that take any, has `samples`, `members` and `content_size` -1 (`is_indexed`).
+    `kind` is "tar" or a kind of `dfc.tar.compression`; `content_size` is the size of the uncompressed archive; `node` is the id
+    of the target that holds it. `repeated` counts samples whose key occurred before in the shard, `dropped` members outside of
+    samples. An object without an index, for operations that take any, has `samples`, `members` and `content_size` -1.
     """
 
     bucket: str
@@ -42,7 +42,7 @@ class InputShard(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @classmethod
     def unread(cls, bucket: str, name: str, version: str, checksum: str, size: int, node: str) -> InputShard:
-        """An object without an index: no archive, or a broken one."""
+        """Make the entry of an object without an index: not an archive, or a damaged one."""
         return cls(bucket, name, version, checksum, size, -1, -1, -1, 0, 0, "", node)
 
     @property
@@ -51,7 +51,7 @@ class InputShard(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def label(self) -> str:
-        """How messages name it."""
+        """The name in messages."""
         return f"{self.bucket}/{self.name}"
 
 
@@ -59,7 +59,7 @@ _decode_block: Final = msgspec.msgpack.Decoder(list[InputShard]).decode
 
 
 def encode_blocks(shards: Iterable[InputShard]) -> Iterator[bytes]:
-    """Shards for the wire: msgpack arrays of up to SHARDS_BLOCK of them, before each its length in 4 bytes, big-endian."""
+    """Encode shards as msgpack arrays of up to SHARDS_BLOCK, each preceded by its length in 4 bytes, big-endian."""
     encode, remaining = msgspec.msgpack.Encoder().encode, iter(shards)
     while block := list(islice(remaining, SHARDS_BLOCK)):
         content = encode(block)
@@ -67,8 +67,8 @@ def encode_blocks(shards: Iterable[InputShard]) -> Iterator[bytes]:
 
 
 def decode_blocks(content: bytes) -> Iterator[list[InputShard]]:
-    """What `encode_blocks` made, a block at a time: decoding all at once would hold the interpreter for as long as it takes,
-    and with it the event loop, in whatever thread. DecodeError for anything else."""
+    """Decode the output of `encode_blocks`, a block at a time: decoding all at once would hold the interpreter lock, and so
+    block the event loop, even from another thread. DecodeError if it is invalid."""
     view, at = memoryview(content), 0
     while at < len(view):
         size = int.from_bytes(view[at : at + 4], "big")
@@ -77,8 +77,8 @@ def decode_blocks(content: bytes) -> Iterator[list[InputShard]]:
 
 
 class OutputRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One object that a task has written. `size` and `checksum` (xxh3-128, hex) are those of the stored bytes, `content_size`
-    and `content_checksum` those of the uncompressed ones, which the digest is made of; `samples` what it holds of them."""
+    """One object that a task wrote. `size` and `checksum` (xxh3-128, hex) are of the stored bytes, `content_size` and
+    `content_checksum` of the uncompressed bytes, from which the digest is made; `samples` is the number of samples in it."""
 
     name: str
     size: int
@@ -89,8 +89,8 @@ class OutputRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TaskDraft(msgspec.Struct, frozen=True):
-    """What a stage asks for. `payload` is msgpack of a struct of the operation's own; `near` the target whose disks hold most
-    of what it reads or writes (None: anywhere); `label` names in messages what it works on, as a rule a shard."""
+    """A task as a stage plans it. `payload` is msgpack of a struct of the operation; `label` says in messages what it works on,
+    usually a shard; `near` is the target whose disks hold most of what it reads or writes (None: anywhere)."""
 
     payload: bytes
     label: str
@@ -98,7 +98,7 @@ class TaskDraft(msgspec.Struct, frozen=True):
 
 
 class Task(msgspec.Struct, frozen=True):
-    """A task on its way to a worker. `function` is a key of `dfc.jobs.operations.functions()`, `OPERATION.STAGE`."""
+    """A task as sent to a worker. `function` is `OPERATION.STAGE` (`dfc.jobs.operations.find_function`)."""
 
     job: str
     function: str
@@ -108,13 +108,13 @@ class Task(msgspec.Struct, frozen=True):
     output_bucket: str
 
     def decode(self, kind: type[T]) -> T:
-        """The payload as the operation's own struct."""
+        """Decode the payload as the operation's struct."""
         return msgspec.msgpack.decode(self.payload, type=kind)
 
 
 class TaskResult(msgspec.Struct, frozen=True):
-    """What the journal keeps of a task: `outputs` are to be published, `data` is for later stages (kilobytes: larger things
-    go into temporary objects), `samples` how many this task has written or counted, the bytes what it read and wrote."""
+    """The result of a task, which the journal stores. `outputs` will be published; `data` is for later stages (kilobytes;
+    larger data goes into temporary objects); `samples` were written or counted; `bytes_in` were read, `bytes_out` written."""
 
     outputs: tuple[OutputRecord, ...] = ()
     samples: int = 0
@@ -128,15 +128,15 @@ class TaskResult(msgspec.Struct, frozen=True):
 
 
 Results = Mapping[str, Sequence[TaskResult]]
-"""By stage name, the results of its tasks in order of their numbers."""
+"""The results of tasks by name of the stage, in order of their numbers."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """`tasks` gives the drafts, lazily, when the stages before have ended. `count` is how many, as far as that is known
-    before: when the job is planned, or (a function) from the results of the stages before; None: only when all are drafted.
-    `outputs`: how many objects they write that stay, if that is known when the job is planned; for the plan of a dry run.
-    `temporary_bytes`: what its temporary objects will take, where they are as large as the dataset."""
+    """A stage. `tasks` yields the drafts, lazily, once earlier stages have ended. `count` is their number, if it is known when
+    the job is planned, or a function of the results of earlier stages; None: unknown until all are drafted. `outputs`: the
+    number of objects they publish, if it is known when the job is planned; for dry runs. `temporary_bytes`: the size of its
+    temporary objects, if they are as large as the dataset."""
 
     name: str
     tasks: Callable[[Results], Iterator[TaskDraft]]
@@ -145,14 +145,14 @@ class Stage:
     temporary_bytes: int = 0
 
     def count_after(self, results: Results) -> int | None:
-        """How many tasks there are, when the stages before have ended."""
+        """Return the number of tasks, once earlier stages have ended."""
         return self.count(results) if callable(self.count) else self.count
 
 
 @dataclass(frozen=True)
 class JobInput:
-    """What an operation plans from, without I/O: its options and, for each input of the spec (and then for each that
-    its options name, `other_inputs`), its shards in order."""
+    """What an operation plans from, without I/O: its options, and the shards of each input, in order. The inputs of the spec
+    come first, then those that the options name (`other_inputs`)."""
 
     options: Any
     inputs: tuple[Sequence[InputShard], ...]
@@ -160,7 +160,7 @@ class JobInput:
     pattern: OutputPattern
     memory_bytes: int  # that a worker may use
     node_of: Callable[[str], str | None]  # output name → id of the target that will hold it
-    prefixes: tuple[str, ...] = ()  # for each input the prefix that its spec is (`photos/`), or an empty text
+    prefixes: tuple[str, ...] = ()  # for each input, its spec if that is a prefix (`photos/`), else an empty string
 
     @property
     def shards(self) -> Sequence[InputShard]:

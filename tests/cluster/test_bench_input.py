@@ -81,7 +81,7 @@ def test_people_get_a_table_and_a_verdict(bench: Run, cluster: Cluster) -> None:
     assert lines[0].startswith("4 shards, not compressed, ")
     assert "the link" in done.stdout
     assert "decoding" not in lines[1]
-    assert "1 process: the weakest part is" in done.stdout
+    assert "1 process: the bottleneck is" in done.stdout
     assert done.stderr.splitlines() == ["parser, 1 process", "link, 1 process", "loader, 1 process"]
 
 

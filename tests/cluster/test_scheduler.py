@@ -219,7 +219,7 @@ def test_it_refuses_to_listen_without_certificates(tmp_path):
         ("tcp://0.0.0.0:8786", "must be tls://"),
         ("tls://127.0.0.1:8786", "wants jobs_tls_ca"),
         ("8786", "tls://HOST:PORT"),
-        ("", "where to listen"),
+        ("", "set jobs_scheduler to the address to listen on"),
     ):
         arguments = [sys.executable, "-m", "dfc", "scheduler", "--jobs-scheduler", address]
         ended = subprocess.run(arguments, capture_output=True, text=True, timeout=60)

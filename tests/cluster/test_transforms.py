@@ -164,7 +164,7 @@ def _is_alive(pid: int) -> bool:
 def test_failing_commands_name_sample_and_reason(client):
     spec = spec_of("map", EVERYTHING, "f-%03d.tar", command=["sh", "-c", "echo no luck >&2; exit 4"])
     job = client.jobs.submit(spec)
-    with pytest.raises(JobFailed, match=r"sample 'd/\d{4}': the command ended with 4: no luck"):
+    with pytest.raises(JobFailed, match=r"sample 'd/\d{4}': the command exited with 4: no luck"):
         client.jobs.wait(job.id, timeout_s=60)
 
 

@@ -1,1 +1,1 @@
-"""The commands of `dfc`, one file for each group of them."""
+"""The commands of `dfc`, one module per group."""

@@ -1,4 +1,4 @@
-"""`dfc bench-input`: what a loader gets from the cluster on this machine, and which part of it is the weakest."""
+"""`dfc bench-input`: measures how fast a loader on this machine reads from the cluster, and finds the bottleneck."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ NAMES = {
     "decoding_loader": "loader, decoded",
 }
 ADVICE = {
-    "link": "More workers do not help when the network or the disks are busy; fewer bytes a sample do, or a local cache.",
-    "decompressor": "Uncompressed .tar shards need none: `dfc convert` makes them.",
-    "parser": "More workers share it; larger samples cost less each.",
-    "decoder": "More workers share it, up to the number of processors; smaller pictures are decoded faster.",
+    "link": "If the network or the disks are saturated, more workers do not help; smaller samples or a local cache do.",
+    "decompressor": "Uncompressed .tar shards need no decompression; `dfc convert` makes them.",
+    "parser": "Use more workers. Larger samples cost less to parse per byte.",
+    "decoder": "Use more workers, up to the number of processors. Smaller pictures are decoded faster.",
 }
 
 
@@ -41,7 +41,7 @@ def bench_input(
     context: typer.Context,
     url: Annotated[str, typer.Argument(metavar="SHARDS", help="Shards: a URL or a name such as bucket/train-@000147.tar.")],
     workers: Annotated[
-        str, typer.Option("--workers", "-w", metavar="N,…", help="Numbers of processes (default 1,2,4 … up to the processors).")
+        str, typer.Option("--workers", "-w", metavar="N,…", help="Numbers of processes to try (default 1,2,4 … processors).")
     ] = "",
     seconds: Annotated[float, typer.Option("--seconds", min=0.2, max=600, help="How long to measure each part.")] = SECONDS,
     decode: Annotated[
@@ -50,7 +50,7 @@ def bench_input(
     retries: Retries = RETRIES,
     as_json: Json = False,
 ) -> None:
-    """Measure what a loader gets from the cluster on this machine, by number of worker processes.
+    """Measure how fast a loader on this machine reads from the cluster, by number of worker processes.
 
     It measures each part alone (link, decompression, parsing, decoding), then all together, and names the slowest part.
     """
@@ -62,7 +62,7 @@ def bench_input(
     from dfc.inputs.sources.streams import StreamOptions
 
     counts = _parse_workers(workers)
-    # The token belongs to the cluster of DFC_URL, which the loaders know; only without one it goes where the URL says.
+    # The token belongs to the cluster of DFC_URL, and the loaders send it there; without DFC_URL it goes to the given URL.
     token = session.token if session.url is None else None
     form = None if decode == UNDECODED else decode
     try:
@@ -71,7 +71,7 @@ def bench_input(
             refs, workers=counts, seconds=seconds, decode=form, retries=retries, token=token, progress=session.note
         )
     except InputError as problem:
-        # What a node or the network said has an exit code of its own.
+        # Errors of nodes and of the network have their own exit codes.
         cause = problem.__cause__ or problem.__context__
         raise cause if isinstance(cause, DfcError) else problem from None
     except ValueError as problem:
@@ -89,12 +89,12 @@ def _parse_workers(text: str) -> list[int]:
         return default_workers()
     parts = text.split(",")
     if not all(part.isascii() and part.isdigit() and len(part) < 4 and 1 <= int(part) <= WORKERS_MAX for part in parts):
-        raise UsageMistake(f"--workers are numbers from 1 to {WORKERS_MAX}, separated by commas, not {text!r}")
+        raise UsageMistake(f"--workers must be numbers from 1 to {WORKERS_MAX}, separated by commas, not {text!r}")
     return sorted({int(part) for part in parts})
 
 
 def _spec(text: str) -> str:
-    """A name without a scheme is one of the cluster, as with all commands; a path says so by its beginning."""
+    """Make a spec for loaders: a name without a scheme is in the cluster, as in all commands; /, ./ and ../ start a path."""
     head = text.partition("/")[0]
     return text if ":" in head or text.startswith(("/", "./", "../")) else f"dfc:{text}"
 
@@ -130,7 +130,7 @@ def _print(report: Report) -> None:
     first = report.measured[0]
     names = [*first.parts, *first.loaders]
     kind = f"compressed ({report.compression})" if report.compression else "not compressed"
-    print(f"{report.shards:,} shards, {kind}, {format_size(report.sample_bytes)} a sample; {report.cpus} processors here")
+    print(f"{report.shards:,} shards, {kind}, {format_size(report.sample_bytes)} per sample; {report.cpus} processors here")
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("processes", justify="right")
     for name in names:
@@ -138,7 +138,7 @@ def _print(report: Report) -> None:
     for each in report.measured:
         found = {**each.parts, **each.loaders}
         table.add_row(str(each.workers), *(_cell(found[name], report) for name in names))
-    # As wide as it is, also where nobody looks: a table that was folded to 80 columns cannot be read in a log.
+    # In a log, keep the table at full width: folded to 80 columns it is unreadable.
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     for line in verdicts(report):
         print(line)
@@ -149,7 +149,7 @@ def _cell(rate: float, report: Report) -> str:
 
 
 def verdicts(report: Report) -> list[str]:
-    """What the figures say, a line for each number of processes, and what helps against the weakest part of the last."""
+    """Summarize the results: a line per number of processes, and advice on the bottleneck of the last."""
     lines = [_verdict(each, report) for each in report.measured]
     return [*lines, ADVICE[report.measured[-1].weakest]]
 
@@ -158,6 +158,6 @@ def _verdict(each: Measured, report: Report) -> str:
     processes = "1 process" if each.workers == 1 else f"{each.workers} processes"
     limit = each.parts[each.weakest]
     return (
-        f"{processes}: the weakest part is {NAMES[each.weakest]}, {limit:,.0f} samples/s by itself; "
-        f"the loader gets {each.reached:.0%} of that"
+        f"{processes}: the bottleneck is {NAMES[each.weakest]} with {limit:,.0f} samples/s by itself; "
+        f"the loader reaches {each.reached:.0%} of that"
     )

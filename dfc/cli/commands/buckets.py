@@ -1,4 +1,4 @@
-"""`dfc bucket`: make, show, change and delete buckets."""
+"""`dfc bucket`: create, show, change and delete buckets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Durability = Literal["fsync", "relaxed"]
 
 
 def register(app: typer.Typer) -> None:
-    bucket = typer.Typer(help="Buckets and their settings.", no_args_is_help=True)
+    bucket = typer.Typer(help="Create, show, change and delete buckets.", no_args_is_help=True)
     bucket.command("ls")(list_buckets)
     bucket.command("create")(create)
     bucket.command("show")(show)
@@ -44,7 +44,7 @@ def _print(session: Session, bucket: BucketInfo) -> None:
 
 
 def list_buckets(context: typer.Context, as_json: Json = False) -> None:
-    """List all buckets with their objects, bytes and settings."""
+    """List all buckets with their number of objects, size and durability."""
     session = session_of(context, as_json=as_json)
     for bucket in session.client().list_buckets():
         if as_json:
@@ -63,7 +63,7 @@ def create(
     copies: Annotated[int, typer.Option(min=1, help="Number of targets that store each object.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Create a bucket. It is no error if it exists with the same settings."""
+    """Create a bucket. It is not an error if it exists with the same settings."""
     session = session_of(context, as_json=as_json)
     session.client().create_bucket(name, durability=durability, copies=copies)
     if as_json:
@@ -79,7 +79,7 @@ def show(context: typer.Context, name: Name, as_json: Json = False) -> None:
 def change(
     context: typer.Context,
     name: Name,
-    durability: Annotated[Durability | None, typer.Option(help="For uploads from now on.")] = None,
+    durability: Annotated[Durability | None, typer.Option(help="The new durability, for uploads from now on.")] = None,
     copies: Annotated[int | None, typer.Option(min=1, help="Number of targets that store each object.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -96,7 +96,7 @@ def remove(
     force: Annotated[bool, typer.Option("--force", "-f", help="Also delete the objects in it.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete a bucket."""
+    """Delete a bucket. It must be empty, unless --force is given."""
     session = session_of(context, as_json=as_json)
     session.client().delete_bucket(name, force=force)
     if as_json:

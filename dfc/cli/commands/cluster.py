@@ -1,4 +1,4 @@
-"""`dfc cluster`, `dfc scrub` and `dfc disk`: the state of nodes and disks."""
+"""`dfc cluster`, `dfc scrub` and `dfc disk`: show and check nodes and disks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Full = Annotated[bool, typer.Option("--full", help="Read every blob and verify i
 
 
 def register(app: typer.Typer) -> None:
-    cluster = typer.Typer(help="Nodes and disks of the cluster.", no_args_is_help=True)
+    cluster = typer.Typer(help="Show the nodes and disks of the cluster.", no_args_is_help=True)
     cluster.command("status")(status)
     cluster.command("map")(show_map)
     app.add_typer(cluster, name="cluster")
-    scrub = typer.Typer(help="Read and verify everything stored.", no_args_is_help=True)
+    scrub = typer.Typer(help="Verify the checksums of everything stored.", no_args_is_help=True)
     scrub.command("start")(scrub_start)
     scrub.command("status")(scrub_status)
     app.add_typer(scrub, name="scrub")
-    disk = typer.Typer(help="Check, rebuild or release a disk of this machine.", no_args_is_help=True)
+    disk = typer.Typer(help="Check, rebuild or release a disk on this machine.", no_args_is_help=True)
     disk.command("check")(disk_check)
     disk.command("rebuild")(disk_rebuild)
     disk.command("release")(disk_release)
@@ -105,7 +105,7 @@ def scrub_start(context: typer.Context, as_json: Json = False) -> None:
     if as_json:
         session.print_json({"started": True})
     else:
-        print("started; `dfc scrub status` shows how far it is")
+        print("started; `dfc scrub status` shows the progress")
 
 
 def scrub_status(context: typer.Context, as_json: Json = False) -> None:
@@ -137,12 +137,12 @@ def disk_rebuild(context: typer.Context, directory: Directory, full: Full = Fals
 
 
 def disk_release(directory: Directory) -> None:
-    """Release a disk, so that the next target that has it among its disks takes it."""
+    """Release a disk, so that the next target that lists it in its disks takes it."""
     _run_storage("release", directory, full=False, as_json=False)
 
 
 def _run_storage(command: str, directory: str, full: bool, as_json: bool) -> None:
-    """The storage engine's own program, so that this one never imports it; its exit code is ours."""
+    """Run the storage engine's own program, so that this one never imports it, and exit with its exit code."""
     flags = [*(["--full"] if full else []), *(["--json"] if as_json else [])]
     arguments = [sys.executable, "-m", "dfc.storage", command, directory, *flags]
     raise typer.Exit(subprocess.run(arguments, check=False).returncode)

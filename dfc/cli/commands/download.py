@@ -1,4 +1,4 @@
-"""`dfc get`: objects into files. Parts of earlier tries are continued, files that are there with the same checksum are left."""
+"""`dfc get`: downloads objects. Interrupted downloads are resumed, files with the same checksum are skipped."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def get(
 
 
 def plan_downloads(selected: Iterable[Selected], path: str, *, into_folder: bool) -> Iterator[Download]:
-    """What becomes which file. UsageMistake when several objects would become one; BadName for one that is no path."""
+    """Choose a file for each object. UsageMistake if several would go into one file; BadName if a name cannot be a path."""
     if into_folder:
         yield from (Download(one, os.path.join(path, check_object_name(one.relative))) for one in selected)
         return
@@ -67,13 +67,13 @@ def plan_downloads(selected: Iterable[Selected], path: str, *, into_folder: bool
     first = next(selected, None)
     second = next(selected, None)
     if second is not None:
-        raise UsageMistake(f"{path} is not a folder: end it with '/' to have it made")
+        raise UsageMistake(f"{path} is not a folder; to create it, end it with '/'")
     if first is not None:
         yield Download(first, path)
 
 
 def _fetch(session: Session, download: Download, meter: Meter, force: bool) -> Outcome:
-    """Fetch one object; errors become its outcome."""
+    """Fetch one object. Errors are returned as its outcome."""
     remote = download.source.remote
     name = f"{remote.bucket}/{remote.name}"
     facts = {"path": download.path, "bucket": remote.bucket, "object": remote.name}

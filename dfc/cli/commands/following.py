@@ -1,4 +1,4 @@
-"""Following a job to its end: a bar on terminals, JSON or silence otherwise; Ctrl-C cancels what runs in the foreground."""
+"""Submits a job and follows it: a progress bar on terminals, else JSON or nothing. Ctrl-C cancels a job in the foreground."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def run_job(
     session: Session, base: str | None, spec: Mapping[str, Any], *, detach: bool = False, dry_run: bool = False
 ) -> None:
-    """Submit a job and follow it to its end, or print its plan or its id. Ends with the exit code of what became of it."""
+    """Submit a job and follow it to its end, or print its plan or its id. Exits with the code for the job's final state."""
     client = session.client(base)
     if dry_run:
         _print_plan(session, client.jobs.plan(spec))
@@ -41,13 +41,13 @@ def _cancel(session: Session, client: Client, job_id: str) -> None:
     try:
         ended = client.jobs.cancel(job_id)
     except DfcError as error:
-        session.print_error(error, f"the job {job_id} goes on")
+        session.print_error(error, f"cannot cancel the job {job_id}")
         return
-    session.note(f"{session.program}: the job {job_id} is {ended.state}; nothing of it stays")
+    session.note(f"{session.program}: the job {job_id} is {ended.state}; its outputs are discarded")
 
 
 def follow(session: Session, client: Client, job: Job) -> Job:
-    """The job when it has ended."""
+    """Show the progress of a job until it ends, and return it."""
     last = job
     with _meter(session, job) as show:
         for last in client.jobs.events(job.id):
@@ -56,7 +56,7 @@ def follow(session: Session, client: Client, job: Job) -> Job:
 
 
 def conclude(session: Session, job: Job) -> Exit:
-    """What became of a job, for people or as a line of JSON; the exit code."""
+    """Print the result of a job, for people or as a line of JSON, and return the exit code."""
     if session.as_json:
         session.print_json(facts_of(job))
         return Exit.OK if job.state == "succeeded" else Exit.FAILED
@@ -76,7 +76,7 @@ def conclude(session: Session, job: Job) -> Exit:
 
 
 def facts_of(job: Job) -> dict[str, Any]:
-    """A job as JSON, as the cluster gave it."""
+    """The job as a dict, as the cluster returned it."""
     import msgspec
 
     facts: dict[str, Any] = msgspec.to_builtins(job)

@@ -26,13 +26,13 @@ Input = Annotated[
 ]
 Output = Annotated[str, typer.Option("--output", metavar="BUCKET/PATTERN", help="What to write.")]
 Options = Annotated[list[str] | None, typer.Option("--option", "-o", metavar="NAME=JSON", help="An option of the operation.")]
-Label = Annotated[str, typer.Option("--label", help="A name for the job, for people to read.")]
+Label = Annotated[str, typer.Option("--label", help="A description of the job, for people.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace objects that match the pattern.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Print the plan; nothing is stored.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Print the plan and do not run the job.")]
 
 
 def register(app: typer.Typer) -> None:
-    job = typer.Typer(help="Jobs over whole datasets.", no_args_is_help=True)
+    job = typer.Typer(help="Submit, follow, list and cancel jobs.", no_args_is_help=True)
     job.command("run")(run)
     job.command("submit")(submit)
     job.command("ls")(list_jobs)
@@ -87,10 +87,10 @@ def _spec(
     label: str,
     overwrite: bool,
 ) -> dict[str, Any]:
-    """From a file, where flags add to it, or from flags alone."""
+    """Build the job from a file, to which flags add, or from flags alone."""
     if file:
         if operation or sources or output:
-            raise UsageMistake("give a file, or --operation, --input and --output, not both")
+            raise UsageMistake("give either a file or --operation, --input and --output, not both")
         spec = _read(file)
     else:
         from dfc.client import job_spec
@@ -114,14 +114,14 @@ def _read(file: str) -> dict[str, Any]:
     except ValueError as problem:
         raise UsageMistake(f"{file} is not JSON: {problem}") from None
     if not isinstance(spec, dict):
-        raise UsageMistake(f"{file} is not a job: it is a JSON object with operation, input, output, options")
+        raise UsageMistake(f"{file} is not a job: it must be a JSON object with operation, input, output and options")
     return spec
 
 
 def list_jobs(
     context: typer.Context,
     state: Annotated[str, typer.Option("--state", help="Only jobs in these states, such as running,queued.")] = "",
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Show at most this many, the newest first.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Show at most this many, newest first.")] = 20,
     as_json: Json = False,
 ) -> None:
     """List jobs, newest first."""
@@ -187,7 +187,7 @@ def watch(context: typer.Context, job_id: JobId, as_json: Json = False) -> None:
 
 
 def cancel(context: typer.Context, job_id: JobId, as_json: Json = False) -> None:
-    """Cancel a job; nothing of it remains."""
+    """Cancel a job and discard its outputs."""
     session = session_of(context, as_json=as_json)
     job = session.client().jobs.cancel(job_id)
     session.print_json(facts_of(job)) if as_json else print(f"{job.id} {job.state}")

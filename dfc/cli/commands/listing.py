@@ -1,4 +1,4 @@
-"""`dfc ls`, `dfc stat` and `dfc keys`: what is there."""
+"""`dfc ls`, `dfc stat` and `dfc keys`: list buckets, objects and samples."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def register(app: typer.Typer) -> None:
 def ls(
     context: typer.Context,
     name: Annotated[
-        str, typer.Argument(metavar="BUCKET[/PREFIX]", help="A bucket, or a prefix or glob in it. Without it, all buckets.")
+        str, typer.Argument(metavar="BUCKET[/PREFIX]", help="A bucket, or a prefix or glob in it (default: all buckets).")
     ] = "",
     long: Annotated[bool, typer.Option("--long", "-l", help="Also show size, samples, time and checksum.")] = False,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Show all names, not one line per folder.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List buckets, or the objects of a bucket in byte order. A listing is complete, or it fails."""
+    """List buckets, or the objects of a bucket in byte order. A listing is either complete or fails."""
     session = session_of(context, as_json=as_json)
     remote = parse_listing(name)
     client = session.client(remote.base)
@@ -77,7 +77,7 @@ def _print_bucket(session: Session, bucket: Any, long: bool) -> None:
 
 
 def _print_page(session: Session, remote: Remote, page: ListPage, long: bool) -> None:
-    """Objects and folders in one byte order, as the names lie."""
+    """Print objects and folders together, in byte order of their names."""
     rows: list[tuple[str, ObjectInfo | None]] = [(info.name, info) for info in page.objects]
     if page.prefixes:
         rows = sorted(rows + [(prefix, None) for prefix in page.prefixes], key=lambda row: row[0].encode())
@@ -139,7 +139,7 @@ def _describe(session: Session, one: Selected) -> dict[str, Any]:
     remote = one.remote
     client = session.client(remote.base)
     info = client.stat(remote.bucket, remote.name)
-    # A HEAD does not tell the samples; the listing does, and a name comes first among those it is a prefix of.
+    # Unlike a HEAD, a listing has the number of samples; a name comes first among those it is a prefix of.
     page = client.list_page(remote.bucket, prefix=remote.name, limit=1)
     listed = page.objects[0] if page.objects and page.objects[0].name == remote.name else info
     return _facts(remote.bucket, listed if listed.etag == info.etag else info)
@@ -159,9 +159,9 @@ def keys(
         typer.Option("--option", "-o", metavar="NAME=JSON", help="With a manifest: any option of the operation."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the manifest.")] = False,
-    label: Annotated[str, typer.Option("--label", help="With a manifest: a name for the job.")] = "",
+    label: Annotated[str, typer.Option("--label", help="With a manifest: a description of the job.")] = "",
     detach: Annotated[bool, typer.Option("--detach", "-d", help="With a manifest: do not wait for the job.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="With a manifest: print the plan.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="With a manifest: print the plan only.")] = False,
     as_json: Json = False,
 ) -> None:
     """List the samples of shards from their indexes, one `SHARD<TAB>KEY` per line. Shards come in no particular order.
@@ -174,9 +174,9 @@ def keys(
         return
     session = session_of(context, as_json=as_json)
     if fields or option or overwrite or label or detach or dry_run:
-        raise UsageMistake("these options go with a manifest: dfc keys BUCKET/SHARDS BUCKET/NAME.ndjson")
+        raise UsageMistake("these options need a manifest as second name: dfc keys BUCKET/SHARDS BUCKET/NAME.ndjson")
     if any(parse_listing(shard).bucket == "" for shard in shards):
-        raise UsageMistake("name the bucket: bucket/train-*.tar, or bucket/ for all")
+        raise UsageMistake("the name of the bucket is missing: give bucket/train-*.tar, or bucket/ for all shards")
     for shard in shards:
         remote = parse_remote(shard)
         found = session.client(remote.base).keys(remote.bucket, remote.name or "**", fields="all" if members else "key")

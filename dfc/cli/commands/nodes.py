@@ -1,4 +1,4 @@
-"""`dfc serve`, `dfc proxy`, `dfc target` and `dfc config`: running nodes and seeing their settings."""
+"""`dfc serve`, `dfc proxy`, `dfc target`, `dfc scheduler` and `dfc config`: run nodes and show their settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
         app.command(role, context_settings=NODE_SETTINGS, add_help_option=False, help=f"Run one {role} node (try --help).")(
             {"proxy": proxy, "target": target}[role]
         )
-    about = "Run the Dask scheduler of a cluster's jobs (try --help)."
+    about = "Run the Dask scheduler for a cluster's jobs (try --help)."
     app.command("scheduler", context_settings=NODE_SETTINGS, add_help_option=False, help=about)(scheduler)
     config = typer.Typer(
         help="Show the settings of nodes and where they come from, or print a sample file.", no_args_is_help=True
@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(
-    directory: Annotated[str, typer.Option("--dir", help="Directory for all state, which survives a restart.")] = "dfc-data",
+    directory: Annotated[str, typer.Option("--dir", help="Directory for all data and state.")] = "dfc-data",
     host: Annotated[str, typer.Option(help="Address to listen on. Set a token for anything but loopback.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port of the proxy; 0 picks a free one.", min=0, max=65535)] = 8080,
     targets: Annotated[int | None, typer.Option(help="Number of targets (2 for a new directory).", min=1, max=64)] = None,
@@ -47,7 +47,7 @@ def serve(
     from dfc.supervisor import serve as run
 
     if host not in ("127.0.0.1", "::1", "localhost") and not os.environ.get("DFC_TOKEN"):
-        print(f"WARNING: listening on {host} WITHOUT A TOKEN (DFC_TOKEN): anybody who reaches it can write.", file=sys.stderr)
+        print(f"WARNING: listening on {host} WITHOUT A TOKEN (DFC_TOKEN): anyone who can reach it can write.", file=sys.stderr)
     drain = os.environ.get("DFC_DRAIN_TIMEOUT_S", "30")
     options = ServeOptions(directory, host, port, targets, disks, advertise_host, float(drain))
     try:
@@ -69,21 +69,21 @@ def target(context: typer.Context) -> None:
 
 
 def scheduler(context: typer.Context) -> None:
-    """Run the Dask scheduler of a cluster's jobs (try --help)."""
+    """Run the Dask scheduler for a cluster's jobs (try --help)."""
     _become("dfc.engine.scheduler", context.args)
 
 
 def _become(module: str, arguments: list[str]) -> NoReturn:
-    """Replace this process: signals and exit status are the node's own."""
+    """Replace this process with the node, so that signals and the exit status are the node's."""
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
 
 
 def config_show(
     context: typer.Context,
-    role: Annotated[Literal["proxy", "target"], typer.Option(help="Whose settings.")] = "proxy",
+    role: Annotated[Literal["proxy", "target"], typer.Option(help="Which node's settings to show.")] = "proxy",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print each setting with its value and origin. Takes the node's own flags, including --config FILE."""
+    """Print each setting with its value and origin. Accepts the node's own flags, including --config FILE."""
     import json
 
     from dfc.errors import OperatorError

@@ -1,4 +1,4 @@
-"""`dfc cat` and `dfc rm`."""
+"""`dfc cat` and `dfc rm`: print and delete objects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
 
 def cat(
     context: typer.Context,
-    names: Annotated[list[str], typer.Argument(metavar="REMOTE", help="Objects, specs, globs, folders (-r).")],
+    names: Annotated[list[str], typer.Argument(metavar="REMOTE", help="Objects, specs, globs or folders (-r).")],
     member: Annotated[str, typer.Option("--member", help="Print this member of the shard.")] = "",
     sample: Annotated[str, typer.Option("--sample", help="Print a tar of the first sample with this key.")] = "",
     ext: Annotated[str, typer.Option("--ext", help="With --sample: print only the member with this extension.")] = "",
@@ -46,7 +46,7 @@ def cat(
     """
     session = session_of(context, as_json=as_json)
     if (member and sample) or (ext and not sample) or (span and sample):
-        raise UsageMistake("--member, --sample and --range do not go together that way")
+        raise UsageMistake("--sample cannot be combined with --member or --range, and --ext needs --sample")
     buffer = memoryview(bytearray(1 << 20))
     for one in select(session, names, recursive=recursive):
         with _open(session, one, member, sample, ext, span) as reader:
@@ -62,7 +62,7 @@ def _open(session: Session, one: Selected, member: str, sample: str, ext: str, s
         return client.open_member(bucket, name, member) if member else client.open(bucket, name)
     match = _RANGE.fullmatch(span)
     if match is None or span == "-":
-        raise UsageMistake(f"a range is A-B, A- or -N, not {span!r}")
+        raise UsageMistake(f"a range must be A-B, A- or -N, not {span!r}")
     first, last = match.groups()
     if member:
         size = client.open_member(bucket, name, member).info.size
@@ -71,14 +71,14 @@ def _open(session: Session, one: Selected, member: str, sample: str, ext: str, s
     start = int(first) if first else max(size - int(last), 0)
     length = int(last) - start + 1 if first and last else None
     if length is not None and length <= 0:
-        raise UsageMistake(f"a range that ends before it begins: {span!r}")
+        raise UsageMistake(f"the range {span!r} ends before it begins")
     if member:
         return client.open_member(bucket, name, member, start=start, length=length)
     return client.open(bucket, name, start=start, length=length)
 
 
 def _write_all(data: memoryview) -> None:
-    """Past Python's buffers. BrokenPipeError when nobody reads it any more."""
+    """Write to standard output without Python's buffers. BrokenPipeError if its reader has closed it."""
     descriptor = sys.stdout.fileno()
     while data:
         data = data[os.write(descriptor, data) :]
@@ -86,14 +86,14 @@ def _write_all(data: memoryview) -> None:
 
 def rm(
     context: typer.Context,
-    names: Annotated[list[str], typer.Argument(metavar="REMOTE", help="Objects, specs, globs, folders (-r).")],
+    names: Annotated[list[str], typer.Argument(metavar="REMOTE", help="Objects, specs, globs or folders (-r).")],
     recursive: Recursive = False,
     jobs: Jobs = JOBS,
     as_json: Json = False,
 ) -> None:
     """Delete objects. `dfc rm -r bucket/` empties a bucket; `dfc bucket rm` removes it."""
     session = session_of(context, as_json=as_json)
-    tally = Tally(session, "deleted", sizes=False)  # of an object that was named, it is not known
+    tally = Tally(session, "deleted", sizes=False)  # the size of an object given by name is unknown
     with Workers[Outcome](session, jobs) as workers:
         chosen = _once(select(session, names, recursive=recursive, missing=tally.add_missing))
         for outcome in workers.run(lambda one: _delete(session, one), chosen):
@@ -102,7 +102,7 @@ def rm(
 
 
 def _once(chosen: Iterable[Selected]) -> Iterator[Selected]:
-    """Each object once, also when several arguments name it: the second deletion would find nothing."""
+    """Yield each object once, even if several arguments name it: deleting it twice would fail."""
     seen: set[tuple[str | None, str, str]] = set()
     for one in chosen:
         key = (one.remote.base, one.remote.bucket, one.remote.name)

@@ -1,6 +1,6 @@
-"""A command for every operation of jobs, `dfc reshuffle SRC DST --seed 1`: its flags are the fields of the operation's options.
+"""Makes a command for every operation of jobs, such as `dfc reshuffle SRC DST --seed 1`, with a flag for each option.
 
-Modules of operations take long to import, so a command looks at its own only when it is used; its help comes from the source.
+Modules of operations are slow to import, so a command imports its own only when it is used and reads its help from the source.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from dfc.cli.session import session_of
 
 HAS_COMMAND: Final = frozenset(("keys",))  # `dfc keys` lists too, see `dfc.cli.commands.listing`
 _FOLDER: Final = Path(dfc.__file__).parent / "jobs" / "operations"
-_ANY_OPTION: Final = "Any option of the operation; may be repeated."
-_PATHS: Final = "What to read and, last, what to write, where %06d stands for the number of a shard."
+_ANY_OPTION: Final = "Any option of the operation; can be repeated."
+_PATHS: Final = "The input and, last, the output, in which %06d stands for the number of a shard."
 
 
 def operation_commands() -> Iterator[TyperCommand]:
-    """The commands of all operations but those that are part of another command."""
+    """The commands of all operations, except those that are part of another command."""
     return (OperationCommand(name) for name in _names() if name not in HAS_COMMAND)
 
 
 class OperationCommand(TyperCommand):
-    """Stands for the command of an operation until it is used."""
+    """A placeholder for the command of an operation, which is built when it is used."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
 
     @property
     def help(self) -> str | None:
-        """Read from the source of the operation when help is shown."""
+        """The docstring of the operation, read from its source when help is shown."""
         return _docstring(self.name or "")
 
     @help.setter
@@ -54,7 +54,7 @@ class OperationCommand(TyperCommand):
 
 
 def _build_command(name: str) -> Any:
-    """The command with a flag for each field of the operation's options. The last argument is the destination."""
+    """Build the command, with a flag for each field of the operation's options. The last argument is the destination."""
 
     def run(context: typer.Context, **values: Any) -> None:
         run_operation(context, name, values)
@@ -71,7 +71,7 @@ def _build_command(name: str) -> Any:
 
 
 def _parameters(name: str) -> dict[str, tuple[Any, Any]]:
-    """Annotation and default by parameter name."""
+    """The annotation and default of each parameter."""
     import msgspec
 
     from dfc.jobs.operations import operation
@@ -98,15 +98,15 @@ def _parameters(name: str) -> dict[str, tuple[Any, Any]]:
         **found,
         "option": (Annotated[list[str] | None, typer.Option("--option", "-o", metavar="NAME=JSON", help=_ANY_OPTION)], None),
         "overwrite": (Annotated[bool, typer.Option("--overwrite", help="Replace objects that match the pattern.")], False),
-        "label": (Annotated[str, typer.Option("--label", help="A name for the job, for people to read.")], ""),
+        "label": (Annotated[str, typer.Option("--label", help="A description of the job, for people.")], ""),
         "detach": (Annotated[bool, typer.Option("--detach", "-d", help="Print the job's id and do not wait.")], False),
-        "dry_run": (Annotated[bool, typer.Option("--dry-run", "-n", help="Print the plan; nothing is stored.")], False),
+        "dry_run": (Annotated[bool, typer.Option("--dry-run", "-n", help="Print the plan and do not run the job.")], False),
         "as_json": (Json, False),
     }
 
 
 def _kind_and_description(annotation: Any) -> tuple[Any, str]:
-    """The type of an option, and what its `Meta` says of it."""
+    """The type of an option, and the description in its `Meta`."""
     import msgspec
 
     if not hasattr(annotation, "__metadata__"):
@@ -116,7 +116,7 @@ def _kind_and_description(annotation: Any) -> tuple[Any, str]:
 
 
 def run_operation(context: typer.Context, name: str, values: dict[str, Any]) -> None:
-    """Run the command of an operation; `values` are those of its flags, an option's under `option_NAME`."""
+    """Run the command of an operation. `values` are the values of its flags; those of options are under `option_NAME`."""
     from dfc.cli.commands.following import run_job
     from dfc.client import job_spec
     from dfc.jobs.operations import operation
@@ -126,11 +126,11 @@ def run_operation(context: typer.Context, name: str, values: dict[str, Any]) -> 
     many = bool(getattr(operation(name), "TAKES_MANY", False))
     if not sources or (len(sources) > 1 and not many):
         raise UsageMistake(
-            f"dfc {name} wants {'sources' if many else 'a source'} and a destination: BUCKET/SHARDS BUCKET/PATTERN"
+            f"dfc {name} needs {'sources' if many else 'one source'} and a destination: BUCKET/SHARDS BUCKET/PATTERN"
         )
     bases, addresses = zip(*(_without_base(path) for path in (*sources, destination)), strict=True)
     if len(set(bases)) != 1:
-        raise UsageMistake("a job reads and writes one cluster: give all addresses in the same form")
+        raise UsageMistake("a job reads and writes one cluster: give all addresses with the same URL, or all without one")
     options = given_options(name, values)
     source: Any = list(addresses[:-1]) if many else addresses[0]
     spec = job_spec(name, source, addresses[-1], overwrite=values["overwrite"], label=values["label"])
@@ -146,7 +146,7 @@ def _without_base(address: str) -> tuple[str | None, str]:
 
 
 def given_options(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a job: flags that were given, then those of `--option`."""
+    """Collect the options of a job: from its flags, then from `--option`."""
     import msgspec
 
     from dfc.jobs.operations import operation
@@ -161,12 +161,12 @@ def given_options(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
-    """`name=JSON` each; what is no JSON is text."""
+    """Parse `name=JSON` pairs; a value that is not JSON is taken as text."""
     found = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name:
-            raise UsageMistake(f"an option is given as NAME=VALUE, not {pair!r}")
+            raise UsageMistake(f"an option must be NAME=VALUE, not {pair!r}")
         try:
             found[name] = json.loads(text)
         except ValueError:
@@ -175,8 +175,8 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def read_option(name: str, kind: Any, text: Any) -> Any:
-    """What was typed, as JSON of the option's type: JSON itself, a plain word or number, `a,b,c` for a list, `a=1,b=2` for an
-    object, `BUCKET/SHARDS` for an input. UsageMistake when none of them fits."""
+    """Convert a value from the command line to the option's type: JSON, a plain word or number, `a,b,c` for a list, `a=1,b=2`
+    for an object, `BUCKET/SHARDS` for an input. UsageMistake if none of them fits."""
     import msgspec
 
     for value in _readings(text):
@@ -185,11 +185,11 @@ def read_option(name: str, kind: Any, text: Any) -> Any:
         except (msgspec.ValidationError, TypeError):
             continue
         return msgspec.to_builtins(converted) if not isinstance(converted, str) else converted
-    raise UsageMistake(f"--{name.replace('_', '-')} wants {describe_type(kind)}, not {text!r}")
+    raise UsageMistake(f"--{name.replace('_', '-')} must be {describe_type(kind)}, not {text!r}")
 
 
 def _readings(text: Any) -> Iterator[Any]:
-    """What a text may mean, the likeliest first."""
+    """The possible meanings of a text, likeliest first."""
     if not isinstance(text, str):
         yield text
         return
@@ -209,7 +209,7 @@ def _readings(text: Any) -> Iterator[Any]:
 
 
 def describe_type(kind: Any) -> str:
-    """How help and errors name the type of an option."""
+    """Describe the type of an option for help and errors."""
     origin, arguments = get_origin(kind), get_args(kind)
     if hasattr(kind, "__metadata__"):
         return describe_type(arguments[0])
@@ -225,12 +225,12 @@ def describe_type(kind: Any) -> str:
 
 
 def _names() -> tuple[str, ...]:
-    """`OPERATIONS`, found and not imported: what it imports would make every command slow to start."""
+    """The names of the modules, without importing them: what they import would make every command slow to start."""
     return tuple(sorted(module.name for module in iter_modules([str(_FOLDER)])))
 
 
 def _docstring(name: str) -> str:
-    """That of the operation's module."""
+    """The docstring of the operation's module."""
     path = _FOLDER / f"{name}.py"
     path = path if path.exists() else _FOLDER / name / "__init__.py"
     return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""

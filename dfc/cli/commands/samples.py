@@ -1,4 +1,4 @@
-"""`dfc sample`: single samples of a shard, shown, as files or as a tar."""
+"""`dfc sample`: lists or extracts single samples of a shard."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def register(app: typer.Typer) -> None:
 def sample(
     context: typer.Context,
     shard: Annotated[str, typer.Argument(metavar="BUCKET/SHARD", help="The shard.")],
-    keys: Annotated[list[str], typer.Argument(metavar="KEY", help="Keys of samples; with --number, ordinals from 0.")],
+    keys: Annotated[list[str], typer.Argument(metavar="KEY", help="Keys of samples or, with --number, ordinals from 0.")],
     output: Annotated[str, typer.Option("--output", "-o", metavar="DIR", help="Write the members as files below DIR.")] = "",
     as_tar: Annotated[bool, typer.Option("--tar", help="Write a tar to standard output.")] = False,
-    by_number: Annotated[bool, typer.Option("--number", "-n", help="KEYs are ordinals in the shard, from 0.")] = False,
+    by_number: Annotated[bool, typer.Option("--number", "-n", help="The KEYs are ordinals in the shard, from 0.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show samples of a shard, one line per member, or extract them as files or as a tar.
@@ -62,7 +62,7 @@ def _items(remote: Remote, keys: Iterable[str], by_number: bool) -> list[BatchIt
         return [BatchItem(remote.bucket, remote.name, sample=key) for key in keys]
     wrong = next((key for key in keys if not (key.isascii() and key.isdigit() and len(key) < 19)), None)
     if wrong is not None:
-        raise UsageMistake(f"with --number samples are named by ordinals from 0, not {wrong!r}")
+        raise UsageMistake(f"with --number, give ordinals from 0 instead of keys, not {wrong!r}")
     return [BatchItem(remote.bucket, remote.name, number=int(key)) for key in keys]
 
 
@@ -80,11 +80,11 @@ def _copy_tar(reader: object) -> None:
 
 
 def _write(folder: str, name: str, data: bytes) -> None:
-    """A member as a file. BadName for a name that is no path below the folder: whoever wrote the shard chose it."""
+    """Write a member to a file. BadName if its name, which is untrusted input, is not a path below the folder."""
     try:
         path = os.path.join(folder, check_object_name(name))
     except BadName:
-        raise BadName(f"the member {name!r} cannot be a file here; --tar takes it as it is") from None
+        raise BadName(f"the member {name!r} has a name that cannot be a file here; use --tar instead") from None
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "wb") as file:
         file.write(data)

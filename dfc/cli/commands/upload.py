@@ -1,4 +1,4 @@
-"""`dfc put`: files, folders and globs into the cluster; what is there with the same checksum is skipped."""
+"""`dfc put`: uploads files, folders and globs; files that are stored with the same checksum are skipped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STDIN: Final = "-"
 
 @dataclass(frozen=True, slots=True)
 class FileUpload:
-    """One file and where it goes; `problem` when that cannot be said."""
+    """One file and its destination, or the `problem` with its name."""
 
     path: str
     remote: Remote
@@ -44,7 +44,7 @@ def put(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE", help="Files, folders (-r), globs, or - for standard input. Of several, the last is the REMOTE name."
+            metavar="FILE", help="Files, folders (-r), globs, or - for standard input. Of several, the last one is REMOTE."
         ),
     ],
     recursive: Recursive = False,
@@ -70,14 +70,14 @@ def put(
 
 
 def plan_uploads(sources: Sequence[str], remote: Remote, recursive: bool) -> Iterator[FileUpload]:
-    """What goes where. UsageMistake when the command line makes no sense, FileNotFoundError for a file that is not there."""
+    """Choose a destination for each file. UsageMistake if the arguments make no sense; FileNotFoundError for a missing file."""
     found = [path for source in sources for path in _matching(source)]
     folders = [path for path in found if path != STDIN and os.path.isdir(path)]
     if folders and not recursive:
         raise UsageMistake(f"{folders[0]} is a folder: use -r")
     if not remote.is_folder:
         if folders or len(found) > 1:
-            raise UsageMistake(f"{remote} is one object: end it with '/' to store several files below it")
+            raise UsageMistake(f"{remote} is the name of one object; to store several files below it, end it with '/'")
         return iter((FileUpload(found[0], remote),))
     if STDIN in found:
         raise UsageMistake("standard input needs the name of an object, not a folder")
@@ -114,7 +114,7 @@ def _upload(path: str, remote: Remote, relative: str) -> FileUpload:
 
 
 def _store(session: Session, client: Client, upload: FileUpload, meter: Meter, force: bool) -> Outcome:
-    """Store one file; errors become its outcome."""
+    """Store one file. Errors are returned as its outcome."""
     remote = upload.remote
     name = f"{remote.bucket}/{remote.name}"
     facts: dict[str, Any] = {"path": upload.path, "bucket": remote.bucket, "object": remote.name}
@@ -145,7 +145,7 @@ def _store(session: Session, client: Client, upload: FileUpload, meter: Meter, f
 
 
 def _same_checksum(client: Client, remote: Remote, path: str) -> str | None:
-    """The checksum, when the object is there and has the file's; the file is read only when the sizes are equal."""
+    """The checksum, if the object exists and has that of the file. The file is read only if the sizes are equal."""
     from dfc.cli.hashing import checksum_of_file
 
     try:

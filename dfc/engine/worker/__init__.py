@@ -1,1 +1,1 @@
-"""What a task on a worker sees of the cluster: shards to read, outputs to write, a share of the machine."""
+"""The code that runs on workers: reads shards, writes outputs, and limits their use of the machine."""

@@ -1,7 +1,7 @@
-"""Outputs that this worker writes into files of a target of its own machine (`dfc.storage.blobs.deposit`): nothing is sent.
+"""Writes outputs directly to the disk of a target on the same machine, without sending them (`dfc.storage.blobs.deposit`).
 
-A byte is copied twice then, as `cp` does, and not four times through a socket. The request that goes with the file is begun
-first and ends last: whatever ends it, the end of this process too, ends what is left of the file.
+A byte is then copied twice, as with `cp`, and not four times as through a socket. A request to the target
+stays open until the file is complete: if it breaks off, also because this process dies, the target removes the file.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from dfc.storage.blobs.deposit import Deposited, DepositFile, DepositSite, boot_
 from dfc.tar.headerbatch import PlainFiles
 
 COPY_BYTES: Final = 1 * MIB
-TELL_S: Final = 60.0  # between two signs of life, where not much is written: the target waits for JOB_OUTPUT_PAUSE_S
-_NO_ERRNO: Final = errno.EIO  # of an error without a number
+TELL_S: Final = 60.0  # between keep-alives while little is written: the target's timeout is JOB_OUTPUT_PAUSE_S
+_NO_ERRNO: Final = errno.EIO  # for an error without a number
 
 
 class Deposit:
-    """An output under way. It is used as an `Upload` is."""
+    """An output that is being written to the target's disk; has the interface of `Upload`."""
 
     def __init__(self, upload: Upload, file: DepositFile) -> None:
         self._upload = upload
@@ -39,7 +39,7 @@ class Deposit:
         self._told_s = time.monotonic()
 
     def send(self, data: Buffer, files: PlainFiles | None = None) -> bool:
-        """The next bytes, all of them; whether more are wanted. NoSpace."""
+        """Write the next bytes, all of them. False if the target wants no more. NoSpace."""
         try:
             is_due = self._file.write(data, files)
         except OSError as error:
@@ -51,7 +51,7 @@ class Deposit:
         return self._upload.send(b"\n")
 
     def send_parts(self, parts: Sequence[Part]) -> bool:
-        """The next bytes, some of them from files; whether more are wanted. ObjectCorrupt when a file has fewer."""
+        """Write the next bytes, partly from files. False if the target wants no more. ObjectCorrupt if a file is too short."""
         buffer = memoryview(bytearray(min(COPY_BYTES, max((count for _, _, _, count in parts), default=0))))
         for data, file, offset, count in parts:
             if len(data) and not self.send(data):
@@ -59,14 +59,14 @@ class Deposit:
             while count:
                 got = os.preadv(file, [buffer[: min(count, len(buffer))]], offset)
                 if got == 0:
-                    raise ObjectCorrupt(f"a file ends at byte {offset}, {count} bytes early")
+                    raise ObjectCorrupt(f"an input file ends at byte {offset}, {count} bytes too early")
                 if not self.send(buffer[:got]):
                     return False
                 offset, count = offset + got, count - got
         return True
 
     def finish(self) -> Response:
-        """Tell the target that the file is complete, and read the head of its answer."""
+        """Tell the target that the file is complete, and read the status and headers of its answer."""
         try:
             if not self._failed:
                 try:
@@ -80,19 +80,19 @@ class Deposit:
             self._file.abort()
 
     def abort(self) -> None:
-        """End the request, so that the target removes the file. Idempotent."""
+        """Abort the request, so that the target removes the file. Idempotent."""
         self._file.abort()
         self._upload.abort()
 
     def _fail(self, error: OSError) -> bool:
-        """Let the target hear of an error of its disk: it counts it, and answers as if it had met it itself."""
+        """Report an error of the target's disk to the target, which counts it and answers as if it had occurred there."""
         self._failed = True
         self._upload.send(msgspec.json.encode(Deposited(errno=error.errno or _NO_ERRNO)))
         return False
 
 
 class Deposits:
-    """Knows which targets have no disk that this process can write to."""
+    """Starts deposits, and remembers the targets to whose disks this process cannot write."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
@@ -100,7 +100,7 @@ class Deposits:
         self._boot = boot_id()
 
     def begin(self, owner: NodeEntry, site_path: str, path: str, size: int | None, kind: str | None) -> Deposit | None:
-        """Begin an output of the target's; None where it has to be sent. One try: raises like a request."""
+        """Start an output of a target; None if it must be sent instead. A single try; raises like a request."""
         if owner.id in self._far:
             return None
         with self._nodes.get(owner.url + site_path) as answer:
@@ -108,7 +108,7 @@ class Deposits:
         try:
             file = DepositFile(site, kind) if is_here(site, self._boot) else None
         except OSError:
-            file = None  # seen, but not to be written to
+            file = None  # visible, but not writable
         if file is None:
             self._far.add(owner.id)
             return None

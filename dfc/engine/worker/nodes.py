@@ -1,4 +1,4 @@
-"""The nodes as a worker sees them: the map, who owns what, and requests that are tried again while a node is away."""
+"""A worker's connections to the nodes: the cluster map, the owners of objects, and requests with retries."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from dfc.reach.routing import KeptMap
 from dfc.wire import MSGPACK
 
 T = TypeVar("T")
-STALL_S: Final = 120.0  # a node that hashes, syncs or decompresses sends nothing meanwhile
+STALL_S: Final = 120.0  # a node sends nothing while it hashes, syncs or decompresses
 
 
 class Nodes(KeptMap):
-    """For one thread. `check` is called between tries: it raises when there is no more use in trying."""
+    """The nodes of the cluster, for one thread. `check` is called between tries and raises if retrying is pointless."""
 
     def __init__(self, settings: WorkerSettings, check: Callable[[], None] = lambda: None) -> None:
         super().__init__(addresses_of(settings.proxy_url), self._fetch_map)
@@ -37,11 +37,11 @@ class Nodes(KeptMap):
         self._transport.close()
 
     def refresh(self) -> None:
-        """Forget the map: an owner of the old one may refuse for good what it does not hold any more."""
+        """Forget the map: an owner according to a stale map would keep refusing what it no longer holds."""
         self._map = None
 
     def owner(self, bucket: str, name: str) -> NodeEntry:
-        """The target that holds an object, or is to; Unavailable while it is down. BucketNotFound."""
+        """Return the target that holds an object or will hold it. Unavailable while it is down; BucketNotFound."""
         holder = self.holder(bucket, name)
         if holder is None:
             raise Unavailable(f"the target that holds {bucket}/{name} is down")
@@ -52,25 +52,25 @@ class Nodes(KeptMap):
             return answer.read_all(CLUSTER_MAP_BYTES_MAX)
 
     def retrying(self, attempt: Callable[[], T]) -> T:
-        """What the attempt gives; while it fails as it would when a node restarts, again after a while, with a new map."""
+        """Call `attempt` and return its result. On errors such as from a node restart, retry after a delay, with a new map."""
         return retried(attempt, self.policy, self.wait)
 
     def wait(self, seconds: float) -> None:
-        """Wait before another try, if there is still use in it, and expect a new map."""
+        """Wait before another try, unless `check` raises, and forget the map."""
         self.check()
         time.sleep(seconds)
         self.refresh()
 
     def get(self, url: str, headers: Mapping[str, str] | None = None) -> Response:
-        """One try of a GET of a node; its error as `dfc.errors`."""
+        """GET from a node, without retries. Errors are classes of `dfc.errors`."""
         return self._request("GET", url, headers or {})
 
     def post_batch(self, url: str, body: bytes) -> Response:
-        """One try of a batch read of what one target holds, asked for in msgpack."""
+        """Read a batch of items from one target, without retries. `body` is msgpack."""
         return self._request("POST", f"{url}/v1/node/batch", {"Content-Type": MSGPACK}, _Bytes(body))
 
     def ask(self, find_url: Callable[[], str], limit: int = ERROR_BODY_BYTES_MAX) -> Any:
-        """The decoded answer to a small GET, with retries; the URL is found anew for each."""
+        """Return the decoded answer to a small GET, with retries; each one asks `find_url` again."""
 
         def attempt() -> Any:
             with self.get(find_url()) as answer:
@@ -81,20 +81,20 @@ class Nodes(KeptMap):
         return self.retrying(attempt)
 
     def ask_proxy(self, path: str) -> None:
-        """One try of a GET whose answer does not matter."""
+        """GET from the proxy, without retries, ignoring the body of the answer."""
         self._of_proxy(path).close()
 
     def begin_put(self, url: str, size: int | None) -> Upload:
-        """Begin a PUT whose body comes piece by piece."""
+        """Start a PUT whose body is sent piece by piece."""
         return self._transport.begin("PUT", url, self._headers, size)
 
     def put(self, url: str, body: bytes) -> bytes:
-        """A small PUT; the body of the answer."""
+        """Send a small PUT and return the body of the answer."""
         with self._request("PUT", url, {}, _Bytes(body)) as answer:
             return answer.read_all(ERROR_BODY_BYTES_MAX)
 
     def _of_proxy(self, path: str) -> Response:
-        """One try of a GET, at one address of the proxy after the other."""
+        """GET from the proxy, trying each of its addresses once."""
         return self.addresses.reach(
             lambda base, limit_s: self._request("GET", base + path, {}, limit_s=limit_s), repeatable=True
         )
@@ -123,15 +123,15 @@ class _Bytes:
 
 
 def staged_path(job: str, bucket: str, name: str, temporary: bool) -> str:
-    """Path and query of a staged object at its owner."""
+    """Return path and query of a staged object on its owner."""
     return f"/v1/node/staged/{job}/{bucket}/{quote(name)}" + ("?temporary=1" if temporary else "")
 
 
 def site_path(bucket: str, name: str, temporary: bool) -> str:
-    """Path and query of the question where the owner lets a worker of its machine write an output."""
+    """Return path and query of the request that asks the owner where a worker on its machine can write an output."""
     return "/v1/node/deposits?" + query(bucket=bucket, object=name, temporary="1" if temporary else "")
 
 
 def query(**fields: str) -> str:
-    """A query string of the fields that are not empty."""
+    """Make a query string of the fields that are not empty."""
     return urlencode([(name, value) for name, value in fields.items() if value], quote_via=quote)

@@ -1,6 +1,6 @@
-"""An output of a task: one PUT to the staging route of the target that will own the object, sent while it is made.
+"""Streams an output of a task to the target that will own the object, as one PUT to its staging route.
 
-Where that target is on this machine, only the facts are sent, and the bytes are written to its disk
+If that target is on this machine, the bytes are written directly to its disk, and only the metadata is sent
 (`dfc.engine.worker.deposits`).
 """
 
@@ -23,22 +23,22 @@ from dfc.placement.map import NodeEntry
 from dfc.tar.headerbatch import PlainFiles
 from dfc.tar.index.format import index_kind
 
-# Up to here an output is kept back: it can then be sent again when its target is away for a moment, its length is known, and a
-# task that makes its first bytes slowly holds no connection meanwhile.
+# An output is buffered up to this size: it can then be sent again if its target is away for a moment, its length is known, and
+# a task that makes its first bytes slowly does not hold a connection.
 KEPT_BYTES: Final = 1 * MIB
 SEND_BYTES: Final = 256 * KIB  # smaller pieces cost more in system calls than in copying
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What the owner has received; `checksum` is the xxh3-128, hashed there."""
+    """What the owner received; it computed `checksum`, the xxh3-128."""
 
     size: int
     checksum: str
 
 
 class StagedOutput:
-    """`find_owner` gives the target, `path` is its route; `site_path` that of the question where this process may write the
-    output itself. After any error nothing of it is left but an entry that the job's end removes."""
+    """An output of a task. `find_owner` returns the target and `path` is its route; `site_path` is the route that tells where
+    this process can write the output itself. After an error only an entry is left, which the end of the job removes."""
 
     def __init__(
         self,
@@ -71,8 +71,8 @@ class StagedOutput:
 
     @property
     def sends(self) -> bool:
-        """Whether `send` costs less than reading the files and `write`: not where this process writes the output itself. To
-        know it the output is begun, unless it is one that is kept back."""
+        """Whether `send` is cheaper than reading the files and calling `write`; not so if this process writes the output
+        itself. Starts the output to find out, unless it is small enough to be buffered."""
         if self._size is not None and self._size <= KEPT_BYTES:
             return False
         return not isinstance(self._begun(), Deposit)
@@ -98,19 +98,19 @@ class StagedOutput:
 
     def commit(self) -> Written:
         if self._ended:
-            raise ValueError(f"{self._label} has been ended already")
+            raise ValueError(f"{self._label} is already committed or aborted")
         if self._size not in (None, self._count):
             self.abort()
-            raise LengthMismatch(f"{self._label}: {self._size} bytes were announced, {self._count} written")
+            raise LengthMismatch(f"{self._label}: {self._count} bytes were written instead of the announced {self._size}")
         try:
             body = self._finish()
             written = msgspec.json.decode(body, type=Written)
         except msgspec.MsgspecError:
-            raise Unavailable(f"{self._label}: its target answered with something else than expected") from None
+            raise Unavailable(f"{self._label}: its target sent an invalid answer") from None
         finally:
             self.abort()
         if written.size != self._count:
-            raise Unavailable(f"{self._label}: its target has {written.size} bytes instead of {self._count}")
+            raise Unavailable(f"{self._label}: its target received {written.size} bytes instead of {self._count}")
         return written
 
     def abort(self) -> None:
@@ -135,12 +135,12 @@ class StagedOutput:
 
     def _grow(self, count: int) -> None:
         if self._ended:
-            raise ValueError(f"{self._label} has been ended already")
+            raise ValueError(f"{self._label} is already committed or aborted")
         self._check()
         self._count += count
         if self._size is not None and self._count > self._size:
             self.abort()
-            raise LengthMismatch(f"{self._label}: {self._size} bytes were announced, and more are written")
+            raise LengthMismatch(f"{self._label}: more than the announced {self._size} bytes were written")
 
     def _flush(self) -> None:
         if self._kept:
@@ -153,7 +153,7 @@ class StagedOutput:
         self._watched(upload, lambda: upload.send(view, files) if isinstance(upload, Deposit) else upload.send(view))
 
     def _watched(self, upload: Upload | Deposit, send: Callable[[], bool]) -> None:
-        """An answer that comes before the end says why the target wants no more."""
+        """Send; if the target answers before the end, raise the error in its answer."""
         if send():
             return
         try:
@@ -163,14 +163,14 @@ class StagedOutput:
             self.abort()
 
     def _begun(self) -> Upload | Deposit:
-        """The upload; begun with retries, since nothing of the body has gone out yet."""
+        """Return the upload. Starting it can be retried, since nothing of the body has been sent yet."""
         if self._upload is None:
             self._upload = self._nodes.retrying(self._begin)
         return self._upload
 
     def _begin(self) -> Upload | Deposit:
         owner = self._find_owner()
-        if self._kind in (None, "tar"):  # a compressed shard is decompressed again for its index: not here, but at its owner
+        if self._kind in (None, "tar"):  # a compressed shard must be decompressed for its index, which its owner does
             deposit = self._deposits.begin(owner, self._site_path, self._path, self._size, self._kind)
             if deposit is not None:
                 return deposit

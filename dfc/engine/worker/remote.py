@@ -1,4 +1,4 @@
-"""Stored bytes of other machines, from their owner over HTTP: ranges one by one or many at once, or one long stream."""
+"""Reads objects on other machines over HTTP: single ranges, many ranges at once, or one long stream."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from dfc.reach.reading import ResumingReader
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-BATCH_RANGES_MIN: Final = 3  # fewer are asked for one by one
+BATCH_RANGES_MIN: Final = 3  # fewer are requested one by one
 BATCH_RANGES_MAX: Final = 10_000  # some megabytes of request
-BATCH_BYTES: Final = 16 * MIB  # of one request, which is held in memory until it is there
+BATCH_BYTES: Final = 16 * MIB  # of one request, whose answer is held in memory
 AROUND_ITEM_BYTES: Final = 8192  # more than the header of an item takes
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the bytes are to be had over HTTP. `find_url` asks the map, which may change; `etag` empty: any. `batched`: many
-    ranges of it can be asked for at once, by bucket and name."""
+    """Where to get the bytes over HTTP. `find_url` looks in the current map; `etag` empty: any version. `batched`: bucket and
+    name, if many ranges can be requested at once."""
 
     label: str
     find_url: Callable[[], str]
@@ -43,7 +43,7 @@ class Origin:
 
 
 class RemoteSource:
-    """An object on another machine, or one that this process may not read as a file."""
+    """An object on another machine, or one that this process cannot read as a file."""
 
     def __init__(self, nodes: Nodes, origin: Origin, size: int, throttle: Throttle) -> None:
         self.size = size
@@ -53,7 +53,7 @@ class RemoteSource:
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         if offset < 0 or offset + len(buffer) > self.size:
-            raise ObjectCorrupt(f"{self._origin.label} has {self.size} bytes, not {offset + len(buffer)}")
+            raise ObjectCorrupt(f"{self._origin.label} has only {self.size} bytes; {offset + len(buffer)} are needed")
         with self._stream(offset, offset + len(buffer)) as stream:
             for at in range(0, len(buffer), STREAM_BYTES):
                 stream.readinto(buffer[at : at + STREAM_BYTES])
@@ -89,7 +89,7 @@ class RemoteSource:
             at += size
 
     def _read_batch(self, ranges: Sequence[tuple[int, int]], buffer: memoryview) -> None:
-        """One request for many ranges. The owner answers with members of a tar, their lengths in front of them."""
+        """Request many ranges at once. The owner answers with their lengths, then the ranges as members of a tar."""
         bucket, name = self._origin.batched or ("", "")
         items = [BatchItem(bucket, name, start=offset, length=size, if_match=self._origin.etag) for offset, size in ranges]
         body = msgspec.msgpack.encode(BatchRequest(items))
@@ -99,13 +99,13 @@ class RemoteSource:
             try:
                 with read_preamble(answer, len(items)) as reader:
                     _unpack(reader, ranges, buffer)
-            except ObjectCorrupt as problem:  # on its way, and not on the disk: another try may bring it
+            except ObjectCorrupt as problem:  # damaged on the way, not on the disk: a retry may succeed
                 raise Broken(f"{self._origin.label}: {problem.message}") from None
 
         self._nodes.retrying(attempt)
 
     def _guarded(self, ask: Callable[[], Response]) -> Response:
-        """InputChanged when the object is another one by now."""
+        """Send a request. InputChanged if the object has been replaced."""
         try:
             return ask()
         except (PreconditionFailed, NotFound) as error:
@@ -114,7 +114,7 @@ class RemoteSource:
             raise InputChanged(f"{self._origin.label} was replaced or deleted while the job ran: {error.message}") from None
 
     def request(self, start: int, stop: int) -> Response:
-        """One try of a GET of these bytes. InputChanged when they are of another version by now."""
+        """GET these bytes, without retries. InputChanged if the object has been replaced."""
         origin = self._origin
         headers = {"Range": f"bytes={start}-{stop - 1}"}
         if origin.etag:
@@ -125,7 +125,7 @@ class RemoteSource:
             raise InputChanged(f"{origin.label} was replaced while the job ran")
         if answer.status != 206 or answer.length != stop - start:
             answer.close()
-            raise Broken(f"{origin.label}: the node did not answer with the range that was asked for")
+            raise Broken(f"{origin.label}: the node answered with a different range than requested")
         return answer
 
     def open(self) -> BinaryIO:
@@ -138,11 +138,11 @@ class RemoteSource:
         return None
 
     def close(self) -> None:
-        """Connections are the worker's."""
+        """Do nothing: the connections belong to the worker."""
 
 
 class _RemoteStream(ResumingReader, io.RawIOBase):
-    """One long GET; where it breaks off it begins anew."""
+    """A long GET that is resumed where it breaks off."""
 
     def __init__(self, source: RemoteSource, nodes: Nodes, throttle: Throttle, start: int, stop: int) -> None:
         super().__init__(start, stop)
@@ -173,7 +173,7 @@ class _RemoteStream(ResumingReader, io.RawIOBase):
 
 
 def _batches(ranges: Sequence[tuple[int, int]]) -> Iterator[Sequence[tuple[int, int]]]:
-    """The ranges in parts that one request may ask for; a very large one is alone."""
+    """Split the ranges into parts for one request each; a very large range is a part by itself."""
     part: list[tuple[int, int]] = []
     left = BATCH_BYTES
     for entry in ranges:
@@ -187,11 +187,11 @@ def _batches(ranges: Sequence[tuple[int, int]]) -> Iterator[Sequence[tuple[int, 
 
 
 def _unpack(reader: BatchReader, ranges: Sequence[tuple[int, int]], buffer: memoryview) -> None:
-    """Read the data of each member behind that of the one before. ObjectCorrupt when they are others."""
+    """Copy the data of the members to the buffer, one after the other. ObjectCorrupt if they do not match the ranges."""
     before = [length - (size + 511 & -512) for length, (_, size) in zip(reader.lengths, ranges, strict=True)]
     if not all(0 <= header <= AROUND_ITEM_BYTES for header in before):
-        raise ObjectCorrupt("the node did not answer with the ranges that were asked for")
-    content = memoryview(bytearray(reader.size))  # at once: each read is a system call
+        raise ObjectCorrupt("the node answered with different ranges than requested")
+    content = memoryview(bytearray(reader.size))  # all at once: each read is a system call
     reader.fill(content)
     begin = at = 0
     for length, header, (_, size) in zip(reader.lengths, before, ranges, strict=True):

@@ -1,7 +1,7 @@
-"""What runs in a worker process: `run_task` is all that Dask ever carries, bytes in and bytes out.
+"""The function that Dask calls in a worker process: `run_task`, with bytes in and bytes out.
 
-A task has the process for itself. What is dear to make anew (connections, the map, open shards and indexes) is kept from one
-task to the next, and given back when the worker has had nothing to do for a while.
+A process runs one task at a time. What is expensive to set up (connections, the map, open shards and indexes) is kept for the
+next task and closed when the worker has been idle for a while.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dfc.engine.settings import WorkerSettings
     from dfc.engine.worker.store import Workshop
 
-IDLE_S: Final = 30.0  # a worker without tasks closes what it holds open: deleted shards keep their space until then
+IDLE_S: Final = 30.0  # an idle worker then closes its files: until then deleted shards take up space
 
 _lock: Final = threading.Lock()
 _workshop: Workshop | None = None
@@ -21,8 +21,8 @@ _closing: threading.Timer | None = None
 
 
 def run_task(task: bytes, settings: bytes) -> bytes:
-    """Run a task (msgpack of `Task`) with settings (msgpack of `WorkerSettings`); never raises: errors are answers, too."""
-    # Here, since the process that only names this function to Dask has no use for what it needs.
+    """Run a task (msgpack of `Task`) with settings (msgpack of `WorkerSettings`). Never raises: errors are encoded, too."""
+    # Imported here, because the process that submits this function to Dask does not need them.
     from dfc.engine.answers import encode_error, encode_result
 
     try:
@@ -33,7 +33,7 @@ def run_task(task: bytes, settings: bytes) -> bytes:
         from dfc.jobs.tasks import Task
 
         todo = msgspec.msgpack.decode(task, type=Task)
-        with _lock:  # one task at a time, also when Dask has taken one back that does not know it yet
+        with _lock:  # one task at a time, even if a withdrawn one has not noticed it yet
             workshop = _open(WorkerSettings.decode(settings))
             try:
                 with workshop.store(todo) as store:

@@ -1,4 +1,4 @@
-"""Open shards and indexes of one worker, kept from task to task: a job that gathers reads each of its shards many times."""
+"""Caches the open shards and indexes of a worker between tasks: a job that gathers reads each shard many times."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from dfc.tar.index.file import PageCache
 from dfc.tar.index.reader import ShardIndex
 
 T = TypeVar("T")
-OPEN_FILES_MAX: Final = 512  # below the 1,024 descriptors that a process has where nobody raised it
-OPEN_INDEXES_MAX: Final = 4096  # of this machine, and as many copies; fewer where a process may have few descriptors
-FETCHED_BYTES_MAX: Final = 1 * GIB  # of copies of indexes of other machines, in the scratch directory
+OPEN_FILES_MAX: Final = 512  # below the default limit of 1,024 descriptors per process
+OPEN_INDEXES_MAX: Final = 4096  # of this machine, and as many copies; fewer if the limit of descriptors is low
+FETCHED_BYTES_MAX: Final = 1 * GIB  # copies of indexes from other machines, in the scratch directory
 COPY_BYTES: Final = 1 * MIB
 
 
 class Located(msgspec.Struct, frozen=True):
-    """Where a target of this machine keeps an object."""
+    """Where a target on this machine stores an object."""
 
     path: str
     size: int
@@ -39,7 +39,7 @@ class Located(msgspec.Struct, frozen=True):
 
 
 class Kept(Generic[T]):
-    """The values used last, as many as weigh `limit` together."""
+    """A cache of the most recently used values, with a total weight of at most `limit`."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -67,7 +67,7 @@ class Kept(Generic[T]):
 
 @dataclass(slots=True)
 class OpenFile:
-    """A descriptor of a blob; closed when the cache has dropped it and no source uses it any more."""
+    """A descriptor of a blob; closed once neither the cache nor a source refers to it."""
 
     descriptor: int
     size: int
@@ -78,13 +78,13 @@ class OpenFile:
 
 
 def open_indexes_max() -> int:
-    """How many indexes may be open: each has a descriptor, as have the blobs, and a quarter is left for everything else."""
+    """How many indexes may be open: indexes and blobs share three quarters of the process's descriptors."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(32, min(OPEN_INDEXES_MAX, (descriptors * 3 // 4 - OPEN_FILES_MAX) // 2))
 
 
 class OpenShards:
-    """Values that a cache drops live on as long as a task uses them: descriptors end with their last reference."""
+    """The cache. Values that it drops stay usable for a task that has them: a descriptor closes with its last reference."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
@@ -94,7 +94,7 @@ class OpenShards:
         self._pages = PageCache(INDEX_CACHE_BYTES)
         self._indexes: Kept[ShardIndex] = Kept(indexes)
         self._fetched: Kept[ShardIndex] = Kept(FETCHED_BYTES_MAX)
-        self._fetched_weight_min = FETCHED_BYTES_MAX // indexes  # so that there are as few copies as that
+        self._fetched_weight_min = FETCHED_BYTES_MAX // indexes  # which limits the number of copies
         self._far: set[str] = set()  # ids of targets whose files cannot be opened here
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class OpenShards:
             kept.clear()
 
     def file(self, shard: InputShard) -> OpenFile | None:
-        """The blob of a shard, when it lies on this machine. InputChanged."""
+        """Return the blob of a shard if it is on this machine, else None. InputChanged."""
         key = (shard.bucket, shard.name, shard.version)
         found = self._files.get(key)
         if found is not None:
@@ -122,12 +122,12 @@ class OpenShards:
             shard.size,
             shard.checksum,
         ):
-            return None  # not what the target told: its own answer to a GET decides
+            return None  # not what the target described: ask it for the object with a GET
         return self._files.put(key, file)
 
     def temporary(self, job: str, bucket: str, name: str) -> tuple[OpenFile | None, int]:
-        """A temporary object of the job, when it lies on this machine, and its size. Kept by the caller alone: it is read once
-        or twice."""
+        """Return a temporary object of the job, if it is on this machine, and its size. It is not cached, because it is read
+        only once or twice."""
         path = "/v1/node/locate?" + query(bucket=bucket, object=name, job=job, temporary="1")
         found = self._nodes.ask(lambda: self._nodes.owner(bucket, name).url + path)
         located = msgspec.convert(found, Located)
@@ -138,7 +138,7 @@ class OpenShards:
         return file if (opened[1].version, file.size) == (located.version, located.size) else None, located.size
 
     def index(self, shard: InputShard) -> ShardIndex:
-        """The index of a shard: that of the target itself, or a copy."""
+        """Return the index of a shard: the target's own file, or a copy."""
         key = (shard.bucket, shard.name, shard.version)
         found = self._indexes.get(key) or self._fetched.get(key)
         if found is not None:
@@ -148,7 +148,7 @@ class OpenShards:
             try:
                 index = ShardIndex.open(located.index_path, self._pages)
             except (OSError, TarError):
-                pass  # on another machine, or being built anew: the target sends it
+                pass  # on another machine, or being rebuilt: the target sends it
             else:
                 if (index.version, index.checksum) == (shard.version, shard.checksum):
                     return self._indexes.put(key, index)
@@ -174,7 +174,7 @@ class OpenShards:
         return self._nodes.retrying(attempt)
 
     def _locate(self, shard: InputShard) -> Located | None:
-        """Where the owner keeps the shard; None when it is known to be on another machine."""
+        """Ask the owner where it stores the shard; None if the owner is known to be on another machine."""
         if shard.node in self._far:
             return None
         key = (shard.bucket, shard.name, shard.version)
@@ -197,7 +197,7 @@ class OpenShards:
 
 
 def open_blob(path: str) -> tuple[int, Footer] | None:
-    """A descriptor of a blob, the caller's, and what its footer says; None when this process cannot read it."""
+    """Open a blob and return its descriptor, which the caller closes, and its footer; None if it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:

@@ -1,4 +1,4 @@
-"""Stored bytes to read from a file of this machine. `dfc.engine.worker.remote` has those of others."""
+"""Reads objects from files on this machine; see `dfc.engine.worker.remote` for other machines."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 STREAM_BYTES: Final = 1 * MIB
 _NOWAIT: Final = getattr(os, "RWF_NOWAIT", None)
-AHEAD_BYTES: Final = 16 * MIB  # ranges are announced to the kernel so far before they are read
+AHEAD_BYTES: Final = 16 * MIB  # how far ahead ranges are announced to the kernel (WILLNEED)
 
 
 class BlobSource:
-    """A blob of a target of this machine: its first `size` bytes, a footer follows. The descriptor is the cache's."""
+    """A blob on this machine: its first `size` bytes, which a footer follows. The descriptor belongs to the cache."""
 
     def __init__(self, descriptor: int, size: int, label: str, throttle: Throttle) -> None:
         self.size = size
@@ -34,11 +34,11 @@ class BlobSource:
 
     def _fill(self, offset: int, buffer: memoryview) -> None:
         if offset < 0 or offset + len(buffer) > self.size:
-            raise ObjectCorrupt(f"{self._label} has {self.size} bytes, not {offset + len(buffer)}")
+            raise ObjectCorrupt(f"{self._label} has only {self.size} bytes; {offset + len(buffer)} are needed")
         while buffer:
             count = os.preadv(self._descriptor, [buffer], offset)
             if count == 0:
-                raise ObjectCorrupt(f"{self._label} ends at byte {offset}")
+                raise ObjectCorrupt(f"{self._label} ends early, at byte {offset}")
             offset, buffer = offset + count, buffer[count:]
 
     def read_ranges(self, ranges: Sequence[tuple[int, int]], buffer: memoryview) -> None:
@@ -56,22 +56,22 @@ class BlobSource:
     def read_scattered(self, offsets: Sequence[int], sizes: Sequence[int], places: Sequence[int], buffer: memoryview) -> None:
         self._throttle.take(sum(sizes))
         at = self._read_at_hand(offsets, sizes, places, buffer)
-        if at < len(sizes) - 1:  # flash reads many at a time
+        if at < len(sizes) - 1:  # flash reads many ranges in parallel
             for offset, size in zip(offsets[at:], sizes[at:], strict=True):
                 os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_WILLNEED)
         for offset, size, place in zip(offsets[at:], sizes[at:], places[at:], strict=True):
             self._fill(offset, buffer[place : place + size])
 
     def _read_at_hand(self, offsets: Sequence[int], sizes: Sequence[int], places: Sequence[int], buffer: memoryview) -> int:
-        """Read what the kernel has in memory, up to the first range that would have to wait; its number."""
-        if _NOWAIT is None or min(offsets, default=0) < 0:  # to this call -1 means the file's own position
+        """Read what is in the page cache; return the number of the first range that would block."""
+        if _NOWAIT is None or min(offsets, default=0) < 0:  # for this call -1 means the file's position
             return 0
         descriptor, preadv, end = self._descriptor, os.preadv, self.size
         try:
             for number, (offset, size, place) in enumerate(zip(offsets, sizes, places, strict=True)):
                 if offset + size > end or preadv(descriptor, [buffer[place : place + size]], offset, _NOWAIT) != size:
                     return number
-        except OSError:  # not in memory, or a file system that cannot say; a real error comes again
+        except OSError:  # not cached, or not supported by the file system; a real error will occur again
             return number
         return len(sizes)
 
@@ -83,7 +83,7 @@ class BlobSource:
         return self._descriptor
 
     def close(self) -> None:
-        """The descriptor stays open for the next task."""
+        """Do nothing: the descriptor stays open for the next task."""
 
 
 class _FileStream(io.RawIOBase):
@@ -103,7 +103,7 @@ class _FileStream(io.RawIOBase):
 
 
 def joined(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """The (offset, size) pairs, those made one of which each begins where the one before ends."""
+    """Merge adjacent (offset, size) pairs."""
     start = stop = -1
     for offset, size in ranges:
         if offset == stop:
@@ -118,4 +118,4 @@ def joined(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 def check_filled(count: int, buffer: memoryview) -> None:
     if count != len(buffer):
-        raise ValueError(f"a buffer of {len(buffer)} bytes for ranges of {count}")
+        raise ValueError(f"the buffer has {len(buffer)} bytes, but the ranges have {count}")

@@ -1,4 +1,4 @@
-"""The `Store` of a worker: what a task sees of the cluster (`dfc.jobs.store`), over local files first and HTTP else."""
+"""The `Store` of a worker (`dfc.jobs.store`), through which a task reads and writes: local files if possible, else HTTP."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dfc.jobs.tasks import InputShard, Task
 from dfc.names import object_path
 from dfc.tar.index.reader import ShardIndex
 
-CHECK_S: Final = 2.0  # a cancelled job's tasks end this soon
+CHECK_S: Final = 2.0  # how often a task checks whether its job was cancelled
 
 
 class Workshop:
@@ -38,7 +38,7 @@ class Workshop:
 
     @contextmanager
     def store(self, task: Task) -> Iterator[JobStore]:
-        """The store of one task; outputs that it leaves open are aborted."""
+        """Provide the store of one task; outputs that it leaves open are aborted."""
         if task.job != self._job:
             self.shards.close()
             self._job = task.job
@@ -136,18 +136,18 @@ class JobStore:
         try:
             self._nodes.ask_proxy(f"/v1/node/jobs/{self._job}")
         except (NotFound, Conflict):
-            raise JobCancelled(f"the job {self._job} has ended") from None
+            raise JobCancelled(f"the job {self._job} was cancelled or has ended") from None
         except DfcError:
-            pass  # a proxy that is away for a moment has cancelled nothing
+            pass  # the proxy is unreachable for the moment: go on
 
     def close(self) -> None:
-        """Abort what was not committed."""
+        """Abort outputs that were not committed."""
         for output in list(self._outputs):
             output.abort()
 
 
 class _Holding(BlobSource):
-    """A source that keeps its file open even when the cache drops it meanwhile."""
+    """A source that keeps its file open even if the cache drops it."""
 
     def __init__(self, file: OpenFile, label: str, throttle: Throttle) -> None:
         super().__init__(file.descriptor, file.size, label, throttle)

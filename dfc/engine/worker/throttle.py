@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-BURST_S: Final = 0.25  # what was not used is kept for so long
+BURST_S: Final = 0.25  # how much unused time can be saved up
 
 
 class Throttle:
-    """Lets `bytes_per_s` pass; 0: all."""
+    """Limits the rate to `bytes_per_s`; 0: no limit."""
 
     def __init__(
         self,
@@ -21,10 +21,10 @@ class Throttle:
         self._rate = bytes_per_s
         self._now_s = now_s
         self._sleep = sleep
-        self._free_s = 0.0  # when what was taken so far has been paid for
+        self._free_s = 0.0  # when the bytes taken so far are within the limit
 
     def take(self, count: int) -> None:
-        """Wait until so many bytes may be moved."""
+        """Wait until `count` bytes may be moved."""
         if self._rate == 0:
             return
         now = self._now_s()

@@ -1,1 +1,1 @@
-"""Tables larger than memory: records by partition, sorted keys, keys that come more than once."""
+"""Tables that may be larger than memory: partitioned records, sorted keys, duplicate keys."""

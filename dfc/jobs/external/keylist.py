@@ -1,4 +1,4 @@
-"""Lists of keys of any length: streamed, kept as runs of sorted 128-bit hashes, and looked up a run at a time."""
+"""Lists of keys of any length, stored as runs of sorted 128-bit hashes and searched one run at a time."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from dfc.tar.index.arrays import Integers
 HASH_BYTES: Final = 16
 _RUN_KEYS: Final = 1 << 19  # 8 MiB
 _READ_BYTES: Final = 1 << 20
-_LINE_BYTES_MAX: Final = 4 * TAR_MEMBER_NAME_BYTES_MAX + 65_536  # an NDJSON line has its members in it
+_LINE_BYTES_MAX: Final = 4 * TAR_MEMBER_NAME_BYTES_MAX + 65_536  # an NDJSON line also lists the members
 _HASH: Final = np.dtype([("high", ">u8"), ("low", ">u8")])
 
 
 class BadKeyList(Conflict):
-    """An object that should be a list of keys has a line that is none."""
+    """A line in a list of keys is not a key."""
 
     code = "bad_key_list"
 
@@ -34,7 +34,7 @@ class _Line(msgspec.Struct):
 
 
 def write_key_hashes(store: Store, shard: InputShard, name: str) -> int:
-    """The hashes of all keys of an object, in sorted runs; how many there are. BadKeyList naming the line."""
+    """Write the hashes of all keys of an object in sorted runs, and return their number. BadKeyList names the line."""
     count, run = 0, []
     with PlainOutput(store, name, temporary=True) as output:
         for key in _keys(store, shard):
@@ -67,7 +67,7 @@ def _keys(store: Store, shard: InputShard) -> Iterator[bytes]:
                         try:
                             yield decoder.decode(line).key.encode()
                         except msgspec.DecodeError as error:
-                            raise BadKeyList(f"{shard.label}: line {number} is no JSON with a key: {error}") from None
+                            raise BadKeyList(f"{shard.label}: line {number} is not a JSON object with a key: {error}") from None
                     elif line:
                         yield line
                 if not data:
@@ -77,19 +77,19 @@ def _keys(store: Store, shard: InputShard) -> Iterator[bytes]:
 
 
 class KeyList:
-    """What `write_key_hashes` wrote."""
+    """The hashes written by `write_key_hashes`."""
 
     def __init__(self, store: Store, names: Sequence[str]) -> None:
         self._store, self._names = store, names
 
     def find(self, hashes: Sequence[bytes]) -> Integers:
-        """Which of the hashes (xxh3-128 of keys) are in the list: their places, rising."""
+        """Return the ascending positions of those hashes (xxh3-128 of keys) that are in the list."""
         mine = np.frombuffer(b"".join(hashes), dtype=_HASH)
         high, low = mine["high"].astype(np.uint64), mine["low"].astype(np.uint64)
         found = np.zeros(len(mine), dtype=bool)
         for run_high, run_low in self._runs():
             at = np.searchsorted(run_high, high, side="left")
-            # Equal upper halves are next to each other; more than a few only come from equal keys.
+            # Equal upper halves are adjacent; there are more than a few only if the keys are equal.
             end = np.searchsorted(run_high, high, side="right")
             candidates = np.flatnonzero(at < end)
             for i in candidates[~found[candidates]].tolist():

@@ -1,7 +1,7 @@
-"""Temporary objects that hold records by partition, so that what is larger than memory is worked on one part after the other.
+"""Temporary objects of partitioned records, so that data larger than memory can be processed one partition at a time.
 
-A file is chunks, each the records of partition 0, then those of 1, …; at the end stand the lengths of all these segments and,
-in 16 bytes, how many chunks and partitions there are. All numbers are little-endian, unsigned, 64 bits.
+A file consists of chunks, each with the records of partition 0, then of 1, …; then the lengths of all these segments and, in
+16 bytes, the numbers of chunks and partitions. All numbers are little-endian, unsigned, 64 bits.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _LENGTH_BYTES: Final = 8
 
 
 def partition_count(content_bytes: int, memory_bytes: int) -> int:
-    """How many partitions keep each one (of keys or fields, as Python holds them) within a quarter of the memory."""
+    """Return a number of partitions so that each, as Python objects, fits into a quarter of the memory."""
     return max(1, min(JOB_PARTITIONS_MAX, -(-4 * content_bytes // max(memory_bytes, 1))))
 
 
 def key_hash(key: str) -> int:
-    """64 bits of a key. Partitions take it modulo their number, passes what is left of it."""
+    """Hash a key to 64 bits. The partition is the hash modulo their number; passes use the quotient."""
     return xxhash.xxh3_64_intdigest(key.encode())
 
 
 class PartitionWriter:
-    """Writes one temporary object. Use as a context: without `commit` nothing is left of it."""
+    """Writes one temporary object. Use it as a context manager: without `commit`, the object is discarded."""
 
     def __init__(self, store: Store, name: str, partitions: int, buffer_bytes: int = JOB_PARTITION_BUFFER_BYTES) -> None:
         self._output = store.create_temporary(name)
@@ -44,18 +44,18 @@ class PartitionWriter:
         self._limit = min(buffer_bytes, max(1, store.memory_bytes // 4))
 
     def add(self, partition: int, record: bytes) -> None:
-        """A record; those of one partition stay in the order in which they came, and are never cut in two by a chunk."""
+        """Add a record. Records of a partition stay in order, and none is split between chunks."""
         self._parts[partition] += record
         self._held += len(record)
         if self._held >= self._limit:
             self._flush()
 
     def add_key(self, key: str, *values: Any) -> None:
-        """A record of a key with values, for `read_records`, in the partition of the key's hash."""
+        """Add a record of a key with values, for `read_records`, to the partition of the key's hash."""
         self.add(key_hash(key) % len(self._parts), msgpack.packb((key, *values)))
 
     def commit(self) -> int:
-        """Complete; the bytes of all records."""
+        """Complete the object, and return the total size of the records in bytes."""
         self._flush()
         self._output.write(struct.pack(f"<{len(self._lengths)}Q", *self._lengths))
         self._output.write(_END.pack(self._chunks, len(self._parts)))
@@ -80,7 +80,7 @@ class PartitionWriter:
 
 
 def read_partition(store: Store, name: str, partition: int) -> Iterator[bytes]:
-    """The segments of a partition, in order; whole records each."""
+    """Yield the segments of a partition, in order; each has only whole records."""
     source = store.open_temporary(name)
     try:
         partitions, lengths = _table(source)
@@ -97,7 +97,7 @@ def read_partition(store: Store, name: str, partition: int) -> Iterator[bytes]:
 
 
 def partition_bytes(store: Store, name: str, partition: int) -> int:
-    """How many bytes the records of a partition have."""
+    """The total size of the records of a partition in bytes."""
     source = store.open_temporary(name)
     try:
         partitions, lengths = _table(source)
@@ -107,7 +107,7 @@ def partition_bytes(store: Store, name: str, partition: int) -> int:
 
 
 def read_records(store: Store, name: str, partition: int) -> Iterator[list[Any]]:
-    """The records of `add_key` of a partition, as lists, in the order in which they came."""
+    """Yield the records added by `add_key` to a partition, as lists, in order."""
     for segment in read_partition(store, name, partition):
         unpacker = msgpack.Unpacker(max_buffer_size=len(segment))
         unpacker.feed(segment)
@@ -115,7 +115,7 @@ def read_records(store: Store, name: str, partition: int) -> Iterator[list[Any]]
 
 
 def write_value(store: Store, name: str, value: Any) -> None:
-    """A temporary object with one value, as msgpack: what is too large for a task's result."""
+    """Write a value that is too large for a task's result to a temporary object, as msgpack."""
     output = store.create_temporary(name)
     try:
         output.write(msgspec.msgpack.encode(value))
@@ -125,7 +125,7 @@ def write_value(store: Store, name: str, value: Any) -> None:
 
 
 def read_value(store: Store, name: str, kind: type[T]) -> T:
-    """The value of such an object."""
+    """Read a value written by `write_value`."""
     source = store.open_temporary(name)
     try:
         content = bytearray(source.size)
@@ -136,7 +136,7 @@ def read_value(store: Store, name: str, kind: type[T]) -> T:
 
 
 def _table(source: Source) -> tuple[int, Sequence[int]]:
-    """How many partitions there are, and the length of every segment."""
+    """Read the number of partitions and the length of every segment."""
     end = bytearray(_END.size)
     source.read_into(source.size - _END.size, memoryview(end))
     chunks, partitions = _END.unpack(end)

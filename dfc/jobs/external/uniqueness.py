@@ -1,4 +1,4 @@
-"""Which keys come more than once in a whole dataset, in bounded memory: keys are logged by partition, then each one is checked.
+"""Finds duplicate keys in a whole dataset with limited memory: logs keys by partition, then checks each partition.
 
 A place is `shard << 40 | ordinal`: the order of places is the global order.
 """
@@ -14,17 +14,17 @@ from dfc.jobs.store import Store
 
 _ORDINAL_BITS: Final = 40
 _MEMORY_RATIO: Final = 8  # a key of 20 characters in a dict, with its place, takes 160 to 200 bytes
-KEY_BYTES: Final = 128  # what a logged key counts for when partitions are numbered: a third of what one takes in a dict
+KEY_BYTES: Final = 128  # assumed per key when choosing the number of partitions: a third of its size in a dict
 
 
 class DuplicateKey(Conflict):
-    """Two samples of an output would have one key."""
+    """Two samples of an output would have the same key."""
 
     code = "duplicate_key"
 
 
 class Repeat(NamedTuple):
-    """A sample whose key another sample had before it: their places."""
+    """A sample whose key an earlier sample has, with the places of both."""
 
     key: str
     first: int
@@ -40,9 +40,9 @@ def shard_and_ordinal(place: int) -> tuple[int, int]:
 
 
 def find_repeats(store: Store, logs: Sequence[str], partition: int, partitions: int) -> Iterator[Repeat]:
-    """Every record `(key, place)` of a partition whose key an earlier one has. `logs` are in the order of their shards.
+    """Yield every record `(key, place)` of a partition whose key an earlier one has. `logs` are in the order of the shards.
 
-    A partition that is larger than memory is read several times, for some of its keys each time.
+    A partition larger than memory is read in several passes, each for some of its keys.
     """
     total = sum(partition_bytes(store, log, partition) for log in logs)
     passes = max(1, -(-2 * _MEMORY_RATIO * total // store.memory_bytes))

@@ -1,1 +1,1 @@
-"""Moving samples unchanged: their order over a whole dataset, and the ways to write it."""
+"""Moves samples unchanged: computes their order over a whole dataset, and writes them in that order."""

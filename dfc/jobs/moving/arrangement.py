@@ -1,4 +1,4 @@
-"""What an operation that moves unchanged samples decides: their order, and what the outputs are without a size option."""
+"""What an operation that moves unchanged samples decides: their order, and the outputs if no size is given."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dfc.jobs.moving.orders import Order
 
 @dataclass(frozen=True)
 class Section:
-    """Places from `lo` on whose outputs are numbered from 0. `counts`: of samples, of its outputs when no size is given."""
+    """Places from `lo` on, whose outputs are numbered from 0. `counts`: samples of each output if no size is given."""
 
     part: str
     lo: int
@@ -26,7 +26,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Which samples go where."""
+    """The order of the samples, and its sections."""
 
     parts: Parts
     order: Order
@@ -38,7 +38,7 @@ class Arrangement:
 
 
 class Cut(msgspec.Struct, frozen=True, array_like=True):
-    """One output: its name and its places."""
+    """One output: its name and its range of places."""
 
     name: str
     lo: int

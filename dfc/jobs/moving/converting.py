@@ -1,4 +1,4 @@
-"""What the tasks of `convert` do: one input, or runs of samples, into one output; and what they are told."""
+"""The tasks of `convert`, which turn one input, or ranges of samples, into one output, and their payloads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dfc.tar.samples import split_key
 
 
 class Work(Struct, frozen=True, array_like=True):
-    """One input on its way to one output."""
+    """The payload of a task: one input and one output."""
 
     shards: tuple[InputShard, ...]
     source: SourceName
@@ -43,14 +43,14 @@ class Work(Struct, frozen=True, array_like=True):
 
     @property
     def only_moves(self) -> bool:
-        """Whether all samples go from a shard into a shard as they are: none has to be looked at."""
+        """Whether all samples are moved unchanged from a shard to a shard, without being parsed."""
         tars = self.source == "tar" and FORMATS[self.format].kind is not None
         whole = self.fields is None and self.sections is None
         return tars and whole and (not self.shards[0].repeated or self.on_split == "keep")
 
 
 class Wids(Struct, frozen=True, array_like=True):
-    """All shards of an index: (`BUCKET/NAME`, samples, bytes)."""
+    """The payload of the task that writes a wids index. `shards`: (`BUCKET/NAME`, samples, bytes)."""
 
     name: str
     output: str
@@ -64,7 +64,7 @@ def check_fields(found: set[str]) -> tuple[str, ...]:
 
 
 def survey(task: Task, store: Store) -> TaskResult:
-    """The extensions of one input: from an index, a schema or names where there are such, else by reading all of it."""
+    """Find the extensions in one input: from its index, schema or names if possible, else by reading all of it."""
     work = task.decode(Work)
     shard, form = work.shards[0], FORMATS[work.source].file
     if work.source == "tar":
@@ -87,7 +87,7 @@ def survey(task: Task, store: Store) -> TaskResult:
 
 
 def convert(task: Task, store: Store) -> TaskResult:
-    """One input into one output."""
+    """Convert one input to one output."""
     work = task.decode(Work)
     if work.only_moves:
         shard = work.shards[0]
@@ -108,7 +108,7 @@ def convert(task: Task, store: Store) -> TaskResult:
 
 
 def unpack(task: Task, store: Store) -> TaskResult:
-    """One input into a temporary tar, with the fields that are wanted."""
+    """Unpack one input to a temporary tar with the wanted fields."""
     work = task.decode(Work)
     warnings: list[str] = []
     with ShardOutput(store, f"unpacked/{task.number:08d}.tar", temporary=True) as output:
@@ -126,7 +126,7 @@ def _samples(store: Store, work: Work, warnings: list[str]) -> Iterator[SampleDa
 
 
 def _wanted(samples: Iterator[SampleData], work: Work, warnings: list[str]) -> Iterator[SampleData]:
-    """Without the fields that nobody asked for. A sample without any is none in a tar, and so nowhere."""
+    """Drop the unwanted fields. Samples without fields are left out, since a tar cannot hold them."""
     empty = 0
     for sample in samples:
         if work.fields is not None:
@@ -136,11 +136,11 @@ def _wanted(samples: Iterator[SampleData], work: Work, warnings: list[str]) -> I
         else:
             empty += 1
     if empty:
-        warnings.append(f"{work.shards[0].label}: {empty} samples have none of the fields and were left out")
+        warnings.append(f"{work.shards[0].label}: {empty} samples without any of the fields were left out")
 
 
 def write_dali_index(task: Task, store: Store) -> TaskResult:
-    """The index of one tar."""
+    """Write the DALI index of one tar."""
     work = task.decode(Work)
     shard = work.shards[0]
     with PlainOutput(store, work.output) as output:
@@ -151,7 +151,7 @@ def write_dali_index(task: Task, store: Store) -> TaskResult:
 
 
 def write_wids_index(task: Task, store: Store) -> TaskResult:
-    """The list of all shards."""
+    """Write the wids index of all shards."""
     work = task.decode(Wids)
     data = wids_index(work.name, f"{task.output_bucket}/{work.output}", work.shards)
     with PlainOutput(store, work.output, len(data)) as output:

@@ -1,7 +1,7 @@
-"""All samples of a job's input in one order, numbered through: which shards they lie in, and opening those.
+"""Numbers all samples of a job's input in the global order, and opens the shards that contain them.
 
-Also what happens before anything else to shards in which a key comes back: the job fails, or they are rewritten as temporary
-shards with their samples joined, indexes beside them.
+Also handles shards in which a key occurs again, before anything else: the job fails, or they are rewritten as temporary shards
+with joined samples, and indexes beside them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dfc.tar.index.reader import ShardIndex
 
 
 class CorpusPart(msgspec.Struct, frozen=True, array_like=True):
-    """One shard in its place: its first sample has the ordinal `start`. `prefix` goes before all its keys in outputs."""
+    """One shard in the global order. Its first sample has the ordinal `start`; `prefix` is put before its keys in outputs."""
 
     start: int
     shard: InputShard
@@ -44,7 +44,7 @@ Parts = tuple[CorpusPart, ...]
 
 
 def number_through(shards: Sequence[InputShard]) -> Parts:
-    """The shards in this order, each beginning where the one before ends."""
+    """Number the samples of the shards, in this order."""
     parts, start = [], 0
     for shard in shards:
         parts.append(CorpusPart(start, shard))
@@ -53,30 +53,30 @@ def number_through(shards: Sequence[InputShard]) -> Parts:
 
 
 def parts_within(parts: Parts, lo: int, hi: int) -> Parts:
-    """Those with samples from ordinal `lo` up to `hi`."""
+    """The parts with samples from ordinal `lo` up to `hi`."""
     first = bisect_right(parts, lo, key=lambda part: part.end)
     return tuple(part for part in parts[first : bisect_left(parts, hi, key=lambda part: part.start)] if part.shard.samples)
 
 
 class PartList(msgspec.Struct, frozen=True, array_like=True):
-    """Shards as tasks carry them: themselves, or when there are many, the temporary objects that list them."""
+    """The shards in a task's payload; if there are many, the names of temporary objects that list them."""
 
     parts: Parts
     stored: tuple[str, ...] = ()
 
     def load(self, store: Store) -> Parts:
-        """The shards."""
+        """Return the shards."""
         return self.parts + tuple(part for name in self.stored for part in read_value(store, name, Parts))
 
 
 def store_parts(task: Task, store: Store) -> TaskResult:
-    """Write a list of shards down, once for all tasks."""
+    """Write a list of shards to a temporary object, once for all tasks."""
     write_value(store, _list_name(task.number), task.decode(PartList).parts)
     return TaskResult()
 
 
 def listing_stages(job: JobInput) -> list[Stage]:
-    """What writes long lists of shards down; nothing for short ones."""
+    """The stages that write a long list of shards; none for a short list."""
 
     def tasks(results: Results) -> Iterator[TaskDraft]:
         parts = corpus(job, results)
@@ -88,7 +88,7 @@ def listing_stages(job: JobInput) -> list[Stage]:
 
 
 def part_list(parts: Parts, everything: Parts) -> PartList:
-    """What a task carries that needs `parts`, some of or all of `everything`."""
+    """The list for a task that needs `parts`, which are some or all of `everything`."""
     if len(parts) <= JOB_INLINE_SHARDS_MAX:
         return PartList(parts)
     return PartList((), tuple(_list_name(number) for number in range(-(-len(everything) // JOB_INLINE_SHARDS_MAX))))
@@ -99,7 +99,7 @@ def _list_name(number: int) -> str:
 
 
 class Sources:
-    """Shards or temporary objects of one task, by row, opened when needed; not too many at a time. Use as a context."""
+    """The shards or temporary objects of one task, by row: opened when needed, a limited number at once. A context manager."""
 
     def __init__(self, store: Store, rows: Sequence[InputShard | str]) -> None:
         self._store = store
@@ -120,7 +120,7 @@ class Sources:
             self._open[row] = source
             self._local[row] = source.file() is not None
             return source
-        # Whoever reads forward has done with the one before, and each holds a dictionary of up to 96 MiB.
+        # A task that reads forward is done with the previous shard, and each holds a dictionary of up to 96 MiB.
         for other in [number for number, opened in self._open.items() if isinstance(opened, ForwardSource)]:
             self._open.pop(other).close()
         self._open[row] = forward = ForwardSource(source, wanted)
@@ -128,11 +128,11 @@ class Sources:
 
     @property
     def open_max(self) -> int:
-        """So many that were asked for last are open."""
+        """How many of the most recently used are kept open."""
         return JOB_OPEN_SOURCES_MAX
 
     def is_local(self, row: int) -> bool:
-        """Whether it has a file to read from."""
+        """Whether it can be read from a local file."""
         wanted = self._rows[row]
         if not isinstance(wanted, str) and wanted.kind != "tar":
             return False
@@ -150,7 +150,7 @@ class Sources:
 
 
 class ForwardSource:
-    """A compressed shard as its uncompressed archive, read from front to back only."""
+    """The uncompressed archive of a compressed shard, which can only be read forward."""
 
     def __init__(self, source: Source, shard: InputShard) -> None:
         self.size = shard.content_size
@@ -161,9 +161,9 @@ class ForwardSource:
         self._at = 0
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """As Source.read_into, for offsets that only grow."""
+        """Like Source.read_into, for ascending offsets."""
         if offset < self._at:
-            raise ValueError(f"{self._label} is compressed: byte {offset} has gone by")
+            raise ValueError(f"{self._label} is compressed and can only be read forward: byte {offset} has already been passed")
         try:
             while self._at < offset:
                 self._advance(len(self._stream.read(min(offset - self._at, DECOMPRESS_CHUNK_BYTES))))
@@ -194,18 +194,18 @@ class ForwardSource:
         self._at += count
 
 
-# --- Keys that come back.
+# --- Keys that occur again.
 
-_JOINED: Final = "joined/"  # what temporary shards of joined samples are called
+_JOINED: Final = "joined/"  # prefix of the names of temporary shards with joined samples
 
 
 def open_shard(store: Store, shard: InputShard) -> Source:
-    """An input of the job, or a joined one."""
+    """Open an input of the job, or a joined shard."""
     return store.open(shard) if shard.bucket else store.open_temporary(shard.name)
 
 
 def open_index(store: Store, shard: InputShard) -> ShardIndex:
-    """Its index."""
+    """Open the index of an input or of a joined shard."""
     if shard.bucket:
         return store.index(shard)
     source = store.open_temporary(index_beside(shard.name))
@@ -226,7 +226,7 @@ class _JoinTask(msgspec.Struct, frozen=True):
 
 
 def preparing_stages(job: JobInput, on_split: OnSplit) -> list[Stage]:
-    """What goes before everything else; nothing as a rule."""
+    """The stages that handle keys that occur again; usually none."""
     if on_split == "keep" or not any(shard.repeated for shard in job.shards):
         return []
 
@@ -241,7 +241,7 @@ def preparing_stages(job: JobInput, on_split: OnSplit) -> list[Stage]:
 
 
 def corpus(job: JobInput, results: Results) -> Parts:
-    """The shards of the job, joined ones in place of those that were not."""
+    """Return the shards of the job, with joined shards in place of their originals."""
     shards = list(job.shards)
     for result in results.get("join", ()):
         number, shard = result.decode(tuple[int, InputShard])
@@ -250,11 +250,11 @@ def corpus(job: JobInput, results: Results) -> Parts:
 
 
 def refuse_split(task: Task, store: Store) -> TaskResult:
-    """Fail, naming the key."""
+    """Fail with an error that names the key."""
     shard = task.decode(_JoinTask).shard
     for _ in read_samples(store, shard, "fail"):
         break
-    raise SplitSample(f"{shard.label}: a key comes back later in the shard")
+    raise SplitSample(f"{shard.label}: a key occurs again later in the shard")
 
 
 def join_split(task: Task, store: Store) -> TaskResult:
@@ -272,5 +272,5 @@ PREPARING_FUNCTIONS: Final[Mapping[str, Function]] = {"join": join_split, "refus
 
 
 def starts_of(parts: Parts) -> Integers:
-    """The first ordinals, for searching in them."""
+    """The first ordinal of each part, for binary search."""
     return np.array([part.start for part in parts], dtype=np.int64)

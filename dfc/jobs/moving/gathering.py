@@ -1,7 +1,7 @@
-"""Moves samples from anywhere into one archive, in any order, as canonical bytes: what all ordered outputs are written with.
+"""Writes samples from any shards into one archive, in any order, as canonical bytes. Used for all ordered outputs.
 
-Work goes in windows of a bounded size. A window's reads are made in order of source and offset, straight to where the bytes
-belong; headers are then laid over those of the source. Large members of local files never come here: they are sent.
+Works in windows of limited size. The reads of a window are made in order of source and offset, directly to their final place
+in the buffer; then new headers overwrite those of the source. Large members of local files bypass the buffer: they are sent.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from dfc.tar.headerbatch import PlainFiles
 from dfc.tar.index.arrays import Integers, SampleArrays, concatenate
 
 BLOCK: Final = TAR_HEADER_BYTES
-SEND_BYTES: Final = 32 * KIB  # from here on two system calls and a header of its own cost less than copying the data
-LOCAL_WINDOW_BYTES: Final = 4 * MIB  # written while still in the cache of the processor
-COPY_BYTES: Final = 1 * MIB  # of a member that is larger than a window
-AHEAD_BYTES: Final = 16 * MIB  # announced to the kernel before they are sent
-TOGETHER_BYTES: Final = 4 * MIB  # sent by one call
-LOOKUP_SAMPLES: Final = 1 << 16  # whose columns are in memory at a time: a few hundred bytes each
+SEND_BYTES: Final = 32 * KIB  # from this size on, two system calls and a separate header cost less than copying the data
+LOCAL_WINDOW_BYTES: Final = 4 * MIB  # small enough to be written from the CPU cache
+COPY_BYTES: Final = 1 * MIB  # buffer for a member larger than a window
+AHEAD_BYTES: Final = 16 * MIB  # how far ahead to announce reads to the kernel (WILLNEED)
+TOGETHER_BYTES: Final = 4 * MIB  # sent per call
+LOOKUP_SAMPLES: Final = 1 << 16  # columns of this many are in memory at once: a few hundred bytes each
 
 
 class ArchiveSink(Protocol):
-    """What takes the bytes of an archive; ShardOutput is one."""
+    """Takes the bytes of an archive, like ShardOutput."""
 
     @property
     def sends(self) -> bool: ...
@@ -40,7 +40,7 @@ class ArchiveSink(Protocol):
 
 
 def look_up(store: Store, parts: Parts, ordinals: Integers) -> tuple[Integers, SampleArrays]:
-    """The samples with these ordinals, in this order: rows of `parts` that they lie in, and their columns."""
+    """Look up samples by ordinals; return, in the same order, the row in `parts` of each, and their columns."""
     order = np.argsort(ordinals, kind="stable")
     ascending = ordinals[order]
     rows = np.searchsorted(starts_of(parts), ascending, side="right") - 1
@@ -59,7 +59,7 @@ def look_up(store: Store, parts: Parts, ordinals: Integers) -> tuple[Integers, S
 
 
 def in_lookups(count: int) -> Iterator[tuple[int, int]]:
-    """Ranges of at most LOOKUP_SAMPLES."""
+    """Split `count` into ranges of at most LOOKUP_SAMPLES."""
     for lo in range(0, count, LOOKUP_SAMPLES):
         yield lo, min(count, lo + LOOKUP_SAMPLES)
 
@@ -67,13 +67,13 @@ def in_lookups(count: int) -> Iterator[tuple[int, int]]:
 def write_samples(
     sink: ArchiveSink, sources: Sources, rows: Integers, samples: SampleArrays, memory_bytes: int, *, window: int | None = None
 ) -> None:
-    """Samples (of sources by `rows`), in their order, into the sink. `window`: exactly so many bytes at a time."""
+    """Write samples (of sources by `rows`), in order, to the sink. `window`: the exact number of bytes per window."""
     if len(samples):
         _SampleWriter(sink, sources, rows, samples, memory_bytes, window).write()
 
 
 class _SampleWriter:
-    """Positions are in the bytes that go through the buffer: those that are sent past it take none."""
+    """Writes samples. Positions count only bytes that go through the buffer, not those that are sent directly."""
 
     def __init__(
         self, sink: ArchiveSink, sources: Sources, rows: Integers, samples: SampleArrays, memory_bytes: int, window: int | None
@@ -87,7 +87,7 @@ class _SampleWriter:
         self._window = window or window_bytes(memory_bytes, bool(local[used].all()))
         member_rows = np.repeat(rows, samples.counts)
         self._sent = (samples.sizes >= SEND_BYTES) & local[member_rows] & sink.sends
-        # What is left of a sent member is the block that its padding is in.
+        # Of a sent member, only the block with its padding goes through the buffer.
         data = np.where(self._sent, np.where(samples.sizes % BLOCK, BLOCK, 0), padded(samples.sizes))
         self._positions = np.zeros(len(data) + 1, dtype=np.int64)
         np.cumsum(self._heads + data, out=self._positions[1:])
@@ -134,7 +134,7 @@ class _SampleWriter:
         self._emit(buffer.data, np.flatnonzero(sent), a, data, files)
 
     def _read(self, lo: int, hi: int, a: int, b: int, at: Integers, buffer: memoryview) -> None:
-        """Samples that are as they should be but for headers in one read, of others each member."""
+        """Read samples that only need new headers with one read each; of others, read each member."""
         samples = self._samples
         whole = np.flatnonzero(self._whole[lo:hi]) + lo
         counts = samples.counts[lo:hi]
@@ -162,7 +162,7 @@ class _SampleWriter:
             self._sink.write(buffer[done:], files)
 
     def _write_large(self, sample: int) -> None:
-        """A sample that no window holds, in pieces."""
+        """Write a sample that is larger than a window, in pieces."""
         samples, source = self._samples, self._sources[int(self._rows[sample])]
         for member in range(int(samples.first[sample]), int(samples.first[sample + 1])):
             size = int(samples.sizes[member])
@@ -175,22 +175,22 @@ class _SampleWriter:
 
 
 def _announce(source: Source | ForwardSource, offset: int, size: int) -> None:
-    """Have the kernel read ahead what is to be sent soon."""
+    """Ask the kernel to read ahead what will be sent soon."""
     file = source.file()
     if file is not None:
         os.posix_fadvise(file, offset, size, os.POSIX_FADV_WILLNEED)
 
 
 def _announced(sources: Sources, spans: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
-    """File, offset and size of spans of local sources, some at a time, after the number of the first of them, while the kernel
-    reads ahead what comes after."""
+    """Yield groups of spans of local sources, as the number of the first and a list of (file, offset, size), while the kernel
+    reads ahead."""
     announced = ahead = gone = at = 0
     while at < len(spans):
         while announced < len(spans) and ahead - gone <= AHEAD_BYTES:
             _announce(sources[spans[announced][0]], *spans[announced][1:])
             ahead += spans[announced][2]
             announced += 1
-        # Asked for again: a source may have been closed meanwhile, when there are very many.
+        # Looked up again: with very many sources, it may have been closed meanwhile.
         together, first, size = [], at, 0
         while at < len(spans) and at - first < sources.open_max and size < TOGETHER_BYTES:
             row, offset, count = spans[at]
@@ -203,12 +203,12 @@ def _announced(sources: Sources, spans: Sequence[tuple[int, int, int]]) -> Itera
 
 
 def window_bytes(memory_bytes: int, local: bool) -> int:
-    """How much is put together at a time, in whole blocks. What is read remotely is in memory twice, and worth waiting for."""
+    """The size of a window, in whole blocks. Remote windows are larger, although their bytes are in memory twice."""
     return max(64 * KIB, min(memory_bytes // 4, LOCAL_WINDOW_BYTES if local else memory_bytes)) // BLOCK * BLOCK
 
 
 def copy_range(sink: ArchiveSink, source: Source | ForwardSource, offset: int, size: int) -> None:
-    """A range of any size, sent where that goes."""
+    """Copy a range of any size to the sink; it is sent without copying if possible."""
     file = source.file()
     if file is not None and sink.sends and size >= SEND_BYTES:
         sink.send([(b"", file, offset, size)])
@@ -223,7 +223,7 @@ def copy_range(sink: ArchiveSink, source: Source | ForwardSource, offset: int, s
 def read_spans(
     sources: Sources, rows: Integers, offsets: Integers, sizes: Integers, places: Integers, buffer: memoryview
 ) -> None:
-    """Bytes at `offsets` of sources to `places` of the buffer, in order of source and offset, neighbours in one read."""
+    """Read bytes at `offsets` of sources to `places` in the buffer, in order of source and offset, merging adjacent reads."""
     order = np.lexsort((offsets, rows))
     rows, offsets, sizes, places = rows[order], offsets[order], sizes[order], places[order]
     if not len(rows):
@@ -245,7 +245,7 @@ def read_spans(
 
 
 def write_spans(sink: ArchiveSink, sources: Sources, rows: Integers, offsets: Integers, sizes: Integers, window: int) -> None:
-    """Ranges that are as they should be already, in their order, into the sink; `window` bytes at a time."""
+    """Copy ranges unchanged to the sink, in order, `window` bytes at a time."""
     if not len(rows):
         return
     ends = np.cumsum(sizes)

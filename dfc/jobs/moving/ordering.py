@@ -1,7 +1,7 @@
-"""Order → write: how a job that moves unchanged samples is cut into outputs, stages and tasks.
+"""Plans the outputs, stages and tasks of a job that moves unchanged samples in a given order.
 
-An operation says in which order samples go (`Arrangement`, from the results of its own stages); the rest is here: sizes of
-outputs, the choice between gathering (one pass, reads by range) and spilling (in sequence: `dfc.jobs.moving.spilling`), tasks.
+An operation decides the order (`Arrangement`, from the results of its own stages). The rest is done here: the sizes of outputs,
+the choice between gathering (one pass, random reads) and spilling (sequential, `dfc.jobs.moving.spilling`), and the tasks.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from dfc.tar.index.format import index_kind
 from dfc.tar.writer import END_OF_ARCHIVE
 
 Strategy = Literal["auto", "gather", "spill"]
-MEASURE_PLACES: Final = 1 << 20  # whose sizes one task looks up
+MEASURE_PLACES: Final = 1 << 20  # how many sizes one task looks up
 
 
 class OrderOptions(SizeOptions, frozen=True, kw_only=True):
-    """What every operation has that puts samples into another order."""
+    """The options of every operation that reorders samples."""
 
     strategy: Annotated[
         Strategy,
         msgspec.Meta(
-            description="gather reads each sample once from where it is; spill reads and writes everything twice, in sequence; "
+            description="gather reads each sample once, at random; spill reads and writes everything twice, sequentially; "
             "auto gathers unless an input is compressed."
         ),
     ] = "auto"
 
 
 def check_order(options: OrderOptions, pattern: OutputPattern, *, part: bool = False) -> None:
-    """BadRequest for sizes that contradict, and for a pattern that does not name numbered shards (of parts, with `part`)."""
+    """Raise BadRequest for conflicting sizes, or a pattern that does not name numbered shards (of parts, with `part`)."""
     check_sizes(options)
     if not pattern.is_numbered or pattern.is_prefix:
-        raise BadRequest("the output pattern numbers shards: it needs a number like %06d")
+        raise BadRequest("the output pattern needs a number for the shards, such as %06d")
     if pattern.has_part != part:
-        raise BadRequest("the output pattern needs {part} in it" if part else "the output pattern has no use for {part}")
+        raise BadRequest("the output pattern must contain {part}" if part else "only split can have {part} in its pattern")
     if index_kind(pattern.name(0, part="part" if part else "")) is None:
-        raise BadRequest("the outputs are shards: .tar, .tgz, .tar.gz, .tar.zst, .tar.lz4, .tar.bz2 or .tar.xz")
+        raise BadRequest("the output pattern must end in .tar, .tgz, .tar.gz, .tar.zst, .tar.lz4, .tar.bz2 or .tar.xz")
 
 
 class WriteTask(msgspec.Struct, frozen=True):
@@ -78,10 +78,10 @@ class _CutTask(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Ordered:
-    """The stages of a job that writes an order.
+    """The stages of a job that writes samples in a given order.
 
-    `arrange` may be called when the stages in `own` have ended. `follows`: each output takes its samples from one input in
-    the order they have there, as long as no size is given. `per_shard`: samples of an output, when the operation says so.
+    `arrange` can be called once the stages in `own` have ended. `follows`: without a size, each output takes its samples
+    from one input, in their order there. `per_shard`: samples per output, if the operation sets it.
     """
 
     job: JobInput
@@ -98,7 +98,7 @@ class Ordered:
         if self._spills():
             spilling = Spilling(self.job, self.arrange, self.cuts, self._estimate())
             return [*stages, *spilling.stages()]
-        # What is cut before anything has been read is known when the job is planned.
+        # Without earlier stages, the number of outputs is known when the job is planned.
         outputs = None if stages else lambda: self._count({})
         return [*stages, Stage("write", self._write, self._count, outputs)]
 
@@ -123,11 +123,11 @@ class Ordered:
         if compressed is None or (self.follows and not sized):
             return options.strategy == "spill"
         if options.strategy == "gather":
-            raise BadRequest(f"{compressed.label} is compressed: its samples cannot be gathered; take the strategy 'spill'")
+            raise BadRequest(f"{compressed.label} is compressed, so its samples cannot be gathered; use strategy 'spill'")
         return True
 
     def _estimate(self) -> int:
-        """About how many outputs there will be."""
+        """Estimate the number of outputs."""
         options, shards = self._options, self.job.shards
         if options.samples_per_shard is not None:
             return sum(shard.samples for shard in shards) // options.samples_per_shard + self.parts
@@ -136,7 +136,7 @@ class Ordered:
         return len(shards) * self.parts
 
     def cuts(self, results: Results) -> Iterator[Cut]:
-        """The outputs."""
+        """Yield the outputs."""
         arrangement = self.arrange(results)
         name = self.job.pattern.name
         for number, section in enumerate(arrangement.sections):
@@ -144,7 +144,7 @@ class Ordered:
                 yield Cut(name(k, part=section.part), int(lo), int(hi))
 
     def _bounds(self, arrangement: Arrangement, section: Section, number: int, results: Results) -> Iterable[int]:
-        """Where the outputs of a section begin, and where the last one ends; there may be one for every sample."""
+        """The start of each output of a section, and the end of the last one; there may be an output for every sample."""
         if self._measured:
             packed = results["cut"][0].decode(list[bytes])[number]
             return cast(Iterable[int], np.frombuffer(packed, dtype="<i8"))
@@ -180,13 +180,13 @@ def _needed(arrangement: Arrangement, lo: int, hi: int) -> tuple[Order, PartList
 
 
 def write_gathered(task: Task, store: Store) -> TaskResult:
-    """One output, its samples read where they lie."""
+    """Write one output by gathering its samples."""
     wanted = task.decode(WriteTask)
     return gather(store, wanted.cut, wanted.order, wanted.parts.load(store))
 
 
 def gather(store: Store, cut: Cut, order: Order, parts: Parts, *, level: int | None = None) -> TaskResult:
-    """The samples at the places of `cut` into one shard. A compressed input is read forward: its ordinals have to rise."""
+    """Gather the samples at the places of `cut` into one shard. Ordinals of a compressed input must ascend."""
     count = cut.hi - cut.lo
     lookups = list(in_lookups(count))
     found = None
@@ -218,7 +218,7 @@ def _sizes_at(store: Store, order: Order, parts: Parts, lo: int, hi: int) -> Int
 
 
 def measure(task: Task, store: Store) -> TaskResult:
-    """The sizes of the samples of some places, as a table."""
+    """Write a table of the sizes of the samples at some places."""
     wanted = task.decode(_MeasureTask)
     parts = wanted.parts.load(store)
     with PlainOutput(store, f"sizes/{task.number:06d}", (wanted.hi - wanted.lo) * 8, temporary=True) as output:
@@ -230,7 +230,7 @@ def measure(task: Task, store: Store) -> TaskResult:
 
 
 def cut_by_size(task: Task, store: Store) -> TaskResult:
-    """Where outputs end: each before the sample that would make it larger than it may be; a larger sample stands alone."""
+    """Compute where outputs end: before the sample that would exceed the limit. A larger sample is an output of its own."""
     wanted = task.decode(_CutTask)
     room = wanted.limit - len(END_OF_ARCHIVE)
     packed = []
@@ -272,4 +272,4 @@ ORDER_FUNCTIONS: Final[Mapping[str, Function]] = {
     "cut": cut_by_size,
     "write": write_gathered,
 }
-"""What runs in the stages of `Ordered`, for the FUNCTIONS of operations."""
+"""The functions of the stages of `Ordered`, for the FUNCTIONS of operations."""

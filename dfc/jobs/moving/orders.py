@@ -1,7 +1,7 @@
-"""An order: which sample of the input is at which place of the output. A formula, or tables in temporary objects.
+"""Orders: map places in the output to samples of the input, by a formula or by tables in temporary objects.
 
-Both directions, for any range: `ordinals_at` for who writes an output, `places_of` for who reads an input. Every sample is at
-one place at most.
+They work in both directions, for any range: `ordinals_at` for writing an output, `places_of` for reading an input. Every sample
+is at most at one place.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dfc.order.interleave import Interleave
 from dfc.order.permutation import Permutation
 from dfc.tar.index.arrays import Integers
 
-ENTRY_BYTES: Final = 8  # of an ordinal in a table, the lowest byte first
+ENTRY_BYTES: Final = 8  # of an ordinal in a table, little-endian
 _ENTRY: Final = np.dtype("<i8")
-_SCAN_ENTRIES: Final = 1 << 18  # of a table, looked through at a time
+_SCAN_ENTRIES: Final = 1 << 18  # of a table, searched at once
 
 
 class Stride(msgspec.Struct, frozen=True, tag="stride"):
@@ -32,15 +32,15 @@ class Stride(msgspec.Struct, frozen=True, tag="stride"):
 
 
 class Shuffle(msgspec.Struct, frozen=True, tag="shuffle"):
-    """The permutation of a seed."""
+    """The permutation given by a seed."""
 
     seed: int
     count: int
 
 
 class TableRow(msgspec.Struct, frozen=True, array_like=True):
-    """Places from `place` on: `count` entries of a temporary object, from entry `first` on, ordinals from `low` up to
-    `high`, which rise when `rises`."""
+    """`count` entries of a temporary object, from entry `first` on, for the places from `place` on. The ordinals are from `low`
+    up to `high`, and ascend if `rises`."""
 
     name: str
     first: int
@@ -52,7 +52,7 @@ class TableRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Table(msgspec.Struct, frozen=True, tag="table"):
-    """Ordinals that earlier tasks have written down; rows in order of their places, without gaps."""
+    """Ordinals that earlier tasks wrote; the rows are in order of their places, without gaps."""
 
     rows: tuple[TableRow, ...]
     count: int
@@ -62,7 +62,7 @@ Order = Stride | Shuffle | Table | Interleave
 
 
 def restricted(order: Order, parts: Parts, lo: int, hi: int) -> tuple[Order, Parts]:
-    """What of order and shards is needed for the places from `lo` up to `hi`."""
+    """Restrict an order and its shards to what is needed for the places from `lo` up to `hi`."""
     if isinstance(order, Stride):
         last = order.start + (hi - 1) * order.step + 1
         return order, parts_within(parts, order.start + lo * order.step, last) if hi > lo else ()
@@ -78,14 +78,14 @@ def restricted(order: Order, parts: Parts, lo: int, hi: int) -> tuple[Order, Par
 
 
 def touching(order: Order, low: int, high: int) -> Order:
-    """What of an order is needed for the ordinals from `low` up to `high`."""
+    """Restrict an order to what is needed for the ordinals from `low` up to `high`."""
     if isinstance(order, Table):
         return Table(tuple(row for row in order.rows if row.low < high and row.high > low), order.count)
     return order
 
 
 def ordinals_at(order: Order, store: Store, lo: int, hi: int) -> Integers:
-    """Of the places from `lo` up to `hi`."""
+    """Return the ordinals at the places from `lo` up to `hi`."""
     if isinstance(order, Stride):
         return order.start + np.arange(lo, hi, dtype=np.int64) * order.step
     if isinstance(order, Shuffle):
@@ -100,12 +100,12 @@ def ordinals_at(order: Order, store: Store, lo: int, hi: int) -> Integers:
             found[first - lo : last - lo] = read_entries(store, row.name, row.first + first - row.place, last - first)
             filled += last - first
     if filled != hi - lo:
-        raise ValueError(f"{filled} of {hi - lo} places are in the table")
+        raise ValueError(f"the table has only {filled} of {hi - lo} places")
     return found
 
 
 def places_of(order: Order, store: Store, lo: int, hi: int) -> Integers:
-    """Of the samples with ordinals from `lo` up to `hi`; -1 for those that are at no place."""
+    """Return the places of the samples with ordinals from `lo` up to `hi`; -1 for samples without a place."""
     if isinstance(order, Shuffle):
         return Permutation(order.seed, order.count).places(lo, hi)
     if isinstance(order, Stride):
@@ -128,12 +128,12 @@ def places_of(order: Order, store: Store, lo: int, hi: int) -> Integers:
 
 
 def encode_entries(ordinals: Integers) -> bytes:
-    """As they lie in a temporary object."""
+    """Encode ordinals for a temporary object."""
     return ordinals.astype(_ENTRY).tobytes()
 
 
 def read_entries(store: Store, name: str, first: int, count: int) -> Integers:
-    """The inverse, for a part of it."""
+    """Read some of the ordinals in a temporary object."""
     data = bytearray(count * ENTRY_BYTES)
     if count:
         source = store.open_temporary(name)

@@ -1,7 +1,8 @@
-"""Subsets: per shard, which samples go into which part of the output, in their order. A table of each shard says it.
+"""Selects subsets: tables say, for each shard, which samples go to which part of the output, in their order.
 
-Operations write the tables in a stage named `pick`, one task a shard; `picked` makes an order of them. Choices that need
-all shards (duplicates, classes) come from tasks by hash, as labels that each shard then reads: `write_labels`, `read_labels`.
+Operations write the tables in a stage named `pick`, with one task per shard; `picked` turns them into an order. Choices that
+need all shards (duplicates, classes) are made by tasks that each handle a partition by hash; they write labels, which the task
+of each shard then reads: `write_labels`, `read_labels`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SCALE: Final = 1 << 64
 
 
 def write_picked(store: Store, number: int, sections: Sequence[Integers]) -> TaskResult:
-    """The table of shard `number`: for each part of the output rising global ordinals. The result of the stage."""
+    """Write the table of shard `number`: ascending global ordinals for each part of the output. Returns the task's result."""
     with PlainOutput(store, _table_name(number), temporary=True) as output:
         for ordinals in sections:
             output.write(encode_entries(ordinals))
@@ -34,7 +35,7 @@ def write_picked(store: Store, number: int, sections: Sequence[Integers]) -> Tas
 
 
 def picked(parts: Parts, results: Results, names: Sequence[str]) -> Arrangement:
-    """The order that the results of `pick` make: one part of the output after the other, in each the shards in order."""
+    """Make an order from the results of `pick`: one part of the output after the other, each with the shards in order."""
     counts = [result.decode(list[int]) for result in results["pick"]]
     rows, sections, place = [], [], 0
     for section, name in enumerate(names):
@@ -54,8 +55,8 @@ def _table_name(number: int) -> str:
 
 
 def write_labels(store: Store, name: str, starts: Sequence[int], ordinals: Integers, values: Integers) -> None:
-    """What was found of samples of all shards (which begin at `starts`; the last number is where the last one ends), as
-    ordinal * 256 + value, and where those of each shard begin."""
+    """Write labels for samples of all shards, as ordinal * 256 + value, and where those of each shard begin. `starts` has the
+    first ordinal of each shard, and the end of the last one."""
     order = np.argsort(ordinals)
     bounds = np.searchsorted(ordinals[order], np.array(starts, dtype=np.int64))
     with PlainOutput(store, name, temporary=True) as output:
@@ -65,7 +66,7 @@ def write_labels(store: Store, name: str, starts: Sequence[int], ordinals: Integ
 
 
 def read_labels(store: Store, names: Sequence[str], number: int, shards: int) -> tuple[Integers, Integers]:
-    """Rising ordinals and values of shard `number`, from what all tasks have written."""
+    """Read the labels of shard `number` that all tasks wrote, as ascending ordinals and their values."""
     found = [np.zeros(0, dtype=np.int64)]
     for name in names:
         first, last = read_entries(store, name, number, 2).tolist()
@@ -75,7 +76,7 @@ def read_labels(store: Store, names: Sequence[str], number: int, shards: int) ->
 
 
 def chance(seed: int, keys: Sequence[bytes]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """u of each key, times 2^64 (docs/jobs-order.md)."""
+    """The number u of each key, times 2^64 (docs/jobs-order.md)."""
     message = seed.to_bytes(8, "little")
     hash64 = xxhash.xxh3_64_intdigest
     return np.fromiter((hash64(message + key) for key in keys), dtype=np.uint64, count=len(keys))

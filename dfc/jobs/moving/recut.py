@@ -1,7 +1,7 @@
-"""Operations that change samples: one output per input or, when a size is given, temporary shards that are cut anew.
+"""Outputs of operations that change samples: one per input or, if a size is given, temporary shards that are cut again.
 
-Their tasks write through `open_made`; the results that `made` tells apart are outputs, or inputs of the second half, which is
-the common machinery of `dfc.jobs.moving.ordering`.
+Their tasks write with `open_made` and return `commit_made`. What they write is an output, or an input of the second half, which
+`dfc.jobs.moving.ordering` does.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def has_size(options: SizeOptions) -> bool:
 
 
 def open_made(store: Store, name: str | None, number: int) -> ShardOutput:
-    """What a task writes: the output of this name, or without one the temporary shard of this number."""
+    """Open what a task writes: the output with this name or, if None, the temporary shard with this number."""
     return ShardOutput(store, f"made/{number:08d}.tar", temporary=True) if name is None else ShardOutput(store, name)
 
 
 def commit_made(output: ShardOutput, shard: InputShard, **result: int | tuple[str, ...]) -> TaskResult:
-    """The result of the task, which has read `shard`; `result` are further fields of it."""
+    """Commit, and return the result of the task, which read `shard`; `result` has further fields of it."""
     if output.temporary:
         made = output.commit_temporary(shard.version, shard.node)
         values = TaskResult(bytes_in=shard.size, bytes_out=made.size, data=msgspec.msgpack.encode(made))
@@ -46,7 +46,7 @@ def commit_made(output: ShardOutput, shard: InputShard, **result: int | tuple[st
 
 
 def recut(job: JobInput, own: Sequence[Stage], made: str) -> list[Stage]:
-    """The stages `own`, and those that cut anew what the tasks of stage `made` have made; these alone without a size."""
+    """Return the stages `own` and, if a size is given, the stages that cut again what the tasks of stage `made` wrote."""
     options: SizeOptions = job.options
     if not has_size(options):
         return list(own)

@@ -1,9 +1,9 @@
-"""Runs: samples in temporary objects, canonical, in each run sorted by their places in the output.
+"""Runs: sequences of canonical samples in temporary objects, each sorted by place in the output.
 
     data of all runs · ENTRIES (place, size), one a sample · FENCES (place, offset of the data), one every FENCE_SAMPLES and run
     RUNS (first entry, first fence, end of the data), one a run · their three numbers
 
-All numbers have 8 bytes, the lowest first. Fences let a reader fetch the entries of a range of places and no others.
+All numbers have 8 bytes, little-endian. Fences let a reader fetch only the entries of a range of places.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ FENCE_SAMPLES: Final = 64
 
 
 def object_bytes(data: int, runs: Sequence[int]) -> int:
-    """The size of an object with so many bytes of data, in runs of so many samples."""
+    """The size of an object with `data` bytes of data, in runs of these numbers of samples."""
     return data + sum(16 * count + 16 * -(-count // FENCE_SAMPLES) for count in runs) + 24 * len(runs) + 24
 
 
 class RunWriter:
-    """The sink of runs."""
+    """Writes runs; the sink of `write_samples` and `write_spans`."""
 
     def __init__(self, output: PlainOutput) -> None:
         self._output = output
@@ -43,11 +43,11 @@ class RunWriter:
 
     @property
     def sends(self) -> bool:
-        """Whether `send` is any better than `write`."""
+        """Whether `send` is cheaper than `write`."""
         return self._output.sends
 
     def write(self, data: Buffer, files: PlainFiles | None = None) -> None:
-        """The next bytes. What members they are does not matter: runs are no archive."""
+        """Write the next bytes. `files` is ignored, because runs are not archives."""
         self._output.write(data)
         self.size += len(data)
 
@@ -55,7 +55,7 @@ class RunWriter:
         self.size += self._output.send(parts)
 
     def end(self, places: Integers, sizes: Integers) -> None:
-        """The run is complete: these are its samples."""
+        """Complete a run with these samples."""
         starts = self.size - int(sizes.sum()) + np.cumsum(sizes) - sizes
         self._runs.append((self._entry_count, self._fence_count, self.size))
         self._entries.append(np.stack([places, sizes], axis=1))
@@ -71,7 +71,7 @@ class RunWriter:
 
 @dataclass(frozen=True)
 class Found:
-    """Samples in temporary objects: their rows among the sources, offsets, sizes, places."""
+    """Samples in temporary objects: their rows in the sources, offsets, sizes and places."""
 
     rows: Integers
     offsets: Integers
@@ -80,7 +80,7 @@ class Found:
 
 
 def find(sources: Sources, count: int, lo: int, hi: int) -> Found:
-    """The samples with places from `lo` up to `hi` in `count` objects of runs."""
+    """Find the samples with places from `lo` up to `hi` in `count` objects of runs."""
     columns: list[tuple[Integers, ...]] = [(np.zeros(0, dtype=np.int64),) * 4]
     for row in range(count):
         for places, sizes, offsets in _entries(sources[row], lo, hi):
@@ -89,7 +89,7 @@ def find(sources: Sources, count: int, lo: int, hi: int) -> Found:
 
 
 def _entries(source: Source | ForwardSource, lo: int, hi: int) -> Iterator[tuple[Integers, Integers, Integers]]:
-    """Places, sizes and offsets of the samples from place `lo` up to `hi`, of each run that has any."""
+    """Yield places, sizes and offsets of the samples from place `lo` up to `hi`, for each run that has any."""
     tail = source.size - 24
     entry_count, fence_count, run_count = _numbers(source, tail, 3).tolist()
     runs_at = tail - 24 * run_count

@@ -1,4 +1,4 @@
-"""Runs of samples out of indexed shards: how conversions of a given size are cut, and how a task reads its part."""
+"""Ranges of samples in indexed shards: divides a conversion into outputs of a given size, and reads a task's ranges."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class SampleRange(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def seed(self) -> str:
-        """What identifies its content."""
+        """A text that identifies its content."""
         return f"{self.shard.checksum} {self.first} {self.stop}"
 
 
 def cut(shards: Iterable[InputShard], count: int) -> Iterator[tuple[SampleRange, ...]]:
-    """The sections of each output: `count` samples, the last one the rest. One output without any when there are none."""
+    """Yield the sections of each output: `count` samples, the rest in the last; one empty output if there are no samples."""
     sections: list[SampleRange] = []
     room, outputs = count, 0
     for shard in shards:
@@ -47,7 +47,7 @@ def cut(shards: Iterable[InputShard], count: int) -> Iterator[tuple[SampleRange,
 
 
 def read_sections(store: Store, sections: Sequence[SampleRange]) -> Iterator[SampleData]:
-    """The samples of all sections, one after the other. TarError for a member too large for memory, InputChanged."""
+    """Yield the samples of all sections, in order. TarError for a member too large for memory; InputChanged."""
     number = 0
     for section in sections:
         index = open_index(store, section.shard)

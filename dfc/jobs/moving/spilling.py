@@ -1,8 +1,8 @@
-"""Two passes, or more for very many outputs, that read and write in sequence: for compressed inputs and rotating disks.
+"""Reorders samples in two or more sequential passes, for compressed inputs and rotating disks.
 
-The first pass reads shards from front to back and writes runs (`dfc.jobs.moving.runs`): as many samples as memory holds, as
-canonical bytes, sorted by their places. A last pass takes one range out of every run, each in one read, and writes an output.
-When a run would fall into more than FAN_OUT ranges, passes between merge the runs of a range of places into new ones.
+The first pass reads shards sequentially and writes runs (`dfc.jobs.moving.runs`): as many samples as fit into memory, as
+canonical bytes, sorted by place. For each output, the last pass reads one range of every run, each in one read. If a run would
+be divided into more than FAN_OUT ranges, passes in between merge the runs of a range of places into new runs.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from dfc.limits import GIB
 from dfc.tar.index.arrays import Integers, SampleArrays
 from dfc.tar.writer import END_OF_ARCHIVE
 
-FAN_OUT: Final = 256  # ranges of a run: at 128 MiB of run they are read in half megabytes
-_TASKS_MAX: Final = 1024  # of the first pass: each of the outputs opens what they write
-_TASK_BYTES: Final = GIB  # that a task of the first pass reads of one uncompressed shard
+FAN_OUT: Final = 256  # ranges of a run: with runs of 128 MiB, reads have half a megabyte
+_TASKS_MAX: Final = 1024  # of the first pass: each output opens all of their objects
+_TASK_BYTES: Final = GIB  # how much a task of the first pass reads of one uncompressed shard
 _SPREAD_SAMPLES: Final = 1 << 15
-_PASSES: Final = 4  # 256^4 ranges are more than there can be
+_PASSES: Final = 4  # 256^4 ranges are more than is possible
 
 
 class SpreadTask(msgspec.Struct, frozen=True):
-    """Samples with ordinals from `lo` up to `hi`."""
+    """The payload of the first pass: samples with ordinals from `lo` up to `hi`."""
 
     lo: int
     hi: int
@@ -45,7 +45,7 @@ class SpreadTask(msgspec.Struct, frozen=True):
 
 
 class MergeTask(msgspec.Struct, frozen=True):
-    """Places from `lo` up to `hi`, out of objects of runs."""
+    """The payload of later passes: places from `lo` up to `hi`, read from objects of runs."""
 
     name: str
     lo: int
@@ -55,7 +55,7 @@ class MergeTask(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Spilling:
-    """The stages. `outputs` is about how many there will be."""
+    """The stages of a job that spills. `outputs` is an estimate of their number."""
 
     job: JobInput
     arrange: Callable[[Results], Arrangement]
@@ -69,12 +69,12 @@ class Spilling:
 
     @property
     def _content(self) -> int:
-        """Bytes that each pass writes."""
+        """The bytes that each pass writes."""
         return sum(shard.content_size for shard in self.job.shards)
 
     @property
     def _ranges(self) -> int:
-        """How many ranges of places are to be told apart: outputs, or pieces of them that memory holds."""
+        """The number of ranges into which places must be divided: outputs, or pieces of them that fit into memory."""
         return max(1, self.outputs, 2 * self._content // max(1, self.job.memory_bytes))
 
     @property
@@ -83,7 +83,7 @@ class Spilling:
 
     @property
     def _factor(self) -> int:
-        """Into how many ranges each pass divides: as few as do."""
+        """The number of ranges into which each pass divides: as few as possible."""
         return next(n for n in range(2, FAN_OUT + 1) if n == FAN_OUT or n**self._passes >= self._ranges)
 
     def _spread(self, results: Results) -> Iterator[TaskDraft]:
@@ -117,7 +117,7 @@ class Spilling:
         return count * number // ranges, count * (number + 1) // ranges
 
     def _objects(self, results: Results, count: int, level: int) -> list[tuple[int, int, str]]:
-        """The objects of a level: places that they may have, names."""
+        """The objects of a level: their ranges of places, and their names."""
         if level == 0:
             bounds = [result.decode(tuple[int, int]) for result in results["spread"]]
             return [(lo, hi, _run_name(number)) for number, (lo, hi) in enumerate(bounds)]
@@ -137,7 +137,7 @@ def _run_name(number: int) -> str:
 
 
 def _batches(parts: Parts) -> Iterator[tuple[int, int, str]]:
-    """Ordinals of the tasks of the first pass: small shards together, large ones in pieces unless they are compressed."""
+    """Yield the ordinals for each task of the first pass: several small shards, or a piece of a large uncompressed one."""
     enough = sum(part.shard.content_size for part in parts) // _TASKS_MAX
     lo, size = 0, 0
     for part in parts:
@@ -163,10 +163,10 @@ def _batches(parts: Parts) -> Iterator[tuple[int, int, str]]:
 
 
 def spread(task: Task, store: Store) -> TaskResult:
-    """Shards, or a piece of one, into runs."""
+    """Write the samples of shards, or of a piece of one, as runs."""
     wanted = task.decode(SpreadTask)
     parts = wanted.parts.load(store)
-    # The window itself, and once more what a remote source needs to put it together.
+    # Memory for the window, and once more for a remote source to assemble it.
     window = window_bytes(store.memory_bytes, local=False)
     size = object_bytes(*_measure(store, wanted, parts, window))
     low, high = 0, 0
@@ -191,7 +191,7 @@ def spread(task: Task, store: Store) -> TaskResult:
 
 
 def _chosen(store: Store, wanted: SpreadTask, parts: Parts) -> Iterator[tuple[Integers, Integers, SampleArrays]]:
-    """Places of the samples of a task, rows of `parts` that they lie in, and their columns; a few at a time."""
+    """Yield the places of a task's samples, their rows in `parts`, and their columns; a few at a time."""
     for start in range(wanted.lo, wanted.hi, _SPREAD_SAMPLES):
         places = places_of(wanted.order, store, start, min(wanted.hi, start + _SPREAD_SAMPLES))
         chosen = np.flatnonzero(places >= 0)
@@ -200,7 +200,7 @@ def _chosen(store: Store, wanted: SpreadTask, parts: Parts) -> Iterator[tuple[In
 
 
 def _measure(store: Store, wanted: SpreadTask, parts: Parts, window: int) -> tuple[int, list[int]]:
-    """Bytes of all samples, and samples of each run: with a size announced, the kernel moves the bytes on the other side."""
+    """The total size of the samples, and the samples per run. If the size is announced, the kernel receives without copies."""
     total, runs = 0, []
     for _, _, samples in _chosen(store, wanted, parts):
         sizes = sample_sizes(samples)
@@ -210,7 +210,7 @@ def _measure(store: Store, wanted: SpreadTask, parts: Parts, window: int) -> tup
 
 
 def merge(task: Task, store: Store) -> TaskResult:
-    """A range of places out of many runs into fewer and longer runs."""
+    """Merge a range of places from many runs into fewer, longer runs."""
     wanted = task.decode(MergeTask)
     window = window_bytes(store.memory_bytes, local=False)
     with Sources(store, wanted.runs) as sources:
@@ -231,13 +231,13 @@ def merge(task: Task, store: Store) -> TaskResult:
 
 
 def collect(task: Task, store: Store) -> TaskResult:
-    """One output out of all runs."""
+    """Write one output from all runs."""
     wanted = task.decode(MergeTask)
     with Sources(store, wanted.runs) as sources:
         found = find(sources, len(wanted.runs), wanted.lo, wanted.hi)
         order = np.argsort(found.places)
         if not np.array_equal(found.places[order], np.arange(wanted.lo, wanted.hi)):
-            raise StorageFailed(f"the temporary objects for {wanted.name} do not have its samples")
+            raise StorageFailed(f"the temporary objects for {wanted.name} do not hold all of its samples")
         size = int(found.sizes.sum()) + len(END_OF_ARCHIVE)
         window = window_bytes(store.memory_bytes, local=False)
         with ShardOutput(store, wanted.name, size) as output:
@@ -255,7 +255,7 @@ SPILL_FUNCTIONS: Final[Mapping[str, Function]] = {
 
 
 def _fitting(sizes: Integers, window: int) -> Iterator[tuple[int, int]]:
-    """Ranges whose sizes add up to a window at most; what is larger than that is alone."""
+    """Yield ranges whose sizes add up to at most a window; a larger sample is a range by itself."""
     ends = np.cumsum(sizes)
     first = 0
     while first < len(ends):

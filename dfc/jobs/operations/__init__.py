@@ -1,16 +1,16 @@
-"""The operations that a job can do: every module of this package is one, loaded when first asked for.
+"""The operations of jobs: each module of this package is one, imported on first use.
 
 A module has `Options` (a frozen msgspec struct that forbids unknown fields), `check(options, pattern)`, which raises BadRequest
-for what the types cannot say, `plan(job: JobInput) -> list[Stage]`, pure, and `FUNCTIONS`, a mapping from stage names to what
-runs on a worker. It may have besides:
+for what the types cannot express, a pure `plan(job: JobInput) -> list[Stage]`, and `FUNCTIONS`, which maps names of stages to
+functions that run on workers. It can also have:
 
-| name | means |
+| name | meaning |
 | --- | --- |
-| `TAKES_MANY = True` | its input may be a list of inputs |
-| `TAKES_ANY_OBJECT = True` | its inputs may name objects without an index: they come as `InputShard.unread`, others never do |
-| `other_inputs(options) -> tuple[InputSpec, ...]` | objects of any kind that options name, at the end of `JobInput.inputs` |
+| `TAKES_MANY = True` | its input can be a list of inputs |
+| `TAKES_ANY_OBJECT = True` | its inputs can be objects without an index, which are passed as `InputShard.unread` |
+| `other_inputs(options) -> tuple[InputSpec, ...]` | objects of any kind that options name, added to `JobInput.inputs` |
 | `other_outputs(options, pattern) -> tuple[str, ...]` | names of outputs that the pattern does not match, or patterns of them |
-| `needs(options) -> tuple[str, ...]` | settings of the operator, all off by default, without which the job is refused (403) |
+| `needs(options) -> tuple[str, ...]` | settings, off by default, that the operator must turn on, or the job is refused (403) |
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OPERATIONS: Final = tuple(sorted(module.name for module in iter_modules(__path__
 
 
 class Operation(Protocol):
-    """What a module of this package looks like from outside."""
+    """The interface of a module of this package."""
 
     Options: type[Any]
     check: Callable[[Any, OutputPattern], None]
@@ -39,37 +39,37 @@ class Operation(Protocol):
 
 
 def operation(name: str) -> Operation:
-    """The module; BadRequest for a name that is none."""
+    """Return the module of an operation. BadRequest for an unknown name."""
     if name not in OPERATIONS:
-        raise BadRequest(f"unknown operation {name[:80]!r}; there are {', '.join(OPERATIONS)}")
+        raise BadRequest(f"unknown operation {name[:80]!r}; choose from {', '.join(OPERATIONS)}")
     return cast(Operation, import_module(f"dfc.jobs.operations.{name}"))
 
 
 def takes_any_object(name: str) -> bool:
-    """Whether the inputs of a job of this operation may be objects without an index."""
+    """Whether the inputs of this operation can be objects without an index."""
     return bool(getattr(operation(name), "TAKES_ANY_OBJECT", False))
 
 
 def other_inputs(name: str, options: Any) -> tuple[InputSpec, ...]:
-    """Further inputs that the (checked) options name; they may always be objects without an index."""
+    """Return further inputs that the (checked) options name; they can always be objects without an index."""
     found: Callable[[Any], tuple[InputSpec, ...]] | None = getattr(operation(name), "other_inputs", None)
     return () if found is None else found(options)
 
 
 def other_outputs(name: str, options: Any, pattern: OutputPattern) -> tuple[str, ...]:
-    """Names of outputs that the pattern does not match."""
+    """Return the names of outputs that the pattern does not match."""
     found: Callable[[Any, OutputPattern], tuple[str, ...]] | None = getattr(operation(name), "other_outputs", None)
     return () if found is None else found(options, pattern)
 
 
 def check_enabled(name: str, options: Any, settings: object) -> None:
-    """Forbidden when the operation wants a setting that is off; `settings` has those settings as attributes."""
+    """Raise Forbidden if the operation needs a setting that is off; `settings` has the settings as attributes."""
     for setting in getattr(operation(name), "needs", lambda _: ())(options):
         if not getattr(settings, setting, False):
-            raise Forbidden(f"this job runs code of its own, which the operator has not allowed (setting {setting!r})")
+            raise Forbidden(f"this job runs user code, which the operator has not allowed (setting {setting!r})")
 
 
 def find_function(name: str) -> Function:
-    """What runs a task whose `function` is `OPERATION.STAGE`."""
+    """Return the function for a task whose `function` is `OPERATION.STAGE`."""
     of, _, stage = name.partition(".")
     return operation(of).FUNCTIONS[stage]

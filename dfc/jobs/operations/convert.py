@@ -1,8 +1,8 @@
-"""Write the samples of each input in another format, one output per input, or indexes that other libraries need.
+"""Write the samples of each input in another format, one output per input, or write indexes that other libraries need.
 
-Inputs are recognised by the endings of their names; if no ending says anything, they are the files of one directory
-tree. `from` overrules that. Writing Parquet begins with a survey, so that all files get the same columns. With
-`samples_per_shard`, the outputs are cut anew; inputs other than plain tars are first unpacked into temporary ones.
+The format of inputs is recognized by the endings of their names; without a known ending, they are the files of one
+directory tree. `from` overrides that. Before Parquet is written, all inputs are surveyed, so that all files get the same
+columns. With `samples_per_shard`, samples are regrouped; inputs other than plain tars are first unpacked into temporary tars.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from dfc.errors import BadRequest, NotAShard
-from dfc.formats.base import KEY_FIELD, FileFormat, need
+from dfc.formats.base import KEY_FIELD, need
 from dfc.formats.table import FORMATS, INDEXES, FormatName, SourceName, goes_with, source_format, written_format
 from dfc.jobs.moving.converting import CONVERT_FUNCTIONS, Wids, Work, check_fields
 from dfc.jobs.moving.sections import SampleRange, cut
@@ -28,43 +28,43 @@ TAKES_ANY_OBJECT: Final = True
 
 
 class Options(CommonOptions, frozen=True, kw_only=True):
-    """Formats of inputs and outputs."""
+    """The formats of inputs and outputs."""
 
     format: Annotated[FormatName, Meta(description="The format of the outputs.")]
     level: Annotated[int | None, Meta(description="The compression level, for formats that have levels.")] = None
     fields: Annotated[
         Annotated[tuple[str, ...], Meta(min_length=1, max_length=FORMAT_FIELDS_MAX)] | None,
-        Meta(description="Only these extensions; for Parquet, these columns in this order."),
+        Meta(description="Keep only these extensions; for Parquet, these columns in this order."),
     ] = None
     samples_per_shard: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="Samples in each output. By default there is one output for each input."),
+        Meta(description="Samples per output. By default, each input makes one output."),
     ] = None
-    source: Annotated[SourceName | None, Meta(description="The format of the inputs, if their names do not say it.")] = (
+    source: Annotated[SourceName | None, Meta(description="The format of the inputs, if their names do not tell.")] = (
         msgspec.field(default=None, name="from")
     )
 
 
 def check(options: Options, pattern: OutputPattern) -> None:
-    """BadRequest for a level that the format does not have, a pattern that names another format, a library that is missing."""
+    """Raise BadRequest for a level that the format does not have, a pattern for another format, or a missing library."""
     form = FORMATS[options.format]
     _check_pattern(options.format, pattern)
     if form.levels is None and options.level is not None:
-        raise BadRequest(f"the format {options.format} has no levels")
+        raise BadRequest(f"the format {options.format} has no compression levels")
     if form.levels is not None and options.level is not None and options.level not in form.levels:
         raise BadRequest(f"{options.format} has levels from {form.levels[0]} to {form.levels[-1]}, not {options.level}")
     if options.fields is not None:
         if options.format in INDEXES:
-            raise BadRequest(f"{options.format} is an index of whole shards; 'fields' has no meaning")
+            raise BadRequest(f"{options.format} is an index of whole shards; it takes no 'fields'")
         if len(set(options.fields)) < len(options.fields) or any(field != field.lower() for field in options.fields):
-            raise BadRequest("'fields' are different extensions in lower case")
+            raise BadRequest("'fields' must be distinct extensions in lower case")
         if KEY_FIELD in options.fields:
-            raise BadRequest(f"{KEY_FIELD!r} is no field; keys are always kept")
+            raise BadRequest(f"{KEY_FIELD!r} cannot be listed in 'fields'; keys are always kept")
     if options.samples_per_shard is not None:
         if options.format in INDEXES:
-            raise BadRequest(f"{options.format} is an index of whole shards; 'samples_per_shard' has no meaning")
+            raise BadRequest(f"{options.format} is an index of whole shards; it takes no 'samples_per_shard'")
         if not pattern.is_numbered:
-            raise BadRequest("with samples_per_shard the pattern needs a number, such as %06d")
+            raise BadRequest("with samples_per_shard, the output pattern needs a number, such as %06d")
     if form.library is not None:
         need(form.library)
     read = FORMATS[options.source].file if options.source is not None else None
@@ -75,34 +75,29 @@ def check(options: Options, pattern: OutputPattern) -> None:
 def _check_pattern(format: FormatName, pattern: OutputPattern) -> None:
     form, name = FORMATS[format], pattern.name(part="part")
     if pattern.has_part:
-        raise BadRequest("convert has no parts; a {part} is for split")
+        raise BadRequest("convert has no parts; only split can have {part} in its output pattern")
     if form.is_tree != pattern.is_prefix:
         raise BadRequest(
-            f"{format} makes a tree: its pattern is a prefix that ends in '/'"
+            f"the format {format} writes a directory tree: the output pattern must end in '/'"
             if form.is_tree
-            else "a pattern ending in '/' names a tree"
+            else f"the format {format} writes files: the output pattern cannot end in '/'"
         )
     if form.kind is not None and index_kind(name) != form.kind:
-        raise BadRequest(f"outputs of format {format} have names that end in {' or '.join(form.endings)}")
+        raise BadRequest(f"for the format {format} the output pattern must end in {' or '.join(form.endings)}")
     if form.kind is None and not form.is_tree and written_format(name) not in (None, format):
-        raise BadRequest(f"the pattern {pattern.text[:80]!r} names files of format {written_format(name)}, not {format}")
+        raise BadRequest(f"the output pattern {pattern.text[:80]!r} is for the format {written_format(name)}, not {format}")
     if format == "wids-index" and pattern.is_numbered:
-        raise BadRequest("a wids-index is one object for all shards; its pattern has no number")
+        raise BadRequest("a wids-index is one object for all shards; its output pattern cannot have a number")
 
 
 def other_outputs(options: Options, pattern: OutputPattern) -> tuple[str, ...]:
-    """Names of outputs that the pattern does not match: the indexes of RecordIO."""
-    form = _file(options)
+    """The names of outputs that the pattern does not match: the indexes of RecordIO."""
+    form = FORMATS[options.format].file
     return (form.index_name(pattern.text),) if form is not None and form.index_ending else ()
 
 
-def _file(options: Options) -> FileFormat | None:
-    """What there is to know of a format whose samples lie in one file each."""
-    return FORMATS[options.format].file
-
-
 def plan(job: JobInput) -> list[Stage]:
-    """One task an input. Parquet: before it a survey of the fields, unless `fields` says them."""
+    """Plan one task per input. For Parquet, survey the fields first, unless `fields` is given."""
     options: Options = job.options
     if options.format == "wids-index":
         draft = _wids_draft(job)
@@ -111,11 +106,11 @@ def plan(job: JobInput) -> list[Stage]:
     if options.samples_per_shard is not None:
         return _plan_cut(job, options.samples_per_shard)
     if count > 1 and not job.pattern.is_numbered:
-        raise BadRequest(f"{count} inputs make as many outputs: the pattern needs a number, such as %06d")
+        raise BadRequest(f"{count} inputs make {count} outputs: the output pattern needs a number, such as %06d")
     if options.format == "dali-index":
         return [Stage("dali", lambda _: map(_draft, _work(job)), count, count)]
     columns = options.fields or ()
-    form = _file(options)
+    form = FORMATS[options.format].file
     outputs = None if options.format == "directory" else count * (2 if form is not None and form.index_ending else 1)
     if form is None or not form.wants_columns or columns:
         return [Stage("convert", lambda _: map(_draft, _work(job, columns)), count, outputs)]
@@ -126,7 +121,7 @@ def plan(job: JobInput) -> list[Stage]:
 
 
 def _plan_cut(job: JobInput, size: int) -> list[Stage]:
-    """Unpack what is no plain tar, survey what is there then, and convert it in runs of `size` samples."""
+    """Plan to unpack inputs that are not plain tars, survey all, and convert them in ranges of `size` samples."""
     options: Options = job.options
     count = sum(not _is_plain(work) for work in _work(job))
     stages = [Stage("unpack", lambda _: (_draft(work) for work in _work(job) if not _is_plain(work)), count)] if count else []
@@ -149,21 +144,21 @@ def _plan_cut(job: JobInput, size: int) -> list[Stage]:
         for number, sections in enumerate(cut(shards(results), size)):
             yield _draft(as_work(number, sections, columns))
 
-    form = _file(options)
+    form = FORMATS[options.format].file
     if form is not None and form.wants_columns and not options.fields:
         stages.append(Stage("survey", survey))
     return [*stages, Stage("convert", convert)]
 
 
 def _is_plain(work: Work) -> bool:
-    """Whether samples can be read out of the middle of an input as they are."""
+    """Whether samples can be read directly from the middle of an input."""
     shard = work.shards[0]
     unsplit = not shard.repeated or work.on_split == "keep"
     return work.source == "tar" and shard.kind == "tar" and unsplit and work.fields is None
 
 
 def _count(job: JobInput) -> int:
-    """How many outputs there will be. BadRequest, NotAShard for inputs that cannot be converted; nothing is kept of them."""
+    """Count the outputs, keeping nothing in memory. BadRequest or NotAShard for inputs that cannot be converted."""
     count = files = 0
     tree: str | None = None
     for shard, source in _sources(job):
@@ -175,16 +170,16 @@ def _count(job: JobInput) -> int:
         if job.options.format == "dali-index":
             _check_plain_tar(shard, "DALI")
         elif source == "tar" and not shard.is_indexed:
-            raise NotAShard(f"{shard.label} is no archive, or a broken one")
+            raise NotAShard(f"{shard.label} is not an archive, or is damaged")
     if files and count:
-        raise BadRequest(f"nothing says the format of {tree}, and others have one: narrow the input, or give options.from")
+        raise BadRequest(f"cannot tell the format of {tree} among other inputs: narrow the input, or set 'from'")
     if files > FORMAT_TREE_OBJECTS_MAX:
-        raise BadRequest(f"a directory tree of {files} files; at most {FORMAT_TREE_OBJECTS_MAX} make one output")
+        raise BadRequest(f"the directory tree has {files} files; one output can be made of at most {FORMAT_TREE_OBJECTS_MAX}")
     return count or min(files, 1)
 
 
 def _sources(job: JobInput) -> Iterator[tuple[InputShard, SourceName]]:
-    """The shards and their formats, without those that only go with others of the input."""
+    """Yield the shards and their formats, without companion files of other inputs."""
     wanted = {main for shard in job.shards for main in goes_with(shard.name)}
     present = {shard.name for shard in job.shards if shard.name in wanted} if wanted else set()
     for shard in job.shards:
@@ -193,7 +188,7 @@ def _sources(job: JobInput) -> Iterator[tuple[InputShard, SourceName]]:
 
 
 def _work(job: JobInput, columns: tuple[str, ...] = ()) -> Iterator[Work]:
-    """What each task does; made one by one, since there may be a million of them."""
+    """Yield the payload of each task, lazily, since there may be a million of them."""
     options: Options = job.options
     prefix = job.prefixes[0] if job.prefixes else ""
     files: list[InputShard] = []
@@ -222,7 +217,7 @@ def _draft(work: Work) -> TaskDraft:
 
 
 def _columns(results: Results) -> tuple[str, ...]:
-    """The union of what the surveys have found."""
+    """The union of the fields found by the surveys."""
     found: set[str] = set()
     for result in results["survey"]:
         found.update(result.decode(list[str]))
@@ -231,7 +226,7 @@ def _columns(results: Results) -> tuple[str, ...]:
 
 def _wids_draft(job: JobInput) -> TaskDraft:
     if len(job.shards) > FORMAT_TREE_OBJECTS_MAX:
-        raise BadRequest(f"an index of {len(job.shards)} shards; at most {FORMAT_TREE_OBJECTS_MAX} go into one")
+        raise BadRequest(f"one index can list at most {FORMAT_TREE_OBJECTS_MAX} shards, not {len(job.shards)}")
     shards = [shard for shard, source in _sources(job) if source == "tar"]
     for shard in shards:
         _check_plain_tar(shard, "wids")
@@ -243,9 +238,9 @@ def _wids_draft(job: JobInput) -> TaskDraft:
 
 def _check_plain_tar(shard: InputShard, reader: str) -> None:
     if not shard.is_indexed:
-        raise NotAShard(f"{shard.label} is no archive, or a broken one")
+        raise NotAShard(f"{shard.label} is not an archive, or is damaged")
     if shard.kind != "tar":
-        raise BadRequest(f"{reader} reads uncompressed tars only, and {shard.label} is compressed")
+        raise BadRequest(f"{reader} reads only uncompressed tars, and {shard.label} is compressed")
 
 
 FUNCTIONS: Final = CONVERT_FUNCTIONS

@@ -1,4 +1,4 @@
-"""Remove duplicates: of samples with the same key, or the same content of a field, keep the first in global order."""
+"""Remove duplicates: keep the first sample, in global order, of those with the same key or the same content of a field."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _RECORD: Final = np.dtype([("high", "<u8"), ("low", "<u8"), ("ordinal", "<i8")])
 
 
 class Options(OrderOptions, frozen=True, kw_only=True):
-    """How samples are compared."""
+    """How to compare samples."""
 
     by: Annotated[
-        str, Meta(description="key, or hash:EXT for the content of a field; samples without that field all stay.")
+        str, Meta(description="key, or hash:EXT to compare the content of a field; samples without that field are kept.")
     ] = "key"
 
 
@@ -46,7 +46,7 @@ class FirstTask(Struct, frozen=True):
 
 
 def check(options: Options, pattern: OutputPattern) -> None:
-    """BadRequest for a `by` that is neither."""
+    """Raise BadRequest unless `by` is key or hash:EXT."""
     check_order(options, pattern)
     _ext(options)
 
@@ -54,12 +54,12 @@ def check(options: Options, pattern: OutputPattern) -> None:
 def _ext(options: Options) -> str:
     kind, _, ext = options.by.partition(":")
     if options.by != "key" and (kind != "hash" or not ext or "/" in ext):
-        raise BadRequest(f"dedup goes by key or by hash:EXT, not {options.by[:80]!r}")
+        raise BadRequest(f"'by' must be key or hash:EXT, not {options.by[:80]!r}")
     return ext.lower()
 
 
 def plan(job: JobInput) -> list[Stage]:
-    """Hashes of every shard by partition, the later ones of each partition, then what is left of every shard."""
+    """Plan to hash every shard by partition, find repeated hashes in each partition, and pick the rest of each shard."""
     options: Options = job.options
     ext = _ext(options)
     partitions = partition_count(4 * _RECORD.itemsize * sum(shard.samples for shard in job.shards), job.memory_bytes)
@@ -88,7 +88,7 @@ def plan(job: JobInput) -> list[Stage]:
 
 
 def write_hashes(task: Task, store: Store) -> TaskResult:
-    """Hash and ordinal of each sample, by hash."""
+    """Write hash and ordinal of each sample of a shard, partitioned by hash."""
     wanted = task.decode(DedupTask)
     with PartitionWriter(store, _hash_name(task.number), wanted.partitions) as writer:
         for fields in read_fields(store, wanted.part, [wanted.ext] if wanted.ext else [], digests=True):
@@ -101,7 +101,7 @@ def write_hashes(task: Task, store: Store) -> TaskResult:
 
 
 def find_later(task: Task, store: Store) -> TaskResult:
-    """All samples of a partition that are not the first with their hash."""
+    """Find all samples of a partition that are not the first with their hash."""
     wanted = task.decode(FirstTask)
     names = [_hash_name(number) for number in range(wanted.inputs)]
     data = b"".join(segment for name in names for segment in read_partition(store, name, wanted.partition))
@@ -114,7 +114,7 @@ def find_later(task: Task, store: Store) -> TaskResult:
 
 
 def pick_first(task: Task, store: Store) -> TaskResult:
-    """What of one shard stays."""
+    """Pick the samples of one shard that are kept."""
     wanted = task.decode(DedupTask)
     later, _ = read_labels(store, wanted.labels, task.number, wanted.shards)
     ordinals = np.arange(wanted.part.start, wanted.part.end, dtype=np.int64)

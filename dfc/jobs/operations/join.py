@@ -3,8 +3,8 @@
 The output has the samples in the order of the input.
 """
 
-# Both sides are divided by a hash of the key into parts that fit into memory: `left` logs keys and ordinals, `right` keys and
-# fields; `match` finds what belongs together, part by part; `add` walks each shard in its order and adds what was found.
+# Both sides are partitioned by a hash of the key so that a partition fits into memory: `left` logs keys and ordinals, `right`
+# keys and fields; `match` finds the matches in each partition; `add` reads each shard in order and adds the fields found.
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from dfc.names import check_bucket_name
 from dfc.shards import check as check_shards
 
 OnDuplicate = Literal["fail", "first", "last"]
-_LOAD_RATIO: Final = 2  # bytes of memory for a byte of fields and keys, at least
-_PARQUET_RATIO: Final = 4  # what compressed columns may grow to
+_LOAD_RATIO: Final = 2  # bytes of memory per byte of fields and keys, at least
+_PARQUET_RATIO: Final = 4  # assumed expansion of compressed columns
 
 
 class Options(SizeOptions, frozen=True, kw_only=True):
-    """What is joined, and how."""
+    """What to join, and how."""
 
     other: Annotated[
         InputSpec,
@@ -49,16 +49,16 @@ class Options(SizeOptions, frozen=True, kw_only=True):
     ] = field(name="with")
     how: Annotated[
         Literal["inner", "left"],
-        Meta(description="Samples without a match are left out (inner) or stay as they are (left)."),
+        Meta(description="Whether samples without a match are left out (inner) or kept as they are (left)."),
     ] = "inner"
     on_duplicate: Annotated[OnDuplicate, Meta(description="What to do with a key that the other side has more than once.")] = (
         "fail"
     )
-    key: Annotated[str, Meta(description="The column of a table that has the keys.")] = KEY_FIELD
+    key: Annotated[str, Meta(description="The column of a table that holds the keys.")] = KEY_FIELD
 
 
 class FieldOnBothSides(Conflict):
-    """A sample has a field already that the other side would add."""
+    """A sample already has a field that the other side would add."""
 
     code = "field_on_both_sides"
 
@@ -100,7 +100,7 @@ def check(options: Options, pattern: OutputPattern) -> None:
     check_bucket_name(options.other.bucket)
     check_shards(options.other.shards)
     if not options.key:
-        raise BadRequest("'key' names the column that has the keys")
+        raise BadRequest("'key' must name the column that holds the keys")
 
 
 def other_inputs(options: Options) -> tuple[InputSpec, ...]:
@@ -152,7 +152,7 @@ def _expected_bytes(shard: InputShard) -> int:
 
 
 def run_left(task: Task, store: Store) -> TaskResult:
-    """Log the keys of one shard with their ordinals, which are those that `add` will meet."""
+    """Log the keys of one shard with the ordinals that `add` will see."""
     payload = task.decode(_Left)
     with PartitionWriter(store, _left_name(payload.number), payload.partitions) as log:
         for key, number in _keys(store, payload.shard, payload.on_split):
@@ -164,7 +164,7 @@ def run_left(task: Task, store: Store) -> TaskResult:
 def _keys(store: Store, shard: InputShard, on_split: OnSplit) -> Iterator[tuple[str, int]]:
     if shard.repeated and on_split == "fail":
         for _ in read_samples(store, shard, on_split):
-            pass  # it raises, naming the key
+            pass  # raises an error that names the key
     joined: set[str] | None = set() if shard.repeated and on_split == "join" else None
     number = 0
     for sample in store.index(shard).samples():
@@ -179,7 +179,7 @@ def _keys(store: Store, shard: InputShard, on_split: OnSplit) -> Iterator[tuple[
 
 
 def run_right(task: Task, store: Store) -> TaskResult:
-    """Divide the rows of one object."""
+    """Partition the rows of one object by key."""
     payload = task.decode(_Right)
     rows = 0
     with PartitionWriter(store, _right_name(payload.number), payload.partitions) as log:
@@ -191,12 +191,12 @@ def run_right(task: Task, store: Store) -> TaskResult:
 
 
 def run_match(task: Task, store: Store) -> TaskResult:
-    """Find the rows for the keys of a part: for some of them at a time when not all rows fit into memory."""
+    """Find the rows for the keys of a partition; in several passes if not all rows fit into memory."""
     payload = task.decode(_Match)
     rights = [_right_name(number) for number in range(payload.rights)]
     total = sum(partition_bytes(store, name, payload.partition) for name in rights)
     passes = max(1, -(-_LOAD_RATIO * total // max(1, store.memory_bytes // 2)))
-    # `add` reads one piece of every part at a time.
+    # `add` reads one piece of every partition at a time.
     buffer_bytes = max(64 * KIB, store.memory_bytes // (4 * payload.partitions * passes))
     for number in range(passes):
         known = _load(store, payload, rights, number, passes)
@@ -212,7 +212,7 @@ def run_match(task: Task, store: Store) -> TaskResult:
 
 
 def _load(store: Store, payload: _Match, rights: list[str], number: int, passes: int) -> dict[str, list[Any]]:
-    """Key to fields, for the keys of a pass."""
+    """Load the fields by key, for the keys of one pass."""
     known: dict[str, list[Any]] = {}
     for name in rights:
         store.check()
@@ -221,7 +221,7 @@ def _load(store: Store, payload: _Match, rights: list[str], number: int, passes:
                 continue
             if key in known:
                 if payload.on_duplicate == "fail":
-                    raise DuplicateKey(f"the key {key[:200]!r} is there more than once on the side that is joined with")
+                    raise DuplicateKey(f"the key {key[:200]!r} occurs more than once on the other side of the join")
                 if payload.on_duplicate == "first":
                     continue
             known[key] = fields
@@ -229,7 +229,7 @@ def _load(store: Store, payload: _Match, rights: list[str], number: int, passes:
 
 
 def run_add(task: Task, store: Store) -> TaskResult:
-    """Write one shard with what was found for it."""
+    """Write one shard with the fields found for it."""
     payload = task.decode(_Add)
     names = [_match_name(partition, number) for partition, passes in enumerate(payload.passes) for number in range(passes)]
     with ExitStack() as stack:
@@ -251,7 +251,7 @@ def _with_fields(shard: InputShard, sample: SampleData, fields: list[Any]) -> li
     known = {member.ext for member in sample.members}
     for ext, _ in fields:
         if ext in known:
-            raise FieldOnBothSides(f"{shard.label}: the sample {sample.key[:200]!r} has a field {ext!r} already")
+            raise FieldOnBothSides(f"{shard.label}: the sample {sample.key[:200]!r} already has a field {ext!r}")
     if len(known) + len(fields) > SAMPLE_RECORDS_MAX:
         raise Conflict(f"{shard.label}: the sample {sample.key[:200]!r} would have more than {SAMPLE_RECORDS_MAX} fields")
     return sample.members + [DataMember(ext, f"{sample.key}.{ext}", data) for ext, data in fields]

@@ -31,29 +31,29 @@ _KEPT_BYTES: Final = 32 * MIB
 
 
 class Options(CommonOptions, frozen=True, kw_only=True):
-    """What a manifest has of each sample."""
+    """What a manifest contains for each sample."""
 
     fields: Annotated[
         Annotated[list[Field], msgspec.Meta(min_length=1, max_length=2)] | None,
-        msgspec.Meta(description="key, or key,members to add extensions and sizes, which is the default except for .txt."),
+        msgspec.Meta(description="key, or key,members to add extensions and sizes; the default, except for .txt."),
     ] = None
 
 
 def check(options: Options, pattern: OutputPattern) -> None:
-    """BadRequest for a name that is no manifest, for members in plain text, and when Parquet's library is missing."""
+    """Raise BadRequest for a name that is not a manifest's, members in plain text, or a missing library for Parquet."""
     if pattern.is_numbered or pattern.has_part or not pattern.text.endswith(_ENDINGS):
-        raise BadRequest(f"keys writes one object, with a name that ends in {', '.join(_ENDINGS)}")
+        raise BadRequest(f"keys writes one object; its name must end in one of {', '.join(_ENDINGS)}")
     fields = options.fields
     if fields is not None and ("key" not in fields or len(set(fields)) != len(fields)):
-        raise BadRequest('fields are ["key"] or ["key", "members"]')
+        raise BadRequest('fields must be ["key"] or ["key", "members"]')
     if pattern.text.endswith(".txt") and fields is not None and "members" in fields:
-        raise BadRequest("plain text has one key a line and no members; take .ndjson or .parquet")
+        raise BadRequest("plain text has one key per line and no members; use .ndjson or .parquet")
     if pattern.text.endswith(".parquet") and find_spec("pyarrow") is None:
         raise BadRequest("a Parquet manifest needs pyarrow on every node: pip install pyarrow")
 
 
 class _ListTask(msgspec.Struct, frozen=True):
-    shards: list[tuple[CorpusPart, str]]  # with the name of the shard: the part may be one whose samples were joined
+    shards: list[tuple[CorpusPart, str]]  # with the shard's original name, since the part may be a joined shard
     form: Form
 
 
@@ -70,7 +70,7 @@ class _ParquetTask(msgspec.Struct, frozen=True):
 
 
 def plan(job: JobInput) -> list[Stage]:
-    """The lines of some shards of a target in one temporary object, then all in one; Parquet is written in one go."""
+    """Plan to list groups of shards into temporary objects, then concatenate them; Parquet is written by one task."""
     options: Options = job.options
     output = job.pattern.text
     form: Form = "text" if output.endswith(".txt") else "key" if options.fields == ["key"] else "all"
@@ -106,7 +106,7 @@ def plan(job: JobInput) -> list[Stage]:
 
 
 def _groups(shards: Sequence[InputShard]) -> Iterator[list[int]]:
-    """Numbers of shards that one task lists: of one target, and enough that the task itself costs little."""
+    """Group shards of the same target for one task each, with enough samples to make up for the task's overhead."""
     open_groups: dict[str, tuple[list[int], list[int]]] = {}  # by node: numbers, and samples
     for number, shard in enumerate(shards):
         numbers, samples = open_groups.setdefault(shard.node, ([], []))
@@ -120,7 +120,7 @@ def _groups(shards: Sequence[InputShard]) -> Iterator[list[int]]:
 
 
 def list_shards(task: Task, store: Store) -> TaskResult:
-    """The lines of some shards, one after the other, as a temporary object; its data is how many bytes each has."""
+    """Write the lines of some shards to a temporary object. The result's data has the size of each shard's lines."""
     wanted = task.decode(_ListTask)
     sizes, samples = [], 0
     with _Lines(store, _piece(task.number)) as lines:
@@ -131,7 +131,7 @@ def list_shards(task: Task, store: Store) -> TaskResult:
                     lines.write(piece)
                     store.check()
             except LineBreak as error:
-                raise Conflict(f"{part.shard.label}: {error}; list it as .ndjson") from None
+                raise Conflict(f"{part.shard.label}: {error}; write the manifest as .ndjson instead") from None
             sizes.append(lines.size - before)
             samples += index.sample_count
         lines.commit()
@@ -139,7 +139,7 @@ def list_shards(task: Task, store: Store) -> TaskResult:
 
 
 class _Lines:
-    """A temporary object that is begun when it is complete, with its size announced, or too large to be kept in memory."""
+    """A temporary object that is buffered, so that its size can be announced, unless it becomes too large for memory."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
@@ -177,7 +177,7 @@ class _Lines:
 
 
 def write_manifest(task: Task, store: Store) -> TaskResult:
-    """All pieces, in the order of the shards."""
+    """Concatenate the lines of all shards, in order."""
     wanted = task.decode(_WriteTask)
     objects = 1 + max((number for number, _, _ in wanted.pieces), default=-1)
     with (
@@ -194,7 +194,7 @@ def write_manifest(task: Task, store: Store) -> TaskResult:
 
 
 def write_parquet(task: Task, store: Store) -> TaskResult:
-    """`shard`, `key` and, unless only keys are wanted, `members`, a map from extension to size."""
+    """Write Parquet with the columns `shard`, `key` and, unless only keys are wanted, `members` (extension to size)."""
     wanted = task.decode(_ParquetTask)
     arrow: Any = import_module("pyarrow")
     parquet: Any = import_module("pyarrow.parquet")

@@ -1,11 +1,11 @@
 """Apply a function that turns each sample into any number of samples: built in, installed on the workers, or a command.
 
-Built-in functions are resize, transcode, tensor, decode-check, rename and drop. Others, and commands, run in a sandbox, and
-only if the operator allows it.
+Built-in functions are resize, transcode, tensor, decode-check, rename and drop. Other functions and commands run in a sandbox,
+and only if the operator allows it.
 """
 
-# Stages: `work` runs the function over each shard; `unique` finds keys that come twice; `report` puts the errors of all shards
-# together; with a size the results are cut anew (`dfc.jobs.moving.recut`).
+# Stages: `work` applies the function to each shard; `unique` finds duplicate keys; `report` collects the errors of all shards;
+# with a size, the results are cut again (`dfc.jobs.moving.recut`).
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ class Options(SizeOptions, frozen=True, kw_only=True):
     function: Annotated[str | None, Meta(description="A built-in function, or one that is installed on the workers.")] = None
     args: Annotated[dict[str, Any], Meta(description="Its arguments, as name=value,… or JSON.")] = {}
     command: Annotated[list[str] | None, Meta(description="Instead of a function: a program and its arguments.")] = None
-    seed: Annotated[Seed, Meta(description="Determines the random numbers of a function, together with the sample.")] = 0
+    seed: Annotated[Seed, Meta(description="Seeds a function's random numbers, together with the sample's ordinal.")] = 0
     on_error: Annotated[
         OnError,
-        Meta(description="The job fails (abort), samples are left out (skip), or left out and listed in an object (report)."),
+        Meta(description="Fail the job (abort), leave the sample out (skip), or also list it in an object (report)."),
     ] = "abort"
     timeout: Annotated[
-        float, Meta(gt=0, le=JOB_USER_TIMEOUT_S_MAX), Meta(description="Seconds that user code may take for a sample.")
+        float, Meta(gt=0, le=JOB_USER_TIMEOUT_S_MAX), Meta(description="Timeout of user code for one sample, in seconds.")
     ] = 60.0
-    unique: Annotated[Literal["dataset", "shard"], Meta(description="Where a key may occur only once.")] = "dataset"
+    unique: Annotated[Literal["dataset", "shard"], Meta(description="Where keys must be unique.")] = "dataset"
 
 
 class MapFailed(Conflict):
-    """The function has failed with a sample, or given what is none."""
+    """The function failed for a sample, or returned an invalid sample."""
 
     code = "map_failed"
 
@@ -70,7 +70,7 @@ class _Work(Struct, frozen=True):
     number: int
     start: int  # global ordinal of the first sample
     name: str | None
-    partitions: int  # 0: keys are unique in a shard at least, and that is enough
+    partitions: int  # 0: keys need to be unique only within a shard
     function: str | None
     args: dict[str, Any]
     command: list[str]
@@ -92,7 +92,7 @@ class _Report(Struct, frozen=True):
 
 
 def needs(options: Options) -> tuple[str, ...]:
-    """Which settings of the operator must be on."""
+    """The settings that the operator must turn on."""
     if options.command is not None:
         return ("jobs_user_commands",)
     return () if options.function in BUILT_IN else ("jobs_user_functions",)
@@ -101,20 +101,20 @@ def needs(options: Options) -> tuple[str, ...]:
 def check(options: Options, pattern: OutputPattern) -> None:
     check_order(OrderOptions(samples_per_shard=options.samples_per_shard, shard_size=options.shard_size), pattern)
     if (options.function is None) == (options.command is None):
-        raise BadRequest(f"map wants a function ({', '.join(BUILT_IN)}, or one that is registered), or a command")
+        raise BadRequest(f"map needs either a function ({', '.join(BUILT_IN)}, or a registered one) or a command")
     if options.function is not None and options.function in BUILT_IN:
         built_in(options.function, options.args)
     elif options.command is not None:
         if options.args:
-            raise BadRequest("args are those of a function; a command has them in its list")
+            raise BadRequest("'args' are for functions; put the arguments of a command into its list")
         if not 1 <= len(options.command) <= JOB_COMMAND_ARGUMENTS_MAX or any("\0" in each for each in options.command):
-            raise BadRequest(f"a command is a list of 1 to {JOB_COMMAND_ARGUMENTS_MAX} texts, the program first")
+            raise BadRequest(f"a command must be a list of 1 to {JOB_COMMAND_ARGUMENTS_MAX} strings, the program first")
         if not options.command[0]:
-            raise BadRequest("a command begins with the name of a program")
+            raise BadRequest("a command must begin with the name of a program")
 
 
 def other_outputs(options: Options, pattern: OutputPattern) -> tuple[str, ...]:
-    """Names of outputs that the pattern does not match."""
+    """The names of outputs that the pattern does not match."""
     return (pattern.literal + REPORT_ENDING,) if options.on_error == "report" else ()
 
 
@@ -154,7 +154,7 @@ def plan(job: JobInput) -> list[Stage]:
 
 
 def run_work(task: Task, store: Store) -> TaskResult:
-    """Run the function over one shard."""
+    """Apply the function to one shard."""
     payload = task.decode(_Work)
     with ExitStack() as stack:
         function = _open_function(payload, store, stack)
@@ -178,7 +178,7 @@ def run_work(task: Task, store: Store) -> TaskResult:
 
 
 def _open_function(payload: _Work, store: Store, stack: ExitStack) -> Callable[[SampleData], list[WireSample]]:
-    """What is called with every sample."""
+    """Return the function to call with every sample."""
 
     def fields_of(sample: SampleData) -> WireSample:
         return WireSample(sample.key, {member.ext: member.data for member in sample.members})
@@ -205,7 +205,7 @@ def _open_function(payload: _Work, store: Store, stack: ExitStack) -> Callable[[
 
 
 class _Keys:
-    """The keys that a shard gives: logged for the stage `unique`, or compared among themselves at once."""
+    """The output keys of a shard: logged for the stage `unique`, or compared with each other at once."""
 
     def __init__(self, payload: _Work, store: Store, stack: ExitStack) -> None:
         self._payload = payload
@@ -216,12 +216,12 @@ class _Keys:
             self._log = stack.enter_context(PartitionWriter(store, _keys_name(payload.number), payload.partitions))
 
     def add(self, key: str) -> None:
-        """DuplicateKey for one that is there, where they are compared here."""
+        """Add a key. DuplicateKey if keys are compared here and it is a duplicate."""
         if self._log is not None:
             self._log.add_key(key, place_of(self._payload.number, self._count))
             self._count += 1
         elif key in self._seen:
-            raise DuplicateKey(f"{self._payload.shard.label}: the key {key[:200]!r} comes out twice")
+            raise DuplicateKey(f"{self._payload.shard.label}: two output samples have the key {key[:200]!r}")
         else:
             self._seen.add(key)
 
@@ -231,7 +231,7 @@ class _Keys:
 
 
 class _Errors:
-    """Samples that have failed."""
+    """The samples that failed."""
 
     def __init__(self, payload: _Work, store: Store, stack: ExitStack) -> None:
         self._payload = payload
@@ -259,22 +259,22 @@ class _Errors:
     def warnings(self) -> tuple[str, ...]:
         if not self._count:
             return ()
-        return (f"{self._payload.shard.label}: {self._count} samples failed and are left out, first {self._first}",)
+        return (f"{self._payload.shard.label}: {self._count} samples failed and were left out, the first one {self._first}",)
 
 
 def run_unique(task: Task, store: Store) -> TaskResult:
-    """Fail for the first key of a partition that comes twice."""
+    """Fail if a partition has a duplicate key."""
     payload = task.decode(_Unique)
     logs = [_keys_name(number) for number in range(payload.shards)]
     for repeat in find_repeats(store, logs, payload.partition, payload.partitions):
         first, second = (shard_and_ordinal(place)[0] for place in (repeat.first, repeat.place))
         where = f"input shard {first}" if first == second else f"input shards {first} and {second}"
-        raise DuplicateKey(f"the key {repeat.key[:200]!r} comes out twice, of {where} (counted from 0)")
+        raise DuplicateKey(f"two output samples have the key {repeat.key[:200]!r}, from {where} (counted from 0)")
     return TaskResult()
 
 
 def run_report(task: Task, store: Store) -> TaskResult:
-    """The errors of all shards, in global order."""
+    """Write the errors of all shards, in global order."""
     payload = task.decode(_Report)
     with PlainOutput(store, payload.name) as output:
         for number in range(payload.shards):

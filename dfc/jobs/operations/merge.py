@@ -1,10 +1,10 @@
-"""Combine several datasets into one: the samples of each stay in order and are taken in turn by weight.
+"""Combine several datasets into one: their samples are interleaved by weight, and those of each dataset stay in order.
 
-The next sample comes from the input with the smallest (taken + 1) / weight, in a tie from the first.
+The next sample comes from the input with the smallest (taken + 1) / weight; if equal, from the first such input.
 """
 
-# The order is a formula (`dfc.order.interleave`) over the inputs one after the other; everything else is the common machinery.
-# Before it, keys are compared: `keys` logs those of each shard, `equal` fails for the first one that comes twice.
+# The order is a formula (`dfc.order.interleave`) over the concatenated inputs; the rest is shared code. Before, `keys` logs the
+# keys of each shard, and `equal` fails if there is a duplicate.
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ Weight = Annotated[int, Meta(ge=1, le=10**9)] | Annotated[float, Meta(ge=1e-6, l
 
 
 class Options(OrderOptions, frozen=True, kw_only=True):
-    """How inputs are mixed."""
+    """How to mix the inputs."""
 
     weights: Annotated[
         list[Weight] | None,
-        Meta(description="How often to draw from each input, one number for each. By default equally often."),
+        Meta(description="How often to draw from each input, one number per input. By default, equally often."),
     ] = None
     until: Annotated[
         Literal["first", "all"],
-        Meta(description="Whether the output ends when every input is used up (all), or the first one (first)."),
+        Meta(description="Whether the output ends when all inputs are exhausted (all), or as soon as one is (first)."),
     ] = "all"
-    prefix: Annotated[list[str] | None, Meta(description="Texts to put before the keys, one for each input.")] = None
+    prefix: Annotated[list[str] | None, Meta(description="Prefixes for the keys, one per input.")] = None
 
 
 class _Keys(Struct, frozen=True):
@@ -66,16 +66,16 @@ def check(options: Options, pattern: OutputPattern) -> None:
     check_order(options, pattern)
     for prefix in options.prefix or ():
         if len(prefix) > JOB_MERGE_PREFIX_CHARS_MAX or "\0" in prefix or split_key(f"{prefix}k.x") != (f"{prefix}k", "x"):
-            raise BadRequest(f"no prefix for keys: {prefix[:80]!r}; one is like 'a-' or 'set/1-', without a dot after a '/'")
+            raise BadRequest(f"invalid prefix {prefix[:80]!r}; use one like 'a-' or 'set/1-', without a dot after a '/'")
 
 
 def plan(job: JobInput) -> list[Stage]:
-    """The stages; BadRequest for weights or prefixes that are not as many as inputs."""
+    """Plan the stages. BadRequest if the number of weights or prefixes is not the number of inputs."""
     options: Options = job.options
     sources = len(job.inputs)
     for name, given in (("weights", options.weights), ("prefix", options.prefix)):
         if given is not None and len(given) != sources:
-            raise BadRequest(f"{name} has {len(given)} entries for {sources} inputs")
+            raise BadRequest(f"{name!r} must have one entry for each of the {sources} inputs, not {len(given)}")
     weights = whole_weights(options.weights or [1] * sources)
     prefixes = options.prefix or [""] * sources
     ends = list(accumulate(len(shards) for shards in job.inputs))
@@ -111,7 +111,7 @@ def plan(job: JobInput) -> list[Stage]:
 
 
 def _counts(parts: Parts, total: int) -> list[int]:
-    """Samples of the outputs when no size is given: as many outputs as inputs, as large as these while there are samples."""
+    """Samples per output if no size is given: as many outputs as inputs, with their counts until no samples are left."""
     counts = []
     for part in parts:
         counts.append(min(part.shard.samples, total))
@@ -120,7 +120,7 @@ def _counts(parts: Parts, total: int) -> list[int]:
 
 
 def run_keys(task: Task, store: Store) -> TaskResult:
-    """Log the keys of a shard as they will be in the output."""
+    """Log the keys of a shard, as they will be in the output."""
     payload = task.decode(_Keys)
     part, prefix = payload.part, payload.part.prefix
     with PartitionWriter(store, _keys_name(payload.number), payload.partitions) as log:
@@ -143,12 +143,12 @@ def _check_names(part: CorpusPart, names: Sequence[str], key: str) -> None:
         parts = split_key(name)
         if parts is None or parts[0] != key or len(name.encode()) > TAR_MEMBER_NAME_BYTES_MAX:
             raise Conflict(
-                f"{part.shard.label}: with its prefix a member would be {name[:200]!r}, which is no name in a sample"
+                f"{part.shard.label}: with its prefix a member would be named {name[:200]!r}, which is not a valid member name"
             )
 
 
 def run_equal(task: Task, store: Store) -> TaskResult:
-    """Fail for the first key of a partition that comes twice."""
+    """Fail if a partition has a duplicate key."""
     payload = task.decode(_Equal)
     ends = payload.ends
     logs = [_keys_name(number) for number in range(ends[-1] if ends else 0)]
@@ -156,7 +156,7 @@ def run_equal(task: Task, store: Store) -> TaskResult:
         first, second = (bisect_right(ends, shard_and_ordinal(place)[0]) for place in (repeat.first, repeat.place))
         if first != second or not payload.between:
             where = f"inputs {first} and {second}" if first != second else f"input {first} twice"
-            raise DuplicateKey(f"the key {repeat.key[:200]!r} is in {where} (counted from 0); 'prefix' would tell them apart")
+            raise DuplicateKey(f"the key {repeat.key[:200]!r} is in {where} (counted from 0); use 'prefix' to tell them apart")
     return TaskResult()
 
 

@@ -13,16 +13,16 @@ from dfc.jobs.tasks import JobInput, Results, Stage
 
 
 class Options(OrderOptions, frozen=True, kw_only=True):
-    """Without a size, each input becomes one canonical output."""
+    """The options. Without a size, each input becomes one canonical output."""
 
 
 def check(options: Options, pattern: OutputPattern) -> None:
-    """BadRequest for sizes that contradict and for a pattern without a number."""
+    """Raise BadRequest for conflicting sizes, or a pattern without a number."""
     check_order(options, pattern)
 
 
 def plan(job: JobInput) -> list[Stage]:
-    """The stages; BadRequest for gathering from compressed shards that are cut anew."""
+    """Plan the stages. BadRequest for gathering from compressed shards whose size is to change."""
 
     def arrange(results: Results) -> Arrangement:
         parts = corpus(job, results)

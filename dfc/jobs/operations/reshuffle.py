@@ -1,6 +1,6 @@
-"""Write all samples, globally permuted by a seed, into new shards.
+"""Shuffle all samples globally, by a seed, into new shards.
 
-A size of shards stands for the number of samples that fit on average: shards have equal counts, not equal sizes.
+A size of shards is converted to the number of samples that fit on average: shards have equal counts, not equal sizes.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from dfc.jobs.tasks import JobInput, Results, Stage
 
 
 class Options(OrderOptions, frozen=True, kw_only=True):
-    """What the order follows from."""
+    """What determines the order."""
 
     seed: Annotated[Seed, Meta(description="Determines the order, together with the input.")] = 0
 
 
 def check(options: Options, pattern: OutputPattern) -> None:
-    """BadRequest for sizes that contradict and for a pattern without a number."""
+    """Raise BadRequest for conflicting sizes, or a pattern without a number."""
     check_order(options, pattern)
 
 
 def plan(job: JobInput) -> list[Stage]:
-    """The stages; BadRequest for gathering from compressed shards."""
+    """Plan the stages. BadRequest for gathering from compressed shards."""
     options: Options = job.options
 
     def arrange(results: Results) -> Arrangement:

@@ -1,6 +1,6 @@
-"""Write a subset of the samples, in the same order: by keys, a regular expression, a condition, a stride or by chance.
+"""Write a subset of the samples, in the same order: by keys, a regular expression, a condition, a stride or at random.
 
-Give one of `keys`, `key_regex`, `predicate`, `every`, `fraction` and `slice`.
+Give exactly one of `keys`, `key_regex`, `predicate`, `every`, `fraction` and `slice`.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _WAYS: Final = ("keys", "key_regex", "predicate", "every", "fraction", "slice")
 
 
 class KeysObject(Struct, frozen=True, forbid_unknown_fields=True):
-    """An object with one key a line, or NDJSON lines with a `key`, as the operation `keys` writes them."""
+    """An object with one key per line, or NDJSON lines with a `key`, as written by the operation `keys`."""
 
     bucket: str
     object: str
 
 
 class Options(OrderOptions, frozen=True, kw_only=True):
-    """Which samples."""
+    """Which samples to select."""
 
     keys: Annotated[KeysObject | None, Meta(description='Keys listed in an object: {"bucket": "b", "object": "o"}.')] = None
-    key_regex: Annotated[str | None, Meta(description="Keys that match as a whole (RE2).")] = None
+    key_regex: Annotated[str | None, Meta(description="A regular expression (RE2) that must match the whole key.")] = None
     predicate: Annotated[Condition | None, Meta(description="A condition on fields, as JSON; see docs/jobs.md.")] = None
-    every: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Every n-th sample, beginning with the first.")] = None
+    every: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Every n-th sample, starting with the first.")] = None
     fraction: Annotated[Annotated[float, Meta(ge=0, le=1)] | None, Meta(description="Each sample with this probability.")] = (
         None
     )
@@ -67,13 +67,13 @@ class ListTask(Struct, frozen=True):
 
 
 def check(options: Options, pattern: OutputPattern) -> None:
-    """BadRequest unless there is exactly one way to select, and it can be read."""
+    """Raise BadRequest unless exactly one way to select is given, and it is valid."""
     check_order(options, pattern)
     given = [name for name in _WAYS if getattr(options, name) is not None]
     if len(given) != 1:
-        raise BadRequest(f"select takes one of {', '.join(_WAYS)}; there are {len(given)}")
+        raise BadRequest(f"select needs exactly one of {', '.join(_WAYS)}, not {len(given)}")
     if options.seed is not None and options.fraction is None:
-        raise BadRequest("seed belongs to fraction")
+        raise BadRequest("'seed' is only for 'fraction'")
     if options.key_regex is not None:
         Regex(options.key_regex)
     if options.predicate is not None:
@@ -91,16 +91,16 @@ def other_inputs(options: Options) -> tuple[InputSpec, ...]:
 
 
 def _range(text: str, count: int) -> range:
-    """`lo:hi:step` of `count` samples, as Python takes it; steps go forward."""
+    """Parse `lo:hi:step` for `count` samples, like a Python slice with a positive step."""
     match = _SLICE.fullmatch(text.replace(" ", ""))
     if match is None or match[3] == "0":
-        raise BadRequest(f"a slice is lo:hi or lo:hi:step with a step of 1 or more, not {text[:40]!r}")
+        raise BadRequest(f"a slice must be lo:hi or lo:hi:step with a step of 1 or more, not {text[:40]!r}")
     lo, hi, step = (int(group) if group else None for group in match.groups())
     return range(*slice(lo, hi, step).indices(count))
 
 
 def plan(job: JobInput) -> list[Stage]:
-    """Strides are formulas; for the rest each shard is looked through."""
+    """Plan the stages: strides are formulas; otherwise every shard is scanned."""
     options: Options = job.options
     if options.every is not None or options.slice is not None:
         return Ordered(job, lambda results: _strided(job, results), follows=True).stages()
@@ -127,7 +127,7 @@ def _strided(job: JobInput, results: Results) -> Arrangement:
     chosen = range(0, total, options.every) if options.every is not None else _range(options.slice or ":", total)
 
     def before(ordinal: int) -> int:
-        """How many of the chosen have a smaller ordinal."""
+        """How many of the chosen samples have a smaller ordinal."""
         return min(len(chosen), max(0, -(-(ordinal - chosen.start) // chosen.step)))
 
     counts = [before(part.end) - before(part.start) for part in parts]
@@ -135,7 +135,7 @@ def _strided(job: JobInput, results: Results) -> Arrangement:
 
 
 def pick_samples(task: Task, store: Store) -> TaskResult:
-    """The chosen samples of one shard."""
+    """Pick the chosen samples of one shard."""
     wanted = task.decode(PickTask)
     options = wanted.options
     chosen = [np.zeros(0, dtype=np.int64)]
@@ -144,7 +144,7 @@ def pick_samples(task: Task, store: Store) -> TaskResult:
     hashes: list[bytes] = []
     for fields in read_fields(store, wanted.part, predicate.wanted if predicate else (), predicate.sized if predicate else ()):
         if options.fraction is not None:
-            # The threshold is up to 2^64 itself, which is no 64-bit number.
+            # The threshold can be 2^64, which does not fit into 64 bits.
             limit = int(options.fraction * SCALE)
             draws = chance(options.seed or 0, fields.keys)
             found = np.flatnonzero(draws < np.uint64(limit)) if limit < SCALE else np.arange(len(fields))
@@ -162,7 +162,7 @@ def pick_samples(task: Task, store: Store) -> TaskResult:
 
 
 def list_keys(task: Task, store: Store) -> TaskResult:
-    """The hashes of a list of keys, as a temporary object."""
+    """Write the hashes of a list of keys to a temporary object."""
     shard = task.decode(ListTask).shard
     size = write_key_hashes(store, shard, f"keys/{task.number:06d}")
     return TaskResult(samples=0, bytes_in=shard.size, bytes_out=size * HASH_BYTES)

@@ -1,4 +1,4 @@
-"""Sort samples by their keys or by a field; equal ones stay in global order."""
+"""Sort samples by key or by a field; samples with equal values stay in global order."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from dfc.jobs.values.sorting import Entry, SortedRun, SortType, Unsortable, enco
 NUMBER_FIELDS: Final = frozenset(("cls", "cls2", "class", "count", "index", "inx", "id"))
 _ENTRY_OVERHEAD_BYTES: Final = 150  # of a value in memory: a tuple, bytes and an integer
 _RANGES_MAX: Final = 4096
-_SAMPLES_OF_RUN: Final = 64  # values of a shard from which the ranges are made
-_SAMPLES_MAX: Final = 1 << 17  # of all shards together, or one of each: the proxy chooses among them in memory
-_BOUND_BYTES_MAX: Final = 256  # of a value that is a bound only; its beginning will do
+_SAMPLES_OF_RUN: Final = 64  # values sampled from each shard to choose the ranges
+_SAMPLES_MAX: Final = 1 << 17  # of all shards together (but at least one of each): the proxy holds them in memory
+_BOUND_BYTES_MAX: Final = 256  # for a bound of a range, the beginning of a value is enough
 
 
 class Options(OrderOptions, frozen=True, kw_only=True):
-    """What samples are sorted by."""
+    """What to sort by, and how."""
 
     by: Annotated[str, Meta(description="key, an extension, or ext:json.path.")] = "key"
     type: Annotated[
-        SortType | None, Meta(description="How values are compared. By default int for fields like cls, else text.")
+        SortType | None, Meta(description="How to compare values. By default, int for fields like cls, else text.")
     ] = None
     reverse: Annotated[bool, Meta(description="Largest first.")] = False
 
@@ -44,11 +44,11 @@ class Options(OrderOptions, frozen=True, kw_only=True):
 class RunTask(Struct, frozen=True):
     part: CorpusPart
     options: Options
-    samples: int  # of its values, about
+    samples: int  # about how many of its values to sample
 
 
 class RunValues(Struct, frozen=True, array_like=True):
-    """Of a run: what its values take in memory, and every `step`-th of them."""
+    """A summary of a run: the size of its values in memory, and every `step`-th value."""
 
     size: int
     step: int
@@ -62,16 +62,16 @@ class SortRankTask(Struct, frozen=True):
 
 
 def check(options: Options, pattern: OutputPattern) -> None:
-    """BadRequest for a field that cannot be."""
+    """Raise BadRequest for an invalid field, or a type that keys cannot have."""
     check_order(options, pattern)
     if options.by != "key":
         parse_class_field(options.by)
     elif options.type not in (None, "text"):
-        raise BadRequest("keys are sorted as text")
+        raise BadRequest("keys are always sorted as text; 'type' must be text")
 
 
 def plan(job: JobInput) -> list[Stage]:
-    """Sorted values of each shard, then of each range of values the order, then the outputs."""
+    """Plan to sort the values of each shard, merge each range of values into the order, and write the outputs."""
     options: Options = job.options
     samples = max(1, min(_SAMPLES_OF_RUN, _SAMPLES_MAX // max(1, len(job.shards))))
 
@@ -99,7 +99,7 @@ def plan(job: JobInput) -> list[Stage]:
 
 
 def _bounds(results: Results, memory_bytes: int) -> list[Entry]:
-    """Between ranges whose values fit into memory, about."""
+    """Choose bounds between ranges of values that should each fit into memory."""
     size = sum(result.decode(RunValues).size for result in results["runs"])
     ranges = min(_RANGES_MAX, -(-2 * size // max(1, memory_bytes)))
     if ranges < 2:
@@ -115,7 +115,7 @@ def _bounds(results: Results, memory_bytes: int) -> list[Entry]:
 
 
 def write_values(task: Task, store: Store) -> TaskResult:
-    """The values of one shard as a sorted run. Unsortable naming the sample that has none."""
+    """Write the values of one shard as a sorted run. Unsortable names a sample without a valid value."""
     wanted = task.decode(RunTask)
     options, label = wanted.options, wanted.part.shard.label
     by_key = options.by == "key"
@@ -143,7 +143,7 @@ def write_values(task: Task, store: Store) -> TaskResult:
 
 
 def write_order(task: Task, store: Store) -> TaskResult:
-    """The ordinals of a range of values, in their order."""
+    """Write the ordinals of a range of values, in sorted order."""
     wanted = task.decode(SortRankTask)
     entries: list[Entry] = []
     for number in range(wanted.runs):

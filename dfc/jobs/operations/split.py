@@ -1,4 +1,4 @@
-"""Split a dataset into parts or folds by a hash of the key, so that a sample stays in its part when others come or go.
+"""Split a dataset into parts or folds by a hash of the key: a sample stays in its part when others are added or removed.
 
 Give `parts` or `folds`. The names of the outputs must contain {part}: cut/{part}-%06d.tar.
 """
@@ -35,15 +35,15 @@ _SUM_TOLERANCE: Final = 1e-9
 
 
 class Options(OrderOptions, frozen=True, kw_only=True):
-    """Which parts, and what stays together."""
+    """The parts, and what must stay together."""
 
     parts: Annotated[
         Annotated[dict[str, Annotated[float, Meta(ge=0, le=1)]], Meta(min_length=1, max_length=JOB_SPLIT_PARTS_MAX)] | None,
-        Meta(description="Names and fractions that add up to 1: train=0.9,val=0.1."),
+        Meta(description="Names of the parts and their fractions, which add up to 1: train=0.9,val=0.1."),
     ] = None
     folds: Annotated[
         Annotated[int, Meta(ge=2, le=JOB_SPLIT_PARTS_MAX)] | None,
-        Meta(description="Instead: this number of equal parts, named 0, 1, …"),
+        Meta(description="Instead of parts: the number of equal parts, named 0, 1, …"),
     ] = None
     seed: Annotated[Seed, Meta(description="Determines which sample goes where.")] = 0
     group_regex: Annotated[str | None, Meta(description="Keys whose beginnings match the same text stay together (RE2).")] = (
@@ -70,19 +70,19 @@ class RankTask(Struct, frozen=True):
 
 
 def check(options: Options, pattern: OutputPattern) -> None:
-    """BadRequest for fractions that do not add up, names that are none, or grouping together with stratifying."""
+    """Raise BadRequest for fractions that do not add up to 1, invalid names, or grouping combined with stratifying."""
     check_order(options, pattern, part=True)
     if (options.parts is None) == (options.folds is None):
-        raise BadRequest("split takes parts or folds")
+        raise BadRequest("split needs exactly one of 'parts' and 'folds'")
     for name in options.parts or ():
         if PART_NAME.fullmatch(name) is None:
-            raise BadRequest(f"a part's name is made of letters, digits and ._-, not {name[:80]!r}")
+            raise BadRequest(f"the name of a part can have letters, digits and ._- only, not {name[:80]!r}")
     if options.parts is not None and abs(math.fsum(options.parts.values()) - 1) > _SUM_TOLERANCE:
-        raise BadRequest(f"the fractions of the parts add up to {math.fsum(options.parts.values())}, not to 1")
+        raise BadRequest(f"the fractions of the parts must add up to 1, not {math.fsum(options.parts.values())}")
     if options.group_regex is not None:
         Regex(options.group_regex)
         if options.stratify is not None:
-            raise BadRequest("groups stay together, classes are divided: group_regex and stratify exclude each other")
+            raise BadRequest("'group_regex' keeps groups together, 'stratify' divides classes: give one, not both")
     if options.stratify is not None:
         parse_class_field(options.stratify)
 
@@ -92,7 +92,7 @@ def _names(options: Options) -> list[str]:
 
 
 def _cumulated(options: Options) -> list[float]:
-    """Of the parts, without the last one's, which takes what is left."""
+    """The cumulative fractions of the parts, except the last part, which gets the rest."""
     if options.parts is None:
         folds = options.folds or 1
         return [fold / folds for fold in range(1, folds)]
@@ -101,7 +101,7 @@ def _cumulated(options: Options) -> list[float]:
 
 
 def plan(job: JobInput) -> list[Stage]:
-    """One look at every shard; with classes, a ranking of each of them before."""
+    """Plan to pick the samples of every shard; with classes, rank the samples of each class first."""
     options: Options = job.options
     names = _names(options)
     total = sum(shard.samples for shard in job.shards)
@@ -136,7 +136,7 @@ def plan(job: JobInput) -> list[Stage]:
 
 
 def pick_parts(task: Task, store: Store) -> TaskResult:
-    """Which samples of one shard go into which part."""
+    """Pick the part for each sample of one shard."""
     wanted = task.decode(ShardTask)
     options = wanted.options
     count = len(_names(options))
@@ -148,7 +148,7 @@ def pick_parts(task: Task, store: Store) -> TaskResult:
     found: list[list[int]] = [[] for _ in range(count)]
     for fields in read_fields(store, wanted.part, ()):
         keys = fields.keys if pattern is None else [_group(pattern, key) for key in fields.keys]
-        # Limits may be 2^64, which is no 64-bit number: whatever is not below one is beyond it.
+        # Limits can be 2^64, which does not fit into 64 bits; every draw is below that.
         draws = chance(options.seed, keys)
         parts = np.zeros(len(keys), dtype=np.int64)
         for limit in limits:
@@ -165,7 +165,7 @@ def _group(pattern: Regex, key: bytes) -> bytes:
 
 
 def write_classes(task: Task, store: Store) -> TaskResult:
-    """Class, draw and ordinal of each sample, by the hash of its class."""
+    """Write class, draw and ordinal of each sample of a shard, partitioned by the hash of the class."""
     wanted = task.decode(ShardTask)
     field = parse_class_field(wanted.options.stratify or "")
     with PartitionWriter(store, _class_name(task.number), wanted.partitions) as writer:
@@ -184,7 +184,7 @@ def write_classes(task: Task, store: Store) -> TaskResult:
 
 
 def rank_classes(task: Task, store: Store) -> TaskResult:
-    """In each class, the parts of its samples in the order of their draws: shares are exact up to rounding."""
+    """Assign the samples of each class to parts in the order of their draws, so that shares are exact up to rounding."""
     wanted = task.decode(RankTask)
     data = b"".join(
         segment for number in range(wanted.inputs) for segment in read_partition(store, _class_name(number), wanted.partition)

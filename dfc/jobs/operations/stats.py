@@ -25,17 +25,17 @@ from dfc.limits import JOB_CLASSES_MAX, JOB_MEMBER_BYTES_MAX
 from dfc.tar.header import TarError
 
 Sizes = list[tuple[str, int]]
-"""Extension and bytes of each member of a sample."""
+"""Extension and size of each member of a sample."""
 
 
 class Options(CommonOptions, frozen=True, kw_only=True):
-    """What is counted besides sizes."""
+    """What to count besides sizes."""
 
-    by: Annotated[str | None, Meta(description="A field whose value is the class of a sample: cls, or json:path.to.it.")] = None
+    by: Annotated[str | None, Meta(description="The field that holds the class of a sample: cls, or json:path.to.it.")] = None
 
 
 class TooManyClasses(Conflict):
-    """What the samples are to be counted by has nearly as many values as there are samples."""
+    """There are too many different classes or extensions to count samples by them."""
 
     code = "too_many_classes"
 
@@ -54,7 +54,7 @@ class _Report(Struct, frozen=True):
 
 
 class _Tally(Struct):
-    """What a shard, or all of them, holds. Extensions: members, bytes, smallest, largest; classes: samples, bytes."""
+    """Totals of a shard, or of all shards. `extensions`: members, bytes, smallest, largest; `classes`: samples, bytes."""
 
     shard: str = ""
     samples: int = 0
@@ -96,7 +96,7 @@ class _Tally(Struct):
 
 def check(options: Options, pattern: OutputPattern) -> None:
     if pattern.is_numbered or pattern.has_part or pattern.is_prefix:
-        raise BadRequest("stats writes one object: its pattern is a plain name, such as 'stats.json'")
+        raise BadRequest("stats writes one object: give a plain name as output, such as 'stats.json'")
     if options.by is not None:
         parse_class_field(options.by)
 
@@ -133,7 +133,7 @@ def run_count(task: Task, store: Store) -> TaskResult:
 
 
 def _read(store: Store, payload: _Count) -> Iterator[tuple[Sizes, str | None]]:
-    """Sizes and class of every sample: from the index where that knows enough, with single reads of small fields."""
+    """Yield sizes and class of every sample: from the index if possible, with a read of the class's field only."""
     shard = payload.shard
     field = None if payload.by is None else parse_class_field(payload.by)
     if (shard.repeated and payload.on_split != "keep") or (field is not None and shard.kind != "tar"):
@@ -150,10 +150,10 @@ def _read(store: Store, payload: _Count) -> Iterator[tuple[Sizes, str | None]]:
             if field is not None and source is not None:
                 member = next((member for member in sample.members if member.ext == field.ext), None)
                 if member is not None:
-                    # A class is short: of a text no more is read than shows that it is none. JSON is read whole.
+                    # A class is short: of text, read only enough to tell that it is too long. JSON is read whole.
                     if field.path and member.size > JOB_MEMBER_BYTES_MAX:
                         raise TarError(
-                            f"{shard.label}: member {member.name[:80]!r} is too large to be read whole", member.offset
+                            f"{shard.label}: member {member.name[:80]!r} is too large to be read into memory", member.offset
                         )
                     content = bytearray(member.size if field.path else min(member.size, 4096))
                     source.read_into(member.offset, memoryview(content))
@@ -175,7 +175,7 @@ def _add_extension(extensions: dict[str, list[int]], ext: str, counts: list[int]
     known = extensions.get(ext)
     if known is None:
         if len(extensions) >= JOB_CLASSES_MAX:
-            raise TooManyClasses(f"there are more than {JOB_CLASSES_MAX} extensions; are there dots in the keys?")
+            raise TooManyClasses(f"there are more than {JOB_CLASSES_MAX} extensions; do the keys contain dots?")
         extensions[ext] = list(counts)
     else:
         known[0] += counts[0]
@@ -196,7 +196,7 @@ def _add_class(classes: dict[str, list[int]], group: str, counts: list[int]) -> 
 
 
 def run_report(task: Task, store: Store) -> TaskResult:
-    """Add up all shards, then write the object, a line a shard: there may be a million."""
+    """Add up all shards, then write the object with a line per shard, since there may be a million."""
     payload = task.decode(_Report)
     total = _Tally()
     for tally in _tallies(store, payload.temporaries):

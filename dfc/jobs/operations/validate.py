@@ -1,11 +1,11 @@
-"""Report what is wrong with a dataset, as JSON; with `repair`, also write clean shards.
+"""Report problems of a dataset as JSON; with `repair`, also write repaired shards.
 
-It finds archives that are truncated or broken, keys that are split in two or come twice in the dataset, fields that are
-required and missing, pictures and JSON that cannot be decoded.
+It finds truncated and damaged archives, split samples, duplicate keys in the dataset, missing required fields, and pictures
+and JSON that cannot be decoded.
 """
 
-# Stages: `scan` looks through each shard and logs its keys; `duplicates` finds keys that come twice, a partition at a time;
-# `repair` writes clean shards; `report` puts everything together.
+# Stages: `scan` checks each shard and logs its keys; `duplicates` finds duplicate keys, a partition at a time; `repair` writes
+# repaired shards; `report` writes the report.
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ REPORT_NAME: Final = "report.json"
 
 
 class Options(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is looked at, and what is written."""
+    """What to check, and what to write."""
 
     require: Annotated[list[str], Meta(description="Fields that every sample must have.")] = []
     decode: Annotated[bool, Meta(description="Decode pictures and JSON to check them.")] = True
-    repair: Annotated[bool, Meta(description="Also write clean shards; the output is then a prefix for them.")] = False
+    repair: Annotated[bool, Meta(description="Also write repaired shards; the output is then their prefix.")] = False
 
 
 class _Scan(Struct, frozen=True):
@@ -68,7 +68,7 @@ class _Report(Struct, frozen=True):
 
 
 class _Found(Struct):
-    """The temporary object of a scanned shard."""
+    """The findings of a scanned shard, as its temporary object."""
 
     shard: str
     samples: int
@@ -79,8 +79,8 @@ class _Found(Struct):
 
 
 class _Repeats(Struct):
-    """The temporary object of a partition: how many samples have a key that came before, and the first of them with their
-    keys and places."""
+    """The duplicates of a partition, as its temporary object: how many samples have the key of an earlier one, and the first of
+    them with their keys and places."""
 
     count: int
     first: list[Repeat]
@@ -88,11 +88,11 @@ class _Repeats(Struct):
 
 def check(options: Options, pattern: OutputPattern) -> None:
     if options.repair and (not pattern.is_prefix or pattern.is_numbered or pattern.has_part):
-        raise BadRequest("with repair the pattern is a prefix such as 'clean/': shards keep their names below it")
+        raise BadRequest("with 'repair', the output pattern must be a prefix, such as 'clean/', for the names of the shards")
     if not options.repair and (pattern.is_prefix or pattern.is_numbered or pattern.has_part):
-        raise BadRequest("validate writes one object: its pattern is a plain name, such as 'report.json'")
+        raise BadRequest("validate writes one object: give a plain name as output, such as 'report.json'")
     if any(not ext or "/" in ext for ext in options.require):
-        raise BadRequest("'require' lists extensions, such as 'jpg'")
+        raise BadRequest("'require' must list extensions, such as 'jpg'")
 
 
 def plan(job: JobInput) -> list[Stage]:
@@ -126,13 +126,13 @@ def plan(job: JobInput) -> list[Stage]:
     if options.repair:
         names = [check_object_name(job.pattern.text + shard.name) for shard in shards]
         if len(set(names)) < len(names) or report_name in names:
-            raise BadRequest("with repair every input shard has a name of its own, and none is called report.json")
+            raise BadRequest("with 'repair', no two input shards can have the same name, and none can be named report.json")
         stages.append(Stage("repair", repair, len(shards), len(shards)))
     return [*stages, Stage("report", report, 1, 1)]
 
 
 def run_scan(task: Task, store: Store) -> TaskResult:
-    """Look through one shard."""
+    """Check one shard and log its keys."""
     payload = task.decode(_Scan)
     findings = Findings()
     with PartitionWriter(store, _keys(payload.number), payload.partitions) as log:
@@ -146,7 +146,7 @@ def run_scan(task: Task, store: Store) -> TaskResult:
 
 
 def run_duplicates(task: Task, store: Store) -> TaskResult:
-    """Find the keys of one partition that come twice."""
+    """Find the duplicate keys of one partition."""
     payload = task.decode(_Duplicates)
     logs = [_keys(number) for number in range(payload.shards)]
     repeats = _Repeats(0, [])
@@ -165,7 +165,7 @@ def run_duplicates(task: Task, store: Store) -> TaskResult:
 
 
 def run_repair(task: Task, store: Store) -> TaskResult:
-    """Write a shard anew: without bad samples and those whose key came before, and with split samples in one piece."""
+    """Write a repaired shard: without bad samples and duplicates, and with split samples joined."""
     payload = task.decode(_Repair)
     found = read_value(store, _found(payload.number), _Found)
     left_out = set(found.bad)

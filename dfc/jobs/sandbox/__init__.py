@@ -1,4 +1,4 @@
-"""Code of users, in a process of its own: `parent` starts it and speaks with it, `child` runs it, `isolation` shuts it in.
+"""Runs user code in a sandboxed process: `parent` starts it and talks to it, `child` runs the code, `isolation` confines it.
 
-What the child is kept from, and what not, is in docs/jobs.md; nothing that it sends is trusted.
+docs/jobs.md says what the sandbox prevents and what not. Nothing that the child sends is trusted.
 """

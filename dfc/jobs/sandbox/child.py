@@ -1,4 +1,4 @@
-"""The process that runs code of users: it shuts itself in, loads the code, then answers one sample after the other.
+"""The process that runs user code: it isolates itself, loads the code, then processes one sample after the other.
 
 Started by `parent` as `python -I -m dfc.jobs.sandbox.child`, with pipes as standard input and output and nothing else open.
 """
@@ -33,11 +33,11 @@ Work = Callable[[Call], list[WireSample]]
 
 
 class UserCodeFailed(Exception):
-    """The code did not do its part; the message is for users."""
+    """User code returned something invalid, or its command failed. The message is for users."""
 
 
 def main() -> None:
-    """Serve until the pipe ends."""
+    """Process samples until the pipe is closed."""
     reader, writer = _take_pipes()
     setup = msgspec.msgpack.decode(_receive(reader) or b"", type=Setup)
     sys.path[:] = setup.module_path
@@ -54,14 +54,14 @@ def main() -> None:
         try:
             answer = Reply(work(msgspec.msgpack.decode(content, type=Call)))
             encoded = frame(answer)
-        except BaseException as error:  # SystemExit of user code is one more way to fail
+        except BaseException as error:  # also SystemExit in user code
             encoded = frame(Reply(error=_text(error)))
         writer.write(encoded)
         writer.flush()
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """The pipes under other numbers, not inherited; what user code reads and prints goes nowhere."""
+    """Move the pipes to descriptors that are not inherited, and connect standard input and output to /dev/null."""
     reader, writer = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
@@ -89,15 +89,15 @@ def _text(error: BaseException) -> str:
 
 
 def find_entry_point(name: str) -> EntryPoint:
-    """The registered function of that name. LookupError when there is none, or more than one."""
+    """Find the registered function with this name. LookupError unless there is exactly one."""
     found = list({point.value: point for point in entry_points(group="dfc.map", name=name)}.values())
     if len(found) != 1:
-        raise LookupError(f"{len(found) or 'no'} entry points of group 'dfc.map' are called {name!r} on this worker")
+        raise LookupError(f"{len(found) or 'no'} entry points of the group 'dfc.map' are named {name!r} on this worker")
     return found[0]
 
 
 def _readable(point: EntryPoint | None) -> list[str]:
-    """What Python and the code of the user are read from: installations, and packages that lie elsewhere."""
+    """The paths that Python and the user code are loaded from: installations, and packages elsewhere."""
     paths = {sys.prefix, sys.base_prefix, os.path.realpath(sys.executable), *dfc.__path__}
     inside = tuple(os.path.join(prefix, "") for prefix in (sys.prefix, sys.base_prefix))
     if point is not None:
@@ -108,7 +108,7 @@ def _readable(point: EntryPoint | None) -> list[str]:
 
 
 def _listable(point: EntryPoint | None) -> list[str]:
-    """Where the package of the user lies when that is no installation: Python lists that directory before it imports."""
+    """The directories of the user's package if it is not installed: Python lists them before it imports."""
     spec = None if point is None else find_spec(point.module.partition(".")[0])
     if spec is None:
         return []
@@ -119,7 +119,7 @@ def _listable(point: EntryPoint | None) -> list[str]:
 
 
 def _function(point: EntryPoint, arguments: dict[str, Any]) -> Work:
-    import numpy  # seeded also when only the function itself imports it; commands need not wait for it
+    import numpy  # seeded even if only the function imports it; not at the top, because commands do not need it
 
     function = point.load()
 
@@ -137,13 +137,13 @@ def _as_dict(sample: WireSample) -> dict[str, str | bytes]:
 
 def _checked(sample: object) -> WireSample:
     if not isinstance(sample, Mapping) or not isinstance(sample.get(KEY_FIELD), str):
-        raise UserCodeFailed(f"the function gives samples as dicts with {KEY_FIELD!r}, not {type(sample).__name__}")
+        raise UserCodeFailed(f"the function must return samples as dicts with {KEY_FIELD!r}, not {type(sample).__name__}")
     fields: dict[str, bytes] = {}
     for ext, data in sample.items():
         if isinstance(ext, str) and isinstance(data, (bytes, bytearray, memoryview)):
             fields[ext] = bytes(data)
         elif ext != KEY_FIELD:
-            raise UserCodeFailed(f"field {ext!r} of a sample is {type(data).__name__}, not bytes")
+            raise UserCodeFailed(f"field {ext!r} of a sample must be bytes, not {type(data).__name__}")
     return WireSample(sample[KEY_FIELD], fields)
 
 
@@ -153,7 +153,7 @@ def _checked(sample: object) -> WireSample:
 def _commands(command: list[str], *, alone: bool) -> Work:
     program = shutil.which(command[0], path=_COMMAND_PATH)
     if program is None:
-        raise LookupError(f"there is no program {command[0]!r} on this worker")
+        raise LookupError(f"program {command[0]!r} not found on this worker")
 
     def work(call: Call) -> list[WireSample]:
         key = call.sample.key
@@ -168,14 +168,14 @@ def _commands(command: list[str], *, alone: bool) -> Work:
             if status:
                 errors.seek(max(0, errors.seek(0, 2) - _ERROR_CHARS))
                 said = errors.read().decode(errors="replace").strip()
-                raise UserCodeFailed(f"the command ended with {status}{': ' if said else ''}{said}")
+                raise UserCodeFailed(f"the command exited with {status}{': ' if said else ''}{said}")
         return list(_collect(key))
 
     return work
 
 
 def _run(command: list[str], errors: int, *, alone: bool) -> int:
-    """Its exit status, negative for a signal; nothing that it has started lives on."""
+    """Run a command and kill everything it started; return its exit status, negative for a signal."""
     process = subprocess.Popen(
         command, cwd="work", env={}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
     )
@@ -184,7 +184,7 @@ def _run(command: list[str], errors: int, *, alone: bool) -> int:
     finally:
         try:
             if alone:
-                os.kill(-1, signal.SIGKILL)  # everybody in this namespace but its first process
+                os.kill(-1, signal.SIGKILL)  # all processes in this namespace except the first
             else:
                 os.killpg(process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -197,14 +197,14 @@ def _run(command: list[str], errors: int, *, alone: bool) -> int:
 
 
 def _collect(key: str) -> Iterable[WireSample]:
-    """The samples in `out/`: files named as in an archive, where `sample` at the front stands for the key of the input."""
+    """Read the samples in `out/`: files named like members, with `sample` at the start for the key of the input."""
     samples: dict[str, WireSample] = {}
     for count, path in enumerate(sorted(_files("work/out", ""))):
         if count >= _OUTPUTS_MAX:
-            raise UserCodeFailed(f"the command has left more than {_OUTPUTS_MAX} files in out/")
+            raise UserCodeFailed(f"the command left more than {_OUTPUTS_MAX} files in out/")
         parts = split_key(path)
         if parts is None:
-            raise UserCodeFailed(f"out/{path[:80]} is no name of a sample's field, such as out/sample.jpg")
+            raise UserCodeFailed(f"out/{path[:80]} is not named like a field of a sample, such as out/sample.jpg")
         name, ext = parts
         if name.startswith("sample"):
             name = key + name.removeprefix("sample")
@@ -223,7 +223,7 @@ def _files(directory: str, prefix: str) -> Iterable[str]:
         elif stat.S_ISREG(mode):
             yield prefix + entry.name
         else:
-            raise UserCodeFailed(f"out/{prefix}{entry.name} is no regular file")
+            raise UserCodeFailed(f"out/{prefix}{entry.name} is not a regular file")
 
 
 if __name__ == "__main__":

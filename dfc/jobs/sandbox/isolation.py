@@ -1,7 +1,7 @@
-"""Shutting a process in, with what the kernel grants: namespaces, another user, Landlock, resource limits. Linux only.
+"""Confines a process with what the kernel allows: namespaces, another user, Landlock, resource limits. Linux only.
 
-A process of root becomes `nobody`. Where a step is not allowed (containers often forbid namespaces) the others are made all the
-same; `isolate` says which ones succeeded.
+A process of root becomes `nobody`. If a step is not allowed (containers often forbid namespaces), the others are still taken;
+`isolate` returns which ones succeeded.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _OPEN_FILES: Final = 256
 
 
 def isolate(setup: Setup, readable: Sequence[str], listable: Sequence[str], keep: Sequence[int]) -> list[str]:
-    """Shut this process in for good. It returns in a new process, the first one of its namespace, where there is one; the
-    old one waits for that, without the descriptors of `keep`, and ends as it does.
+    """Confine this process permanently, and return the names of the steps that succeeded. If there is a new namespace, this
+    returns in a new process, the first one in it; the old one closes the descriptors in `keep`, waits, and exits like it.
 
-    `readable`: files and trees that the code needs beside those of the system; of `listable` ones the names alone.
+    `readable`: files and trees that the code needs besides those of the system; `listable`: directories it may list.
     """
     done = []
     root = os.geteuid() == 0
@@ -51,10 +51,10 @@ def isolate(setup: Setup, readable: Sequence[str], listable: Sequence[str], keep
         done += ["processes", "network", "mounts"]
     else:
         own_proc = False
-        os.chdir(setup.scratch)  # here, too, before: the way to it may be closed to `nobody`
+        os.chdir(setup.scratch)  # now, because `nobody` may have no access to the directories above it
     if root:
         _become_nobody()
-        if _LIBC.unshare(_NEW_USER) == 0:  # processes are then counted here alone, and not with those of every `nobody`
+        if _LIBC.unshare(_NEW_USER) == 0:  # so that the limit of processes does not count those of every other `nobody`
             _map_ids(NOBODY, NOBODY)
         done.append("user")
     _LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
@@ -85,7 +85,7 @@ def _become_nobody() -> None:
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
-    _LIBC.prctl(_SET_DUMPABLE, 1, 0, 0, 0)  # or /proc/self belongs to root
+    _LIBC.prctl(_SET_DUMPABLE, 1, 0, 0, 0)  # else /proc/self belongs to root
 
 
 def _map_ids(uid: int, gid: int) -> None:
@@ -94,7 +94,7 @@ def _map_ids(uid: int, gid: int) -> None:
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
         except OSError:
-            pass  # ids that are not mapped are nobody's: all the better
+            pass  # unmapped ids belong to nobody, which is even better
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> bool:
@@ -103,7 +103,7 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, data: 
 
 
 def _expose(paths: Sequence[str]) -> None:
-    """Make paths reachable that lie in directories of root alone (a Python in /root), and those directories empty besides."""
+    """Make paths accessible inside directories that only root can enter (a Python in /root), and hide everything else there."""
     hidden: dict[str, list[tuple[str, int]]] = {}
     for path in paths:
         closed = _closed_ancestor(path)
@@ -122,7 +122,7 @@ def _expose(paths: Sequence[str]) -> None:
 
 
 def _closed_ancestor(path: str) -> str | None:
-    """The first directory on the way that others may not pass."""
+    """The first directory on the path that other users cannot enter."""
     at = "/"
     for part in os.path.dirname(os.path.abspath(path)).split("/")[1:]:
         at = os.path.join(at, part)
@@ -135,7 +135,7 @@ def _closed_ancestor(path: str) -> str | None:
 
 
 def _tasks_of_user() -> int:
-    """How many threads this user runs: where users are not told apart, all of them count against the limit."""
+    """Count the threads of this user: without a user namespace, all of them count against the limit."""
     count = 0
     for name in os.listdir("/proc"):
         try:
@@ -161,16 +161,16 @@ def _limit(setup: Setup, others: int) -> None:
         resource.setrlimit(kind, (bound, bound))
 
 
-# --- Landlock: which files the process, and all that it starts, may open.
+# --- Landlock: which files the process and its children may open.
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
 _TRUNCATE: Final = 1 << 14
-_ACCESS_BITS: Final = {1: 13, 2: 14, 3: 15, 4: 15}  # by version of the interface; 16 from 5 on
+_ACCESS_BITS: Final = {1: 13, 2: 14, 3: 15, 4: 15}  # by version of the ABI; 16 from version 5 on
 _READ: Final = _EXECUTE | _READ_FILE | _READ_DIR
 _ON_FILES: Final = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | 1 << 15
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _SYSTEM: Final = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin")
-# Of /etc only what programs need to start: configuration of services, with their tokens, is there as well.
+# Only what programs need to start, because /etc also has the configuration of services, with their tokens.
 _ETC: Final = (
     "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "passwd", "group", "nsswitch.conf", "mime.types",
     "magic", "fonts", "ImageMagick-6", "ImageMagick-7", "ssl/openssl.cnf",
@@ -179,13 +179,13 @@ _DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/u
 
 
 def _landlock(readable: Sequence[str], listable: Sequence[str], *, own_proc: bool) -> bool:
-    """The working directory is scratch: what goes for it goes for all below."""
+    """Restrict access to files; the working directory is scratch, with full access to everything below it."""
     version = _LIBC.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     if version < 1:
         return False
     handled = (1 << _ACCESS_BITS.get(version, 16)) - 1
-    tcp = 3 if version >= 4 else 0  # neither bind nor connect
-    scope = 3 if version >= 6 else 0  # no signals to, and no abstract sockets of, processes outside
+    tcp = 3 if version >= 4 else 0  # forbid bind and connect
+    scope = 3 if version >= 6 else 0  # forbid signals to, and abstract sockets of, processes outside
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     attributes = struct.pack("<QQQ", handled, tcp, scope)
     ruleset = _LIBC.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(size), 0)
@@ -211,7 +211,7 @@ def _landlock(readable: Sequence[str], listable: Sequence[str], *, own_proc: boo
 
 
 def _drop_capabilities() -> None:
-    """None at all, also none over one's own namespaces, whose mounts could be undone."""
+    """Drop all capabilities, including those in the own namespaces, which could undo mounts."""
     number = _CAPSET.get(os.uname().machine)
     if number is not None:
         _LIBC.syscall(number, struct.pack("<Ii", _CAPABILITY_VERSION, 0), bytes(24))

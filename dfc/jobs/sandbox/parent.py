@@ -1,4 +1,4 @@
-"""The worker's side of a sandbox: a child process, spoken to in frames, each with a deadline, and killed for good."""
+"""The worker's side of a sandbox: starts the child process, exchanges frames with it under a deadline, and kills it."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from dfc.limits import (
 T = TypeVar("T")
 CHILD_ARGUMENTS: Final = ("-I", "-m", "dfc.jobs.sandbox.child")
 _CHUNK_BYTES: Final = 1 << 20
-_CHECK_S: Final = 0.25  # how soon a cancelled job is noticed while user code runs
+_CHECK_S: Final = 0.25  # how often to check whether the job was cancelled while user code runs
 _CPU_S_MAX: Final = 2**31 - 1
 
 
 class UserCodeRefused(Conflict):
-    """The code cannot even begin: it is not installed, or fails when it is imported."""
+    """User code cannot be started: it is not installed, or its import fails."""
 
     code = "user_code_refused"
 
 
 class SampleFailed(Exception):
-    """User code has failed with one sample. The message is for users."""
+    """User code failed for one sample. The message is for users."""
 
 
 class Sandbox:
-    """One child at a time; a new one is started for the sample after one that has killed it. Use as a context.
+    """Runs user code in a child process, which is started again if a sample killed it. Use it as a context manager.
 
-    `directory`: an empty one, for scratch. `check` raises when the job has ended.
+    `directory`: an empty directory for scratch space. `check` raises if the job has ended.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Sandbox:
         )
 
     def call(self, seed: int, sample: WireSample) -> list[WireSample]:
-        """What the code makes of a sample. Raises SampleFailed, UserCodeRefused, and what `check` raises."""
+        """Run the code on a sample and return the resulting samples. SampleFailed, UserCodeRefused, and what `check` raises."""
         if self._process is None:
             self._start()
         answer = self._exchange(frame(Call(seed, sample)), self._timeout_s, Reply)
@@ -88,7 +88,7 @@ class Sandbox:
         return answer.samples
 
     def close(self) -> None:
-        """Kill the child and everything that it has started."""
+        """Kill the child and everything it started."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -127,14 +127,14 @@ class Sandbox:
         try:
             ready = self._exchange(frame(setup), JOB_USER_START_S, Ready)
         except SampleFailed as error:
-            raise UserCodeRefused(f"the code of the job cannot be started: {error}") from None
+            raise UserCodeRefused(f"cannot start the job's code: {error}") from None
         if ready.error:
             self.close()
-            raise UserCodeRefused(f"the code of the job cannot be started: {ready.error}")
+            raise UserCodeRefused(f"cannot start the job's code: {ready.error}")
         self.isolation = ready.isolation
 
     def _exchange(self, request: bytes, timeout_s: float, kind: type[T]) -> T:
-        """Send a frame and receive one, whichever goes; anything but a proper answer in time ends the child."""
+        """Send a frame and receive one at the same time. Kills the child unless it sends a valid reply in time."""
         answered = False
         try:
             content = self._transfer(request, time.monotonic() + timeout_s, timeout_s)
@@ -142,7 +142,7 @@ class Sandbox:
             answered = True
             return answer
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise SampleFailed("it has written something else than an answer") from None
+            raise SampleFailed("its process sent an invalid reply") from None
         finally:
             if not answered:
                 self.close()
@@ -163,7 +163,7 @@ class Sandbox:
         while True:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise SampleFailed(f"it has taken more than {timeout_s:g} s")
+                raise SampleFailed(f"timed out after {timeout_s:g} s")
             self._check()
             for descriptor, _ in poll.poll(1000 * min(left_s, _CHECK_S)):
                 if descriptor == to:
@@ -173,15 +173,15 @@ class Sandbox:
                 else:
                     data = os.read(source, min(_CHUNK_BYTES, expected - len(received)))
                     if not data:
-                        raise SampleFailed(f"its process has ended ({_ending(process)})")
+                        raise SampleFailed(f"its process ended ({_ending(process)})")
                     received += data
             if len(received) == LENGTH.size == expected:
                 expected += LENGTH.unpack(received)[0]
                 if expected > JOB_USER_FRAME_BYTES_MAX:
-                    raise SampleFailed("it has written something else than an answer, or too much")
+                    raise SampleFailed("its process sent an invalid reply, or one that is too long")
             if len(received) == expected > LENGTH.size:
                 if unsent:
-                    raise SampleFailed("it has answered before it was asked")
+                    raise SampleFailed("its process sent a reply before the request")
                 return bytes(received[LENGTH.size :])
 
 
@@ -191,15 +191,15 @@ def _write(to: int, data: memoryview) -> int:
     except BlockingIOError:
         return 0
     except BrokenPipeError:
-        return len(data)  # the other side is closing: what follows from it is read there
+        return len(data)  # the child is closing the pipe, which the next read will show
 
 
 def _ending(process: subprocess.Popen[bytes]) -> str:
-    """Waits a moment, since a pipe ends before its process does."""
+    """Describe how the process ended. Waits a moment, since the pipe is closed before the process ends."""
     try:
         status = process.wait(1.0)
     except subprocess.TimeoutExpired:
-        return "it has closed its pipe"
-    if status > 128:  # the first process of a namespace ends as the process that waits for it tells
+        return "it closed its pipe"
+    if status > 128:  # a signal that ended the first process of the namespace, as reported by the process that waits for it
         status = 128 - status
     return f"killed by {signal.Signals(-status).name}" if -64 < status < 0 else f"exit status {status}"

@@ -1,4 +1,4 @@
-"""What goes over the pipes of a sandbox: frames of a length (4 bytes, little-endian) and so many bytes of msgpack."""
+"""The protocol over the pipes of a sandbox: frames of a length (4 bytes, little-endian) and that many bytes of msgpack."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ LENGTH: Final = struct.Struct("<I")
 
 
 class WireSample(msgspec.Struct, frozen=True, array_like=True):
-    """A sample: its key, and the bytes of every extension in their order."""
+    """A sample: its key, and the bytes of every extension, in order."""
 
     key: str
     fields: dict[str, bytes]
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """The first frame to a child: an entry point of group `dfc.map` with its arguments, or a command; and its bounds."""
+    """The first frame to a child: an entry point of the group `dfc.map` with its arguments, or a command; and the limits."""
 
     scratch: str
     module_path: list[str]
@@ -32,21 +32,21 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The answer to it: what the child is shut in by, or why it cannot begin."""
+    """The reply to Setup: the isolation in effect, or why the code cannot start."""
 
     isolation: list[str] = []
     error: str = ""
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One sample to work on. `seed`: 64 bits from the seed of the job and the ordinal of the sample."""
+    """One sample to process. `seed`: 64 bits from the seed of the job and the ordinal of the sample."""
 
     seed: int
     sample: WireSample
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """What has become of it, or what went wrong."""
+    """The resulting samples, or the error."""
 
     samples: list[WireSample] = []
     error: str = ""

@@ -1,1 +1,1 @@
-"""What tasks read and write: the samples of a shard, and outputs of every format."""
+"""Reads the samples of shards, and writes outputs in every format, for tasks."""

@@ -1,4 +1,4 @@
-"""Looking through one shard for what is wrong with it, broken ones included, up to where they break."""
+"""Checks one shard for problems; a damaged shard is read up to the damage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROBLEMS: Final = ("truncated", "broken", "split", "duplicate", "missing", "unde
 
 
 class ShardProblem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One thing that is wrong. `offset` is that in the uncompressed archive; `first` the shard where the key was before."""
+    """One problem. `offset` is in the uncompressed archive; `first` is the shard that had the key before."""
 
     shard: str
     key: str | None = None
@@ -34,8 +34,8 @@ class ShardProblem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass
 class Findings:
-    """What is wrong with a shard. `counts` and the first `problems` by kind; `bad`: ordinals of samples that a clean shard
-    leaves out; `parts`: ordinal of a later part of a split sample → that of its first part."""
+    """The problems of a shard. `counts` and the first `problems` by kind; `bad`: ordinals of samples to leave out of a repaired
+    shard; `parts`: ordinal of a later part of a split sample → ordinal of its first part."""
 
     samples: int = 0
     counts: dict[str, int] = field(default_factory=dict)
@@ -52,21 +52,21 @@ class Findings:
 
 @dataclass
 class _Seen:
-    """A sample of a shard in which keys may come back."""
+    """A sample of a shard in which keys may occur again."""
 
     number: int
     fields: set[str]
 
 
 def is_archive(shard: InputShard) -> bool:
-    """Whether it is meant to be one: it has an index, or the name of a shard."""
+    """Whether an object should be an archive: it has an index, or is named like a shard."""
     return shard.is_indexed or index_kind(shard.name) is not None
 
 
 def read_until_broken(store: Store, shard: InputShard, findings: Findings | None = None) -> Iterator[SampleData]:
-    """Samples as they lie in a shard, a key that comes back as a new one, up to the first break, which is noted.
+    """Yield samples as stored (a key that occurs again is a new sample) up to the first damage, which is added to `findings`.
 
-    The sample in which it breaks is not given: nobody knows whether it was complete.
+    The sample at the damage is left out, since it may be incomplete.
     """
     if not shard.is_indexed:
         shard = msgspec.structs.replace(shard, kind=_kind_of(store, shard))
@@ -80,7 +80,7 @@ def read_until_broken(store: Store, shard: InputShard, findings: Findings | None
 
 
 def _kind_of(store: Store, shard: InputShard) -> str:
-    """By its first bytes, as for an index; else by its name."""
+    """The kind of compression, by the first bytes, as for an index, else by the name."""
     source = store.open(shard)
     try:
         start = bytearray(min(source.size, MAGIC_BYTES))
@@ -93,12 +93,12 @@ def _kind_of(store: Store, shard: InputShard) -> str:
 def look_through(
     store: Store, shard: InputShard, findings: Findings, require: list[str], *, decode: bool
 ) -> Iterator[tuple[str, int]]:
-    """Key and ordinal of each sample; `findings` are complete after the last one.
+    """Yield key and ordinal of each sample; `findings` is complete after the last one.
 
-    Parts of a split sample are one sample, with the ordinal of the first; a sample that has a field of its namesake before it
-    is another one with the same key.
+    Parts of a split sample count as one sample, with the ordinal of the first part. A sample that shares a field with an
+    earlier sample of the same key is another sample.
     """
-    careful = shard.repeated != 0 or not shard.is_indexed  # else no key comes back, and none has to be remembered
+    careful = shard.repeated != 0 or not shard.is_indexed  # else no key occurs again, and none needs to be remembered
     seen: dict[str, _Seen] = {}
     for key, number, fields, data in _samples(store, shard, findings, decode=decode):
         earlier = seen.get(key) if careful else None

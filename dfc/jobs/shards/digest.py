@@ -1,4 +1,4 @@
-"""One number for all that a job has written, the same for the same contents, however they are compressed."""
+"""The digest of a job: one checksum over all outputs, which does not depend on their compression."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dfc.jobs.tasks import OutputRecord
 
 
 def digest_in_order(outputs: Iterable[OutputRecord]) -> str:
-    """xxh3-128, in hex, over `name \\0 size \\0 checksum` of the outputs, which come in the order of their names' bytes.
+    """Return the xxh3-128, in hex, over `name \\0 size \\0 checksum` of the outputs, which are in byte order of their names.
 
-    Size in decimal digits and checksum (xxh3-128, in hex) are those of the uncompressed bytes. Nothing separates two outputs:
-    a checksum has 32 characters always.
+    Size (in decimal digits) and checksum (xxh3-128, in hex) are of the uncompressed bytes. There is no separator between
+    outputs, because a checksum always has 32 characters.
     """
     total = xxhash.xxh3_128()
     for output in outputs:

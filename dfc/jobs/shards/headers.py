@@ -1,6 +1,6 @@
-"""The headers of canonical archives (dfc.tar.writer), many at a time, from the names and sizes that an index has.
+"""Makes the headers of canonical archives (dfc.tar.writer), many at once, from the names and sizes in an index.
 
-Nothing of the headers in the source is taken over: whoever made it, equal names and contents give equal bytes.
+Nothing is copied from the headers of the source, so equal names and contents always give equal bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHIFTS: Final = np.arange(3 * (_OCTAL_DIGITS - 1), -1, -3, dtype=np.int64)
 
 
 def _blank() -> Bytes:
-    """A header of the writer without name, size and checksum, their bytes being 0."""
+    """A header of the writer with zeros for name, size and checksum."""
     header = np.frombuffer(member_header("x", 0), dtype=np.uint8).copy()
     header[0] = 0
     header[_SIZE_AT : _SIZE_AT + _OCTAL_DIGITS] = 0
@@ -32,12 +32,12 @@ def _blank() -> Bytes:
 
 
 _BLANK: Final = _blank()
-# The checksum counts its own eight bytes as spaces; the last of them is one in the header, too.
+# The checksum counts its own eight bytes as spaces; the last one is a space in the header, too.
 _BLANK_SUM: Final = int(_BLANK.sum()) + 7 * ord(" ")
 
 
 def header_blocks(names: Bytes, sizes: Integers) -> Bytes:
-    """One header each, (m, 512), for names of at most 100 bytes (m, w), filled up with zeros, and sizes below 8 GiB."""
+    """Make headers (m, 512) for names (m, w) of at most 100 bytes, padded with zeros, and sizes below 8 GiB."""
     blocks = np.empty((len(names), TAR_HEADER_BYTES), dtype=np.uint8)
     blocks[:] = _BLANK
     digits = ((sizes[:, None] >> _SHIFTS) & 7).astype(np.uint8) + np.uint8(ord("0"))
@@ -50,7 +50,7 @@ def header_blocks(names: Bytes, sizes: Integers) -> Bytes:
 
 
 def special_headers(samples: SampleArrays) -> dict[int, bytes]:
-    """By member row, the headers that `header_blocks` cannot make: of long names and very large members."""
+    """Make the headers that `header_blocks` cannot make, for long names and very large members, by member row."""
     special = {row: member_header(name.decode(), int(samples.sizes[row])) for row, name in samples.long_names.items()}
     for row in np.flatnonzero(samples.sizes > _OCTAL_SIZE_MAX).tolist():
         if row not in special:
@@ -59,12 +59,12 @@ def special_headers(samples: SampleArrays) -> dict[int, bytes]:
 
 
 def padded(sizes: Integers) -> Integers:
-    """Sizes rounded up to whole blocks."""
+    """Round sizes up to whole blocks."""
     return (sizes + (TAR_HEADER_BYTES - 1)) & -TAR_HEADER_BYTES
 
 
 def head_sizes(samples: SampleArrays, special: dict[int, bytes]) -> Integers:
-    """Bytes of canonical header of each member."""
+    """The size of the canonical header of each member in bytes."""
     sizes = np.full(len(samples.sizes), TAR_HEADER_BYTES, dtype=np.int64)
     for row, header in special.items():
         sizes[row] = len(header)
@@ -72,7 +72,7 @@ def head_sizes(samples: SampleArrays, special: dict[int, bytes]) -> Integers:
 
 
 def sample_sizes(samples: SampleArrays) -> Integers:
-    """Bytes that each sample takes in an output."""
+    """The size of each sample in an output in bytes."""
     if not len(samples):
         return np.zeros(0, dtype=np.int64)
     return np.add.reduceat(head_sizes(samples, special_headers(samples)) + padded(samples.sizes), samples.first[:-1])
@@ -86,7 +86,7 @@ _MASKS: Final = _masks()  # row r keeps r bytes
 
 
 def clear_padding(blocks: Bytes, last: Integers, sizes: Integers) -> None:
-    """Zero what follows data of these sizes in their `last` blocks (rows of `blocks`); full ones must not be among them."""
+    """Zero the padding in the `last` blocks (rows of `blocks`) of data of these sizes, none of which may fill its block."""
     rows = blocks[last]
     rows &= _MASKS[sizes % TAR_HEADER_BYTES]
     blocks[last] = rows

@@ -1,6 +1,6 @@
-"""Pictures and JSON inside of samples: whether they can be decoded, and pictures as Pillow has them (extra `images`).
+"""Decodes and checks pictures and JSON in samples. Needs Pillow (extra `images`) for pictures.
 
-What is decoded comes from strangers: few formats, none that starts another program, and a bound on pixels before any is read.
+The data is untrusted: only a few formats are allowed, none that starts another program, and pixels are limited before decoding.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Undecodable(Exception):
 
 @cache
 def pillow() -> Any:
-    """The module `PIL.Image`, set up; MissingLibrary without it."""
+    """Return the module `PIL.Image`, configured. MissingLibrary if it is not installed."""
     try:
         from PIL import Image
     except ImportError:
@@ -46,27 +46,27 @@ def pillow() -> Any:
 
 
 def is_image(ext: str) -> bool:
-    """By the last part of the extension, so that `left.jpg` is one."""
+    """Whether an extension is a picture's, by its last part, so that `left.jpg` is one."""
     return ext.rpartition(".")[2] in IMAGE_EXTENSIONS
 
 
 def open_image(data: bytes) -> Image:
-    """A picture, all of it decoded. Raises Undecodable, also for more than JOB_IMAGE_PIXELS_MAX pixels."""
+    """Decode a picture completely. Undecodable, also for more than JOB_IMAGE_PIXELS_MAX pixels."""
     library = pillow()
     try:
         image: Image = library.open(io.BytesIO(data), formats=_FORMATS)
         if image.width * image.height > JOB_IMAGE_PIXELS_MAX:
-            raise Undecodable(f"a picture of {image.width} x {image.height} is too large")
+            raise Undecodable(f"a picture of {image.width} x {image.height} pixels is too large")
         image.load()
     except Undecodable:
         raise
-    except Exception as error:  # decoders of hostile bytes raise anything, struct.error and IndexError included
+    except Exception as error:  # decoders can raise anything for hostile bytes, including struct.error and IndexError
         raise Undecodable(f"not a picture that can be decoded ({str(error)[:100] or type(error).__name__})") from None
     return image
 
 
 def check_field(ext: str, data: bytes) -> None:
-    """Undecodable when a picture or JSON is none; every other extension is fine."""
+    """Raise Undecodable if a picture or JSON cannot be decoded. Other extensions are not checked."""
     kind = ext.rpartition(".")[2]
     if kind in IMAGE_EXTENSIONS:
         open_image(data)

@@ -1,4 +1,4 @@
-"""What tasks write: plain objects, and shards with canonical headers, compression by name, and the record for the digest."""
+"""The outputs of tasks: plain objects, and shards with canonical headers, compressed according to their names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dfc.tar.writer import TarWriter
 
 
 class PlainOutput:
-    """An object of any content. `write` what belongs in it, then `commit`; left by an error it is aborted."""
+    """An object with any content: `write` it, then `commit`. A context manager that aborts without `commit`."""
 
     def __init__(self, store: Store, name: str, size: int | None = None, *, temporary: bool = False) -> None:
         self.name = name
@@ -30,16 +30,16 @@ class PlainOutput:
 
     @property
     def sends(self) -> bool:
-        """Whether `send` is any better than `write`."""
+        """Whether `send` is cheaper than `write`."""
         return self._output.sends
 
     def write(self, data: Buffer, files: PlainFiles | None = None) -> int:
-        """The next bytes; all are taken. `files`: see `Output.write`."""
+        """Write all of the next bytes. `files`: see `Output.write`."""
         self._output.write(data, files)
         return len(data)
 
     def send(self, parts: Sequence[Part]) -> int:
-        """The next bytes, some of them from files; how many."""
+        """Write the next bytes, partly from files; return their number."""
         self._output.send(parts)
         return part_bytes(parts)
 
@@ -58,12 +58,12 @@ class PlainOutput:
 
 
 class ShardOutput:
-    """A shard, compressed when its name says so. Use as a context: without a commit nothing is left of it.
+    """A shard, compressed if its name says so. A context manager that discards the shard without a commit.
 
-    Either samples are added and `commit` ends the archive, or the caller has the bytes of the uncompressed archive, its end
-    included, and tells `commit` how many samples they are. They are compressed in pieces of one size, however they come: what
-    is stored depends on the archive alone. `content_size`: of the archive, where it is known; the output is then announced.
-    `temporary`: for later tasks, which find an index beside it; `commit_temporary` ends it.
+    Either add samples and let `commit` end the archive, or write the bytes of the uncompressed archive, including its end, and
+    pass the number of samples to `commit`. Compression uses pieces of one size, so that the stored bytes depend only on the
+    archive. `content_size`: the size of the archive, if known; it is then announced. `temporary`: a shard for later tasks, with
+    an index beside it; end it with `commit_temporary`.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class ShardOutput:
         self._store = store
         self._compressor = None if kind == "tar" else open_compressor(kind, level)
         self._hash = xxhash.xxh3_128()
-        self._waiting = memoryview(bytearray(0 if self._compressor is None else DECOMPRESS_CHUNK_BYTES))  # for the compressor
-        self._filled = 0  # of that
+        self._waiting = memoryview(bytearray(0 if self._compressor is None else DECOMPRESS_CHUNK_BYTES))  # to compress
+        self._filled = 0  # bytes in it
         self._small = _Small(self)
         self._tar = TarWriter(self._small)  # type: ignore[arg-type]  # `write` is all it asks for
         with ExitStack() as stack:
@@ -94,17 +94,17 @@ class ShardOutput:
 
     @property
     def sends(self) -> bool:
-        """Whether `send` is any better than `write`."""
+        """Whether `send` is cheaper than `write`."""
         return self._compressor is None and self._index is None and self._output.sends
 
     def add(self, members: Iterable[DataMember]) -> None:
-        """One sample, under the names that its members have."""
+        """Add one sample, with the names of its members."""
         for member in members:
             self._tar.add(member.name, member.data)
         self.samples += 1
 
     def write(self, data: Buffer, files: PlainFiles | None = None) -> int:
-        """The next bytes of the archive; all are taken. `files`: see `Output.write`."""
+        """Write all of the next bytes of the archive. `files`: see `Output.write`."""
         if self._index is not None:
             self._index.builder.feed(data)
         if self._compressor is None:
@@ -115,14 +115,14 @@ class ShardOutput:
         return len(data)
 
     def send(self, parts: Sequence[Part]) -> int:
-        """The next bytes, some of them from files; how many. Only where `sends`."""
+        """Write the next bytes, partly from files; return their number. Only if `sends`."""
         self._output.send(parts)
         size = part_bytes(parts)
         self.content_size += size
         return size
 
     def commit(self, samples: int | None = None) -> OutputRecord:
-        """Complete. `samples`: how many there are where they were not added."""
+        """Complete the shard. `samples`: their number, if they were not added with `add`."""
         if samples is None:
             samples = self.samples
             self._tar.close()
@@ -135,7 +135,7 @@ class ShardOutput:
         return OutputRecord(self.name, written.size, written.checksum, self.content_size, content, samples)
 
     def commit_temporary(self, version: str, node: str) -> InputShard:
-        """Complete, of samples that were added: a temporary shard as later stages read it, whose name ends in .tar."""
+        """Complete a temporary shard (.tar) of added samples, and return it as later stages read it."""
         assert self._index is not None
         made = self.commit()
         summary = self._index.builder.finish(version, made.size, made.checksum)
@@ -179,12 +179,12 @@ class ShardOutput:
 
 
 def index_beside(name: str) -> str:
-    """What the index of a temporary shard is called."""
+    """The name of the index of a temporary shard."""
     return f"{name}.index"
 
 
 class _Small:
-    """Headers and small members on their way from the tar writer, until a call for them pays."""
+    """Collects headers and small members from the tar writer, to write them in larger pieces."""
 
     def __init__(self, output: ShardOutput) -> None:
         self._output = output
@@ -206,7 +206,7 @@ class _Small:
 
 
 class _TemporaryIndex:
-    """The index of a temporary shard while it is built."""
+    """The index of a temporary shard while it is being built."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""The samples of an input in any format, in their order."""
+"""Reads the samples of an input in any format, in order."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from dfc.limits import JOB_MEMBER_BYTES_MAX
 def read_input(
     store: Store, shards: Sequence[InputShard], source: SourceName, prefix: str, on_split: OnSplit, warnings: list[str]
 ) -> Iterator[SampleData]:
-    """The samples of one input: of a `directory` all of `shards`, named without `prefix`; of other formats its one shard.
+    """Yield the samples of one input: all of `shards` for a `directory`, with names without `prefix`, else the one shard.
 
-    Raises FormatError or TarError naming file and offset, SplitSample, InputChanged, JobCancelled. What is left out is told
-    in `warnings` at the end.
+    FormatError or TarError name file and offset; SplitSample, InputChanged, JobCancelled. What was left out is added to
+    `warnings` at the end.
     """
     if source == "directory":
         return _read_tree(store, shards, prefix, warnings)
@@ -51,7 +51,7 @@ def _read_file(
 
 
 def _settle_split(file: str, samples: Iterator[SampleData], on_split: OnSplit) -> Iterator[SampleData]:
-    """Keys that come a second time, in formats that do not forbid it: as for a tar. To join them needs the file's memory."""
+    """Handle keys that occur again, as for a tar, in formats that allow it. Joining needs memory for the whole file."""
     if on_split == "keep":
         yield from samples
         return
@@ -60,7 +60,7 @@ def _settle_split(file: str, samples: Iterator[SampleData], on_split: OnSplit) -
         for sample in samples:
             hashed = hash64(sample.key)
             if hashed in seen:
-                raise SplitSample(f"{file}: the key {sample.key!r} comes back later")
+                raise SplitSample(f"{file}: the key {sample.key!r} occurs again later")
             seen.add(hashed)
             yield sample
         return
@@ -76,13 +76,13 @@ def _settle_split(file: str, samples: Iterator[SampleData], on_split: OnSplit) -
 
 
 def _read_tree(store: Store, objects: Sequence[InputShard], prefix: str, warnings: list[str]) -> Iterator[SampleData]:
-    """Files of one key are one sample, whatever stands between them in the order of names: a tree has no order of its own."""
+    """Read a directory tree. Files with the same key are one sample even if not adjacent, since a tree has no order."""
     where = f"{objects[0].bucket}/{prefix}" if objects else prefix
     for each in objects:
         check_member_name(where, each.name.removeprefix(prefix))
     grouped = group_files(where, ((each.name.removeprefix(prefix), each) for each in objects), "join")
     if grouped.dropped:
-        warnings.append(f"{where}: {grouped.dropped} objects belong to no sample and were left out")
+        warnings.append(f"{where}: {grouped.dropped} objects that belong to no sample were left out")
     for number, group in enumerate(grouped.samples):
         store.check()
         if sum(each.size for _, each in group.files) > JOB_MEMBER_BYTES_MAX:

@@ -1,4 +1,4 @@
-"""Reading the samples of a shard in order, for operations that look into them."""
+"""Reads the samples of a shard in order, for operations that need their contents."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dfc.tar.samples import SampleGrouper
 
 
 def read_samples(store: Store, shard: InputShard, on_split: OnSplit = "fail") -> Iterator[SampleData]:
-    """Every sample of a shard in its order, from one sequential pass.
+    """Yield every sample of a shard, in order, in one sequential pass.
 
-    Raises SplitSample (with `join` the joined samples need the shard's memory), TarError naming member and offset,
+    With `join`, the whole shard is held in memory if keys occur again. Raises SplitSample, TarError naming member and offset,
     InputChanged, JobCancelled.
     """
     if shard.repeated and on_split == "fail":
-        raise SplitSample(f"{shard.label}: the key {_first_repeated(store, shard)!r} comes back later in the shard")
+        raise SplitSample(f"{shard.label}: the key {_first_repeated(store, shard)!r} occurs again later in the shard")
     samples = _in_order(store, shard)
     if not shard.repeated or on_split == "keep":
         yield from samples

@@ -1,7 +1,7 @@
-"""Rows to join with: samples of shards, or rows of CSV, TSV, JSON lines and Parquet, as a key and the fields to be added.
+"""Reads rows for joins, from shards, CSV, TSV, JSON lines and Parquet, as a key and the fields to add.
 
-A column is a field, its name (in lower case) the extension. A cell of CSV is text as it stands, also when it is empty; in JSON
-and Parquet null is absent, text is its UTF-8, everything else JSON.
+A column is a field, and its name in lower case is the extension. CSV cells are taken as text, even if empty. In JSON and
+Parquet, null is absent, strings become UTF-8, and everything else JSON.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ TABLE_ENDINGS: Final = (*_DELIMITERS, *_JSON_LINES, _PARQUET)
 
 
 class Row(NamedTuple):
-    """What is known of a key. `fields`: extension, in lower case, and bytes."""
+    """The fields for a key. `fields`: extension, in lower case, and bytes."""
 
     key: str
     fields: list[tuple[str, bytes]]
 
 
 def check_joinable(shard: InputShard) -> None:
-    """BadRequest for an object that rows cannot be read from."""
+    """Raise BadRequest for an object from which rows cannot be read."""
     if not shard.is_indexed and not shard.name.lower().endswith(TABLE_ENDINGS):
-        raise BadRequest(f"{shard.label} is neither an archive with samples nor one of {', '.join(TABLE_ENDINGS)}")
+        raise BadRequest(f"{shard.label} is neither an archive of samples nor a table ({', '.join(TABLE_ENDINGS)})")
 
 
 def read_rows(store: Store, shard: InputShard, key: str, on_split: OnSplit) -> Iterator[Row]:
-    """The rows of an object in their order. `key` names the column with the keys; samples have theirs.
+    """Yield the rows of an object, in order. `key` names the column with the keys; samples have their own.
 
     Raises FormatError naming the line, TarError, SplitSample, InputChanged, JobCancelled.
     """
@@ -83,12 +83,12 @@ def _read_text(stream: BinaryIO, label: str, key: str, delimiter: str | None) ->
 
 
 def _lines(stream: BinaryIO, label: str) -> Iterator[bytes]:
-    """Bounded, ends of lines included."""
+    """Yield lines, of limited length, with their line ends."""
     number = 0
     while line := stream.readline(JOB_TABLE_LINE_BYTES_MAX + 1):
         number += 1
         if len(line) > JOB_TABLE_LINE_BYTES_MAX:
-            raise FormatError(label, f"line {number} has more than {JOB_TABLE_LINE_BYTES_MAX} bytes")
+            raise FormatError(label, f"line {number} is longer than {JOB_TABLE_LINE_BYTES_MAX} bytes")
         yield line
 
 
@@ -97,7 +97,7 @@ def _text_lines(stream: BinaryIO, label: str) -> Iterator[str]:
         try:
             yield line.decode("utf-8-sig" if number == 0 else "utf-8")
         except UnicodeDecodeError:
-            raise FormatError(label, f"line {number + 1} is no UTF-8") from None
+            raise FormatError(label, f"line {number + 1} is not valid UTF-8") from None
 
 
 def _read_csv(stream: BinaryIO, label: str, key: str, delimiter: str) -> Iterator[Row]:
@@ -110,33 +110,33 @@ def _read_csv(stream: BinaryIO, label: str, key: str, delimiter: str) -> Iterato
             if not cells:
                 continue  # an empty line
             if len(cells) != len(columns):
-                raise FormatError(label, f"line {reader.line_num} has {len(cells)} cells, the first one {len(columns)}")
+                raise FormatError(label, f"line {reader.line_num} has {len(cells)} cells, the first line has {len(columns)}")
             yield Row(cells[place], [(name, cell.encode()) for name, cell in zip(names, cells, strict=True) if name])
     except csv.Error as error:
         raise FormatError(label, f"line {reader.line_num}: {error}") from None
 
 
 def _columns(label: str, columns: Sequence[str], key: str) -> tuple[int, list[str]]:
-    """Where the key is, and the extension of every column, empty for that of the key."""
+    """Return the position of the key, and the extension of every column, empty for the key's."""
     if key not in columns:
         raise _no_key(label, key, columns)
     if len(columns) > JOB_TABLE_COLUMNS_MAX:
-        raise FormatError(label, f"it has {len(columns)} columns, at most {JOB_TABLE_COLUMNS_MAX} can be fields")
+        raise FormatError(label, f"it has {len(columns)} columns, more than {JOB_TABLE_COLUMNS_MAX}")
     place = columns.index(key)
     names = ["" if number == place else _extension(label, column) for number, column in enumerate(columns)]
     twice = next((name for name in names if name and names.count(name) > 1), None)
     if twice is not None:
-        raise FormatError(label, f"two of its columns are called {twice!r}")
+        raise FormatError(label, f"two of its columns are named {twice!r}")
     return place, names
 
 
 def _no_key(label: str, key: str, columns: Sequence[str]) -> FormatError:
-    return FormatError(label, f"there is no column {key!r} with keys (option 'key') among {', '.join(columns)[:200] or 'none'}")
+    return FormatError(label, f"no column {key!r} for keys (option 'key') among {', '.join(columns)[:200] or 'none'}")
 
 
 def _extension(label: str, name: str) -> str:
     if not name or "/" in name or "\0" in name:
-        raise FormatError(label, f"a column {name[:80]!r} cannot be a field: a field has a name without '/'")
+        raise FormatError(label, f"the column {name[:80]!r} cannot be a field: the name of a field has no '/'")
     return name.lower()
 
 
@@ -147,13 +147,13 @@ def _read_json_lines(stream: BinaryIO, label: str, key: str) -> Iterator[Row]:
         try:
             row = msgspec.json.decode(line, type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise FormatError(label, f"line {number} is no JSON object ({str(error)[:100]})") from None
+            raise FormatError(label, f"line {number} is not a JSON object ({str(error)[:100]})") from None
         found = row.pop(key, None)
         if not isinstance(found, str | int) or isinstance(found, bool):
-            raise FormatError(label, f"line {number} has no text {key!r} (option 'key')")
+            raise FormatError(label, f"line {number} has no string {key!r} (option 'key')")
         fields = {_extension(label, name): _cell(value) for name, value in row.items() if value is not None}
         if len(fields) < sum(value is not None for value in row.values()) or len(fields) > JOB_TABLE_COLUMNS_MAX:
-            raise FormatError(label, f"line {number} has fields that differ in case only, or more than {JOB_TABLE_COLUMNS_MAX}")
+            raise FormatError(label, f"line {number} has fields that differ only in case, or more than {JOB_TABLE_COLUMNS_MAX}")
         yield Row(str(found), list(fields.items()))
 
 

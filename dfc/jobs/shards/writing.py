@@ -1,4 +1,4 @@
-"""Samples into an output of any format: one object, an object and its index, or a tree of them."""
+"""Writes samples to an output of any format: one object, an object and its index, or a directory tree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dfc.names import check_object_name
 
 
 class Target(Protocol):
-    """A context: without `commit` nothing is left of it."""
+    """An output of samples; a context manager that discards it without `commit`."""
 
     def add(self, sample: SampleData) -> None: ...
     def commit(self) -> tuple[OutputRecord, ...]: ...
@@ -31,8 +31,8 @@ class Target(Protocol):
 def open_target(
     store: Store, format: FormatName, name: str, *, level: int | None = None, columns: Sequence[str] = (), seed: str = ""
 ) -> Target:
-    """`name` is that of the object, or for trees what the names of all begin with. `columns` are Parquet's; `seed` says what
-    is converted, for formats that would otherwise draw random numbers."""
+    """Open an output. `name` is the object's name or, for trees, the prefix of all names. `columns` is for Parquet; `seed`
+    identifies the input, for formats that would otherwise use random numbers."""
     form = FORMATS[format]
     if form.kind is not None:
         return _Shard(ShardOutput(store, name, level=level))
@@ -103,7 +103,7 @@ class _IndexedFile(_File):
 
 
 class _Directory:
-    """Every member an object of its own, written at once: a staged row is invisible until the job succeeds."""
+    """Writes every member as an object, at once: staged objects are invisible until the job succeeds."""
 
     def __init__(self, store: Store, prefix: str) -> None:
         self._store, self._prefix = store, prefix
@@ -111,13 +111,13 @@ class _Directory:
         self._names: set[str] = set()
 
     def add(self, sample: SampleData) -> None:
-        """BadName for a member whose name cannot be an object's; Conflict for a name that is there, or too many."""
+        """Add a sample. BadName for a member whose name is invalid for an object; Conflict for duplicates or too many files."""
         for place, member in enumerate(sample.members):
             name = check_object_name(self._prefix + member.name)
             if name in self._names:
-                raise Conflict(f"a directory cannot hold two files {name[:80]!r}")
+                raise Conflict(f"two files of the directory would be named {name[:80]!r}")
             if len(self._names) >= FORMAT_TREE_OBJECTS_MAX:
-                raise Conflict(f"{self._prefix}: a directory made of one input has at most {FORMAT_TREE_OBJECTS_MAX} files")
+                raise Conflict(f"{self._prefix}: one input can make a directory of at most {FORMAT_TREE_OBJECTS_MAX} files")
             self._names.add(name)
             with PlainOutput(self._store, name, len(member.data)) as output:
                 output.write(member.data)
@@ -130,11 +130,11 @@ class _Directory:
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass  # what is staged and not recorded goes with the job
+        pass  # the end of the job removes staged objects that were not recorded
 
 
 class _Lmdb:
-    """Made in scratch space, then moved."""
+    """Writes an LMDB file to scratch space, then copies it to the output."""
 
     def __init__(self, store: Store, prefix: str) -> None:
         self._store, self._prefix = store, prefix

@@ -1,1 +1,1 @@
-"""What samples contain, as values: fields, classes, conditions, sort keys."""
+"""Reads and evaluates the contents of samples: fields, classes, conditions, sort keys."""

@@ -1,4 +1,4 @@
-"""The class of a sample, as text: what a field says, or what stands at a path in its JSON."""
+"""The class of a sample, as text: the content of a field, or the value at a path in its JSON."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from dfc.limits import JOB_CLASS_CHARS_MAX
 
 
 class NotAClass(Conflict):
-    """A field that samples are to be counted by holds something else than a short text or number."""
+    """The field that holds the class is not a short text or number."""
 
     code = "not_a_class"
 
 
 class ClassField(NamedTuple):
-    """`cls`, or `json:label.name`: an extension, and keys (or places of a list) inside of its JSON."""
+    """A field such as `cls` or `json:label.name`: an extension, and a path of keys (or list indexes) in its JSON."""
 
     ext: str
     path: tuple[str, ...]
 
 
 def parse_class_field(text: str) -> ClassField:
-    """BadRequest when it names no field."""
+    """Parse the name of a field. BadRequest if it is invalid."""
     ext, colon, path = text.partition(":")
     steps = tuple(path.split(".")) if colon else ()
     if not ext or "/" in ext or "" in steps:
-        raise BadRequest(f"a field is an extension, or extension:json.path, not {text[:80]!r}")
+        raise BadRequest(f"a field must be an extension, or extension:json.path, not {text[:80]!r}")
     return ClassField(ext.lower(), steps)
 
 
 def class_of(field: ClassField, data: bytes | None) -> str | None:
-    """The class; None where field or path are absent (or JSON null). Raises NotAClass for what cannot be one."""
+    """Return the class; None if field or path are absent (or JSON null). NotAClass for values that cannot be one."""
     if data is None:
         return None
     if not field.path:
@@ -56,5 +56,5 @@ def class_of(field: ClassField, data: bytes | None) -> str | None:
 
 def _checked(text: str) -> str:
     if len(text) > JOB_CLASS_CHARS_MAX:
-        raise NotAClass(f"a class has at most {JOB_CLASS_CHARS_MAX} characters; this one begins with {text[:40]!r}")
+        raise NotAClass(f"a class can have at most {JOB_CLASS_CHARS_MAX} characters; this one begins with {text[:40]!r}")
     return text

@@ -1,4 +1,4 @@
-"""Values of single fields of all samples of a shard, without reading the rest where that can be skipped."""
+"""Reads single fields of all samples of a shard, without reading the rest if possible."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _WINDOW_MIN: Final = 64 * KIB
 
 
 class BadField(Conflict):
-    """A field of a sample is not what the job needs of it."""
+    """A field of a sample is not what the job needs."""
 
     code = "bad_field"
 
 
 @dataclass(frozen=True)
 class Fields:
-    """A run of samples. `start`: the global ordinal of the first. `values[e][i]`: field e of sample i, None when absent."""
+    """A range of samples. `start`: the global ordinal of the first. `values[e][i]`: field e of sample i, or None."""
 
     start: int
     keys: list[bytes]
@@ -44,9 +44,9 @@ class Fields:
 def read_fields(
     store: Store, part: CorpusPart, wanted: Sequence[str], sized: Sequence[str] = (), *, digests: bool = False
 ) -> Iterator[Fields]:
-    """Samples in their order with the fields `wanted` (extensions) and the sizes of those in `sized`.
+    """Yield samples in order, with the fields `wanted` (extensions) and the sizes of the fields in `sized`.
 
-    `digests`: the xxh3-128 of a field in its place, of any size; else BadField for one that is not to be had in memory.
+    `digests`: yield the xxh3-128 of each field, of any size, instead; otherwise BadField for fields too large for memory.
     """
     index = open_index(store, part.shard)
     window = max(_WINDOW_MIN, window_bytes(store.memory_bytes, local=False))
@@ -130,11 +130,11 @@ class _Batch:
 
 
 class Absent(Exception):
-    """There is nothing at a path."""
+    """There is no value at a path."""
 
 
 def value_at(data: bytes, path: Sequence[str]) -> Any:
-    """What stands at a path in JSON. Absent when nothing does; ValueError when it is no JSON."""
+    """Return the value at a path in JSON. Absent if there is none; ValueError if it is not JSON."""
     try:
         value: Any = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

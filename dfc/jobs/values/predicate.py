@@ -1,7 +1,7 @@
 """Conditions on samples, as JSON: `{"all": […]}`, `{"any": […]}`, `{"not": …}` over `{"field", "op", "value"}`.
 
-A field is `key`, `size:EXT` (bytes), `EXT` (the text of a member) or `EXT:path` (what stands there in its JSON). A comparison
-with something that is not there, or is of another type than the value, is false.
+A field is `key`, `size:EXT` (bytes), `EXT` (the text of a member) or `EXT:path` (the value at a path in its JSON). A comparison
+with a field that is absent, or of another type than the value, is false.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Condition(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Predicate:
-    """A checked condition. `wanted`: extensions of which it needs the bytes, `sized`: of which it needs the size."""
+    """A checked condition. It needs the bytes of the extensions in `wanted`, and the sizes of those in `sized`."""
 
     def __init__(self, node: Condition) -> None:
         self.wanted: list[str] = []
@@ -47,14 +47,14 @@ class Predicate:
         self._test = self._compile(node, 0)
 
     def holds(self, fields: Fields, i: int) -> bool:
-        """For sample i of what was read."""
+        """Whether sample i of `fields` meets the condition."""
         return self._test(fields, i)
 
     def _compile(self, node: Condition, depth: int) -> Test:
         self._nodes += 1
         if depth > JOB_PREDICATE_DEPTH_MAX or self._nodes > JOB_PREDICATE_PARTS_MAX:
             raise BadRequest(
-                f"a predicate has at most {JOB_PREDICATE_PARTS_MAX} parts, {JOB_PREDICATE_DEPTH_MAX} inside of each other"
+                f"a predicate can have at most {JOB_PREDICATE_PARTS_MAX} parts, nested at most {JOB_PREDICATE_DEPTH_MAX} deep"
             )
         given = [name for name in node.__struct_fields__ if getattr(node, name) is not UNSET]
         if isinstance(node.all, list) and given == ["all"]:
@@ -67,19 +67,19 @@ class Predicate:
             test = self._compile(node.not_, depth + 1)
             return lambda fields, i: not test(fields, i)
         if not isinstance(node.field, str) or isinstance(node.op, UnsetType) or not set(given) <= {"field", "op", "value"}:
-            raise BadRequest("each part of a predicate is one of all, any, not, or field with op and value")
+            raise BadRequest("each part of a predicate must be one of all, any, not, or field with op and value")
         if (node.op == "exists") != isinstance(node.value, UnsetType):
             raise BadRequest(f"{node.op} takes {'no' if node.op == 'exists' else 'a'} value")
         read, typed = self._reader(node.field)
         return _comparison(read, typed, node.op, None if isinstance(node.value, UnsetType) else node.value)
 
     def _reader(self, field: str) -> tuple[Callable[[Fields, int], Any], bool]:
-        """What reads a field, and whether its values have types (those of texts follow the value they are compared with)."""
+        """Return a function that reads a field, and whether its values are typed (text takes the type of the other value)."""
         ext, colon, path = field.partition(":")
         if field == "key":
             return lambda fields, i: fields.keys[i].decode(), False
         if not ext or "/" in ext or (colon and not path):
-            raise BadRequest(f"a field is key, size:EXT, EXT or EXT:path, not {field[:80]!r}")
+            raise BadRequest(f"a field must be key, size:EXT, EXT or EXT:path, not {field[:80]!r}")
         if ext == "size" and colon:
             at = _place(self.sized, path.lower())
             return lambda fields, i: size if (size := fields.sizes[at][i]) >= 0 else _MISSING, True
@@ -111,7 +111,7 @@ def _comparison(read: Callable[[Fields, int], Any], typed: bool, op: Op, value: 
         return lambda fields, i: read(fields, i) is not _MISSING
     if op == "in":
         if not isinstance(value, list):
-            raise BadRequest("in takes a list")
+            raise BadRequest("'in' takes a list")
         each = [_comparison(read, typed, "eq", one) for one in value]
         return lambda fields, i: any(test(fields, i) for test in each)
     if isinstance(value, list):
@@ -119,7 +119,7 @@ def _comparison(read: Callable[[Fields, int], Any], typed: bool, op: Op, value: 
     if op in ("contains", "starts_with", "ends_with", "matches"):
         return _text_comparison(read, op, value)
     if op not in ("eq", "ne") and (isinstance(value, bool) or not isinstance(value, str | int | float)):
-        raise BadRequest(f"{op} takes a number or a text")
+        raise BadRequest(f"{op} takes a number or a string")
     compare = _COMPARE[op]
 
     def test(fields: Fields, i: int) -> bool:
@@ -129,7 +129,7 @@ def _comparison(read: Callable[[Fields, int], Any], typed: bool, op: Op, value: 
         if not typed and _kind(value) is float:
             if _NUMBER.fullmatch(found) is None:
                 return False
-            # Python takes no more than some thousand digits for a whole number; so many are beyond any value here.
+            # Python limits integers to some thousand digits; so many are beyond any value here.
             found = int(found) if len(found) <= _WHOLE_CHARS_MAX and found.strip("+-").isdecimal() else float(found)
         return _kind(found) is _kind(value) and compare(found, value)
 
@@ -138,7 +138,7 @@ def _comparison(read: Callable[[Fields, int], Any], typed: bool, op: Op, value: 
 
 def _text_comparison(read: Callable[[Fields, int], Any], op: str, value: Any) -> Test:
     if not isinstance(value, str):
-        raise BadRequest(f"{op} takes a text")
+        raise BadRequest(f"{op} takes a string")
     if op == "matches":
         pattern = Regex(value)
         return lambda fields, i: isinstance(found := read(fields, i), str) and pattern.matches(found)
@@ -150,7 +150,7 @@ def _text_comparison(read: Callable[[Fields, int], Any], op: str, value: Any) ->
 
 
 def _kind(value: Any) -> Any:
-    """What may be compared with what: all numbers are of one kind, and true and false are none."""
+    """The kind of a value, for comparisons: all numbers are of the same kind; true and false are not numbers."""
     return float if isinstance(value, int | float) and not isinstance(value, bool) else type(value)
 
 

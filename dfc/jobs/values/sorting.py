@@ -1,7 +1,7 @@
-"""Values to sort by: how they are parsed, and runs of them in temporary objects, sorted, that are searched without reading all.
+"""Encodes values to sort by, and stores them in sorted runs, temporary objects that can be searched without reading all.
 
-A run, numbers of 8 bytes, the lowest first: count · ordinals · where values begin and the last one ends · values. Values are
-bytes in whose order samples go; those of numbers have 8.
+A run, with numbers of 8 bytes, little-endian: count · ordinals · offsets of the values and the end of the last · values. Values
+are bytes whose order is the order of the samples; numbers have 8 bytes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Unsortable(Conflict):
 
 
 def encoder(kind: SortType, path: Sequence[str], reverse: bool) -> Callable[[bytes], bytes]:
-    """What makes sortable bytes of a text, or of what stands at a path in it; ValueError when that is not of the type."""
+    """Return a function that encodes a text, or the value at a path in it, as sortable bytes. ValueError for the wrong type."""
     one = {"int": _int, "float": _float, "text": _text}[kind]
 
     def encode(data: bytes) -> bytes:
@@ -48,7 +48,7 @@ def encoder(kind: SortType, path: Sequence[str], reverse: bool) -> Callable[[byt
             try:
                 data = _scalar(value_at(data, path))
             except Absent:
-                raise ValueError(f"nothing at {'.'.join(path)!r}") from None
+                raise ValueError(f"no value at {'.'.join(path)!r}") from None
         value = one(data)
         return _reversed(value, kind) if reverse else value
 
@@ -59,41 +59,41 @@ def _scalar(value: object) -> bytes:
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError("neither a number nor a text")
+        raise ValueError("neither a number nor a string")
     return msgspec.json.encode(value)
 
 
 def _int(data: bytes) -> bytes:
     if _INTEGER.fullmatch(data) is None or not -_SIGN <= int(data) < _SIGN:
-        raise ValueError("no integer of 64 bits")
+        raise ValueError("not a 64-bit integer")
     return (int(data) + _SIGN).to_bytes(8, "big")
 
 
 def _float(data: bytes) -> bytes:
     number = float(data) if _FLOAT.fullmatch(data) else math.nan
     if not math.isfinite(number):
-        raise ValueError("no finite number")
+        raise ValueError("not a finite number")
     bits = int.from_bytes(struct.pack(">d", number + 0.0), "big")  # -0.0 becomes 0.0
     return (bits ^ _WORD if bits & _SIGN else bits | _SIGN).to_bytes(8, "big")
 
 
 def _text(data: bytes) -> bytes:
     if len(data) > JOB_SORT_TEXT_BYTES_MAX:
-        raise ValueError(f"a text of more than {JOB_SORT_TEXT_BYTES_MAX} bytes")
+        raise ValueError(f"longer than {JOB_SORT_TEXT_BYTES_MAX} bytes")
     try:
         data.decode()
     except UnicodeDecodeError:
-        raise ValueError("no text in UTF-8") from None
+        raise ValueError("not valid UTF-8") from None
     return data
 
 
 def _reversed(value: bytes, kind: SortType) -> bytes:
-    """Bytes in whose order values go the other way; UTF-8 has no bytes above 0xF4, so that 0xFF can end a text."""
+    """Encode for the reverse order. UTF-8 has no bytes above 0xF4, so 0xFF can end a text."""
     return value.translate(_FLIPPED_TEXT) + b"\xff" if kind == "text" else value.translate(_FLIPPED)
 
 
 def write_run(store: Store, name: str, entries: Sequence[Entry]) -> int:
-    """Sorted entries as a run; its size in bytes."""
+    """Write sorted entries as a run; return its size in bytes."""
     lengths = np.array([len(value) for value, _ in entries], dtype=np.int64)
     offsets = np.zeros(len(entries) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
@@ -106,7 +106,7 @@ def write_run(store: Store, name: str, entries: Sequence[Entry]) -> int:
 
 
 class SortedRun:
-    """A run to be searched."""
+    """A stored run that can be searched."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._source: Source = store.open_temporary(name)
@@ -114,7 +114,7 @@ class SortedRun:
         self._values = 8 * (2 * self.count + 2)
 
     def entries(self, lo: int, hi: int) -> list[Entry]:
-        """From the `lo`-th up to the `hi`-th."""
+        """Read the entries from the `lo`-th up to the `hi`-th."""
         ordinals = self._numbers(1 + lo, hi - lo).tolist()
         offsets = self._numbers(1 + self.count + lo, hi - lo + 1).tolist()
         data = bytearray(offsets[-1] - offsets[0])
@@ -124,7 +124,7 @@ class SortedRun:
         return [(raw[offsets[i] - base : offsets[i + 1] - base], ordinal) for i, ordinal in enumerate(ordinals)]
 
     def below(self, bound: Entry | None) -> int:
-        """How many entries are smaller; None is larger than all."""
+        """Return how many entries are smaller than `bound`; None is larger than all."""
         if bound is None:
             return self.count
         lo, hi = 0, self.count

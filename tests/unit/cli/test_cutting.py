@@ -193,7 +193,7 @@ def test_odd_archives_are_cut_with_a_warning(tmp_path: Path) -> None:
     cases: list[tuple[bytes, str | None]] = [
         (bare, "at byte 20480: the archive has no end blocks"),
         (archive + archive, f"at byte {len(archive)}: data after the end"),
-        (gzip.compress(archive) + b"rubbish", "what follows the gz stream is ignored"),
+        (gzip.compress(archive) + b"rubbish", "ignored the bytes after the gz stream"),
         (gzip.compress(archive), None),
     ]
     for data, warning in cases:

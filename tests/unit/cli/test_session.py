@@ -47,7 +47,7 @@ def test_who_cannot_be_reached_without_an_address_is_told_that_there_is_none(cap
         session.print_error(NotFound("not there"))
         session.close()
     assert capsys.readouterr().err.splitlines() == [
-        "dfc: no answer (DFC_URL is not set)",
+        "dfc: no answer (is the proxy running? DFC_URL is not set)",
         "dfc: not there",
         "dfc: no answer",
         "dfc: not there",

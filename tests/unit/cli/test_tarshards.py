@@ -128,7 +128,7 @@ def test_a_truncated_tar_leaves_no_half_shard(fake: Any, shard_program: Any, std
     ran = shard_program("-n", "4", "b/d-%06d.tar")
     assert ran.code == 1
     assert "standard input, at byte 30000" in ran.err
-    assert "1 shards were stored, the unfinished one was not" in ran.err
+    assert "1 shards were stored; the unfinished one was not" in ran.err
     assert [name for _, name in fake.target.objects] == ["d-000000.tar"]
     assert len(read_members(fake.target.objects["b", "d-000000.tar"])) == 8
 
@@ -159,8 +159,8 @@ def test_warnings(fake: Any, shard_program: Any, stdin: Any, archive: Path, tmp_
     stdin(archive)
     ran = shard_program("-n", "1", "b/d-%06d.tar")
     assert ran.code == 0
-    assert "the keys of 1 samples came back" in ran.err
-    assert "d-000003.tar and maybe more are there from an earlier run" in ran.err
+    assert "1 samples are split" in ran.err
+    assert "d-000003.tar and maybe more shards exist from an earlier run" in ran.err
 
 
 @pytest.mark.parametrize(

@@ -211,8 +211,8 @@ def test_when_nobody_answers_all_are_named() -> None:
             client.list_buckets()
         message = raised.value.message
         assert message.startswith("none of 2 addresses answers: GET http://127.0.0.1:")
-        assert f"{first.url}/v1/buckets: [Errno 111] Connection refused" in message
-        assert f"{second.url}/v1/buckets: [Errno 111] Connection refused" in message
+        assert f"{first.url}/v1/buckets: cannot connect: [Errno 111] Connection refused" in message
+        assert f"{second.url}/v1/buckets: cannot connect: [Errno 111] Connection refused" in message
 
 
 def test_three_that_end_every_connection_are_not_all_there_is(fake: FakeCluster) -> None:

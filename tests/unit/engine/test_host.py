@@ -31,7 +31,7 @@ async def test_it_ends_when_dask_has_lost_its_connection_for_good(tmp_path: Path
     try:
         host = Host(Begin(str(tmp_path), 1), str(tmp_path), output)
         host._client = client = Client()
-        with pytest.raises(OSError, match="the Dask scheduler is gone: the connection to it is lost"):
+        with pytest.raises(OSError, match="lost the Dask scheduler: the connection was lost"):
             await host._keep_looking()
         client.status = "running"
         await host._look()

@@ -41,8 +41,8 @@ def test_the_verdict_names_the_weakest_part_and_what_helps():
     ]
     lines = verdicts(Report(5, 1000.0, None, None, 2, measured))
     assert lines == [
-        "1 process: the weakest part is parsing, 9,000 samples/s by itself; the loader gets 90% of that",
-        "2 processes: the weakest part is the link, 12,000 samples/s by itself; the loader gets 75% of that",
+        "1 process: the bottleneck is parsing with 9,000 samples/s by itself; the loader reaches 90% of that",
+        "2 processes: the bottleneck is the link with 12,000 samples/s by itself; the loader reaches 75% of that",
         ADVICE["link"],
     ]
 

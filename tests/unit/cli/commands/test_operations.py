@@ -45,7 +45,7 @@ def test_words_become_options(kind, text, value):
 
 @pytest.mark.parametrize(("kind", "text"), [(int, "x"), (Count, "0"), (Literal["a", "b"], "c"), (dict[str, float], "a=b")])
 def test_words_that_do_not_fit(kind, text):
-    with pytest.raises(UsageMistake, match="--some-option wants"):
+    with pytest.raises(UsageMistake, match="--some-option must be"):
         read_option("some_option", kind, text)
 
 
@@ -84,7 +84,7 @@ def test_every_option_says_what_it_does(dfc):
             assert len(said) == 1, f"{name}: {field.name}"
             assert said[0].endswith((".", "…")), f"{name}: {field.name}"
     shown = " ".join(dfc("reshuffle", "--help").out.replace("│", " ").split())
-    for words in ("the rest in the last.", "comes back later in its shard. (default fail)", "(default auto)"):
+    for words in ("the rest in the last one.", "occurs again later in its shard. (default fail)", "(default auto)"):
         assert words in shown
     assert "(required)" in dfc("convert", "--help").out
 

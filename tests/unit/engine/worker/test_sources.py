@@ -93,7 +93,7 @@ def test_no_byte_behind_the_object_is_given(stored, offset):
 def test_a_file_that_was_cut_is_told(stored, tmp_path):
     os.truncate(tmp_path / "blob", 1000)
     source = BlobSource(stored[1], SIZE, "x.tar", Throttle(0))
-    with pytest.raises(ObjectCorrupt, match="ends at byte 1000"):
+    with pytest.raises(ObjectCorrupt, match="ends early, at byte 1000"):
         source.read_scattered([0, 990], [10, 100], [0, 10], memoryview(bytearray(110)))
 
 

@@ -182,7 +182,7 @@ def test_a_directory(tmp_path):
     put(tmp_path, "tree/README", b"no sample", bucket="out")
     back = convert_to(tmp_path, "tar", source="out", out="back", shards="tree/", pattern="x.tar")
     assert members_of(back.outputs["x.tar"])[0] == ("a.cls", b"1")
-    assert back.warnings == ["out/tree/: 1 objects belong to no sample and were left out"]
+    assert back.warnings == ["out/tree/: 1 objects that belong to no sample were left out"]
 
 
 def test_recordio_has_an_index_beside_it(tmp_path):
@@ -228,7 +228,7 @@ def test_wids_index(tmp_path):
 @pytest.mark.parametrize("format", ["dali-index", "wids-index"])
 def test_indexes_are_for_plain_tars(tmp_path, format):
     put(tmp_path, "a.tgz", samples("a", txt="1"))
-    with pytest.raises(BadRequest, match=r"reads uncompressed tars only, and in/a\.tgz is compressed"):
+    with pytest.raises(BadRequest, match=r"reads only uncompressed tars, and in/a\.tgz is compressed"):
         convert_to(tmp_path, format, pattern="index")
     (tmp_path / "in/a.tgz").unlink()
     put(tmp_path, "b.tar", b"no tar at all")
@@ -251,7 +251,7 @@ def test_levels(tmp_path):
 def test_fields(tmp_path, format):
     put(tmp_path, "a.tar", [("a.cls", b"1"), ("a.jpg", b"2"), ("a.txt", b"3"), ("b.txt", b"4"), ("c.JPG", b"5")])
     done = convert_to(tmp_path, format, out="there", fields=["jpg", "cls"])
-    assert done.warnings == ["in/a.tar: 1 samples have none of the fields and were left out"]
+    assert done.warnings == ["in/a.tar: 1 samples without any of the fields were left out"]
     back = convert_to(tmp_path, "tar", source="there")
     assert [name.lower() for name, _ in members_of(back.outputs["x-000000.tar"])] == ["a.cls", "a.jpg", "c.jpg"]
     if format == "parquet":
@@ -263,24 +263,24 @@ def test_fields(tmp_path, format):
     [
         ({"format": "tgz", "level": 10}, "x.tgz", "tgz has levels from 0 to 9, not 10"),
         ({"format": "tar.zst", "level": 0}, "x.tar.zst", "tar.zst has levels from 1 to 19"),
-        ({"format": "tar", "level": 1}, "x.tar", "the format tar has no levels"),
+        ({"format": "tar", "level": 1}, "x.tar", "the format tar has no compression levels"),
         ({"format": "tgz"}, "x.tar", r"end in \.tgz or \.tar\.gz"),
-        ({"format": "zip"}, "x.tar", "names files of format tar, not zip"),
-        ({"format": "tfrecord"}, "x.parquet", "names files of format parquet, not tfrecord"),
-        ({"format": "lmdb"}, "x.mdb", "its pattern is a prefix that ends in '/'"),
-        ({"format": "zip"}, "x/", "names a tree"),
+        ({"format": "zip"}, "x.tar", "is for the format tar, not zip"),
+        ({"format": "tfrecord"}, "x.parquet", "is for the format parquet, not tfrecord"),
+        ({"format": "lmdb"}, "x.mdb", "writes a directory tree: the output pattern must end in '/'"),
+        ({"format": "zip"}, "x/", "the output pattern cannot end in '/'"),
         ({"format": "tar"}, "{part}.tar", "convert has no parts"),
-        ({"format": "wids-index"}, "x-%06d.json", "has no number"),
-        ({"format": "dali-index", "fields": ["x"]}, "x.idx", "'fields' has no meaning"),
-        ({"format": "tar", "samples_per_shard": 5}, "x.tar", "the pattern needs a number"),
-        ({"format": "tar", "samples_per_shard": 0}, "x-%06d.tar", "bad options for convert"),
-        ({"format": "wids-index", "samples_per_shard": 5}, "x.json", "'samples_per_shard' has no meaning"),
+        ({"format": "wids-index"}, "x-%06d.json", "cannot have a number"),
+        ({"format": "dali-index", "fields": ["x"]}, "x.idx", "takes no 'fields'"),
+        ({"format": "tar", "samples_per_shard": 5}, "x.tar", "the output pattern needs a number"),
+        ({"format": "tar", "samples_per_shard": 0}, "x-%06d.tar", "invalid options for convert"),
+        ({"format": "wids-index", "samples_per_shard": 5}, "x.json", "takes no 'samples_per_shard'"),
         ({"format": "tar", "fields": ["JPG"]}, "x.tar", "in lower case"),
-        ({"format": "tar", "fields": ["a", "a"]}, "x.tar", "different extensions"),
-        ({"format": "tar", "fields": []}, "x.tar", "bad options for convert"),
-        ({"format": "rar"}, "x.rar", "bad options for convert"),
-        ({"format": "tar", "compression": 3}, "x.tar", "bad options for convert"),
-        ({}, "x.tar", "bad options for convert"),
+        ({"format": "tar", "fields": ["a", "a"]}, "x.tar", "distinct extensions"),
+        ({"format": "tar", "fields": []}, "x.tar", "invalid options for convert"),
+        ({"format": "rar"}, "x.rar", "invalid options for convert"),
+        ({"format": "tar", "compression": 3}, "x.tar", "invalid options for convert"),
+        ({}, "x.tar", "invalid options for convert"),
     ],
 )
 def test_options_that_cannot_be(tmp_path, options, pattern, message):
@@ -300,7 +300,7 @@ def test_a_library_that_is_not_installed(tmp_path, monkeypatch):
 def test_several_inputs_want_a_number(tmp_path):
     for name in ("a.tar", "b.tar"):
         put(tmp_path, name, samples("a", txt="1"))
-    with pytest.raises(BadRequest, match="2 inputs make as many outputs"):
+    with pytest.raises(BadRequest, match="2 inputs make 2 outputs"):
         convert_to(tmp_path, "zip", pattern="x.zip")
 
 
@@ -310,7 +310,7 @@ def test_several_inputs_want_a_number(tmp_path):
 def test_a_name_that_says_nothing_and_one_that_does(tmp_path):
     put(tmp_path, "a.tar", samples("a", txt="1"))
     put(tmp_path, "b.bin", b"1")
-    with pytest.raises(BadRequest, match=r"nothing says the format of in/b\.bin"):
+    with pytest.raises(BadRequest, match=r"cannot tell the format of in/b\.bin"):
         convert_to(tmp_path, "zip")
     put(tmp_path, "there/data-00000-of-00001", b"", bucket="in")
     done = convert_to(tmp_path, "tar", shards=["there/data-00000-of-00001"], **{"from": "tfrecord"})
@@ -334,7 +334,7 @@ def test_files_that_go_with_others_are_no_inputs(tmp_path):
 
 def test_a_tar_that_is_none(tmp_path):
     put(tmp_path, "a.tar", b"x" * 2000)
-    with pytest.raises(NotAShard, match=r"in/a\.tar is no archive"):
+    with pytest.raises(NotAShard, match=r"in/a\.tar is not an archive"):
         convert_to(tmp_path, "zip")
 
 
@@ -441,7 +441,7 @@ def test_a_key_that_comes_back(tmp_path, source):
             for name, data in SPLIT:
                 archive.writestr(name, data)
         put(tmp_path, "x.zip", buffer.getvalue())
-    with pytest.raises(SplitSample, match="the key 'a' comes back"):
+    with pytest.raises(SplitSample, match=r"the key 'a' (occurs again|comes back)"):
         convert_to(tmp_path, "tar")
     joined = convert_to(tmp_path, "tar", on_split="join").outputs["x-000000.tar"]
     assert [name for name, _ in members_of(joined)] == ["a.jpg", "a.cls", "b.jpg"]
@@ -453,7 +453,7 @@ def test_a_key_that_comes_back(tmp_path, source):
 def test_records_of_one_key(tmp_path, format):
     put(tmp_path, "x.tar", SPLIT)
     convert_to(tmp_path, format, out="there", on_split="keep")
-    with pytest.raises(SplitSample, match="the key 'a' comes back"):
+    with pytest.raises(SplitSample, match="the key 'a' occurs again"):
         convert_to(tmp_path, "tar", source="there")
     assert members_of(convert_to(tmp_path, "tar", source="there", on_split="keep").outputs["x-000000.tar"]) == SPLIT
     joined = convert_to(tmp_path, "tar", source="there", on_split="join").outputs["x-000000.tar"]
@@ -516,7 +516,7 @@ def test_too_many_files(tmp_path, monkeypatch):
     monkeypatch.setattr(convert, "FORMAT_TREE_OBJECTS_MAX", 5)
     for number in range(6):
         put(tmp_path, f"{number}.txt", b"")
-    with pytest.raises(BadRequest, match="a directory tree of 6 files"):
+    with pytest.raises(BadRequest, match="the directory tree has 6 files"):
         convert_to(tmp_path, "tar")
 
 

@@ -56,7 +56,7 @@ def test_counts_by_json(tmp_path):
 def test_a_split_sample_fails_or_is_joined_or_kept(tmp_path, by):
     put(tmp_path, "a.tar", [("a.jpg", b"1"), ("b.jpg", b"2"), ("a.cls", b"3")])
     options = {} if by is None else {"by": by}
-    with pytest.raises(SplitSample, match="'a' comes back"):
+    with pytest.raises(SplitSample, match="'a' occurs again"):
         result(tmp_path, **options)
     assert result(tmp_path, on_split="keep", **options)["samples"] == 3
     assert result(tmp_path, on_split="join", **options)["samples"] == 2

@@ -323,7 +323,7 @@ async def test_an_event_that_cannot_be_costs_no_place(job, caplog):
     task.add_done_callback(partial(job.active._ended, OutputsPublished()))
     await job.service.gone.wait()
     assert (job.service.freed_as, job.active.life) == ([False], JobLife("left"))
-    assert "happens to no job that is working" in caplog.text
+    assert "for a job that is working" in caplog.text
 
 
 async def test_a_service_that_ends_leaves_everything_where_it_is(job):
