@@ -63,6 +63,10 @@ _LIBRARY_ERRORS: Final = (
 class CompressionError(Exception):
     """The stream is broken, truncated, or exceeds the limits. The message is meant for users."""
 
+    def __init__(self, message: str, *, truncated: bool = False) -> None:
+        super().__init__(message)
+        self.truncated = truncated
+
 
 class _Frame(Protocol):
     """Decompresses one member or frame; like bz2.BZ2Decompressor."""
@@ -234,7 +238,7 @@ class Decompressor:
     def finish(self) -> None:
         """End the stream. Raises CompressionError if it is truncated."""
         if self._frame is not None or not self._frames or (self._kind == "xz" and self._zeros % _XZ_PADDING_BYTES):
-            raise CompressionError(f"the {self._kind} stream ends early")
+            raise CompressionError(f"the {self._kind} stream ends early", truncated=True)
         if self._undecided:
             self._ignore(self._undecided)
 

@@ -68,12 +68,14 @@ def padded(size: int) -> int:
 
 
 class TarError(Exception):
-    """The file is a broken archive or not an archive. `offset` is in bytes of the uncompressed archive."""
+    """The archive is broken, or not an archive. `offset` is in bytes of the uncompressed archive; `truncated` says that bytes
+    are missing at its end."""
 
-    def __init__(self, message: str, offset: int) -> None:
+    def __init__(self, message: str, offset: int, *, truncated: bool = False) -> None:
         super().__init__(f"{message} at offset {offset}")
         self.message = message
         self.offset = offset
+        self.truncated = truncated
 
 
 class PaxFields(NamedTuple):

@@ -32,7 +32,7 @@ class MemberData(io.RawIOBase):
         view = memoryview(buffer).cast("B")
         data = _read(self._source, min(len(view), self.left, DECOMPRESS_CHUNK_BYTES), self._at)
         if not data and len(view) and self.left:
-            raise TarError(f"the archive ends inside member {self._member.name[:80]!r}", self._at)
+            raise TarError(f"the archive ends inside member {self._member.name[:80]!r}", self._at, truncated=True)
         view[: len(data)] = data
         self.left -= len(data)
         return len(data)
@@ -43,7 +43,7 @@ class MemberData(io.RawIOBase):
         while self.left:
             data = _read(self._source, min(self.left, DECOMPRESS_CHUNK_BYTES), self._at)
             if not data:
-                raise TarError(f"the archive ends inside member {self._member.name[:80]!r}", self._at)
+                raise TarError(f"the archive ends inside member {self._member.name[:80]!r}", self._at, truncated=True)
             self.left -= len(data)
             pieces.append(data)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -96,13 +96,13 @@ def read_member_range(source: BinaryIO, kind: str, offset: int, size: int) -> It
         while at < offset:
             data = _read(stream, min(offset - at, DECOMPRESS_CHUNK_BYTES), at)
             if not data:
-                raise TarError("the archive ends before the member", at)
+                raise TarError("the archive ends before the member", at, truncated=True)
             at += len(data)
     end = offset + size
     while offset < end:
         data = _read(stream, min(end - offset, DECOMPRESS_CHUNK_BYTES), offset)
         if not data:
-            raise TarError("the archive ends inside the member", offset)
+            raise TarError("the archive ends inside the member", offset, truncated=True)
         yield data
         offset += len(data)
 
@@ -111,7 +111,7 @@ def _skip(stream: BinaryIO, size: int, scanner: Scanner, member: Member) -> None
     while size:
         data = _read(stream, min(size, DECOMPRESS_CHUNK_BYTES), scanner.next - size)
         if not data:
-            raise TarError(f"the archive ends inside member {member.name[:80]!r}", scanner.next - size)
+            raise TarError(f"the archive ends inside member {member.name[:80]!r}", scanner.next - size, truncated=True)
         size -= len(data)
 
 
@@ -127,4 +127,4 @@ def _read(stream: BinaryIO, size: int, at: int) -> bytes:
     try:
         return stream.read(size) or b""
     except CompressionError as error:
-        raise TarError(str(error), at) from None
+        raise TarError(str(error), at, truncated=error.truncated) from None

@@ -367,7 +367,7 @@ def parse_item(
                 leave_out(extension)
         at = body + ((size + 511) & -512)
     if at < end:
-        raise TarError("a sample ends inside a header", at - start)
+        raise TarError("a sample ends inside a header", at - start, truncated=True)
     return _finished(sample, key, source)
 
 

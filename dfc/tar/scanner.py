@@ -163,13 +163,13 @@ class Scanner:
         if not self.ended:
             if self.next > self.fed:
                 name = self.last_name[:80].decode(errors="replace")
-                raise TarError(f"the archive ends inside member {name!r}", self.fed)
+                raise TarError(f"the archive ends inside member {name!r}", self.fed, truncated=True)
             is_header = self._take == self._header
             # Part of a zero block is what is left of a truncated end; GNU tar ignores it, too.
             if (self.fed > self.next and (any(self._partial) or not self.next)) or not is_header:
-                raise TarError("the archive ends inside a header", self.fed)
+                raise TarError("the archive ends inside a header", self.fed, truncated=True)
             if self._chain:
-                raise TarError("the archive ends after a long-name or pax header", self.fed)
+                raise TarError("the archive ends after a long-name or pax header", self.fed, truncated=True)
         if strict and (self.unended or self._after_end is not None):
             raise TarError(*self.oddities[len(self._odd)])
         return entries
@@ -298,7 +298,7 @@ class Scanner:
 
     def _end_of_archive(self, offset: int) -> None:
         if self._chain:
-            raise TarError("the archive ends after a long-name or pax header", offset)
+            raise TarError("the archive ends after a long-name or pax header", offset, truncated=True)
         self._end = offset
         self._plain = False
         self.ended = True

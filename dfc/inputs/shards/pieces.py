@@ -270,7 +270,7 @@ def _cut(chunks: Iterable[bytes], start: int, end: int | None) -> Iterator[bytes
         if end is not None and at >= end:
             return
     if at < start:
-        raise TarError(f"the archive has only {at} bytes", start)
+        raise TarError(f"the archive has only {at} bytes", start, truncated=True)
 
 
 def _gathered(chunks: Iterable[bytes], slots: FreeSlots, hand: HandOver[Slot, Item]) -> Iterator[Piece]:

@@ -172,7 +172,7 @@ class ForwardSource:
                 self._advance(count)
                 buffer = buffer[count:]
         except CompressionError as error:
-            raise TarError(f"{self._label}: {error}", self._at) from None
+            raise TarError(f"{self._label}: {error}", self._at, truncated=error.truncated) from None
 
     def read_ranges(self, ranges: Sequence[tuple[int, int]], buffer: memoryview) -> None:
         at = 0
@@ -190,7 +190,7 @@ class ForwardSource:
 
     def _advance(self, count: int) -> None:
         if not count:
-            raise TarError(f"{self._label}: the archive ends early", self._at)
+            raise TarError(f"{self._label}: the archive ends early", self._at, truncated=True)
         self._at += count
 
 

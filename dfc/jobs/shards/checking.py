@@ -75,7 +75,7 @@ def read_until_broken(store: Store, shard: InputShard, findings: Findings | None
     except TarError as error:
         if findings is not None:
             text = error.message.removeprefix(f"{shard.label}: ").removesuffix(f" at offset {error.offset}")
-            kind = "truncated" if "ends" in text else "broken"
+            kind = "truncated" if error.truncated else "broken"
             findings.add(kind, ShardProblem(shard.label, message=text, offset=error.offset))
 
 

@@ -63,7 +63,7 @@ def _in_order(store: Store, shard: InputShard) -> Iterator[SampleData]:
             if sample is not None:
                 yield sample
     except TarError as error:
-        raise TarError(f"{shard.label}: {error}", error.offset) from None
+        raise TarError(f"{shard.label}: {error}", error.offset, truncated=error.truncated) from None
     finally:
         source.close()
 

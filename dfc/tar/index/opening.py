@@ -66,7 +66,7 @@ class CompressedIndexBuilder:
 
     def _fail(self, error: CompressionError) -> None:
         self._decompressor = None
-        self._builder.fail(TarError(str(error), self._builder.archive_size))
+        self._builder.fail(TarError(str(error), self._builder.archive_size, truncated=error.truncated))
 
 
 class _SniffingBuilder:
