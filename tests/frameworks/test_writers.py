@@ -130,7 +130,8 @@ def test_earlier_shards_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixtur
             with ShardWriter(f"{tmp_path}/s-%d.tar", maxcount=1) as writer:
                 for sample in samples(count):
                     writer.write(sample)
-    assert [record.message for record in caplog.records] == [f"{tmp_path}/s-2.tar and maybe more are there from an earlier run"]
+    expected = f"{tmp_path}/s-2.tar, and perhaps more shards, exist from an earlier run; delete them if they are stale"
+    assert [record.message for record in caplog.records] == [expected]
 
 
 @pytest.mark.parametrize("ending", ["tgz", "tar.zst", "tar.lz4", "tar.bz2", "tar.xz"])
