@@ -101,7 +101,7 @@ class Loader:
         rules = _rules(batch_size, _window(self.corpus) if shuffle is True else shuffle, seed, equal, streams)
         self.rules = replace(rules, batches=epoch_batches)
         if self.rules.scattered and not self.corpus.indexed:
-            raise ValueError("shuffle='global' needs shards with an index in a DFC cluster, and these have none")
+            raise ValueError("shuffle='global' needs the index of a DFC cluster, but these shards have none")
         self._spec = spec_shown(shards)
         if self.corpus.indexed and self.samples and rank == 0 and equal == "pad" and epoch_batches is None:
             warn_of_padding(self.samples, self.padding(ranks), self.rules.batch, ranks)

@@ -140,7 +140,5 @@ def _bytes_of(value: Any, extension: str, key: str) -> Buffer:
     if isinstance(value, memoryview):
         return value.cast("B") if value.c_contiguous else bytes(value)
     if not isinstance(value, bytes | bytearray):
-        raise SampleBroken(
-            f"field {extension!r} of sample {key!r} must be bytes or str, not {type(value).__name__}", key=key
-        )
+        raise SampleBroken(f"field {extension!r} of sample {key!r} must be bytes or str, not {type(value).__name__}", key=key)
     return value

@@ -137,7 +137,7 @@ class UploadFile(io.BufferedIOBase):
             self.discard()
 
     def _dealloc_warn(self, _source: object) -> None:
-        """Called by text layers and buffers that are garbage collected, before they close the file below (CPython's `io` only)."""
+        """Called by text layers and buffers that are garbage collected, before they close the file below (CPython only)."""
         self._forgotten = True
 
     def _open_spool(self) -> BinaryIO:
