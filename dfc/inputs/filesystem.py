@@ -224,7 +224,7 @@ def _writable(path: str, *, folder: bool = False) -> FilePlace:
     """What a path names. OSError if it cannot be written."""
     place = place_of(path)
     if place.member is not None:
-        raise OSError(errno.EROFS, "members of a shard are read-only (a path with `//` names a member)", path)
+        raise OSError(errno.EROFS, "members of a shard are read only (a path with `//` names a member)", path)
     if not place.bucket or not (place.name or folder):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     return place

@@ -90,7 +90,7 @@ def test_a_broken_sample_leaves_the_writer_as_it_was(tmp_path: Path) -> None:
             writer.write(sample)
             with pytest.raises(SampleBroken):
                 writer.write({"__key__": "bad", "bin": b"1", "cls": "no number"})
-            with pytest.raises(SampleBroken, match="sample before"):
+            with pytest.raises(SampleBroken, match="previous sample"):
                 writer.write({"__key__": sample["__key__"], "other": b"1"})
     assert len(keys_in(tmp_path / "s-0.tar")) == 5
 
@@ -226,7 +226,7 @@ for pattern in ("{tmp_path}/file-%d.tar", "pipe:cat > {tmp_path}/pipe-%d.tar"):
         writer.write({{"__key__": "5", "bin": b"parent"}})
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.splitlines() == ["it was opened by another process, before a fork: open it where it is used"] * 2
+    assert done.stdout.splitlines() == ["opened by another process before a fork; open it in the process that uses it"] * 2
     assert sorted(os.listdir(tmp_path)) == ["file-0.tar", "file-1.tar", "pipe-0.tar", "pipe-1.tar"]
     for name in ("file", "pipe"):
         assert [keys_in(tmp_path / f"{name}-{number}.tar") for number in range(2)] == [["0", "1", "2"], ["3", "4", "5"]]

@@ -199,7 +199,7 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
         expected = int(self._shared[0, _WORKERS])
         if int(self._shared[0, _DELIVERED]) and expected not in (0, workers):
             raise ValueError(
-                f"the loaded state is of {expected} workers per rank, but this loader has {workers}: "
+                f"the state is of {expected} workers per rank, but this loader has {workers}: "
                 f"use {expected} workers again, or restart an epoch with set_epoch()"
             )
 
