@@ -74,7 +74,7 @@ def test_nothing_is_done_where_all_is_there(tmp_path: Path) -> None:
 def test_who_is_not_root_is_told_the_line_to_run(tmp_path: Path) -> None:
     status, said = _install(tmp_path, LINE + "coreutils  cat\n", _machine(tmp_path, root=False))
     assert status == 1
-    assert said.splitlines()[0].endswith("the tests need no-such-command, which are not here. On Debian and Ubuntu:")
+    assert said.splitlines()[0].endswith("the tests need these missing commands: no-such-command. On Debian and Ubuntu, run:")
     assert said.splitlines()[1:] == ["    sudo apt-get install -y --no-install-recommends nosuch-package"]
     assert not (tmp_path / "calls").exists()
 

@@ -184,9 +184,9 @@ def test_states_of_something_else_are_refused(folder: Path) -> None:
     state = loader().state_dict()
     with pytest.raises(ValueError, match=r"this loader has 2 ranks × 1 workers.* use 1 ranks × 1 workers again"):
         loader(ranks=2).load_state_dict(state)
-    with pytest.raises(ValueError, match="seed=0, this is seed=1"):
+    with pytest.raises(ValueError, match="seed=0, but this loader has seed=1"):
         loader(seed=1).load_state_dict(state)
-    with pytest.raises(ValueError, match="batch_size=3, this is batch_size=4"):
+    with pytest.raises(ValueError, match="batch_size=3, but this loader has batch_size=4"):
         loader(batch_size=4).load_state_dict(state)
     with pytest.raises(ShardChanged):
         loader(f"{folder}/s-{{0..3}}.tar").load_state_dict(state)

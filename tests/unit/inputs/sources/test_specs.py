@@ -248,7 +248,7 @@ def test_why_a_server_is_not_reached(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.getMessage().partition(": ")[2][:14] for record in caplog.records] == ["still retrying"]
     with pytest.raises(ShardUnreadable) as caught:
         Corpus.open(gone.url + "/toy/train-@3.tar", options=StreamOptions(retries=0))
-    assert str(caught.value).startswith(gone.url + "/toy/train-0.tar: given up")
+    assert str(caught.value).startswith(gone.url + "/toy/train-0.tar: giving up")
 
 
 def test_a_scheme_that_was_forgotten() -> None:

@@ -88,7 +88,7 @@ def test_a_forgotten_file_is_not_stored(tmp_path: Path, caplog: pytest.LogCaptur
         with caplog.at_level(logging.WARNING, "dfc.inputs"):
             del file
         assert (tmp_path / "out.txt").read_text() == "whole"
-        assert "out.txt was not closed, so it was not stored" in caplog.text
+        assert "out.txt was not stored, because it was never closed" in caplog.text
         with layer(open_upload(tmp_path / "out.bin")) as file:
             file.write("done" if isinstance(file, io.TextIOWrapper) else b"done")
         assert (tmp_path / "out.bin").read_text() == "done"
