@@ -91,7 +91,8 @@ def test_root_installs_what_is_missing_and_starts_no_service(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("apt", "message"), [("exit 100", "could not install"), ("echo fine", "but there is no no-such-command")]
+    ("apt", "message"),
+    [("exit 100", "could not install"), ("echo fine", "but these commands are still missing: no-such-command")],
 )
 def test_an_installation_that_fails_is_an_error(tmp_path: Path, apt: str, message: str) -> None:
     (tmp_path / "policy").write_text("of the owner")
