@@ -240,7 +240,7 @@ for at in range(5):
     writer.write({{"__key__": f"{{at}}", "bin": b"1"}})
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert "s-1.tar was not closed, so it was not stored" in done.stderr
+    assert "s-1.tar was not stored, because it was never closed" in done.stderr
     assert os.listdir(tmp_path) == ["s-0.tar"]
 
 
