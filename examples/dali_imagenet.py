@@ -5,7 +5,7 @@ on the GPU if there is one.
     pip install nvidia-dali-cuda120
     torchrun --nproc-per-node 8 dali_imagenet.py --train 'http://localhost:8080/imagenet/train-*.tar'
 
-The loader gives undecoded samples, in the order and with the equal ranks that pytorch_imagenet.py has;
+The loader gives undecoded samples, in the order and evenly divided between ranks as in pytorch_imagenet.py.
 `fn.external_source` takes them a batch at a time. Without a GPU everything runs on CPUs.
 """
 
@@ -35,7 +35,7 @@ PICTURES = ("jpg", "jpeg", "png")
 
 
 class Batches:
-    """What `external_source` iterates over: for each batch a list of encoded pictures and one of classes."""
+    """The input of `external_source`: for each batch, a list of encoded pictures and a list of classes."""
 
     def __init__(self, loader: Loader) -> None:
         self.loader = loader
@@ -65,13 +65,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train", required=True, help="the shards: http://HOST/BUCKET/train-*.tar")
     parser.add_argument("--model", choices=sorted(resnet.MODELS), default="resnet50", help="(default: %(default)s)")
-    parser.add_argument("--classes", type=int, default=1000, help="(default: %(default)s)")
-    parser.add_argument("--size", type=int, default=224, help="of the pictures, in pixels (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=90, help="(default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, default=64, help="of one rank (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=4, help="of one rank, for decoding (default: %(default)s)")
-    parser.add_argument("--learning-rate", type=float, default=0.1, help="for 256 samples a step (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the order and the crops (default: %(default)s)")
+    parser.add_argument("--classes", type=int, default=1000, help="number of classes (default: %(default)s)")
+    parser.add_argument("--size", type=int, default=224, help="side of the pictures in pixels (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=90, help="number of epochs (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=64, help="samples per rank (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=4, help="decoding threads per rank (default: %(default)s)")
+    parser.add_argument("--learning-rate", type=float, default=0.1, help="for 256 samples per step (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order and the crops (default: %(default)s)")
     arguments = parser.parse_args()
 
     cuda = torch.cuda.is_available()

@@ -1,7 +1,7 @@
-"""What happens to a picture between the shard and the network, without a framework: crop, resize, flip.
+"""Prepare pictures for a network, without a framework: decode, crop, resize, flip.
 
-`train_view` and `test_view` take the bytes of a JPEG or PNG and give a uint8 array of shape (3, size,
-size), RGB. A quarter of the bytes of float32 goes from the workers to the training process that way; it
+`train_view` and `test_view` take the bytes of a JPEG or PNG and return a uint8 array of shape (3, size,
+size), RGB. So workers send only a quarter of the bytes of float32 to the training process, which
 normalises on its device, a batch at a time.
 """
 
@@ -14,13 +14,13 @@ import random
 import numpy as np
 from PIL import Image
 
-# Of the colours of ImageNet, for values in 0..255.
+# Mean and standard deviation of the colours in ImageNet, for values in 0..255.
 MEAN = (123.675, 116.28, 103.53)
 DEVIATION = (58.395, 57.12, 57.375)
 
 
 def train_view(data: bytes, size: int, chance: random.Random) -> np.ndarray:
-    """A random part of 8 % to 100 % of the area, with sides of 3:4 to 4:3, flipped or not."""
+    """Crop a random 8 % to 100 % of the area, with an aspect ratio of 3:4 to 4:3, and flip at random."""
     image = Image.open(io.BytesIO(data))
     width, height = image.size
     box = random_box(width, height, chance)
@@ -29,7 +29,7 @@ def train_view(data: bytes, size: int, chance: random.Random) -> np.ndarray:
 
 
 def test_view(data: bytes, size: int) -> np.ndarray:
-    """The square in the middle, seven eighths as large as the shorter side."""
+    """Crop the centre square, with seven eighths of the shorter side."""
     image = Image.open(io.BytesIO(data))
     width, height = image.size
     side = min(width, height) * 7 / 8
@@ -38,7 +38,7 @@ def test_view(data: bytes, size: int) -> np.ndarray:
 
 
 def random_box(width: int, height: int, chance: random.Random) -> tuple[float, float, float, float]:
-    """(left, top, right, bottom) of a random part; the whole picture when ten tries do not fit into it."""
+    """(left, top, right, bottom) of a random part; the whole picture if none of ten tries fits into it."""
     for _ in range(10):
         area = width * height * chance.uniform(0.08, 1)
         ratio = math.exp(chance.uniform(math.log(3 / 4), math.log(4 / 3)))
@@ -50,7 +50,7 @@ def random_box(width: int, height: int, chance: random.Random) -> tuple[float, f
 
 
 def resized(image: Image.Image, box: tuple[float, float, float, float], size: int) -> np.ndarray:
-    """(3, size, size) of a part of a picture. A JPEG is decoded at 1/2, 1/4 or 1/8 where that is enough."""
+    """Resize a part of a picture to (3, size, size). A JPEG is decoded at 1/2, 1/4 or 1/8 if that is enough."""
     width, height = image.size
     scale = size / min(box[2] - box[0], box[3] - box[1])
     if scale < 1:

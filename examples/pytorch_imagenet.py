@@ -5,12 +5,12 @@ DistributedDataParallel.
     torchrun --nproc-per-node 8 pytorch_imagenet.py --train 'http://localhost:8080/imagenet/train-*.tar' \\
         --val 'http://localhost:8080/imagenet/val-*.tar' --checkpoint run.pt
 
-A process is a rank with one GPU, or with none (gloo on CPUs); without torchrun one runs alone. Samples have
-a picture (`jpg`, `jpeg` or `png`) and its class as a number (`cls`), as upload_folder.py makes them.
+Each process is a rank with one GPU, or with none (gloo on CPUs). Without torchrun, a single process runs.
+Samples have a picture (`jpg`, `jpeg` or `png`) and its class as a number (`cls`), as upload_folder.py makes them.
 
-The order of the samples follows from --seed and the epoch. A checkpoint says how many batches have been
-trained on: started again with the same command, the run goes on with the very next batch, and ends as one
-that was never interrupted.
+The order of the samples depends only on --seed and the epoch. A checkpoint contains the number of batches
+trained on. Started again with the same command, the run resumes at the very next batch, with the same result
+as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ Batch = dict[str, Any]
 
 
 class View:
-    """From an undecoded sample to what a batch is made of; the workers run it."""
+    """Turn an undecoded sample into an item of a batch. Runs in the workers."""
 
     def __init__(self, size: int, seed: int, *, train: bool) -> None:
         self.size = size
         self.seed = seed
         self.train = train
-        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # workers that live on see it change
+        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # so that persistent workers see it change
 
     def __call__(self, sample: Batch) -> Batch:
         data = next(sample[name] for name in PICTURES if name in sample)
         if self.train:
-            # Random numbers that follow from the sample, not from the worker: a run that is resumed crops as it would have.
+            # Derive random numbers from the sample, not from the worker, so that a resumed run makes the same crops.
             chance = random.Random(f"{self.seed} {int(self.epoch)} {sample['__key__']}")
             pixels = pictures.train_view(data, self.size, chance)
         else:
@@ -59,7 +59,7 @@ class View:
 
 
 class Trainer:
-    """Model, optimizer and loaders of one rank, and where the run stands: step `step` of epoch `epoch` is next."""
+    """Model, optimizer and loaders of one rank, and the position: step `step` of epoch `epoch` is next."""
 
     def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
         self.options = options
@@ -70,7 +70,7 @@ class Trainer:
         self.parallel = DistributedDataParallel(self.model)
         self.optimizer = torch.optim.SGD(self.parallel.parameters(), 0.0, momentum=0.9, weight_decay=5e-5, nesterov=True)
         self.view = View(options.size, options.seed, train=True)
-        # Rank and ranks come from torch.distributed. All ranks get equally many batches, all of them full.
+        # Rank and ranks come from torch.distributed. All ranks get the same number of full batches.
         self.dataset = ShardDataset(options.train, options.batch_size, seed=options.seed, decode=False, transform=self.view)
         self.loader = DataLoader(
             self.dataset, options.workers, persistent_workers=options.workers > 0, pin_memory=device.type == "cuda"
@@ -88,7 +88,7 @@ class Trainer:
                 self.validate()
 
     def train_epoch(self) -> None:
-        """From where the run stands to the end of the epoch."""
+        """Train from the current position to the end of the epoch."""
         self.view.epoch.fill_(self.epoch)
         self.loader.set_epoch(self.epoch)
         self.parallel.train()
@@ -108,7 +108,7 @@ class Trainer:
         self.save(None)
 
     def train_step(self, batch: Batch) -> float:
-        """One step of all ranks together; the loss of this rank's batch."""
+        """Train one step on all ranks together. Returns the loss of this rank's batch."""
         rate = learning_rate(self.options, self.ranks, self.epoch + self.step / len(self.loader))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -121,17 +121,17 @@ class Trainer:
         return loss.item()
 
     def values(self, batch: Batch) -> Tensor:
-        """float32 of shape (batch, 3, size, size), normalised, on the device."""
+        """Convert to normalised float32 of shape (batch, 3, size, size), on the device."""
         return (batch["pixels"].to(self.device, non_blocking=True).float() - self.mean) / self.deviation
 
     @torch.no_grad()
     def validate(self) -> None:
-        """The share of the validation set that is classified rightly, every sample counted once.
+        """The share of the validation set that is classified correctly, with every sample counted once.
 
         So each rank reads a part of it by number. Its last batch may be smaller: only the sum waits for the other ranks.
         """
         for buffer in self.model.buffers():
-            dist.broadcast(buffer, 0)  # of batch normalisation: each rank has its own, and those of rank 0 are saved
+            dist.broadcast(buffer, 0)  # batch normalisation: each rank has its own buffers, and those of rank 0 are saved
         options = self.options
         samples = MapDataset(options.val, decode=False, transform=View(options.size, options.seed, train=False))
         mine = range(len(samples) * self.rank // self.ranks, len(samples) * (self.rank + 1) // self.ranks)
@@ -145,14 +145,14 @@ class Trainer:
             print(f"epoch {self.epoch}: {right.item() / len(samples):.2%} of {len(samples)} samples right", flush=True)
 
     def save(self, loader: dict[str, Any] | None) -> None:
-        """Rank 0 writes for all, since they have the same weights and are equally far. `loader` is None between epochs."""
+        """Save a checkpoint on rank 0, since all ranks have the same weights and position. `loader` is None between epochs."""
         path: Path | None = self.options.checkpoint
         if path is None or self.rank != 0:
             return
         state = {"epoch": self.epoch, "step": self.step, "loader": loader}
         part = path.with_name(f"{path.name}.part")
         torch.save({**state, "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}, part)
-        os.replace(part, path)  # killed in the middle, the checkpoint before is still whole
+        os.replace(part, path)  # if killed before this, the previous checkpoint is intact
 
     def load(self, path: Path) -> None:
         saved = torch.load(path, map_location=self.device, weights_only=True)
@@ -171,7 +171,7 @@ class Trainer:
 
 
 def learning_rate(options: argparse.Namespace, ranks: int, epoch: float) -> float:
-    """Grows with the batch (Goyal et al., 2017, arXiv:1706.02677), rises in the first epochs, then falls as a cosine."""
+    """Proportional to the batch (Goyal et al., 2017, arXiv:1706.02677), with a warm-up, then falling as a cosine."""
     highest = options.learning_rate * options.batch_size * ranks / 256
     warmup = min(WARMUP_EPOCHS, options.epochs / 10)
     if epoch < warmup:
@@ -180,7 +180,7 @@ def learning_rate(options: argparse.Namespace, ranks: int, epoch: float) -> floa
 
 
 def start_process_group() -> torch.device:
-    """The device of this rank. torchrun sets the variables; alone we are rank 0 of 1."""
+    """The device of this rank. torchrun sets the variables; without it, this is rank 0 of 1."""
     cuda = torch.cuda.is_available()
     if "RANK" in os.environ:
         dist.init_process_group("nccl" if cuda else "gloo")
@@ -196,21 +196,24 @@ def start_process_group() -> torch.device:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train", required=True, help="the shards: http://HOST/BUCKET/train-*.tar, or any other spec")
-    parser.add_argument("--val", help="the shards of the validation set; without, there is no validation")
-    parser.add_argument("--checkpoint", type=Path, help="a file to save to, and to go on from when it is there")
-    parser.add_argument("--checkpoint-every", type=int, default=500, help="steps; besides after epochs (default: %(default)s)")
-    parser.add_argument("--model", choices=sorted(resnet.MODELS), default="resnet50", help="(default: %(default)s)")
-    parser.add_argument("--classes", type=int, default=1000, help="(default: %(default)s)")
-    parser.add_argument("--size", type=int, default=224, help="of the pictures, in pixels (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=90, help="(default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, default=64, help="of one rank (default: %(default)s)")
+    parser.add_argument("--val", help="the shards of the validation set; if omitted, no validation")
+    parser.add_argument("--checkpoint", type=Path, help="file to save to, and to resume from if it exists")
     parser.add_argument(
-        "--workers", type=int, default=4, help="processes of a rank that read and decode (default: %(default)s)"
+        "--checkpoint-every",
+        type=int,
+        default=500,
+        help="steps between saves; it also saves after each epoch (default: %(default)s)",
     )
-    parser.add_argument("--learning-rate", type=float, default=0.1, help="for 256 samples a step (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights, order and crops (default: %(default)s)")
-    parser.add_argument("--print-every", type=int, default=20, help="steps (default: %(default)s)")
-    parser.add_argument("--write-keys", help="write what was trained on to PATH.RANK: epoch, step and keys of every batch")
+    parser.add_argument("--model", choices=sorted(resnet.MODELS), default="resnet50", help="(default: %(default)s)")
+    parser.add_argument("--classes", type=int, default=1000, help="number of classes (default: %(default)s)")
+    parser.add_argument("--size", type=int, default=224, help="side of the pictures in pixels (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=90, help="number of epochs (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=64, help="samples per rank (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=4, help="reading and decoding processes per rank (default: %(default)s)")
+    parser.add_argument("--learning-rate", type=float, default=0.1, help="for 256 samples per step (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights, order and crops (default: %(default)s)")
+    parser.add_argument("--print-every", type=int, default=20, help="print after this many steps (default: %(default)s)")
+    parser.add_argument("--write-keys", help="write epoch, step and keys of every batch to PATH.RANK")
     return parser.parse_args()
 
 

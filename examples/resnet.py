@@ -1,8 +1,8 @@
 """Residual networks (He et al., 2015, arXiv:1512.03385) for the PyTorch examples, so that they need torch
 alone.
 
-`resnet50` and `resnet18` are those of the paper, for pictures of 224 × 224; `tiny` has 20,000 weights, for
-trying things out.
+`resnet50` and `resnet18` are those of the paper, for pictures of 224 × 224. `tiny` has 20,000 weights and is
+for experiments.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Seq
 
 
 class Block(nn.Module):
-    """`body` beside a shortcut, which is the identity where nothing changes its shape."""
+    """`body` with a shortcut, which is the identity unless the shape changes."""
 
     def __init__(self, body: nn.Sequential, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()

@@ -5,10 +5,10 @@ trains.
     python tensorflow_imagenet.py --train 'http://localhost:8080/imagenet/train-*.tar' \\
         --val 'http://localhost:8080/imagenet/val-*.tar' --checkpoint run.keras
 
-Several GPUs of the machine work together (MirroredStrategy). Samples have a picture (`jpg`, `jpeg` or
+It uses all GPUs of the machine (MirroredStrategy). Samples have a picture (`jpg`, `jpeg` or
 `png`) and its class as a number (`cls`), as upload_folder.py makes them. With --checkpoint the model is
-saved after each epoch, and a run that is started again goes on with the epoch after it, in the order in
-which it would have been.
+saved after each epoch, and a restarted run continues with the next epoch, in the same order as an
+uninterrupted run.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ DEVIATION = (58.395, 57.12, 57.375)
 
 
 def undecoded(sample: dict[str, Any]) -> dict[str, Any]:
-    """What goes into TensorFlow: the file of the picture, and the class as a number."""
+    """The input of TensorFlow: the bytes of the picture, and the class as a number."""
     return {"jpg": sample["jpg"], "cls": int(sample["cls"])}
 
 
 def train_view(data: tf.Tensor, size: int) -> tf.Tensor:
-    """A random part of 8 % to 100 % of the area, with sides of 3:4 to 4:3, flipped or not."""
+    """Crop a random 8 % to 100 % of the area, with an aspect ratio of 3:4 to 4:3, and flip at random."""
     image = tf.io.decode_image(data, channels=3, expand_animations=False)
     whole = tf.zeros((1, 0, 4))
     begin, extent, _ = tf.image.sample_distorted_bounding_box(
@@ -44,7 +44,7 @@ def train_view(data: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def test_view(data: tf.Tensor, size: int) -> tf.Tensor:
-    """The square in the middle, seven eighths as large as the shorter side."""
+    """Crop the centre square, with seven eighths of the shorter side."""
     image = tf.io.decode_image(data, channels=3, expand_animations=False)
     side = tf.reduce_min(tf.shape(image)[:2]) * 7 // 8
     top, left = (tf.shape(image)[0] - side) // 2, (tf.shape(image)[1] - side) // 2
@@ -78,19 +78,19 @@ def make_model(options: argparse.Namespace) -> keras.Model:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train", required=True, help="the shards: http://HOST/BUCKET/train-*.tar, or any other spec")
-    parser.add_argument("--val", help="the shards of the validation set; without, there is no validation")
-    parser.add_argument("--checkpoint", type=Path, help="NAME.keras, to save to and to go on from when it is there")
+    parser.add_argument("--val", help="the shards of the validation set; if omitted, no validation")
+    parser.add_argument("--checkpoint", type=Path, help="NAME.keras, to save to and to resume from if it exists")
     parser.add_argument("--model", choices=["resnet50", "tiny"], default="resnet50", help="(default: %(default)s)")
-    parser.add_argument("--classes", type=int, default=1000, help="(default: %(default)s)")
-    parser.add_argument("--size", type=int, default=224, help="of the pictures, in pixels (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=90, help="(default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, default=256, help="of all GPUs together (default: %(default)s)")
-    parser.add_argument("--learning-rate", type=float, default=0.1, help="for 256 samples a step (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and order (default: %(default)s)")
+    parser.add_argument("--classes", type=int, default=1000, help="number of classes (default: %(default)s)")
+    parser.add_argument("--size", type=int, default=224, help="side of the pictures in pixels (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=90, help="number of epochs (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=256, help="samples per step, over all GPUs (default: %(default)s)")
+    parser.add_argument("--learning-rate", type=float, default=0.1, help="for 256 samples per step (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and order (default: %(default)s)")
     options = parser.parse_args()
     keras.utils.set_random_seed(options.seed)
 
-    # Single samples, so that TensorFlow decodes each by itself; `jpg` stands for whichever of the three a sample has.
+    # Single samples, so that TensorFlow decodes each one; `jpg` is whichever of the three a sample has.
     fields = {"fields": ["jpg;jpeg;png", "cls"], "decode": False, "transform": undecoded}
     train = Loader(options.train, seed=options.seed, **fields)
     steps = -(-train.samples // options.batch_size)
@@ -107,7 +107,7 @@ def main() -> None:
         initial_epoch=begun,
         validation_data=batches(Loader(options.val, shuffle=False, **fields), options, train=False) if options.val else None,
         callbacks=[keras.callbacks.ModelCheckpoint(options.checkpoint)] if options.checkpoint else [],
-        shuffle=False,  # the loader has done it
+        shuffle=False,  # the loader shuffles
         verbose=2,
     )
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-"""Draw a toy dataset, a folder for every class like ImageNet's, and upload it as shards.
+"""Draw a toy dataset, with a folder for each class like ImageNet, and upload it as shards.
 
     python toy_dataset.py toy http://localhost:8080/toy
 
 makes toy/circle/000003.jpg and so on, and from them the shards toy/train-000000.tar … and
 toy/val-000000.tar … in the cluster. A network of a few thousand weights learns the classes in a minute on
-one processor. With one argument it only draws.
+one processor. With one argument, it draws but does not upload.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CLASSES = ("circle", "cross", "ring", "square")
 
 
 def draw(number: int, label: str) -> Image.Image:
-    """A bright shape of its class on a dark ground; place, size and colours follow from the number."""
+    """Draw a bright shape on a dark ground. The number determines position, size and colours."""
     chance = random.Random(number)
     width, height = chance.randrange(64, 97), chance.randrange(64, 97)
     image = Image.new("RGB", (width, height), tuple(chance.randrange(96) for _ in range(3)))
@@ -55,9 +55,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where the pictures go")
     parser.add_argument("url", nargs="?", help="where the shards go: http://HOST/BUCKET")
-    parser.add_argument("--pictures", type=int, default=1200, help="how many are drawn (default: %(default)s)")
-    parser.add_argument("--samples-per-shard", type=int, default=200, help="(default: %(default)s)")
-    parser.add_argument("--val-percent", type=int, default=10, help="how much is kept for validation (default: %(default)s)")
+    parser.add_argument("--pictures", type=int, default=1200, help="number of pictures to draw (default: %(default)s)")
+    parser.add_argument("--samples-per-shard", type=int, default=200, help="samples in each shard (default: %(default)s)")
+    parser.add_argument("--val-percent", type=int, default=10, help="percentage kept for validation (default: %(default)s)")
     arguments = parser.parse_args()
     make_folder(arguments.folder, arguments.pictures)
     print(f"{arguments.folder}: {arguments.pictures} pictures of {len(CLASSES)} classes")

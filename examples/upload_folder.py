@@ -1,13 +1,13 @@
 #!/usr/bin/env python
-"""Make shards of a folder of pictures, and upload them while they are made.
+"""Turn a folder of pictures into shards, and upload them as they fill.
 
     python upload_folder.py ILSVRC/train http://localhost:8080/imagenet
 
-A folder for every class, as ImageNet and torchvision's ImageFolder have it: FOLDER/CLASS/NAME.jpg. Classes
-are numbered in the order of their names. The pictures are shuffled once, so that every shard holds a mix of
-classes; a part that follows from the key alone is kept for validation. A sample has the key CLASS/NAME and
-two fields: `jpg`, or what the file's extension is, with the file's bytes as they are, and `cls`, the number
-of the class.
+The folder has one folder per class, like ImageNet and torchvision's ImageFolder: FOLDER/CLASS/NAME.jpg.
+Classes are numbered in the order of their names. The pictures are shuffled once, so that every shard holds a
+mix of classes. A part is kept for validation; whether a sample belongs to it depends only on its key. A
+sample has the key CLASS/NAME and two fields: `jpg` (or the file's extension) with the unchanged bytes of the
+file, and `cls` with the number of the class.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def pictures(folder: Path) -> list[tuple[Path, int]]:
         if path.suffix.lower() in EXTENSIONS
     ]
     if not found:
-        raise SystemExit(f"{folder}: no picture in it; wanted are files like {folder}/CLASS/NAME.jpg")
+        raise SystemExit(f"{folder}: no pictures found; expected files like {folder}/CLASS/NAME.jpg")
     for label, name in enumerate(classes):
         print(f"class {label}: {name}")
     print(f"{len(classes)} classes: train with --classes {len(classes)}")
@@ -48,12 +48,12 @@ def key_of(folder: Path, path: Path) -> str:
 
 
 def is_validation(key: str, percent: int) -> bool:
-    """The same answer for a key for ever, also when other pictures are added or the shards are cut anew."""
+    """Whether a key belongs to the validation part. It never changes, even if other pictures are added."""
     return int.from_bytes(hashlib.md5(key.encode()).digest()[:8], "big") % 100 < percent
 
 
 def upload(folder: Path, url: str, val_percent: int, samples_per_shard: int, seed: int) -> dict[str, int]:
-    """Write URL/train-%06d.tar and URL/val-%06d.tar; how many samples each part has."""
+    """Write URL/train-%06d.tar and URL/val-%06d.tar. Returns the number of samples in each part."""
     found = pictures(folder)
     random.Random(seed).shuffle(found)
     counts = {}
@@ -71,11 +71,11 @@ def upload(folder: Path, url: str, val_percent: int, samples_per_shard: int, see
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="a folder with a folder for every class")
+    parser.add_argument("folder", type=Path, help="a folder with one folder per class")
     parser.add_argument("url", help="http://HOST/BUCKET, or http://HOST/BUCKET/folder")
-    parser.add_argument("--val-percent", type=int, default=10, help="kept for validation (default: %(default)s)")
-    parser.add_argument("--samples-per-shard", type=int, default=1000, help="(default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of the samples (default: %(default)s)")
+    parser.add_argument("--val-percent", type=int, default=10, help="percentage kept for validation (default: %(default)s)")
+    parser.add_argument("--samples-per-shard", type=int, default=1000, help="samples in each shard (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample order (default: %(default)s)")
     arguments = parser.parse_args()
     upload(arguments.folder, arguments.url, arguments.val_percent, arguments.samples_per_shard, arguments.seed)
 

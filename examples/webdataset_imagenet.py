@@ -1,12 +1,12 @@
 #!/usr/bin/env python
-"""Train a ResNet with WebDataset as the reader: nothing of DFC is in the training processes but URLs.
+"""Train a ResNet with WebDataset as the reader: the training processes use only URLs of DFC.
 
     torchrun --nproc-per-node 8 webdataset_imagenet.py --server http://localhost:8080 --bucket imagenet --prefix train-
 
-For programs that use WebDataset already. What it cannot do, and pytorch_imagenet.py can: go on in the
-middle of an epoch, give every sample exactly once, continue a shard after a broken connection. So shards
-are drawn at random here, for ever, and an epoch is as many batches as the samples would fill; how many
-there are the server's index tells.
+For programs that already use WebDataset. Unlike pytorch_imagenet.py, it cannot resume in the middle of an
+epoch, give every sample exactly once, or resume a shard after a broken connection. So it draws shards at
+random, endlessly, and an epoch is as many batches as the samples would fill. The server's index tells the
+number of samples.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from dfc.client import Client
 
 
 def shards_of(server: str, bucket: str, prefix: str) -> tuple[list[str], int]:
-    """The URLs of the shards and how many samples they have together."""
+    """The URLs of the shards, and their total number of samples."""
     with Client(server) as client:
         found = list(client.list(bucket, prefix=prefix))
     if not found:
-        raise SystemExit(f"{server}/{bucket}/{prefix}*: no such shards")
+        raise SystemExit(f"{server}/{bucket}/{prefix}*: no shards found")
     return [f"{server}/{bucket}/{each.name}" for each in found], sum(each.samples or 0 for each in found)
 
 
 def view_of(size: int) -> Any:
-    """A function from an undecoded sample to a picture and its class."""
+    """Make a function that turns an undecoded sample into a picture and its class."""
 
     def view(sample: dict[str, Any]) -> tuple[np.ndarray, int]:
         data = next(sample[name] for name in ("jpg", "jpeg", "png") if name in sample)
@@ -51,16 +51,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", default="http://localhost:8080", help="any node of the cluster (default: %(default)s)")
     parser.add_argument("--bucket", required=True)
-    parser.add_argument("--prefix", default="train-", help="what the names of the shards begin with (default: %(default)s)")
+    parser.add_argument("--prefix", default="train-", help="prefix of the names of the shards (default: %(default)s)")
     parser.add_argument("--model", choices=sorted(resnet.MODELS), default="resnet50", help="(default: %(default)s)")
-    parser.add_argument("--classes", type=int, default=1000, help="(default: %(default)s)")
-    parser.add_argument("--size", type=int, default=224, help="of the pictures, in pixels (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=90, help="(default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, default=64, help="of one rank (default: %(default)s)")
-    parser.add_argument(
-        "--workers", type=int, default=4, help="processes of a rank that read and decode (default: %(default)s)"
-    )
-    parser.add_argument("--learning-rate", type=float, default=0.1, help="for 256 samples a step (default: %(default)s)")
+    parser.add_argument("--classes", type=int, default=1000, help="number of classes (default: %(default)s)")
+    parser.add_argument("--size", type=int, default=224, help="side of the pictures in pixels (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=90, help="number of epochs (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=64, help="samples per rank (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=4, help="reading and decoding processes per rank (default: %(default)s)")
+    parser.add_argument("--learning-rate", type=float, default=0.1, help="for 256 samples per step (default: %(default)s)")
     arguments = parser.parse_args()
 
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if torch.cuda.is_available() else torch.device("cpu")
@@ -72,7 +70,7 @@ def main() -> None:
     if steps == 0:
         raise SystemExit(f"{count} samples are fewer than one batch for each of {dist.get_world_size()} ranks")
 
-    # Every worker of every rank draws shards of its own, with replacement: no rank can run out before the others.
+    # Every worker of every rank draws its own shards, with replacement, so no rank runs out before the others.
     dataset = (
         webdataset.WebDataset(urls, resampled=True, shardshuffle=False, nodesplitter=None)
         .shuffle(2000)

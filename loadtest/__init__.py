@@ -1,1 +1,1 @@
-"""Load scenarios, benchmarks beside nginx and the demo of DFC: outside of the product, speaking HTTP to it like any client."""
+"""Load scenarios, benchmarks against nginx and the demo of DFC. Not part of the product: they use HTTP like any client."""

@@ -1,6 +1,6 @@
 """`python -m loadtest --url URL`: run scenarios against a DFC node, print a table, write JSON.
 
-Exit code 0 when every operation went as it must, 1 when one did not, 2 for a wrong command line or an unreachable server.
+The exit code is 0 if every operation succeeded, 1 if one failed, 2 for a wrong command line or an unreachable server.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ DEFAULTS = Sizes()
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m loadtest", description="Load scenarios for a DFC node, every byte checked."
+        prog="python -m loadtest", description="Run load scenarios against a DFC node, checking every byte."
     )
     parser.add_argument("--url", required=True, help="base URL of any node, http://HOST:PORT")
-    parser.add_argument("--scenario", default="put,get,range,sample,small,list", help=f"of {','.join(SCENARIOS)}")
-    parser.add_argument("--seconds", type=float, default=5.0, help="time of each scenario, at most (5)")
-    parser.add_argument("--count", type=int, default=100_000, help="operations of each scenario, at most (100,000)")
-    parser.add_argument("--connections", type=int, default=4, help="connections at once, a thread each (4)")
-    parser.add_argument("--size", type=int, default=DEFAULTS.object_bytes, help="bytes of a large object (16 MiB)")
-    parser.add_argument("--objects", type=int, default=DEFAULTS.objects, help="large objects in the get scenario (8)")
     parser.add_argument(
-        "--small-objects", type=int, default=DEFAULTS.small_objects, help="small objects to read and list (500)"
+        "--scenario", default="put,get,range,sample,small,list", help=f"scenarios to run, of {','.join(SCENARIOS)}"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the figures there ('-' is standard output)")
-    parser.add_argument("--token", default=os.environ.get("DFC_TOKEN"), help="bearer token (DFC_TOKEN)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="maximum duration of each scenario (default: 5)")
+    parser.add_argument("--count", type=int, default=100_000, help="maximum operations of each scenario (default: 100,000)")
+    parser.add_argument("--connections", type=int, default=4, help="parallel connections, one thread each (default: 4)")
+    parser.add_argument("--size", type=int, default=DEFAULTS.object_bytes, help="bytes of a large object (default: 16 MiB)")
+    parser.add_argument("--objects", type=int, default=DEFAULTS.objects, help="large objects of the get scenario (default: 8)")
+    parser.add_argument(
+        "--small-objects", type=int, default=DEFAULTS.small_objects, help="small objects to read and list (default: 500)"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the results as JSON to FILE ('-' for standard output)")
+    parser.add_argument("--token", default=os.environ.get("DFC_TOKEN"), help="bearer token (default: DFC_TOKEN)")
     parser.add_argument("--allow-remote", action="store_true", help="allow a server on another machine")
     arguments = parser.parse_args(argv)
     _check_arguments(parser, arguments)
@@ -52,13 +54,13 @@ def _check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namesp
     arguments.scenario = [name for name in arguments.scenario.split(",") if name]
     unknown = [name for name in arguments.scenario if name not in SCENARIOS]
     if unknown or not arguments.scenario:
-        parser.error(f"no such scenario: {', '.join(unknown) or '(none)'}; there are {', '.join(SCENARIOS)}")
+        parser.error(f"no such scenario: {', '.join(unknown) or '(none)'}; choose from {', '.join(SCENARIOS)}")
     if not 1 <= arguments.connections <= CONNECTIONS_MAX:
-        parser.error(f"--connections is 1 to {CONNECTIONS_MAX}")
+        parser.error(f"--connections must be 1 to {CONNECTIONS_MAX}, not {arguments.connections}")
     if not 0 < arguments.seconds <= SECONDS_MAX:
-        parser.error(f"--seconds is more than 0 and at most {SECONDS_MAX:.0f}")
+        parser.error(f"--seconds must be more than 0 and at most {SECONDS_MAX:.0f}, not {arguments.seconds:g}")
     if min(arguments.count, arguments.size, arguments.objects, arguments.small_objects) < 1:
-        parser.error("--count, --size, --objects and --small-objects are at least 1")
+        parser.error("--count, --size, --objects and --small-objects must be at least 1")
     try:
         arguments.address = parse_base_url(arguments.url, allow_remote=arguments.allow_remote)
     except AddressError as error:
@@ -66,7 +68,7 @@ def _check_arguments(parser: argparse.ArgumentParser, arguments: argparse.Namesp
 
 
 def run(arguments: argparse.Namespace, console: Console) -> list[ScenarioResult]:
-    """Run the scenarios in a bucket of their own, which is removed afterwards, also after a failure."""
+    """Run the scenarios in a new bucket, which is removed afterwards, even after a failure."""
     address: Address = arguments.address
     sizes = Sizes(object_bytes=arguments.size, objects=arguments.objects, small_objects=arguments.small_objects)
     bucket = f"loadtest-{secrets.token_hex(4)}"
@@ -100,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"loadtest: {arguments.address.url}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("loadtest: interrupted; the bucket of the run is removed", file=sys.stderr)
+        print("loadtest: interrupted; the bucket of the run was removed", file=sys.stderr)
         return 130
     print_results(results, arguments.address.url, console)
     if arguments.json:

@@ -1,8 +1,8 @@
-"""The least that a server in Python can do, to see what the machine has to give in the same minute.
+"""Minimal Python servers, as a baseline for what the machine can do at the same time.
 
-`python -m loadtest.bare files PORT DIRECTORY` receives a PUT and writes it, and sends files by sendfile, with a thread for each
-connection and nothing else: no hash, no index, no log. `python -m loadtest.bare answers PORT` gives the same 1 KiB to whatever
-is asked. Requests are trusted: these are for benchmarks on 127.0.0.1.
+`python -m loadtest.bare files PORT DIRECTORY` writes the bodies of PUTs and sends files by sendfile, with a thread for each
+connection and nothing else: no hash, no index, no log. `python -m loadtest.bare answers PORT` answers every request with the
+same 1 KiB. Requests are trusted: these servers are for benchmarks on 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (ANSWER_BYTES, by
 
 @contextlib.contextmanager
 def bare_server(mode: str, directory: Path) -> Iterator[str]:
-    """Run it for the length of a `with` block; its URL."""
+    """Run a bare server for a `with` block. Yields its URL."""
     port = free_port()
     argv = [sys.executable, "-m", "loadtest.bare", mode, str(port), str(directory)]
     with running(argv, directory / "bare.log") as child:
@@ -62,7 +62,7 @@ def _serve(connection: socket.socket, root: Path) -> None:
 
 
 def _read_head(connection: socket.socket) -> tuple[str, bytes] | None:
-    """A request without its last empty line, and what has come of the body; None at the end."""
+    """Read the head of a request, and the first bytes of its body; None at the end."""
     data = b""
     while b"\r\n\r\n" not in data:
         more = connection.recv(65536)
@@ -111,10 +111,10 @@ async def serve_answers(port: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m loadtest.bare", description="The least that a server in Python can do.")
+    parser = argparse.ArgumentParser(prog="python -m loadtest.bare", description="Run a minimal Python server.")
     parser.add_argument("mode", choices=("files", "answers"))
     parser.add_argument("port", type=int)
-    parser.add_argument("directory", type=Path, help="of the files")
+    parser.add_argument("directory", type=Path, help="directory of the files")
     arguments = parser.parse_args()
     if arguments.mode == "files":
         serve_files(arguments.port, arguments.directory)

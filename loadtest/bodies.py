@@ -1,7 +1,7 @@
-"""What the load test stores and expects back: bodies that are known from their seed, so that every byte can be checked.
+"""Bodies for the load test, generated from a seed, so that every byte can be checked.
 
-A body is one shared block of random bytes, read from another place for each seed: many large objects of different
-contents cost the memory of one.
+A body is one shared block of random bytes, read from another offset for each seed. So many large objects with different
+contents need the memory of only one.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def _block() -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """`size` bytes that depend on `seed` alone."""
+    """`size` bytes that depend only on `seed`."""
 
     seed: int
     size: int
 
     def pieces(self, start: int = 0, end: int | None = None) -> Iterator[memoryview]:
-        """The bytes [start, end) in pieces of at most a block, without copying them."""
+        """The bytes [start, end) in pieces of at most a block, without copying."""
         end = self.size if end is None else min(end, self.size)
         block = _block()
         while start < end:
@@ -44,11 +44,11 @@ class Body:
             start += length
 
     def read(self, start: int = 0, end: int | None = None) -> bytes:
-        """The bytes [start, end) as one object: for small bodies and ranges."""
+        """The bytes [start, end) as one object, for small bodies and ranges."""
         return b"".join(self.pieces(start, end))
 
     def checksum(self) -> str:
-        """xxh3-128 in hex, as DFC gives it in `X-DFC-Checksum` and in the answer to a PUT."""
+        """The xxh3-128 in hex, as in DFC's `X-DFC-Checksum` and in the answer to a PUT."""
         digest = xxhash.xxh3_128()
         for piece in self.pieces():
             digest.update(piece)
@@ -57,7 +57,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class SampleShard:
-    """A tar of samples: an image-sized member and a small class member each."""
+    """A tar of samples, each with an image-sized member and a small class member."""
 
     name: str
     data: bytes
@@ -65,7 +65,7 @@ class SampleShard:
 
 
 def make_sample_shard(name: str, number: int, samples: int, member_bytes: int) -> SampleShard:
-    """A USTAR archive of `samples` samples `KEY.jpg` (`member_bytes` bytes) and `KEY.cls`, keys unique over shards."""
+    """Make a USTAR archive of samples `KEY.jpg` (`member_bytes` bytes) and `KEY.cls`, with keys unique across shards."""
     buffer = io.BytesIO()
     images = {}
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
@@ -78,7 +78,7 @@ def make_sample_shard(name: str, number: int, samples: int, member_bytes: int) -
 
 
 def add_member(archive: tarfile.TarFile, name: str, data: bytes) -> None:
-    """One regular member with fixed metadata, so that equal contents give equal archives."""
+    """Add a regular member with fixed metadata, so that equal contents give equal archives."""
     info = tarfile.TarInfo(name)
     info.size = len(data)
     archive.addfile(info, io.BytesIO(data))

@@ -1,7 +1,7 @@
-"""One keep-alive HTTP connection of a load test: `http.client`, because its `readinto` is the fastest plain Python offers.
+"""A keep-alive HTTP connection for load tests, by `http.client`, whose `readinto` is the fastest in plain Python.
 
-It follows no redirects and hides no failure: a connection that breaks is an error of the operation that met it. Only a
-kept-alive connection that the server had closed before the request is opened anew.
+It follows no redirects and hides no failure: a broken connection fails the operation. It reconnects only if the server had
+closed the kept-alive connection before the request.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import msgspec
 
 from loadtest.addresses import Address
 
-TIMEOUT_S = 60.0  # no byte for so long is an error, never a hang
+TIMEOUT_S = 60.0  # without a byte for this long, fail instead of hanging
 READ_BYTES = 1 << 20
-ANSWER_BYTES_MAX = 64 << 20  # an answer that is kept in memory; larger ones are for `download`
+ANSWER_BYTES_MAX = 64 << 20  # for answers kept in memory; use `download` for larger ones
 
 
 class HttpFailure(Exception):
-    """An answer that the scenario did not want; `kind` is a short word for counting."""
+    """An unexpected answer. `kind` is a short word for counting."""
 
     def __init__(self, kind: str, detail: str = "") -> None:
         super().__init__(f"{kind}: {detail}" if detail else kind)
@@ -42,7 +42,7 @@ class Answer:
 
 
 class Connection:
-    """Not thread-safe: one worker, one connection."""
+    """A keep-alive connection to one node. Not thread-safe; each worker has its own."""
 
     def __init__(self, address: Address, *, token: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
         self._address = address
@@ -64,7 +64,7 @@ class Connection:
         size: int | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        """One exchange; the answer's body is kept. `size` is the length of a body that comes in pieces."""
+        """Send a request and read the whole answer. `size` is the length of a body given in pieces."""
         sent = dict(headers or {})
         if body is not None:
             sent["Content-Length"] = str(len(body) if isinstance(body, bytes) else size)
@@ -72,11 +72,11 @@ class Connection:
         data = response.read(ANSWER_BYTES_MAX)
         if not response.isclosed() and response.read(1):
             self.close()
-            raise HttpFailure("too_long", f"{path} answers more than {ANSWER_BYTES_MAX} bytes")
+            raise HttpFailure("too_long", f"the answer to {path} has more than {ANSWER_BYTES_MAX} bytes")
         return Answer(response.status, _lower(response), data)
 
     def download(self, path: str, sink: Callable[[memoryview], object], *, headers: Mapping[str, str] | None = None) -> Answer:
-        """GET; the body goes to `sink` piece by piece. The body of an answer other than 200 and 206 is kept instead."""
+        """GET a path and pass the body to `sink` in pieces. The body of an answer other than 200 and 206 is returned."""
         response = self._exchange("GET", path, None, dict(headers or {}))
         if response.status not in (200, 206):
             return Answer(response.status, _lower(response), response.read(ANSWER_BYTES_MAX))
@@ -96,7 +96,7 @@ class Connection:
             try:
                 self._http.request(method, self._address.prefix + path, body, {**self._headers, **headers})
             except (BrokenPipeError, ConnectionResetError):
-                # The server may have answered before the body's end: that answer says more than the broken pipe.
+                # The server may have answered before the end of the body, and that answer says more than the broken pipe.
                 if self._http.sock is None:
                     raise
             return self._http.getresponse()
@@ -110,14 +110,14 @@ def _lower(response: http.client.HTTPResponse) -> dict[str, str]:
 
 
 def _closed_by_peer(sock: socket.socket) -> bool:
-    """Whether an idle connection has been ended by the other side (or holds bytes that nobody asked for)."""
+    """Whether the peer has closed an idle connection (or sent unexpected bytes)."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(0))
 
 
 def failure_kind(error: BaseException) -> str:
-    """A short word for an error, by which the report counts it."""
+    """A short word for an error, used to count it in the report."""
     if isinstance(error, HttpFailure):
         return error.kind
     if isinstance(error, TimeoutError):

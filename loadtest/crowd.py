@@ -1,4 +1,4 @@
-"""Many slow readers and many large uploads at once: what a target's memory is measured under."""
+"""Many slow readers and many large uploads at once, for measuring a target's memory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from loadtest.bodies import Body
 from loadtest.connection import Connection, HttpFailure
 from loadtest.scenarios import check_stored, expect
 
-RECEIVE_BUFFER_BYTES = 64 << 10  # small, so that the server is the one that waits
+RECEIVE_BUFFER_BYTES = 64 << 10  # small, so that the server has to wait
 READ_BYTES = 16 << 10
 READ_PAUSE_S = 0.25
 
 
 @dataclass(slots=True)
 class ReaderCount:
-    """How many slow readers hold a connection now, and what they have read."""
+    """The number of slow readers that hold a connection now, and the bytes read so far."""
 
     open: int = 0
     bytes_read: int = 0
@@ -45,7 +45,7 @@ def slow_readers(address: Address, path: str, count: int) -> Iterator[ReaderCoun
             sock.connect((address.host, address.port))
             sock.sendall(request)
             if not sock.recv(16).startswith(b"HTTP/1.1 200"):
-                raise HttpFailure("slow_reader", "did not get a 200")
+                raise HttpFailure("slow_reader", f"GET {path} was not answered 200")
             selector.register(sock, selectors.EVENT_READ)
             counted.open += 1
         thread = threading.Thread(target=_sip, args=(selector, counted, stop), daemon=True)
@@ -75,9 +75,9 @@ def _sip(selector: selectors.BaseSelector, counted: ReaderCount, stop: threading
 
 
 def upload_at_once(address: Address, prefix: str, count: int, size: int) -> float:
-    """PUT `count` bodies of `size` bytes at the same time and check the answers; seconds of wall time.
+    """PUT `count` bodies of `size` bytes at the same time and check the answers. Returns seconds of wall time.
 
-    The bodies are windows of one block of memory, so the client needs next to none of its own.
+    The bodies are windows of one block of memory, so the client needs almost no memory.
     """
     errors: list[BaseException] = []
 

@@ -1,8 +1,8 @@
-"""`make demo`: a cluster of four targets, an image dataset in with `tar | tarshards` and `curl -T`, and every byte back;
-then jobs over it: reshuffle, list keys, to Parquet and back.
+"""`make demo`: start a cluster of four targets, upload an image dataset with `tar | tarshards` and `curl -T`, read every byte
+back, then run jobs over it: reshuffle, list keys, convert to Parquet and back.
 
-Starts everything in a temporary directory on free ports, prints each command before it runs, ends the cluster, and
-leaves nothing. Exit code 0 only when every member of every shard came back as it was.
+It runs in a temporary directory on free ports, prints each command before it runs, stops the cluster, and leaves nothing
+behind. The exit code is 0 only if every member of every shard came back unchanged.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ SAMPLES_PER_SHARD = 100
 TARGETS = 4
 DISKS = 2
 READERS = 4
-PARTS = 9  # as `play` has them
-IMAGES_COUNTED = 200  # between two lines that say how far it is
-PROGRESS_S = 1.0  # between two of a job
+PARTS = 9  # the parts of `play`
+IMAGES_COUNTED = 200  # images between two progress lines
+PROGRESS_S = 1.0  # seconds between two progress lines of a job
 
 
 class DemoFailed(RuntimeError):
-    """Something came back other than it went in."""
+    """The demo got something back that differs from what it stored."""
 
 
 @dataclass(slots=True)
 class Step:
-    """A line of the closing table: bytes moved, or 0 where there is nothing to rate."""
+    """A line of the final table. `bytes_moved` is 0 if there is no rate to show."""
 
     what: str
     seconds: float
@@ -60,7 +60,7 @@ class Step:
 
 @dataclass(slots=True)
 class Demo:
-    """The state of one run: where it works, and what it has done."""
+    """The state of one run: its directory, and the steps done so far."""
 
     console: Console
     directory: Path
@@ -72,17 +72,17 @@ class Demo:
         self.console.print(f"\n[bold]{self.part}/{PARTS} {text}[/bold]")
 
     def count(self, done: int, total: int, what: str) -> None:
-        """How far a step is; a line of its own each time, but on a terminal always the same one."""
+        """Print the progress of a step: a new line each time, but on a terminal always the same one."""
         end = "\r" if self.console.is_terminal and done < total else "\n"
         self.console.print(f"  {done:>4} of {total} {what}", end=end, highlight=False)
 
     def show(self, *commands: Sequence[str]) -> None:
-        """Print a command, or a pipeline of several, as one would type it."""
+        """Print a command, or a pipeline of several, as you would type it."""
         line = " | ".join(" ".join(_quoted(word) for word in command) for command in commands)
         self.console.print(f"$ {line}", markup=False, highlight=False, style="cyan", soft_wrap=True)
 
     def command(self, argv: Sequence[str], *, url: str = "") -> str:
-        """Run a command, with DFC_URL set to `url` for the commands of ours."""
+        """Run a command, with DFC_URL set to `url` for our own commands."""
         self.show(argv)
         return run(argv, cwd=self.directory, env={"DFC_URL": url})
 
@@ -97,16 +97,16 @@ class Demo:
 
 
 def _quoted(word: str) -> str:
-    """As a shell would need it; only the name of a program of ours loses its directory."""
+    """Quote a word for a shell; our own programs are shown without their directory."""
     name = Path(word).name if word.startswith(str(Path(sys.executable).parent)) else word
     return f"'{name}'" if any(sign in name for sign in "*?&{} ") else name
 
 
 def play(demo: Demo) -> None:
-    """All of it, in order; DemoFailed, ProcessFailed or HttpFailure when something is not as it must be."""
+    """Run the whole demo. DemoFailed, ProcessFailed or HttpFailure if anything goes wrong."""
     demo.console.print(
         f"On an idle machine this takes half a minute. Nothing is downloaded: {SAMPLES + EXTRA_SAMPLES} images are drawn here. "
-        f"All of it lies in {demo.directory}, which is removed at the end.",
+        f"Everything is in {demo.directory}, which is removed at the end.",
         highlight=False,
     )
     demo.say(f"Start a cluster: one proxy, {TARGETS} targets with {DISKS} disks each")
@@ -149,7 +149,7 @@ def _upload_shards(demo: Demo, url: str) -> None:
 
 
 def _pipeline(first: Sequence[str], second: Sequence[str], directory: Path) -> None:
-    """`first | second` without a shell; ProcessFailed when either fails."""
+    """Run `first | second` without a shell. ProcessFailed if either fails."""
     with subprocess.Popen(first, cwd=directory, stdout=subprocess.PIPE) as producer:
         try:
             done = subprocess.run(second, cwd=directory, stdin=producer.stdout, capture_output=True, text=True, timeout=100)
@@ -168,7 +168,7 @@ def _upload_one(demo: Demo, url: str) -> None:
     step.bytes_moved = (demo.directory / "extra.tar").stat().st_size
     step.remark = f"{answer['samples']} samples, {answer['members']} members indexed"
     if answer["samples"] != EXTRA_SAMPLES or answer["size"] != step.bytes_moved or answer["warnings"]:
-        raise DemoFailed(f"the answer to curl -T is {answer}")
+        raise DemoFailed(f"unexpected answer to curl -T: {answer}")
 
 
 def _list_shards(demo: Demo, url: str) -> list[str]:
@@ -196,7 +196,7 @@ def _list_keys(demo: Demo, url: str) -> list[tuple[str, str]]:
 
 
 def _read_sample(demo: Demo, url: str, keys: Sequence[tuple[str, str]]) -> None:
-    demo.say("Read one image out of a shard, by its key")
+    demo.say("Read one image from a shard, by its key")
     shard, key = keys[len(keys) // 2]
     original = next(path for path in demo.directory.glob(f"{key}.*") if path.suffix != ".cls")
     extension = original.suffix[1:]
@@ -208,7 +208,7 @@ def _read_sample(demo: Demo, url: str, keys: Sequence[tuple[str, str]]) -> None:
 
 
 def _read_all(demo: Demo, started: Cluster, shards: Sequence[str]) -> dict[str, bytes]:
-    """All members of all shards by name, compared with the files that they were made of."""
+    """Read all members of all shards, and compare them with the original files."""
     demo.say(f"Stream all {len(shards)} shards back, {READERS} at a time, and compare every file")
     with demo.step("stream all shards") as step, ThreadPoolExecutor(READERS) as pool:
         data = []
@@ -226,13 +226,15 @@ def _read_all(demo: Demo, started: Cluster, shards: Sequence[str]) -> dict[str, 
         }
     if members != expected:
         different = [name for name in expected if members.get(name) != expected[name]]
-        raise DemoFailed(f"{len(different)} files are missing or different, {len(members.keys() - expected.keys())} are new")
+        raise DemoFailed(
+            f"{len(different)} files are missing or different, and {len(members.keys() - expected.keys())} are unexpected"
+        )
     step.remark = f"{len(members)} files equal"
     return members
 
 
 def _run_jobs(demo: Demo, started: Cluster, members: Mapping[str, bytes]) -> None:
-    demo.say("Work on it where it lies: reshuffle all samples, list the keys of the result, convert it to Parquet and back")
+    demo.say("Run jobs beside the data: reshuffle all samples, list the keys of the result, convert it to Parquet and back")
     demo.console.print(f"$ export DFC_URL={started.url}", style="cyan", highlight=False)
     samples = SAMPLES + EXTRA_SAMPLES
     shards = -(-samples // SAMPLES_PER_SHARD)
@@ -252,13 +254,13 @@ def _run_jobs(demo: Demo, started: Cluster, members: Mapping[str, bytes]) -> Non
 
 @contextlib.contextmanager
 def _progress_shown(demo: Demo, url: str) -> Iterator[None]:
-    """Now and then, how far the job is that was submitted last."""
+    """Print the progress of the latest job from time to time."""
     ended = threading.Event()
 
     def ask() -> None:
         while not ended.wait(PROGRESS_S):
-            with contextlib.suppress(HttpFailure, OSError):  # it is for show
-                for job in json.loads(_download(url, "v1/jobs?limit=1"))["jobs"]:  # none before the first has begun
+            with contextlib.suppress(HttpFailure, OSError):  # progress is only for show
+                for job in json.loads(_download(url, "v1/jobs?limit=1"))["jobs"]:  # empty before the first job
                     tasks = job["progress"]["tasks"]
                     if job["state"] == "running" and tasks["total"]:
                         demo.count(tasks["done"], tasks["total"], "tasks")
@@ -280,7 +282,7 @@ def _download(url: str, shard: str) -> bytes:
 
 
 def print_steps(demo: Demo) -> None:
-    table = Table(title="What it took", title_justify="left")
+    table = Table(title="Summary", title_justify="left")
     for column in ("step", "seconds", "bytes", "rate", ""):
         table.add_column(column, justify="right" if column in ("seconds", "bytes", "rate") else "left")
     for step in demo.steps:
@@ -300,7 +302,7 @@ def main() -> int:
     interruptible()
     missing = [name for name in ("curl", "tar") if shutil.which(name) is None]
     if missing:
-        print(f"demo: {' and '.join(missing)} must be installed", file=sys.stderr)
+        print(f"demo: please install {' and '.join(missing)} first", file=sys.stderr)
         return 2
     demo = Demo(console, Path(tempfile.mkdtemp(prefix="dfc-demo-")))
     try:
@@ -314,7 +316,7 @@ def main() -> int:
     finally:
         shutil.rmtree(demo.directory, ignore_errors=True)
     print_steps(demo)
-    console.print("\n[green]Every byte came back as it was.[/green]")
+    console.print("\n[green]Every byte came back unchanged.[/green]")
     return 0
 
 

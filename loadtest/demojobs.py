@@ -1,4 +1,4 @@
-"""The second half of the demo: jobs over the dataset that lies in the cluster. Nothing is downloaded and uploaded again."""
+"""The second half of the demo: jobs over the dataset in the cluster, without downloading and uploading it again."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SOURCE = "default/demo-*.tar"
 
 
 class JobsDiffer(RuntimeError):
-    """A job's output is not what it has to be."""
+    """A job's output is wrong."""
 
 
 def job_commands(samples_per_shard: int) -> dict[str, list[str]]:
-    """What the demo types, by a short name."""
+    """The job commands of the demo, by short name."""
     size = ["--samples-per-shard", str(samples_per_shard)]
     return {
         "reshuffle": dfc_command("reshuffle", SOURCE, "shuffled/train-%06d.tar", "--seed", str(SEED), *size, "--json"),
@@ -31,10 +31,10 @@ def job_commands(samples_per_shard: int) -> dict[str, list[str]]:
 
 
 def check_job(text: str, samples: int, shards: int) -> str:
-    """What to say of a job, from its JSON; JobsDiffer when it did not succeed, or counts are not these."""
+    """Check a job from its JSON, and return a summary. JobsDiffer if it did not succeed, or its counts differ from these."""
     job = json.loads(text)
     if job["state"] != "succeeded":
-        raise JobsDiffer(f"the job {job['id']} has {job['state']}: {job['error']}")
+        raise JobsDiffer(f"job {job['id']} did not succeed; its state is {job['state']}: {job['error']}")
     output = job["output"]
     if (output["samples"], output["shards"]) != (samples, shards):
         raise JobsDiffer(f"the job wrote {output}, not {samples} samples in {shards} objects")
@@ -42,7 +42,7 @@ def check_job(text: str, samples: int, shards: int) -> str:
 
 
 def read_members(shards: Sequence[bytes]) -> dict[str, bytes]:
-    """The files of some tars by name, in their order, directories left out; JobsDiffer when one is there twice."""
+    """The files in some tars by name, in order, without directories. JobsDiffer if a name occurs twice."""
     members: dict[str, bytes] = {}
     for data in shards:
         with tarfile.open(fileobj=io.BytesIO(data)) as archive:
@@ -51,20 +51,20 @@ def read_members(shards: Sequence[bytes]) -> dict[str, bytes]:
                     continue
                 content = archive.extractfile(member)
                 if content is None or member.name in members:
-                    raise JobsDiffer(f"{member.name} is there twice, or no file")
+                    raise JobsDiffer(f"{member.name} occurs twice, or is not a file")
                 members[member.name] = content.read()
     return members
 
 
 def compare(download: Callable[[str], bytes], before: Mapping[str, bytes], shards: int) -> int:
-    """Compare every member of the reshuffled and of the twice converted dataset with what went in; how many they are."""
+    """Compare every member of the reshuffled and of the twice converted dataset with the input. Returns their number."""
     names = [f"train-{number:06d}.tar" for number in range(shards)]
     shuffled = [download(f"shuffled/{name}") for name in names]
     if [download(f"back/{name}") for name in names] != shuffled:
-        raise JobsDiffer("there to Parquet and back, the shards are not byte for byte what they were")
+        raise JobsDiffer("after converting to Parquet and back, the shards are not byte for byte the same")
     after = read_members(shuffled)
     if after != before:
         raise JobsDiffer("the reshuffled dataset does not have the same members")
     if list(after) == list(before):
-        raise JobsDiffer("the reshuffled dataset is in the order it was in")
+        raise JobsDiffer("the reshuffled dataset is still in its original order")
     return len(after)

@@ -1,7 +1,7 @@
-"""A client that throws bodies away inside the kernel, so that a reader costs the server's machine almost nothing.
+"""A client that discards bodies inside the kernel, so that a reader costs the server's machine almost nothing.
 
 `recv` with MSG_TRUNC on a TCP socket drops the bytes without copying them (tcp(7), Linux). As a program,
-`python -m loadtest.discard --rounds N URL…` reads one stream a URL, N times each, and prints one line of JSON.
+`python -m loadtest.discard --rounds N URL…` reads one stream per URL, N times each, and prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from urllib.parse import urlsplit
 
 from loadtest.addresses import is_loopback
 
-CHUNK_BYTES = 64 << 20  # address space only: a page that nothing is written to is never there
+CHUNK_BYTES = 64 << 20  # address space only: pages that are never written take no memory
 HEAD_BYTES_MAX = 64 << 10
 TIMEOUT_S = 60
 
 
 class DiscardError(RuntimeError):
-    """An answer that is not 200 with a length, or a body that ended early."""
+    """The answer is not 200 with a length, or the body ended early."""
 
 
 class DiscardStream:
-    """One keep-alive connection whose bodies are counted and thrown away."""
+    """A keep-alive connection whose bodies are counted and discarded."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname or not is_loopback(parts.hostname):
-            raise DiscardError(f"not an http URL of this machine: {url}")
+            raise DiscardError(f"{url} is not an http URL of this machine")
         self._sock = socket.create_connection((parts.hostname, parts.port or 80), TIMEOUT_S)
-        # A timeout of Python's would add a poll before every recv; the kernel's own costs nothing.
+        # Python's timeout would add a poll before every recv; the kernel's own costs nothing.
         self._sock.settimeout(None)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", TIMEOUT_S, 0))
         path = parts.path + (f"?{parts.query}" if parts.query else "")
@@ -48,7 +48,7 @@ class DiscardStream:
         self._nowhere.close()
 
     def get(self) -> int:
-        """One GET; the length of its body in bytes, all of which have arrived. DiscardError or OSError otherwise."""
+        """GET the URL. Returns the length of the body, once all of it has arrived; else DiscardError or OSError."""
         self._sock.sendall(self._request)
         length = _content_length(self._read_head())
         left = length
@@ -60,12 +60,12 @@ class DiscardStream:
         return length
 
     def _read_head(self) -> bytes:
-        """The head of the answer and not a byte more: it is looked at first, and only then taken out of the socket."""
+        """Read the head of the answer and not a byte more: peek first, then take it out of the socket."""
         head = b""
         while True:
             seen = self._sock.recv(HEAD_BYTES_MAX, socket.MSG_PEEK)
             if not seen:
-                raise DiscardError("the connection was closed before an answer")
+                raise DiscardError("the connection was closed before the answer")
             end = (head + seen).find(b"\r\n\r\n")
             take = len(seen) if end < 0 else end + 4 - len(head)
             head += self._sock.recv(take)
@@ -78,16 +78,16 @@ class DiscardStream:
 def _content_length(head: bytes) -> int:
     status, *lines = head.decode("latin-1").split("\r\n")
     if status.split(" ")[1:2] != ["200"]:
-        raise DiscardError(f"not a 200: {status}")
+        raise DiscardError(f"the server answered {status!r} instead of 200")
     for line in lines:
         name, _, value = line.partition(":")
         if name.strip().lower() == "content-length":
             return int(value)
-    raise DiscardError("an answer without Content-Length cannot be counted")
+    raise DiscardError("the answer has no Content-Length")
 
 
 def discard_all(urls: Sequence[str], rounds: int) -> tuple[int, float]:
-    """Read all URLs at once, a connection and thread each, `rounds` times: (bytes of bodies, seconds of wall time)."""
+    """Read all URLs at once, `rounds` times, with a connection and thread each. Returns (body bytes, seconds of wall time)."""
     streams = [DiscardStream(url) for url in urls]
     counts = [0] * len(streams)
     errors: list[BaseException] = []

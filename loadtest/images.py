@@ -1,6 +1,6 @@
-"""A small image dataset of real files for the demo: JPEG and PNG by Pillow, or PNG by zlib where Pillow is missing.
+"""Draw a small image dataset for the demo: JPEG and PNG files by Pillow, or PNG by zlib without Pillow.
 
-Contents depend on the number of the image alone.
+The contents depend only on the number of the image.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 try:
     from PIL import Image
-except ImportError:  # Pillow is a tool of the tests, not a dependency of DFC
+except ImportError:  # Pillow is a test dependency, not a dependency of DFC
     Image = None  # type: ignore[assignment]
 
 CLASSES = ("n01440764", "n02102040", "n02979186", "n03028079")
@@ -26,7 +26,7 @@ Pixels = npt.NDArray[np.uint8]
 
 
 def make_dataset(directory: Path, count: int, *, first: int) -> int:
-    """Write `count` images and their class files into a directory a class; the number of bytes written.
+    """Write `count` images and their class files, with one directory per class. Returns the number of bytes written.
 
     Images are numbered from `first`. Every eighth is a PNG, the others are JPEG (all are PNG without Pillow).
     """
@@ -46,7 +46,7 @@ def make_dataset(directory: Path, count: int, *, first: int) -> int:
 
 
 def draw(number: int) -> Pixels:
-    """A picture of a coloured disk on a gradient with some noise: (192, 192, 3) bytes."""
+    """Draw a coloured disk on a gradient with some noise: (192, 192, 3) bytes."""
     chance = random.Random(number)
     noise = np.random.default_rng(number)
     place = np.arange(SIDE_PIXELS, dtype=np.int32)
@@ -61,14 +61,14 @@ def draw(number: int) -> Pixels:
 
 
 def encode_jpeg(pixels: Pixels) -> bytes:
-    """Needs Pillow."""
+    """Encode a JPEG. Needs Pillow."""
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, "JPEG", quality=90)
     return out.getvalue()
 
 
 def encode_png(pixels: Pixels) -> bytes:
-    """An 8-bit RGB PNG (ISO/IEC 15948): every row with filter 0, one IDAT chunk."""
+    """Encode an 8-bit RGB PNG (ISO/IEC 15948): every row with filter 0, one IDAT chunk."""
     height, width, _ = pixels.shape
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Jobs as a benchmark or the demo runs them: POST, poll, and an error that carries what the job said."""
+"""Run a job for a benchmark: POST it, poll it, and raise the error of the job if it fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENDED = frozenset(("succeeded", "failed", "cancelled"))
 
 
 def run_job(connection: Connection, spec: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S) -> tuple[dict[str, Any], float]:
-    """The job when it has succeeded, and the seconds from its submission to that; HttpFailure when it has not."""
+    """Run a job until it succeeds. Returns the job and the seconds since its submission. HttpFailure if it fails."""
     begin = time.monotonic()
     body = msgspec.json.encode(spec)
     answer = expect(connection.request("POST", "/v1/jobs", body=body, headers={"Content-Type": "application/json"}), 202)

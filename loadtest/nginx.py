@@ -1,4 +1,4 @@
-"""nginx as the yardstick: the Debian package, sendfile for GET and the DAV module for PUT, in one directory of its own."""
+"""nginx as the reference for benchmarks: the Debian package, with sendfile for GET and the DAV module for PUT."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from loadtest.processes import accepts, find_program, free_port, running
 
-# Access log and metrics are off in nginx and on in DFC. The body buffer is the size at which its PUT was fastest here.
+# Access log and metrics are off in nginx and on in DFC. The body buffer has the size at which PUT was fastest here.
 CONFIG = """
 {user}worker_processes {workers};
 pid {state}/nginx.pid;
@@ -47,7 +47,7 @@ BODY_BUFFER = "256k"
 
 @dataclass(frozen=True, slots=True)
 class Nginx:
-    """A running nginx: what lies in `root` is served at `url`, and a PUT goes there."""
+    """A running nginx. It serves `root` at `url`, and stores PUTs there."""
 
     url: str
     port: int
@@ -57,7 +57,7 @@ class Nginx:
 
 @contextlib.contextmanager
 def nginx(directory: Path, *, workers: int, body_buffer: str = BODY_BUFFER) -> Iterator[Nginx]:
-    """Run nginx for the length of a `with` block; bodies are received and kept on the filesystem of `directory`."""
+    """Run nginx for a `with` block. It receives and stores bodies on the file system of `directory`."""
     program = find_program("nginx")
     if program is None:
         raise FileNotFoundError("nginx is not installed")
@@ -65,7 +65,7 @@ def nginx(directory: Path, *, workers: int, body_buffer: str = BODY_BUFFER) -> I
     state.mkdir(parents=True, exist_ok=True)
     root.mkdir(exist_ok=True)
     port = free_port()
-    # Workers of a master run by root would be another user, who could not read what DFC has stored.
+    # If root runs the master, workers would run as another user, who cannot read DFC's files.
     user = "user root;\n" if os.geteuid() == 0 else ""
     config = state / "nginx.conf"
     config.write_text(CONFIG.format(user=user, workers=workers, state=state, root=root, port=port, body_buffer=body_buffer))

@@ -1,4 +1,4 @@
-"""What a run measured: recorders of workers, their sum, and its two forms: a table for people, JSON for programs."""
+"""The results of a run: recorders of workers, their sum, and its output as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.table import Table
 
 @dataclass(slots=True)
 class Recorder:
-    """What one worker has seen; not shared between threads."""
+    """The measurements of one worker. Not shared between threads."""
 
     latencies_s: list[float] = field(default_factory=list)
     bytes_moved: int = 0
@@ -27,7 +27,7 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioResult:
-    """One scenario's figures: latencies in seconds, rates a second of wall time over all connections."""
+    """The results of one scenario: latencies in seconds, rates per second of wall time over all connections."""
 
     scenario: str
     connections: int
@@ -63,7 +63,7 @@ class ScenarioResult:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The nearest-rank percentile of an ascending sequence, 0.0 when it is empty; `share` is 0 to 1."""
+    """The nearest-rank percentile of an ascending sequence, 0.0 if it is empty; `share` is 0 to 1."""
     if not ordered:
         return 0.0
     rank = -(-len(ordered) * share // 1)  # the ceiling, without leaving floats
@@ -104,7 +104,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def print_results(results: Sequence[ScenarioResult], url: str, console: Console) -> None:
-    """The table of a run; errors are listed under it by kind."""
+    """Print the table of a run, and its errors by kind below."""
     table = Table(title=f"load test of {url}", title_justify="left")
     for column in ("scenario", "conns", "requests", "req/s", "bytes/s", "p50", "p95", "p99", "errors"):
         table.add_column(column, justify="left" if column == "scenario" else "right")

@@ -1,4 +1,4 @@
-"""Runs one scenario over several connections, a thread each, until a count or a time is used up."""
+"""Run one scenario over several connections, one thread each, until a count or a time limit is reached."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Protocol
 from loadtest.connection import Connection, failure_kind
 from loadtest.report import Recorder, ScenarioResult, summarize
 
-ERRORS_IN_A_ROW_MAX = 20  # a worker that meets only errors stops: a dead server must not be hammered
+ERRORS_IN_A_ROW_MAX = 20  # then a worker stops, so that a dead server is not hammered
 ERROR_PAUSE_S = 0.05
-STOP_S = 10.0  # after an interruption, running operations get so long to end
+STOP_S = 10.0  # time for running operations to finish after an interruption
 
 
 @dataclass(slots=True)
 class Worker:
-    """What a step of a scenario may use: its own connection, its own random numbers, its own number."""
+    """The state of one worker for the steps of a scenario: number, connection and random generator."""
 
     index: int
     connection: Connection
@@ -29,21 +29,21 @@ class Worker:
 
 
 class Scenario(Protocol):
-    """`prepare` stores what the steps need, `step` does and checks one operation, `verify` looks at what is left behind."""
+    """`prepare` stores what the steps need, `step` runs and checks one operation, `verify` checks the final state."""
 
     name: str
 
     def prepare(self, connection: Connection) -> None: ...
 
     def step(self, worker: Worker) -> int:
-        """One operation; the bytes of body it moved. Raises HttpFailure or OSError when it did not go as it must."""
+        """Run one operation. Returns the bytes of body moved. HttpFailure or OSError if it failed."""
 
     def verify(self, connection: Connection) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """A run ends at whichever of the two comes first."""
+    """The limits of a run, which ends at whichever comes first."""
 
     seconds: float
     count: int
@@ -52,7 +52,7 @@ class Limits:
 def run_scenario(
     scenario: Scenario, connect: Callable[[], Connection], *, connections: int, limits: Limits, seed: int = 0
 ) -> ScenarioResult:
-    """Prepare, run and verify one scenario. A failure to prepare raises; later failures are counted in the result."""
+    """Prepare, run and verify one scenario. Raises if `prepare` fails; later failures are counted in the result."""
     control = connect()
     try:
         scenario.prepare(control)
@@ -73,7 +73,7 @@ def _run_workers(
     scenario: Scenario, connect: Callable[[], Connection], connections: int, limits: Limits, seed: int
 ) -> tuple[list[Recorder], float]:
     recorders = [Recorder() for _ in range(connections)]
-    tickets = itertools.count()  # next() on it is one step of the interpreter, so it needs no lock
+    tickets = itertools.count()  # next() on it is atomic, so it needs no lock
     stop = threading.Event()
     begin = time.monotonic()
 
@@ -92,7 +92,7 @@ def _run_workers(
             thread.join()
     except BaseException:
         stop.set()
-        for thread in threads:  # an upload that is still on its way would make the removed bucket anew
+        for thread in threads:  # an upload that is still running would create the removed bucket again
             thread.join(STOP_S)
         raise
     return recorders, time.monotonic() - begin

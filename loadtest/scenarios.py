@@ -1,6 +1,6 @@
-"""The scenarios: put, get, range, sample, small, list, mixed. Each checks every byte it reads and every answer to a PUT.
+"""The load scenarios: put, get, range, sample, small, list, mixed. Each checks every byte it reads and every answer to a PUT.
 
-All of them use the web namespace of API section 1 and the bucket calls of section 3, so any DFC node serves them.
+All of them use the web namespace of API section 1 and the bucket calls of section 3, so any DFC node can serve them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LIST_PAGE = 250
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much data a run uses: sizes in bytes."""
+    """The amount of data of a run; sizes in bytes."""
 
     object_bytes: int = 16 << 20
     objects: int = 8
@@ -34,38 +34,38 @@ class Sizes:
 
 
 def create_bucket(connection: Connection, bucket: str) -> None:
-    """Create the bucket of a run; HttpFailure when the server does not."""
+    """Create the bucket of a run. HttpFailure if the server refuses."""
     answer = connection.request("PUT", f"/v1/buckets/{bucket}", body=b"{}", headers={"Content-Type": "application/json"})
     expect(answer, 200, 201)
 
 
 def remove_bucket(connection: Connection, bucket: str) -> None:
-    """Remove the bucket of a run with all that is in it."""
+    """Remove the bucket of a run with its contents."""
     expect(connection.request("DELETE", f"/v1/buckets/{bucket}?force=1"), 204, 404)
 
 
 def expect(answer: Answer, *statuses: int) -> Answer:
-    """The answer itself; HttpFailure when its status is none of these."""
+    """Return the answer. HttpFailure if its status is not one of these."""
     if answer.status not in statuses:
         raise HttpFailure(f"status_{answer.status}", answer.body[:200].decode("utf-8", "replace"))
     return answer
 
 
 def put_body(connection: Connection, path: str, body: Body) -> None:
-    """Store a body; the checksum in the answer must be the body's."""
+    """Store a body, and check the size and checksum in the answer."""
     answer = expect(connection.request("PUT", path, body=body.pieces(), size=body.size), 200, 201)
     check_stored(answer, body.size, body.checksum())
 
 
 def check_stored(answer: Answer, size: int, checksum: str) -> None:
-    """Compare the answer to a PUT with what was sent."""
+    """Check the size and checksum in the answer to a PUT."""
     stored = answer.json()
     if not isinstance(stored, dict) or stored.get("size") != size or checksum not in str(stored.get("checksum")):
         raise HttpFailure("put_answer", f"{stored!r} instead of {size} bytes with {checksum}")
 
 
 def get_body(connection: Connection, path: str, body: Body, checksum: str | None = None) -> int:
-    """Read a whole object and compare its length and checksum; the number of bytes."""
+    """Read a whole object and check its checksum. Returns the number of bytes."""
     digest = xxhash.xxh3_128()
     expect(connection.download(path, digest.update), 200)
     if digest.hexdigest() != (checksum or body.checksum()):
@@ -74,14 +74,14 @@ def get_body(connection: Connection, path: str, body: Body, checksum: str | None
 
 
 class _Nothing:
-    """The default of the optional parts of a scenario."""
+    """Defaults for the optional parts of a scenario."""
 
     def verify(self, connection: Connection) -> None:
-        """Nothing is left behind that was not checked at once."""
+        """Do nothing, since everything was checked at once."""
 
 
 class PutScenario:
-    """Large PUTs; each worker writes two names in turn, and what it wrote last is read back at the end."""
+    """Large PUTs: each worker alternates between two names, whose last bodies are read back at the end."""
 
     name = "put"
 
@@ -96,7 +96,7 @@ class PutScenario:
     def step(self, worker: Worker) -> int:
         path = f"/{self._bucket}/put/{worker.index:03d}-{worker.steps % 2}.bin"
         body = Body(worker.index * 1_000_003 + worker.steps, self._size)
-        self._last.pop(path, None)  # after a failure either body may be there
+        self._last.pop(path, None)  # after a failure, either body may be stored
         put_body(worker.connection, path, body)
         self._last[path] = body
         return body.size
@@ -127,7 +127,7 @@ class GetScenario(_Nothing):
 
 
 class RangeScenario(_Nothing):
-    """GETs of byte ranges at random places, bytes compared."""
+    """GETs of byte ranges at random offsets, bytes compared."""
 
     name = "range"
 
@@ -150,7 +150,7 @@ class RangeScenario(_Nothing):
 
 
 class SampleScenario(_Nothing):
-    """Reads of one member of one sample out of shards, by key, bytes compared."""
+    """GETs of single members of samples in shards, by key, bytes compared."""
 
     name = "sample"
 
@@ -203,7 +203,7 @@ class SmallScenario(_Nothing):
 
 
 class ListScenario(_Nothing):
-    """Listings, a page a step; every walk over the pages must give exactly the names that were stored, in byte order."""
+    """Listings, one page per step. All pages together must give exactly the stored names, in byte order."""
 
     name = "list"
 
@@ -232,7 +232,7 @@ class ListScenario(_Nothing):
 
 
 class MixedScenario:
-    """The others by lot: what a training cluster does while data is still being added."""
+    """A random mix of the others: what a training cluster does while data is still being added."""
 
     name = "mixed"
     SHARES = (("get", 5), ("range", 15), ("sample", 40), ("small", 30), ("list", 5), ("put", 5))

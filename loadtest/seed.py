@@ -1,6 +1,6 @@
-"""Catalog rows without blobs, in bulk, for measuring listings: the cluster must be down, and serves no reads of them.
+"""Write catalog rows without blobs, in bulk, for measuring listings. The cluster must be down; it cannot serve reads of them.
 
-Each row is written into the catalog of the disk where `dfc.placement` wants the object, so that the cluster finds it there.
+Each row goes into the catalog of the disk where `dfc.placement` places the object, so that the cluster finds it there.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ Row = tuple[bytes, int, int]  # name, size in bytes, µs since 1970
 
 
 def object_name(number: int) -> str:
-    """Names in byte order of their numbers, as a dataset of many shards has them."""
+    """The name of an object, so that byte order is the order of the numbers, as in a dataset of many shards."""
     return f"train/{number:09d}.tar"
 
 
 def seed_cluster(directory: Path, map_json: bytes, bucket: str, count: int) -> None:
-    """Write `count` rows into the catalogs of all disks below `directory`; `map_json` is what `GET /v1/cluster` gave.
+    """Write `count` rows into the catalogs of all disks below `directory`; `map_json` is the answer to `GET /v1/cluster`.
 
-    Raises LookupError when the bucket, a target or a disk is missing, DiskLocked when a node still runs.
+    Raises LookupError if the bucket, a target or a disk is missing, DiskLocked if a node is still running.
     """
     cluster_map = ClusterMap.decode(map_json)
     entry = cluster_map.bucket(bucket)
     if entry is None:
-        raise LookupError(f"there is no bucket {bucket}")
+        raise LookupError(f"bucket {bucket!r} does not exist")
     disks = _disks_below(directory)
     rows: dict[str, list[Row]] = {disk_id: [] for disk_id in disks}
     now_us = time.time_ns() // 1000
@@ -40,7 +40,7 @@ def seed_cluster(directory: Path, map_json: bytes, bucket: str, count: int) -> N
         name = object_name(number)
         owner = cluster_map.owner(entry, name)
         if owner is None:
-            raise LookupError("the map has no target in placement")
+            raise LookupError("the cluster map has no target in placement")
         rows[owner.disk.id].append((name.encode(), 1024 + number % 1000, now_us - count + number))
     for disk_id, found in rows.items():
         _seed_disk(disks[disk_id], entry.id, found)
@@ -54,7 +54,7 @@ def _disks_below(directory: Path) -> dict[str, Path]:
 
 
 def _seed_disk(path: Path, bucket_id: str, rows: list[Row]) -> None:
-    """One transaction a disk; the bucket's counters go with it. Rows must be in byte order of their names."""
+    """Write the rows and the bucket's counters of a disk in one transaction. Rows must be in byte order of their names."""
     lock = lock_disk(str(path))
     try:
         catalog = Catalog(str(path / CATALOG_FILE), require_identity(str(path), None).disk_id)

@@ -1,4 +1,4 @@
-"""Tar archives made while they are read: millions of members without a file, and plain ones for the PUT rows."""
+"""Tar archives generated on the fly: millions of members without a file, and plain archives for the PUT rows."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _STEP_BYTES = 1_000_003
 
 
 def empty_members_size(members: int) -> int:
-    """Bytes of the archive that `empty_members` gives."""
+    """The size of the archive of `empty_members`, in bytes."""
     return members * HEADER_BYTES + len(END)
 
 
 def empty_members(members: int) -> Iterator[memoryview]:
-    """A USTAR archive of so many empty files `empty/00000000.cls`, in pieces of at most 2 MiB.
+    """Generate a USTAR archive of `members` empty files `empty/00000000.cls`, in pieces of at most 2 MiB.
 
-    The headers differ in eight digits and the checksum, which is the template's sum plus that of the digits.
+    The headers differ only in eight digits and the checksum, which is the template's sum plus that of the digits.
     """
     template = np.frombuffer(_template(), dtype=np.uint8)
     base_sum = int(template.sum()) - 8 * ord("0")  # the digits and the checksum field are added below
@@ -46,7 +46,7 @@ def empty_members(members: int) -> Iterator[memoryview]:
 
 
 def _template() -> bytes:
-    """A header by the standard library, with zeros for the digits and spaces for the checksum (as it is defined)."""
+    """A header by the standard library, with zeros for the digits and spaces for the checksum (as its definition says)."""
     info = tarfile.TarInfo("empty/" + "0" * NAME_DIGITS + ".cls")
     header = bytearray(info.tobuf(tarfile.USTAR_FORMAT))
     header[_CHECKSUM_AT : _CHECKSUM_AT + 8] = b" " * 8
@@ -58,7 +58,7 @@ def _octal(sums: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def write_member_tar(path: Path, total_bytes: int, member_bytes: int) -> list[str]:
-    """Write a USTAR archive of about `total_bytes` bytes with members of one size; the names of its members."""
+    """Write a USTAR archive of about `total_bytes` bytes with members of one size. Returns the member names."""
     names: list[str] = []
     with tarfile.open(path, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         step = HEADER_BYTES + -(-member_bytes // HEADER_BYTES) * HEADER_BYTES
@@ -78,10 +78,10 @@ def member_tar_bytes(members: int, member_bytes: int) -> bytes:
 
 
 def sample_tar(samples: int, sample_bytes: int, *, first: int = 0, alphabet: int = 256) -> Iterator[bytes]:
-    """A USTAR archive of samples `s/00000000`, each a `.jpg` of `sample_bytes` pseudo-random bytes and a `.cls`.
+    """Generate a USTAR archive of samples `s/00000000`, each a `.jpg` of `sample_bytes` pseudo-random bytes and a `.cls`.
 
-    Numbers go on from `first`. Bytes take `alphabet` values: 256 cannot be compressed, fewer can. Samples are cut out of some
-    megabytes, each far enough from the one before that no compressor sees them repeat.
+    Numbers start at `first`. Bytes take `alphabet` values: 256 cannot be compressed, fewer can. Samples are cut out of some
+    megabytes, each far enough from the previous one that no compressor sees a repetition.
     """
     chance = np.random.default_rng(first)
     block = chance.integers(0, alphabet, sample_bytes + _SPREAD_BYTES, dtype=np.uint8).tobytes()
@@ -106,5 +106,5 @@ def sample_tar(samples: int, sample_bytes: int, *, first: int = 0, alphabet: int
 
 
 def sample_tar_size(samples: int, sample_bytes: int) -> int:
-    """Bytes of the archive that `sample_tar` gives."""
+    """The size of the archive of `sample_tar`, in bytes."""
     return samples * (3 * HEADER_BYTES + -(-sample_bytes // HEADER_BYTES) * HEADER_BYTES) + len(END)

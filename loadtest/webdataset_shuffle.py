@@ -1,6 +1,6 @@
-"""`python -m loadtest.webdataset_shuffle SHARDS PATTERN`: what people do today. Read, shuffle in memory, write shards.
+"""`python -m loadtest.webdataset_shuffle SHARDS PATTERN`: the usual WebDataset script. Read, shuffle in memory, write shards.
 
-Prints as JSON how many samples and how many seconds it took.
+Prints the number of samples and the seconds as JSON.
 """
 
 from __future__ import annotations

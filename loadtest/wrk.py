@@ -1,4 +1,4 @@
-"""wrk as the client of small requests: it is fast enough that the server is what is measured."""
+"""Use wrk as the client of small requests: it is fast enough to measure the server instead of the client."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from loadtest.processes import find_program, run
 
-# Requests are made before the clock starts, and wrk sends them in turn: several names without work a request.
+# Requests are built before the clock starts, and wrk sends them in turn: several names without work per request.
 GET_SCRIPT = """
 local requests, at = {}, 0
 function init(args)
@@ -20,7 +20,7 @@ function request()
   return requests[at]
 end
 """
-# Every PUT has a name of its own; `thread` is numbered by setup, which runs once a thread.
+# Every PUT has a different name; setup, which runs once per thread, numbers the threads.
 PUT_SCRIPT = """
 local threads, at = 0, 0
 local body = string.rep("x", %d)
@@ -36,12 +36,12 @@ end
 
 
 class WrkError(RuntimeError):
-    """wrk's output had errors in it, or no rate."""
+    """wrk reported errors, or no rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrkResult:
-    """Requests a second over the run, and latencies in seconds."""
+    """Requests per second over the run, and latencies in seconds."""
 
     requests_per_s: float
     requests: int
@@ -50,7 +50,7 @@ class WrkResult:
 
 
 def parse_wrk(text: str) -> WrkResult:
-    """Read wrk's report (`--latency`). WrkError when a request failed: a rate of errors is no rate."""
+    """Parse wrk's report (`--latency`). WrkError if a request failed, since a rate of errors is meaningless."""
     if bad := re.search(r"Non-2xx or 3xx responses: (\d+)", text):
         raise WrkError(f"{bad[1]} answers were errors")
     if bad := re.search(r"Socket errors: (.*)", text):
@@ -58,7 +58,7 @@ def parse_wrk(text: str) -> WrkResult:
     rate = re.search(r"Requests/sec:\s+([\d.]+)", text)
     total = re.search(r"(\d+) requests in", text)
     if rate is None or total is None:
-        raise WrkError(f"wrk gave no rate: {text[-500:]}")
+        raise WrkError(f"wrk reported no rate: {text[-500:]}")
     return WrkResult(float(rate[1]), int(total[1]), _latency(text, "50"), _latency(text, "99"))
 
 
@@ -70,7 +70,7 @@ def _latency(text: str, percent: str) -> float:
 
 
 def wrk_get(url: str, paths: Sequence[str], directory: Path, *, connections: int, seconds: int) -> WrkResult:
-    """GET these paths in turn over kept-alive connections from one thread."""
+    """GET these paths in turn over keep-alive connections from one thread."""
     script, names = directory / "get.lua", directory / "paths.txt"
     script.write_text(GET_SCRIPT)
     names.write_text("".join(f"{path}\n" for path in paths))

@@ -1,4 +1,4 @@
-"""What a training script imports: shards as streams of samples, filters, loaders for frameworks, writers, a filesystem.
+"""The API for training scripts: streams of samples, filters, loaders for frameworks, shard writers and a filesystem.
 
     from dfc.inputs import gopen
     import dfc.inputs.filters as df

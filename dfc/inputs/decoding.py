@@ -1,8 +1,8 @@
-"""What the bytes of a sample's fields mean: the one place that knows what is decoded, and by which extension.
+"""Decode the fields of samples by their extensions.
 
-`decode(sample)` is what dlinputs did by itself: numbers, JSON, MessagePack, arrays, and pictures as floats. The names for
-other forms of pictures ("rgb8", "pil", …) are those of WebDataset. What arrives is not trusted: every size is checked before
-memory is taken for it, and pickles are left alone unless they are asked for.
+`decode(sample)` does what dlinputs did: numbers, JSON, MessagePack, arrays, and pictures as floats. The names for other forms
+of pictures ("rgb8", "pil", …) are those of WebDataset. The data is not trusted: every size is checked before memory is
+allocated for it, and pickles are not decoded unless the caller asks for it.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ Spec = bool | None | str | Mapping[str, Any] | Sequence[Any] | Callable[[Sample]
 
 
 def decode(sample: Sample, spec: Spec = True, only: str | Collection[str] | None = None, *, pickle: bool = False) -> Sample:
-    """A new sample with its fields decoded: see `Decoder`. SampleBroken when one cannot be."""
+    """Return a new sample with decoded fields; see `Decoder`. SampleBroken if a field cannot be decoded."""
     try:
         decoder = _kept_decoder(spec, only if only is None or isinstance(only, str) else frozenset(only), pickle)
-    except TypeError:  # dicts and lists cannot be looked up
+    except TypeError:  # dicts and lists are not hashable
         decoder = Decoder(spec, only, pickle=pickle)
     return decoder(sample)
 
 
 class Decoder:
-    """Decodes samples; make one and call it for each. It may be pickled, and called from several threads at a time.
+    """Decodes samples: make one and call it with each sample. It can be pickled, and called from several threads at once.
 
     `spec` says how:
     True               by the last part of the extension; pictures as float32 RGB in [0, 1], shape (height, width, 3)
     a name             the same, with pictures in this form: rgb8, rgb, rgba8, rgba, l8, l (numpy), torchrgb8, … (torch),
                        pil, pilrgb, pilrgba, pill; see `dfc.inputs.fields.images.FORMS`
     False, None        nothing is decoded
-    {ext: how}         how is a function of the bytes, a name, or False for bytes; "seg.png" goes before "png", and "*" is
-                       for all others; without it they are decoded as with True
+    {ext: how}         how is a function of the bytes, a name, or False for bytes; "seg.png" takes precedence over "png", and
+                       "*" matches all others; without "*" they are decoded as with True
     [how, how, …]      names, dicts and WebDataset's handlers f(".ext", data), tried in order; a handler that returns None
-                       leaves it to the next. What is left is decoded as with True, or not at all after a False
-    a function         of the whole undecoded sample; what it returns is the sample
+                       passes the field on to the next. The rest is decoded as with True, or not at all after a False
+    a function         takes the whole undecoded sample and returns the decoded one
 
-    `only` names the extensions to decode (a set, or words in a text), the others stay bytes; both match whole parts from the
-    right. A last part "gz" is decompressed first. `pickle=True` decodes pickles and torch's `pth` as well: do so
-    only with data of your own, since a pickle may run any program. Fields whose name begins with "_" are left alone, and so are
-    values that are not bytes. ValueError for a spec that cannot be.
+    `only` names the extensions to decode (a set, or words in a string); the others stay bytes. Both match whole parts from the
+    right. If the last part is "gz", the field is decompressed first. `pickle=True` also decodes pickles and torch's `pth`: use
+    it only with your own data, since a pickle may run any program. Fields whose name begins with "_", and values that are not
+    bytes, stay as they are. ValueError for an invalid spec.
     """
 
     def __init__(self, spec: Spec = True, only: str | Collection[str] | None = None, *, pickle: bool = False) -> None:
@@ -56,14 +56,14 @@ class Decoder:
         self._bytes_only = spec is None or spec is False
         self._functions: dict[str, FieldFunction | None] = {}
         if callable(spec) and only is not None:
-            raise ValueError("only= has no meaning with a function of the whole sample")
+            raise ValueError("only= cannot be combined with a function of the whole sample")
         _check_spec(spec)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_functions": {}}
 
     def __call__(self, sample: Sample) -> Sample:
-        """A new sample. SampleBroken, with the key and the shard, for a field that cannot be decoded."""
+        """Return the decoded sample. SampleBroken, with the key and the shard, for a field that cannot be decoded."""
         if self._bytes_only:
             return dict(sample)
         if callable(self.spec):
@@ -92,7 +92,7 @@ class Decoder:
 
     def _function(self, ext: str) -> FieldFunction | None:
         function = None if ext.startswith("_") else self._resolve(ext.lower())
-        if len(self._functions) < INPUT_EXTENSIONS_KEPT:  # names come with the data; a table of them must have an end
+        if len(self._functions) < INPUT_EXTENSIONS_KEPT:  # names come with the data, so the table needs a bound
             self._functions[ext] = function
         return function
 
@@ -129,13 +129,13 @@ def _check_spec(spec: Any) -> None:
         from dfc.inputs.fields.images import FORMS
 
         if spec not in FORMS:
-            raise ValueError(f"{spec!r} is no form of pictures; there are {', '.join(FORMS)}")
+            raise ValueError(f"unknown form of pictures {spec!r}; choose one of {', '.join(FORMS)}")
     elif isinstance(spec, Mapping):
         for ext, how in spec.items():
             if not callable(how):
                 _check_spec(how)
             if not isinstance(ext, str):
-                raise ValueError(f"extensions are texts, not {ext!r}")
+                raise ValueError(f"extensions must be strings, not {ext!r}")
     elif isinstance(spec, Sequence):
         for how in spec:
             if not callable(how):
@@ -145,7 +145,7 @@ def _check_spec(spec: Any) -> None:
 
 
 def _chosen(spec: Any, ext: str, pickle: bool) -> Any:
-    """What a spec says about an extension: a function, None for bytes, or _NOT_CHOSEN where it says nothing."""
+    """How a spec decodes an extension: a function, None for bytes, or _NOT_CHOSEN if it does not say."""
     if spec is None or spec is False:
         return None
     if isinstance(spec, str):
@@ -167,7 +167,7 @@ def _chosen(spec: Any, ext: str, pickle: bool) -> Any:
 
 
 def _chain(spec: Sequence[Any], ext: str, pickle: bool) -> Any:
-    """WebDataset's list of handlers: those before the first that surely takes this extension must be asked each time."""
+    """WebDataset's list of handlers. Those before the first that certainly takes this extension must be called each time."""
     asked: list[Callable[[str, bytes], Any]] = []
     last: Any = _NOT_CHOSEN
     for how in spec:
@@ -190,7 +190,7 @@ def _ask(handlers: list[Callable[[str, bytes], Any]], name: str, fallback: Field
 
 
 def broken(sample: Any, what: str, problem: BaseException | None = None) -> SampleBroken:
-    """A new error about a sample, with its key and its shard. A SampleBroken says already what is wrong, and keeps its kind."""
+    """Make an error about a sample, with its key and its shard. A SampleBroken keeps its message and its type."""
     named = sample if isinstance(sample, Mapping) else {}
     key, url = str(named.get("__key__", "")), str(named.get("__source__", named.get("__url__", "")))  # `__url__`: WebDataset's
     if isinstance(problem, SampleBroken):

@@ -1,4 +1,4 @@
-"""Samples as bytes, by the last part of each extension: the way back from `dfc.inputs.decoding`."""
+"""Encode the fields of samples as bytes by their extensions: the inverse of `dfc.inputs.decoding`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dfc.inputs.fields.extensions import IMAGES, JSONS, MESSAGES, NUMBERS, PICKL
 
 
 def encode(sample: Sample, *, pickle: bool = False) -> Sample:
-    """A new sample whose fields are bytes. Fields whose name begins with "_" stay as they are, and so do bytes.
+    """Return a new sample whose fields are bytes. Bytes, and fields whose name begins with "_", stay as they are.
 
-    SampleBroken for a value that its extension has no form for, and for pickles unless `pickle=True`.
+    SampleBroken for a value that its extension cannot hold, and for pickles unless `pickle=True`.
     """
     result = dict(sample)
     for ext, value in sample.items():
@@ -32,7 +32,7 @@ def encode(sample: Sample, *, pickle: bool = False) -> Sample:
 
 
 def encode_field(ext: str, value: Any, *, pickle: bool = False) -> bytes:
-    """The bytes of one field. TypeError, ValueError for a value that its extension has no form for."""
+    """The bytes of one field. TypeError, ValueError for a value that its extension cannot hold."""
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     if ext.endswith(".gz"):
@@ -59,36 +59,36 @@ def _text(kind: str, value: Any) -> bytes:
     value = _scalar(value)
     if kind in NUMBERS:
         if not isinstance(value, int | float) or value != int(value):
-            raise ValueError(f"{kind!r} holds a whole number, not {value!r}"[:200])
+            raise ValueError(f"extension {kind!r} holds a whole number, not {value!r}"[:200])
         return str(int(value)).encode("ascii")
     if isinstance(value, str):
         return value.encode("utf-8")
     if isinstance(value, int | float):
         return str(value).encode("ascii")
-    raise TypeError(f"there is no form of {type(value).__name__} for the extension {kind!r}")
+    raise TypeError(f"extension {kind!r} cannot hold a {type(value).__name__}")
 
 
 def _scalar(value: Any) -> Any:
-    """Numbers of numpy and torch as Python's; all else as it is."""
+    """Convert NumPy and torch scalars to Python numbers; return anything else unchanged."""
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         return value.item()
     return value
 
 
 def _plain(value: Any) -> Any:
-    """What JSON and MessagePack know, made of arrays, tensors and mappings."""
+    """Convert arrays, tensors, mappings and sets to types that JSON and MessagePack support."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, set | frozenset):
         return sorted(value)
-    raise TypeError(f"there is no form of {type(value).__name__} for it")
+    raise TypeError(f"JSON and MessagePack cannot hold a {type(value).__name__}")
 
 
 def _pickle(kind: str, value: Any, allowed: bool) -> bytes:
     if not allowed:
-        raise ValueError(f"{kind!r} holds a pickle; encode with pickle=True")
+        raise ValueError(f"extension {kind!r} holds a pickle; pass pickle=True to write it")
     import pickle
 
     return pickle.dumps(value)

@@ -3,7 +3,7 @@
     pandas.read_parquet("dfc://tables/train.parquet")
 
 The cluster is that of DFC_URL, or of the storage option `url`. Buckets are the top folders, other folders are prefixes of
-names; what is in a shard is read as `dfc://bucket/shard.tar//member`. Nothing is cached but blocks of open files.
+names; members of a shard are read as `dfc://bucket/shard.tar//member`. Only blocks of open files are cached.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _MADE_MAX: Final = 10_000  # empty folders that are remembered
 
 
 class DfcFileSystem(DfcReads):
-    """See the module. `url` (or `target`): any node of the cluster; `token`: its bearer token (DFC_TOKEN).
+    """An fsspec filesystem on a DFC cluster. `url` (or `target`): any node of it; `token`: its bearer token (DFC_TOKEN).
 
-    What goes wrong is an OSError: FileNotFoundError, NotADirectoryError for members of what is no shard, ESTALE when an object
-    is replaced while it is read. Use it from any thread, and in forked and spawned processes.
+    Errors are OSErrors: FileNotFoundError, NotADirectoryError for members of an object that is not a shard, ESTALE if an object
+    is replaced while it is read. It can be used from any thread, and in forked and spawned processes.
     """
 
     protocol = "dfc"
@@ -48,7 +48,7 @@ class DfcFileSystem(DfcReads):
         compression: str | None = None,
         **options: Any,
     ) -> Any:
-        """As fsspec's; a compressed file that is closed is stored, too."""
+        """Like fsspec's `open`, but closing a compressed file also stores it."""
         kind = get_compression(path, compression) if compression is not None else None
         if kind is None or "b" not in mode or "r" in mode:
             return super().open(path, mode, block_size, cache_options, compression, **options)
@@ -60,7 +60,7 @@ class DfcFileSystem(DfcReads):
             close()
             stored.close()
 
-        compressing.close = close_both  # fsspec leaves the file below to be closed when it is forgotten
+        compressing.close = close_both  # fsspec leaves the underlying file to the garbage collector
         return compressing
 
     def _open(
@@ -75,7 +75,7 @@ class DfcFileSystem(DfcReads):
         if mode == "rb":
             return DfcFile(self, path, mode, block_size or BLOCK_BYTES, cache_options=cache_options, **options)
         if mode not in ("wb", "xb", "ab"):
-            raise NotImplementedError(f"the modes are rb, wb, xb and ab, not {mode}")
+            raise NotImplementedError(f"mode must be rb, wb, xb or ab, not {mode}")
         with as_os_errors(path):
             place = _writable(path)
             if mode == "xb" and self.exists(path):
@@ -83,7 +83,7 @@ class DfcFileSystem(DfcReads):
             return self._upload(place, path, mode, autocommit)
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
-        """Store bytes; `mode="create"`: FileExistsError when something is there."""
+        """Store bytes. With `mode="create"`, FileExistsError if the path exists."""
         path = self._strip_protocol(path)
         with as_os_errors(path):
             place = _writable(path)
@@ -93,7 +93,7 @@ class DfcFileSystem(DfcReads):
                 raise _exists(path) from None
 
     def put_file(self, lpath: Any, rpath: str, callback: Any = DEFAULT_CALLBACK, mode: str = "overwrite", **_: Any) -> None:
-        """Store a local file: whole, or not at all."""
+        """Upload a local file, whole or not at all."""
         rpath = self._strip_protocol(rpath)
         if os.path.isdir(lpath):
             self.makedirs(rpath, exist_ok=True)
@@ -108,7 +108,7 @@ class DfcFileSystem(DfcReads):
                 raise _exists(rpath) from None
 
     def cp_file(self, path1: str, path2: str, **_: Any) -> None:
-        """Copy an object or a member, through this process."""
+        """Copy an object or a member through this process."""
         path1, path2 = self._strip_protocol(path1), self._strip_protocol(path2)
         info = self.info(path1)
         if info["type"] == "directory":
@@ -135,20 +135,20 @@ class DfcFileSystem(DfcReads):
     _rm = rm_file
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
-        """Delete files; `recursive`: folders with all that is in them, and whole buckets."""
+        """Delete files; with `recursive`, also folders with their contents, and whole buckets."""
         for each in self.expand_path(path):
             if self.info(each)["type"] == "file":
                 self.rm_file(each)
                 continue
             if not recursive:
-                raise IsADirectoryError(errno.EISDIR, "a folder is deleted with recursive=True", each)
+                raise IsADirectoryError(errno.EISDIR, "is a folder; pass recursive=True to delete it", each)
             self._map(self._rm_if_there, [(name,) for name in self.find(each, maxdepth=maxdepth)], raising=True)
             if maxdepth is None:
                 self._made = {made: None for made in list(self._made) if not f"{made}/".startswith(f"{each}/")}
                 self.rmdir(each)
 
     def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
-        """Make a bucket (FileExistsError when it is there); other empty folders are there for this filesystem object only."""
+        """Create a bucket (FileExistsError if it exists). Other empty folders exist only in this filesystem object."""
         path = self._strip_protocol(path)
         with as_os_errors(path):
             place = _writable(path, folder=True)
@@ -169,7 +169,7 @@ class DfcFileSystem(DfcReads):
                 raise
 
     def rmdir(self, path: str) -> None:
-        """Delete an empty bucket; other folders are gone with what was in them."""
+        """Delete an empty bucket. Other folders vanish with their contents."""
         path = self._strip_protocol(path)
         with as_os_errors(path):
             self._made.pop(path, None)
@@ -178,9 +178,9 @@ class DfcFileSystem(DfcReads):
                 self.client.delete_bucket(place.bucket)
 
     def touch(self, path: str, truncate: bool = True, **_: Any) -> None:
-        """An empty file; the time of one that is there cannot be changed."""
+        """Create an empty file. The time of an existing file cannot be changed."""
         if not truncate and self.exists(path):
-            raise NotImplementedError("an object changes its time with its contents only")
+            raise NotImplementedError("the time of an object cannot be changed without its contents")
         self.pipe_file(path, b"")
 
     def _upload(self, place: FilePlace, path: str, mode: str, autocommit: bool) -> UploadFile:
@@ -188,7 +188,7 @@ class DfcFileSystem(DfcReads):
         if mode == "ab" and self.exists(path):
             etag = self.info(path)["ETag"]
         destination = _Object(self.client, place, path, self._options, etag)
-        # Who appends to what is not there must not replace what somebody else begins meanwhile.
+        # Appending to a missing file must not replace one that another writer creates meanwhile.
         exclusive = mode == "xb" or (mode == "ab" and etag is None)
         upload = UploadFile(destination, exclusive=exclusive, autocommit=autocommit)
         if etag is not None:
@@ -201,11 +201,11 @@ class DfcFileSystem(DfcReads):
         try:
             self.rm_file(path)
         except FileNotFoundError:
-            pass  # somebody else was faster
+            pass  # deleted by someone else meanwhile
 
 
 class _Object(ClusterDestination):
-    """Where a file of the filesystem goes. With an etag, only in the place of that version."""
+    """The destination of a file of the filesystem. With an etag, it replaces only that version."""
 
     def __init__(self, client: Client, place: FilePlace, path: str, options: StreamOptions, etag: str | None) -> None:
         super().__init__(client, place.bucket, place.name, path, options)
@@ -221,10 +221,10 @@ class _Object(ClusterDestination):
 
 
 def _writable(path: str, *, folder: bool = False) -> FilePlace:
-    """What a path names; OSError for what cannot be written."""
+    """What a path names. OSError if it cannot be written."""
     place = place_of(path)
     if place.member is not None:
-        raise OSError(errno.EROFS, "the members of a shard are read only (`//` is where they begin)", path)
+        raise OSError(errno.EROFS, "members of a shard are read only (a path with `//` names a member)", path)
     if not place.bucket or not (place.name or folder):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     return place

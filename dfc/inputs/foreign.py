@@ -1,8 +1,8 @@
-"""Iterators for threads that are not Python's, such as TensorFlow's, and their end with the program.
+"""Iterators for foreign threads, such as TensorFlow's, that stop safely at interpreter exit.
 
-A thread that wants the interpreter while that is ending is stopped where it stands. If it belongs to a C++ library, somebody
-waits for it later, when the library's objects are taken down, for ever. So before the interpreter ends it is seen to that
-these threads have left it, and do not come back.
+A thread that asks for the GIL while the interpreter shuts down is frozen. If it belongs to a C++ library, the library later
+waits for it forever when it destroys its objects. So before the interpreter exits, this module makes sure that these threads
+have left Python and do not come back.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from dfc.inputs.numpy import ProgramEnds
 from dfc.inputs.shards.ahead import close_lanes
 
 _log: Final = logging.getLogger("dfc.inputs")
-_END_S: Final = 10.0  # a transform that takes longer than this when the program ends is not waited for
-_QUIET_S: Final = 0.1  # a thread that waits for room, outside of the interpreter, may never ask for the next element
+_END_S: Final = 10.0  # at exit, do not wait longer than this for a transform
+_QUIET_S: Final = 0.1  # a thread that waits for room outside of Python may never ask for the next element
 _ENDING: Final = threading.Event()
-_THREADS: Final = set[int | None]()  # that have asked; ids are used again, so there are never many
-_ITERATIONS: Final = WeakSet["Iteration"]()  # that their threads have not let go of
+_THREADS: Final = set[int | None]()  # that have called `__next__`; ids are reused, so there are never many
+_ITERATIONS: Final = WeakSet["Iteration"]()  # that their threads have not released
 
 
 class Iteration:
-    """The elements of a generator, until the program ends: then there are no more."""
+    """Iterate over a generator; at interpreter exit the iteration ends."""
 
     def __init__(self, elements: Generator[Any, None, None]) -> None:
         self._elements = elements
@@ -53,11 +53,11 @@ class Iteration:
 
 
 def _own_threads() -> set[int | None]:
-    """Those that Python has started: an id may be theirs by now."""
+    """The ids of threads started by Python, which may have reused the id of a foreign thread."""
     return {thread.ident for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}
 
 
-@atexit.register  # after that of the lanes, and so called before it
+@atexit.register  # registered after the handler of the lanes, and so called before it
 def _see_off() -> None:
     _ENDING.set()
     if not _ITERATIONS:
@@ -65,11 +65,11 @@ def _see_off() -> None:
     close_lanes()
     begun = quiet = monotonic()
     while (now := monotonic()) < begun + _END_S:
-        left = len(_ITERATIONS)  # before who is inside is looked at: to let go of one is done inside, too
+        left = len(_ITERATIONS)  # count before looking who is inside Python, since an iteration is released there, too
         inside = (_THREADS - _own_threads()) & sys._current_frames().keys()
         if inside:
             quiet = now
         elif not left or now > quiet + _QUIET_S:
             return
-        sleep(0.002)  # and lets them have the interpreter
-    _log.warning("a thread that reads samples does not end; the program may hang")
+        sleep(0.002)  # releases the GIL for them
+    _log.warning("a thread that reads samples is still running after %g s; the program may hang at exit", _END_S)

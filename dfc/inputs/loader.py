@@ -1,7 +1,7 @@
-"""The loader without a framework: batches of a rank or of one of its workers, the same ones whoever makes them and wherever.
+"""The loader without a framework: deterministic batches for a rank, or for one worker of a rank.
 
-`Loader` iterates in this process. What spreads the work over others (`torch`, `numpy`, `tensorflow`) asks it, or whatever else
-is a `BatchSource`, for the batches of each `Place`; `Progress` says how far an epoch is and travels in a checkpoint.
+`Loader` iterates in this process. The modules that spread the work over threads or processes (`torch`, `numpy`, `tensorflow`)
+ask it, or any other `BatchSource`, for the batches of each `Place`. `Progress` tracks the position in an epoch for checkpoints.
 """
 
 from __future__ import annotations
@@ -30,26 +30,27 @@ from dfc.order.epoch import ORDER_VERSION, Epoch, Equal, Place, Rules, WorkerPar
 
 Shuffle = bool | int | Literal["global"]
 WINDOW: Final = 1000  # samples that `shuffle=True` mixes in each worker,
-WINDOW_BYTES: Final = 128 * MIB  # or fewer, if they are large: they are held in memory
-STREAMS: Final = 2  # places of the order that a worker reads at a time when it shuffles
+WINDOW_BYTES: Final = 128 * MIB  # or fewer if they are large, since they are held in memory
+STREAMS: Final = 2  # positions of the order that a worker reads at the same time when it shuffles
 ERRORS_MAX: Final = 10
 
 
 class Loader:
-    """Batches of the samples of shards, in an order that follows from `seed` and the epoch, resumable at any batch.
+    """Batches of samples from shards, in an order determined by `seed` and the epoch. Can be resumed at any batch.
 
         loader = Loader("http://nvdata/imagenet-{000000..000146}.tar", 256, decode="rgb8", fields=["jpg;png", "cls"])
         for batch in loader: train(batch["jpg"], batch["cls"])
 
-    `shards` is any spec of docs/inputs.md, or a `Corpus`. `batch_size` None gives single samples. Each iteration is an epoch,
-    the next one unless `set_epoch` says which. `rank` of `ranks` gets its share and no other; all have equally many batches,
-    and `equal` says how: "pad" repeats fewer than ranks × batch_size samples, "drop" leaves as many out.
-    `shuffle`: False; True (1,000 samples, fewer if they are large), or how many samples of shards in random order are mixed;
-    "global": every sample anywhere, fetched one by one (DFC only). `streams`: places of the order that are read at a time.
-    `fields` names the extensions that a sample must have, "jpg;png" for whichever there is (it is called by the first name).
-    `decode` is that of `dfc.inputs.decoding`; `transform` gets each decoded sample, and what it returns is batched by
-    `collate` (a function of a list). `handler` and `maxerrs`: see docs/inputs.md. `epoch_batches` sets the batches of each
-    rank in an epoch; without an index (other servers than DFC) more than one rank or worker cannot do without.
+    `shards` is any spec of docs/inputs.md, or a `Corpus`. With `batch_size` None, single samples are returned. Each iteration
+    is one epoch: the next one, unless `set_epoch` chooses another. `rank` of `ranks` gets its own share. All ranks have the
+    same number of batches: `equal="pad"` repeats fewer than ranks × batch_size samples, "drop" leaves out fewer than that.
+    `shuffle`: False; True (mix 1,000 samples, fewer if they are large) or the number of samples to mix, with the shards in
+    random order; "global" shuffles all samples and fetches them one by one (DFC only). `streams` is the number of positions
+    of the order that are read at the same time.
+    `fields` names the extensions that a sample must have; "jpg;png" takes whichever is there and calls it by the first name.
+    `decode` is that of `dfc.inputs.decoding`. `transform` gets each decoded sample; `collate` (a function of a list) makes a
+    batch of the results. `handler` and `maxerrs`: see docs/inputs.md. `epoch_batches` sets the number of batches of each rank
+    in an epoch; it is required for several ranks or workers if the shards have no index (servers other than DFC).
     `cache_dir` keeps whole shards as local files. A `Corpus` has its other options already.
     Raises ShardUnreadable, ValueError.
     """
@@ -89,7 +90,7 @@ class Loader:
         self._reading = Reading(self.processing.wanted, ahead_bytes)
         if isinstance(shards, Corpus):
             if options not in (DEFAULT_OPTIONS, shards.options):
-                raise ValueError("a corpus has its options already: give options= to Corpus.open")
+                raise ValueError("a Corpus already has its options; pass options= to Corpus.open instead")
             options = shards.options
         if cache_dir is not None:
             options = replace(options, cache_dir=cache_dir)
@@ -100,20 +101,20 @@ class Loader:
         rules = _rules(batch_size, _window(self.corpus) if shuffle is True else shuffle, seed, equal, streams)
         self.rules = replace(rules, batches=epoch_batches)
         if self.rules.scattered and not self.corpus.indexed:
-            raise ValueError("shuffle='global' needs the index of a DFC cluster, which these shards do not have")
+            raise ValueError("shuffle='global' needs the index of a DFC cluster, but these shards have none")
         self._spec = spec_shown(shards)
         if self.corpus.indexed and self.samples and rank == 0 and equal == "pad" and epoch_batches is None:
             warn_of_padding(self.samples, self.padding(ranks), self.rules.batch, ranks)
         self.progress = Progress(self)
-        self._running: weakref.ref[Generator[Any, None, None]] | None = None  # it ends when nobody iterates any more
+        self._running: weakref.ref[Generator[Any, None, None]] | None = None  # weak, so that an abandoned iteration ends
 
     @cached_property
     def samples(self) -> int:
-        """All samples of all shards. ValueError when not known."""
+        """The total number of samples. ValueError if unknown."""
         return self.corpus.samples
 
     def padding(self, ranks: int = 1) -> int:
-        """How many samples of an epoch are handed out a second time, all ranks together; negative: so many are left out."""
+        """The number of samples repeated in an epoch, over all ranks; if negative, the number left out."""
         return padded_total(self.samples, self.rules, ranks) - self.samples
 
     @cached_property
@@ -132,13 +133,11 @@ class Loader:
         }
 
     def length(self, ranks: int = 1) -> int:
-        """See `BatchSource`. ValueError for `equal="drop"` when there is less than a batch for each rank."""
+        """See `BatchSource`. ValueError for `equal="drop"` if there is less than one batch for each rank."""
         if self.rules.batches is not None:
             return self.rules.batches
         if not self.corpus.indexed:
-            raise TypeError(
-                "the number of batches is not known before the end: these shards have no index; give epoch_batches="
-            )
+            raise TypeError("the number of batches is unknown because these shards have no index; pass epoch_batches=")
         return padded_total(self.samples, self.rules, ranks) // ranks // self.rules.batch
 
     def batches(self, place: Place, epoch: int, delivered: int = 0) -> Generator[Any, None, None]:
@@ -147,14 +146,14 @@ class Loader:
         with closing(self.slots(place, epoch, delivered, policy)) as slots:
             yield from self.assemble(slots if self.processing.nothing else map(self.processing, slots), policy)
 
-    # The parts of `batches`, for those who decode in threads of their own.
+    # The parts of `batches`, for callers that decode in their own threads.
 
     def policy(self) -> Policy:
-        """What decides about errors, for one iteration."""
+        """The error policy for one iteration."""
         return Policy(self.handler, self.maxerrs, self.counts)
 
     def slots(self, place: Place, epoch: int, delivered: int, policy: Policy) -> Generator[Slot, None, None]:
-        """The undecoded samples of these batches, or the errors in their places. `processing` decodes each, in any thread."""
+        """The undecoded samples of these batches, with errors in place of lost ones. Any thread may decode by `processing`."""
         batch, batches = self.rules.batch, self.rules.batches
         if self.corpus.indexed:
             part = WorkerPart(Epoch(self.corpus.counts, self.rules, epoch), place)
@@ -171,7 +170,7 @@ class Loader:
                 yield from islice(found, delivered * batch, (last - first) * batch)
 
     def assemble(self, items: Iterable[Any], policy: Policy) -> Generator[Any, None, None]:
-        """Batches of what `processing` gave, in order."""
+        """Make batches of the results of `processing`, in order."""
         good = repaired(items, policy, self.counts)
         try:
             if self.batch_size is None:
@@ -197,7 +196,7 @@ class Loader:
                 return collate(batch)
             except SampleBroken as problem:  # it lacks a field that others have
                 policy.missing(problem)
-                odd, other, _ = odd_one(batch)  # there may be no key by which to find it
+                odd, other, _ = odd_one(batch)  # the error may have no key to find the sample by
                 batch[odd] = batch[other]
                 self.counts.add(samples_replaced=1)
         return collate(batch)
@@ -208,7 +207,7 @@ class Loader:
         return self.length(self.place.ranks)
 
     def __iter__(self) -> Iterator[Any]:
-        """The next epoch, or what is left of the one that a state was loaded of."""
+        """Iterate over the next epoch, or the rest of the epoch whose state was loaded."""
         running = self._iterate(*self.progress.begin(), self.progress.iteration)
         self._running = weakref.ref(running)
         return running
@@ -224,23 +223,23 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """The epoch that is running, or comes next."""
+        """The epoch that is running, or the next one."""
         return self.progress.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch the next iteration is."""
+        """Choose the epoch of the next iteration."""
         self.progress.set_epoch(epoch)
 
     def state_dict(self) -> State:
-        """Where it is, as plain values: to be saved with a checkpoint, right after the last batch that was used."""
+        """The current position as plain values, for a checkpoint. Save it right after the last batch that was used."""
         return self.progress.state_dict(self.place.ranks, 1)
 
     def load_state_dict(self, state: State) -> None:
-        """Go on behind the batches that were delivered. ValueError for the state of something else, ShardChanged."""
+        """Resume after the batches that were delivered. ValueError for the state of another loader, ShardChanged."""
         self.progress.load_state_dict(state, self.place.ranks, 1)
 
     def close(self) -> None:
-        """End the last iteration, if it was left before its end, with its threads. One that nobody holds has ended already."""
+        """Stop the last iteration and its threads, if it is unfinished. An iterator without references has stopped already."""
         running, self._running = self._running, None
         iteration = None if running is None else running()
         if iteration is not None:
@@ -259,11 +258,11 @@ class Loader:
         return f"{type(self).__name__}({self.summary(self.place.ranks)})"
 
     def summary(self, ranks: int) -> str:
-        """What it reads, and how much that is for each rank, in a line. Asks nobody."""
+        """One line: what is read, and how much for each rank. Makes no requests."""
         try:
             what = "samples" if self.batch_size is None else "batches"
             return f"{self._contents()}, {self.length(ranks)} {what} for each of {ranks} ranks"
-        except (TypeError, ValueError):  # not known, or none
+        except (TypeError, ValueError):  # unknown, or none
             return self._contents()
 
     def _contents(self) -> str:
@@ -271,7 +270,7 @@ class Loader:
 
 
 def options_given(options: Mapping[str, Any]) -> list[str]:
-    """The names of those options of a `Loader` that are not as they are by default."""
+    """The names of the `Loader` options that differ from their defaults."""
     defaults = {name: parameter.default for name, parameter in signature(Loader).parameters.items()}
     return [
         name
@@ -281,7 +280,7 @@ def options_given(options: Mapping[str, Any]) -> list[str]:
 
 
 def _window(corpus: Corpus) -> int:
-    """What `shuffle=True` means for samples of this size."""
+    """The window of `shuffle=True` for samples of this size."""
     if not corpus.indexed or not corpus.samples:
         return WINDOW
     return min(WINDOW, max(1, WINDOW_BYTES * corpus.samples // max(1, corpus.size)))
@@ -291,7 +290,7 @@ def _rules(batch_size: int | None, shuffle: Shuffle, seed: int, equal: Equal, st
     batch = 1 if batch_size is None else batch_size
     if isinstance(shuffle, str):
         if shuffle != "global":
-            raise ValueError(f"shuffle is True, False, a number of samples or 'global', not {shuffle!r}")
+            raise ValueError(f"shuffle must be True, False, a number of samples or 'global', not {shuffle!r}")
         return Rules(batch, seed, scattered=True, equal=equal)
     if shuffle is False:
         return Rules(batch, seed, shuffled=False, lanes=streams or 1, equal=equal)

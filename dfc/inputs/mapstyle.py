@@ -1,7 +1,7 @@
-"""Random access: the samples of a corpus by their numbers or keys, a whole batch with one request.
+"""Random access to samples by number or key, a whole batch with one request.
 
 Made for torch's `DataLoader` as a map-style dataset (samplers, `random_split`, `Subset`), but needs no framework. All shards
-must be on one DFC cluster: their indexes say where each sample is.
+must be on one DFC cluster, whose indexes say where each sample is.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _Group = list[Sample | InputError]
 
 
 class MapDataset:
-    """Samples of the shards of `spec` by number, 0 to `len` - 1 in the order of the spec, negative from the end, or by key.
+    """A map-style dataset: samples by number (0 to `len` - 1 in the order of `spec`, negative from the end) or by key.
 
-    `decode`, `only` and `pickle` are those of `dfc.inputs.decoding.Decoder`; `transform` takes the decoded sample, and what it
-    returns is what is got. A sample that cannot be had or decoded goes to `handler`; when that lets it (`"skip"`, `"warn"`),
-    another one of the same batch stands in its place, counted as `samples_replaced`; the error is raised if there is none.
-    ValueError when not all shards are on one DFC cluster, or one has no index; ShardChanged when a shard was replaced since.
+    `decode`, `only` and `pickle` are those of `dfc.inputs.decoding.Decoder`. `transform` takes the decoded sample and returns
+    the item. A sample that cannot be read or decoded goes to `handler`; if that skips it (`"skip"`, `"warn"`), another sample
+    of the same batch replaces it, counted as `samples_replaced`; without another one, the error is raised.
+    ValueError if the shards are not all on one DFC cluster, or one has no index; ShardChanged if a shard was replaced since.
 
-    May be used by many threads and by worker processes; each process makes connections of its own.
+    May be used by many threads and by worker processes; each process makes its own connections.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class MapDataset:
         self._shards = self.corpus.batch_shards()
         self._keys: KeyIndex | None = None
         self._clients: dict[int, Client] = {}  # by process id: a child must not use the connections of its parent
-        self._client()  # here, and not in a worker, it is said that this cannot be
+        self._client()  # raises here rather than in a worker
 
     def close(self) -> None:
-        """Close this process's connections; what is read afterwards makes new ones."""
+        """Close this process's connections. A later read makes new ones."""
         client = self._clients.pop(os.getpid(), None)
         if client is not None:
             client.close()
@@ -87,20 +87,20 @@ class MapDataset:
     @overload
     def __getitem__(self, index: slice) -> list[Any]: ...
     def __getitem__(self, index: Index | slice) -> Any:
-        """The sample with a number or key, or those of a slice. IndexError, KeyError."""
+        """The sample with a number or key, or the samples of a slice. IndexError, KeyError."""
         if isinstance(index, slice):
             return self.__getitems__(range(*index.indices(len(self))))
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[Index]) -> list[Any]:
-        """The samples with these numbers or keys, in that order, through one batch read. Torch's fetcher asks for this."""
+        """The samples with these numbers or keys, in that order, by one batch read. Torch's fetcher calls this."""
         found: list[Any] = []
         for start in range(0, len(indices), INPUT_BATCH_ITEMS):
             found += self._read(indices[start : start + INPUT_BATCH_ITEMS])
         return found
 
     def __iter__(self) -> Iterator[Any]:
-        """All samples in their order. For many passes over everything the loaders that read whole shards are faster."""
+        """All samples in order. For many passes over everything, loaders that read whole shards are faster."""
         for start in range(0, len(self), INPUT_BATCH_ITEMS // 8):
             yield from self.__getitems__(range(start, min(start + INPUT_BATCH_ITEMS // 8, len(self))))
 
@@ -112,7 +112,7 @@ class MapDataset:
         return int(numbers[0])
 
     def key_index(self) -> KeyIndex:
-        """Numbers by key, 16 bytes a sample; read when first asked for. Do so before workers start, and they share it."""
+        """Numbers by key, 16 bytes per sample, read on first use. Call this before workers start, so that they share it."""
         if self._keys is None:
             self._keys = _read_keys(self.corpus, self._client(), self._numbering)
         return self._keys
@@ -157,7 +157,7 @@ class MapDataset:
             return self.index(index)
         number = operator.index(index)
         if not -len(self) <= number < len(self):
-            raise IndexError(f"there is no sample {number} of {len(self)}")
+            raise IndexError(f"sample {number} is out of range: there are {len(self)} samples")
         return number % len(self)
 
     def _fetch(self, numbers: NDArray[np.int64]) -> _Group:
@@ -166,7 +166,7 @@ class MapDataset:
         return [sample for portion in read.samples() for sample in portion]
 
     def _other(self, key: str) -> Sample | InputError:
-        """The sample with a key that another key's hash equals."""
+        """The sample with a key whose hash is also that of another key."""
         for number in self.key_index().numbers(key)[1:]:
             (sample,) = self._fetch(np.array([number], dtype=np.int64))
             if isinstance(sample, InputError) or sample["__key__"] == key:
@@ -186,7 +186,7 @@ class MapDataset:
 
 
 class KeyIndex:
-    """Numbers of samples by the hashes of their keys. Different keys may, very rarely, have one hash."""
+    """Numbers of samples by the hashes of their keys. Very rarely, two keys have the same hash."""
 
     def __init__(self, hashes: NDArray[np.uint64], numbers: NDArray[np.int64]) -> None:
         order = np.lexsort((numbers, hashes))
@@ -206,7 +206,7 @@ _SIDES: Final = ("left", "right")
 
 
 def hash_of(key: str) -> int:
-    """What stands for a key in an index of them."""
+    """The hash of a key in a `KeyIndex`."""
     return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogateescape"))
 
 
@@ -227,5 +227,5 @@ def _read_keys(corpus: Corpus, client: Client, numbering: Numbering) -> KeyIndex
             shard = corpus.shards[numbers[0]]
             if at.get(name, 0) != shard.samples:
                 url = shard.ref.url
-                raise ShardChanged(f"{url} has {at.get(name, 0)} samples by now, not {shard.samples}", url=url)
+                raise ShardChanged(f"{url} was replaced: it has {at.get(name, 0)} samples now, not {shard.samples}", url=url)
     return KeyIndex(hashes, np.arange(numbering.count, dtype=np.int64))

@@ -1,11 +1,11 @@
-"""Several datasets as one, each with its weight: the order is as fixed, divisible and resumable as that of a single one.
+"""Mix several datasets by weight, in an order as deterministic, divisible and resumable as that of a single dataset.
 
     mixed = Mixture([Loader(web, decode="rgb8"), Loader(books, decode="rgb8")], [0.7, 0.3], batch_size=256, seed=1)
 
-The mixed order has no end. It consists of blocks of BLOCK places, in each of which every source has the same number of places,
-its share rounded to whole places, at places drawn from (seed, block). So how many samples of each source come before any place
-is known without counting, and ranks, workers and states divide it as they divide a single dataset. A source that comes to
-its end goes on with its own next epoch. docs/inputs.md describes it.
+The mixed order is endless. It consists of blocks of BLOCK positions. In every block a source has the same number of positions
+(its share, rounded), at positions drawn from (seed, block). So the number of samples of each source before any position is
+known without counting, and ranks, workers and states divide it like a single dataset. A source that is exhausted continues
+with its own next epoch. docs/inputs.md describes it.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ from dfc.order.epoch import (
 
 T = TypeVar("T")
 Integers = NDArray[np.int64]
-BLOCK: Final = 10_000  # places; a share is kept to this fraction, and any window of some thousand samples has nearly the shares
-_WINDOW_MIN: Final = 100  # samples of a source of small weight that are mixed with each other all the same
+BLOCK: Final = 10_000  # positions; the precision of a share. Any window of some thousand samples nearly has the shares
+_WINDOW_MIN: Final = 100  # samples that are mixed even in a source of small weight
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Turns:
-    """Which source each place of the endless mixed order belongs to. Pure.
+    """Map each position of the endless mixed order to a source. Pure.
 
-    ValueError for weights that are no positive numbers, or less than 1/BLOCK of their sum.
+    ValueError for weights that are not positive numbers, or less than 1/BLOCK of their sum.
     """
 
     def __init__(self, weights: Sequence[float], seed: int) -> None:
         if not 1 <= len(weights) <= INPUT_MIX_SOURCES_MAX:
-            raise ValueError(f"a mixture has 1 to {INPUT_MIX_SOURCES_MAX} sources, not {len(weights)}")
+            raise ValueError(f"a mixture takes 1 to {INPUT_MIX_SOURCES_MAX} sources, not {len(weights)}")
         given = np.array(weights, dtype=np.float64)
         if not (np.isfinite(given).all() and (given > 0).all()):
-            raise ValueError(f"weights are positive numbers, not {list(weights)}")
+            raise ValueError(f"weights must be positive numbers, not {list(weights)}")
         edges = np.rint(np.concatenate((np.zeros(1), np.cumsum(given))) / given.sum() * BLOCK).astype(np.int64)
         self.shares: Integers = np.diff(edges)
         if not self.shares.all():
-            raise ValueError(f"a weight of less than 1/{BLOCK} of all: {list(weights)}")
+            raise ValueError(f"each weight must be at least 1/{BLOCK} of their sum: {list(weights)}")
         self._plain = np.repeat(np.arange(len(weights), dtype=np.int64), self.shares)
         self._seed = seed
 
     def before(self, place: int) -> Integers:
-        """How many of the first `place` places belong to each source."""
+        """The number of positions before `place` that belong to each source."""
         block, rest = divmod(place, BLOCK)
         counts = block * self.shares
         if rest:
@@ -72,7 +72,7 @@ class Turns:
         return counts
 
     def sources(self, start: int, end: int) -> Iterator[Integers]:
-        """The sources of the places from `start` up to `end`, in chunks."""
+        """The sources of the positions from `start` up to `end`, in chunks."""
         while start < end:
             block, first = divmod(start, BLOCK)
             last = min(BLOCK, first + end - start)
@@ -87,12 +87,12 @@ class Turns:
 
 
 class Mixture(Loader):
-    """Batches of samples of several loaders, so many of each as its weight says.
+    """Batches of samples from several loaders, in proportion to their weights.
 
-    Of the loaders, which have no `batch_size`, `shuffle`, `seed`, `fields`, `decode` and `transform` are used; what they give
-    should have the same fields. Theirs must all be shards with an index. The rest is the mixture's own: `epoch_samples`
-    (default: the samples of all sources together) is what it calls an epoch; the next one goes on where it ended, so that in
-    the long run every source is gone through evenly, whatever its size. Everything else is as in `Loader`.
+    The loaders must have no `batch_size`, and all their shards must have an index. Their `shuffle`, `seed`, `fields`, `decode`
+    and `transform` are used, and their samples should have the same fields. `epoch_samples` (default: the samples of all
+    sources together) is the length of an epoch of the mixture. The next epoch continues where the last one ended, so in the
+    long run each source is read evenly, whatever its size. Everything else is as in `Loader`.
     """
 
     def __init__(
@@ -111,17 +111,17 @@ class Mixture(Loader):
         maxerrs: int = ERRORS_MAX,
     ) -> None:
         if len(sources) != len(weights):
-            raise ValueError(f"{len(sources)} sources and {len(weights)} weights")
+            raise ValueError(f"each source needs one weight: {len(sources)} sources, {len(weights)} weights")
         for source in sources:
             if source.batch_size is not None or source.rules.batches is not None:
                 raise ValueError(
-                    "the sources of a mixture give single samples: leave batch_size and epoch_batches to the mixture"
+                    "the sources of a mixture must give single samples: pass batch_size and epoch_batches to the mixture"
                 )
         self.sources = tuple(sources)
         self.turns = Turns(weights, seed)
         self._samples = sum(source.samples for source in sources) if epoch_samples is None else epoch_samples
         if self._samples < 1 or not all(source.samples for source in sources):
-            raise ValueError("a mixture without samples")
+            raise ValueError("a mixture needs samples: a source, or epoch_samples, is empty")
         self.place = Place(rank, ranks)
         self.counts = Counts()
         self.batch_size = batch_size
@@ -135,7 +135,7 @@ class Mixture(Loader):
 
     @property
     def samples(self) -> int:
-        """What an epoch has, before it is padded."""
+        """The samples of an epoch, before padding."""
         return self._samples
 
     @property
@@ -163,9 +163,9 @@ class Mixture(Loader):
         return padded_total(self._samples, self.rules, ranks) // ranks // self.rules.batch
 
     def slots(self, place: Place, epoch: int, delivered: int, policy: Policy) -> Generator[Any, None, None]:
-        """The number of a source and its undecoded sample, or the error in its place. See `Loader.slots`."""
+        """Pairs of the number of a source and its undecoded sample, or the error in its place. See `Loader.slots`."""
         if epoch < 0:
-            raise ValueError(f"there is no epoch {epoch}")
+            raise ValueError(f"epoch must not be negative, not {epoch}")
         batch = self.rules.batch
         first, last = split(self.length(place.ranks), place.workers, place.worker)
         front = epoch * self._samples
@@ -181,16 +181,16 @@ class Mixture(Loader):
             for chunk in self.turns.sources(begin, end):
                 for number in chunk.tolist():
                     yield number, next(following[number])
-                # What an epoch has too many is the beginning of the next one, and comes again there.
+                # Padding takes the first samples of the next epoch, which repeats them.
                 at += len(chunk)
                 self.counts.add(samples_padded=max(0, min(len(chunk), at - front - self._samples)))
 
     def _source_slots(self, number: int, source: Loader, lo: int, hi: int, skip: int) -> Generator[Slot, None, None]:
-        """The `lo`-th to the `hi`-th sample of a source, counted through all its epochs, but for the first `skip` of them."""
-        # Two sources with one seed and as many shards should not go through them in the same order.
+        """Samples `lo` to `hi` of a source, counted through all its epochs, without the first `skip` of them."""
+        # Two sources with the same seed and number of shards should not have the same order.
         seed, window = draw_seed(source.rules.seed, number, 3), source.rules.window
         if source.shuffle is True:
-            # Of the mixture, as many neighbours are mixed as of a single dataset, and all sources need no more memory than one.
+            # The mixture mixes as many neighbours as a single dataset would, and all sources need no more memory than one.
             window = min(window, max(_WINDOW_MIN, window * int(self.turns.shares[number]) // BLOCK))
         rules = replace(source.rules, batch=1, lanes=1, seed=seed, window=window)
         reading = Reading(source.processing.wanted, max(1, source._reading.ahead_bytes // len(self.sources)))
@@ -205,7 +205,7 @@ class Mixture(Loader):
 
 
 class _Stretch(WorkerPart):
-    """Some neighbouring positions of an epoch, as a part."""
+    """A range of positions of an epoch, as a part."""
 
     def __init__(self, epoch: Epoch, start: int, size: int) -> None:
         rules = epoch.rules
@@ -218,9 +218,9 @@ class _Stretch(WorkerPart):
 
 
 class _ByTurn:
-    """Each slot to the processing of its own source. See `dfc.inputs.epochs.processing.Processing`."""
+    """Process each slot as its own source does. See `dfc.inputs.epochs.processing.Processing`."""
 
-    nothing = False  # there is the number of the source to be taken off
+    nothing = False  # the number of the source must be removed
 
     def __init__(self, sources: Sequence[Loader]) -> None:
         self._processing = [source.processing for source in sources]
@@ -233,14 +233,14 @@ class _ByTurn:
 def mixed(
     sources: Sequence[Iterable[T]], weights: Sequence[float], *, seed: int = 0, until: Literal["first", "last"] = "first"
 ) -> Iterator[T]:
-    """Items of any iterables, one at a time, drawn in the same order as a `Mixture`: for what has no index, as `sharditerator`.
+    """Mix items of any iterables by weight, in the order of a `Mixture`: for sources without an index, such as `sharditerator`.
 
-    It ends with the first source that ends, or (`until="last"`) leaves those out that have ended until the last does.
+    Stops when the first source ends; with `until="last"` it leaves out sources that have ended, until all have.
     """
     if len(sources) != len(weights):
-        raise ValueError(f"{len(sources)} sources and {len(weights)} weights")
+        raise ValueError(f"each source needs one weight: {len(sources)} sources, {len(weights)} weights")
     if until not in ("first", "last"):
-        raise ValueError(f"until is 'first' or 'last', not {until!r}")
+        raise ValueError(f"until must be 'first' or 'last', not {until!r}")
     return _mixed(sources, Turns(weights, seed), until)
 
 

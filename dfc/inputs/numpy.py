@@ -1,11 +1,11 @@
-"""Batches of NumPy arrays for no framework at all, or for one that takes arrays (JAX): a `Loader` whose threads decode ahead.
+"""A `Loader` that decodes ahead in threads: batches of NumPy arrays, for no framework or one that takes arrays (JAX).
 
     from dfc.inputs.numpy import Loader
 
     for batch in Loader("http://nvdata/imagenet-@000147.tar", 256, decode="rgb8", fields=["jpg", "cls"], threads=8): …
 
-Decoders of pictures and decompressors let other threads run meanwhile, so threads are enough for them; Python code
-(`transform`) takes turns, and wants processes: `dfc.inputs.torch`.
+Image decoders and decompressors release the GIL, so threads are enough for them. Python code (`transform`) runs in one thread
+at a time and needs processes instead: `dfc.inputs.torch`.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ A = TypeVar("A")
 B = TypeVar("B")
 _THREADS: Final = "dfc-decode"
 _GROUP: Final = 8  # samples that a thread is given at a time: handing over costs some 30 µs, decoding a picture 1 ms
-_AHEAD_BATCHES: Final = 2  # that are decoded before they are asked for
+_AHEAD_BATCHES: Final = 2  # decoded ahead of the caller
 _AHEAD_SAMPLES: Final = 64  # the same without batches
 
 
 class Loader(loader.Loader):
-    """`dfc.inputs.loader.Loader`, with its options, that decodes and transforms in `threads` threads; 0: in the caller's own.
+    """A `dfc.inputs.loader.Loader` that decodes and transforms in `threads` threads (0: in the caller's thread).
 
-    The order is the same for any number of threads. Threads end with the iteration, also one that is left before its end.
+    The order is the same for any number of threads. The threads end with the iteration, even if it is abandoned.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Loader(loader.Loader):
         )
         self.threads = default_threads() if threads is None else threads
         if not 0 <= self.threads <= INPUT_THREADS_MAX:
-            raise ValueError(f"a loader has 0 to {INPUT_THREADS_MAX} threads, not {threads}")
+            raise ValueError(f"threads must be 0 to {INPUT_THREADS_MAX}, not {threads}")
 
     def batches(self, place: Place, epoch: int, delivered: int = 0) -> Generator[Any, None, None]:
         """See `Loader.batches`."""
@@ -98,12 +98,12 @@ class Loader(loader.Loader):
 
 
 def default_threads() -> int:
-    """As many as this process has cores, eight at most: then reading and parsing are what is left to wait for."""
+    """One thread for each core of this process, at most eight: beyond that, reading and parsing are the bottleneck."""
     return min(8, len(os.sched_getaffinity(0)))
 
 
 def threaded(source: loader.Loader, threads: int, place: Place, epoch: int, delivered: int = 0) -> Generator[Any, None, None]:
-    """The batches of a loader, or of a mixture, decoded in threads."""
+    """The batches of a loader or mixture, decoded in threads."""
     policy = source.policy()
     ahead = _AHEAD_SAMPLES if source.batch_size is None else _AHEAD_BATCHES * source.batch_size
     with closing(source.slots(place, epoch, delivered, policy)) as slots:
@@ -115,7 +115,7 @@ def threaded(source: loader.Loader, threads: int, place: Place, epoch: int, deli
 
 
 def map_in_threads(function: Callable[[A], B], values: Iterable[A], threads: int, ahead: int) -> Generator[B, None, None]:
-    """`map` in order, with `ahead` values at least in work before they are asked for."""
+    """`map` in threads: results in order, with at least `ahead` values in progress."""
     iterator = iter(values)
     running: deque[Future[list[B]]] = deque()
     groups = max(threads + 1, -(-ahead // _GROUP))
@@ -126,11 +126,11 @@ def map_in_threads(function: Callable[[A], B], values: Iterable[A], threads: int
             try:
                 running.append(pool.submit(_apply, function, group))
             except RuntimeError as problem:
-                # When the program ends, pools take nothing any more before anybody else is told. Anything else, such as that
-                # no thread can be started, is an error: who took it for the end would lose samples without a word.
+                # At interpreter exit, pools refuse new work before anything else learns of it. Any other RuntimeError, such as
+                # "can't start new thread", is a real error: to take it for the exit would silently lose samples.
                 if not str(problem).startswith("cannot schedule new futures after"):
                     raise
-                raise ProgramEnds("the program ends, and with it the threads that decode") from problem
+                raise ProgramEnds("the interpreter is shutting down, and the decoding threads with it") from problem
 
     try:
         fill()
@@ -139,13 +139,13 @@ def map_in_threads(function: Callable[[A], B], values: Iterable[A], threads: int
             fill()
             yield from found
     finally:
-        # What runs is waited for: a thread that outlives its loader would use memory and cores of what comes next. But not in
-        # one of them, where the garbage collector may have come by.
+        # Wait for running threads: one that outlived its loader would take memory and cores from whatever runs next. But never
+        # wait in one of these threads itself, where the garbage collector may have brought us.
         pool.shutdown(wait=not threading.current_thread().name.startswith(_THREADS), cancel_futures=True)
 
 
 class ProgramEnds(Cancelled):
-    """The interpreter is on its way out, and takes no more work."""
+    """The interpreter is shutting down and accepts no more work."""
 
 
 def _apply(function: Callable[[A], B], group: list[A]) -> list[B]:

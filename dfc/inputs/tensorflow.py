@@ -1,4 +1,4 @@
-"""TensorFlow: the same batches as a `tf.data.Dataset` of typed tensors.
+"""TensorFlow: batches of a loader as a `tf.data.Dataset` of typed tensors.
 
 from dfc.inputs import tensorflow as tfinputs
 
@@ -35,7 +35,7 @@ from dfc.order.epoch import Equal
 
 Shapes = Mapping[str, Sequence[int | None]]
 _GROUP: Final = 64
-PREFETCH: Final = 2  # batches, or samples, that TensorFlow has ready besides those that are being decoded
+PREFETCH: Final = 2  # batches, or samples, that TensorFlow keeps ready in addition to those being decoded
 
 
 def dataset(
@@ -68,18 +68,18 @@ def dataset(
     ahead_bytes: int = INPUT_AHEAD_BYTES,
     options: StreamOptions = DEFAULT_OPTIONS,
 ) -> tf.data.Dataset:
-    """A dataset of the batches of `dfc.inputs.loader.Loader` with these options, or of a loader or mixture that is given.
+    """Make a `tf.data.Dataset` from a `dfc.inputs.loader.Loader` with these options, or from a given loader or mixture.
 
-    An element is a dict of tensors by field, with `__key__` and `__source__`; with `as_tuple` the tuple of these fields, as
-    Keras takes it; or whatever `transform` or `collate` makes of them. Types are those of the first element: arrays have
-    their own, numbers are int64 or float64, text and bytes are strings. The number of samples in a batch is fixed, other
-    dimensions only where `shapes` says so, by field and without the batch; or give `element_spec` whole, and nothing is read
-    beforehand. Fields that are no tensors (dicts, arrays of different shapes in one batch) raise ValueError.
+    An element is a dict of tensors by field, with `__key__` and `__source__`; with `as_tuple`, a tuple of these fields, as
+    Keras expects it; or whatever `transform` or `collate` returns. Types are taken from the first element: arrays keep theirs,
+    numbers are int64 or float64, text and bytes are strings. The number of samples in a batch is fixed; other dimensions are
+    fixed only by `shapes`, by field and without the batch dimension. Or pass the whole `element_spec`; then nothing is read
+    beforehand. Fields that cannot be tensors (dicts, arrays of different shapes in one batch) raise ValueError.
 
-    It has the epochs from `epoch` on, `epochs` of them (None: without end), without the first `delivered` batches. Each further
-    iteration (`repeat`, Keras' next epoch) goes on with the next epochs. To resume at step n: `epoch, delivered = divmod(n,
-    len(loader))`; nothing before it is read. `threads` decode (default: one a core, at most eight); they end with the
-    iteration, wherever that is left. With `tf.distribute`: `rank=context.input_pipeline_id, ranks=context.num_input_pipelines`.
+    The dataset has `epochs` epochs (None: endless), starting at `epoch`, without the first `delivered` batches. Each further
+    iteration (`repeat`, Keras' next epoch) continues with the next epochs. To resume at step n: `epoch, delivered = divmod(n,
+    len(loader))`; nothing before it is read. `threads` decode (default: one per core, at most eight) and end with the
+    iteration, even if abandoned. With `tf.distribute`: `rank=context.input_pipeline_id, ranks=context.num_input_pipelines`.
     """
     given: dict[str, Any] = {
         "rank": rank,
@@ -113,13 +113,13 @@ def _source(shards: str | Sequence[str] | Corpus | Loader, batch_size: int | Non
     if not isinstance(shards, Loader):
         return Loader(shards, batch_size, **given)
     if batch_size is not None or options_given(given):
-        raise ValueError("a loader has its options already")
+        raise ValueError("a Loader already has its options; pass them when you make it")
     return shards
 
 
 def _made_of(passes: _Passes, element_spec: Any) -> tf.data.Dataset:
     if passes.source.batch_size is None and _is_fixed(element_spec):
-        # TensorFlow takes some 300 µs for each trip to Python; so many samples at a time share one.
+        # Each call from TensorFlow into Python costs some 300 µs, so one call fetches this many samples.
         passes.group = _GROUP
         signature = tf.nest.map_structure(lambda spec: tf.TensorSpec((None, *spec.shape), spec.dtype), element_spec)
         made = tf.data.Dataset.from_generator(passes, output_signature=signature).unbatch()
@@ -130,7 +130,7 @@ def _made_of(passes: _Passes, element_spec: Any) -> tf.data.Dataset:
 
 
 class _Passes:
-    """Gives a generator for each iteration of the dataset: the first the epochs asked for, the next those after them."""
+    """Makes a generator for each iteration of the dataset: first the requested epochs, then those after them."""
 
     def __init__(
         self,
@@ -142,22 +142,25 @@ class _Passes:
         threads: int,
     ) -> None:
         if epoch < 0 or delivered < 0 or (epochs is not None and epochs < 1):
-            raise ValueError(f"no {epochs} epochs from {epoch} on without {delivered} batches")
+            raise ValueError(
+                f"epochs must be at least 1, epoch and delivered at least 0; not epochs={epochs}, epoch={epoch}, "
+                f"delivered={delivered}"
+            )
         self.source, self._form, self._threads = source, form, threads
         self._epochs, self._epoch, self._delivered = epochs, epoch, delivered
-        self.group = 0  # samples that are stacked to one element; 0: none are
+        self.group = 0  # samples stacked into one element; 0: no stacking
         self._lock = threading.Lock()
         self._begun = 0
 
     def first(self) -> Any:
-        """The first element, which is not counted. ValueError when there is none."""
+        """The first element, which is not counted. ValueError if there is none."""
         with closing(self._elements(self._epoch, self._delivered, 1, 0)) as elements:
             for element in elements:
                 return element
-        raise ValueError("there is nothing to take the types of: give element_spec=")
+        raise ValueError("no sample to take the types from; pass element_spec=")
 
     def count(self) -> int | None:
-        """How many elements there are in an iteration, as TensorFlow says it; None where that is not known."""
+        """The number of elements in an iteration, in TensorFlow's terms; None if unknown."""
         if self._epochs is None:
             return int(tf.data.INFINITE_CARDINALITY)
         length = None if self._delivered else _length(self.source)
@@ -184,14 +187,14 @@ def _grouped(elements: Generator[Any, None, None], size: int) -> Generator[Any, 
 
 
 def _columns(group: list[Any]) -> Any:
-    """Elements of one structure as one with a further dimension in front."""
+    """Stack elements of the same structure along a new first dimension."""
     first = group[0]
     if isinstance(first, Mapping):
         return {name: _columns([element[name] for element in group]) for name in first}
     if isinstance(first, tuple):
         return tuple(map(_columns, map(list, zip(*group, strict=True))))
     if isinstance(first, str | bytes):
-        column = np.empty(len(group), dtype=object)  # numpy's own type of bytes has no zeros at the end
+        column = np.empty(len(group), dtype=object)  # NumPy's own bytes type drops trailing zeros
         column[:] = group
         return column
     return np.stack(group)
@@ -208,15 +211,15 @@ def _same(element: Any) -> Any:
 
 def _tuple_of(names: tuple[str, ...], element: Any) -> Any:
     if not isinstance(element, Mapping):
-        raise ValueError("as_tuple= is for samples that are dicts")
+        raise ValueError("as_tuple= works only with samples that are dicts")
     missing = [name for name in names if name not in element]
     if missing:
-        raise ValueError(f"as_tuple= names {missing[0]!r}; there are {', '.join(element)}")
+        raise ValueError(f"as_tuple= names {missing[0]!r}, but the samples have only {', '.join(element)}")
     return tuple(element[name] for name in names)
 
 
 class _Specs:
-    """Types and shapes of an element. `batch`: how many samples it has, None for a single one."""
+    """Types and shapes of an element. `batch` is its number of samples, None for a single sample."""
 
     def __init__(self, batch: int | None, shapes: Shapes) -> None:
         self._batch = batch
@@ -224,11 +227,11 @@ class _Specs:
         self._lead = () if batch is None else (batch,)
 
     def of(self, element: Any, names: tuple[str, ...]) -> Any:
-        """The spec of a structure. `names` are those of a tuple's fields."""
+        """The spec of a structure. `names` are the fields of a tuple."""
         if isinstance(element, Mapping):
             return {name: self._leaf(value, name) for name, value in element.items()}
         if isinstance(element, tuple):
-            # What stands in a tuple without a name goes by its place.
+            # Unnamed entries of a tuple are named by position.
             named = zip(names or map(str, count()), element, strict=False)
             return tuple(
                 self.of(value, ()) if isinstance(value, Mapping | tuple) else self._leaf(value, name) for name, value in named
@@ -238,7 +241,9 @@ class _Specs:
     def _leaf(self, value: Any, name: str) -> Any:
         array = np.asarray(value) if _is_plain(value) else None
         if array is None or array.shape[: len(self._lead)] != self._lead:
-            raise ValueError(f"field {name!r} is no tensor ({_kind(value)}): leave it out, or make one of it in transform=")
+            raise ValueError(
+                f"field {name!r} cannot become a tensor ({_kind(value)}): leave it out, or convert it in transform="
+            )
         rest = array.shape[len(self._lead) :]
         shape = tuple(self._shapes.get(name, (None,) * len(rest)))
         if len(shape) != len(rest) or any(wanted not in (None, found) for wanted, found in zip(shape, rest, strict=True)):
@@ -248,7 +253,7 @@ class _Specs:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is one tensor: a number, text or bytes, an array, or a list of texts or bytes."""
+    """Whether a value can be one tensor: a number, text or bytes, an array, or a list of texts or bytes."""
     if isinstance(value, list):
         return bool(value) and all(isinstance(item, str | bytes) for item in value)
     if isinstance(value, np.ndarray):

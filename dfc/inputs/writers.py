@@ -1,11 +1,11 @@
-"""Writers of shards: samples in, whole shards stored while the next is filled.
+"""Write samples into shards, and upload each shard while the next one is filled.
 
     with ShardWriter("http://nvdata/train-%06d.tar", maxsize=1e9) as writer:
         for key, image, label in examples:
             writer.write({"__key__": key, "jpg": image, "cls": label})
 
-The bytes of a shard depend on its samples alone: members in the order of their extensions, owner and times 0. A shard is stored
-when it is whole, or not at all; docs/inputs.md tells what goes where.
+The bytes of a shard depend on its samples alone: members are sorted by extension, owners and times are 0. A shard is stored
+whole or not at all; docs/inputs.md describes the possible destinations.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from dfc.shards import ShardPattern
 
 MAXCOUNT: Final = 100_000
 MAXSIZE: Final = 1_000_000_000
-UPLOADS: Final = 2  # one shard goes out while the next is filled; more take more space
+UPLOADS: Final = 2  # one shard is uploaded while the next is filled; more uploads take more space
 
 
 class WrittenShard(NamedTuple):
-    """A shard that is stored. `size` is what was stored, in bytes."""
+    """A stored shard. `size` is its stored size in bytes."""
 
     url: str
     samples: int
@@ -43,21 +43,21 @@ def open_upload(
     directory: str | None = None,
     options: StreamOptions = DEFAULT_OPTIONS,
 ) -> UploadFile:
-    """A binary file to write, stored when it is closed: whole, or after an exception in its `with` block not at all.
+    """Open a URL as a binary file for writing. It is stored whole when closed, or not at all if its `with` block raises.
 
-    `url`: `http(s)://…` of a DFC node or any server that takes PUT, `dfc:bucket/object`, a path, `file:`, `pipe:command`, `-`,
-    and what fsspec has a filesystem for (`s3://`, `gs://`). `exclusive`: FileExistsError if something is there. `directory` is
-    where it is kept meanwhile (None: TMPDIR). BadRequest, BadName, ValueError.
+    `url`: `http(s)://…` of a DFC node or any server that accepts PUT, `dfc:bucket/object`, a path, `file:`, `pipe:command`,
+    `-`, or any URL that fsspec supports (`s3://`, `gs://`). `exclusive`: FileExistsError if the destination exists. `directory`
+    is where the temporary file goes (None: TMPDIR). BadRequest, BadName, ValueError.
     """
     return UploadFile(destination_of(url, options), directory, exclusive=exclusive)
 
 
 class TarWriter:
-    """Writes samples into one shard: `TarWriter("train.tar")`, a URL as for `open_upload`, or a binary file, which stays open.
+    """Writes samples into one shard: a URL or path as for `open_upload`, or a binary file, which stays open.
 
     `encode`: True encodes values by their extension (`dfc.inputs.encoding`), False takes bytes and str as they are, a function
-    makes a sample of bytes. `compress`: "gz", "zst", "lz4", "bz2", "xz", False for none; None goes by the ending of the name.
-    `samples` counts what was written, `size` the bytes of the archive so far, before compression.
+    returns a sample of bytes. `compress`: "gz", "zst", "lz4", "bz2", "xz", False for none; None decides by the file name.
+    `samples` counts the samples written, `size` the bytes of the archive so far, before compression.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class TarWriter:
         return self._archive.size
 
     def write(self, sample: Mapping[str, Any]) -> int:
-        """Add a sample; the bytes of its values.
+        """Add a sample, and return the bytes of its values.
 
-        SampleBroken for one that could not be read back as it is: nothing of it is written, and one may go on.
+        SampleBroken for a sample that could not be read back unchanged: none of it is written, and you can continue.
         """
         if self._closed:
             raise ValueError("the writer is closed")
@@ -101,7 +101,7 @@ class TarWriter:
         return record.payload
 
     def close(self) -> None:
-        """End the archive and store it. Idempotent. DfcError, OSError."""
+        """Finish the archive and store it. Idempotent. DfcError, OSError."""
         if self._closed:
             return
         self._closed = True
@@ -111,10 +111,10 @@ class TarWriter:
             self.abort()
             raise
         if self._upload is not None:
-            self._upload.commit()  # whatever is being handled: who closes a writer in an `except` block wants what it has
+            self._upload.commit()  # even inside an `except` block: the caller closed the writer on purpose
 
     def abort(self) -> None:
-        """Store nothing. A file that was given is left without an end of archive, so that it does not look complete."""
+        """Store nothing. A file passed by the caller gets no end of archive, so that it does not look complete."""
         self._closed = True
         if self._upload is not None:
             self._upload.discard()
@@ -132,13 +132,13 @@ class TarWriter:
 
 
 class ShardWriter:
-    """Writes samples into numbered shards, and stores each while the next is filled.
+    """Writes samples into numbered shards, and uploads each shard while the next one is filled.
 
-    `pattern` holds a number (`train-%06d.tar`), `start_shard` is the first. A shard is closed before the sample that would make
-    it larger than `maxsize` bytes (before compression) or give it more than `maxcount`; a larger sample stands alone. `uploads`
-    shards take space in `directory` (None: TMPDIR) at a time. `post` gets each WrittenShard, in a thread; `shards` lists them.
-    Leaving the `with` block by an exception, the unfinished shard is not stored; whole ones are. Use it from one thread; forked
-    processes make their own. `encode` and `compress` are those of TarWriter.
+    `pattern` contains a number (`train-%06d.tar`), which starts at `start_shard`. A shard is closed before a sample that would
+    make it larger than `maxsize` bytes (before compression) or bring it above `maxcount` samples; a larger sample gets a shard
+    of its own. At most `uploads` shards take space in `directory` (None: TMPDIR) at a time. `post` is called with each
+    WrittenShard, in a thread; `shards` lists them. If the `with` block raises, the unfinished shard is not stored, but complete
+    ones are. Use a writer from one thread only; forked processes must make their own. `encode`, `compress`: see TarWriter.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class ShardWriter:
     ) -> None:
         self._pattern = ShardPattern(pattern)
         if maxcount < 1 or maxsize < 1:
-            raise ValueError(f"a shard holds at least one sample and one byte, not {maxcount} and {maxsize}")
+            raise ValueError(f"maxcount and maxsize must be at least 1, not {maxcount} and {maxsize}")
         self._maxcount = maxcount
         self._maxsize = maxsize
         self._encode = encode
@@ -171,19 +171,19 @@ class ShardWriter:
         self._last_key: str | None = None
         self._stored: dict[int, WrittenShard] = {}
         self._closed = False
-        destination_of(self._pattern.text(start_shard), options)  # a URL that cannot work is told at once
+        destination_of(self._pattern.text(start_shard), options)  # raises at once for a URL that cannot work
         self._uploads = Uploads(uploads, "dfc-shards")
 
     @property
     def shards(self) -> list[WrittenShard]:
-        """What is stored by now, in order."""
+        """The shards stored so far, in order."""
         return [shard for _, shard in sorted(self._stored.items())]
 
     def write(self, sample: Mapping[str, Any]) -> int:
-        """Add a sample; the bytes of its values.
+        """Add a sample, and return the bytes of its values.
 
-        SampleBroken for one that could not be read back as it is: nothing of it is written, and one may go on. DfcError or
-        OSError when a shard could not be stored.
+        SampleBroken for a sample that could not be read back unchanged: none of it is written, and you can continue. DfcError
+        or OSError if a shard could not be stored.
         """
         if self._closed:
             raise ValueError("the writer is closed")
@@ -200,7 +200,7 @@ class ShardWriter:
         return record.payload
 
     def close(self) -> None:
-        """Store the last shard and wait for all. Idempotent. DfcError, OSError."""
+        """Store the last shard and wait for all uploads. Idempotent. DfcError, OSError."""
         if self._closed:
             return
         try:
@@ -214,7 +214,7 @@ class ShardWriter:
         self._warn_of_earlier()
 
     def abort(self) -> None:
-        """Store nothing more; wait for the whole shards that are under way."""
+        """Store nothing more, but wait for uploads of complete shards that are running."""
         if not self._closed:
             self._give_up(at_once=False)
 
@@ -227,7 +227,7 @@ class ShardWriter:
         if error is None:
             self.close()
         elif not self._closed:
-            # Somebody who presses Ctrl-C does not want to wait for a gigabyte.
+            # After Ctrl-C, do not wait for a gigabyte to be uploaded.
             self._give_up(at_once=not isinstance(error, Exception))
 
     def _begin(self) -> SampleArchive:
@@ -236,7 +236,7 @@ class ShardWriter:
         return self._archive
 
     def _cut(self) -> None:
-        """Store the shard, and go on to the next number."""
+        """Store the shard, and advance to the next number."""
         file, archive, number = self._file, self._archive, self._number
         assert file is not None
         assert archive is not None
@@ -264,6 +264,6 @@ class ShardWriter:
         try:
             remains = destination_of(url, self._options).exists()
         except Exception:
-            return  # it could not be looked up, which is no failure: all shards are stored
+            return  # the check failed, but all shards are stored
         if remains:
-            LOG.warning("%s and maybe more are there from an earlier run", shown(url))
+            LOG.warning("%s, and perhaps more shards, exist from an earlier run; delete them if they are stale", shown(url))

@@ -214,7 +214,7 @@ def test_too_many_errors_raise_and_good_samples_make_up_for_them(server: FaultyS
 def test_endless_epochs_of_nothing_end_with_an_error(server: FaultyServer) -> None:
     """Not with a loop that never comes back."""
     server.files = {f"/{number}.tar": tar_of([]) for number in range(3)}
-    with pytest.raises(InputError, match="no sample"):
+    with pytest.raises(InputError, match="no samples found"):
         next(gopen.sharditerator(SPEC.format(url=server.url), maxerrs=None, handler="skip"))
 
 

@@ -99,7 +99,7 @@ def test_specs_against_a_cluster(loaded: Cluster, monkeypatch: pytest.MonkeyPatc
             Corpus.open(forgotten)
         with pytest.raises(ShardUnreadable, match=f"did you mean {forgotten}/ "):
             read(forgotten)
-    with pytest.raises(ShardUnreadable, match=r"streams$"):
+    with pytest.raises(ShardUnreadable, match=r"streams does not exist$"):
         Corpus.open(f"{url}/default/streams")
 
 

@@ -95,7 +95,9 @@ def test_a_sample_that_lacks_a_field_is_named():
     ):
         with pytest.raises(SampleBroken, match="sample 'b': has no field 'cls'"):
             df.collate(samples)
-    with pytest.raises(SampleBroken, match=r"'c': has no field 'jpg', unlike others .*: fields=\[\"jpg;png\", …\] of a loader"):
+    with pytest.raises(
+        SampleBroken, match=r"'c': has no field 'jpg', unlike others .*: use fields=\[\"jpg;png\", …\] in the loader"
+    ):
         df.collate([{"__key__": "a", "jpg": 1}, {"__key__": "b", "jpg": 1}, {"__key__": "c", "png": 1}])
     with pytest.raises(SampleBroken, match="sample 'odd': has a field 'extra'"):
         df.collate([*SAMPLES, {**SAMPLES[0], "__key__": "odd", "extra": 1}])

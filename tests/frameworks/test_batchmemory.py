@@ -190,7 +190,7 @@ def test_received_after_the_end(line: Line) -> None:
     line.reader.memories.clear()
     line.reader = Reader()
     check(ForkingPickler.loads(first))
-    with pytest.raises(RuntimeError, match="after the iteration"):
+    with pytest.raises(RuntimeError, match="after its iteration"):
         ForkingPickler.loads(again)
 
 

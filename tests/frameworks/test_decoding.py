@@ -183,9 +183,9 @@ def test_damaged_fields_are_decoded_or_broken_and_nothing_else():
 def test_a_compressed_field_is_bounded(monkeypatch):
     monkeypatch.setattr("dfc.inputs.fields.extensions.INPUT_FIELD_BYTES_MAX", 1 << 20)
     assert len(decode({"txt.gz": gzip.compress(b"a" * (1 << 20))})["txt.gz"]) == 1 << 20
-    with pytest.raises(SampleBroken, match="too large when decompressed"):
+    with pytest.raises(SampleBroken, match="decompresses to more than"):
         decode({"txt.gz": gzip.compress(b"a" * (1 << 20) + b"a")})
-    with pytest.raises(SampleBroken, match="too large when decompressed"):
+    with pytest.raises(SampleBroken, match="decompresses to more than"):
         decode({"txt.gz": gzip.compress(b"a" * (1 << 20)) + gzip.compress(b"a", mtime=0)})
 
 

@@ -208,4 +208,4 @@ def test_without_pillow_it_says_what_to_install():
         "except ImportError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "pictures need Pillow: pip install Pillow simplejpeg"
+    assert done.stdout.strip() == "decoding pictures needs Pillow: pip install Pillow simplejpeg"

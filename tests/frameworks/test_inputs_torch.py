@@ -188,7 +188,7 @@ def test_the_dataset_in_the_loader_of_torch(spec: str) -> None:
             dataset.set_epoch(5)
         assert labels(loader) == in_turn(source, 1, 0, 2, epoch)
     assert dataset.epoch == 5
-    with pytest.raises(RuntimeError, match=r"state_dict\(\) of the DataLoader"):
+    with pytest.raises(RuntimeError, match=r"state_dict\(\) of a dfc.inputs.torch.DataLoader"):
         dataset.state_dict()
     singles = torch.utils.data.DataLoader(ShardDataset(spec, seed=1), batch_size=8, num_workers=2)
     assert sorted(label for batch in singles for label in batch["cls"].tolist()) == list(range(TOTAL))
@@ -364,9 +364,9 @@ class _Load:
 
 def test_other_ranks_workers_and_shards_are_refused(spec: str, cluster: Cluster, client: Client) -> None:
     state = DataLoader(ShardDataset(spec, 4), num_workers=2).state_dict()
-    with pytest.raises(ValueError, match="1 ranks × 2 workers, this is 1 ranks × 3 workers"):
+    with pytest.raises(ValueError, match="1 ranks × 2 workers, but this loader has 1 ranks × 3 workers"):
         DataLoader(ShardDataset(spec, 4), num_workers=3).load_state_dict(state)
-    with pytest.raises(ValueError, match="1 ranks × 2 workers, this is 2 ranks × 2 workers"):
+    with pytest.raises(ValueError, match="1 ranks × 2 workers, but this loader has 2 ranks × 2 workers"):
         DataLoader(ShardDataset(spec, 4, rank=0, ranks=2), num_workers=2).load_state_dict(state)
     dataset = ShardDataset(spec, 4)
     dataset.load_state_dict({**state, "batches": 3})
@@ -496,7 +496,7 @@ def test_errors_of_workers_arrive(spec: str) -> None:
     loader = DataLoader(broken, num_workers=2, persistent_workers=True)
     for _ in range(2):
         began = time.monotonic()
-        with pytest.raises(SampleBroken, match=r"'00070'.*cannot be transformed: RuntimeError: broken"):
+        with pytest.raises(SampleBroken, match=r"'00070'.*transform failed: RuntimeError: broken"):
             list(loader)
         assert time.monotonic() - began < 50
 

@@ -90,7 +90,7 @@ def test_a_broken_sample_leaves_the_writer_as_it_was(tmp_path: Path) -> None:
             writer.write(sample)
             with pytest.raises(SampleBroken):
                 writer.write({"__key__": "bad", "bin": b"1", "cls": "no number"})
-            with pytest.raises(SampleBroken, match="sample before"):
+            with pytest.raises(SampleBroken, match="previous sample"):
                 writer.write({"__key__": sample["__key__"], "other": b"1"})
     assert len(keys_in(tmp_path / "s-0.tar")) == 5
 
@@ -130,7 +130,8 @@ def test_earlier_shards_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixtur
             with ShardWriter(f"{tmp_path}/s-%d.tar", maxcount=1) as writer:
                 for sample in samples(count):
                     writer.write(sample)
-    assert [record.message for record in caplog.records] == [f"{tmp_path}/s-2.tar and maybe more are there from an earlier run"]
+    expected = f"{tmp_path}/s-2.tar, and perhaps more shards, exist from an earlier run; delete them if they are stale"
+    assert [record.message for record in caplog.records] == [expected]
 
 
 @pytest.mark.parametrize("ending", ["tgz", "tar.zst", "tar.lz4", "tar.bz2", "tar.xz"])
@@ -225,7 +226,7 @@ for pattern in ("{tmp_path}/file-%d.tar", "pipe:cat > {tmp_path}/pipe-%d.tar"):
         writer.write({{"__key__": "5", "bin": b"parent"}})
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.splitlines() == ["it was opened by another process, before a fork: open it where it is used"] * 2
+    assert done.stdout.splitlines() == ["opened by another process before a fork; open it in the process that uses it"] * 2
     assert sorted(os.listdir(tmp_path)) == ["file-0.tar", "file-1.tar", "pipe-0.tar", "pipe-1.tar"]
     for name in ("file", "pipe"):
         assert [keys_in(tmp_path / f"{name}-{number}.tar") for number in range(2)] == [["0", "1", "2"], ["3", "4", "5"]]
@@ -239,7 +240,7 @@ for at in range(5):
     writer.write({{"__key__": f"{{at}}", "bin": b"1"}})
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert "s-1.tar was not closed, so it was not stored" in done.stderr
+    assert "s-1.tar was not stored, because it was never closed" in done.stderr
     assert os.listdir(tmp_path) == ["s-0.tar"]
 
 

@@ -74,7 +74,7 @@ def test_nothing_is_done_where_all_is_there(tmp_path: Path) -> None:
 def test_who_is_not_root_is_told_the_line_to_run(tmp_path: Path) -> None:
     status, said = _install(tmp_path, LINE + "coreutils  cat\n", _machine(tmp_path, root=False))
     assert status == 1
-    assert said.splitlines()[0].endswith("the tests need no-such-command, which are not here. On Debian and Ubuntu:")
+    assert said.splitlines()[0].endswith("the tests need these missing commands: no-such-command. On Debian and Ubuntu, run:")
     assert said.splitlines()[1:] == ["    sudo apt-get install -y --no-install-recommends nosuch-package"]
     assert not (tmp_path / "calls").exists()
 
@@ -91,7 +91,8 @@ def test_root_installs_what_is_missing_and_starts_no_service(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("apt", "message"), [("exit 100", "could not install"), ("echo fine", "but there is no no-such-command")]
+    ("apt", "message"),
+    [("exit 100", "could not install"), ("echo fine", "but these commands are still missing: no-such-command")],
 )
 def test_an_installation_that_fails_is_an_error(tmp_path: Path, apt: str, message: str) -> None:
     (tmp_path / "policy").write_text("of the owner")

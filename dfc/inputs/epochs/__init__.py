@@ -1,1 +1,1 @@
-"""What an epoch is: which sample comes when, from where it is read, how far it is."""
+"""Epochs of loaders: the order of samples, where each is read from, repair of errors, and progress."""

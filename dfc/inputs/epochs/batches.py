@@ -1,7 +1,7 @@
-"""Samples by their numbers in their shards, through one batch read: in portions, asked for again when it breaks.
+"""Fetch samples by shard and ordinal with one batch read, in portions, retrying when the connection breaks.
 
-The answer tells the length of each item, so that samples are never mixed, whatever their keys are, and a broken answer is
-continued after the last portion that arrived. Every shard is pinned to its ETag: one that was replaced is no more read.
+The answer contains the length of each item, so samples are never mixed up, whatever their keys, and a broken answer is resumed
+after the last portion that arrived. Every shard is pinned to its ETag: a shard that was replaced is not read any more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dfc.wire import ITEM_HEADER
 
 
 class BatchShard(NamedTuple):
-    """A shard of a cluster: what a sample's `__source__` says, where it is, which version, and how many samples it has."""
+    """A shard of a cluster: its URL (the `__source__` of its samples), bucket, name, version and number of samples."""
 
     url: str
     bucket: str
@@ -32,7 +32,7 @@ class BatchShard(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """Items as they arrived: their places in the list that was asked for, their lengths in bytes, and the bytes."""
+    """Items that arrived: their positions in the requested list, their lengths in bytes, and the bytes."""
 
     places: Sequence[int]
     lengths: Sequence[int]
@@ -40,11 +40,10 @@ class Arrival(NamedTuple):
 
 
 class BatchRead:
-    """One list of samples, each named by the number of its shard in `shards` and its ordinal there.
+    """One batch read of a list of samples, each given by the number of its shard in `shards` and its ordinal there.
 
-    `fields` are the extensions to keep (None: all); a sample without any of them is one with a key and nothing else.
-    `lost` has the error of each shard that cannot be had (gone, replaced, broken), by its number; add to it before, and such
-    shards are not asked for.
+    `fields` are the extensions to keep (None: all); a sample without any of them has only a key. `lost` has the error of each
+    shard that cannot be read (gone, replaced, broken), by its number. Shards that are in it beforehand are not requested.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class BatchRead:
         fields: Collection[str] | None = None,
     ) -> None:
         if len(wanted) > BATCH_ITEMS_MAX:
-            raise ValueError(f"at most {BATCH_ITEMS_MAX} samples can be asked for at a time, not {len(wanted)}")
+            raise ValueError(f"a batch read takes at most {BATCH_ITEMS_MAX} samples, not {len(wanted)}")
         self._client = client
         self._shards = shards
         self._wanted = wanted
@@ -69,7 +68,7 @@ class BatchRead:
         self.lost: dict[int, InputError] = {} if lost is None else lost
 
     def samples(self) -> Iterator[list[Sample | InputError]]:
-        """All that was asked for, in that order, in lists; an error stands in the place of a sample that cannot be had."""
+        """The requested samples in order, in lists; an error takes the place of a sample that cannot be read."""
         done = 0
         for portion in self.portions():
             yield self.parse(portion, done)
@@ -78,9 +77,9 @@ class BatchRead:
             yield self.missing(done, len(self._wanted))
 
     def portions(self, spare: list[bytearray] | None = None) -> Iterator[Arrival]:
-        """What arrives, in buffers of `spare` where there are any: who has done with a portion puts its buffer back.
+        """The portions that arrive, in buffers of `spare` if there are any. After use, put the buffer of a portion back there.
 
-        Raises ShardUnreadable when the cluster cannot be reached any more, Cancelled after `Client.abort`.
+        Raises ShardUnreadable if the cluster is unreachable after all retries, Cancelled after `Client.abort`.
         """
         places: Sequence[int] = range(len(self._wanted))
         retries = Retries(self._policy)
@@ -107,7 +106,7 @@ class BatchRead:
             places = places[done:]
 
     def parse(self, portion: Arrival, done: int) -> list[Sample | InputError]:
-        """The samples of a portion, and errors for the places from `done` on that were left out before or between them."""
+        """The samples of a portion, with errors for the positions from `done` on that were left out before or between them."""
         found: list[Sample | InputError] = []
         view = memoryview(portion.data)
         left_out = telling_of_others(self._fields)
@@ -129,7 +128,7 @@ class BatchRead:
         return found
 
     def missing(self, start: int, end: int) -> list[Sample | InputError]:
-        """The errors of the samples of lost shards from one place up to another."""
+        """The errors for the positions from `start` up to `end`, which belong to lost shards."""
         return [self.lost[self._wanted[place][0]] for place in range(start, end)]
 
     def _left(self, places: Sequence[int]) -> Sequence[int]:
@@ -147,7 +146,7 @@ class BatchRead:
         return self._client.open_batch(items, lengths=True)
 
     def _lose(self, problem: DfcError, places: Sequence[int]) -> bool:
-        """Whether the error is about one shard, which is then asked for no more."""
+        """Note a shard as lost if the error is about one shard. Returns whether it was."""
         item = problem.headers.get(ITEM_HEADER, "")
         if not item.isdigit() or int(item) >= len(places):
             return False
@@ -165,7 +164,7 @@ class BatchRead:
 
 
 def _read(reader: BatchReader, places: Sequence[int], spare: list[bytearray]) -> Iterator[Arrival]:
-    """Runs of whole items of INPUT_BATCH_PORTION_BYTES at most, or single larger ones."""
+    """Read runs of whole items, of at most INPUT_BATCH_PORTION_BYTES, or single larger items."""
     lengths = reader.lengths
     ends = list(accumulate(lengths))
     first, begin = 0, 0

@@ -1,10 +1,10 @@
-"""Memory that workers write batches into and the process that takes them reads from, used again and again.
+"""Reusable shared memory, into which workers write batches and from which the training process reads them.
 
-Memory that is new costs a page fault for each 4 kB, which takes longer than copying them. So a worker has a few slots, files
-in memory that both processes map: it decodes and stacks into a slot that is free (`Writer`), sends a reference instead of the
-arrays, and the receiver makes arrays of the same memory (`Reader`). A slot is free again when no array of it is alive, in
-neither process: all are views of one root array, and the end of that sets a byte in the slot. Where no slot is free nobody
-waits: `empty` then gives ordinary memory, and arrays of that are sent as always.
+New memory costs a page fault for every 4 kB, which takes longer than copying it. So a worker has a few slots, memory files that
+both processes map. It decodes and stacks into a free slot (`Writer`) and sends a reference instead of the arrays, and the
+receiver makes arrays on the same memory (`Reader`). A slot is free again when no array on it is alive in either process: all
+arrays are views of one root array, whose finalizer sets a byte in the slot. If no slot is free, nobody waits: `empty` returns
+ordinary memory, whose arrays are sent as usual.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ R = TypeVar("R")
 Bytes = NDArray[np.uint8]
 AVAILABLE: Final = hasattr(os, "memfd_create")  # on Linux
 _HEADER_BYTES: Final = 64
-# Bytes of the header: whether any process has arrays of it; whether the receiver has; and whether a process was forked while
-# it had, which may look at them for as long as it lives, so that the slot is never written again.
+# Bytes of the header: whether any process has arrays on the slot; whether the receiver has; and whether the receiver was forked
+# while it had. The child may then use them as long as it lives, so the slot is never written again.
 _BUSY, _RECEIVED, _RETIRED = range(3)
-_ALIGN: Final = 64  # bytes: a cache line, and as much as any instruction wants
+_ALIGN: Final = 64  # bytes: a cache line, and the largest alignment that any instruction needs
 
 
 class _Slot:
-    """A file in memory without a name: it is gone with the last process that maps it, however that ends."""
+    """An unnamed file in memory. It vanishes with the last process that maps it, however that ends."""
 
     def __init__(self, number: int, size: int) -> None:
         self.number, self.size, self.fd = number, size, -1
         self.fd = os.memfd_create("dfc-batch", os.MFD_CLOEXEC)
         os.ftruncate(self.fd, size)
         self.memory = mmap.mmap(self.fd, size)
-        self.root: weakref.ref[Bytes] | None = None  # the arrays of this process, while there are any
+        self.root: weakref.ref[Bytes] | None = None  # the root array in this process, while it is alive
 
     @property
     def free(self) -> bool:
@@ -54,7 +54,7 @@ class _Slot:
         return bool(self.memory[_RETIRED])
 
     def close_file(self) -> None:
-        """The mapping stays."""
+        """Close the file descriptor; the mapping stays."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -64,7 +64,7 @@ class _Slot:
 
 
 class Use:
-    """One batch in a slot. Pickled, it becomes the root array of the process that receives it."""
+    """One batch in a slot. Unpickling it gives the root array of the receiving process."""
 
     def __init__(self, slot: _Slot, token: int) -> None:
         slot.memory[_BUSY] = 1
@@ -79,7 +79,7 @@ class Use:
         self._last: tuple[Any, ...] = ()
 
     def place(self, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any] | None:
-        """Room for an array; right behind the last one, if that is of the same kind. None when there is none."""
+        """Allocate an array, directly after the last one if that has the same shape and type. None if there is no room."""
         kind = (tuple(shape), dtype)
         at = self._at if kind == self._last else self._at + -self._at % _ALIGN
         end = at + prod(shape) * dtype.itemsize
@@ -89,27 +89,27 @@ class Use:
         return np.ndarray(shape, dtype, self.root, at)
 
     def view(self, begin: int, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """An array of what lies at an address."""
+        """An array on the memory at an address."""
         return np.ndarray(shape, dtype, self.root, begin - self.start)
 
     def has(self, begin: int, size: int) -> bool:
         return self.start + _HEADER_BYTES <= begin and begin + size <= self.end
 
     def sent(self) -> None:
-        """From now on the receiver says when the slot is free."""
+        """Let the receiver, from now on, decide when the slot is free."""
         self._finalizer.detach()
 
     def __reduce__(self) -> tuple[Any, ...]:
         from multiprocessing.reduction import DupFd
 
         slot = self._slot
-        handle = DupFd(slot.fd) if slot.fd >= 0 else None  # who has received it once has it mapped
+        handle = DupFd(slot.fd) if slot.fd >= 0 else None  # only sent once, since the receiver then has it mapped
         slot.close_file()
         return _receive, (self._token, os.getpid(), slot.number, slot.size, handle)
 
 
 class Writer:
-    """The slots of one worker, `slots_max` at most. It is made in the process that receives, and used in the worker only."""
+    """The slots of one worker, at most `slots_max`. Made in the receiving process, but used only in the worker."""
 
     def __init__(self, slots_max: int) -> None:
         self.slots_max = slots_max
@@ -118,7 +118,7 @@ class Writer:
         self._size = LOADER_SLOT_BYTES
         self._wanted = 0
         self.use: Use | None = None
-        self._open = False  # a batch is made or packed, and there may be a slot for it
+        self._open = False  # whether a batch is being made or packed, and may get a slot
 
     def __getstate__(self) -> dict[str, Any]:
         return {"slots_max": self.slots_max, "token": self.token}
@@ -129,7 +129,7 @@ class Writer:
 
     @contextmanager
     def making(self) -> Iterator[None]:
-        """Within it, a new batch is made: what `empty` gives is memory of a slot, if one is free."""
+        """A context in which a batch is made: `empty` allocates in a slot, if one is free."""
         self.use, self._open, self._wanted = None, True, 0
         token = _writing.set(self)
         try:
@@ -138,11 +138,11 @@ class Writer:
             _writing.reset(token)
 
     def done(self) -> None:
-        """The batch is packed: its slot belongs to what was made of it alone."""
+        """Finish a packed batch. Its slot now belongs to its arrays alone."""
         self.use, self._open = None, False
 
     def place(self, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any] | None:
-        """Room for an array of the batch that is made. None when there is none."""
+        """Allocate an array for the current batch. None if there is no room."""
         size = prod(shape) * dtype.itemsize
         self._wanted += size + _ALIGN
         if self.use is None and self._open:
@@ -151,12 +151,12 @@ class Writer:
         if self.use is None or dtype.hasobject:
             return None
         found = self.use.place(shape, dtype)
-        if found is None:  # the next slots have room for twice as much: what is not written takes no memory
+        if found is None:  # make the next slots twice as large: unwritten pages take no memory
             self._size = max(self._size, min(2 * self._wanted, LOADER_SLOT_BYTES_MAX))
         return found
 
     def _claim(self) -> Use | None:
-        """The first slot that is free, so that no more of them take memory than are needed."""
+        """Claim the first free slot, so that no more slots than needed take memory."""
         number = next((number for number, slot in enumerate(self._slots) if slot.free), len(self._slots))
         if number == self.slots_max:
             return None
@@ -165,7 +165,7 @@ class Writer:
                 self._slots.append(_Slot(number, self._size))
             elif self._slots[number].retired or self._slots[number].size < self._size:
                 self._slots[number] = _Slot(number, self._size)
-        except OSError:  # no more files may be open: it goes without
+        except OSError:  # too many open files: do without a slot
             return None
         return Use(self._slots[number], self.token)
 
@@ -174,19 +174,19 @@ _writing: ContextVar[Writer | None] = ContextVar("dfc-batch-memory", default=Non
 
 
 def writing() -> Writer | None:
-    """The slots that the batch goes to which is being made here."""
+    """The writer of the batch being made in this context, if any."""
     return _writing.get()
 
 
 def empty(shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
-    """An array for a part of a batch, in its slot where there is one."""
+    """Allocate an array for a part of a batch, in its slot if there is one."""
     writer = _writing.get()
     found = None if writer is None else writer.place(shape, np.dtype(dtype))
     return np.empty(shape, dtype) if found is None else found
 
 
 def outside(function: Callable[P, R], *arguments: P.args, **options: P.kwargs) -> R:
-    """What a function gives, in ordinary memory: for what does not become a part of the batch."""
+    """Call a function with `empty` in ordinary memory, for arrays that do not become part of the batch."""
     token = _writing.set(None)
     try:
         return function(*arguments, **options)
@@ -195,7 +195,7 @@ def outside(function: Callable[P, R], *arguments: P.args, **options: P.kwargs) -
 
 
 def stack(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """`np.stack`, in the slot of the batch. Arrays that lie there one behind the other stay where they are."""
+    """`np.stack` into the slot of the batch. Arrays that are already adjacent there are not copied."""
     writer = _writing.get()
     if writer is None:
         return np.stack(arrays)
@@ -216,7 +216,7 @@ def address(array: NDArray[Any]) -> int:
     return found
 
 
-# Where batches are received.
+# The receiving process.
 
 
 class _Key(NamedTuple):
@@ -225,7 +225,7 @@ class _Key(NamedTuple):
 
 
 class Reader:
-    """The slots of all workers of one iteration, in the process that takes the batches. When it goes, arrays keep theirs."""
+    """The slots of all workers of one iteration, in the receiving process. Arrays keep their slots alive without it."""
 
     def __init__(self) -> None:
         self.token = next(_tokens)
@@ -238,7 +238,7 @@ _readers: Final[weakref.WeakValueDictionary[int, Reader]] = weakref.WeakValueDic
 
 
 def _receive(token: int, pid: int, number: int, size: int, handle: Any) -> Bytes:
-    """The root of the arrays of a batch: see `Use.__reduce__`."""
+    """The root array of a batch; see `Use.__reduce__`."""
     reader, key = _readers.get(token), _Key(pid, number)
     if handle is not None:
         fd = handle.detach()
@@ -251,7 +251,7 @@ def _receive(token: int, pid: int, number: int, size: int, handle: Any) -> Bytes
     elif reader is not None:
         memory = reader.memories[key]
     else:
-        raise RuntimeError("a batch arrived after the iteration that it belongs to")
+        raise RuntimeError("a batch arrived after its iteration had ended")
     memory[_RECEIVED] = 1
     root = np.frombuffer(memory, np.uint8)
     weakref.finalize(root, _set_free, memory, os.getpid()).atexit = False
@@ -259,7 +259,7 @@ def _receive(token: int, pid: int, number: int, size: int, handle: Any) -> Bytes
 
 
 def _set_free(memory: mmap.mmap, pid: int) -> None:
-    if os.getpid() == pid:  # or else this is a copy, in a process that was forked
+    if os.getpid() == pid:  # otherwise this is a copy in a forked process
         memory[_RECEIVED] = 0
         memory[_BUSY] = 0
 

@@ -1,7 +1,7 @@
-"""What is there to read: the shards of a spec with their versions, sizes and numbers of samples, looked up once.
+"""The shards of a spec with their versions, sizes and numbers of samples, looked up once.
 
-Counts come from the index of a DFC cluster: one listing for each bucket, however many shards. A corpus is a plain value; it
-travels to worker processes, which look nothing up again. Shards of other servers and files have no counts (`indexed` False).
+Counts come from the index of a DFC cluster, by one listing for each bucket, however many shards. A corpus is a plain value that
+is sent to worker processes, so they look nothing up again. Shards on other servers and files have no counts (`indexed` False).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 Integers = NDArray[np.int64]
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _PROBE: Final = "x"
-_ASK_MAX: Final = 16  # shards of one bucket that are asked for one by one; more are looked up in a listing
+_ASK_MAX: Final = 16  # up to this many shards of a bucket are looked up one by one; more by a listing
 _ASK_THREADS: Final = 16
-# A listing is given up when it shows so many times more objects than are wanted: then the bucket is much larger than the spec.
+# Give up a listing that shows this many times more objects than wanted: the bucket is then much larger than the spec.
 _LISTING_RATIO: Final = 100
 
 
 class Shard(NamedTuple):
-    """One shard as it was looked up. What its server does not tell is empty or None; `bucket` and `name` are DFC's."""
+    """One shard as looked up. Facts that its server does not tell are empty or None; `bucket` and `name` are set for DFC."""
 
     ref: ShardRef
     etag: str = ""
@@ -51,7 +51,7 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Shards in the order of their spec. `options` are how they are opened; `lost` tells of those that are not there."""
+    """The shards of a dataset, in the order of their spec. `options` is for opening them; `lost` has errors of missing ones."""
 
     shards: tuple[Shard, ...]
     options: StreamOptions = DEFAULT_OPTIONS
@@ -67,9 +67,11 @@ class Corpus:
         counts: Counts | None = None,
         seed: int | None = None,
     ) -> Corpus:
-        """Look a spec up (see `dfc.inputs.sources.specs`). A shard that is not there goes to `handler`, and is left out when
-        that lets it; `counts` is told. `seed` chooses replicas. ShardUnreadable when a server does not answer, or nothing is
-        left."""
+        """Look up the shards of a spec (see `dfc.inputs.sources.specs`).
+
+        A missing shard goes to `handler`, and is skipped and counted in `counts` if that allows it. `seed` chooses replicas.
+        ShardUnreadable if a server does not answer, or no shard is left.
+        """
         handle = resolve_handler(handler)
         shards, lost = [], []
         for found in _look_up(resolve(spec, options=options, seed=seed), options):
@@ -83,7 +85,7 @@ class Corpus:
             if not handle(found):
                 break
         if not shards:
-            raise ShardUnreadable(f"there are no shards in {spec!r}")
+            raise ShardUnreadable(f"none of the shards in {spec!r} exist")
         return cls(tuple(shards), options, tuple(lost))
 
     def __len__(self) -> int:
@@ -96,36 +98,38 @@ class Corpus:
 
     @cached_property
     def counts(self) -> Integers:
-        """Samples of each shard. ValueError that names a shard whose number is not known."""
+        """The number of samples of each shard. ValueError, with the URL, if one is unknown."""
         for shard in self.shards:
             if shard.samples is None:
-                raise ValueError(f"the number of samples of {shard.ref.url} is not known: it has no index of a DFC cluster")
+                raise ValueError(
+                    f"the number of samples in {shard.ref.url} is unknown, because it has no index in a DFC cluster"
+                )
         counts = np.array([shard.samples for shard in self.shards], dtype=np.int64)
         counts.flags.writeable = False
         return counts
 
     @property
     def samples(self) -> int:
-        """All samples. ValueError when not known."""
+        """The total number of samples. ValueError if unknown."""
         return int(self.counts.sum())
 
     @property
     def size(self) -> int:
-        """Bytes of all shards as far as they are known."""
+        """The bytes of all shards whose size is known."""
         return sum(shard.size or 0 for shard in self.shards)
 
     @cached_property
     def digest(self) -> str:
-        """A checksum of all versions, in hex: equal when the same samples have the same numbers."""
+        """A checksum of all versions, in hex: equal if the same samples have the same numbers."""
         hasher = xxhash.xxh3_128()
         for shard in self.shards:
-            # Without a version there is but the name; hosts and ports change.
+            # Without a version, use only the name, since hosts and ports change.
             what = shard.etag or min((shard.ref.url, *shard.ref.replicas)).rpartition("/")[2]
             hasher.update(f"{what}\0{shard.samples}\0{shard.size if shard.etag else ''}\n".encode())
         return hasher.hexdigest()
 
     def connect(self) -> Client:
-        """A client of one's own for the cluster that has all the shards. ValueError when they are not all on one."""
+        """Make a client for the cluster that has all the shards. ValueError if they are not all on one cluster."""
         from dfc.client import Client
 
         origins = set()
@@ -133,7 +137,7 @@ class Corpus:
             place = locate(url, self.options) if url else None
             origins.add(place.cluster.client.url if place is not None else "")
         if len(origins) != 1 or "" in origins:
-            raise ValueError("this needs all shards on one DFC cluster")
+            raise ValueError("random access and shuffle='global' need all shards on one DFC cluster")
         origin = origins.pop()
         return Client(origin, token_for(origin, self.options), retries=self.options.retries)
 
@@ -147,14 +151,14 @@ class Corpus:
         ]
 
     def sample_offsets(self, number: int) -> NDArray[np.uint64]:
-        """Where each sample of a shard begins in the (uncompressed) archive, and where the last ends: one small request.
+        """The offsets of a shard's samples in the (uncompressed) archive, and the end of the last one, by one small request.
 
         ShardChanged, ShardUnreadable.
         """
         shard = self.shards[number]
         place = locate(shard.ref.url, self.options)
         if place is None:
-            raise ShardUnreadable(f"{shard.ref.url} is not on a DFC cluster any more", url=shard.ref.url)
+            raise ShardUnreadable(f"{shard.ref.url} is no longer on a DFC cluster", url=shard.ref.url)
         try:
             offsets = place.cluster.client.sample_offsets(shard.bucket, shard.name, etag=shard.etag or None)
         except PreconditionFailed as problem:
@@ -162,12 +166,13 @@ class Corpus:
         except DfcError as problem:
             raise ShardUnreadable(f"{shard.ref.url}: {problem}", url=shard.ref.url) from problem
         if len(offsets) != (shard.samples or 0) + 1:
-            raise ShardChanged(f"{shard.ref.url} has {len(offsets) - 1} samples by now, not {shard.samples}", url=shard.ref.url)
+            message = f"{shard.ref.url} was replaced: it has {len(offsets) - 1} samples now, not {shard.samples}"
+            raise ShardChanged(message, url=shard.ref.url)
         return offsets
 
 
 class _Found(Protocol):
-    """What a listing and a HEAD both tell."""
+    """The facts that both a listing and a HEAD return."""
 
     @property
     def name(self) -> str: ...
@@ -180,7 +185,7 @@ class _Found(Protocol):
 
 
 def _look_up(refs: Sequence[ShardRef], options: StreamOptions) -> Iterator[Shard | InputError]:
-    """The shards in their order; an error for one that is not there."""
+    """Look up the shards in order; an error for each missing one."""
     places = _places(refs, options)
     wanted: dict[tuple[int, str], tuple[Client, set[str]]] = {}
     for place in places:
@@ -204,11 +209,11 @@ def _look_up(refs: Sequence[ShardRef], options: StreamOptions) -> Iterator[Shard
         elif ref.replicas:
             yield Shard(ref)  # another server may have it
         else:
-            yield ShardUnreadable(f"there is no {ref.url}{hint_at_bucket(ref.url, options)}", url=ref.url)
+            yield ShardUnreadable(f"{ref.url} does not exist{hint_at_bucket(ref.url, options)}", url=ref.url)
 
 
 def _places(refs: Sequence[ShardRef], options: StreamOptions) -> list[ObjectPlace | None]:
-    """What `locate` says of each; names that need no decoding only once for all that lie beside each other."""
+    """`locate` each shard; plain names in the same folder are located only once."""
     folders: dict[str, ObjectPlace | None] = {}
     places: list[ObjectPlace | None] = []
     for ref in refs:
@@ -224,7 +229,7 @@ def _places(refs: Sequence[ShardRef], options: StreamOptions) -> list[ObjectPlac
 
 
 def _facts(client: Client, bucket: str, names: set[str]) -> dict[str, _Found]:
-    """What a cluster knows of these objects; those that are not there are missing."""
+    """The cluster's facts about these objects, without missing ones."""
     if len(names) <= _ASK_MAX:
         return _ask(client, bucket, names)
     ordered = sorted(names, key=str.encode)
@@ -258,5 +263,5 @@ def _ask(client: Client, bucket: str, names: Iterable[str]) -> dict[str, _Found]
 
 
 def _bucket_url(shard: Shard) -> str:
-    """A URL that stands for the server and bucket of a shard; empty when it is not DFC's."""
+    """A URL with the server and bucket of a shard; empty if it is not on DFC."""
     return shard.ref.url.rpartition("/")[0] + "/x" if shard.name else ""

@@ -1,7 +1,7 @@
-"""Samples in any order over a whole corpus: the shuffle over all samples, and random access, through batch reads.
+"""Fetch samples of a corpus in any order by batch reads, for the global shuffle and for random access.
 
-The order is an iterator of numbers of samples, counted through all shards in their order. Groups of them become batch reads;
-`readers` threads read ahead, each the group after those of the others, into `ahead_bytes` of memory in all.
+The order is an iterator of sample numbers, counted through all shards in order. Groups of them become batch reads; `readers`
+threads read ahead, each the next group, into `ahead_bytes` of memory in all.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from dfc.limits import (
 )
 
 Integers = NDArray[np.int64]
-READERS: Final = 2  # one more finds its items while the other's arrive
-_GROUPS_MAX: Final = 16  # asked for at a time, however small they are
+READERS: Final = 2  # the cluster looks up the items of one read while those of the other arrive
+_GROUPS_MAX: Final = 16  # groups requested at a time, however small
 
 
 class Numbering:
@@ -40,9 +40,10 @@ class Numbering:
         self.count = int(self._ends[-1]) if len(self._ends) else 0
 
     def locate(self, numbers: Integers) -> list[tuple[int, int]]:
-        """For each number its shard and its ordinal there. IndexError outside of 0 to `count` - 1."""
+        """The shard of each number, and the ordinal there. IndexError outside of 0 to `count` - 1."""
         if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.count:
-            raise IndexError(f"there are {self.count} samples, without {int(numbers.min())} or {int(numbers.max())}")
+            asked = f"{int(numbers.min())} to {int(numbers.max())}"
+            raise IndexError(f"sample numbers {asked} are out of range: there are {self.count} samples")
         shards = np.searchsorted(self._ends, numbers, side="right")
         return list(zip(shards.tolist(), (numbers - self._starts[shards]).tolist(), strict=True))
 
@@ -52,11 +53,11 @@ class Numbering:
 
 
 class Gather:
-    """Undecoded samples in the order of `numbers`, in lists. Iterate once; close it, or use it as a context manager.
+    """Yields undecoded samples in the order of `numbers`, in lists. Iterate once; close it, or use it as a context manager.
 
-    `numbers` is an iterator of arrays of any lengths; it is asked for as much as is read ahead. `size` is what all shards have
-    in bytes, from which the length of a sample is estimated. `connect` gives the client, which this object closes. `fields` are
-    the extensions to keep.
+    `numbers` is an iterator of arrays of any length, consumed as far as is read ahead. `size` is the bytes of all shards, from
+    which the size of a sample is estimated. `connect` makes the client, which this object closes. `fields` are the extensions
+    to keep.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Gather:
         self._readers = readers
         self._ahead_bytes = max(INPUT_BATCH_PORTION_BYTES, ahead_bytes)
         self._average = max(1, size // max(1, self._numbering.count))
-        # Some groups at a time fit into memory, so that one that has arrived makes room for the next to begin.
+        # Several groups fit into memory at a time, so that each one that has arrived makes room for the next.
         group_bytes = min(INPUT_BATCH_BYTES, self._ahead_bytes // (2 * readers))
         self._items = int(min(INPUT_BATCH_ITEMS, max(1, group_bytes // self._average)))
         self.counts = counts or Counts()
@@ -110,9 +111,9 @@ class Gather:
         client.close()
 
     def __iter__(self) -> Iterator[list[Sample | InputError]]:
-        """Lists of samples; in the place of each one that cannot be had stands the error that tells why.
+        """Lists of samples; an error takes the place of each sample that cannot be read.
 
-        Raises ShardUnreadable when the cluster is gone for good.
+        Raises ShardUnreadable if the cluster is unreachable after all retries.
         """
         self._client = client = self._connect()
         spare: list[bytearray] = []
@@ -138,9 +139,9 @@ class Gather:
             self.close()
 
     def _fill(self, groups: Iterator[Integers], client: Client, spare: list[bytearray]) -> None:
-        """Ask for as many groups as fit into memory as a whole, and for two at least.
+        """Request as many groups as fit completely into memory, and at least two.
 
-        So no node keeps an answer open, of which it has a limited number, for a consumer that takes its time.
+        So a slow consumer does not make a node keep an answer open, of which it has a limited number.
         """
         while len(self._pending) < 2 or self._held() + self._items * self._average <= self._ahead_bytes:
             numbers = next(groups, None) if len(self._pending) < _GROUPS_MAX else None
@@ -160,11 +161,11 @@ class Gather:
             self._tasks.put(group)
 
     def _held(self) -> int:
-        """What the groups that were asked for have in bytes, by the average."""
+        """The estimated bytes of the requested groups."""
         return self._average * sum(group.count for group in self._pending)
 
     def _groups(self) -> Iterator[Integers]:
-        """The numbers in groups that grow to their size, so that the first samples come soon."""
+        """The numbers in groups that start small, so that the first samples come soon."""
         limit = min(INPUT_BATCH_FIRST_ITEMS, self._items)
         held: list[Integers] = []
         count = 0
@@ -184,7 +185,7 @@ class Gather:
 
 
 class _Group:
-    """One batch read and what of it has arrived; a thread fills it up to `limit` bytes, the consumer empties it."""
+    """One batch read and its arrived portions. A thread fills it up to `limit` bytes, and the consumer empties it."""
 
     def __init__(self, read: BatchRead, count: int, limit: int, spare: list[bytearray]) -> None:
         self.read = read
@@ -198,7 +199,7 @@ class _Group:
         self._changed = threading.Condition()
 
     def work(self) -> None:
-        """Read to the end, or until closed. For the thread; errors go to the consumer."""
+        """Read to the end, or until closed. Runs in the thread; errors go to the consumer."""
         try:
             for portion in self.read.portions(self._spare):
                 with self._changed:
@@ -217,7 +218,7 @@ class _Group:
                 self._changed.notify_all()
 
     def take(self) -> Arrival | None:
-        """The next portion, waiting for it; None after the last. Raises what the thread met."""
+        """Wait for the next portion; None after the last. Raises the thread's error."""
         with self._changed:
             while not self._portions and not self._ended:
                 self._changed.wait()
@@ -238,6 +239,6 @@ class _Group:
 
 
 def _work(tasks: SimpleQueue[_Group | None]) -> None:
-    """A thread: group after group, until told to end."""
+    """Run groups in a thread until None arrives."""
     while (group := tasks.get()) is not None:
         group.work()

@@ -1,4 +1,4 @@
-"""From an undecoded sample to what is batched: fields chosen, decoded, transformed. Good in any thread or process."""
+"""Process undecoded samples for batching: choose fields, decode, transform. Works in any thread or process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dfc.inputs.epochs.repair import Slot
 
 
 class Processing:
-    """From an undecoded sample to what is batched. An error instead of it passes, or comes out when it cannot be decoded."""
+    """Turns an undecoded sample into an item for a batch. Errors pass through, and a sample that fails becomes an error."""
 
     def __init__(
         self,
@@ -23,14 +23,14 @@ class Processing:
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         if isinstance(fields, str):
-            raise ValueError(f"fields= takes a list of extensions, not {fields!r}")
-        # For each field what it may be called, by the first of which it goes.
+            raise ValueError(f"fields= must be a list of extensions, not {fields!r}")
+        # The alternative names of each field; it gets the first one.
         self._fields = [[name for name in field.lower().split(";") if name] for field in fields or ()]
         self.wanted = None if fields is None else Wanted(name for names in self._fields for name in names)
         self._decoder = Decoder(decode, pickle=pickle)
         self._transform = transform
-        self._stays = transform is None and collate is None  # what is decoded is what is batched
-        # Samples are to stay as they are.
+        self._stays = transform is None and collate is None  # whether decoded samples are batched as they are
+        # Whether samples stay as they are.
         self.nothing = fields is None and transform is None and (decode is False or decode is None)
 
     def __call__(self, slot: Slot) -> Any:
@@ -45,9 +45,9 @@ class Processing:
                 except InputError:
                     raise
                 except Exception as problem:
-                    raise broken(slot, "cannot be transformed", problem) from problem
+                    raise broken(slot, "transform failed", problem) from problem
                 if item is None:
-                    raise broken(slot, "transform returned None: it must return the sample")
+                    raise broken(slot, "transform returned None; it must return the sample")
         except InputError as problem:
             return problem
         return item

@@ -1,7 +1,7 @@
-"""What a loader does about shards and samples that cannot be had: the handler decides, and batches stay as many as they were.
+"""Handle shards and samples that cannot be read: the handler decides, and the number of batches stays the same.
 
-In the place of a broken sample stands the error that tells why. When the handler lets a loader go on, a good sample that was
-handed out shortly before takes that place a second time, so that all ranks still have equally many batches.
+An error takes the place of a broken sample. If the handler lets the loader continue, a recent good sample is handed out again
+instead, so that all ranks still have the same number of batches.
 """
 
 from __future__ import annotations
@@ -11,33 +11,36 @@ from typing import Any
 
 from dfc.inputs.base import Counts, Handler, InputError, Sample, SampleBroken, ShardUnreadable, resolve_handler
 
-# A sample, or what stands in its place.
+# A sample, or the error in its place.
 Slot = Sample | InputError
 
 
 class Ended(Exception):
-    """The handler said: end quietly."""
+    """The handler asked to stop quietly."""
 
 
 class Policy:
-    """Asks the handler, and counts. More than `maxerrs` lost shards are too many, whatever it says; so are more broken samples,
-    of which each good one gives one back."""
+    """Asks the handler about errors, and counts them.
+
+    More than `maxerrs` lost shards raise whatever the handler says. So do more than `maxerrs` broken samples, where each good
+    sample offsets one.
+    """
 
     def __init__(self, handler: Handler, maxerrs: int, counts: Counts) -> None:
         self._handler = resolve_handler(handler)
         self._maxerrs = maxerrs
         self._counts = counts
-        self.strained = 0  # broken samples that no good one has made up for
-        self._known: set[str] = set()  # shards of samples that were missing
-        self._lost: set[str] = set()  # shards that were lost, however often they come
+        self.strained = 0  # broken samples not yet offset by good ones
+        self._known: set[str] = set()  # shards of missing samples
+        self._lost: set[str] = set()  # lost shards, counted once each
 
     def good(self) -> None:
-        """A sample was as it should be."""
+        """Count a good sample."""
         if self.strained:
             self.strained -= 1
 
     def lost(self, problem: Exception) -> bool:
-        """A shard that cannot be read to its end: the form of a handler, but that it raises Ended. Does not count."""
+        """Handle a shard that cannot be read to its end. Works like a handler, but raises Ended. Does not change `counts`."""
         self._lost.add(getattr(problem, "url", ""))
         if len(self._lost) > self._maxerrs:
             raise problem
@@ -46,7 +49,7 @@ class Policy:
         return True
 
     def missing(self, problem: InputError) -> None:
-        """There is no good sample in this place. Raises what the handler raises, and Ended when it says so."""
+        """Handle a position without a good sample. Raises what the handler raises, or Ended if it asks to stop."""
         if isinstance(problem, SampleBroken):
             self.strained += 1
             self._counts.note(problem)
@@ -54,7 +57,7 @@ class Policy:
                 raise problem
             if not self._handler(problem):
                 raise Ended
-        elif problem.url not in self._known:  # or else it is one more sample of the same shard
+        elif problem.url not in self._known:  # otherwise it is another sample of the same shard
             self._known.add(problem.url)
             self._counts.add(shards_skipped=1)
             self._counts.note(problem)
@@ -63,9 +66,9 @@ class Policy:
 
 
 def repaired(items: Iterable[Any], policy: Policy, counts: Counts) -> Iterator[Any]:
-    """As many items, all of them good. ShardUnreadable when there is not a single good one."""
+    """Replace errors by good items. ShardUnreadable if there is not a single good one."""
     last: Any = None
-    owed = 0  # broken ones at the beginning
+    owed = 0  # broken items at the beginning
     problem: InputError | None = None
     for item in items:
         if isinstance(item, InputError):
@@ -86,7 +89,7 @@ def repaired(items: Iterable[Any], policy: Policy, counts: Counts) -> Iterator[A
             owed = 0
         yield item
     if owed and problem is not None:
-        raise ShardUnreadable(f"no sample can be read: {problem}", url=problem.url) from problem
+        raise ShardUnreadable(f"not a single sample can be read: {problem}", url=problem.url) from problem
 
 
 def _copy(item: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The undecoded samples of one worker, in the order of an epoch (`order`), from any batch of it on.
+"""The undecoded samples of one worker, in the order of an epoch (`order`), starting at any batch.
 
-Where the numbers of samples are known, nothing is read that is not needed: each lane begins and ends at the byte of a sample,
-which one small request for each end finds out. Where they are not, whole shards are dealt out to all workers.
+If the numbers of samples are known, only what is needed is read: each lane begins and ends at the byte of a sample, found by
+one small request for each end. Otherwise, whole shards are dealt out to all workers.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from dfc.limits import INPUT_AHEAD_BYTES
 from dfc.order.epoch import Place, Rules, SampleRun, WindowShuffle, WorkerPart, draw_seed, shard_order
 
 _READERS: Final = 2  # threads of a lane: one opens the next shard while the other still reads
-_EMPTY_ROUNDS_MAX: Final = 100  # without a sample for a worker, before it is an error: shards may be empty, and dealt anew
+_EMPTY_ROUNDS_MAX: Final = 100  # rounds without a sample for a worker before an error: its shards may be empty in some
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How shards are read: `fields` are the extensions that are wanted (None: all), `ahead_bytes` are those of all lanes."""
+    """Options of reading: `fields` are the wanted extensions (None: all), `ahead_bytes` the read-ahead of all lanes."""
 
     fields: frozenset[str] | None = None
     ahead_bytes: int = INPUT_AHEAD_BYTES
 
 
 def part_slots(corpus: Corpus, part: WorkerPart, start: int, reading: Reading, counts: Counts) -> Iterator[Slot]:
-    """The samples of a part as they are delivered, from the `start`-th on; an error in the place of each that cannot be had."""
+    """The samples of a part in order of delivery, from the `start`-th on; an error in place of each that cannot be read."""
     if part.epoch.rules.scattered:
         yield from _scattered(corpus, part, start, reading, counts)
         return
@@ -66,7 +66,7 @@ def part_slots(corpus: Corpus, part: WorkerPart, start: int, reading: Reading, c
 
 
 class _LaneCounts(Counts):
-    """Of a reader whose lost samples and shards are counted when their places are come to."""
+    """Counts for a reader whose lost samples and shards are counted later, when their positions are reached."""
 
     def __init__(self, counts: Counts) -> None:
         super().__init__()
@@ -82,9 +82,9 @@ class _LaneCounts(Counts):
 def _lane_slots(
     corpus: Corpus, runs: Iterable[SampleRun], reading: Reading, lanes: int, counts: Counts
 ) -> Generator[list[Sample] | list[InputError], None, None]:
-    """The samples of these runs, exactly as many as they have: errors stand in the places of those that cannot be had."""
+    """The samples of these runs, in exactly their number: errors take the places of those that cannot be read."""
     lengths: list[int] = []
-    problems: dict[int, InputError] = {}  # of segments that came short, or turned out to be damaged at their end
+    problems: dict[int, InputError] = {}  # of segments with too few samples, or found to be damaged at their end
 
     def segments() -> Iterator[Segment]:
         for run in runs:
@@ -97,7 +97,7 @@ def _lane_slots(
         return True
 
     number = given = 0
-    # The last sample of a segment waits for its end: only there the checksum of a whole shard is compared.
+    # Hold back the last sample of a segment until its end, where the checksum of a whole shard is compared.
     last: list[Sample] = []
 
     def ended(stop: int) -> Iterator[list[Sample] | list[InputError]]:
@@ -130,7 +130,7 @@ def _lane_slots(
 
 
 def _segment(corpus: Corpus, run: SampleRun) -> Segment:
-    """Where a run is in its shard: in bytes, so that nothing else is read."""
+    """The segment of a run in its shard, by byte offsets, so that nothing else is read."""
     shard = corpus.shards[run.shard]
     etag, indexed = shard.etag or None, bool(shard.name)
     if run.start == 0 and run.length == shard.samples:
@@ -139,16 +139,16 @@ def _segment(corpus: Corpus, run: SampleRun) -> Segment:
     try:
         offsets = corpus.sample_offsets(run.shard)
     except InputError:
-        # Reading it will say what is wrong, in the right place.
+        # Reading the shard will raise the error at the right position.
         return Segment(shard.ref, skip=run.start, count=run.length, etag=etag, indexed=indexed)
-    if shard.size is not None and int(offsets[-1]) > shard.size:  # compressed, whatever its name says
+    if shard.size is not None and int(offsets[-1]) > shard.size:  # compressed, despite its name
         return Segment(shard.ref, skip=run.start, count=run.length, etag=etag, indexed=indexed)
     end = int(offsets[stop]) if stop + 1 < len(offsets) else None
     return Segment(shard.ref, int(offsets[run.start]), 0, run.length, etag, indexed, end)
 
 
 def _scattered(corpus: Corpus, part: WorkerPart, start: int, reading: Reading, counts: Counts) -> Iterator[Slot]:
-    """Through batch reads, each sample from where it is."""
+    """The samples of a global shuffle, by batch reads."""
     from dfc.inputs.epochs.gather import Gather
 
     repeated = part.repeated()
@@ -175,17 +175,19 @@ def _scattered(corpus: Corpus, part: WorkerPart, start: int, reading: Reading, c
 def dealt_slots(
     corpus: Corpus, rules: Rules, place: Place, epoch: int, reading: Reading, policy: Policy, counts: Counts
 ) -> Generator[Sample, None, None]:
-    """Where no numbers are known: whole shards, dealt out to the workers of all ranks in turn, and, if the rules say how many
-    batches an epoch has, again and again. With fewer shards than workers, those that share one take its samples in turn.
+    """The samples of one worker if the numbers of samples are unknown: whole shards, dealt out to the workers of all ranks.
+
+    If the rules set the number of batches of an epoch, the shards are repeated. With fewer shards than workers, the workers
+    that share a shard take its samples in turn.
     """
     round_number = empty = 0
     while True:
         seed = draw_seed(rules.seed, epoch, place.rank, place.ranks, place.worker, place.workers, round_number)
         order = shard_order(len(corpus), rules, epoch, round_number).tolist()
-        # Who had nothing in the round before gets another shard in this one, also in an order that is always the same.
+        # A worker without samples in the previous round gets another shard in this one, even if the order is always the same.
         order = order[empty % len(order) :] + order[: empty % len(order)]
         found = 0
-        # Nothing moves from one round into another: all samples come before any comes again.
+        # No sample moves into another round, so all samples come before any is repeated.
         with closing(_dealt(corpus, order, place, reading, policy, counts)) as samples:
             for sample in _shuffled(samples, WindowShuffle(seed, rules.window, None)):
                 found += 1
@@ -195,7 +197,9 @@ def dealt_slots(
         empty = 0 if found else empty + 1
         if empty == _EMPTY_ROUNDS_MAX:
             url = corpus.shards[order[0]].ref.url
-            raise ShardUnreadable(f"there are no samples to go through again, in {url} for one", url=url)
+            raise ShardUnreadable(
+                f"no samples found in {_EMPTY_ROUNDS_MAX} rounds over the shards, for example in {url}", url=url
+            )
         round_number += 1
 
 
@@ -222,10 +226,10 @@ def _shuffled(samples: Iterator[list[Sample]], shuffle: WindowShuffle) -> Iterat
 def _dealt(
     corpus: Corpus, order: list[int], place: Place, reading: Reading, policy: Policy, counts: Counts
 ) -> Generator[list[Sample], None, None]:
-    """The share of one worker of all shards in this order."""
+    """The share of one worker in all shards, in this order."""
     consumers, consumer = place.ranks * place.workers, place.rank * place.workers + place.worker
     first = consumer % len(order)
-    # Those who share the shard at this place of the order, and which of them this one is.
+    # How many workers share the shard at this position of the order, and the number of this one among them.
     sharing, turn = len(range(first, consumers, len(order))), consumer // len(order)
     shards = (corpus.shards[number] for number in order[first::consumers])
     number = seen = 0
@@ -248,7 +252,7 @@ def _dealt(
 
 
 def filled_up(samples: Iterator[Sample], rules: Rules, counts: Counts) -> Iterator[Sample]:
-    """Whole batches of as many samples as there are: the first ones again at the end, or an incomplete batch left out."""
+    """Complete the last batch by repeating the first samples, or drop it if incomplete, as the rules say."""
     batch = rules.batch
     first: list[Sample] = []
     total = 0

@@ -1,1 +1,1 @@
-"""What extensions mean, and the forms that fields have as bytes: pictures, arrays."""
+"""Decoding and encoding of fields by extension: numbers, text, JSON, arrays, pictures."""

@@ -1,8 +1,8 @@
-"""Arrays as bytes: NumPy's .npy and .npz, and .ten, the tensors of WebDataset (Tensorcom). Never pickles.
+"""Decode and encode arrays: NumPy's .npy and .npz, and .ten, WebDataset's tensors (Tensorcom). Never pickles.
 
-A .ten file is a list of chunks: the magic number, the length in bytes (64 bits, little-endian), then so many bytes, padded
-to a multiple of 64. Two chunks are an array: its header (type and name of 8 characters each, number of dimensions,
-dimensions; 64 bits each) and its data in C order. Source: webdataset/tenbin.py.
+A .ten file is a list of chunks: the magic number, the length in bytes (64 bits, little-endian), then the bytes, padded to a
+multiple of 64. Two chunks make an array: its header (type and name of 8 characters each, number of dimensions, dimensions; 64
+bits each) and its data in C order. Source: webdataset/tenbin.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TEN_TYPES: Final = frozenset(("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "
 
 
 def decode_npy(data: bytes) -> NDArray[Any]:
-    """The array of a .npy file, writable. ValueError for what is none, is cut short, or holds Python objects."""
+    """The array of a .npy file, writable. ValueError if it is not one, is truncated, or holds Python objects."""
     stream = io.BytesIO(data)
     version = np.lib.format.read_magic(stream)
     if version not in ((1, 0), (2, 0)):  # 3.0 is for names of fields beyond Latin-1
@@ -34,25 +34,25 @@ def decode_npy(data: bytes) -> NDArray[Any]:
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read(stream)
     if dtype.hasobject:
-        raise ValueError("holds Python objects, which are pickles")
+        raise ValueError("holds Python objects, which would have to be unpickled")
     count = math.prod(shape)
     if min(shape, default=0) < 0 or count * dtype.itemsize > len(data) - stream.tell():
-        raise ValueError(f"is cut short: shape {shape} of {dtype} does not fit into {len(data)} bytes")
+        raise ValueError(f"truncated: shape {shape} of {dtype} does not fit into {len(data)} bytes")
     array = np.frombuffer(data, dtype, count, stream.tell()) if count * dtype.itemsize else np.empty(count, dtype)
     return array.reshape(shape, order="F" if fortran else "C").copy(order="K")
 
 
 def decode_npz(data: bytes) -> dict[str, NDArray[Any]]:
-    """The arrays of a .npz file by name. ValueError, BadZipFile when broken, or beyond INPUT_FIELD_BYTES_MAX decompressed."""
+    """The arrays of a .npz file by name. ValueError, BadZipFile if broken, or decompressed beyond INPUT_FIELD_BYTES_MAX."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         if sum(info.file_size for info in archive.infolist()) > INPUT_FIELD_BYTES_MAX:  # no more is ever read of a member
-            raise ValueError("too large when decompressed")
+            raise ValueError(f"decompresses to more than {INPUT_FIELD_BYTES_MAX} bytes")
         return {name.removesuffix(".npy"): decode_npy(archive.read(name)) for name in archive.namelist()}
 
 
 def decode_ten(data: bytes) -> list[NDArray[Any]]:
-    """The arrays of a .ten file, in order; writable. ValueError when broken."""
-    memory = memoryview(bytearray(data))  # one copy, which all of them share
+    """The arrays of a .ten file, in order; writable. ValueError if it is broken."""
+    memory = memoryview(bytearray(data))  # one copy, shared by all arrays
     chunks = _ten_chunks(memory)
     if len(chunks) % 2:
         raise ValueError("a header without its array")
@@ -68,7 +68,7 @@ def _ten_chunks(memory: memoryview) -> list[memoryview]:
         (size,) = struct.unpack_from("<q", memory, at + 8)
         at += 16
         if not 0 <= size <= total - at:
-            raise ValueError(f"is cut short: {size} bytes at offset {at} of {total}")
+            raise ValueError(f"truncated: {size} bytes at offset {at} of {total}")
         chunks.append(memory[at : at + size])
         at += size + -size % _TEN_ALIGN
     return chunks
@@ -76,13 +76,13 @@ def _ten_chunks(memory: memoryview) -> list[memoryview]:
 
 def _ten_array(header: memoryview, body: memoryview) -> NDArray[Any]:
     if len(header) < 24 or len(header) % 8:
-        raise ValueError("a header that is none")
+        raise ValueError(f"invalid header of {len(header)} bytes")
     dtype = bytes(header[:8]).rstrip(b"\0").decode("ascii")
     dimensions, *shape = struct.unpack(f"<{len(header) // 8 - 2}q", header[16:])
     if dtype not in _TEN_TYPES:
-        raise ValueError(f"arrays of type {dtype!r} are not read")
+        raise ValueError(f"arrays of type {dtype!r} are not supported")
     if dimensions != len(shape) or dimensions > _TEN_DIMENSIONS_MAX or min(shape, default=0) < 0:
-        raise ValueError(f"no shape: {dimensions} dimensions, {shape}")
+        raise ValueError(f"invalid shape {shape} with {dimensions} dimensions")
     count = math.prod(shape)
     if count * int(dtype[1]) != len(body):
         raise ValueError(f"shape {tuple(shape)} of {dtype} does not fit {len(body)} bytes")
@@ -90,12 +90,12 @@ def _ten_array(header: memoryview, body: memoryview) -> NDArray[Any]:
 
 
 def as_array(value: Any) -> NDArray[Any]:
-    """An array of what can be one: numpy's, torch's wherever they are, numbers, lists of numbers. TypeError for the rest."""
+    """Convert to an array: NumPy arrays, torch tensors on any device, numbers, lists of numbers. TypeError for the rest."""
     if hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
     array = np.asarray(value)
     if array.dtype.hasobject:
-        raise TypeError(f"{type(value).__name__} is no array of numbers")
+        raise TypeError(f"a {type(value).__name__} cannot become an array of numbers")
     return array
 
 
@@ -106,7 +106,7 @@ def encode_npy(value: Any) -> bytes:
 
 
 def encode_npz(value: Mapping[str, Any]) -> bytes:
-    """A .npz file, not compressed, since shards can be."""
+    """Make a .npz file. It is not compressed, since the shard can be."""
     if not isinstance(value, Mapping):
         raise TypeError(f".npz holds a dict of arrays, not {type(value).__name__}")
     stream = io.BytesIO()
@@ -117,13 +117,13 @@ def encode_npz(value: Mapping[str, Any]) -> bytes:
 
 
 def encode_ten(value: Any) -> bytes:
-    """A .ten file of one array or a list of them. TypeError for types and dimensions that the format does not have."""
+    """Make a .ten file of one array or a list of them. TypeError for types and dimensions that the format does not support."""
     arrays = [as_array(entry) for entry in value] if _is_list_of_arrays(value) else [as_array(value)]
     parts: list[bytes] = []
     for array in arrays:
         dtype = array.dtype.str[1:]
         if dtype not in _TEN_TYPES or array.ndim > _TEN_DIMENSIONS_MAX:
-            raise TypeError(f".ten has no arrays of {array.dtype} with {array.ndim} dimensions")
+            raise TypeError(f".ten does not support arrays of {array.dtype} with {array.ndim} dimensions")
         header = struct.pack(f"<8s8sq{array.ndim}q", dtype.encode("ascii"), b"", array.ndim, *array.shape)
         for chunk in (header, array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()):
             parts += (TEN_MAGIC, struct.pack("<q", len(chunk)), chunk, bytes(-len(chunk) % _TEN_ALIGN))

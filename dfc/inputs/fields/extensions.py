@@ -1,6 +1,6 @@
-"""What an extension says about the bytes of a field, and how they are decoded when nothing else is asked for.
+"""Which extensions there are, and how each is decoded by default.
 
-The lists are dlinputs' and WebDataset's. Of an extension with several parts the last one counts: `left.png` is a picture.
+The lists are those of dlinputs and WebDataset. The last part of an extension decides: `left.png` is a picture.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import msgspec
 from dfc.limits import INPUT_FIELD_BYTES_MAX
 
 _PADDING: Final = re.compile(rb"\0*")  # zeros are allowed between members of gzip, and at the end
-# What follows a member is copied: a first member gets all of a field, further ones, of which there may be many, bit by bit.
+# zlib copies the bytes after a member. So feed the first member the whole field, but later ones, which may be many, in steps.
 _MEMBER_BYTES: Final = 1024
 FieldFunction = Callable[[bytes], Any]
 
 NUMBERS: Final = frozenset(("cls", "cls2", "count", "index", "inx"))
-NUMBERS_OR_WORDS: Final = frozenset(("class", "id"))  # names of classes and ids are words as often as numbers
+NUMBERS_OR_WORDS: Final = frozenset(("class", "id"))  # classes and ids are words as often as numbers
 TEXTS: Final = frozenset(("txt", "text", "transcript"))
 JSONS: Final = frozenset(("json", "jsn"))
 MESSAGES: Final = frozenset(("mp", "msgpack", "msg"))
@@ -63,7 +63,7 @@ def suffixes(ext: str) -> Iterator[str]:
 
 
 def standard(ext: str, *, pickle: bool = False) -> FieldFunction | None:
-    """How dlinputs decodes an extension; None for one that stays bytes. ImportError that says what to install for pictures."""
+    """The default decoder of an extension, as in dlinputs; None if it stays bytes. ImportError if pictures need a library."""
     kind = ext.rpartition(".")[2]
     if kind in IMAGES:
         from dfc.inputs.fields.images import image_decoder
@@ -83,7 +83,7 @@ def standard(ext: str, *, pickle: bool = False) -> FieldFunction | None:
 
 
 def decompress(data: bytes) -> bytes:
-    """What a .gz field holds, all of its members; at most INPUT_FIELD_BYTES_MAX bytes. ValueError, zlib.error when broken."""
+    """Decompress a .gz field with all its members, up to INPUT_FIELD_BYTES_MAX bytes. ValueError, zlib.error if broken."""
     parts: list[bytes] = []
     left = INPUT_FIELD_BYTES_MAX
     view = memoryview(data)
@@ -92,18 +92,18 @@ def decompress(data: bytes) -> bytes:
         member = zlib.decompressobj(31)  # 31: with the header and the checksum of gzip
         while not member.eof:
             if at >= len(data):
-                raise ValueError("ends early")
+                raise ValueError("the gzip data is truncated")
             piece = view[at : at + amount]
-            parts.append(member.decompress(piece, left + 1))  # 0 would mean: without a bound
+            parts.append(member.decompress(piece, left + 1))  # 0 would mean no bound
             left -= len(parts[-1])
             if left < 0:
-                raise ValueError("too large when decompressed")
+                raise ValueError(f"decompresses to more than {INPUT_FIELD_BYTES_MAX} bytes")
             at += len(piece) - len(member.unused_data)
             amount *= 2
         at = _PADDING.match(data, at).end()  # type: ignore[union-attr]
         amount = _MEMBER_BYTES
     if not parts:
-        raise ValueError("ends early")
+        raise ValueError("the gzip data is empty")
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -118,7 +118,7 @@ def _json(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return json.loads(data)  # also takes NaN, a byte order mark and UTF-16, which JSON forbids and people write
+        return json.loads(data)  # also accepts NaN, a byte order mark and UTF-16, which JSON forbids but people write
 
 
 def _unpickle(data: bytes) -> Any:

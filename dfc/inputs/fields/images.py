@@ -1,7 +1,7 @@
-"""Pictures of samples, to and from arrays, PIL images and tensors (extra `images`: Pillow, and simplejpeg where it is there).
+"""Decode pictures to arrays, PIL images and tensors, and encode them (extra `images`: Pillow, and simplejpeg if installed).
 
-What is decoded comes from strangers: few formats, none that starts another program, and a bound on pixels before any is
-read. The extension does not count, the bytes do: a PNG named .jpg is read. EXIF's orientation is not applied.
+The data is not trusted: few formats are read, none that starts another program, and the number of pixels is checked before any
+is decoded. The bytes decide about the format, not the extension: a PNG named .jpg is read. EXIF orientation is not applied.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from dfc.inputs.epochs.batchmemory import empty
 from dfc.limits import INPUT_IMAGE_PIXELS_MAX
 
 Pixels = NDArray[np.uint8]
-Room = Callable[[tuple[int, ...], Any], NDArray[Any]]  # makes an array of a shape and a type
+Room = Callable[[tuple[int, ...], Any], NDArray[Any]]  # allocates an array of a shape and a type
 
 
 class Form(NamedTuple):
-    """As what a picture is decoded: `real` in [0, 1] or uint8; RGB, RGBA or L (grey, which has no axis for channels)."""
+    """The form of a decoded picture: float in [0, 1] (`real`) or uint8; RGB, RGBA or L (grey, without a channel axis)."""
 
     kind: Literal["numpy", "torch", "pil"]
     real: bool
     mode: Literal["RGB", "RGBA", "L"]
 
 
-# WebDataset's names. Torch's have the channels first.
+# WebDataset's names. The torch forms have the channels first.
 FORMS: Final[dict[str, Form]] = {
     "rgb8": Form("numpy", False, "RGB"),
     "rgb": Form("numpy", True, "RGB"),
@@ -49,9 +49,9 @@ FORMS: Final[dict[str, Form]] = {
     "pilrgba": Form("pil", False, "RGBA"),
     "pill": Form("pil", False, "L"),
 }
-JPEG_QUALITY: Final = 95  # as high as files still gain from; what is stored again and again should not show it
+JPEG_QUALITY: Final = 95  # the highest that still improves files, so that repeated storing does not show
 _FORMATS: Final = ("JPEG", "PNG", "PPM", "WEBP", "GIF", "BMP", "TIFF", "JPEG2000", "AVIF")
-_DEEP: Final = 65535  # the white of pictures with 16 bits a channel
+_DEEP: Final = 65535  # white in pictures with 16 bits per channel
 _SAVED_AS: Final = {
     **dict.fromkeys(("jpg", "jpeg", "jpe", "jfif"), "JPEG"),
     **dict.fromkeys(("pbm", "pgm", "ppm", "pnm"), "PPM"),
@@ -71,18 +71,18 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
 
 @cache
 def _pillow() -> tuple[Any, tuple[str, ...]]:
-    """`PIL.Image` and the formats to read that it knows."""
+    """`PIL.Image`, and the allowed formats that it can read."""
     try:
         from PIL import Image
     except ImportError:
-        raise ImportError("pictures need Pillow: pip install Pillow simplejpeg") from None
+        raise ImportError("decoding pictures needs Pillow: pip install Pillow simplejpeg") from None
     Image.init()
     return Image, tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
 @cache
 def _simplejpeg() -> Any:
-    """The library that decodes JPEG twice as fast as Pillow, with the same pixels; None where it is not installed."""
+    """The library that decodes JPEG twice as fast as Pillow, to the same pixels; None if it is not installed."""
     try:
         import simplejpeg
     except ImportError:
@@ -92,7 +92,7 @@ def _simplejpeg() -> Any:
 
 @cache
 def image_decoder(form: str) -> Callable[[bytes], Any]:
-    """The function for a name in FORMS. ImportError that says what to install when a library is missing."""
+    """The decoder for a name in FORMS. If a library is missing, ImportError says what to install."""
     kind, real, mode = FORMS[form]
     _pillow()
     if kind == "pil":
@@ -105,9 +105,9 @@ def image_decoder(form: str) -> Callable[[bytes], Any]:
 
 
 def _decode_array(data: bytes, real: bool, mode: str, room: Room = empty) -> NDArray[Any]:
-    """Shape (height, width, channels), or (height, width) for mode L; uint8, or float32 in [0, 1]. ValueError, OSError.
+    """Decode to shape (height, width, channels), or (height, width) for mode L; uint8, or float32 in [0, 1].
 
-    `room` gives the array where the decoder allows that.
+    `room` allocates the array if the decoder supports that. ValueError, OSError.
     """
     pixels = _decode_jpeg(data, mode, np.empty if real else room) if data[:2] == b"\xff\xd8" else None
     if pixels is None:
@@ -119,12 +119,12 @@ def _decode_array(data: bytes, real: bool, mode: str, room: Room = empty) -> NDA
         return pixels
     values = room(pixels.shape, np.float32)
     values[:] = pixels
-    values /= np.float32(255)  # not times 1/255, which rounds every second value otherwise than the other libraries
+    values /= np.float32(255)  # not times 1/255, which rounds every second value differently from the other libraries
     return values
 
 
 def _decode_jpeg(data: bytes, mode: str, room: Room) -> Pixels | None:
-    """None for what only Pillow can decode, or must judge: CMYK, damaged data."""
+    """Decode a JPEG with simplejpeg. None if only Pillow can decode it (CMYK) or must judge it (damaged data)."""
     library = _simplejpeg()
     if library is None:
         return None
@@ -148,7 +148,7 @@ class PictureTooLarge(ValueError):
 
 def _check_size(width: int, height: int) -> None:
     if width * height > INPUT_IMAGE_PIXELS_MAX:
-        raise PictureTooLarge(f"a picture of {width} x {height} is too large")
+        raise PictureTooLarge(f"a picture of {width} x {height} is too large: at most {INPUT_IMAGE_PIXELS_MAX} pixels")
 
 
 def _open(data: bytes) -> Any:
@@ -160,7 +160,7 @@ def _open(data: bytes) -> Any:
 
 
 def _deep_pixels(image: Any, real: bool, mode: str) -> NDArray[Any]:
-    """Pictures of 16 bits and of floats, which Pillow would clip at 255 instead of scaling them."""
+    """Scale pictures of 16 bits and of floats, which Pillow would clip at 255."""
     found = np.asarray(image)
     values = found.astype(np.float32) if image.mode == "F" else found.astype(np.float32) / np.float32(_DEEP)
     np.clip(values, 0, 1, out=values)
@@ -176,15 +176,14 @@ def _decode_pil(data: bytes, mode: str) -> Any:
     image = _open(data)
     if image.mode.startswith(("I", "F")):
         return _pillow()[0].fromarray(_deep_pixels(image, False, "L")).convert(mode)
-    return image.convert(mode)  # also where it has this mode: a plain image that holds no file
+    return image.convert(mode)  # even if it has this mode already, for a plain image that holds no file
 
 
 def encode_image(value: Any, kind: str) -> bytes:
-    """A picture in the format of an extension's last part: PNG for those that name none.
+    """Encode a picture in the format of an extension's last part; PNG if that names no format.
 
     Takes PIL images; arrays of shape (h, w), (h, w, 1), (h, w, 3) or (h, w, 4), uint8 or floats in [0, 1], and uint16 (grey,
-    PNG and TIFF only); tensors with the channels first. ValueError, TypeError for others. JPEG has no transparency: it is
-    left out.
+    PNG and TIFF only); tensors with the channels first. ValueError, TypeError for others. JPEG drops transparency.
     """
     library, _ = _pillow()
     format_name = _SAVED_AS.get(kind, "PNG")
@@ -210,23 +209,23 @@ def _to_pixels(value: Any) -> NDArray[Any]:
     pixels = _numpy_pixels(value)
     if np.issubdtype(pixels.dtype, np.floating):
         if not (pixels.min() > -0.001 and pixels.max() < 1.001):  # dlinputs' bounds; also refuses NaN
-            raise ValueError(f"floats of pictures are in [0, 1], not {pixels.min()} to {pixels.max()}")
+            raise ValueError(f"a picture of floats must have values in [0, 1], not {pixels.min()} to {pixels.max()}")
         pixels = np.rint(np.clip(pixels, 0, 1) * 255).astype(np.uint8)
     if pixels.dtype == np.uint8 or (pixels.dtype == np.uint16 and pixels.ndim == 2):
         return pixels
-    raise ValueError(f"no picture is made of {pixels.dtype} with {pixels.ndim} dimensions")
+    raise ValueError(f"cannot encode a picture of {pixels.dtype} with {pixels.ndim} dimensions")
 
 
 def _numpy_pixels(value: Any) -> NDArray[Any]:
-    if hasattr(value, "detach"):  # a tensor, wherever it is
+    if hasattr(value, "detach"):  # a tensor, on any device
         value = value.detach().cpu().numpy()
         if value.ndim == 3:
             value = value.transpose(1, 2, 0)
     if not isinstance(value, np.ndarray):
-        raise TypeError(f"no picture can be made of {type(value).__name__}")
+        raise TypeError(f"a {type(value).__name__} cannot be encoded as a picture")
     if value.ndim == 3 and value.shape[2] == 1:
         value = value[:, :, 0]
     if value.ndim not in (2, 3) or (value.ndim == 3 and value.shape[2] not in (3, 4)) or not value.size:
-        raise ValueError(f"no picture has the shape {value.shape}")
+        raise ValueError(f"a picture cannot have the shape {value.shape}")
     pixels: NDArray[Any] = value
     return pixels

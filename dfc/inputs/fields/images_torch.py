@@ -1,4 +1,4 @@
-"""Pictures as tensors of torch. Apart, so that nothing else imports torch."""
+"""Convert pictures to torch tensors. A separate module, so that nothing else imports torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dfc.inputs.epochs.batchmemory import empty
 
 
 def to_tensor(pixels: NDArray[Any]) -> Any:
-    """The same numbers with the channels first: (height, width, channels) becomes (channels, height, width)."""
+    """Move the channels first: (height, width, channels) becomes (channels, height, width)."""
     turned = pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels
     found = empty(turned.shape, pixels.dtype)
     found[...] = turned

@@ -1,1 +1,1 @@
-"""The inside of the `dfc://` filesystem."""
+"""Internals of the `dfc://` filesystem: paths, reading and members of shards."""

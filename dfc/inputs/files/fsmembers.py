@@ -1,4 +1,4 @@
-"""The members of a shard as files in folders, for the filesystem `dfc://`: read only, from the shard's index."""
+"""Members of a shard as read-only files in folders, for the `dfc://` filesystem. Listings come from the shard's index."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FILE = "file"
 
 
 def modified_at(text: str) -> datetime | None:
-    """From RFC 3339, to the second: a listing knows more of it than a HEAD."""
+    """Parse an RFC 3339 time, to the second: a listing has fractions that a HEAD lacks."""
     return datetime.fromisoformat(text).replace(microsecond=0) if text else None
 
 
@@ -28,12 +28,12 @@ def folder_info(path: str) -> Info:
 
 
 def member_info(client: Client, place: FilePlace) -> Info:
-    """A member, or a folder of members. NotAShard; NotFound for neither."""
+    """A member, or a folder of members. NotAShard; NotFound if it is neither."""
     assert place.member is not None
     path = f"{place.bucket}/{place.name}{MEMBERS}{place.member}"
     if place.member:
         try:
-            # One byte tells the size of the whole, too.
+            # The answer to a request for one byte also tells the whole size.
             with client.open_member(place.bucket, place.name, place.member, length=1) as reader:
                 return file_info(path, reader.info)
         except RangeNotSatisfiable:
@@ -51,7 +51,7 @@ def member_info(client: Client, place: FilePlace) -> Info:
 
 
 def find_members(client: Client, place: FilePlace, *, withdirs: bool = False, maxdepth: int | None = None) -> dict[str, Info]:
-    """The members below a folder by their paths, at most so many levels down. NotAShard, NotFound."""
+    """The members below a folder by path, at most `maxdepth` levels down. NotAShard, NotFound."""
     assert place.member is not None
     below = f"{place.member}/" if place.member else ""
     shard = client.stat(place.bucket, place.name)

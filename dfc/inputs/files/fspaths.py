@@ -1,6 +1,6 @@
-"""Paths of the filesystem `dfc://`: `bucket/object`, and `bucket/shard.tar//member` for what is in a shard. Pure; no I/O.
+"""Paths of the `dfc://` filesystem: `bucket/object`, and `bucket/shard.tar//member` for members of a shard. Pure; no I/O.
 
-Object names have no empty segments, so the first `//` is where a shard ends and its members begin.
+Object names have no empty segments, so the first `//` separates the shard from the member.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class FilePlace(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """What the names of objects in this folder begin with."""
+        """The prefix of the names of objects in this folder."""
         return f"{self.name}/" if self.name else ""
 
 
@@ -50,7 +50,7 @@ def strip_protocol(path: str) -> str:
 
 
 def place_of(path: str) -> FilePlace:
-    """What a path without protocol names. BadName when there can be no such thing."""
+    """What a path without protocol names. BadName if the path is invalid."""
     head, members, member = path.partition(MEMBERS)
     bucket, _, name = head.partition("/")
     if bucket:
@@ -58,12 +58,12 @@ def place_of(path: str) -> FilePlace:
     if name:
         check_object_name(name)
     if members and not name:
-        raise BadName(f"only shards have members, and {path!r} names none")
+        raise BadName(f"only shards have members, and {path!r} does not name a shard before `//`")
     return FilePlace(bucket, name, member if members else None)
 
 
 def parent_of(path: str) -> str:
-    """The folder of a path, the shard's for a member at its top, "" for a bucket."""
+    """The folder of a path; for a member at the top of a shard, the shard's root; "" for a bucket."""
     head, _, member = path.partition(MEMBERS)
     if member:
         return head + MEMBERS + (member.rpartition("/")[0])
@@ -71,7 +71,7 @@ def parent_of(path: str) -> str:
 
 
 def folders_of(names: Iterable[str], below: str) -> set[str]:
-    """All folders that names imply, below the prefix."""
+    """All folders below the prefix `below` that these names imply."""
     found: set[str] = set()
     for name in names:
         folder = name.rpartition("/")[0]
@@ -83,7 +83,7 @@ def folders_of(names: Iterable[str], below: str) -> set[str]:
 
 @contextmanager
 def as_os_errors(path: str) -> Iterator[None]:
-    """Errors of the cluster as those that programs expect of a filesystem; others of them are OSError(EIO)."""
+    """Convert errors of the cluster to the OSErrors that programs expect of a filesystem; EIO for all others."""
     try:
         yield
     except NotFound as problem:

@@ -1,4 +1,4 @@
-"""What the filesystem `dfc://` finds and reads; `filesystem` adds what it writes."""
+"""The reading half of the `dfc://` filesystem: listings, file facts and reads. `filesystem` adds writing."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ PARALLEL: Final = 16  # requests of one call for many ranges or objects
 
 
 class DfcReads(AbstractFileSystem):  # type: ignore[misc]
-    """What `DfcFileSystem` finds and reads."""
+    """The reading half of `DfcFileSystem`."""
 
     root_marker = ""
 
     def __init__(self, url: str | None = None, token: str | None = None, *, target: str | None = None, **options: Any) -> None:
         super().__init__(**options)
         self._options = StreamOptions(cluster=url or target, token=token)
-        self._made: dict[str, None] = {}  # folders without anything in them, which the cluster does not know
+        self._made: dict[str, None] = {}  # empty folders, which the cluster does not know
 
     @property
     def url(self) -> str:
@@ -59,7 +59,7 @@ class DfcReads(AbstractFileSystem):  # type: ignore[misc]
     def _parent(cls, path: str) -> str:
         return parent_of(cls._strip_protocol(path))
 
-    # What is there.
+    # Listings and file facts.
 
     def info(self, path: str, **_: Any) -> Info:
         """`name`, `size` (bytes), `type`; for files `ETag` (xxh3-128) and `mtime`."""
@@ -81,7 +81,7 @@ class DfcReads(AbstractFileSystem):  # type: ignore[misc]
                 return folder_info(path)
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> Any:
-        """What is directly in a folder, a bucket, or a shard (`bucket/shard.tar//`); a file lists itself."""
+        """List a folder, a bucket or a shard (`bucket/shard.tar//`), one level deep; a file lists itself."""
         path = self._strip_protocol(path)
         with as_os_errors(path):
             try:
@@ -97,7 +97,7 @@ class DfcReads(AbstractFileSystem):  # type: ignore[misc]
         return [found[name] for name in sorted(found)] if detail else sorted(found)
 
     def find(self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **options: Any) -> Any:
-        """All files below a path; one listing, however many folders there are."""
+        """All files below a path, by a single listing, however many folders there are."""
         path = self._strip_protocol(path)
         with as_os_errors(path):
             place = place_of(path)
@@ -117,7 +117,7 @@ class DfcReads(AbstractFileSystem):  # type: ignore[misc]
         return found if detail else list(found)
 
     def exists(self, path: str, **_: Any) -> bool:
-        """Whether a file or folder is there; an OSError when that cannot be said now."""
+        """Whether a file or folder exists. OSError if that cannot be determined now."""
         return self._type_of(path) is not None
 
     def isdir(self, path: str) -> bool:
@@ -131,7 +131,7 @@ class DfcReads(AbstractFileSystem):  # type: ignore[misc]
         return found
 
     def ukey(self, path: str) -> str:
-        """The etag: it changes with the contents."""
+        """The ETag, which changes with the contents."""
         info = self.info(path)
         return str(info.get("ETag") or info["name"])
 
@@ -142,7 +142,7 @@ class DfcReads(AbstractFileSystem):  # type: ignore[misc]
     # Reading.
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
-        """The bytes of a file, or of a range of it (negative: from its end); the whole is compared with its checksum."""
+        """The bytes of a file, or of a range (negative: from the end). A whole file is verified against its checksum."""
         path = self._strip_protocol(path)
         if (start or 0) < 0 or (end or 0) < 0:
             start, end, _step = slice(start, end).indices(self.info(path)["size"])
@@ -169,15 +169,15 @@ class DfcReads(AbstractFileSystem):  # type: ignore[misc]
         on_error: str = "return",
         **_: Any,
     ) -> list[Any]:
-        """The bytes of many ranges, in parallel; exceptions in their places unless `on_error="raise"`."""
+        """The bytes of many ranges, read in parallel. Exceptions are returned in place unless `on_error="raise"`."""
         starts = starts if isinstance(starts, Sequence) else [starts] * len(paths)
         ends = ends if isinstance(ends, Sequence) else [ends] * len(paths)
         if not len(paths) == len(starts) == len(ends):
-            raise ValueError("as many starts and ends as paths")
+            raise ValueError(f"paths, starts and ends must have the same length, not {len(paths)}, {len(starts)}, {len(ends)}")
         return self._map(self.cat_file, list(zip(paths, starts, ends, strict=True)), raising=on_error == "raise")
 
     def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **_: Any) -> Any:
-        """The bytes of a file, or of many by their paths, read in parallel."""
+        """The bytes of a file, or a dict of the bytes of many files by path, read in parallel."""
         paths = self.expand_path(path, recursive=recursive)
         if recursive:
             paths = [each for each in paths if not self.isdir(each)]
@@ -188,7 +188,7 @@ class DfcReads(AbstractFileSystem):  # type: ignore[misc]
         return {each: data for each, data in pairs if on_error != "omit" or not isinstance(data, Exception)}
 
     def get_file(self, rpath: str, lpath: Any, callback: Any = DEFAULT_CALLBACK, outfile: Any = None, **options: Any) -> None:
-        """Store a file locally: whole and verified, or not at all."""
+        """Download a file, whole and verified, or not at all."""
         rpath = self._strip_protocol(rpath)
         if outfile is not None or hasattr(lpath, "write"):
             super().get_file(rpath, lpath, callback=callback, outfile=outfile, **options)
@@ -207,7 +207,7 @@ class DfcReads(AbstractFileSystem):  # type: ignore[misc]
                 return
             self.client.get_to_file(place.bucket, place.name, lpath, resume=False, progress=callback.relative_update)
 
-    # What the methods above share.
+    # Helpers.
 
     def _type_of(self, path: str) -> str | None:
         try:
@@ -218,12 +218,12 @@ class DfcReads(AbstractFileSystem):  # type: ignore[misc]
             raise
 
     def read_part(self, path: str, start: int, end: int | None, etag: str | None) -> bytes:
-        """A range of the version with that etag (`end` None: the rest); OSError(ESTALE) when it is another by now."""
+        """A range of the version with this ETag (`end` None: the rest). OSError(ESTALE) if it was replaced since."""
         with as_os_errors(path):
             place = place_of(path)
             with self._reader(place, start, None if end is None else end - start) as reader:
                 if etag and reader.info.etag != etag:
-                    raise PreconditionFailed("it was replaced while it was read")
+                    raise PreconditionFailed("the object was replaced while it was being read; open it again")
                 return reader.readall()
 
     def _reader(self, place: FilePlace, start: int, length: int | None) -> ObjectReader:
@@ -258,7 +258,7 @@ class DfcReads(AbstractFileSystem):  # type: ignore[misc]
         return dict(sorted(infos.items()))
 
     def _map(self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], *, raising: bool) -> list[Any]:
-        """Call it for each, some at a time; exceptions are raised, or returned in their places."""
+        """Call a function with each of these arguments, several at a time. Exceptions are raised or returned in place."""
 
         def call(given: tuple[Any, ...]) -> Any:
             try:
@@ -275,7 +275,7 @@ class DfcReads(AbstractFileSystem):  # type: ignore[misc]
 
 
 class DfcFile(AbstractBufferedFile):  # type: ignore[misc]
-    """An object or member that is read in blocks, all of one version. `cache_type` and `block_size` are fsspec's."""
+    """An object or member opened for reading in blocks, all of one version. `cache_type` and `block_size` are fsspec's."""
 
     def __init__(self, fs: DfcReads, path: str, mode: str, block_size: int, **options: Any) -> None:
         self._details = fs.info(path)

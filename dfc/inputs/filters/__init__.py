@@ -1,11 +1,11 @@
-"""Filters of samples, as dlinputs had them: `df.shuffle(1000)` is a filter, and `df.shuffle(1000)(source)` what passes it.
+"""Filters of samples, compatible with dlinputs: `df.shuffle(1000)` makes a filter, `df.shuffle(1000)(source)` applies it.
 
     import dfc.inputs.filters as df
 
     pipeline = df.compose(df.shuffle(1000), df.batch(20))
     for batch in pipeline(dataset): …
 
-docs/inputs.md, "Filters", has them all in a table.
+docs/inputs.md, "Filters", lists all of them in a table.
 """
 
 from dfc.inputs.filters.batching import batch, batched, collate, unbatch

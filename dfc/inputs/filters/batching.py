@@ -1,4 +1,4 @@
-"""Samples to batches and back. Published as `batched` by dlinputs, and as `batch` where it was presented first."""
+"""Filters that make batches of samples, and split them. `batch` and `batched` are two published names of one filter."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _NUMBERS: Final = (int, float, np.number, np.bool_)
 
 
 def collate(samples: Sequence[Any], combine_tensors: bool = True, combine_scalars: bool = True, expand: bool = False) -> Any:
-    """One batch of samples: a dict of columns for dicts, a tuple of columns for tuples.
+    """Make one batch of samples: a dict of columns for dicts, a tuple of columns for tuples.
 
-    Arrays (and torch's tensors) of equal shape are stacked along a new first axis, numbers become an array, all else,
-    arrays of different shapes included, is a list. With `expand`, arrays of different shapes are filled up with zeros at
-    their ends. `combine_tensors=False`, `combine_scalars=False` leave lists. ValueError for no samples; SampleBroken when a
-    sample lacks a field that another one has.
+    Arrays (and torch tensors) of equal shape are stacked along a new first axis, and numbers become an array. Everything else,
+    including arrays of different shapes, becomes a list. With `expand`, arrays of different shapes are padded with zeros at
+    their ends. `combine_tensors=False`, `combine_scalars=False` keep lists. ValueError for no samples; SampleBroken if a sample
+    lacks a field that another one has.
     """
     if not samples:
-        raise ValueError("a batch has at least one sample")
+        raise ValueError("a batch needs at least one sample")
     first = samples[0]
     if not isinstance(first, Mapping):
         if isinstance(first, tuple | list):
@@ -43,9 +43,9 @@ def collate(samples: Sequence[Any], combine_tensors: bool = True, combine_scalar
 
 
 def odd_one(samples: Sequence[Mapping[str, Any]]) -> tuple[int, int, str]:
-    """Of samples with different fields: the place of one that is to blame, that of one which is better, and what is wrong.
+    """For samples with different fields: the position of an odd one, the position of a normal one, and what is wrong.
 
-    To blame is one without a field that half of the others have, else one with a field that few have.
+    The odd one lacks a field that at least half of them have, or has a field that few have.
     """
     counts = Counter(name for sample in samples for name in sample)
     name, count = next((name, count) for name, count in counts.most_common() if count < len(samples))
@@ -55,7 +55,7 @@ def odd_one(samples: Sequence[Mapping[str, Any]]) -> tuple[int, int, str]:
     odd, other = lacking.index(lacks), lacking.index(not lacks)
     instead = next((field for field in samples[odd] if field not in samples[other]), None)
     if lacks and instead is not None:
-        what += f': fields=["{name};{instead}", …] of a loader takes whichever there is'
+        what += f': use fields=["{name};{instead}", …] in the loader to take whichever is there'
     return odd, other, what
 
 
@@ -65,13 +65,13 @@ def _unequal(samples: Sequence[Mapping[str, Any]]) -> SampleBroken:
 
 
 def combine(values: list[Any], combine_tensors: bool = True, combine_scalars: bool = True, expand: bool = False) -> Any:
-    """A column of a batch: see `collate`."""
+    """Combine the values of one field into a column of a batch; see `collate`."""
     first = values[0]
     if isinstance(first, np.ndarray):
         return _stack_arrays(values, expand) if combine_tensors else values
     if isinstance(first, _NUMBERS):
         return _array_of_numbers(values) if combine_scalars else values
-    torch = sys.modules.get("torch")  # there are no tensors where it was not imported
+    torch = sys.modules.get("torch")  # if torch was not imported, there are no tensors
     if torch is None or not combine_tensors or not isinstance(first, torch.Tensor):
         return values
     alike = all(isinstance(value, torch.Tensor) and value.shape == first.shape for value in values)
@@ -114,7 +114,7 @@ def _array_of_numbers(values: list[Any]) -> Any:
         result = np.array(values)
     except OverflowError:
         return values
-    # Numbers beyond 64 bits would become objects, or floats that are not equal to them.
+    # Integers beyond 64 bits would become objects, or floats that are not equal to them.
     whole = all(isinstance(value, int | np.integer) for value in values)
     return values if result.dtype.hasobject or (whole and result.dtype.kind == "f") else result
 
@@ -126,9 +126,9 @@ def batched(
     partial: bool = True,
     expand: bool = False,
 ) -> Filter:
-    """Batches of `batchsize` samples, made by `collate`. The last one may be smaller; `partial=False` leaves it out then."""
+    """Make batches of `batchsize` samples with `collate`. The last one may be smaller; `partial=False` then drops it."""
     if batchsize < 1:
-        raise ValueError(f"a batch has at least one sample, not {batchsize}")
+        raise ValueError(f"batchsize must be at least 1, not {batchsize}")
     return Filter(_batched, batchsize, combine_tensors, combine_scalars, partial, expand)
 
 
@@ -149,13 +149,13 @@ def _batched(
 
 
 def unbatch() -> Filter:
-    """The samples of batches. Columns are arrays, tensors and lists; another value belongs to all samples of its batch."""
+    """Split batches into samples. Arrays, tensors and lists are columns; any other value goes to all samples of its batch."""
     return Filter(_unbatch)
 
 
 def _unbatch(source: Iterable[Any]) -> Iterator[Any]:
     for batch in source:
-        if not isinstance(batch, Mapping | tuple):  # of samples that are neither: one column
+        if not isinstance(batch, Mapping | tuple):  # a batch of other samples: one column
             yield from batch
             continue
         names = list(batch) if isinstance(batch, Mapping) else range(len(batch))
@@ -172,7 +172,7 @@ def _length(batch: Any, columns: list[Any]) -> int:
         return len(batch["__key__"])
     lengths = [len(column) for column in columns if _has_rows(column)]
     if not lengths:
-        raise SampleBroken("a batch without a list or an array has no samples")
+        raise SampleBroken("cannot unbatch: the batch has no list or array")
     return lengths[0]
 
 

@@ -1,4 +1,4 @@
-"""Filters that let some samples through, and look at them on the way."""
+"""Filters that select, check or print samples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHOWN_CHARS = 60
 
 
 def grep(*, _not: bool = False, _handler: Handler = "raise", **patterns: str) -> Filter:
-    """The samples in which each of these fields has a match of its regular expression; with `_not`, in which none has.
+    """Keep samples in which each of these fields matches its regular expression; with `_not`, in which none does.
 
     Bytes are read as UTF-8, other values as `str` shows them. A sample without one of the fields goes to `_handler`.
     """
@@ -43,7 +43,7 @@ def _text(value: Any) -> str:
 
 
 def select(*predicates: Predicate, _handler: Handler = "raise", **fields: Predicate) -> Filter:
-    """The samples for which all predicates hold: functions of the sample, and `field=function` of one field's value.
+    """Keep samples for which all predicates hold: functions of the sample, and `field=function` of a field's value.
 
     A sample without one of the fields, or whose predicate raises, goes to `_handler`.
     """
@@ -58,7 +58,7 @@ def _select(sample: Any, predicates: tuple[Predicate, ...], fields: list[tuple[t
 
 
 def check(*, _handler: Handler = "raise", **fields: Predicate) -> Filter:
-    """All samples; one for which a predicate `field=function` does not hold is SampleBroken and goes to `_handler`."""
+    """Pass all samples, but send those for which a predicate `field=function` fails to `_handler` as SampleBroken."""
     wanted = [(alternatives(field), predicate) for field, predicate in fields.items()]
     return Filter(each, partial(_check, fields=wanted), _handler, counts=Counts())
 
@@ -66,15 +66,15 @@ def check(*, _handler: Handler = "raise", **fields: Predicate) -> Filter:
 def _check(sample: Any, fields: list[tuple[tuple[str, ...], Predicate]]) -> Any:
     for names, holds in fields:
         if not holds(pick(sample, names)):
-            raise broken(sample, f"field {names[0]!r} fails its check")
+            raise broken(sample, f"field {names[0]!r} failed its check")
     return sample
 
 
 def unique(key: str, rekey: bool = False, skip_missing: bool = False, error: bool = True, handler: Handler = "raise") -> Filter:
-    """Samples whose field `key` differs from all before; one that does not is SampleBroken, or left out with `error=False`.
+    """Keep samples whose field `key` is new; a repeated one is SampleBroken, or dropped with `error=False`.
 
-    `rekey` makes the digest of the field the key of the sample. A sample without the field is SampleBroken, or
-    left out with `skip_missing`. Takes 100 bytes of memory a sample.
+    `rekey` makes the digest of the field the key of the sample. A sample without the field is SampleBroken, or dropped with
+    `skip_missing`. Needs 100 bytes of memory per sample.
     """
     return Filter(_unique, key, rekey, skip_missing, error, handler, counts=Counts())
 
@@ -91,7 +91,7 @@ def _unique(
         digest = _digest(pick(sample, names))
         if digest in seen:
             if error:
-                raise broken(sample, f"field {key!r} is the same as that of an earlier sample")
+                raise broken(sample, f"field {key!r} has the same value as in an earlier sample")
             return SKIP
         seen.add(digest)
         return {**sample, "__key__": digest.hex()} if rekey else sample
@@ -100,7 +100,7 @@ def _unique(
 
 
 def _digest(value: Any) -> bytes:
-    """16 bytes that differ for values that differ in content, type or shape."""
+    """A digest of 16 bytes, which differs for values of different content, type or shape."""
     if isinstance(value, bytes | bytearray | memoryview):
         return blake2b(value, digest_size=16).digest()
     return blake2b(msgpack.packb(value, default=_parts, strict_types=True), digest_size=16, key=b"value").digest()
@@ -117,9 +117,9 @@ def _parts(value: Any) -> Any:
 
 
 def info(every: int = 0, file: TextIO | None = None) -> Filter:
-    """All samples; the first one, or with `every` each so many, is shown: on standard output unless there is a `file`."""
+    """Pass all samples, and print the first one, or every `every`-th: to standard output unless `file` is given."""
     if every < 0:
-        raise ValueError(f"every={every} is no number of samples")
+        raise ValueError(f"every must not be negative, not {every}")
     return Filter(_info, every, file)
 
 

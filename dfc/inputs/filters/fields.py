@@ -1,6 +1,6 @@
-"""Filters for the fields of a sample: other names, some of them only, tuples instead of dicts, fields out of a table.
+"""Filters for the fields of a sample: rename, copy, extract as tuples, add from a table, replace.
 
-Wherever a field is named, "jpg;png" or "jpg png" is the first of them that the sample has.
+Wherever a field is named, "jpg;png" or "jpg png" means the first of them that the sample has.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Rules = Mapping[str, tuple[str, ...]]
 
 
 def with_keys(*fields: str) -> Filter:
-    """The samples that have all of these fields."""
+    """Keep samples that have all of these fields."""
     return Filter(each, partial(_with_keys, wanted=[alternatives(field) for field in fields]), "raise", counts=Counts())
 
 
@@ -32,10 +32,10 @@ def rename(
     handler: Handler = "raise",
     **fields: str,
 ) -> Filter:
-    """Samples of the fields `new="old"`, and of nothing else but the key and, with `keep_meta`, what begins with "_".
+    """Rename fields (`new="old"`) and drop all others except the key and, with `keep_meta`, those that begin with "_".
 
-    `keep_all` keeps the others too, under their old names. A sample that lacks one raises SampleBroken; with
-    `skip_missing` it is left out; with `error_missing=False` it comes without the field.
+    `keep_all` keeps the others too, under their old names. A sample that lacks a field raises SampleBroken; with `skip_missing`
+    it is dropped; with `error_missing=False` it passes without the field.
     """
     rules = {new: alternatives(old) for new, old in fields.items()}
     function = partial(
@@ -51,7 +51,7 @@ def copy(
     handler: Handler = "raise",
     **fields: str,
 ) -> Filter:
-    """All fields, and those of `new="old"` under a second name. The options are those of `rename`."""
+    """Keep all fields, and give some a second name (`new="old"`). The options are those of `rename`."""
     return rename(True, keep_meta, skip_missing, error_missing, handler, **fields)
 
 
@@ -71,7 +71,7 @@ def _rename(
 
 
 def extract(*fields: str, error_missing: bool = True, handler: Handler = "raise") -> Filter:
-    """Tuples of these fields. One that is missing raises SampleBroken, or is None with `error_missing=False`."""
+    """Turn samples into tuples of these fields. A missing field raises SampleBroken, or is None with `error_missing=False`."""
     return to_tuple(*[";".join(alternatives(field)) for field in fields], handler=handler, missing_is_error=error_missing)
 
 
@@ -82,9 +82,9 @@ def to_tuple(
     none_is_error: bool | None = None,
     counts: Counts | None = None,
 ) -> Filter:
-    """WebDataset's `extract`: `to_tuple("jpg;png", "cls")`, or all in one text: `to_tuple("jpg;png cls")`.
+    """Turn samples into tuples, like WebDataset: `to_tuple("jpg;png", "cls")`, or in one string: `to_tuple("jpg;png cls")`.
 
-    What is missing, and None unless `none_is_error=False`, goes to the handler as SampleBroken.
+    A missing field, and None unless `none_is_error=False`, goes to the handler as SampleBroken.
     """
     names = fields[0].split() if len(fields) == 1 else list(fields)
     wanted = [alternatives(name) for name in names]
@@ -109,7 +109,7 @@ def _to_tuple(sample: Any, wanted: list[tuple[str, ...]], missing_is_error: bool
 
 
 def map_tuple(*functions: Callable[[Any], Any] | None, handler: Handler = "raise", counts: Counts | None = None) -> Filter:
-    """Tuples with a function applied to each entry; None, and entries beyond the functions, leave it as it is."""
+    """Apply a function to each entry of a tuple. Entries with None, or beyond the functions, stay as they are."""
     return Filter(each, partial(_map_tuple, functions=functions), handler, counts=counts or Counts())
 
 
@@ -121,7 +121,7 @@ def _map_tuple(sample: Any, functions: tuple[Callable[[Any], Any] | None, ...]) 
 def annotate(
     table: Mapping[Any, Mapping[str, Any]] | Callable[[Any], Mapping[str, Any] | None], key: str = "__key__"
 ) -> Filter:
-    """Samples with the fields that a table has for their `key`, if any. The table may be a function of the key."""
+    """Add the fields that a table has for the `key` of a sample, if any. The table may be a function of the key."""
     look_up = table.get if isinstance(table, Mapping) else table
     return Filter(each, partial(_annotate, look_up=look_up, names=(key,)), "raise", counts=Counts())
 
@@ -131,9 +131,9 @@ def _annotate(sample: Any, look_up: Callable[[Any], Mapping[str, Any] | None], n
 
 
 def patched(patches: Iterable[Mapping[str, Any]], maxpatches: int = 10_000) -> Filter:
-    """Samples in the place of those with the same key. They are read at once and kept in memory.
+    """Replace samples by the patches with the same key. The patches are read at once and kept in memory.
 
-    ValueError for more than `maxpatches`, and for two with one key.
+    ValueError for more than `maxpatches` patches, or two with the same key.
     """
     table: dict[Any, Mapping[str, Any]] = {}
     for patch in patches:
@@ -141,7 +141,7 @@ def patched(patches: Iterable[Mapping[str, Any]], maxpatches: int = 10_000) -> F
         if key in table:
             raise ValueError(f"two patches for the key {key!r}")
         if len(table) == maxpatches:
-            raise ValueError(f"more than maxpatches={maxpatches} patches")
+            raise ValueError(f"there are more patches than maxpatches={maxpatches}")
         table[key] = patch
     return Filter(each, partial(_patched, table=table), "raise", counts=Counts())
 

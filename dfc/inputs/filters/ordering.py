@@ -1,4 +1,4 @@
-"""The order of samples and their sources: shuffle, merge, concat, slices, and samples kept for further epochs."""
+"""Filters for the order of samples: shuffle, merge and concatenate sources, slice, cache in memory."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _END: Final = object()
 
 
 def shuffle(bufsize: int = 1000, initial: int = 100, seed: int | None = None) -> Filter:
-    """Samples in random order, drawn from a buffer of `bufsize` samples; the first comes when `initial` of them are there.
+    """Shuffle samples in a buffer of `bufsize` samples. The first sample comes once `initial` of them have been read.
 
-    Every sample comes once, not more than `bufsize` places too early. With a `seed` the order is the same in each run, and
-    another one in each pass. A buffer of fewer than 2 shuffles nothing.
+    Every sample comes once, at most `bufsize` positions too early. With a `seed` the order is the same in each run, but differs
+    in each pass. A buffer of fewer than 2 samples shuffles nothing.
     """
     if bufsize < 0 or initial < 0:
-        raise ValueError(f"a buffer has no {min(bufsize, initial)} samples")
+        raise ValueError(f"bufsize and initial must not be negative, not {bufsize} and {initial}")
     return Filter(_shuffle, bufsize, initial, seed, numbered=True)
 
 
 def generator(seed: int | None, number: int) -> random.Random:
-    """Random numbers of a pass: the same for the same seed and number, of the system's without a seed."""
+    """The random generator of a pass, determined by seed and number; seeded by the system if `seed` is None."""
     return random.Random() if seed is None else random.Random(f"{seed} {number}")
 
 
@@ -56,12 +56,12 @@ def _shuffle(source: Iterable[Any], bufsize: int, initial: int, seed: int | None
 
 
 def merge(sources: Sequence[Iterable[Any]], weights: Sequence[float] | None = None, seed: int | None = None) -> Iterable[Any]:
-    """The samples of several sources: which one gives the next is drawn, by `weights` if there are any, until all have ended.
+    """Merge several sources at random, by `weights` if given, until all have ended.
 
-    Takes sources, not a source: `df.merge([a, b])`. ValueError when weights are not one positive number for each source.
+    Takes sources, not a source: `df.merge([a, b])`. ValueError unless there is one positive weight for each source.
     """
     if weights is not None and (len(weights) != len(sources) or any(not weight > 0 for weight in weights)):
-        raise ValueError(f"merge takes one positive weight for each of {len(sources)} sources, not {list(weights)}")
+        raise ValueError(f"merge needs one positive weight for each of {len(sources)} sources, not {list(weights)}")
     run = partial(_merge, weights=None if weights is None else list(weights), seed=seed)
     return through(tuple(sources), run, numbered=True)
 
@@ -82,9 +82,9 @@ def _merge(sources: Iterable[Any], number: int, *, weights: list[float] | None, 
 
 
 def concat(sources: Sequence[Iterable[Any]], maxepoch: int | None = 1) -> Iterable[Any]:
-    """The samples of one source after the other, numbered in `__count__` from 0 on.
+    """Concatenate sources, and number the samples in `__count__` from 0.
 
-    A source that repeats itself and says so in `__epoch__`, as `cached` does, is left when that is `maxepoch` (None: never).
+    A source that repeats itself and counts in `__epoch__`, like `cached`, is left when that reaches `maxepoch` (None: never).
     """
     return through(tuple(sources), partial(_concat, maxepoch=maxepoch))
 
@@ -100,10 +100,10 @@ def _concat(sources: Iterable[Any], *, maxepoch: int | None) -> Iterator[Any]:
 
 
 def sliced(*bounds: int | None) -> Filter:
-    """`sliced(stop)`, `sliced(start, stop)`, `sliced(start, stop, step)`: samples by number, as `itertools.islice`."""
+    """Slice the samples like `itertools.islice`: `sliced(stop)`, `sliced(start, stop)`, `sliced(start, stop, step)`."""
     if not 1 <= len(bounds) <= 3:
         raise ValueError("sliced takes one to three numbers: [start,] stop [, step]")
-    itertools.islice((), *bounds)  # its ValueError now, not at the first sample
+    itertools.islice((), *bounds)  # raises its ValueError now, not at the first sample
     return Filter(_sliced, *bounds)
 
 
@@ -112,13 +112,13 @@ def _sliced(source: Iterable[Any], *bounds: int | None) -> Iterator[Any]:
 
 
 def cached(nepochs: int = 1_000_000, max_size: int = 1_000_000_000, key: str = "__key__", seed: int | None = None) -> Filter:
-    """All samples of the first epoch as they come, then out of memory for the other epochs, in another random order each.
+    """Cache samples in memory: the first epoch in the source's order, each further one in a new random order.
 
-    The first epoch ends with the source, or where the `key` of its first sample comes again, as sources do that repeat
-    themselves. Samples get their `__epoch__` and, as `__index__`, their number. MemoryError for more than `max_size` samples.
+    The first epoch ends with the source, or when the `key` of its first sample comes again, for sources that repeat themselves.
+    Samples get their `__epoch__`, and their number as `__index__`. MemoryError for more than `max_size` samples.
     """
     if nepochs < 1 or max_size < 1:
-        raise ValueError("there is at least one epoch, of at least one sample")
+        raise ValueError(f"nepochs and max_size must be at least 1, not {nepochs} and {max_size}")
     return Filter(_cached, nepochs, max_size, key, seed, numbered=True)
 
 
@@ -129,7 +129,7 @@ def _cached(source: Iterable[Any], nepochs: int, max_size: int, key: str, seed: 
         if kept and kept[0][key] == sample[key]:
             break
         if len(kept) == max_size:
-            raise MemoryError(f"more than max_size={max_size} samples to keep")
+            raise MemoryError(f"there are more samples to keep than max_size={max_size}")
         kept.append({**sample, "__index__": len(kept)})
         yield {**kept[-1], "__epoch__": 0}
     for epoch in range(1, nepochs if kept else 1):

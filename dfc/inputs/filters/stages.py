@@ -1,7 +1,7 @@
-"""How filters are made and put together: a filter is called with a source and gives what passes through it.
+"""Make and compose filters: a filter is called with a source and returns an iterable of what passes through it.
 
-What a filter gives can be iterated as often as its source: over a list or a dataset each `for` is a new pass; over an iterator
-there is one pass, and it is an iterator itself, for `next`. Filters travel between processes when their arguments do.
+The result can be iterated as often as its source: over a list or a dataset each `for` is a new pass; over an iterator there is
+one pass, and the result is itself an iterator, for `next`. A filter can be pickled if its arguments can.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from dfc.inputs.base import Counts, Handler, SampleBroken, resolve_handler
 from dfc.inputs.decoding import broken
 
 P = ParamSpec("P")
-# A filter, or anything that is used as one.
+# A filter, or anything that can be used as one.
 Step = Callable[[Any], Any]
 
 
 class Filter:
-    """`function(source, *arguments, **options)` that waits for its source. `counts` says what it left out, where it can."""
+    """`function(source, *arguments, **options)` without its source. `counts` tells what it dropped, if the function counts."""
 
     def __init__(self, function: Callable[..., Iterator[Any]], *arguments: Any, numbered: bool = False, **options: Any) -> None:
         self.function = function
         self.arguments = arguments
         self.options = options
-        self.numbered = numbered  # the function takes `number=`: which pass over the source this is, from 0 on
+        self.numbered = numbered  # whether the function takes `number=`, the number of the pass over the source, from 0
         self.counts: Counts = options.get("counts") or Counts()
 
     def __call__(self, source: Iterable[Any]) -> Iterable[Any]:
@@ -40,7 +40,7 @@ class Filter:
 
 
 class Stage:
-    """A source and what is done to it, to be iterated again and again."""
+    """A source and a function applied to it, which can be iterated repeatedly."""
 
     def __init__(self, source: Any, function: Callable[[Any, int], Iterator[Any]]) -> None:
         self.source = source
@@ -53,7 +53,7 @@ class Stage:
         return self._function(self.source, number)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next pass is number `epoch` (from 0 on), which seeds count by; also for the source if it knows epochs."""
+        """Set the number of the next pass (from 0), on which random orders depend; also for the source, if it has epochs."""
         self._number = epoch
         for source in self.source if isinstance(self.source, list | tuple) else (self.source,):
             if hasattr(source, "set_epoch"):
@@ -61,7 +61,7 @@ class Stage:
 
 
 def through(source: Any, function: Callable[..., Iterator[Any]], *, numbered: bool = False) -> Iterable[Any]:
-    """What `function(source)` iterates: once over an iterator, again and again over all else. A tuple is several sources."""
+    """Apply a function to a source: iterable once if that is an iterator, else repeatedly. A tuple is several sources."""
     run = function if numbered else _Unnumbered(function)
     sources = source if isinstance(source, tuple) else (source,)
     if any(isinstance(entry, Iterator) for entry in sources):
@@ -78,7 +78,7 @@ class _Unnumbered:
 
 
 def curried(function: Callable[Concatenate[Any, P], Iterator[Any]]) -> Callable[P, Filter]:
-    """A decorator for filters of your own: a generator `f(source, a, b)` is then used as `f(a, b)(source)`."""
+    """Decorator for your own filters: use a generator `f(source, a, b)` as `f(a, b)(source)`."""
 
     @wraps(function)
     def maker(*arguments: P.args, **options: P.kwargs) -> Filter:
@@ -88,7 +88,7 @@ def curried(function: Callable[Concatenate[Any, P], Iterator[Any]]) -> Callable[
 
 
 class _Curried(Filter):
-    """Travels as the call that made it, since the name of its function now stands for the maker."""
+    """Pickled as the call that made it, since the name of the function now refers to the maker."""
 
     def __init__(self, maker: Callable[..., Filter], function: Callable[..., Any], arguments: Any, options: Any) -> None:
         self._made_by = (maker, arguments, options)
@@ -104,7 +104,7 @@ def _make(maker: Callable[..., Filter], arguments: tuple[Any, ...], options: dic
 
 
 class Composed:
-    """Filters one after the other."""
+    """Filters applied one after the other."""
 
     def __init__(self, steps: tuple[Step, ...]) -> None:
         self.steps = steps
@@ -119,7 +119,7 @@ class Composed:
 
 
 def compose(*steps: Step) -> Step:
-    """One filter of several, which are applied from left to right. Without any it gives the source itself."""
+    """Compose filters, applied from left to right. Without filters, the result is the source itself."""
     return Composed(steps)
 
 
@@ -129,12 +129,12 @@ def compose2(first: Step, second: Step) -> Step:
 
 
 def pipeline(source: Any, *steps: Step) -> Any:
-    """The source with filters applied to it from left to right."""
+    """Apply filters to a source from left to right."""
     return Composed(steps)(source)
 
 
 def identity() -> Filter:
-    """All samples as they are."""
+    """Pass all samples unchanged."""
     return Filter(_identity)
 
 
@@ -143,26 +143,26 @@ def _identity(source: Iterable[Any]) -> Iterator[Any]:
 
 
 class FieldMissing(SampleBroken):
-    """A sample lacks a field that a filter was told to use."""
+    """A sample lacks a field that a filter uses."""
 
     code = "field_missing"
 
 
-SKIP: Final = object()  # given by a function in `each` for a sample that is not wanted
+SKIP: Final = object()  # returned by a function in `each` to drop a sample
 
 
 def each(source: Iterable[Any], function: Callable[[Any], Any], handler: Handler, *, counts: Counts) -> Iterator[Any]:
-    """What `function` makes of each sample, SKIP left out. Where it raises, the handler decides; what is lost is counted."""
+    """Map `function` over samples, dropping SKIP. If it raises, the handler decides, and the loss is counted."""
     decide = resolve_handler(handler)
     for sample in source:
         try:
             result = function(sample)
         except ImportError:
-            raise  # something is missing here, not in the sample
+            raise  # a library is missing; the sample is fine
         except Exception as problem:
             error = problem
             if not isinstance(problem, SampleBroken):
-                error = broken(sample, "a filter fails", problem)
+                error = broken(sample, "a filter failed", problem)
                 error.__cause__ = problem
             counts.note(error)
             counts.add(samples_skipped=1)
@@ -174,15 +174,15 @@ def each(source: Iterable[Any], function: Callable[[Any], Any], handler: Handler
 
 
 def alternatives(names: str) -> tuple[str, ...]:
-    """`"jpg;png"` or `"jpg png"`: the first of them that a sample has. ValueError for no name."""
+    """The names in `"jpg;png"` or `"jpg png"`, of which the first that a sample has is used. ValueError for no name."""
     found = tuple(names.replace(";", " ").split())
     if not found:
-        raise ValueError("no field is named")
+        raise ValueError(f"no field name in {names!r}")
     return found
 
 
 def pick(sample: Any, names: tuple[str, ...]) -> Any:
-    """The value of the first of the fields that is there. FieldMissing if there is none."""
+    """The value of the first of these fields that the sample has. FieldMissing if it has none."""
     for name in names:
         if name in sample:
             return sample[name]

@@ -1,6 +1,6 @@
-"""Filters that change the values of samples: functions on fields or whole samples, decoding and encoding.
+"""Filters that change values: functions on fields or whole samples, decoding and encoding.
 
-Each takes a `handler` for samples that it fails at, and says in `counts` how many were left out.
+Each takes a `handler` for samples that fail, and counts the dropped ones in `counts`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def map(
     counts: Counts | None = None,
     **functions: Function,
 ) -> Filter:
-    """Samples with `field=function` applied to their fields; all others stay as they are.
+    """Apply `field=function` to fields; all other fields stay as they are.
 
-    As published, a sample whose function raises is left out with a warning, unless `errors_are_fatal`, and one without a field
-    raises SampleBroken, unless `error_missing=False`: then there is nothing to do. A `handler` decides about both.
+    As in dlinputs, a sample whose function raises is dropped with a warning, unless `errors_are_fatal`. A sample without a
+    field raises SampleBroken, unless `error_missing=False`: then the field is ignored. A `handler` decides about both.
     """
     if handler is None:
         handler = "raise" if errors_are_fatal else _warn_unless_missing
@@ -47,14 +47,14 @@ def _map(sample: Any, functions: dict[str, Function], error_missing: bool) -> An
             except ImportError:
                 raise
             except Exception as problem:
-                raise broken(sample, f"the function for field {name!r} fails", problem) from problem
+                raise broken(sample, f"the function for field {name!r} failed", problem) from problem
         elif error_missing:
             raise missing(sample, (name,))
     return result
 
 
 def transform(f: Function | None = None, handler: Handler = "raise", counts: Counts | None = None) -> Filter:
-    """What a function makes of whole samples, under the keys they had. A sample for which it gives None is left out."""
+    """Apply a function to whole samples, which keep their keys. A sample for which it returns None is dropped."""
     return Filter(each, partial(_transform, function=f), handler, counts=counts or Counts())
 
 
@@ -74,10 +74,10 @@ def decode(
     handler: Handler = "raise",
     counts: Counts | None = None,
 ) -> Filter:
-    """Decoded samples: `spec`, `only` and `pickle` are those of `dfc.inputs.decoding.Decoder`."""
+    """Decode samples. `spec`, `only` and `pickle` are those of `dfc.inputs.decoding.Decoder`."""
     return Filter(each, Decoder(spec, only, pickle=pickle), handler, counts=counts or Counts())
 
 
 def encode(pickle: bool = False, handler: Handler = "raise", counts: Counts | None = None) -> Filter:
-    """Samples whose fields are bytes again, ready to be written: see `dfc.inputs.encoding.encode`."""
+    """Encode the fields of samples as bytes, ready to be written; see `dfc.inputs.encoding.encode`."""
     return Filter(each, partial(encoding.encode, pickle=pickle), handler, counts=counts or Counts())

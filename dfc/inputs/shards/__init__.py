@@ -1,1 +1,1 @@
-"""From the bytes of shards to undecoded samples: read ahead, decompressed, parsed."""
+"""Turn the bytes of shards into undecoded samples: read ahead, decompress, parse."""

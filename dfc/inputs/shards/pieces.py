@@ -1,4 +1,4 @@
-"""The bytes of one part of a shard, decompressed, in pieces that wait in a bounded number of slots until they are parsed."""
+"""Read a part of a shard, decompressed, in pieces that wait in a bounded number of slots until they are parsed."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from dfc.limits import INPUT_BUFFER_BYTES, INPUT_BUFFER_BYTES_MIN, MIB, TAR_HEAD
 from dfc.tar.compression import Decompressor, kind_of_bytes
 from dfc.tar.header import TarError, checksum_matches
 
-_FAST_S: Final = 0.02  # a read that took less is followed by a larger one,
-_SLOW_S: Final = 0.1  # one that took more by a smaller one
+_FAST_S: Final = 0.02  # after a faster read, read more at a time
+_SLOW_S: Final = 0.1  # after a slower one, read less
 _COMPRESSED_READ_BYTES: Final = 1 * MIB
-_COMPRESSED_BUFFERS: Final = 3  # of that size: one is decompressed, one filled, one waits
-_DECOMPRESSED_BYTES: Final = 1 * MIB  # a call's output. Measured: of 256 KiB to 1 MiB the same, more is 10 % slower
+_COMPRESSED_BUFFERS: Final = 3  # of that size: one being decompressed, one being filled, one waiting
+_DECOMPRESSED_BYTES: Final = 1 * MIB  # output of a call. Measured: 256 KiB to 1 MiB are equal, more is 10 % slower
 _Received = HandOver[bytearray, tuple[bytearray, int] | Exception]
 _COMPRESSED_NAMES: Final = (".tgz", ".gz", ".zst", ".lz4", ".bz2", ".tbz2", ".xz", ".txz")
 
 
 class ShardRange(NamedTuple):
-    """The part of a shard that is to be read: offsets in the uncompressed archive."""
+    """The part of a shard to read, by offsets in the uncompressed archive."""
 
     ref: ShardRef
     start: int
@@ -38,7 +38,7 @@ class ShardRange(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """What is known of a shard once it is open; comes before its first piece."""
+    """The facts of a shard once it is open; handed over before its first piece."""
 
     url: str
     etag: str
@@ -46,7 +46,7 @@ class Opened(NamedTuple):
 
 
 class Slot:
-    """The right to hand over one piece, and a buffer for it, which is made when it is first needed."""
+    """The right to hand over one piece, with a buffer that is allocated on first use."""
 
     def __init__(self) -> None:
         self._buffer: bytearray | None = None
@@ -59,7 +59,7 @@ class Slot:
 
 
 class Piece(NamedTuple):
-    """Bytes that follow each other: the first so many of each buffer. The slot goes back to the lane when they are used."""
+    """Consecutive bytes: the first `size` bytes of each buffer. Give the slot back to the lane after use."""
 
     parts: list[tuple[bytes | bytearray, int]]
     slot: Slot
@@ -69,7 +69,7 @@ class Piece(NamedTuple):
         return sum(size for _, size in self.parts)
 
 
-# Of the segment with this number: how it was opened, a piece, its end (None) or what ended it.
+# The number of a segment, and what comes next of it: Opened, a piece, its end (None) or an error.
 Item = tuple[int, Opened | Piece | Exception | None]
 
 
@@ -80,10 +80,10 @@ class LaneSegment:
     number: int
     extent: ShardRange
     cancellation: Cancellation = field(default_factory=Cancellation)
-    stream: Stream | None = None  # the one that is being read
+    stream: Stream | None = None  # the open stream
 
     def cancel(self) -> None:
-        """End it, from any thread and whatever it waits for."""
+        """Cancel reading, from any thread and whatever it waits for."""
         self.cancellation.cancel()
         stream = self.stream
         if stream is not None:
@@ -91,26 +91,26 @@ class LaneSegment:
 
     @contextmanager
     def reading(self, stream: Stream) -> Iterator[None]:
-        """While the stream is read; it is closed at the end."""
+        """A context in which the stream is read; it is closed at the end."""
         with stream:
             self.stream = stream
             try:
-                self.cancellation.check()  # the one who cancelled may have come before the stream
+                self.cancellation.check()  # `cancel` may have been called before the stream was set
                 yield
             finally:
                 self.stream = None
 
 
 class FreeSlots:
-    """The free slots of a lane, as far as this job may have them."""
+    """The free slots of a lane, for one job."""
 
     def __init__(self, hand: HandOver[Slot, Item], cancellation: Cancellation) -> None:
         self._hand = hand
         self._cancellation = cancellation
-        self.took_s = 0.0  # what the last read took
+        self.took_s = 0.0  # the duration of the last read
 
     def take(self) -> Slot:
-        """Wait for one. Raises Cancelled."""
+        """Wait for a free slot. Raises Cancelled."""
         slot = self._hand.room()
         if slot is None:
             raise Cancelled
@@ -120,7 +120,7 @@ class FreeSlots:
         return slot
 
     def fill(self, stream: Stream, amount: int) -> Piece:
-        """Read so many bytes into a free slot; fewer, or none, at the end."""
+        """Read `amount` bytes into a free slot; fewer, or none, at the end."""
         slot = self.take()
         begun = monotonic()
         try:
@@ -138,7 +138,7 @@ class FreeSlots:
 def read_pieces(
     job: LaneSegment, options: StreamOptions, counts: Counts, hand: HandOver[Slot, Item]
 ) -> Iterator[Opened | Piece]:
-    """How the shard was opened, then its bytes, decompressed, each piece in a slot of `hand` that was free.
+    """Open a shard and yield `Opened`, then its decompressed bytes in pieces, each in a free slot of `hand`.
 
     Raises InputError, TarError, CompressionError, and Cancelled.
     """
@@ -165,7 +165,7 @@ def read_pieces(
             kind = kind_of_bytes(head, name) if first == 0 else None
             if direct and not _is_direct(head, kind, job.extent):
                 slots.give_back(piece)
-                direct = False  # it is compressed, whatever it is called: offsets in the archive are not those in the file
+                direct = False  # it is compressed, despite its name: offsets in the archive are not offsets in the file
                 continue
             yield Opened(stream.url, stream.etag, stream.indexed)
             if direct and kind is None:
@@ -181,14 +181,14 @@ def read_pieces(
 
 
 def _is_direct(head: bytes, kind: str | None, extent: ShardRange) -> bool:
-    """Whether what was read from `start` is the archive itself."""
+    """Whether the bytes read from `start` are the archive itself, uncompressed."""
     if extent.start:
         return len(head) == TAR_HEADER_BYTES and (checksum_matches(head) or not any(head))
     return kind is None or extent.end is None
 
 
 def _plain(stream: Stream, slots: FreeSlots) -> Iterator[Piece]:
-    """Fill buffers, as large as the connection is fast."""
+    """Read pieces, larger ones the faster the connection is."""
     amount = INPUT_BUFFER_BYTES_MIN
     while True:
         piece = slots.fill(stream, amount)
@@ -203,11 +203,11 @@ def _plain(stream: Stream, slots: FreeSlots) -> Iterator[Piece]:
 
 
 def _raw(stream: Stream, begin: bytes) -> Generator[memoryview, None, None]:
-    """What was read already, then the rest; each part is good until the next one is asked for.
+    """Yield the bytes already read, then the rest. Each part is valid until the next one is requested.
 
-    A thread of its own receives while what came before is decompressed, which takes all of a core. Measured: 10 % more.
+    A separate thread receives while the previous bytes are decompressed, which takes a whole core. Measured: 10 % faster.
     """
-    if len(begin) < INPUT_BUFFER_BYTES_MIN:  # all of a small shard
+    if len(begin) < INPUT_BUFFER_BYTES_MIN:  # a whole small shard
         yield memoryview(begin)
         rest = bytearray(INPUT_BUFFER_BYTES_MIN)
         while size := stream.readinto(rest):
@@ -231,7 +231,7 @@ def _raw(stream: Stream, begin: bytes) -> Generator[memoryview, None, None]:
         hand.close()
         if not ended:
             stream.abort()
-        thread.join()  # the stream is closed only then
+        thread.join()  # before the stream is closed
 
 
 def _receive(stream: Stream, hand: _Received) -> None:
@@ -248,7 +248,7 @@ def _receive(stream: Stream, hand: _Received) -> None:
 
 
 def _decompressed(chunks: Iterable[memoryview], kind: str, url: str) -> Iterator[bytes]:
-    # Without a bound on growth: what is held of it is bounded, and so is the consumer's patience.
+    # Decompress without a limit on the ratio: the memory is bounded, and the consumer stops when it wants.
     decompressor = Decompressor(kind, limited=False, chunk_bytes=_DECOMPRESSED_BYTES)
     for chunk in chunks:
         yield from decompressor.feed(chunk)
@@ -258,7 +258,7 @@ def _decompressed(chunks: Iterable[memoryview], kind: str, url: str) -> Iterator
 
 
 def _cut(chunks: Iterable[bytes], start: int, end: int | None) -> Iterator[bytes]:
-    """The part from `start` to `end` of what all chunks are together."""
+    """Cut the bytes from `start` to `end` out of a sequence of chunks."""
     at = 0
     for chunk in chunks:
         after = at + len(chunk)
@@ -274,9 +274,9 @@ def _cut(chunks: Iterable[bytes], start: int, end: int | None) -> Iterator[bytes
 
 
 def _gathered(chunks: Iterable[bytes], slots: FreeSlots, hand: HandOver[Slot, Item]) -> Iterator[Piece]:
-    """Several chunks to a slot, so that compressed shards are read as far ahead as others; but at once what is waited for.
+    """Put several chunks into each slot, so that compressed shards are read ahead as far as others.
 
-    Who waits for them parses a chunk quickly and then leaves the interpreter to this thread; four chunks it would wait for.
+    If the consumer is waiting, hand over at once: it parses one chunk quickly and then releases the GIL to this thread.
     """
     parts: list[tuple[bytes | bytearray, int]] = []
     size = 0
@@ -289,7 +289,7 @@ def _gathered(chunks: Iterable[bytes], slots: FreeSlots, hand: HandOver[Slot, It
                 parts, size = [], 0
     except Exception:
         if parts:
-            yield Piece(parts, slots.take())  # what came before the error
+            yield Piece(parts, slots.take())  # the bytes before the error
         raise
     if parts:
         yield Piece(parts, slots.take())

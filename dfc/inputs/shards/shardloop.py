@@ -1,4 +1,4 @@
-"""`sharditerator`: the samples of all shards, epoch after epoch, in an order that a seed decides; resumed at any sample."""
+"""`sharditerator`: iterate over the samples of shards, epoch after epoch, in a seeded order. Can be resumed at any sample."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ from dfc.inputs.sources.urls import shown
 from dfc.limits import INPUT_AHEAD_BYTES, INPUT_AHEAD_SHARDS, INPUT_READERS_MAX
 from dfc.order.epoch import Rules, shard_order
 
-EPOCHS: Final = 1_000_000  # as it was published: for ever
-MAXERRS: Final = 10  # likewise
+EPOCHS: Final = 1_000_000  # the published default: practically endless
+MAXERRS: Final = 10  # the published default
 _STATE_VERSION: Final = 1
-_PLANNED_MAX: Final = INPUT_READERS_MAX * INPUT_AHEAD_SHARDS  # a reader asks for so many segments in advance at most
+_PLANNED_MAX: Final = INPUT_READERS_MAX * INPUT_AHEAD_SHARDS  # segments that a reader takes in advance at most
 
 
 @dataclass
 class _Progress:
-    """Where the next sample is: after `skip` samples from `offset` of the shard at place `place` of the order of `epoch`."""
+    """The position of the next sample: `skip` samples after `offset` in the shard at `place` in the order of `epoch`."""
 
     epoch: int = 0
     place: int = 0
     offset: int = 0
     skip: int = 0
     etag: str = ""
-    replica: int = -1  # which of the URLs of the shard, in alphabetic order, the etag is of; -1: any
-    errors: int = 0  # not made good by samples
+    replica: int = -1  # the URL of the shard, in alphabetic order, that the etag is from; -1: any
+    errors: int = 0  # not yet offset by good samples
     fruitful: int = 0  # number of the last segment that gave a sample
 
 
 class ShardIterator(Iterator[Sample]):
-    """What `sharditerator` returns. Not for several threads at a time, but for `close` and `counts`."""
+    """The iterator of `sharditerator`. Not thread-safe, except for `close` and `counts`."""
 
     def __init__(
         self,
@@ -82,22 +82,22 @@ class ShardIterator(Iterator[Sample]):
         self._closed = False
 
     def __getstate__(self) -> dict[str, Any]:
-        # It goes on in another process where it was; what was read ahead stays here.
+        # In another process it continues at the same position, without the data read ahead.
         return {**vars(self), "_reader": None, "_samples": None}
 
     @property
     def seed(self) -> int:
-        """What the order follows from; drawn at random if none was given."""
+        """The seed of the order; drawn at random if none was given."""
         return self._rules.seed
 
     @property
     def epoch(self) -> int:
-        """Of the sample that was handed out last."""
+        """The epoch of the last sample handed out."""
         return self._progress.epoch
 
     @cached_property
     def _digest(self) -> str:
-        """Of the URLs in order, the replicas of a shard in any order."""
+        """A digest of the URLs in order, and of the replicas of each shard in any order."""
         lines = ("\t".join(sorted((ref.url, *ref.replicas))) for ref in self._refs)
         return xxhash.xxh3_128_hexdigest("\n".join(lines).encode())
 
@@ -110,7 +110,7 @@ class ShardIterator(Iterator[Sample]):
         return next(self._samples)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next sample is, in plain values. As it is after the sample that was handed out last."""
+        """The position after the last sample handed out, as plain values."""
         at = self._progress
         return {
             "version": _STATE_VERSION,
@@ -126,11 +126,11 @@ class ShardIterator(Iterator[Sample]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the iterator was that gave this state, with its seed. ValueError for a state of other shards."""
+        """Resume at this state, with its seed. ValueError for a state of other shards."""
         if state.get("version") != _STATE_VERSION:
-            raise ValueError(f"a state of version {state.get('version')!r}; this one reads {_STATE_VERSION}")
+            raise ValueError(f"the state has version {state.get('version')!r}, but this version of DFC reads {_STATE_VERSION}")
         if state["shards"] != self._digest:
-            raise ValueError("the state is that of other shards")
+            raise ValueError("the state belongs to other shards")
         self.close()
         self._closed = False
         self._rules = Rules(seed=state["seed"], shuffled=state["shuffle"])
@@ -138,7 +138,7 @@ class ShardIterator(Iterator[Sample]):
         self._progress = _Progress(state["epoch"], state["place"], state["offset"], state["skip"], state["etag"], replica)
 
     def close(self) -> None:
-        """End what reads ahead; there are no more samples then."""
+        """Stop reading ahead and end the iteration."""
         if self._reader is not None:
             self._reader.close()
         self._reader = self._samples = None
@@ -151,12 +151,12 @@ class ShardIterator(Iterator[Sample]):
         self.close()
 
     def _begin(self) -> Iterator[Sample]:
-        # None of the parts may hold this object, or a forgotten iterator would wait for the garbage collector.
+        # None of the parts may refer to this object, or an abandoned iterator would wait for the garbage collector.
         progress, maxerrs, handler = self._progress, self._maxerrs, self._handler
         first = progress.epoch * len(self._refs) + progress.place
         progress.fruitful = first
 
-        passed_over: list[Exception] = []  # the last one
+        passed_over: list[Exception] = []  # the last skipped error
 
         def decide(problem: Exception) -> bool:
             progress.errors += 1
@@ -188,14 +188,14 @@ def sharditerator(
     counts: Counts | None = None,
     options: StreamOptions = DEFAULT_OPTIONS,
 ) -> ShardIterator:
-    """Samples of all shards, `epochs` times over, the shards in another order each time if `shuffle`.
+    """Iterate over the samples of all shards for `epochs` epochs, with the shards in a new order each time if `shuffle`.
 
-    `url`: a spec of shards, or a list (docs/inputs.md). A shard or sample that cannot be read goes to `handler` and is left
-    out, unless that raises; so many errors as `maxerrs` raise in any case, where each good sample makes up for one, and so
-    does the last error when there is no sample at all (None: neither). `decode`, `pickle`: as for
-    `dfc.inputs.decoding.Decoder`; False leaves bytes. `seed`: equal seeds give equal orders; None draws one. `fields`: only
-    these extensions (a list, or words; "jpg;png" stands for one of them), and a sample that lacks one is broken. `readers`
-    threads read ahead, a shard each, `ahead_bytes` bytes in all.
+    `url`: a spec of shards, or a list (docs/inputs.md). A shard or sample that cannot be read goes to `handler`, and is skipped
+    unless that raises. `maxerrs` errors raise in any case, where each good sample offsets one error; the last error is also
+    raised if there is no sample at all (None: neither). `decode`, `pickle`: see `dfc.inputs.decoding.Decoder`; False keeps
+    bytes. `seed`: equal seeds give equal orders; None draws one. `fields`: read only these extensions (a list, or words;
+    "jpg;png" means either); a sample that lacks one is broken. `readers` threads read ahead, one shard each, `ahead_bytes`
+    bytes in all.
     Raises BadShardSpec, NoShards, and InputError.
     """
     rules = Rules(seed=secrets.randbits(63) if seed is None else seed, shuffled=shuffle)
@@ -230,7 +230,7 @@ def sharditerator_once(
     counts: Counts | None = None,
     options: StreamOptions = DEFAULT_OPTIONS,
 ) -> ShardIterator:
-    """`sharditerator` for one epoch in the order of the shards; takes the same arguments."""
+    """`sharditerator` with other defaults: one epoch, in the order of the shards."""
     return sharditerator(
         url,
         epochs,
@@ -249,7 +249,7 @@ def sharditerator_once(
 
 
 def _segments(refs: Sequence[ShardRef], rules: Rules, epochs: int, progress: _Progress) -> Iterator[Segment]:
-    """All shards from where `progress` is on. InputError when a whole epoch gave no sample: it would go on for ever."""
+    """All shards from the position of `progress` on. InputError if a whole epoch gave no sample, to avoid an endless loop."""
     number = progress.epoch * len(refs) + progress.place
     begin, end = number, epochs * len(refs)
     offset, skip, etag, replica = progress.offset, progress.skip, progress.etag or None, progress.replica
@@ -260,7 +260,7 @@ def _segments(refs: Sequence[ShardRef], rules: Rules, epochs: int, progress: _Pr
             order = shard_order(len(refs), rules, epoch)
         if number - progress.fruitful > 2 * len(refs) + _PLANNED_MAX:
             raise InputError(
-                f"no sample was found in any of {len(refs)} shards, the first is {shown(refs[0].url)}", url=refs[0].url
+                f"no samples found in any of {len(refs)} shards, the first of which is {shown(refs[0].url)}", url=refs[0].url
             )
         ref = refs[int(order[place])]
         yield Segment(_beginning_with(ref, replica), offset, skip, etag=etag) if number == begin else Segment(ref)
@@ -268,7 +268,7 @@ def _segments(refs: Sequence[ShardRef], rules: Rules, epochs: int, progress: _Pr
 
 
 def _beginning_with(ref: ShardRef, replica: int) -> ShardRef:
-    """The same shard, read from this replica if it can be: each server has etags of its own."""
+    """The same shard with this replica first, since each server makes its own ETags."""
     urls = sorted((ref.url, *ref.replicas))
     first = urls[replica] if 0 <= replica < len(urls) else ref.url
     return ref if first == ref.url else ShardRef(first, tuple(url for url in (ref.url, *ref.replicas) if url != first))
@@ -283,9 +283,9 @@ def _samples(
     decide: HandlerFunction,
     passed_over: Sequence[Exception],
 ) -> Iterator[Sample]:
-    """Raises what was passed over last when there is no sample at all: who trains on nothing would not notice."""
+    """Yield prepared samples. If there are none at all, raise the last skipped error, so that the user notices."""
     counts = reader.counts
-    is_empty = not first and not progress.skip  # who goes on has had some
+    is_empty = not first and not progress.skip  # a resumed iteration has had samples
     for portion in reader.portions():
         number = first + portion.number
         progress.epoch, progress.place = divmod(number, shards)
@@ -305,7 +305,7 @@ def _samples(
                     if not decide(problem):
                         return
                     continue
-            counts.samples += 1  # by this thread alone
+            counts.samples += 1  # without the lock: only this thread changes it
             if progress.errors:
                 progress.errors -= 1
             progress.fruitful = number
@@ -318,7 +318,7 @@ def _samples(
 def _preparation(
     decoder: Decoder | None, groups: Sequence[Sequence[str]] | None, wanted: Wanted | None
 ) -> Callable[[Sample], Sample] | None:
-    """What is to be done with a sample before it is handed out; None: nothing."""
+    """The function to apply to a sample before it is handed out; None if there is none."""
     if groups is None or wanted is None:
         return decoder
 
@@ -338,5 +338,5 @@ def _groups(fields: str | Collection[str] | None) -> list[list[str]] | None:
         return None
     words = fields.split() if isinstance(fields, str) else list(fields)
     if not words or not all(words):
-        raise ValueError("fields= names at least one extension")
+        raise ValueError("fields= must name at least one extension")
     return [[name for name in word.lower().split(";") if name] for word in words]

@@ -1,6 +1,6 @@
-"""Samples of many shards, or parts of shards, in order: read ahead by a few threads, parsed by the caller's.
+"""Read samples of many shards, or parts of shards, in order: a few threads read ahead, and the caller's thread parses.
 
-What breaks is said to a handler, and counted; what was whole before it is handed out first. Nothing is lost silently.
+Errors go to a handler and are counted; complete samples before an error are handed out first. Nothing is lost silently.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ from dfc.limits import INPUT_AHEAD_BYTES, INPUT_AHEAD_SHARDS, INPUT_BUFFER_BYTES
 from dfc.tar.header import TarError
 from dfc.tar.sampleparser import SampleParser
 
-_JOIN_S = 2.0  # what a closed reader waits for its threads; they end in milliseconds, but for files on dead disks
+_JOIN_S = 2.0  # how long `close` waits for the threads; they end in milliseconds, except with files on dead disks
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     """A part of a shard, in whole samples.
 
-    `start` is the offset in the uncompressed archive of the first header of a sample, `end` that of another one, where reading
-    stops (None: at the end of the archive). The first `skip` samples from there are read over, then `count` are handed out
-    (None: all). `etag` is the version that was planned; `indexed` says that its headers were checked when it was stored (a
-    server that says so itself is believed too).
+    `start` and `end` are offsets in the uncompressed archive, each of the first header of a sample; reading stops at `end`
+    (None: at the end of the archive). The first `skip` samples are skipped, then `count` are handed out (None: all). `etag` is
+    the expected version. `indexed` means that the headers were checked when the shard was stored (the server may also say so).
     """
 
     ref: ShardRef
@@ -47,8 +46,8 @@ class Segment:
 class Portion(list[Sample]):
     """Some samples of one segment, in order.
 
-    `number` is that of the segment, from 0; `at` an offset in the archive from which on, after `skipped` samples, they can be
-    read again; `etag` the version of the shard, empty when its server names none.
+    `number` is the number of the segment, from 0. To read the samples again, start at offset `at` in the archive and skip
+    `skipped` samples. `etag` is the version of the shard, empty if its server sends none.
     """
 
     __slots__ = ("at", "etag", "number", "segment", "skipped")
@@ -61,12 +60,12 @@ class Portion(list[Sample]):
 
 
 class SegmentReader:
-    """Reads segments in order. `segments` may be endless: they are taken as they come near.
+    """Reads segments in order. `segments` may be endless, since it is consumed lazily.
 
-    `readers` threads read ahead, a segment each, at most `ahead_bytes` in all (and at least two buffers of 2 MiB each).
-    `handler` decides about a shard that cannot be read to its end: go on with the next one, stop quietly, or raise. `counts`
-    gets `shards`, `shards_skipped`, `samples_skipped` (that were cut off), `keys_repeated`, `shards_unended`, `size` and
-    `retries`; `samples` is left to who hands them out. With `fields`, other extensions are not copied out.
+    `readers` threads read ahead, one segment each, at most `ahead_bytes` in all (and at least two buffers of 2 MiB each).
+    `handler` decides about a shard that cannot be read to its end: continue with the next one, stop quietly, or raise. `counts`
+    gets `shards`, `shards_skipped`, `samples_skipped` (truncated ones), `keys_repeated`, `shards_unended`, `size` and
+    `retries`; the caller counts `samples`. With `fields`, other extensions are not copied.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class SegmentReader:
         fields: Collection[str] | None = None,
     ) -> None:
         if not 1 <= readers <= INPUT_READERS_MAX:
-            raise ValueError(f"1 to {INPUT_READERS_MAX} threads can read ahead, not {readers}")
+            raise ValueError(f"readers must be 1 to {INPUT_READERS_MAX}, not {readers}")
         self.counts = Counts() if counts is None else counts
         self._segments = enumerate(segments)
         self._handler = resolve_handler(handler)
@@ -90,14 +89,14 @@ class SegmentReader:
         self._lanes = [Lane(options, self.counts, slots) for _ in range(readers)]
         self._planned: deque[tuple[int, Segment]] = deque()
         self._closed = False
-        self.number = 0  # of the segment that is being read
-        # Also when it is forgotten, and when the interpreter ends.
+        self.number = 0  # of the segment being read
+        # Also closes an abandoned reader, and at interpreter exit.
         self._finalizer = weakref.finalize(self, _close_all, self._lanes)
 
     def portions(self) -> Iterator[Portion]:
-        """The samples, undecoded, in lists that never hold samples of two segments, and are never empty.
+        """The undecoded samples in lists, which are never empty and never hold samples of two segments.
 
-        Raises what the handler raises; without one of its own, ShardUnreadable, ShardBroken, ShardChanged.
+        Raises what the handler raises; by default ShardUnreadable, ShardBroken, ShardChanged.
         """
         try:
             self._plan()
@@ -118,7 +117,7 @@ class SegmentReader:
             self.close()
 
     def close(self) -> None:
-        """End the threads, at any time and from any thread; `portions` ends with it."""
+        """End the threads and `portions`, at any time and from any thread."""
         self._closed = True
         self._finalizer()
         for lane in self._lanes:
@@ -131,7 +130,7 @@ class SegmentReader:
         self.close()
 
     def _plan(self) -> None:
-        """Give the lanes segments to be ahead with."""
+        """Give the lanes segments to read ahead."""
         while len(self._planned) < len(self._lanes) * INPUT_AHEAD_SHARDS:
             entry = next(self._segments, None)
             if entry is None:
@@ -159,7 +158,7 @@ class SegmentReader:
             others = telling_of_others(self._fields)
             parser = SampleParser(opened.url, start=segment.start, indexed=indexed, fields=self._fields, leave_out=others)
             cutter = _Cutter(number, segment, opened.etag)
-            # A shard that is wanted to its last sample is read to its last byte: only there its checksum is compared.
+            # If the last sample of a shard is wanted, read to the last byte, where its checksum is compared.
             while not cutter.done or (parser.ended and not cutter.surplus):
                 at = parser.sample_at
                 problem: Exception | None = None
@@ -186,7 +185,7 @@ class SegmentReader:
                 self.counts.add(keys_repeated=parser.keys_repeated, shards_unended=parser.unended, samples_skipped=cut_off)
 
     def _feed(self, lane: Lane, number: int, parser: SampleParser, segment: Segment) -> bool:
-        """The next piece; False when there is no more."""
+        """Feed the next piece to the parser; False if there is none."""
         item = lane.take(number)
         if item is None:
             parser.finish(whole=segment.end is None)
@@ -210,11 +209,11 @@ class SegmentReader:
 
 
 class _Cutter:
-    """Takes from a parser the samples of a segment that are wanted."""
+    """Takes the wanted samples of a segment from a parser."""
 
     def __init__(self, number: int, segment: Segment, etag: str) -> None:
         self.done = False
-        self.surplus = False  # there are samples after the last one that is wanted
+        self.surplus = False  # whether there are samples after the last wanted one
         self._number = number
         self._segment = segment
         self._etag = etag
@@ -222,7 +221,7 @@ class _Cutter:
         self._given = 0
 
     def cut(self, parser: SampleParser, at: int) -> Portion | None:
-        """What is wanted of the samples that the parser has; the first one begins at offset `at`."""
+        """The wanted ones of the parser's samples, the first of which begins at offset `at`."""
         found = parser.samples
         skipped = min(self._skip, len(found))
         self._skip -= skipped
@@ -240,14 +239,15 @@ class _Cutter:
         return portion
 
     def check(self) -> None:
-        """Raises ShardBroken when there were fewer samples than were planned."""
+        """Raise ShardBroken if there were fewer samples than expected."""
         count = self._segment.count
         if self.done:
             return
         if self._skip or (count is not None and self._given < count):
             url = self._segment.ref.url
             found = self._segment.skip - self._skip + self._given
-            raise ShardBroken(f"{shown(url)}: {found} samples were there, not {self._segment.skip + (count or 0)}", url=url)
+            expected = self._segment.skip + (count or 0)
+            raise ShardBroken(f"{shown(url)} has only {found} samples, but {expected} were expected", url=url)
 
 
 def _close_all(lanes: list[Lane]) -> None:

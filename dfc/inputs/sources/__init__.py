@@ -1,1 +1,1 @@
-"""Where bytes of shards come from: specs, URLs, and streams that go on where a connection broke."""
+"""Sources of shards: specs, URLs, and streams that resume where a connection broke."""

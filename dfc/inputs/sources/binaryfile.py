@@ -1,4 +1,4 @@
-"""`gopen`: a URL of any kind as a binary file, for whoever wants the bytes and no samples."""
+"""`gopen`: open a URL of any kind as a binary file, to read or write bytes instead of samples."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class StreamFile(io.RawIOBase):
 
 
 def gopen(url: str | ShardRef, mode: str = "rb", *, options: StreamOptions = DEFAULT_OPTIONS) -> BinaryIO:
-    """Open a URL for reading ("rb") or writing ("wb"); every kind that `open_stream`, or `open_upload`, knows.
+    """Open a URL for reading ("rb") or writing ("wb"): any kind that `open_stream` or `open_upload` supports.
 
-    What is read continues over broken connections; what is written is stored when it is closed, whole or not at all.
-    ShardUnreadable when it cannot be opened; ValueError for another mode, or a URL of no known kind.
+    Reading resumes after broken connections. A written file is stored when closed, whole or not at all.
+    ShardUnreadable if it cannot be opened; ValueError for another mode, or a URL of an unknown kind.
     """
     if mode in ("r", "rb"):
         return cast(BinaryIO, io.BufferedReader(StreamFile(open_stream(url, options=options)), _BUFFER_BYTES))
@@ -49,4 +49,4 @@ def gopen(url: str | ShardRef, mode: str = "rb", *, options: StreamOptions = DEF
         from dfc.inputs.writers import open_upload
 
         return cast(BinaryIO, open_upload(url if isinstance(url, str) else url.url, options=options))
-    raise ValueError(f"the modes of gopen are 'rb' and 'wb', not {mode!r}")
+    raise ValueError(f"mode must be 'rb' or 'wb', not {mode!r}")

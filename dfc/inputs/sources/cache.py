@@ -1,13 +1,13 @@
-"""A local cache of whole shards: files named by ETag in a directory that processes of one machine share.
+"""A local cache of whole shards: files named by ETag, in a directory shared by the processes of one machine.
 
-A shard that is wanted is fetched once: whoever comes first locks its part file and downloads, the others wait for it. A file
-appears under its name only when all of it is there, so what has a name is whole. The least recently used go first when the
-bound is reached; readers of a file that goes keep what they have open. What has no ETag or no size is read past the cache,
-and so is everything when the disk is full or the directory cannot be written.
+Each shard is fetched once: the first process locks its part file and downloads, the others wait. A file gets its final name
+only when complete. When the cache is full, the least recently used files are evicted; processes that have one open can still
+read it. Shards without an ETag or a size bypass the cache, and so does everything if the disk is full or the directory is not
+writable.
 
-    DIR/0123…cdef.shard      a shard; `.indexed` when a DFC node had checked its headers
-    DIR/0123…cdef.part       being fetched, locked by whoever does it, as long as the whole from the start
-    DIR/lock                 held while room is made
+    DIR/0123…cdef.shard      a shard; `.indexed` if a DFC node had checked its headers
+    DIR/0123…cdef.part       a download in progress, locked by its process; has its full length from the start
+    DIR/lock                 held while files are evicted
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from dfc.limits import INPUT_CACHE_FREE_SHARE, INPUT_CACHE_POLL_S, MIB
 _log: Final = logging.getLogger("dfc.inputs")
 _COPY_BYTES: Final = 4 * MIB
 _SUFFIXES: Final = (".indexed", ".shard")
-# Opens a stream over the network: its first byte, and its end (exclusive) or None.
+# Opens a stream over the network, given its first byte and its end (exclusive, or None).
 Opener = Callable[[int, int | None], Stream]
 
 
 @lru_cache(maxsize=16)
 def cache_of(directory: str, size_max: int | None) -> ShardCache:
-    """That of a directory, the same for all of this process."""
+    """The cache of a directory, shared within this process."""
     return ShardCache(directory, size_max=size_max)
 
 
 class ShardCache:
-    """`directory` is made when it is not there. `size_max`: bytes; None: what is free there but for a twentieth.
+    """A cache in `directory`, which is created if missing. `size_max` is in bytes; None: the free space except a twentieth.
 
-    Good in any number of processes and threads at a time. `hits` and `misses` count shards, in this process.
+    Any number of processes and threads may use it at once. `hits` and `misses` count shards, in this process.
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, size_max: int | None = None) -> None:
         if size_max is not None and size_max < 0:
-            raise ValueError(f"a cache of {size_max} bytes")
+            raise ValueError(f"the size of a cache must not be negative, not {size_max}")
         self.directory = os.path.abspath(os.path.expanduser(os.fspath(directory)))
         self.size_max = size_max
         self.hits = self.misses = 0
@@ -68,12 +68,12 @@ class ShardCache:
         etag: str | None = None,
         cancellation: Cancellation | None = None,
     ) -> Stream:
-        """Bytes `start` to `end` of a shard. With the `etag` known beforehand nothing is asked of the server on a hit.
+        """Open bytes `start` to `end` of a shard. If the `etag` is given, a hit makes no request.
 
-        Raises what the opener raises, ShardChanged when what it opens has another ETag, Cancelled.
+        Raises what the opener raises, ShardChanged if the opened shard has another ETag, Cancelled.
         """
         if not etag:
-            with opener(0, 1) as stream:  # one byte, and what the server says of the whole
+            with opener(0, 1) as stream:  # one byte, for the headers about the whole
                 etag = stream.etag
                 if not etag or stream.size is None:
                     return opener(start, end)
@@ -89,7 +89,7 @@ class ShardCache:
                 if part is not None:
                     self._fetch(part, name, url, etag, opener)
         except _NoRoom as problem:
-            _log.warning("%s is read past the cache: %s", url, problem)
+            _log.warning("%s is read without the cache: %s", url, problem)
         return self._find(name, url, etag, start, end) or opener(start, end)
 
     def _part(self, name: str) -> str:
@@ -103,13 +103,13 @@ class ShardCache:
             except OSError:
                 continue
             with suppress(OSError):
-                os.utime(path)  # the clock of what goes first; a file that has gone meanwhile is good all the same
+                os.utime(path)  # for evicting the least recently used; a file evicted meanwhile can still be read
             return CachedStream(file, url, etag, suffix == ".indexed", start, end)
         return None
 
     @contextmanager
     def _filling(self, name: str, cancellation: Cancellation) -> Iterator[Any]:
-        """The part file, locked and open, or None when somebody else has fetched the shard meanwhile. _NoRoom."""
+        """The part file, locked and open, or None if another process has fetched the shard meanwhile. _NoRoom."""
         path = self._part(name)
         while True:
             try:
@@ -125,7 +125,7 @@ class ShardCache:
                     yield None
                     return
                 if not _is_same(file, path):
-                    continue  # whoever had it has given up and removed it
+                    continue  # the previous holder gave up and removed it
                 try:
                     yield file
                 finally:
@@ -138,13 +138,13 @@ class ShardCache:
         stream = opener(0, None)
         try:
             if stream.etag != etag:
-                raise ShardChanged(f"{url} has the ETag {stream.etag}, not {etag}", url=url)
+                raise ShardChanged(f"{url} was replaced: its ETag is {stream.etag}, not {etag}", url=url)
             if stream.size is None:
-                raise _NoRoom("its size is not known")
+                raise _NoRoom("its size is unknown")
             self._reserve(part, self._part(name), stream.size)
             _copy(stream, part, url)
             try:
-                os.fdatasync(part.fileno())  # a name must never stand for less than the whole, whatever happens to the machine
+                os.fdatasync(part.fileno())  # a final name must mean a complete file, even after a power loss
                 os.replace(self._part(name), os.path.join(self.directory, name + (".indexed" if stream.indexed else ".shard")))
             except OSError as problem:
                 raise _NoRoom(str(problem)) from problem
@@ -152,7 +152,7 @@ class ShardCache:
             stream.close()
 
     def _reserve(self, part: Any, path: str, size: int) -> None:
-        """Make room for a shard, and take it by the length of its part file. _NoRoom."""
+        """Make room for a shard, and reserve it by giving the part file its full length. _NoRoom."""
         try:
             with open(os.path.join(self.directory, "lock"), "ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -183,7 +183,7 @@ class ShardCache:
         if self.size_max is not None:
             room = min(room, self.size_max)
         if size > room:
-            raise _NoRoom(f"it has {size} bytes, the cache room for {room}")
+            raise _NoRoom(f"it has {size} bytes, but the cache has room for only {room}")
         for _, freed, path in sorted(files):
             if held + size <= room:
                 return
@@ -191,11 +191,11 @@ class ShardCache:
                 os.unlink(path)
             held -= freed
         if held + size > room:
-            raise _NoRoom("all room is taken by shards that are being fetched")
+            raise _NoRoom("the cache is full of shards that are being fetched")
 
 
 class CachedStream(Stream):
-    """A part of a cached file. `was_there`: it had not to be fetched."""
+    """A part of a cached file. `was_there` means a cache hit."""
 
     was_there = False
 
@@ -205,21 +205,21 @@ class CachedStream(Stream):
         self.size = whole = os.fstat(file.fileno()).st_size
         start = min(start, whole)
         self._left = max(0, (whole if end is None else min(end, whole)) - start)
-        # The ETag of a node is the checksum of the whole.
+        # The ETag of a DFC object is the checksum of the whole.
         self._hasher = xxhash.xxh3_128() if indexed and self._left == whole and is_checksum(etag) else None
         file.seek(start)
 
     def readinto(self, buffer: bytearray | memoryview) -> int:
-        """Fill the buffer, except at the end; 0 there. A file that turns out to be damaged there is removed: ShardBroken."""
+        """Fill the buffer, except at the end; 0 there. A file found to be damaged is removed, with ShardBroken."""
         view = memoryview(buffer)[: self._left]
         done = 0
         while done < len(view):
             try:
                 count = self._file.readinto(view[done:])
             except OSError as problem:
-                raise ShardUnreadable(f"{self._file.name}, cached of {self.url}: {problem}", url=self.url) from problem
+                raise ShardUnreadable(f"{self._file.name}, the cached copy of {self.url}: {problem}", url=self.url) from problem
             if not count:
-                raise ShardBroken(f"{self._file.name}, cached of {self.url}, ends early", url=self.url)
+                raise ShardBroken(f"{self._file.name}, the cached copy of {self.url}, is truncated", url=self.url)
             done += count
         self._left -= done
         if self._hasher is not None:
@@ -227,7 +227,8 @@ class CachedStream(Stream):
             if not self._left and self._hasher.hexdigest() != self.etag:
                 with suppress(OSError):
                     os.unlink(self._file.name)
-                raise ShardBroken(f"{self._file.name}, cached of {self.url}, was damaged; it is removed", url=self.url)
+                message = f"{self._file.name}, the cached copy of {self.url}, was damaged and has been removed"
+                raise ShardBroken(message, url=self.url)
         return done
 
     def close(self) -> None:
@@ -235,11 +236,11 @@ class CachedStream(Stream):
 
 
 class _NoRoom(DfcError):
-    """A shard cannot be kept: no room, or no working disk."""
+    """A shard cannot be cached: no room, or a disk error."""
 
 
 def _name_of(url: str, etag: str) -> str:
-    """An ETag of DFC's says what the bytes are; any other one only together with the URL (a signature in its query apart)."""
+    """The name of a cached file. A DFC ETag identifies the bytes; others only together with the URL (without its query)."""
     if is_checksum(etag):
         return etag
     parts = urlsplit(url)
@@ -247,7 +248,7 @@ def _name_of(url: str, etag: str) -> str:
 
 
 def _lock(file: Any, cancellation: Cancellation) -> None:
-    """Wait for the lock of a part file as long as another process, or thread, fetches the shard. Cancelled."""
+    """Lock a part file, waiting while another process or thread fetches the shard. Cancelled."""
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -268,11 +269,11 @@ def _copy(stream: Stream, part: Any, url: str) -> None:
             except OSError as problem:
                 raise _NoRoom(str(problem)) from problem
     if total != stream.size:
-        raise ShardBroken(f"{url} has {total} bytes, not the {stream.size} that were announced", url=url)
+        raise ShardBroken(f"{url} has {total} bytes, but the server announced {stream.size}", url=url)
 
 
 def _is_same(file: Any, path: str) -> bool:
-    """Whether the path still names the file that is open."""
+    """Whether the path still names the open file."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
     except FileNotFoundError:
@@ -280,7 +281,7 @@ def _is_same(file: Any, path: str) -> bool:
 
 
 def _remove_abandoned(path: str) -> bool:
-    """Whether a part was left behind by a process that is gone; it is removed then."""
+    """Remove a part file if its process is gone. Returns whether it was removed."""
     try:
         with open(path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,6 +1,6 @@
-"""Which web servers are DFC nodes: asked once a process and origin, then objects are read from the node that owns them.
+"""Detect which web servers are DFC nodes, once per process and origin, and read objects from the nodes that own them.
 
-Caches belong to one process: after a fork (a DataLoader's workers) the child makes connections of its own.
+Caches belong to one process: after a fork (a DataLoader's workers) the child makes its own connections.
 """
 
 from __future__ import annotations
@@ -32,48 +32,48 @@ from dfc.wire import JSON
 if TYPE_CHECKING:
     from dfc.client import Client
 
-_ONCE: Final = RetryPolicy(retries=0)  # streams have tries of their own
+_ONCE: Final = RetryPolicy(retries=0)  # streams do their own retries
 _OBJECTS: Final = "/v1/objects"
 
 
 class SourceCluster:
-    """A DFC cluster as one origin shows it, or any of several (`url` is then a list, separated by commas)."""
+    """A DFC cluster, reached at one origin or any of several (`url` is then a list, separated by commas)."""
 
     def __init__(self, url: str, token: str | None, transport: Transport) -> None:
         self._url = url
         self._token = token
         self._router = Locator(url, lambda _patient: fetch_map(url, token, transport))
-        self._cancellation = Cancellation()  # that of a stream goes before it
+        self._cancellation = Cancellation()  # a stream's own takes precedence
 
     @cached_property
     def client(self) -> Client:
-        """For listings, counts and batches. Streams need none, and begin the sooner."""
+        """The client for listings, counts and batches. Made on first use, since streams need none and start sooner without."""
         from dfc.client import Client
 
         return Client(self._url, self._token)
 
     def request(self, place: ObjectPlace, headers: Mapping[str, str], transport: Transport) -> Response:
-        """One try to get an object: from its owner, or through the node that was named. Its errors are those of the node."""
+        """Try once to get an object, from its owner or through the given node. Raises the node's errors."""
         calls = ObjectCalls(self._router, transport, self._token, _ONCE, self._cancellation)
         return calls.call("GET", place.bucket, place.name, headers=headers)
 
     def refresh(self) -> None:
-        """Expect another owner before the next try."""
+        """Look up the owner again before the next try."""
         self._router.refresh()
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close idle connections."""
         if "client" in self.__dict__:
             self.client.close()
 
     def forget(self) -> None:
-        """In a child after a fork: let go of what is the parent's."""
+        """Drop the parent's connections, in a child after a fork."""
         if "client" in self.__dict__:
             self.client._forget()
 
 
 class ObjectPlace(NamedTuple):
-    """An object of a cluster; with an empty name the whole bucket."""
+    """An object of a cluster; with an empty name, the whole bucket."""
 
     cluster: SourceCluster
     bucket: str
@@ -85,8 +85,8 @@ class _Caches:
         self.lock = threading.Lock()
         self.clusters: dict[tuple[str, str | None], SourceCluster] = {}
         self.transports: dict[tuple[float, float], Transport] = {}
-        self.reached: set[str] = set()  # origins that have answered anything. Survives a fork, as does the next:
-        # By origin, and by token since a node may tell nothing without one: whether it is a DFC node.
+        self.reached: set[str] = set()  # origins that have answered anything; survives a fork, like `known`
+        # Whether an origin is a DFC node. By token, too, since a node may reveal nothing without one.
         self.known: dict[tuple[str, str | None], bool] = {}
 
 
@@ -94,7 +94,7 @@ _CACHES: Final = _Caches()
 
 
 def _forget() -> None:
-    """In a child after a fork. Locks of the parent may be held by threads that the child does not have."""
+    """Reset the caches in a child after a fork, where the parent's locks may be held by threads that no longer exist."""
     for transport in _CACHES.transports.values():
         transport.forget()
     for cluster in _CACHES.clusters.values():
@@ -105,7 +105,7 @@ def _forget() -> None:
 
 
 def _close() -> None:
-    """At the end of the process: idle connections are closed in good order."""
+    """Close idle connections properly at the end of the process."""
     for transport in _CACHES.transports.values():
         transport.close()
     for cluster in _CACHES.clusters.values():
@@ -117,7 +117,7 @@ atexit.register(_close)
 
 
 def transport_for(options: StreamOptions) -> Transport:
-    """The connections of this process."""
+    """The connections of this process for these options."""
     key = (options.connect_timeout_s, options.read_timeout_s)
     with _CACHES.lock:
         found = _CACHES.transports.get(key)
@@ -129,9 +129,9 @@ def transport_for(options: StreamOptions) -> Transport:
 
 
 def locate(url: str, options: StreamOptions) -> ObjectPlace | None:
-    """The object, or with a final slash the bucket or prefix, that a URL names if its server is a DFC node, else None.
+    """The object that a URL names (with a trailing slash: the bucket or prefix) if its server is a DFC node, else None.
 
-    ValueError for a `dfc:` URL that names nothing.
+    ValueError for a `dfc:` URL without a bucket.
     """
     if kind_of(url) == "cluster":
         bucket, name = split_cluster_url(url)
@@ -149,7 +149,7 @@ def locate(url: str, options: StreamOptions) -> ObjectPlace | None:
 
 
 def cluster_at(origin: str, options: StreamOptions) -> SourceCluster:
-    """The cluster that a node, or each of a list, belongs to; one for each and token in this process."""
+    """The cluster of a node, or of a list of nodes. This process has one object for each origin and token."""
     key = (origin, token_for(origin, options))
     transport = transport_for(options)
     with _CACHES.lock:
@@ -160,33 +160,35 @@ def cluster_at(origin: str, options: StreamOptions) -> SourceCluster:
 
 
 def token_for(origin: str, options: StreamOptions) -> str | None:
-    """The token that a server may see: that of the cluster of `dfc:`, or one that was given without saying for which."""
+    """The token to send to a server: the one of the `dfc:` cluster, or one given without a cluster, which goes everywhere."""
     everywhere = options.token is not None and options.cluster is None
     own = origin in options.cluster_origins or origin == options.cluster_url
     return options.cluster_token if everywhere or own else None
 
 
 def is_cluster(origin: str, options: StreamOptions) -> bool:
-    """Whether a server answers for a cluster's map like a DFC node. No when it cannot be asked now; then it is asked again."""
+    """Whether a server returns a cluster map, like a DFC node. False if it cannot be reached now; it is then asked again."""
     return _look(origin, options) is True
 
 
 def trouble_with(url: str, options: StreamOptions) -> DfcError | None:
-    """Why it cannot be known now what serves a URL; None when it is known. Asks."""
+    """The error that prevents telling whether a URL's server is a DFC node; None if known. Makes a request if not."""
     found = _look(origin_of(url), options)
     return None if isinstance(found, bool) else found
 
 
 def is_in_vain(problem: DfcError, url: str, options: StreamOptions) -> bool:
-    """Whether nobody need try this URL again: its host or scheme is wrong. Where a server has answered before, these may be
-    wrong just for a while: names of containers come and go with them."""
+    """Whether retrying this URL is pointless, because its host or scheme is wrong.
+
+    If the server has answered before, its host may be wrong only for a while: names of containers come and go with them.
+    """
     if not isinstance(problem, WrongAddress):
         return False
     return _CACHES.reached.isdisjoint(options.cluster_origins if kind_of(url) == "cluster" else (origin_of(url),))
 
 
 def hint_at_bucket(url: str, options: StreamOptions) -> str:
-    """For the message about an object that is not there: whether a bucket has the name, and only the slash is missing."""
+    """A hint for the error about a missing object, if a bucket has that name and only the trailing slash is missing."""
     place = locate(url, options)
     if place is None or kind_of(url) != "web" or urlsplit(url).path.removeprefix(_OBJECTS).count("/") != 1:
         return ""
@@ -198,7 +200,7 @@ def hint_at_bucket(url: str, options: StreamOptions) -> str:
 
 
 def _look(origin: str, options: StreamOptions) -> bool | DfcError:
-    """Whether it is a DFC node, or why that is not known."""
+    """Whether an origin is a DFC node, or the error that prevents telling."""
     key = (origin, token_for(origin, options))
     known = _CACHES.known.get(key)
     if known is not None:
@@ -223,7 +225,7 @@ def _ask(origin: str, options: StreamOptions) -> bool | DfcError:
 
 
 def fetch_map(origin: str, token: str | None, transport: Transport) -> bytes:
-    """The JSON of a cluster's map, or of whatever answers there; one try."""
+    """Fetch the JSON of a cluster map, or whatever the server answers; one try."""
     headers = {"Accept": JSON} | ({"Authorization": f"Bearer {token}"} if token else {})
 
     def ask(base: str, limit_s: float | None) -> Response:
@@ -238,7 +240,7 @@ def fetch_map(origin: str, token: str | None, transport: Transport) -> bytes:
 
 
 def _parse_path(path: str) -> tuple[str, str]:
-    """`parse_object_path`, which knows no prefixes within a bucket."""
+    """`parse_object_path`, extended by prefixes within a bucket."""
     if path.endswith("/") and path.count("/") > 2:
         bucket, name = parse_object_path(path[:-1])
         return bucket, name + "/"

@@ -1,4 +1,4 @@
-"""Shards that no web server gives: files, standard input, the output of commands, and what fsspec knows (S3, GCS, …)."""
+"""Streams of shards that are not on a web server: files, standard input, output of commands, and fsspec (S3, GCS, …)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from dfc.inputs.sources.streams import Stream, StreamOptions
 from dfc.inputs.sources.urls import hint_at_scheme, kind_of, local_path
 from dfc.limits import INPUT_PIPE_CHARS_KEPT, MIB
 
-_FSSPEC_BLOCK_BYTES: Final = 8 * MIB  # object stores answer in tens of milliseconds: fewer, larger requests
-_PIPE_BYTES: Final = 1 * MIB  # instead of 64 KiB: fewer system calls. Users without privileges get so much
+_FSSPEC_BLOCK_BYTES: Final = 8 * MIB  # object stores have latencies of tens of milliseconds: few, large requests
+_PIPE_BYTES: Final = 1 * MIB  # instead of 64 KiB, for fewer system calls; the maximum for unprivileged users
 _SKIP_BYTES: Final = 1 * MIB
 _END_WAIT_S: Final = 5.0  # for a command that has closed its output
 
@@ -35,7 +35,7 @@ def open_local(
     counts: Counts | None,
     cancellation: Cancellation | None,
 ) -> Stream:
-    """The stream of a URL that is not on the web. See `open_stream`."""
+    """Open the stream of a URL that is not on the web. See `open_stream`."""
     part = _Part(url, start, end, counts, cancellation or Cancellation())
     kind = kind_of(url)
     if kind == "file":
@@ -46,7 +46,7 @@ def open_local(
 
 
 class _Part(NamedTuple):
-    """What all of them are given."""
+    """The arguments of all local streams."""
 
     url: str
     start: int
@@ -73,7 +73,7 @@ class _LocalStream(Stream):
             except OSError as problem:
                 self._cancellation.check()
                 if done:
-                    break  # what is here goes first; the next read meets the error again
+                    break  # return these bytes first; the next read meets the error again
                 raise ShardUnreadable(f"{self.url}: {problem.strerror or problem}", url=self.url) from problem
             self._done = count == 0
             self._position += count
@@ -92,24 +92,24 @@ class _LocalStream(Stream):
         raise NotImplementedError
 
     def _finish(self) -> None:
-        """The end of the file has been met, at the earliest after its last byte; it may be met again."""
+        """Called at the end of the file, possibly more than once. Raises if the stream is incomplete."""
 
     def _skip(self, count: int) -> None:
-        """Read what comes before the start of something that cannot seek."""
+        """Skip to the start in a stream that cannot seek."""
         scratch = memoryview(bytearray(min(count, _SKIP_BYTES)))
         while count > 0:
             got = self._some(scratch[:count])
             if got == 0:
-                raise ShardUnreadable(f"{self.url} ends {count} bytes before what was to be read", url=self.url)
+                raise ShardUnreadable(f"{self.url} ends {count} bytes before the requested range", url=self.url)
             count -= got
 
     def _check_version(self, planned: str | None) -> None:
         if planned and self.etag and planned != self.etag:
-            raise ShardChanged(f"{self.url} is another file than the one that was planned", url=self.url)
+            raise ShardChanged(f"{self.url} was replaced since it was looked up", url=self.url)
 
 
 class FileStream(_LocalStream):
-    """A local file. Its `etag` is made of size and time of change."""
+    """A local file. Its `etag` is made of its size and modification time."""
 
     def __init__(self, part: _Part, etag: str | None) -> None:
         super().__init__(part)
@@ -125,7 +125,7 @@ class FileStream(_LocalStream):
                 self.size, self.etag = facts.st_size, file_etag(facts)
                 self._check_version(etag)
                 if start > self.size:
-                    raise ShardShort(f"{path} has {self.size} bytes, and is to be read from byte {start}", url=url)
+                    raise ShardShort(f"{path} has only {self.size} bytes; cannot read from byte {start}", url=url)
                 self._file.seek(start)
                 os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
             else:
@@ -139,19 +139,19 @@ class FileStream(_LocalStream):
 
     def _finish(self) -> None:
         if self.size is not None and self._position < min(self.size, self._end if self._end is not None else self.size):
-            raise ShardUnreadable(f"{self.url} became shorter while it was read", url=self.url)
+            raise ShardUnreadable(f"{self.url} was truncated while it was being read", url=self.url)
 
     def close(self) -> None:
         self._file.close()
 
 
 def file_etag(facts: os.stat_result) -> str:
-    """What stands for the version of a file."""
+    """An ETag for a local file, from its size and modification time."""
     return f"{facts.st_size:x}-{facts.st_mtime_ns:x}"
 
 
 class StandardInput(_LocalStream):
-    """Standard input, once; closing leaves it open."""
+    """Standard input, readable once; closing the stream leaves it open."""
 
     def __init__(self, part: _Part) -> None:
         super().__init__(part)
@@ -166,7 +166,7 @@ class StandardInput(_LocalStream):
 
 
 class PipeStream(_LocalStream):
-    """The output of a shell command (bash with `pipefail` where there is one). It counts only if its exit status is 0."""
+    """The output of a shell command (in bash with `pipefail` if installed). It must exit with status 0."""
 
     def __init__(self, part: _Part) -> None:
         super().__init__(part)
@@ -180,14 +180,14 @@ class PipeStream(_LocalStream):
             stdout=subprocess.PIPE,
             stderr=self._said,
             bufsize=0,
-            process_group=0,  # so that all of a pipeline can be ended
+            process_group=0,  # so that a whole pipeline can be killed
         )
         assert self._process.stdout is not None
         self._output: Any = self._process.stdout
         try:
             fcntl.fcntl(self._output, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         except OSError:
-            pass  # this user's pipes are used up; small ones do as well
+            pass  # this user's limit for pipes is reached; a small one works too
         self._cancellation.add(self._kill)
         try:
             self._skip(part.start)
@@ -202,9 +202,9 @@ class PipeStream(_LocalStream):
         try:
             status = self._process.wait(_END_WAIT_S)
         except subprocess.TimeoutExpired:
-            return  # it has given all and does something else now
+            return  # it has closed its output but is still running
         if status != 0:
-            raise ShardUnreadable(f"{self.url} ended with status {status}: {self._last_words()}", url=self.url)
+            raise ShardUnreadable(f"{self.url} exited with status {status}: {self._last_words()}", url=self.url)
 
     def _last_words(self) -> str:
         size = self._said.seek(0, os.SEEK_END)
@@ -223,7 +223,7 @@ class PipeStream(_LocalStream):
             return
         self._output.close()
         self._said.close()
-        if os.getpid() == self._owner:  # after a fork the command is the parent's
+        if os.getpid() == self._owner:  # after a fork the command belongs to the parent
             self._cancellation.remove(self._kill)
             self._kill()
             self._process.wait()
@@ -234,7 +234,7 @@ class PipeStream(_LocalStream):
 
 
 class FsspecStream(_LocalStream):
-    """A file of a filesystem that fsspec knows; opened anew at the same byte when reading fails."""
+    """A file on an fsspec filesystem. If reading fails, it is reopened at the same byte."""
 
     def __init__(self, part: _Part, etag: str | None, options: StreamOptions) -> None:
         super().__init__(part)
@@ -254,14 +254,14 @@ class FsspecStream(_LocalStream):
 
     def _open(self) -> None:
         if self._begun and _version(self._filesystem.info(self._path)) != self._version:
-            raise ShardChanged(f"{self.url} is another file than the one that was begun", url=self.url)
+            raise ShardChanged(f"{self.url} was replaced while it was being read", url=self.url)
         self._file = self._filesystem.open(self._path, "rb", block_size=_FSSPEC_BLOCK_BYTES)
         self._file.seek(self._position)
         self._begun = True
 
     def _finish(self) -> None:
         if self.size is not None and self._position < min(self.size, self._end if self._end is not None else self.size):
-            raise ShardUnreadable(f"{self.url} ended at byte {self._position} of {self.size}", url=self.url)
+            raise ShardUnreadable(f"{self.url} ended early, at byte {self._position} of {self.size}", url=self.url)
 
     def _some(self, view: memoryview) -> int:
         def read() -> int:
@@ -272,7 +272,7 @@ class FsspecStream(_LocalStream):
         return int(self._trying(read))
 
     def _trying(self, step: Callable[[], Any]) -> Any:
-        """What a step gives, tried again after errors that may pass."""
+        """Call `step`, retrying after errors that may be temporary."""
         attempt = 0
         while True:
             try:
@@ -282,8 +282,8 @@ class FsspecStream(_LocalStream):
             except (FileNotFoundError, PermissionError, IsADirectoryError) as problem:
                 raise ShardUnreadable(f"{self.url}: {problem or type(problem).__name__}", url=self.url) from problem
             except (ImportError, ValueError, TypeError, NotImplementedError):
-                raise  # the program is wrong, or something is not installed
-            except Exception as problem:  # each of these libraries has errors of its own
+                raise  # a bug in the program, or a missing library
+            except Exception as problem:  # each of these libraries has its own errors
                 self.close()
                 if attempt >= self._retries:
                     raise ShardUnreadable(f"{self.url}: {problem or type(problem).__name__}", url=self.url) from problem
@@ -302,7 +302,7 @@ class FsspecStream(_LocalStream):
 
 
 def _version(facts: dict[str, Any]) -> list[Any]:
-    """What the filesystems of fsspec tell of a file that is another one after it was replaced."""
+    """The facts from fsspec that change when a file is replaced."""
     return [
         facts.get(name) for name in ("size", "ETag", "etag", "generation", "created", "mtime", "LastModified", "last_modified")
     ]

@@ -1,8 +1,7 @@
-"""One way to open a shard by a URL of any kind, read it through, and lose nothing when connections break.
+"""Open a shard by a URL of any kind as a stream that survives broken connections.
 
-`open_stream` picks by the kind of URL (`urls`): web servers (`web`: continued in mid-shard when connections break; the objects
-of DFC nodes are read from their owners, `cluster`), and files, commands and what fsspec knows (`local`); through a `cache`
-where the options name one.
+`open_stream` decides by the kind of URL (`urls`): web servers (`web`, which resumes in mid-shard; objects of DFC nodes are read
+from their owners, `cluster`), or files, commands and fsspec (`local`). If the options name a `cache`, it goes through that.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ def open_stream(
     counts: Counts | None = None,
     cancellation: Cancellation | None = None,
 ) -> Stream:
-    """The bytes `start` to `end` (exclusive; None: to the last) of a shard, from the first of its URLs that gives them.
+    """Open bytes `start` to `end` (exclusive; None: to the last) of a shard, from the first of its URLs that works.
 
-    `etag` is the version that was planned: ShardChanged when it is another by now (servers, not files). `counts` is told of
-    retries and of bytes received. `cancellation` ends from any thread what waits here and, later, in `readinto`. Raises
-    ShardUnreadable when none of the URLs can be opened, ValueError for a URL of no known kind.
+    `etag` is the expected version: ShardChanged if it has changed (servers, not files). `counts` counts retries and bytes
+    received. `cancellation` cancels waiting here and later in `readinto`, from any thread. Raises ShardUnreadable if none of
+    the URLs can be opened, ValueError for a URL of an unknown kind.
     """
     if options.cache_dir is not None and kind_of(ref if isinstance(ref, str) else ref.url) in ("web", "cluster", "fsspec"):
         past = replace(options, cache_dir=None)
@@ -50,7 +49,7 @@ def open_stream(
     web = tuple(url for url in urls if kind_of(url) in ("web", "cluster"))
     problems: list[ShardUnreadable] = []
     for url in urls:
-        planned = etag if url == urls[0] else None  # what is elsewhere has etags of another making
+        planned = etag if url == urls[0] else None  # other servers make ETags differently
         try:
             if url not in web:
                 return open_local(url, start, end, planned, options, counts, cancellation)

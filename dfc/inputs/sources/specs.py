@@ -1,7 +1,7 @@
-"""From a spec to shards: counts, braces, wildcards, prefixes, `.shards` files and lists become `ShardRef`s in a fixed order.
+"""Expand a spec into shards: counts, braces, wildcards, prefixes, `.shards` files and lists become `ShardRef`s in order.
 
-What must be looked up is asked of a DFC server, the local disk or fsspec; other web servers cannot list. Only the path of a URL
-is expanded, so that users, ports, queries and escapes stay as they are. docs/inputs.md tells what each form means.
+Listings come from a DFC server, the local disk or fsspec; other web servers cannot list. Only the path of a URL is expanded, so
+that users, ports, queries and escapes stay as they are. docs/inputs.md describes each form.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from dfc.names import object_path
 Entry = str | ShardRef | Sequence[str]
 Spec = str | os.PathLike[str] | ShardRef | Sequence[Entry]
 _WILDCARD: Final = re.compile(r"[*?\[]")
-_URL_WILDCARD: Final = re.compile(r"[*\[]")  # a "?" begins the query
+_URL_WILDCARD: Final = re.compile(r"[*\[]")  # in a URL, "?" begins the query
 _PLAIN_URL: Final = re.compile(r"https?://[A-Za-z0-9._:-]+/[A-Za-z0-9._/-]*\.(?:tar|tgz|tar\.[a-z0-9]+)")
 _RANGE: Final = re.compile(r"\{[0-9]+\.\.[0-9]+(?:\.\.[0-9]+)?\}")
-_HIDDEN: Final = re.compile(r"(?<![^/])\.")  # where a name begins
+_HIDDEN: Final = re.compile(r"(?<![^/])\.")  # a dot at the start of a name
 
-_TRIES_SILENT: Final = 2  # in vain; then somebody is told who may have mistyped a URL
+_TRIES_SILENT: Final = 2  # failed tries before a warning, since the URL may be mistyped
 
 
 class _ShardsFile(msgspec.Struct):
@@ -47,10 +47,10 @@ class _ShardsFile(msgspec.Struct):
 
 
 def resolve(spec: Spec, *, options: StreamOptions = DEFAULT_OPTIONS, seed: int | None = None) -> list[ShardRef]:
-    """The shards that a spec stands for, in order. `seed` chooses replicas of `.shards` files (None: at random).
+    """Expand a spec into its shards, in order. `seed` chooses among the replicas in `.shards` files (None: at random).
 
-    Each entry of a list is a spec of its own; one that is a list again names replicas of one shard. Raises BadShardSpec for
-    what cannot be read or listed, NoShards when nothing matches, ShardUnreadable when a listing cannot be had.
+    Each entry of a list is a spec; an entry that is itself a list names the replicas of one shard. Raises BadShardSpec for a
+    spec that cannot be parsed or listed, NoShards if nothing matches, ShardUnreadable if a listing fails.
     """
     chooser = random.Random(seed)
     if isinstance(spec, ShardRef | str | os.PathLike):
@@ -58,9 +58,9 @@ def resolve(spec: Spec, *, options: StreamOptions = DEFAULT_OPTIONS, seed: int |
     else:
         found = [ref for entry in spec for ref in _resolve_entry(entry, options, chooser)]
         if not found:
-            raise NoShards("an empty list of shards")
+            raise NoShards("the list of shards is empty")
     if len(found) > SHARD_SPEC_NAMES_MAX:
-        raise BadShardSpec(f"at most {SHARD_SPEC_NAMES_MAX} shards can be named, not {len(found)}")
+        raise BadShardSpec(f"a spec can name at most {SHARD_SPEC_NAMES_MAX} shards, not {len(found)}")
     return found
 
 
@@ -72,7 +72,7 @@ def _resolve_entry(entry: Entry | os.PathLike[str], options: StreamOptions, choo
     if not isinstance(entry, str):
         urls = list(entry)
         if not urls or not all(isinstance(url, str) and url for url in urls):
-            raise BadShardSpec("the replicas of a shard are a list of URLs")
+            raise BadShardSpec("the replicas of a shard must be a non-empty list of URLs")
         return [ShardRef(urls[0], tuple(urls[1:]))]
     if entry.startswith('["'):
         return [ref for name in shards.expand(entry) for ref in _resolve_text(name, options, chooser)]  # type: ignore[union-attr]
@@ -86,7 +86,7 @@ def _resolve_text(spec: str, options: StreamOptions, chooser: random.Random) -> 
     if kind == "pipe":
         return [ShardRef(command) for command in _expand_command(spec)]
     if kind == "file" and os.path.isfile(local_path(spec)) and not _is_shards_file(spec):
-        return [ShardRef(spec)]  # whatever its name looks like
+        return [ShardRef(spec)]  # even if its name looks like a pattern
     found: list[ShardRef] = []
     for url in shards.expand_url(spec):
         if _PLAIN_URL.fullmatch(url):
@@ -103,14 +103,14 @@ def _resolve_text(spec: str, options: StreamOptions, chooser: random.Random) -> 
 
 
 def _expand_command(command: str) -> Iterator[str]:
-    """Only ranges of numbers: other braces, and `@`, have meanings of their own in a shell."""
+    """Expand ranges of numbers in a command. Other braces, and `@`, have their own meaning in a shell."""
     pieces = _RANGE.split(command)
     ranges = [shards.expand_url(braces) for braces in _RANGE.findall(command)]
     for choice in product(*ranges):
         yield pieces[0] + "".join(text + piece for text, piece in zip(choice, pieces[1:], strict=True))
 
 
-# What must be looked up. Each gives names in byte order.
+# Listings. Each returns names in byte order.
 
 
 def _list_web(url: str, options: StreamOptions) -> Iterable[str]:
@@ -121,7 +121,8 @@ def _list_web(url: str, options: StreamOptions) -> Iterable[str]:
     place = locate_for_sure(url, options)
     if place is None:
         raise BadShardSpec(
-            f"{shown(url)} is to be listed, which only a DFC server can: name shards with @N or {{a..b}}, or in a .shards file"
+            f"{shown(url)} cannot be listed, because it is not on a DFC server: name the shards with @N or {{a..b}}, "
+            "or in a .shards file"
         )
     if not place.bucket:
         raise BadShardSpec(f"{shown(url)} names no bucket")
@@ -139,10 +140,9 @@ def _list_web(url: str, options: StreamOptions) -> Iterable[str]:
 
 
 def locate_for_sure(url: str, options: StreamOptions, *, meant: str = "") -> ObjectPlace | None:
-    """`locate`, asked again while the server does not answer: a wrong guess here would be an error for good. `meant` is the URL
-    for messages, when it is another.
+    """`locate`, retrying while the server does not answer, since a wrong guess here would be permanent.
 
-    ShardUnreadable, at once when there is no such host.
+    `meant` is the URL to name in messages, if different. ShardUnreadable, at once if the host does not exist.
     """
     meant = meant or url
     tries = 0
@@ -152,17 +152,17 @@ def locate_for_sure(url: str, options: StreamOptions, *, meant: str = "") -> Obj
             raise ShardUnreadable(f"{shown(meant)}: {reason}", url=meant) from problem
         if tries >= options.retries:
             raise ShardUnreadable(
-                f"{shown(meant)}: given up after {tries + 1} tries: {reason}; is `dfc serve` running there?", url=meant
+                f"{shown(meant)}: giving up after {tries + 1} tries: {reason}; is `dfc serve` running there?", url=meant
             ) from problem
         tries += 1
         if tries == _TRIES_SILENT:
-            LOG.warning("%s: still trying: %s", shown(meant), reason)
+            LOG.warning("%s: still retrying: %s", shown(meant), reason)
         current_cancellation(Cancellation()).wait(options.policy.delay_s(tries - 1, retry_after_s(problem)))
     return locate(url, options)
 
 
 def _web_url(url: str, bucket: str, name: str) -> str:
-    """The URL of an object in the form of the one that was listed."""
+    """The URL of an object, in the same form as the URL that was listed."""
     if kind_of(url) == "cluster":
         return f"dfc:{'//' if url.startswith('dfc://') else ''}{bucket}/{name}"
     parts = urlsplit(url)
@@ -170,7 +170,7 @@ def _web_url(url: str, bucket: str, name: str) -> str:
     if parts.path.startswith("/v1/objects/"):
         path = "/v1/objects" + path
     elif "/" not in parts.path[1:] and "/" not in name:
-        path = object_path("", name)[1:]  # it was given without its bucket, `default`
+        path = object_path("", name)[1:]  # the URL was given without the bucket `default`
     return f"{parts.scheme}://{parts.netloc}{path}"
 
 
@@ -204,20 +204,20 @@ def _list_fsspec(url: str, options: StreamOptions) -> Iterable[str]:
 
 
 def _shards_only(names: list[str], prefix: str) -> list[str]:
-    """A prefix stands for the shards below it, by the ends of their names; there may be other files, and hidden ones."""
-    below = len(prefix)  # what the prefix itself is called does not count: `./data/`, `/home/me/.cache/`
+    """The shards below a prefix, by their extensions, without other and hidden files."""
+    below = len(prefix)  # the prefix itself may contain hidden names: `./data/`, `/home/me/.cache/`
     return [name for name in names if name.lower().endswith(SHARD_ENDINGS) and not _HIDDEN.search(name, below)]
 
 
 def _found(urls: list[str], spec: str) -> list[str]:
     if not urls:
-        raise NoShards(f"no shard matches {spec}{hint_at_scheme(spec)}")
+        raise NoShards(f"no shards match {spec}{hint_at_scheme(spec)}")
     return urls
 
 
 # Files that list shards.
 
-# Of what fsspec knows, these are surely elsewhere. Others (`local:`, `git:`, chains like `simplecache::…`) may read files here.
+# The fsspec schemes that are certainly remote. Others (`local:`, `git:`, chains like `simplecache::…`) may read local files.
 _REMOTE: Final = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "hdfs", "webhdfs", "hf"))
 
 
@@ -230,9 +230,11 @@ def _read_shards_file(url: str, options: StreamOptions, chooser: random.Random) 
     try:
         listed = msgspec.json.decode(_read_whole(url, options), type=_ShardsFile)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as problem:
-        raise BadShardSpec(f'{shown(url)} is no list of shards, {{"shards": [[url, replica, …], …]}}: {problem}') from None
+        raise BadShardSpec(
+            f'{shown(url)} is not a list of shards like {{"shards": [[url, replica, …], …]}}: {problem}'
+        ) from None
     if not listed.shards:
-        raise NoShards(f"{shown(url)} lists no shard")
+        raise NoShards(f"{shown(url)} lists no shards")
     for entry in listed.shards:
         urls = [_absolute(url, name) for name in ([entry] if isinstance(entry, str) else entry)]
         if not urls:
@@ -248,23 +250,23 @@ def _read_whole(url: str, options: StreamOptions) -> bytes:
         while count := stream.readinto(buffer):
             data += buffer[:count]
             if len(data) > INPUT_SHARDS_FILE_BYTES_MAX:
-                raise BadShardSpec(f"{shown(url)} has more than {INPUT_SHARDS_FILE_BYTES_MAX} bytes")
+                raise BadShardSpec(f"{shown(url)} is too large: more than {INPUT_SHARDS_FILE_BYTES_MAX} bytes")
     return bytes(data)
 
 
 def _is_remote(name: str, base: str) -> bool:
-    """Whether a list that lies elsewhere may name this: an object store, or the place where it lies itself."""
+    """Whether a remote list may name this URL: it must be on an object store, or have the scheme of the list itself."""
     scheme = name.partition("://")[0].lower()
     return "::" not in name and (scheme in _REMOTE or scheme == base.partition("://")[0].lower())
 
 
 def _absolute(base: str, name: str) -> str:
-    """What a file that lists shards means by a name. It cannot name commands, nor, from elsewhere, files of this machine."""
+    """Resolve a name in a file that lists shards. It cannot name commands; a remote list cannot name local files either."""
     kind, here = kind_of(name), kind_of(base)
     relative = kind == "file" and not name.startswith("file:")
     local = kind == "file" and (not relative or (name.startswith("/") and here == "cluster"))
     if kind in ("pipe", "stdin") or (here != "file" and (local or (kind == "fsspec" and not _is_remote(name, base)))):
-        raise BadShardSpec(f"{shown(base)} names {name[:200]!r}: a list of shards names URLs")
+        raise BadShardSpec(f"{shown(base)} names {name[:200]!r}, but a list of shards must name URLs")
     if not relative:
         return name
     if here == "web":

@@ -1,4 +1,4 @@
-"""Shards as raw bytes: what every kind of stream can do, and the options with which they are opened (`opening`)."""
+"""The interface of streams of raw shard bytes, and the options for opening them (`opening`)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from dfc.wire import DEFAULT_URL
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """How shards are opened; plain values, so that they travel to worker processes.
+    """Options for opening shards: plain values that can be sent to worker processes.
 
-    `cluster` (a URL, or several separated by commas, tried in turn) and `token` are those of `dfc:` URLs, by default `DFC_URL`
-    and `DFC_TOKEN`. The token goes to the nodes of that cluster; when it is given without `cluster`, to all servers that URLs
-    name; never to where those redirect. `retries` are tries without a new byte; the wait between them doubles from 0.25 to
-    4 s. `direct`: find out whether a web server is a DFC node and then read from the owner of each object. `verify`: compare
-    what was read whole with the checksum that DFC names. `headers` go with every request to the server that the URL names.
-    `storage_options` are for fsspec. `cache_dir` is a directory where whole shards are kept, up to `cache_bytes` (None: as
-    the disk has room); see `cache`.
+    `cluster` (a URL, or several separated by commas, tried in turn) and `token` are for `dfc:` URLs and default to `DFC_URL`
+    and `DFC_TOKEN`. The token is sent to the nodes of that cluster, or, if given without `cluster`, to all servers that URLs
+    name, but never to other servers after a redirect. `retries` counts tries without a new byte; the wait between them doubles
+    from 0.25 to 4 s. `direct`: detect whether a web server is a DFC node, and read each object from its owner. `verify`:
+    compare whole objects with DFC's checksum. `headers` are sent with every request to the server that the URL names.
+    `storage_options` are for fsspec. `cache_dir` is a directory that caches whole shards, up to `cache_bytes` (None: as the
+    disk has room); see `cache`.
     """
 
     cluster: str | None = None
@@ -43,17 +43,17 @@ class StreamOptions:
 
     @property
     def policy(self) -> RetryPolicy:
-        """The waits between tries."""
+        """The retry policy."""
         return RetryPolicy(retries=self.retries)
 
     @property
     def cluster_origins(self) -> tuple[str, ...]:
-        """Where the cluster that `dfc:` means can be reached: origins of its nodes. BadRequest."""
+        """The origins of nodes of the cluster that `dfc:` URLs mean. BadRequest."""
         return origins_of(self.cluster or os.environ.get("DFC_URL") or DEFAULT_URL)
 
     @property
     def cluster_url(self) -> str:
-        """These as the URL of that cluster."""
+        """The `cluster_origins` as one URL, separated by commas."""
         return ",".join(self.cluster_origins)
 
     @property
@@ -66,11 +66,11 @@ DEFAULT_OPTIONS: Final = StreamOptions()
 
 
 class Stream(ABC):
-    """The bytes of one shard, or of a range of it. Belongs to one thread at a time, but for `abort`.
+    """The bytes of one shard, or of a range of it. Used by one thread at a time, except for `abort`.
 
-    `url` is where it is read from now (one of its replicas), `etag` what the server calls this version (empty: nothing), `size`
-    the bytes of the whole object (None: not known). `indexed`: a DFC node has parsed this tar when it was uploaded, so the
-    checksums of its headers need not be looked at again.
+    `url` is the replica being read, `etag` the server's name for this version (empty if none), `size` the bytes of the whole
+    object (None if unknown). `indexed`: a DFC node parsed this tar when it was uploaded, so its header checksums need not be
+    checked again.
     """
 
     url: str
@@ -82,16 +82,16 @@ class Stream(ABC):
     def readinto(self, buffer: bytearray | memoryview) -> int:
         """Fill the buffer, except at the end; 0 there.
 
-        Raises ShardUnreadable when it breaks off for good, ShardChanged when it is another object by then, ShardBroken when the
-        bytes are not those that were stored. What came before an error is handed out first.
+        Raises ShardUnreadable if reading fails after all retries, ShardChanged if the object was replaced meanwhile,
+        ShardBroken if the bytes are not those that were stored. Bytes received before an error are returned first.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Cheap at any point, and idempotent."""
+        """Close the stream. Cheap at any point, and idempotent."""
 
     def abort(self) -> None:  # noqa: B027  (reading a local file ends soon anyway)
-        """From any thread: what waits in `readinto` ends soon, with `Cancelled` or an error. `close` is still to be called."""
+        """Cancel a waiting `readinto`, from any thread: it soon raises `Cancelled` or an error. Call `close` afterwards."""
 
     def __enter__(self) -> Self:
         return self

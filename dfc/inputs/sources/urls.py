@@ -1,4 +1,4 @@
-"""What kind of thing a URL names, and how it is written in messages. Pure; no I/O.
+"""Kinds of URLs, their parts, and how they are shown in messages. Pure; no I/O.
 
 | URL | kind |
 | --- | --- |
@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from dfc.addresses import split_addresses
 
 Kind = Literal["web", "cluster", "pipe", "stdin", "file", "fsspec"]
-# By these ends of their names shards are found among other files.
+# Extensions by which shards are recognised among other files.
 SHARD_ENDINGS: Final = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.lz4", ".tar.bz2", ".tar.xz")
 _FOREIGN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 _USER: Final = re.compile(r"//[^/]*@")
@@ -29,7 +29,7 @@ _WEB: Final = re.compile(r"https?://", re.IGNORECASE)
 
 
 def kind_of(url: str) -> Kind:
-    """The kind, by the beginning alone."""
+    """The kind of a URL, decided by its beginning."""
     if _WEB.match(url):
         return "web"
     if url.startswith("dfc:"):
@@ -44,33 +44,32 @@ def kind_of(url: str) -> Kind:
 
 
 def local_path(url: str) -> str:
-    """The path of a URL of the kind `file`. Only `file://` has escapes; its host is empty or localhost."""
+    """The path of a URL of the kind `file`. Only `file://` has escapes; its host must be empty or localhost."""
     if not url.startswith("file:"):
         return url
     if not url.startswith("file://"):
         return url.removeprefix("file:")
     host, slash, path = url.removeprefix("file://").partition("/")
     if host not in ("", "localhost"):
-        raise ValueError(f"a file: URL names a file of this machine, not of {host!r}")
+        raise ValueError(f"a file: URL must name a file of this machine, not of {host!r}")
     return unquote(slash + path)
 
 
 def split_cluster_url(url: str) -> tuple[str, str]:
-    """Bucket and the rest of a `dfc:` URL, nothing decoded. ValueError when there is no bucket."""
+    """Split a `dfc:` URL into the bucket and the rest, without decoding. ValueError if there is no bucket."""
     bucket, _, name = url.removeprefix("dfc:").removeprefix("//").partition("/")
     if not bucket:
-        raise ValueError(f"a dfc: URL is dfc:bucket/object, not {url!r}")
+        raise ValueError(f"a dfc: URL must be dfc:bucket/object, not {url!r}")
     return bucket, name
 
 
 def hint_at_scheme(path: str) -> str:
-    """For the message about a file that is not there: whether it looks like the URL of a server."""
+    """A hint for the error about a missing file, if its path looks like the URL of a server."""
     return f"; did you mean http://{path} ?" if _HOST.match(path) else ""
 
 
 def origin_of(url: str) -> str:
-    """Scheme, host and port of a web URL, in one form for each server: without user, in lower case, no port that goes without
-    saying."""
+    """Scheme, host and port of a web URL, normalised: in lower case, without user and default port."""
     parts = urlsplit(url)
     scheme = parts.scheme.lower()
     host = parts.netloc.rpartition("@")[2].lower()
@@ -79,7 +78,7 @@ def origin_of(url: str) -> str:
 
 @lru_cache(64)
 def origins_of(urls: str) -> tuple[str, ...]:
-    """`origin_of` each address of a cluster, of which several may be given. BadRequest."""
+    """The origins of the addresses of a cluster, separated by commas. BadRequest."""
     return tuple(map(origin_of, split_addresses(urls)))
 
 

@@ -1,8 +1,8 @@
-"""A shard from web servers: tried again and continued where it broke, until every byte has come or nobody can give it.
+"""Stream a shard from web servers, retrying and resuming where it broke until it is complete or all servers have failed.
 
-Each try asks one of the shard's URLs for the bytes from the current position on. What answers must be the same version as
-before (ETag, date, size); a server that knows no ranges is read from the start and the known part thrown away. A body that ends
-early, a stall, a refused connection and answers like 503 cost a try; every new byte gives all tries back.
+Each try asks one of the shard's URLs for the bytes from the current position on. The answer must be the same version as before
+(ETag, date, size). If a server does not support ranges, it is read from the start and the known part is skipped. A truncated
+body, a stall, a refused connection and answers like 503 cost a try; every new byte resets the count.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from dfc.reach.reading import ResumingReader
 from dfc.wire import SAMPLES_HEADER
 
 _SKIP_BYTES: Final = 1 * MIB
-_TRIES_SILENT: Final = 3  # in vain, about a second; then somebody is told who may have mistyped a URL
-_PROGRESS_BYTES: Final = 64 * KIB  # a connection that gave so much and broke is replaced without waiting
+_TRIES_SILENT: Final = 3  # failed tries, about a second, before a warning, since the URL may be mistyped
+_PROGRESS_BYTES: Final = 64 * KIB  # a connection that delivered this much before it broke is replaced without waiting
 
 
 class WebStream(ResumingReader, Stream):
-    """See `Stream`. It is opened when it is made."""
+    """A `Stream` from one or more web URLs. The constructor connects."""
 
     _handed_out = InputError
 
@@ -55,7 +55,7 @@ class WebStream(ResumingReader, Stream):
         self._counts = counts
         self._cancellation = cancellation or Cancellation()
         self._at = 0  # the source in use
-        self._tries = 0  # in vain, since the last new byte
+        self._tries = 0  # failed tries since the last new byte
         self._problems: list[str] = []
         with cancelled_by(self._cancellation):
             answer = self._continue_with(self._connect())
@@ -76,14 +76,16 @@ class WebStream(ResumingReader, Stream):
         self._drop()
 
     def __del__(self) -> None:
-        # A stream that is forgotten gives its connection back.
+        # An abandoned stream releases its connection.
         self.close()
 
     def abort(self) -> None:
         self._cancellation.cancel()
 
     def _mismatch(self, found: str) -> ShardBroken:
-        return ShardBroken(f"{shown(self.url)} arrived with xxh3-128={found}, not {self._checksum}", url=self.url)
+        return ShardBroken(
+            f"{shown(self.url)}: checksum mismatch: received xxh3-128={found}, expected {self._checksum}", url=self.url
+        )
 
     def _broke(self, problem: Broken, gained: int) -> bool:
         if gained:
@@ -127,14 +129,14 @@ class WebStream(ResumingReader, Stream):
         return headers
 
     def _accept(self, source: WebSource, answer: Response) -> None:
-        """Check that the answer continues what was read, and go to its right byte."""
+        """Check that the answer continues the same version, and skip to the current position."""
         first, version = described(answer)
         before = source.known or Facts(self._etag_for(source, answer), size=self.size)
         if before.differs(version):
-            raise ShardChanged(f"{shown(source.url)} is another object than the one that was begun or planned", url=source.url)
+            raise ShardChanged(f"{shown(source.url)} was replaced since it was looked up or opened", url=source.url)
         source.known = version = before.updated(version)
         if first > self._position:
-            raise Broken(f"{shown(source.url)}: the answer begins at byte {first}, not {self._position}")
+            raise Broken(f"{shown(source.url)}: the answer begins at byte {first}, but byte {self._position} was requested")
         self.url, self.etag = source.url, version.etag
         self.size = self._size = version.size
         self.indexed = (answer.headers.get(SAMPLES_HEADER) or "").isdigit()
@@ -143,24 +145,24 @@ class WebStream(ResumingReader, Stream):
         _skip(answer, self._position - first)
 
     def _etag_for(self, source: WebSource, answer: Response) -> str:
-        """What was planned, if it can be compared: replicas on other servers have ETags of their own making. Those of DFC are
-        checksums; so are those of S3, and look the same."""
+        """The expected ETag, if it can be compared with this source's. Other servers make ETags differently. Those of DFC are
+        checksums; so are those of S3, and they look the same."""
         alike = is_checksum(self._planned) and checksum_in(answer.headers)
         return self._planned if source.url == self._primary or alike else ""
 
     def _is_at_end(self, source: WebSource, problem: RangeNotSatisfiable) -> bool:
-        """Whether nothing was wrong but that no byte follows."""
+        """Whether the only problem is that the position is at the end."""
         size = size_beyond(problem)
         before = source.known or Facts(size=self.size)
         if before.size is not None and size is not None and size != before.size:
-            raise ShardChanged(f"{shown(source.url)} has {size} bytes, and not {before.size} as before", url=source.url)
+            raise ShardChanged(f"{shown(source.url)} was replaced: it has {size} bytes, not {before.size}", url=source.url)
         if size is None or size != self._position:
             return False
         self.size = self._size = size
         return True
 
     def _failed(self, problem: DfcError, *, at_once: bool = False) -> None:
-        """Choose the next source and wait, unless `at_once` or there are more sources; raise when there is none left."""
+        """Choose the next source, and wait before starting over with the first, unless `at_once`. Raise if none is left."""
         self._cancellation.check()
         if isinstance(problem, Cancelled):
             raise problem
@@ -169,7 +171,7 @@ class WebStream(ResumingReader, Stream):
         wrong = source.known is None and is_in_vain(problem, source.url, self._options)
         if (is_worth_retrying(problem) and not wrong) or type(problem) is ServerTrouble:
             if self._tries >= self._policy.retries:
-                raise ShardUnreadable(f"{shown(source.url)}: given up after {self._tries + 1} tries: {reason}", url=source.url)
+                raise ShardUnreadable(f"{shown(source.url)}: giving up after {self._tries + 1} tries: {reason}", url=source.url)
             delay_s = 0.0
             if self._at + 1 >= len(self._sources) and not at_once:
                 delay_s = self._policy.delay_s(self._tries // len(self._sources), retry_after_s(problem))
@@ -178,7 +180,7 @@ class WebStream(ResumingReader, Stream):
             if self._counts is not None:
                 self._counts.add(retries=1)
             if self._tries == _TRIES_SILENT:
-                LOG.warning("%s: still trying: %s", shown(source.url), reason)
+                LOG.warning("%s: still retrying: %s", shown(source.url), reason)
             self._cancellation.wait(delay_s)
             return
         self._problems.append(reason)
@@ -196,5 +198,5 @@ def _skip(answer: Response, count: int) -> None:
     while count > 0:
         got = answer.receive(scratch[:count])
         if got == 0:
-            raise Broken(f"the body ended {count} bytes before what was to be read")
+            raise Broken(f"the body ended {count} bytes before the requested position")
         count -= got

@@ -1,4 +1,4 @@
-"""One URL of a shard on a web server: asking it once, and what its answers say about the version of the object."""
+"""One URL of a shard on a web server: single requests, redirects, and the version of the object."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _QUERY: Final = re.compile(r"(https?://[^\s?]+)\?[^\s:]*")
 
 
 class WebSource:
-    """One of the URLs of a shard. `known` is the version that it gave before."""
+    """One of the URLs of a shard. `known` is the version of its last answer."""
 
     def __init__(self, url: str, options: StreamOptions) -> None:
         self.url = url
@@ -35,15 +35,15 @@ class WebSource:
         self._transport = transport_for(options)
 
     def request(self, headers: Mapping[str, str]) -> Response:
-        """One try: an answer of 200 or 206, or the error that the server's answer means."""
+        """Make one request. Returns an answer of 200 or 206, or raises the error that the answer means."""
         try:
             place = locate(self.url, self._options)
             if place is None:
                 return self._follow(headers)
-        except ValueError as problem:  # also names of hosts and numbers of ports that cannot be
+        except ValueError as problem:  # also for invalid host names and port numbers
             if kind_of(self.url) != "web":
                 raise
-            raise BadRequest(f"{shown(self.url)} is no URL that can be asked, or is redirected to none: {problem}") from None
+            raise BadRequest(f"{shown(self.url)} is not a valid URL, or redirects to an invalid one: {problem}") from None
         try:
             return place.cluster.request(place, headers, self._transport)
         except DfcError:
@@ -67,11 +67,11 @@ class WebSource:
             url = sendable(urljoin(url, location))
             if origin_of(url) != origin:
                 own = {}
-        raise ShardUnreadable(f"{shown(self.url)} is redirected more than {INPUT_REDIRECTS_MAX} times", url=self.url)
+        raise ShardUnreadable(f"{shown(self.url)}: more than {INPUT_REDIRECTS_MAX} redirects", url=self.url)
 
 
 def _beginning(answer: Response) -> bytes:
-    """What an error page begins with, for its message; nothing when it is too long or breaks off."""
+    """The body of an error answer, for the message; empty if it is too long or the connection breaks."""
     try:
         return answer.read_all(ERROR_BODY_BYTES_MAX)
     except Broken:
@@ -79,7 +79,7 @@ def _beginning(answer: Response) -> bytes:
 
 
 def retry_after_s(problem: DfcError) -> float | None:
-    """Seconds, or a date as others than DFC have them."""
+    """The Retry-After of an error in seconds. Other servers than DFC may send a date."""
     seconds = problems.retry_after_s(problem)
     if seconds is not None:
         return seconds
@@ -90,12 +90,12 @@ def retry_after_s(problem: DfcError) -> float | None:
 
 
 def said(problem: Exception) -> str:
-    """The message of an error without the queries of the URLs in it, which may hold signatures."""
+    """The message of an error without the queries of URLs, which may hold signatures."""
     return _QUERY.sub(r"\1?…", str(problem))
 
 
 def _without_user(url: str) -> tuple[str, dict[str, str]]:
-    """The URL to ask, and the header that its `user:password@` becomes."""
+    """The URL without `user:password@`, and the Authorization header made of that."""
     parts = urlsplit(url)
     user, at, host = parts.netloc.rpartition("@")
     url = sendable(urlunsplit((parts.scheme.lower(), host, parts.path, parts.query, "")))
@@ -103,5 +103,5 @@ def _without_user(url: str) -> tuple[str, dict[str, str]]:
 
 
 def sendable(url: str) -> str:
-    """With what a request line cannot hold escaped, and nothing escaped twice."""
+    """Escape the characters of a URL that a request line cannot hold, without escaping anything twice."""
     return quote(url, safe="%/:?#[]@!$&'()*+,;=-._~")

@@ -1,1 +1,1 @@
-"""Uploading shards: what may be written, where it goes, and how each shard is stored whole or not at all."""
+"""Uploads of shards: archives, destinations, and storing each shard whole or not at all."""

@@ -1,4 +1,4 @@
-"""Samples as an archive: what is written can be read back as it is, or is refused before a byte of it is written."""
+"""Write samples as a tar. A sample that could not be read back unchanged is refused before any byte of it is written."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dfc.tar.writer import END_OF_ARCHIVE, member_header, padding
 Encode = bool | Callable[[Sample], Sample]
 Kind = Literal["gz", "zst", "lz4", "bz2", "xz"]
 Compress = Kind | Literal[False] | None
-_JOINED_BYTES_MAX: Final = 64 * KIB  # copying so much costs less than more calls to write
+_JOINED_BYTES_MAX: Final = 64 * KIB  # up to here, copying costs less than several calls to write
 
 
 class Record(NamedTuple):
-    """A sample as it goes into an archive. `size` counts the bytes there, `payload` those of its values."""
+    """A sample as it goes into an archive. `size` is its bytes in the archive, `payload` the bytes of its values."""
 
     key: str
     pieces: list[Buffer]
@@ -30,7 +30,7 @@ class Record(NamedTuple):
 
 
 def kind_for(name: str, compress: Compress) -> Kind | None:
-    """How an archive of this name is compressed."""
+    """The compression of an archive: as `compress` says, else by its name."""
     if compress is None:
         kind = index_kind(name.partition("?")[0])
         return None if kind == "tar" else cast("Kind | None", kind)
@@ -38,15 +38,15 @@ def kind_for(name: str, compress: Compress) -> Kind | None:
 
 
 def pack(sample: Mapping[str, Any], encode: Encode, last_key: str | None) -> Record:
-    """The sample as members in the order of their extensions; fields whose name begins with `_` are left out.
+    """Turn a sample into members, sorted by extension. Fields whose name begins with `_` are left out.
 
-    SampleBroken unless readers get the same key and fields back, and take it for another sample than the one before.
+    SampleBroken unless readers get the same key and fields back, and can tell the sample from the previous one.
     """
     key = sample.get("__key__")
     if not isinstance(key, str):
-        raise SampleBroken(f"a sample needs a `__key__` that is text, not {key!r}")
+        raise SampleBroken(f"the `__key__` of a sample must be a string, not {key!r}")
     if key == last_key:
-        raise SampleBroken(f"{key!r} is the key of the sample before, too: readers would take the two for one", key=key)
+        raise SampleBroken(f"the previous sample also has the key {key!r}: readers would merge the two", key=key)
     fields = _encoded(sample, key, encode)
     pieces: list[Buffer] = []
     seen: set[str] = set()
@@ -56,34 +56,30 @@ def pack(sample: Mapping[str, Any], encode: Encode, last_key: str | None) -> Rec
             continue
         name, lower = f"{key}.{extension}", extension.lower()
         if split_key(name) != (key, lower):
-            raise SampleBroken(
-                f"readers would not find the field {extension!r} of the sample {key!r} again{_hint(key)}", key=key
-            )
+            raise SampleBroken(f"field {extension!r} of sample {key!r} could not be read back{_hint(key)}", key=key)
         if lower in seen:
-            raise SampleBroken(f"{key!r} has the field {lower!r} twice: extensions are lower case", key=key)
+            raise SampleBroken(f"sample {key!r} has the field {lower!r} twice: extensions are case-insensitive", key=key)
         seen.add(lower)
         data = _bytes_of(fields[extension], extension, key)
         payload += len(data)
         try:
             pieces += (member_header(name, len(data)), data, padding(len(data)))
         except ValueError as problem:
-            raise SampleBroken(f"{key!r}: {problem}", key=key) from None
+            raise SampleBroken(f"sample {key!r}: {problem}", key=key) from None
     if not seen:
-        raise SampleBroken(f"{key!r} is a sample without a field", key=key)
+        raise SampleBroken(f"sample {key!r} has no fields", key=key)
     if len(seen) > SAMPLE_RECORDS_MAX:
-        raise SampleBroken(
-            f"{key!r} has {len(seen)} fields: readers would take more than {SAMPLE_RECORDS_MAX} for two", key=key
-        )
+        raise SampleBroken(f"sample {key!r} has {len(seen)} fields; at most {SAMPLE_RECORDS_MAX} are supported", key=key)
     return Record(key, pieces, sum(map(len, pieces)), payload)
 
 
 def _hint(key: str) -> str:
     base = key.rpartition("/")[2]
-    return ": no dots in keys, what follows the first one is taken for the extension" if "." in base else ""
+    return ": keys must not contain dots, since the extension begins at the first dot" if "." in base else ""
 
 
 class SampleArchive:
-    """A tar that is written, compressed or not. `samples` counts what it has, `size` its bytes before compression."""
+    """A tar being written, compressed or not. `samples` counts its samples, `size` its bytes before compression."""
 
     def __init__(self, file: BinaryIO, kind: Kind | None) -> None:
         self.samples = 0
@@ -92,7 +88,7 @@ class SampleArchive:
         self._compressor = None if kind is None else open_compressor(kind)
 
     def size_with(self, record: Record) -> int:
-        """Of the whole archive, if it ended after this sample."""
+        """The size of the whole archive if it ended after this sample."""
         return self.size + record.size + len(END_OF_ARCHIVE)
 
     def add(self, record: Record) -> None:
@@ -105,7 +101,7 @@ class SampleArchive:
                 self._write(piece)
 
     def finish(self) -> None:
-        """End the archive; the file stays open."""
+        """Finish the archive; the file stays open."""
         self.size += len(END_OF_ARCHIVE)
         self._write(END_OF_ARCHIVE)
         if self._compressor is not None:
@@ -119,8 +115,8 @@ class SampleArchive:
         while len(rest):
             count = self._file.write(rest)
             if count is None:
-                raise BlockingIOError(errno.EAGAIN, "the file takes no more: it must not be in non-blocking mode")
-            rest = rest[count:]  # raw files may take less than they are given
+                raise BlockingIOError(errno.EAGAIN, "the file is in non-blocking mode and would block; use blocking mode")
+            rest = rest[count:]  # raw files may write less than requested
 
 
 def _encoded(sample: Mapping[str, Any], key: str, encode: Encode) -> Mapping[str, Any]:
@@ -135,7 +131,7 @@ def _encoded(sample: Mapping[str, Any], key: str, encode: Encode) -> Mapping[str
     except (SampleBroken, ImportError):
         raise
     except Exception as problem:
-        raise SampleBroken(f"{key!r} cannot be encoded: {problem}", key=key) from problem
+        raise SampleBroken(f"sample {key!r} cannot be encoded: {problem}", key=key) from problem
 
 
 def _bytes_of(value: Any, extension: str, key: str) -> Buffer:
@@ -144,5 +140,5 @@ def _bytes_of(value: Any, extension: str, key: str) -> Buffer:
     if isinstance(value, memoryview):
         return value.cast("B") if value.c_contiguous else bytes(value)
     if not isinstance(value, bytes | bytearray):
-        raise SampleBroken(f"the field {extension!r} of {key!r} is no bytes but {type(value).__name__}", key=key)
+        raise SampleBroken(f"field {extension!r} of sample {key!r} must be bytes or str, not {type(value).__name__}", key=key)
     return value

@@ -1,4 +1,4 @@
-"""What all destinations of uploads share: each stores a complete *spool* (a temporary file) as one thing, or not at all."""
+"""The base class of upload destinations: each stores a complete *spool* (a temporary file), whole or not at all."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from dfc.inputs.sources.streams import StreamOptions
 from dfc.inputs.sources.urls import shown
 from dfc.inputs.sources.websource import said
 
-_TRIES_SILENT: Final = 3  # in vain; then somebody is told who may have mistyped a URL
+_TRIES_SILENT: Final = 3  # failed tries before a warning, since the URL may be mistyped
 _NEVER: Final = Cancellation()
 
 
 class Destination(ABC):
-    """One thing to be stored at `url`."""
+    """The destination of one upload, at `url`."""
 
     def __init__(self, url: str, options: StreamOptions) -> None:
         self.url = url
         self.options = options
 
     def open_spool(self, directory: str | None) -> BinaryIO:
-        """An empty file without a name to fill, in the directory (None: TMPDIR).
+        """Open an empty, unnamed file to fill, in the directory (None: TMPDIR).
 
-        Without a buffer: a forked child would write what is in it a second time when it ends.
+        It is unbuffered, because a forked child would write the buffered bytes a second time when it exits.
         """
         return cast(BinaryIO, tempfile.TemporaryFile(buffering=0, dir=directory, prefix="dfc-"))
 
     @abstractmethod
     def store(self, spool: BinaryIO, *, exclusive: bool = False) -> None:
-        """Store all bytes of the spool; `exclusive`: FileExistsError when something is there. DfcError, OSError."""
+        """Store all bytes of the spool. `exclusive`: FileExistsError if the destination exists. DfcError, OSError."""
 
     def discard(self, spool: BinaryIO) -> None:
         """Free the spool, stored or not. Idempotent."""
-        with contextlib.suppress(OSError):  # what is still buffered may not fit on the disk, and is not wanted
+        with contextlib.suppress(OSError):  # buffered bytes may not fit on the disk, but are no longer needed
             spool.close()
 
     def exists(self) -> bool:
-        """Whether something is stored there, as far as that can be asked."""
+        """Whether something is stored there, as far as the destination can tell."""
         return False
 
 
 def persistently(attempt: Callable[[], None], destination: Destination) -> None:
-    """Try until it works; errors of networks and busy servers are worth another try."""
+    """Call `attempt` until it succeeds, retrying after network errors and when servers are busy."""
     url, options = destination.url, destination.options
     cancellation = current_cancellation(_NEVER)
     for number in count():
@@ -71,7 +71,7 @@ def persistently(attempt: Callable[[], None], destination: Destination) -> None:
                     raise
                 delay_s = options.policy.delay_s(number, retry_after_s(problem))
             if number + 1 == _TRIES_SILENT:
-                LOG.warning("%s: still trying: %s", shown(url), said(problem))
+                LOG.warning("%s: still retrying: %s", shown(url), said(problem))
         cancellation.wait(delay_s)
 
 

@@ -1,6 +1,6 @@
-"""Where uploads go: a DFC cluster, any server that takes PUT (`servers`), a file, a cloud through fsspec, a command.
+"""Destinations of uploads: a DFC cluster, any server that accepts PUT (`servers`), a file, cloud storage by fsspec, a command.
 
-What was there before stays until the new bytes are whole.
+What was stored before stays until the new bytes are complete.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from dfc.inputs.sources.urls import hint_at_scheme, kind_of, local_path, split_c
 from dfc.inputs.storing.destination import Destination, persistently, taken
 from dfc.inputs.storing.servers import ClusterDestination, WebDestination
 
-_PART_NAME_CHARS: Final = 60  # with all that is added, at most 255 bytes
+_PART_NAME_CHARS: Final = 60  # so that the whole name has at most 255 bytes
 
 
 def destination_of(url: str | os.PathLike[str], options: StreamOptions = DEFAULT_OPTIONS) -> Destination:
-    """For `http(s)://…`, `dfc:bucket/object`, a path or `file:`, `pipe:command`, `-`, or what fsspec knows.
+    """The destination for `http(s)://…`, `dfc:bucket/object`, a path or `file:`, `pipe:command`, `-`, or an fsspec URL.
 
     BadRequest, BadName, ValueError.
     """
@@ -46,7 +46,7 @@ def destination_of(url: str | os.PathLike[str], options: StreamOptions = DEFAULT
 
 
 class FileDestination(Destination):
-    """A file: written beside its place under a hidden name, synced, then renamed. What is no regular file is written into."""
+    """A file: written beside its destination under a hidden name, synced, then renamed. Special files are written in place."""
 
     def __init__(self, path: str, options: StreamOptions) -> None:
         super().__init__(path, options)
@@ -62,7 +62,7 @@ class FileDestination(Destination):
             return cast(BinaryIO, open(self._part, "x+b", buffering=0))
         except FileNotFoundError:
             if hint := hint_at_scheme(self.url):
-                raise FileNotFoundError(errno.ENOENT, f"there is no such directory{hint}", folder) from None
+                raise FileNotFoundError(errno.ENOENT, f"no such directory{hint}", folder) from None
             raise
 
     def store(self, spool: BinaryIO, *, exclusive: bool = False) -> None:
@@ -73,7 +73,7 @@ class FileDestination(Destination):
             return
         os.fsync(spool.fileno())
         if exclusive:
-            os.link(self._part, self._path)  # fails when it is there, which a rename does not
+            os.link(self._part, self._path)  # fails if the file exists, unlike a rename
         else:
             os.replace(self._part, self._path)
         _sync_directory(os.path.dirname(self._path))
@@ -81,7 +81,7 @@ class FileDestination(Destination):
     def discard(self, spool: BinaryIO) -> None:
         super().discard(spool)
         if self._part:
-            with contextlib.suppress(FileNotFoundError):  # it has its own name by now
+            with contextlib.suppress(FileNotFoundError):  # already renamed
                 os.unlink(self._part)
 
     def exists(self) -> bool:
@@ -95,7 +95,7 @@ class FileDestination(Destination):
 
 
 class CommandDestination(Destination):
-    """The standard input of a shell command, which starts when the spool is complete."""
+    """The standard input of a shell command, which starts once the spool is complete."""
 
     def __init__(self, command: str, options: StreamOptions) -> None:
         super().__init__(f"pipe:{command}", options)
@@ -103,24 +103,24 @@ class CommandDestination(Destination):
 
     def store(self, spool: BinaryIO, *, exclusive: bool = False) -> None:
         spool.seek(0)
-        # What follows `pipe:` is a shell command by definition; it never comes out of data.
+        # The text after `pipe:` is a shell command by definition. It never comes from data.
         with subprocess.Popen(self._command, shell=True, stdin=subprocess.PIPE, process_group=0) as process:  # noqa: S602
             assert process.stdin is not None
             try:
                 with contextlib.suppress(BrokenPipeError):  # its exit status says why
                     shutil.copyfileobj(spool, process.stdin, READ_BYTES)
             except BaseException:
-                os.killpg(process.pid, signal.SIGKILL)  # or it would take what it has for all
+                os.killpg(process.pid, signal.SIGKILL)  # or it would take the partial input for complete
                 raise
             finally:
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.close()
         if process.returncode:
-            raise OSError(errno.EIO, f"the command ended with status {process.returncode}", self.url)
+            raise OSError(errno.EIO, f"the command exited with status {process.returncode}", self.url)
 
 
 class StandardOutput(Destination):
-    """`-`: written when the spool is complete."""
+    """Standard output (`-`), written once the spool is complete."""
 
     def store(self, spool: BinaryIO, *, exclusive: bool = False) -> None:
         spool.seek(0)
@@ -129,13 +129,13 @@ class StandardOutput(Destination):
 
 
 class CloudDestination(Destination):
-    """What fsspec has a filesystem for, which uploads the spool by its own best way."""
+    """A URL that fsspec supports. Its filesystem uploads the spool in its own best way."""
 
     def store(self, spool: BinaryIO, *, exclusive: bool = False) -> None:
         filesystem, path = self._filesystem()
         if exclusive and filesystem.exists(path):
             raise taken(self.url)
-        # A spool has no name; this one opens it anew from its first byte.
+        # The spool has no name; this path opens it again at its first byte.
         persistently(lambda: filesystem.put_file(f"/proc/self/fd/{spool.fileno()}", path), self)
 
     def exists(self) -> bool:

@@ -1,4 +1,4 @@
-"""Uploads to servers: DFC clusters, and any that takes PUT."""
+"""Upload destinations on servers: DFC clusters, and any server that accepts PUT."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _REDIRECTS: Final = frozenset((307, 308))  # the others turn a PUT into a GET
 
 
 class ClusterDestination(Destination):
-    """An object of a cluster; checked by its checksum, tried again by the client."""
+    """An object of a cluster. The client verifies the checksum and retries."""
 
     def __init__(self, client: Client, bucket: str, name: str, url: str, options: StreamOptions) -> None:
         super().__init__(url, options)
@@ -51,24 +51,24 @@ class ClusterDestination(Destination):
 
 
 class WebDestination(Destination):
-    """A URL that takes PUT. A DFC node is recognised when the spool is complete; other servers get Content-MD5 along."""
+    """A URL that accepts PUT. A DFC node is recognised once the spool is complete; other servers also get Content-MD5."""
 
     def __init__(self, url: str, options: StreamOptions) -> None:
         super().__init__(url, options)
         parts = urlsplit(url)
         if not parts.hostname:
-            raise BadRequest(f"not the URL of an object: {shown(url)}")
+            raise BadRequest(f"{shown(url)} is not the URL of an object: it has no host")
         netloc = parts.netloc.rpartition("@")[2]
         self._origin = origin_of(url)
         self._target = urlunsplit((parts.scheme, netloc, parts.path or "/", parts.query, ""))
         self._path = parts.path
-        self._queried = bool(parts.query)  # a signed URL, not one of DFC's
+        self._queried = bool(parts.query)  # a signed URL, not one of a DFC node
         self._headers = dict(options.headers)
         if parts.username is not None:
             login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             self._headers["Authorization"] = "Basic " + base64.b64encode(login.encode()).decode()
         elif token := token_for(self._origin, options):
-            # For a node of DFC that is not recognised, since it cannot answer just now.
+            # For a DFC node that is not recognised because it cannot answer now.
             self._headers.setdefault("Authorization", f"Bearer {token}")
 
     def store(self, spool: BinaryIO, *, exclusive: bool = False) -> None:
@@ -89,10 +89,10 @@ class WebDestination(Destination):
         try:
             persistently(attempt, self)
         except PreconditionFailed:
-            # What is there may be what an earlier try stored, whose answer was lost.
+            # An earlier try whose answer was lost may have stored it.
             found = self._has(spool.seek(0, os.SEEK_END), digest) if tries > 1 else False
             if not found:
-                unsure = "it is there by now, maybe from an earlier try whose answer was lost"
+                unsure = "exists, perhaps stored by an earlier try of this upload whose answer was lost"
                 raise taken(self.url, "" if found is False else unsure) from None
 
     def exists(self) -> bool:
@@ -103,7 +103,7 @@ class WebDestination(Destination):
             return answer.status < 300
 
     def _has(self, size: int, digest: bytes) -> bool | None:
-        """Whether these bytes are there, by their length and MD5; None when the server does not say."""
+        """Whether the server has these bytes, by length and MD5; None if it does not say."""
         try:
             with transport_for(self.options).request("HEAD", self._target, self._headers) as answer:
                 if answer.status != 200:
@@ -116,7 +116,7 @@ class WebDestination(Destination):
         if named := headers.get("Content-MD5"):
             return named == base64.b64encode(digest).decode()
         tag = (headers.get("ETag") or "").strip('"').lower()
-        # That of S3 is the MD5 of what came in one piece without a key; others have the same length and another meaning.
+        # S3's ETag is the MD5 if the object was uploaded in one piece without a key. Other ETags of this length differ.
         return True if tag == digest.hex() else None
 
     def _cluster(self) -> ClusterDestination | None:
@@ -127,14 +127,14 @@ class WebDestination(Destination):
             path = path[len(OBJECTS_PATH) - 1 :]
         bucket, name = parse_object_path(path)
         if not name:
-            raise BadRequest(f"not the URL of an object: {shown(self.url)}")
+            raise BadRequest(f"{shown(self.url)} is not the URL of an object: it has no name after the bucket")
         return ClusterDestination(cluster_at(self._origin, self.options).client, bucket, name, self.url, self.options)
 
     def _put(self, spool: BinaryIO, headers: dict[str, str]) -> None:
         try:
             self._send(spool, headers)
-        except ValueError as problem:  # names of hosts and numbers of ports that cannot be
-            text = f"{shown(self.url)} is no URL that can be asked, or is redirected to none: {problem}"
+        except ValueError as problem:  # invalid host names and port numbers
+            text = f"{shown(self.url)} is not a valid URL, or redirects to an invalid one: {problem}"
             raise InputError(text, url=self.url) from None
 
     def _send(self, spool: BinaryIO, headers: dict[str, str]) -> None:
@@ -143,21 +143,21 @@ class WebDestination(Destination):
             spool.seek(0)
             source = FileObjectSource(spool)
             if "If-None-Match" in headers:
-                source.replayable = False  # no try that `store` does not know of, on an old connection that turns out dead
+                source.replayable = False  # no retry hidden from `store`, on an old connection that turns out dead
             with transport_for(self.options).request("PUT", url, headers, source) as answer:
                 location = answer.headers.get("Location")
                 if answer.status in _REDIRECTS and location:
                     url = sendable(urljoin(url, location))
-                    if origin_of(url) != self._origin:  # it gets nothing that was meant for this server
+                    if origin_of(url) != self._origin:  # another server must not get credentials meant for this one
                         headers = {name: value for name, value in headers.items() if name not in self._headers}
                     continue
                 body = answer.read_all(ERROR_BODY_BYTES_MAX)
                 if not 200 <= answer.status < 300:
                     raise error_from_answer(answer.status, answer.headers, body, f"PUT {shown(url)}")
                 if answer.early:
-                    raise Unreachable(f"PUT {shown(url)}: was answered with {answer.status} before all of it was sent")
+                    raise Unreachable(f"PUT {shown(url)}: answered {answer.status} before the whole body was sent")
                 return
-        raise Unreachable(f"PUT {shown(self._target)}: redirected more than {_HOPS_MAX} times")
+        raise Unreachable(f"PUT {shown(self._target)}: more than {_HOPS_MAX} redirects")
 
 
 def _md5(spool: BinaryIO) -> bytes:

@@ -1,4 +1,4 @@
-"""Files that are stored when they are closed, whole or not at all, and uploads that run while the next is filled."""
+"""Files that are uploaded when closed, whole or not at all, and uploads in background threads."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ LOG: Final = logging.getLogger("dfc.inputs")
 
 
 class UploadFile(io.BufferedIOBase):
-    """A writable, seekable binary file. `close` stores what was written; leaving a `with` block by an exception stores nothing.
+    """A writable, seekable binary file. `close` stores its contents; if a `with` block raises, nothing is stored.
 
-    The same under other layers: what is closed while an exception is on its way, which came after it was opened, is not stored.
-    Neither is a file that is forgotten, or one in which a write has failed: what was stored there before stays.
-    `autocommit=False` leaves the storing to `commit`, or the forgetting to `discard`. `exclusive`: FileExistsError if something
-    is there. `directory` is where it is kept meanwhile (None: TMPDIR).
+    The same holds under other layers: a file that is closed while an exception raised after its opening propagates is not
+    stored. Neither is a file that is garbage collected unclosed, or one in which a write has failed. Then whatever was stored
+    at the destination before stays. With `autocommit=False`, only `commit` stores it, and `discard` drops it. `exclusive`:
+    FileExistsError if the destination exists. `directory` is where the temporary file goes (None: TMPDIR).
     """
 
     mode = "wb"
@@ -61,7 +61,7 @@ class UploadFile(io.BufferedIOBase):
         view = memoryview(data).cast("B")
         try:
             at = 0
-            while at < len(view):  # a full disk takes a part of it before it refuses the rest
+            while at < len(view):  # a full disk takes a part before it refuses the rest
                 at += spool.write(view[at:])
             return at
         except OSError as problem:
@@ -78,14 +78,14 @@ class UploadFile(io.BufferedIOBase):
         return spool.tell()
 
     def close(self) -> None:
-        """Store what was written. DfcError, OSError; the file is closed all the same. Idempotent."""
+        """Store the contents. DfcError, OSError; the file is closed in any case. Idempotent."""
         if self.closed:
             return
         problem = sys.exc_info()[1]
         if self._forgotten:
             self.__del__()
         elif problem is not None and problem is not self._handled:
-            # A text layer, a compressor or fsspec's OpenFile closes it so when their `with` block fails.
+            # A text layer, a compressor or fsspec's OpenFile closes the file like this when its `with` block fails.
             LOG.warning("%s was not stored: it was closed because of %r", shown(self.name), problem)
             self.discard()
         elif self._autocommit:
@@ -94,24 +94,24 @@ class UploadFile(io.BufferedIOBase):
             super().close()
 
     def commit(self) -> None:
-        """Store what was written, and close. DfcError, OSError."""
+        """Store the contents and close the file. DfcError, OSError."""
         spool = self._spool
         if spool is None:
             return
         try:
             check_process(self._process)
             if self._failed is not None:
-                raise OSError(errno.EIO, "it was not stored: a write to it has failed", shown(self.name))
+                raise OSError(errno.EIO, "not stored, because a write failed", shown(self.name))
             try:
                 self._destination.store(spool, exclusive=self._exclusive)
             except Exception as problem:
-                problem.add_note(f"while {shown(self.name)} was stored")
+                problem.add_note(f"while storing {shown(self.name)}")
                 raise
         finally:
             self.discard()
 
     def discard(self) -> None:
-        """Forget what was written. Idempotent."""
+        """Drop the contents. Idempotent."""
         spool, self._spool = self._spool, None
         if spool is not None and self._process == os.getpid():
             self._destination.discard(spool)
@@ -133,12 +133,11 @@ class UploadFile(io.BufferedIOBase):
     def __del__(self) -> None:
         if self._spool is not None:
             if self._process == os.getpid():
-                LOG.warning("%s was not closed, so it was not stored", shown(self.name))
+                LOG.warning("%s was not stored, because it was never closed", shown(self.name))
             self.discard()
 
     def _dealloc_warn(self, _source: object) -> None:
-        """Text layers and buffers that are forgotten call this of what is below them, to have it warn, before they close it
-        (CPython's `io`; elsewhere nobody calls it)."""
+        """Called by text layers and buffers that are garbage collected, before they close the file below (CPython only)."""
         self._forgotten = True
 
     def _open_spool(self) -> BinaryIO:
@@ -149,14 +148,14 @@ class UploadFile(io.BufferedIOBase):
 
 
 class Uploads:
-    """Runs uploads in threads, fewer than `parallel` while the caller fills another: so many spools take space at a time.
+    """Runs uploads in threads. Including the spool that the caller fills, at most `parallel` spools take space at a time.
 
-    The first failure is raised by the next call. Used by one thread.
+    The next call raises the first failure. Use it from one thread only.
     """
 
     def __init__(self, parallel: int, name: str = "dfc-upload") -> None:
         if parallel < 1:
-            raise ValueError(f"at least one upload at a time, not {parallel}")
+            raise ValueError(f"the number of parallel uploads must be at least 1, not {parallel}")
         self._parallel = parallel
         self._executor = ThreadPoolExecutor(parallel, thread_name_prefix=name)
         self._running: set[Future[None]] = set()
@@ -164,7 +163,7 @@ class Uploads:
         self._process = os.getpid()
 
     def add(self, upload: Callable[[], None]) -> None:
-        """Start one; wait while as many as allowed are under way."""
+        """Start an upload; wait while as many as allowed are running."""
         check_process(self._process)
         context = contextvars.copy_context()
         self._running.add(self._executor.submit(context.run, self._run, upload))
@@ -172,19 +171,19 @@ class Uploads:
             self._collect()
 
     def check(self) -> None:
-        """Raise what an upload has failed with by now."""
+        """Raise the error of an upload that has failed."""
         if any(future.done() for future in self._running):
             self._collect()
 
     def finish(self) -> None:
-        """Wait for the last ones."""
+        """Wait for all uploads."""
         check_process(self._process)
         while self._running:
             self._collect()
         self._executor.shutdown()
 
     def stop(self, *, at_once: bool = False) -> list[BaseException]:
-        """Wait for those that are under way, or end them; what they failed with, and nobody was told."""
+        """Wait for the running uploads, or abort them if `at_once`. Returns errors that were not raised yet."""
         if self._process != os.getpid():
             return []
         if at_once:
@@ -205,13 +204,13 @@ class Uploads:
 
 
 def check_process(number: int) -> None:
-    """ValueError in a forked child: what a thread of the parent does, and what the parent has in its files, is the parent's."""
+    """ValueError in a forked child, since the threads and files belong to the parent."""
     if number != os.getpid():
-        raise ValueError("it was opened by another process, before a fork: open it where it is used")
+        raise ValueError("opened by another process before a fork; open it in the process that uses it")
 
 
 def _named(problem: OSError, directory: str | None) -> OSError:
-    """The same error, naming the directory in which there was no space: only then can one do something about it."""
+    """The same error with the name of the directory that is out of space, so that the user can act on it."""
     if problem.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or problem.filename is not None:
         return problem
     import tempfile

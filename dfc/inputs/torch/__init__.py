@@ -1,4 +1,4 @@
-"""PyTorch: shards as an `IterableDataset` that makes whole batches in its workers, and a `DataLoader` that can be resumed.
+"""PyTorch: an `IterableDataset` of shards whose workers make whole batches, and a resumable `DataLoader`.
 
 dataset = ShardDataset("http://nvdata/imagenet-@000147.tar", 256, decode="torchrgb8", fields=["jpg;png", "cls"])
 for batch in DataLoader(dataset, num_workers=4): train(batch["jpg"], batch["cls"])

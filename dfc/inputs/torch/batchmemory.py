@@ -1,4 +1,4 @@
-"""Tensors in slots of `batchmemory`: packed by a worker, and made again of the same memory where they arrive."""
+"""Send tensors from workers through shared slots (`dfc.inputs.epochs.batchmemory`) instead of copying them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 from dfc.inputs.epochs.batchmemory import Use, Writer, address, stack
 
-_PLACED = frozenset((torch.Tensor,))  # not of subclasses, which hold more than their memory
+_PLACED = frozenset((torch.Tensor,))  # without subclasses, which hold more than their memory
 
 
 class Sending:
-    """A `collate_fn` for torch's DataLoader: another one, and then tensors are replaced by references to slots."""
+    """A `collate_fn` for torch's DataLoader: calls another one, then replaces tensors by references to slots."""
 
     def __init__(self, collate: Callable[[Any], Any], writer: Writer) -> None:
         self.collate, self.writer = collate, writer
@@ -28,7 +28,7 @@ class Sending:
 
 
 class Reference:
-    """A tensor in a slot. Pickled, it becomes that tensor."""
+    """A reference to a tensor in a slot. Unpickling it gives that tensor."""
 
     def __init__(self, use: Use, begin: int, like: Any) -> None:
         self._use = use
@@ -40,7 +40,7 @@ class Reference:
 
 
 def packed(value: Any, writer: Writer) -> Any:
-    """The same with a Reference for each tensor in dicts, lists and tuples, as far as there is room for them."""
+    """Replace tensors in dicts, lists and tuples by References, as far as there is room in the slot."""
     kind = type(value)
     if kind in _PLACED:
         return _placed(value, writer)
@@ -57,14 +57,14 @@ def packed(value: Any, writer: Writer) -> Any:
 
 
 def _placed(tensor: Any, writer: Writer) -> Any:
-    """Where it is, if that is the slot of the batch already; else it is copied there. Itself when that cannot be."""
+    """A Reference to a tensor, copied into the slot of the batch if it is not there yet; the tensor itself if impossible."""
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.requires_grad or not tensor.numel():
         return tensor
-    tensor = tensor.resolve_conj().resolve_neg()  # torch would send conjugated ones as what they were before
+    tensor = tensor.resolve_conj().resolve_neg()  # torch would send the unconjugated values
     begin, use, extent = tensor.data_ptr(), writer.use, _extent(tensor.shape, tensor.stride())
     if use is not None and use.has(begin, extent * tensor.itemsize):
         return Reference(use, begin, tensor)
-    if extent > tensor.numel():  # a part of something larger, which torch knows how to send
+    if extent > tensor.numel():  # a view of a larger tensor, which torch knows how to send
         return tensor
     room = writer.place((extent * tensor.itemsize,), np.dtype(np.uint8))
     if room is None or writer.use is None:
@@ -74,22 +74,22 @@ def _placed(tensor: Any, writer: Writer) -> Any:
 
 
 def _extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """How many elements lie from its first to its last one."""
+    """The number of elements from the first to the last one in memory."""
     return 1 + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
 
 
 def _tensor(root: Any, offset: int, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-    # Its storage holds the root, and is no larger than it is: torch.save writes the whole of a storage.
+    # The storage keeps the root alive, and is no larger than the tensor: torch.save writes the whole storage.
     flat = torch.frombuffer(root, dtype=dtype, count=_extent(shape, strides), offset=offset)
     return flat.as_strided(shape, strides)
 
 
 def stack_tensors(tensors: Sequence[Any]) -> Any:
-    """`torch.stack` in the slot of the batch, for those that NumPy has a type for."""
+    """`torch.stack` into the slot of the batch, for tensors whose type NumPy has."""
     try:
         arrays = [tensor.numpy() for tensor in tensors]
-    except (TypeError, RuntimeError):  # bfloat16; those that have a gradient, are conjugated, are elsewhere
+    except (TypeError, RuntimeError):  # bfloat16; tensors with a gradient, conjugated, or on another device
         return torch.stack(list(tensors))
-    if any(array.dtype != arrays[0].dtype for array in arrays):  # torch has rules of its own for that
+    if any(array.dtype != arrays[0].dtype for array in arrays):  # torch has its own promotion rules
         return torch.stack(list(tensors))
     return torch.from_numpy(stack(arrays))

@@ -1,4 +1,4 @@
-"""torch's DataLoader, counting what it hands out, with the batches of its workers in memory that is used again."""
+"""A resumable version of torch's DataLoader, which reuses the memory of its workers' batches."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from dfc.inputs.torch.dataset import ShardDataset
 from dfc.limits import LOADER_BATCHES_HELD, LOADER_WORKERS_MAX
 
 _PREFETCHED: Final = 2  # torch's default
-_WORKER_END_S: Final = 1.0  # from when a worker's connections break until it is known to have ended
+_WORKER_END_S: Final = 1.0  # wait for a worker to exit after its connections broke
 
 
 class DataLoader(data.DataLoader[Any]):  # type: ignore[misc]
-    """torch's DataLoader for a `ShardDataset`; it counts the batches that it hands out, to be resumed at any of them.
+    """torch's DataLoader for a `ShardDataset`, resumable at any batch.
 
-    Options are those of torch's, where the last five, about making batches, may only be absent: that is the dataset's here. The
-    state is that of the last batch that was handed out, however many the workers have made ahead. Batches of workers lie in
-    memory that is used again once nothing of them is alive in this process; `reuse_memory=False` has all of them copied into
-    new memory instead, as torch does it.
+    It takes torch's options. The last five, about batching, must not be set, since the dataset makes the batches. The state is
+    that of the last batch handed out, however many the workers have prefetched. Batches of workers lie in memory that is reused
+    once nothing of them is alive in this process; `reuse_memory=False` copies all of them into new memory instead, as torch
+    does.
     """
 
     dataset: ShardDataset
@@ -57,17 +57,17 @@ class DataLoader(data.DataLoader[Any]):  # type: ignore[misc]
         made = {"batch_size": batch_size, "shuffle": shuffle, "sampler": sampler, "batch_sampler": batch_sampler}
         for name, value in {**made, "drop_last": drop_last}.items():
             if value:
-                raise ValueError(f"{name}= is an option of the dataset here: it makes the batches")
+                raise ValueError(f"pass {name}= to the dataset instead: it makes the batches")
         if num_workers > LOADER_WORKERS_MAX:
-            raise ValueError(f"at most {LOADER_WORKERS_MAX} workers, not {num_workers}")
+            raise ValueError(f"num_workers must be at most {LOADER_WORKERS_MAX}, not {num_workers}")
         self._memory: Writer | None = None
         collate = collate_fn or _as_it_is
-        if isinstance(collate, Sending):  # of another DataLoader, of which this one is a copy
+        if isinstance(collate, Sending):  # this DataLoader is a copy of another one
             collate = collate.collate
         if num_workers and reuse_memory and AVAILABLE:
             self._memory = Writer((prefetch_factor or _PREFETCHED) + LOADER_BATCHES_HELD)
             collate = Sending(collate, self._memory)
-        # What is younger than the oldest torch that will do, or on its way out, is passed on only where it says something.
+        # Options that old versions of torch lack, or that are deprecated, are passed on only if set.
         more: dict[str, Any] = {} if in_order else {"in_order": in_order}
         if pin_memory_device:
             more["pin_memory_device"] = pin_memory_device
@@ -89,26 +89,26 @@ class DataLoader(data.DataLoader[Any]):  # type: ignore[misc]
 
     @property
     def epoch(self) -> int:
-        """The epoch that is running, or comes next."""
+        """The epoch that is running, or the next one."""
         return self.dataset.progress.epoch
 
     @property
     def counts(self) -> Counts:
-        """Those of the dataset."""
+        """The counts of the dataset."""
         return self.dataset.counts
 
     def __repr__(self) -> str:
         return f"DataLoader({self.dataset!r}, {self.num_workers} workers)"
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch the next iteration is. What was loaded of that epoch stays loaded."""
+        """Choose the epoch of the next iteration. A state loaded for that epoch stays loaded."""
         self.dataset.set_epoch(epoch)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __iter__(self) -> Iterator[Any]:
-        """The next epoch, or what is left of the one that a state was loaded of."""
+        """Iterate over the next epoch, or the rest of the epoch whose state was loaded."""
         progress = self.dataset.progress
         if progress.ahead:
             self.dataset.check_workers(self._workers)
@@ -117,7 +117,7 @@ class DataLoader(data.DataLoader[Any]):  # type: ignore[misc]
         return self._counted(super().__iter__(), progress, progress.iteration)
 
     def _get_iterator(self) -> Any:
-        """torch's, for each iteration or once with persistent workers. What workers send is received as long as it lives."""
+        """torch's iterator: one per iteration, or one in all with persistent workers. It owns the reader of the batches."""
         memory, reader = self._memory, Reader()
         if memory is not None:
             memory.token = reader.token
@@ -132,7 +132,7 @@ class DataLoader(data.DataLoader[Any]):  # type: ignore[misc]
     def _counted(self, batches: Iterator[Any], progress: Progress, iteration: int) -> Iterator[Any]:
         try:
             for batch in batches:
-                if progress.iteration == iteration:  # or else another one has begun meanwhile
+                if progress.iteration == iteration:  # otherwise another one has begun meanwhile
                     progress.add()
                 yield batch
         except Exception as problem:
@@ -145,22 +145,22 @@ class DataLoader(data.DataLoader[Any]):  # type: ignore[misc]
             progress.end()
 
     def _end_workers(self, batches: Iterator[Any]) -> None:
-        """After an error, which holds torch's iterator in a cycle: the garbage collector would wait 5 s for each worker."""
+        """Stop the workers after an error. It keeps torch's iterator in a cycle, whose collection would wait 5 s per worker."""
         shut_down = getattr(batches, "_shutdown_workers", None)
         if shut_down is not None:
             shut_down()
-            self._iterator = None  # of persistent workers: the next iteration starts new ones
+            self._iterator = None  # with persistent workers, the next iteration starts new ones
 
     def state_dict(self) -> State:
-        """Where it is, as plain values: to be saved with a checkpoint. RuntimeError with `in_order=False`."""
+        """The current position as plain values, for a checkpoint. RuntimeError with `in_order=False`."""
         if not getattr(self, "in_order", True):
             raise RuntimeError(
-                "with in_order=False batches come as they are made: no number of them tells which were delivered"
+                "state_dict() does not work with in_order=False, since the number of batches does not tell which were delivered"
             )
         return self.dataset.progress.state_dict(self.dataset.place.ranks, self._workers)
 
     def load_state_dict(self, state: State) -> None:
-        """Go on behind the batches that were handed out. ValueError for the state of something else, ShardChanged."""
+        """Resume after the batches that were handed out. ValueError for the state of another loader, ShardChanged."""
         self.dataset.progress.load_state_dict(state, self.dataset.place.ranks, self._workers)
         self.dataset.start(state["epoch"], state["batches"], self._workers)
 
@@ -170,7 +170,7 @@ class DataLoader(data.DataLoader[Any]):  # type: ignore[misc]
 
 
 def _blame_worker(batches: Iterator[Any], problem: Exception) -> None:
-    """RuntimeError, as torch's own, when a worker ended just while it handed over a batch."""
+    """RuntimeError, like torch's own, if a worker exited while handing over a batch."""
     workers = getattr(batches, "_workers", ())
     if workers and isinstance(problem, ConnectionError | EOFError | FileNotFoundError):
         ending = wait([worker.sentinel for worker in workers], _WORKER_END_S)
@@ -180,4 +180,4 @@ def _blame_worker(batches: Iterator[Any], problem: Exception) -> None:
 
 
 def _as_it_is(batch: Any) -> Any:
-    return batch  # the dataset has made tensors of all that can be one
+    return batch  # the dataset has already converted arrays to tensors

@@ -1,7 +1,7 @@
-"""Shards as an `IterableDataset` that makes whole batches in the workers of a DataLoader.
+"""An `IterableDataset` of shards that makes whole batches in the workers of a DataLoader.
 
-What processes of one rank know of each other is one small tensor in shared memory: which epoch it is, how far it was when a
-state was loaded, and a row of counters for each worker.
+The processes of a rank share one small tensor in shared memory: the current epoch, the position in it when a state was loaded,
+and a row of counters for each worker.
 """
 
 from __future__ import annotations
@@ -31,25 +31,24 @@ from dfc.limits import INPUT_AHEAD_BYTES, LOADER_WORKERS_MAX
 from dfc.order.epoch import Equal, Place, batches_before, draw_seed
 
 _COUNTERS: Final = tuple(field.name for field in fields_of(Counts) if field.type == "int")
-# Columns of row 0 of the shared tensor: where the next iterations begin, the workers of the state that says so (0: any), and
-# how often that was said.
+# Columns of row 0 of the shared tensor: where the next iteration begins, the number of workers of the loaded state (0: any),
+# and how often this row was set.
 _EPOCH, _DELIVERED, _WORKERS, _TURN = range(4)
-# Columns of row 1 + w, of worker w: the iteration that it began last and its epoch, in one number, so that nobody reads halves
-# (0: none), and the turn of row 0 that it was of; then its counters.
+# Columns of row 1 + w, of worker w: the iteration that it began last and its epoch, in one number so that it is read atomically
+# (0: none), and the turn of row 0 at which it began; then its counters.
 _BEGUN, _OF_TURN, _COUNTED = range(3)
 _EPOCH_BITS: Final = 32
 _EPOCH_MASK: Final = (1 << _EPOCH_BITS) - 1
-_UPDATE_BATCHES: Final = 16  # after so many the counters are shared; of single samples, which are many, not after each
+_UPDATE_BATCHES: Final = 16  # share the counters after this many batches, not after every single sample
 
 
 class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
-    """Batches of the samples of shards. Use it with `DataLoader` of this module, or with torch's and `batch_size=None`.
+    """Batches of samples from shards. Use it with this module's `DataLoader`, or with torch's and `batch_size=None`.
 
-    All options are those of `dfc.inputs.loader.Loader` and described there; another `BatchSource` may stand for shards and
-    options. `rank` and `ranks` are by default those of `torch.distributed` when it is initialised, else of `RANK` and
-    `WORLD_SIZE` in the environment, else 0 of 1. Arrays become tensors. Each iteration is an epoch, the next one unless
-    `set_epoch` says which, also with persistent workers. One dataset belongs to one DataLoader at a time. `len` is the number
-    of batches of each rank.
+    The options are those of `dfc.inputs.loader.Loader`; another `BatchSource` can replace shards and options. `rank` and
+    `ranks` default to those of `torch.distributed` if it is initialised, else to `RANK` and `WORLD_SIZE` in the environment,
+    else to 0 of 1. Arrays become tensors. Each iteration is one epoch: the next one, unless `set_epoch` chooses another, also
+    with persistent workers. A dataset belongs to one DataLoader at a time. `len` is the number of batches of each rank.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         if (rank is None) != (ranks is None):
-            raise ValueError("rank= and ranks= are given together")
+            raise ValueError("pass both rank= and ranks=, or neither")
         self._rank = None if rank is None or ranks is None else (rank, ranks)
         given: dict[str, Any] = {
             "shuffle": shuffle,
@@ -100,15 +99,15 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
             place = self.place
             self.source: BatchSource = Loader(shards, batch_size, rank=place.rank, ranks=place.ranks, **given)
         elif batch_size is not None or options_given(given):
-            raise ValueError("a source of batches has its options already")
+            raise ValueError("a source of batches already has its options; pass them when you make it")
         else:
             self.source = shards
         self.progress = Progress(self.source)
-        self.driven = False  # by a DataLoader of this module, which says where each iteration begins
+        self.driven = False  # whether a DataLoader of this module sets where each iteration begins
         self.memory: Writer | None = None  # in a worker: where batches are made
         self._planned = {name: getattr(self.source.counts, name) for name in _COUNTERS}
         self._shared = torch.zeros((1 + LOADER_WORKERS_MAX, _COUNTED + len(_COUNTERS)), dtype=torch.int64).share_memory_()
-        self._loaded: State | None = None  # of this worker alone
+        self._loaded: State | None = None  # the state of this worker alone
         self._running: tuple[int, int, int] | None = None  # epoch, part, and batches of it delivered in this process
         self._iterations = 0  # that began in this process
 
@@ -118,7 +117,7 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
 
     @property
     def place(self) -> Place:
-        """The rank that this is, of how many."""
+        """This rank, and the number of ranks."""
         if self._rank is not None:
             return Place(*self._rank)
         if distributed.is_available() and distributed.is_initialized():
@@ -127,14 +126,14 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
 
     @property
     def counts(self) -> Counts:
-        """What all workers have read and left out, up to now or up to some batches ago."""
+        """What all workers have read and skipped, up to now or to a few batches ago."""
         rows = self._shared[1:, _COUNTED:].sum(dim=0).tolist()
         totals = {name: self._planned[name] + row for name, row in zip(_COUNTERS, rows, strict=True)}
         return Counts(**totals, errors=list(self.source.counts.errors))
 
     @property
     def epoch(self) -> int:
-        """The epoch that is running, or comes next."""
+        """The epoch that is running, or the next one."""
         if self.driven:
             return self.progress.epoch
         return max(self._begun(), default=int(self._shared[0, _EPOCH]))
@@ -143,16 +142,16 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
         return self.source.length(self.place.ranks)
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch the next iteration is. What was loaded of that epoch stays loaded."""
+        """Choose the epoch of the next iteration. A state loaded for that epoch stays loaded."""
         if not self.driven and self._begun():
             self.progress.reset(epoch)
         else:
             self.progress.set_epoch(epoch)
-        if not self.driven:  # or else its workers, of which one may not have begun yet, would read it
+        if not self.driven:  # otherwise a worker of the DataLoader that has not begun yet would read it
             self.start(self.progress.epoch, self.progress.delivered, int(self._shared[0, _WORKERS]))
 
     def start(self, epoch: int, delivered: int = 0, workers: int = 0) -> None:
-        """The next iteration begins behind so many batches of an epoch, the one after it at the beginning of the next."""
+        """Begin the next iteration after `delivered` batches of an epoch, and the one after it at the next epoch."""
         self._shared[0, :_TURN] = torch.tensor([epoch, delivered, workers])
         self._shared[0, _TURN] += 1
 
@@ -162,21 +161,24 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
         return [begun & _EPOCH_MASK for begun, turn in self._rows() if begun and turn == now]
 
     def _rows(self) -> list[tuple[int, int]]:
-        """What each worker began last, and the turn that it was of."""
+        """The iteration that each worker began last, and its turn."""
         turns = self._shared[1:, _OF_TURN].tolist()  # first: `_note` writes it last
         return list(zip(self._shared[1:, _BEGUN].tolist(), turns, strict=True))
 
     def _next_epoch(self, worker: int) -> int:
-        """The epoch of an iteration that begins here: the same in all its workers, whichever begins first, and whatever others
-        have begun, of this number of workers or another, or have come too late for."""
+        """The epoch of an iteration that begins in this worker.
+
+        All workers of an iteration get the same epoch, whichever begins first, even if other iterations, with this number of
+        workers or another, have begun meanwhile.
+        """
         info = data.get_worker_info()
-        # torch draws a number for all workers of an iteration; those that persist have one for all of theirs.
+        # torch draws one number for all workers of an iteration; persistent workers keep theirs for all iterations.
         base = int.from_bytes(os.urandom(7), "little") if info is None else info.seed - info.id
         self._iterations += 1
         key = draw_seed(base % (1 << 63), self._iterations) >> _EPOCH_BITS or 1
         now = int(self._shared[0, _TURN])
-        rows = self._rows()  # once: others begin meanwhile
-        if rows[worker][0] >> _EPOCH_BITS == key:  # an earlier one of the same number: torch was seeded again
+        rows = self._rows()  # read once, since others may begin meanwhile
+        if rows[worker][0] >> _EPOCH_BITS == key:  # an earlier iteration had the same number: torch was seeded again
             key ^= 1 << 30
         for begun, turn in rows:
             if begun >> _EPOCH_BITS == key:
@@ -193,16 +195,16 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
         self._shared[1 + worker, _OF_TURN] = turn
 
     def check_workers(self, workers: int) -> None:
-        """ValueError when the state that was loaded is of another number of workers."""
+        """ValueError if the loaded state is of another number of workers."""
         expected = int(self._shared[0, _WORKERS])
         if int(self._shared[0, _DELIVERED]) and expected not in (0, workers):
             raise ValueError(
-                f"use {expected} workers again, or begin an epoch anew with set_epoch(): "
-                f"the state is of {expected} workers for each rank, here are {workers}"
+                f"the state is of {expected} workers per rank, but this loader has {workers}: "
+                f"use {expected} workers again, or restart an epoch with set_epoch()"
             )
 
     def __iter__(self) -> Iterator[Any]:
-        """What this process is to deliver: a part of the rank's batches in a worker, else all of them."""
+        """The batches that this process delivers: in a worker its part of the rank's batches, else all of them."""
         worker, workers = _worker()
         if data.get_worker_info() is not None:
             end_with_parent()
@@ -212,7 +214,7 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
             self._note(worker, 1, epoch, int(self._shared[0, _TURN]))
             self._loaded = None
         else:
-            if self.driven:  # each iteration is told where it begins
+            if self.driven:  # the DataLoader has set where the iteration begins
                 epoch = int(self._shared[0, _EPOCH])
                 self._note(worker, 1, epoch, int(self._shared[0, _TURN]))
             else:
@@ -220,7 +222,7 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
             delivered = int(self._shared[0, _DELIVERED]) if epoch == int(self._shared[0, _EPOCH]) else 0
             if delivered:
                 self.check_workers(workers)
-            # DataLoader takes a batch from each worker in turn, beginning with worker 0: so that it goes on where it was.
+            # DataLoader takes batches from the workers in turn, starting with worker 0. Rotate the parts to resume in order.
             part = (worker + delivered) % workers
             done = batches_before(delivered, part, workers)
         rank = self.place
@@ -234,7 +236,7 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
         batches = self.source.batches(place, epoch, done)
         try:
             for number in count(1):
-                # Nothing holds a batch here while the next one is made: its memory can be used again.
+                # Hold no batch here while the next one is made, so that its memory can be reused.
                 with nullcontext() if self.memory is None else self.memory.making():
                     made = [as_tensors(batch) for batch in islice(batches, 1)]
                 if not made:
@@ -250,15 +252,15 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
             row[:] = base + [getattr(counts, name) for name in _COUNTERS]
 
     def state_dict(self) -> State:
-        """Where it is: in a worker that worker's own place, as torchdata's StatefulDataLoader keeps it.
+        """The current position; in a worker, that of this worker, as torchdata's StatefulDataLoader keeps it.
 
-        RuntimeError when workers read it and this is not one of them: only who takes their batches knows; ask the DataLoader.
+        RuntimeError outside of the workers if workers read the dataset: only the DataLoader knows which batches were taken.
         """
         ranks = self.place.ranks
         info = data.get_worker_info()
         if info is None and self._running is None:
             if self._begun():
-                raise RuntimeError("workers read this dataset: take state_dict() of the DataLoader, of dfc.inputs.torch")
+                raise RuntimeError("workers read this dataset: call state_dict() of a dfc.inputs.torch.DataLoader instead")
             epoch, delivered = int(self._shared[0, _EPOCH]), int(self._shared[0, _DELIVERED])
             return make_state(self.source, ranks, int(self._shared[0, _WORKERS]) or 1, epoch, delivered)
         workers = _worker()[1]
@@ -270,11 +272,13 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
         return state if info is None else {**state, "part": part}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on there. ValueError for the state of something else, or another number of ranks or workers; ShardChanged."""
+        """Resume there. ValueError for the state of another loader or another number of ranks or workers; ShardChanged."""
         check_state(self.source, state, self.place.ranks, None if data.get_worker_info() is None else _worker()[1])
         if "part" in state:
             if data.get_worker_info() is None:
-                raise ValueError("this is the state of a single worker, as torchdata's StatefulDataLoader keeps it")
+                raise ValueError(
+                    "this is the state of a single worker, as torchdata's StatefulDataLoader keeps it; load it there"
+                )
             self._loaded = dict(state)
             return
         self.progress.reset(state["epoch"], state["batches"])
@@ -283,7 +287,7 @@ class ShardDataset(data.IterableDataset[Any]):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**vars(self), "_running": None}
-        if get_spawning_popen() is not None:  # to a worker of this rank, where `torch.distributed` is not initialised
+        if get_spawning_popen() is not None:  # for a worker of this rank, where `torch.distributed` is not initialised
             state["_rank"] = (self.place.rank, self.place.ranks)
         return state
 
@@ -298,5 +302,5 @@ def _worker() -> tuple[int, int]:
     if info is None:
         return 0, 1
     if info.num_workers > LOADER_WORKERS_MAX:
-        raise ValueError(f"at most {LOADER_WORKERS_MAX} workers, not {info.num_workers}")
+        raise ValueError(f"num_workers must be at most {LOADER_WORKERS_MAX}, not {info.num_workers}")
     return info.id, info.num_workers

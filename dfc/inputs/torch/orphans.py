@@ -1,7 +1,7 @@
-"""Workers end when the training process is gone, however it ended.
+"""Make workers exit when the training process is gone, however it ended.
 
-torch's workers look for it themselves, and then leave their loop. But at their exit they wait until the last batches are
-written to a pipe, for ever if these are larger than the pipe: its other end is open in the workers beside them.
+torch's workers check for this themselves and leave their loop. But then they wait at exit until the last batches are written to
+a pipe, forever if these are larger than the pipe, since the other workers hold its other end open.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from multiprocessing.connection import wait
 from threading import Thread
 from typing import Final
 
-_LOOK_S: Final = 2.0  # so often the parent is looked for; most of the time its end is told at once
-_watched: set[int] = set()  # the processes that do so: this one, and before forks its ancestors
+_LOOK_S: Final = 2.0  # interval of checks for the parent; usually its sentinel tells at once
+_watched: set[int] = set()  # ids of processes that watch their parent: this one, and its ancestors before forks
 
 
 def end_with_parent() -> None:
-    """In a process that multiprocessing started: end it when the process that started it is gone. Once is enough."""
+    """Make a multiprocessing child exit when its parent is gone. Calling it again does nothing."""
     parent = multiprocessing.parent_process()
     own = os.getpid()
     if parent is None or own in _watched:
@@ -27,7 +27,7 @@ def end_with_parent() -> None:
 
 
 def _watch(sentinel: int, started_by: int) -> None:
-    # Of forked workers, those which were forked later hold the other end of the sentinel too: they would wait for each other.
+    # Workers that were forked later also hold the other end of the sentinel, so forked workers would wait for each other.
     while os.getppid() == started_by and not wait([sentinel], _LOOK_S):
         pass
     os._exit(1)

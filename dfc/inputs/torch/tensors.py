@@ -1,4 +1,4 @@
-"""NumPy's arrays as tensors."""
+"""Convert NumPy arrays to tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def as_tensors(value: Any) -> Any:
-    """Arrays of numbers, also in dicts, lists and tuples, as tensors of the same memory."""
+    """Convert arrays of numbers, also in dicts, lists and tuples, to tensors that share their memory."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biufc":
             return value

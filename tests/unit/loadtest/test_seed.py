@@ -64,7 +64,7 @@ def test_a_running_disk_is_not_seeded(directories):
 
 
 def test_what_is_missing_is_named(directories, tmp_path):
-    with pytest.raises(LookupError, match="no bucket other"):
+    with pytest.raises(LookupError, match="bucket 'other' does not exist"):
         seed_cluster(directories, make_map().encode(), "other", 10)
     with pytest.raises(LookupError, match="no target"):
         seed_cluster(directories, ClusterMap(cluster_id="c", version=1, buckets=make_map().buckets).encode(), "bench", 10)

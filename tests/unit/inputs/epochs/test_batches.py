@@ -94,7 +94,7 @@ def test_only_wanted_fields_are_kept() -> None:
     assert kept == [set(), {"cls"}, {"cls"}]
     wanted = Wanted({"jpg"})
     assert len(parse(items, fields=wanted)) == 3
-    assert wanted.lacking(["jpg"], {"__key__": "b"}) == "has no field 'jpg'; not asked for, but there: 'cls'"
+    assert wanted.lacking(["jpg"], {"__key__": "b"}) == "has no field 'jpg'; present but not requested: 'cls'"
 
 
 @pytest.mark.parametrize(

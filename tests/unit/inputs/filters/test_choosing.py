@@ -51,9 +51,9 @@ def test_or_what_the_handler_says(make):
 
 def test_check_holds_or_raises():
     assert keys(df.check(cls=lambda value: value >= 0)) == keys(df.identity())
-    with pytest.raises(SampleBroken, match="sample 'cow/2': field 'cls' fails its check"):
+    with pytest.raises(SampleBroken, match="sample 'cow/2': field 'cls' failed its check"):
         keys(df.check(cls=lambda value: value < 2))
-    with pytest.raises(SampleBroken, match="sample 'cat/0': a filter fails"):
+    with pytest.raises(SampleBroken, match="sample 'cat/0': a filter failed"):
         keys(df.check(cls=lambda value: 1 / value))
 
 
@@ -61,7 +61,7 @@ def test_unique_raises_or_leaves_out():
     twice = [*SAMPLES, SAMPLES[1]]
     found = df.unique("txt", error=False)(twice)
     assert [sample["txt"] for sample in found] == [sample["txt"] for sample in found] == ["cat", "dog", "cow"]
-    with pytest.raises(SampleBroken, match="sample 'dog/1': field 'txt' is the same"):
+    with pytest.raises(SampleBroken, match="sample 'dog/1': field 'txt' has the same value"):
         keys(df.unique("txt"), twice)
     with pytest.raises(df.FieldMissing):
         keys(df.unique("png"))

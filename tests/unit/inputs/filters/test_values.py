@@ -26,7 +26,7 @@ def test_map_leaves_out_with_a_warning_as_published(caplog):
     step = df.map(txt=int)
     with caplog.at_level(logging.WARNING, "dfc.inputs"):
         assert list(step(SAMPLES)) == [{"__key__": "a", "txt": 1}, {"__key__": "c", "txt": 3}]
-    assert "sample 'b': the function for field 'txt' fails: ValueError: invalid literal" in caplog.text
+    assert "sample 'b': the function for field 'txt' failed: ValueError: invalid literal" in caplog.text
     assert step.counts.samples_skipped == 1
     for fatal in (df.map(errors_are_fatal=True, txt=int), df.map(handler="raise", txt=int)):
         with pytest.raises(SampleBroken, match="sample 'b'") as caught:

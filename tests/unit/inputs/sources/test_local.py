@@ -71,7 +71,7 @@ def test_files_that_cannot_be_read(path: Path) -> None:
     with open_stream(str(path)) as stream:
         os.truncate(path, 1000)
         assert stream.readinto(bytearray(MIB)) == 1000
-        with pytest.raises(ShardUnreadable, match="shorter"):
+        with pytest.raises(ShardUnreadable, match="was truncated while"):
             stream.readinto(bytearray(MIB))
 
 
@@ -200,7 +200,7 @@ def test_gopen(path: Path) -> None:
     with gopen(str(copy), "wb") as file:
         file.write(BODY)
     assert copy.read_bytes() == BODY
-    with pytest.raises(ValueError, match="'rb' and 'wb'"):
+    with pytest.raises(ValueError, match="'rb' or 'wb'"):
         gopen(str(path), "a")
 
 

@@ -198,10 +198,10 @@ def test_shards_files_of_a_server_name_no_files_and_no_commands(tmp_path: Path) 
             "memory://x.tar",
         ):
             listed = refused
-            with pytest.raises(BadShardSpec, match="names URLs"):
+            with pytest.raises(BadShardSpec, match="must name URLs"):
                 resolve(f"{server.url}/x.shards", options=options)
     (tmp_path / "x.shards").write_text(json.dumps({"shards": ["pipe:rm x"]}))
-    with pytest.raises(BadShardSpec, match="names URLs"):
+    with pytest.raises(BadShardSpec, match="must name URLs"):
         resolve(str(tmp_path / "x.shards"))
 
 
@@ -222,7 +222,7 @@ def test_shards_files_of_clusters_and_stores(monkeypatch: pytest.MonkeyPatch) ->
     ):
         monkeypatch.setattr("dfc.inputs.sources.specs._read_whole", lambda url, options, name=name: text_of(name))
         if means is None:
-            with pytest.raises(BadShardSpec, match="names URLs"):
+            with pytest.raises(BadShardSpec, match="must name URLs"):
                 resolve(base)
         else:
             assert urls(base) == [means]
@@ -234,7 +234,7 @@ def test_other_servers_cannot_list() -> None:
 
     with OddServer(answer) as server:
         for path in ("/train-*.tar", "/b/", "/"):
-            with pytest.raises(BadShardSpec, match="only a DFC server can"):
+            with pytest.raises(BadShardSpec, match="not on a DFC server"):
                 resolve(server.url + path)
         assert urls(server.url + "/train-@1.tar") == [server.url + "/train-0.tar"]
 
@@ -243,12 +243,12 @@ def test_why_a_server_is_not_reached(caplog: pytest.LogCaptureFixture) -> None:
     """A refused connection is tried again, and somebody hears of it; what is surely mistyped is said at once."""
     with OddServer(lambda _asked: iter(())) as gone:
         pass
-    with pytest.raises(ShardUnreadable, match=r"train-\*.tar: given up after 3 tries: .* refused; is `dfc serve` running"):
+    with pytest.raises(ShardUnreadable, match=r"train-\*.tar: giving up after 3 tries: .* refused; is `dfc serve` running"):
         resolve(gone.url + "/train-*.tar", options=StreamOptions(retries=2))
-    assert [record.getMessage().partition(": ")[2][:12] for record in caplog.records] == ["still trying"]
+    assert [record.getMessage().partition(": ")[2][:14] for record in caplog.records] == ["still retrying"]
     with pytest.raises(ShardUnreadable) as caught:
         Corpus.open(gone.url + "/toy/train-@3.tar", options=StreamOptions(retries=0))
-    assert str(caught.value).startswith(gone.url + "/toy/train-0.tar: given up")
+    assert str(caught.value).startswith(gone.url + "/toy/train-0.tar: giving up")
 
 
 def test_a_scheme_that_was_forgotten() -> None:

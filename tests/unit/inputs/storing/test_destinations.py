@@ -73,7 +73,7 @@ def test_a_forgotten_file_is_not_stored(tmp_path: Path, caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING, "dfc.inputs"):
         del file
     assert os.listdir(tmp_path) == []
-    assert "out.bin was not closed, so it was not stored" in caplog.text
+    assert "out.bin was not stored, because it was never closed" in caplog.text
     (tmp_path / "out.txt").write_text("whole")
     layers: list[Callable[[Any], Any]] = [
         io.TextIOWrapper,
@@ -88,7 +88,7 @@ def test_a_forgotten_file_is_not_stored(tmp_path: Path, caplog: pytest.LogCaptur
         with caplog.at_level(logging.WARNING, "dfc.inputs"):
             del file
         assert (tmp_path / "out.txt").read_text() == "whole"
-        assert "out.txt was not closed, so it was not stored" in caplog.text
+        assert "out.txt was not stored, because it was never closed" in caplog.text
         with layer(open_upload(tmp_path / "out.bin")) as file:
             file.write("done" if isinstance(file, io.TextIOWrapper) else b"done")
         assert (tmp_path / "out.bin").read_text() == "done"
@@ -128,7 +128,7 @@ def test_commands_get_it_whole_and_their_status_counts(tmp_path: Path) -> None:
         file.write(b"x" * (5_000_000))
         assert os.listdir(tmp_path) == []
     assert (tmp_path / "out").stat().st_size == 5_000_000
-    with pytest.raises(OSError, match="ended with status 3"):
+    with pytest.raises(OSError, match="exited with status 3"):
         with open_upload("pipe:exit 3") as file:
             file.write(b"x" * 1_000_000)
 
@@ -197,7 +197,7 @@ except OSError as problem:
     assert [line.rpartition("'")[2] for line in lines[:2]] == [" [4]", " [4]"]
     assert all("File too large" in line for line in lines[:2])
     assert "spool" in lines[1]
-    assert "not stored: a write to it has failed" in lines[2]
+    assert "not stored, because a write failed" in lines[2]
     assert sorted(os.listdir(tmp_path)) == ["out-000000.tar", "pipe-000000.tar", "spool"]
     assert os.listdir(tmp_path / "spool") == []
 
@@ -281,7 +281,7 @@ def test_web_servers_that_refuse_are_not_asked_again(web: tuple[str, type[Record
     with pytest.raises(Forbidden) as caught:
         file.close()
     assert file.closed
-    assert caught.value.__notes__ == [f"while {url}/up.bin was stored"]
+    assert caught.value.__notes__ == [f"while storing {url}/up.bin"]
     assert [method for method, _, _ in server.seen] == ["PUT"] or [method for method, _, _ in server.seen] == ["GET", "PUT"]
     assert server.seen[-1][2]["X-Own"] == "1"
 
@@ -314,7 +314,7 @@ def test_tokens_and_signatures_stay_where_they_belong(
     file = open_upload(f"{url}/a?signature=secret")
     with caplog.at_level(logging.WARNING, "dfc.inputs"):
         del file
-    assert f"{url}/a?… was not closed" in caplog.text
+    assert f"{url}/a?… was not stored, because it was never closed" in caplog.text
 
 
 @pytest.mark.parametrize("location", ["http://h:99999999/x", "http://[::1/x", "http://a..b/x", f"http://{'a' * 70}/x"])
@@ -324,7 +324,7 @@ def test_redirects_to_what_is_no_url(web: tuple[str, type[Recorder]], location: 
     server.answers[:] = [307]
     file = open_upload(f"{url}/a?signature=secret")
     file.write(b"1")
-    with pytest.raises(InputError, match="redirected to none") as caught:
+    with pytest.raises(InputError, match="redirects to an invalid one") as caught:
         file.close()
     assert "secret" not in str(caught.value)
 
@@ -347,7 +347,7 @@ def test_exclusive_uploads_whose_answer_was_lost(web: tuple[str, type[Recorder]]
     for facts in ({"Content_Length": "5"}, {"Content_MD5": "other", "Content_Length": "4"}):
         with pytest.raises(FileExistsError, match="File exists"):
             put([0, 412], **facts)
-    with pytest.raises(FileExistsError, match="maybe from an earlier try whose answer was lost"):
+    with pytest.raises(FileExistsError, match="perhaps stored by an earlier try of this upload whose answer was lost"):
         put([0, 412], Content_Length="4", ETag='"0-4"')
     with pytest.raises(FileExistsError, match="File exists"):
         put([412], Content_Length="4", ETag=f'"{tag}"')
@@ -362,7 +362,7 @@ def test_who_says_thanks_too_early_has_stored_nothing() -> None:
     with OddServer(answer) as server:
         file = open_upload(server.url + "/up.bin", options=StreamOptions(direct=False, retries=1))
         file.write(bytes(8 * MIB))
-        with pytest.raises(Unreachable, match="before all of it was sent"):
+        with pytest.raises(Unreachable, match="before the whole body was sent"):
             file.close()
         assert len(server.asked) == 2
 
