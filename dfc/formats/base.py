@@ -1,4 +1,4 @@
-"""What formats have in common: where they read from and write to, how samples are checked, and the error of broken files.
+"""What the formats share: sources and sinks, checks of samples, and the error for broken files.
 
 Nothing that is read is trusted: every length is compared with what is left of the file, and with JOB_MEMBER_BYTES_MAX,
 before anything is allocated for it.
@@ -27,7 +27,7 @@ _NAME_SHOWN: Final = 80
 
 
 class FormatError(Conflict):
-    """A file is broken, hostile or of a kind that is not read; the message names the file and, where known, the offset."""
+    """The file is broken, hostile or of an unsupported kind. The message names the file and, if known, the offset."""
 
     code = "broken_input"
 
@@ -65,8 +65,8 @@ class SampleWriter(Protocol):
 
 
 class WriterOptions(NamedTuple):
-    """What a writer may want to know: a level of its compression, a table's columns, and a seed instead of random numbers,
-    which says what is converted."""
+    """Options for writers: the compression level, the columns of a table, and a seed to use instead of random numbers, which
+    identifies the input."""
 
     level: int | None
     columns: Sequence[str]
@@ -75,7 +75,7 @@ class WriterOptions(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FileFormat:
-    """A format whose samples lie in one file each. A module of this package that has one as `FORMAT` is in the table.
+    """A format that holds samples in single files. A module of this package defines one as `FORMAT` to be in the table.
 
     `read(source, file)` yields samples; with `joins_samples` it is `read(source, file, on_split, warnings)` and deals with keys
     that come again by itself. With an `index_ending`, the writer has an `index`, bytes that become a second file.
@@ -98,13 +98,13 @@ class FileFormat:
 
 
 def need(module: str) -> None:
-    """ExtraMissing, naming what to install, when a library is not there."""
+    """Check that a library is installed. ExtraMissing says what to install."""
     if find_spec(module) is None:
         raise ExtraMissing(f"this format needs {module} on every node: pip install {module}")
 
 
 class ByteReader:
-    """Reads a stream in order, exactly as much as is asked for. `at` is the offset of the next byte."""
+    """Reads a stream in order, exactly as many bytes as requested. `at` is the offset of the next byte."""
 
     def __init__(self, source: Readable, file: str) -> None:
         self._stream = source.open()
@@ -117,7 +117,7 @@ class ByteReader:
         return self.at >= self.size
 
     def take(self, count: int, what: str) -> bytes:
-        """The next `count` bytes. FormatError when the file ends before, or they are more than fit into memory."""
+        """The next `count` bytes. FormatError when the file is shorter, or they would not fit in memory."""
         if count > self.size - self.at:
             raise FormatError(self.file, f"the file ends inside {what}, which has {count} bytes", self.at)
         if count > JOB_MEMBER_BYTES_MAX:
@@ -205,7 +205,7 @@ def check_member_name(file: str, name: str, offset: int | None = None) -> None:
 
 
 def sample_of(file: str, number: int, key: str, fields: Iterable[tuple[str, bytes]], offset: int | None = None) -> SampleData:
-    """A sample from what some other format holds: (extension as written, bytes) pairs in order.
+    """Make a sample from the contents of another format: pairs (extension as written, bytes), in order.
 
     FormatError when a tar of them would not give this sample back: a key with a dot in its last part, an extension with a
     slash, an extension twice.
@@ -226,7 +226,7 @@ def sample_of(file: str, number: int, key: str, fields: Iterable[tuple[str, byte
 
 
 def key_without(file: str, number: int) -> str:
-    """A key for a sample of a file that has none: the file's name up to its first dot, and the ordinal."""
+    """Make a key for a sample without one: the file's name up to the first dot, and the ordinal."""
     base = file.rpartition("/")[2].partition(".")[0] or "sample"
     return f"{base}-{number:09d}"
 
@@ -245,7 +245,7 @@ _FIELDS: Final = msgspec.msgpack.Decoder(dict[str, Any])
 
 
 def unpack_fields(file: str, data: Buffer, offset: int) -> dict[str, bytes | str]:
-    """The inverse of `pack_fields`; FormatError for anything else than a map of texts to bytes or texts."""
+    """The inverse of `pack_fields`; FormatError for anything but a map from text to bytes or text."""
     try:
         fields = _FIELDS.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -256,7 +256,7 @@ def unpack_fields(file: str, data: Buffer, offset: int) -> dict[str, bytes | str
 
 
 def fields_in_order(fields: Mapping[str, bytes | str]) -> Iterator[tuple[str, bytes]]:
-    """Pairs for `sample_of`; texts as UTF-8. The key, where it is among them, is left out."""
+    """Pairs for `sample_of`, with text as UTF-8 and without the key."""
     for name, value in fields.items():
         if name != KEY_FIELD:
             yield name, value.encode() if isinstance(value, str) else value

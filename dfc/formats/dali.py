@@ -13,7 +13,7 @@ from dfc.tar.index.reader import ShardIndex
 
 
 def dali_index(index: ShardIndex, file: str) -> Iterator[bytes]:
-    """The lines. Conflict for a name that DALI would misread: its parts are separated by white space, without any escape."""
+    """The lines of the index. Conflict for a name that DALI would misread: white space separates fields, without escapes."""
     yield b"v1.2 %d\n" % index.sample_count
     for sample in index.samples():
         parts = []

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass
 class Group(Generic[T]):
-    """The files of one sample, by name, with whatever stands for their bytes."""
+    """The files of one sample, by name, each with what its bytes can be read from."""
 
     key: str
     files: list[tuple[str, T]] = field(default_factory=list)
@@ -29,8 +29,8 @@ class Grouped(Generic[T]):
 
 
 def group_files(where: str, files: Iterable[tuple[str, T]], on_split: OnSplit) -> Grouped[T]:
-    """Neighbours with one key are a sample, as in a tar. SplitSample for a key that comes back later, unless `on_split`
-    says to join or to keep it; joined files keep the order they come in, and none may be there twice."""
+    """Group neighbours with the same key into samples, as in a tar. SplitSample for a key that occurs again later, unless
+    `on_split` says join or keep; joined files keep their order, and none may occur twice."""
     grouper, samples, dropped = SampleGrouper(), [], 0
     first: dict[str, Group[T]] = {}
     for name, what in files:
@@ -43,7 +43,7 @@ def group_files(where: str, files: Iterable[tuple[str, T]], on_split: OnSplit) -
             group = Group[T](key)
             known = first.setdefault(key, group)
             if known is not group and on_split == "fail":
-                raise SplitSample(f"{where}: the key {key!r} comes back later")
+                raise SplitSample(f"{where}: the key {key!r} occurs again later")
             if known is group or on_split == "keep":
                 samples.append(group)
             else:

@@ -24,7 +24,7 @@ _TRANSACTION_BYTES: Final = 16 << 20
 
 
 class LmdbWriter:
-    """Writes `data.mdb` into a directory; `finish` closes it. `close` gives up, and is harmless after `finish`."""
+    """Writes `data.mdb` into a directory; `finish` closes it. `close` abandons it, and does nothing after `finish`."""
 
     def __init__(self, directory: str) -> None:
         need("lmdb")
@@ -41,7 +41,7 @@ class LmdbWriter:
         )
 
     def add(self, sample: SampleData) -> None:
-        """Conflict for a key that is too long, or was there before."""
+        """Conflict for a key that is too long or already present."""
         key = sample.key.encode()
         if len(key) > KEY_BYTES_MAX:
             raise Conflict(f"the key {sample.key[:80]!r}… has {len(key)} bytes; LMDB takes {KEY_BYTES_MAX}")
@@ -66,7 +66,7 @@ class LmdbWriter:
         self._pending_bytes = 0
 
     def _put_pending(self) -> bool:
-        """False when the map is full: nothing of it has happened then."""
+        """False when the map is full; nothing was written then."""
         try:
             with self._environment.begin(write=True) as transaction:
                 for key, value in self._pending:
@@ -95,7 +95,7 @@ _DEPTH_MAX: Final = 32  # LMDB's own bound
 
 
 class _Walker:
-    """The pages of one file. Every page of a tree is visited once at most, so that no cycle is endless."""
+    """The pages of one file. Each page of a tree is visited at most once, so that a cycle cannot loop for ever."""
 
     def __init__(self, source: Readable, file: str) -> None:
         self._source, self._file = source, file
@@ -104,7 +104,7 @@ class _Walker:
         self._visited = 0
 
     def leaves(self, number: int, depth: int = 0) -> Iterator[tuple[bytes, bytes, int]]:
-        """(key, value, offset of the page) of everything below a page, in order."""
+        """(key, value, offset of the page) of all entries below a page, in order."""
         offset = number * self.page_size
         self._visit(1, offset)
         if depth > _DEPTH_MAX:
@@ -159,7 +159,7 @@ class _Walker:
         return size
 
     def _root(self) -> int | None:
-        """Where the main database begins, after the meta page of the later transaction; None when it is empty."""
+        """The root page of the main database, from the meta page of the later transaction; None when it is empty."""
         metas = [meta for meta in (self._meta(0), self._meta(self.page_size)) if meta is not None]
         _, flags, _, _, _, _, _, root = _DATABASE.unpack(max(metas, key=lambda meta: meta[7])[5])
         if flags & _DUPSORT:
@@ -179,7 +179,7 @@ class _Walker:
 
 
 def read_lmdb(source: Readable, file: str) -> Iterator[SampleData]:
-    """The samples of a `data.mdb` in the order of keys. FormatError, with the offset, where it is broken or of another kind."""
+    """The samples of a `data.mdb` in the order of keys. FormatError, with the offset, for a broken or unsupported file."""
     walker = _Walker(source, file)
     if walker.root is None:
         return

@@ -27,14 +27,14 @@ Ordinal = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Layouts(msgspec.Struct, frozen=True):
-    """What `dfc.members` holds."""
+    """The contents of the metadata `dfc.members`."""
 
     layouts: list[list[str]]
     runs: list[tuple[Ordinal, Ordinal]]
 
 
 class SinkFile:
-    """What the library asks of a file to write to."""
+    """A sink as the file object that the library writes to."""
 
     closed = False
 
@@ -128,12 +128,12 @@ class ParquetWriter:
 
 
 def parquet_fields(source: Readable, file: str) -> list[str]:
-    """The names of the columns as extensions. FormatError when it is no Parquet file."""
+    """The names of the columns as extensions. FormatError when it is not a Parquet file."""
     return [_extension(name) for name in _open(source, file).schema_arrow.names if name != KEY_FIELD]
 
 
 def parquet_columns(source: Readable, file: str) -> list[str]:
-    """The names of the columns as they are. FormatError when it is no Parquet file."""
+    """The names of the columns as they are. FormatError when it is not a Parquet file."""
     return list(_open(source, file).schema_arrow.names)
 
 
@@ -177,7 +177,7 @@ def _open(source: Readable, file: str) -> Any:
 
 
 def _layouts(parquet: Any, file: str) -> Iterator[list[str]]:
-    """The layout of every row; nothing when the file is not one of ours."""
+    """The layout of each row; empty for files that DFC did not write."""
     stored = (parquet.metadata.metadata or {}).get(LAYOUTS_KEY)
     if stored is None:
         return

@@ -86,7 +86,7 @@ def _magic_places(data: bytes) -> Iterator[int]:
 
 
 def read_recordio(source: Readable, file: str) -> Iterator[SampleData]:
-    """The samples of a `.rec` file in order; its `.idx` is not needed. FormatError, with the offset, where it is broken."""
+    """The samples of a `.rec` file in order; its `.idx` is not needed. FormatError, with the offset, for a broken file."""
     reader = ByteReader(source, file)
     try:
         number = 0

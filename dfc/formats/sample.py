@@ -8,11 +8,11 @@ from typing import Literal
 from dfc.errors import Conflict
 
 OnSplit = Literal["fail", "join", "keep"]
-"""What to do with a key that comes back later in its shard: fail naming it, join its samples into the first, or keep them."""
+"""For a key that occurs again later in its shard: fail and name it, join its samples into the first, or keep them."""
 
 
 class SplitSample(Conflict):
-    """A key comes back later in its shard, and the job does not say what to do then."""
+    """A key occurs again later in its shard, and the job does not say what to do about it."""
 
     code = "split_sample"
 
@@ -35,5 +35,5 @@ class SampleData:
     members: list[DataMember]
 
     def get(self, ext: str) -> bytes | None:
-        """The bytes of a field; None when it is absent, which is not the same as empty."""
+        """The bytes of a field; None when it is absent, which differs from empty."""
         return next((member.data for member in self.members if member.ext == ext), None)

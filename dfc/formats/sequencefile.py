@@ -38,12 +38,12 @@ _VALUE_MAX: Final = (1 << 31) - 1 - 8192  # lengths are signed 32 bits, and key 
 
 
 def sync_marker(seed: str) -> bytes:
-    """16 bytes that data holds by chance only: a hash of what identifies the input."""
+    """The 16 bytes of a sync marker, which data contains only by chance: a hash of `seed`."""
     return xxhash.xxh3_128_digest(b"dfc sequencefile\0" + seed.encode())
 
 
 class SequenceFileWriter:
-    """One record a sample. `seed` identifies the input: the same one gives the same file."""
+    """One record a sample. `seed` identifies the input; the same seed gives the same file."""
 
     def __init__(self, sink: Sink, seed: str) -> None:
         self._sink = sink
@@ -71,7 +71,7 @@ class SequenceFileWriter:
 
 
 def read_sequencefile(source: Readable, file: str) -> Iterator[SampleData]:
-    """The samples of a file in order. FormatError, with the offset, where it is broken, compressed or of other classes."""
+    """The samples of a file in order. FormatError, with the offset, if it is broken, compressed or of other classes."""
     reader = ByteReader(source, file)
     try:
         sync = _read_head(reader)
@@ -139,7 +139,7 @@ def _read_text(reader: ByteReader) -> str:
 
 
 def _parse_text(file: str, data: bytes, offset: int) -> tuple[str, int]:
-    """The text that `data` begins with, and how many bytes it takes."""
+    """The text at the start of `data`, and its size in bytes, length included."""
     digits = _digits(file, data[0], offset)
     size = int.from_bytes(data[1 : 1 + digits], "big") if digits else data[0]
     end = 1 + digits + size
@@ -149,7 +149,7 @@ def _parse_text(file: str, data: bytes, offset: int) -> tuple[str, int]:
 
 
 def _digits(file: str, first: int, offset: int) -> int:
-    """How many bytes of the number follow its first one; 0 when that is the number itself."""
+    """The number of bytes that follow the first byte of a number; 0 when that byte is the number."""
     if first <= 127:
         return 0
     if not 136 <= first <= 143:

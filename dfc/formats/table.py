@@ -1,4 +1,4 @@
-"""The table of formats: shards, trees and indexes, which jobs make in ways of their own, and every module with a `FORMAT`."""
+"""The table of formats: shards, trees, indexes, and every module of this package with a `FORMAT`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dfc.tar.index.format import index_kind
 
 @dataclass(frozen=True)
 class Format:
-    """`endings` of the names of its files, `levels` of its compression, `library`: the module it needs, if any.
+    """A format: `endings` of file names, `levels` of compression, and the `library` that it needs, if any.
 
-    `file` is there for a format whose samples lie in one file each.
+    `file` is set for a format that holds samples in single files.
     """
 
     endings: tuple[str, ...]

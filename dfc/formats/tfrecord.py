@@ -26,7 +26,7 @@ _EXAMPLE_BYTES_MAX: Final = (1 << 31) - 1  # protobuf's own bound for a message
 
 
 def masked_crc(data: bytes) -> int:
-    """crc32c, rotated right by 15 bits and moved by a constant, so that checksums of checksums stay good."""
+    """crc32c, rotated right by 15 bits and moved by a constant, as the format requires."""
     crc: int = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
 
@@ -49,7 +49,7 @@ class TFRecordWriter:
 
 
 def read_tfrecord(source: Readable, file: str) -> Iterator[SampleData]:
-    """The samples of a file in order. FormatError, with the offset, for a wrong checksum or length or what is no Example."""
+    """The samples of a file in order. FormatError, with the offset, if a checksum, length or Example is wrong."""
     reader = ByteReader(source, file)
     try:
         number = 0
@@ -180,7 +180,7 @@ def _signed(value: int) -> int:
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, memoryview | int]]:
-    """(number, value) of a message's fields. ValueError for what leads out of it."""
+    """(number, value) of a message's fields. ValueError for a length that exceeds it."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)

@@ -38,7 +38,7 @@ class ZipWriter:
         self._zip = zipfile.ZipFile(cast(Any, self._window), "w")
 
     def add(self, sample: SampleData) -> None:
-        """Conflict for a name that is there already, since whoever extracts the zip would lose one of them."""
+        """Conflict for a duplicate name: extracting the zip would lose one of the two."""
         for member in sample.members:
             if member.name in self._zip.NameToInfo:
                 raise Conflict(f"a zip file cannot have two members {member.name[:80]!r}")
@@ -54,7 +54,7 @@ class ZipWriter:
 
 
 class _Window:
-    """The last bytes of a file that goes to a sink: the library seeks back within one member, to complete its header."""
+    """The last bytes of a file on its way to a sink: the library seeks back within a member to complete its header."""
 
     def __init__(self) -> None:
         self._base = 0
@@ -80,14 +80,14 @@ class _Window:
         pass
 
     def move(self, sink: Sink) -> None:
-        """Everything so far is final."""
+        """Send everything so far; it will not change any more."""
         sink.write(bytes(self._data))
         self._base += len(self._data)
         self._data.clear()
 
 
 def read_zip(source: Readable, file: str, on_split: OnSplit, warnings: list[str]) -> Iterator[SampleData]:
-    """The samples of a zip in the order of its directory. FormatError where it is broken or over a bound, SplitSample."""
+    """The samples of a zip in the order of its directory. FormatError for a broken or too large file; SplitSample."""
     try:
         archive = zipfile.ZipFile(cast(Any, SeekableFile(source, file, ZIP_DIRECTORY_BYTES_MAX)))
     except _BROKEN as error:
@@ -111,7 +111,7 @@ def read_zip(source: Readable, file: str, on_split: OnSplit, warnings: list[str]
 
 
 def _is_file(info: zipfile.ZipInfo) -> bool:
-    """Directories are none, and links, which a zip of a Unix keeps in the high half of its attributes."""
+    """Whether an entry is a regular file: no directory and no link, which Unix zips mark in the high half of the attributes."""
     mode = info.external_attr >> 16
     return not info.is_dir() and (info.create_system != _UNIX or stat.S_IFMT(mode) in (0, stat.S_IFREG))
 
@@ -132,7 +132,7 @@ def _check(file: str, info: zipfile.ZipInfo) -> None:
 
 
 def _read(archive: zipfile.ZipFile, file: str, info: zipfile.ZipInfo) -> bytes:
-    """In steps: what the directory says of a size is not believed before as many bytes are there."""
+    """Read in steps: the size in the directory is not trusted until that many bytes have come."""
     data = bytearray()
     try:
         with archive.open(info) as member:

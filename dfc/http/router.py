@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Handler = Callable[["Exchange", tuple[str, ...]], Awaitable["Answer"]]
 Method = Callable[[Any, "Exchange", tuple[str, ...]], Awaitable["Answer"]]
-"""A handler as a function of its class, not bound yet."""
+"""A handler as a function of its class, unbound."""
 AtOnce = Callable[["Exchange", tuple[str, ...]], "Answer | None"]
 """None, with nothing done, or an error of ours: the handler is asked instead."""
 _PARAMETER: Final = re.compile(r"\{[a-z_]+(…?)\}")

@@ -172,7 +172,7 @@ class JobStaging:
         return sum(await asyncio.gather(*(threads(disk).write(disk.staging.discard, job) for disk in disks)))
 
     def _is_open(self, bucket_id: str) -> bool:
-        """Whether objects may be put into a bucket. Unavailable while that is not decided: publishing comes back then."""
+        """Check that objects may be put into a bucket. Unavailable while that is undecided: publishing is tried again then."""
         bucket = next((bucket for bucket in self._local.map.buckets if bucket.id == bucket_id), None)
         if bucket is not None and bucket.state == "checking":
             raise Unavailable(f"whether the bucket {bucket.name!r} can be deleted is being looked at")

@@ -254,7 +254,7 @@ def _decompressed(chunks: Iterable[memoryview], kind: str, url: str) -> Iterator
         yield from decompressor.feed(chunk)
     decompressor.finish()
     if decompressor.ignored_from is not None:
-        LOG.warning("%s: what follows the %s stream is ignored, at offset %d", shown(url), kind, decompressor.ignored_from)
+        LOG.warning("%s: ignored the bytes after the %s stream, at offset %d", shown(url), kind, decompressor.ignored_from)
 
 
 def _cut(chunks: Iterable[bytes], start: int, end: int | None) -> Iterator[bytes]:

@@ -441,7 +441,7 @@ def test_a_key_that_comes_back(tmp_path, source):
             for name, data in SPLIT:
                 archive.writestr(name, data)
         put(tmp_path, "x.zip", buffer.getvalue())
-    with pytest.raises(SplitSample, match=r"the key 'a' (occurs again|comes back)"):
+    with pytest.raises(SplitSample, match=r"the key 'a' occurs again"):
         convert_to(tmp_path, "tar")
     joined = convert_to(tmp_path, "tar", on_split="join").outputs["x-000000.tar"]
     assert [name for name, _ in members_of(joined)] == ["a.jpg", "a.cls", "b.jpg"]
