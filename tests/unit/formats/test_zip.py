@@ -68,7 +68,7 @@ def test_samples_of_a_zip_as_people_make_them():
 
 def test_a_key_that_comes_back():
     data = zip_of(("a.jpg", b"1"), ("b.jpg", b"2"), ("a.cls", b"3"))
-    with pytest.raises(SplitSample, match=r"b/x\.zip: the key 'a' comes back"):
+    with pytest.raises(SplitSample, match=r"b/x\.zip: the key 'a' occurs again"):
         read(data)
     assert read(data, "join") == [("a", [("a.jpg", b"1"), ("a.cls", b"3")]), ("b", [("b.jpg", b"2")])]
     assert [key for key, _ in read(data, "keep")] == ["a", "b", "a"]
