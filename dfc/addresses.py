@@ -27,9 +27,9 @@ def split_addresses(text: str) -> tuple[str, ...]:
     """The URLs of a list, without final slashes, each once. BadRequest when there are none or too many."""
     urls = tuple(dict.fromkeys(url.rstrip("/") for part in text.split(",") if (url := part.strip())))
     if not urls:
-        raise BadRequest(f"no address of a cluster: {text!r}")
+        raise BadRequest(f"no cluster address given: {text!r}")
     if len(urls) > ADDRESSES_MAX:
-        raise BadRequest(f"{len(urls)} addresses of a cluster; at most {ADDRESSES_MAX} are tried")
+        raise BadRequest(f"too many cluster addresses: {len(urls)}, at most {ADDRESSES_MAX} are allowed")
     return urls
 
 
@@ -154,7 +154,7 @@ def _together(losses: list[DfcError]) -> DfcError:
     """One error for all: the one that leaves most hope, telling what happened at each address."""
     error = max(losses, key=_hope)
     if len(losses) > 1:
-        error.message = f"none of {len(losses)} addresses answers: {'; '.join(loss.message for loss in losses)}"
+        error.message = f"none of the {len(losses)} addresses answered: {'; '.join(loss.message for loss in losses)}"
         error.args = (error.message,)
     return error
 

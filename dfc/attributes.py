@@ -39,7 +39,7 @@ class Attributes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def check_attributes(encoded: bytes) -> None:
     """BadRequest when it is longer than an object may have."""
     if len(encoded) > ATTRIBUTES_BYTES_MAX:
-        raise BadRequest(f"the attributes of an object take at most {ATTRIBUTES_BYTES_MAX} bytes, not {len(encoded)}")
+        raise BadRequest(f"the object's attributes are too large: {len(encoded)} bytes, at most {ATTRIBUTES_BYTES_MAX} are allowed")
 
 
 NO_ATTRIBUTES: Final = Attributes()

@@ -48,7 +48,7 @@ class ExpectedChecksums:
             kind, _, value = checksum.strip().partition("=")
             value = value.strip().lower()
             if kind.strip().lower() != CHECKSUM_NAME or not is_checksum(value):
-                raise BadRequest(f"X-DFC-Checksum is '{CHECKSUM_NAME}=' and 32 hexadecimal digits")
+                raise BadRequest(f"X-DFC-Checksum must be '{CHECKSUM_NAME}=' followed by 32 hexadecimal digits")
             xxh3 = value
         if content_md5 is not None:
             try:
@@ -56,7 +56,7 @@ class ExpectedChecksums:
             except (binascii.Error, ValueError):
                 md5 = b""
             if len(md5) != 16:
-                raise BadRequest("Content-MD5 is the base64 form of 16 bytes")
+                raise BadRequest("Content-MD5 must be the base64 encoding of 16 bytes")
         return cls(xxh3, md5)
 
 
@@ -77,7 +77,7 @@ class BodyHasher:
         """The xxh3-128 in hex; ChecksumMismatch when it, or the MD5, is not what the client said."""
         digest = self._xxh3.hexdigest()
         if self._expected.xxh3_128 not in (None, digest):
-            raise ChecksumMismatch(f"the body has {CHECKSUM_NAME}={digest}, not {self._expected.xxh3_128}")
+            raise ChecksumMismatch(f"the body's checksum is {CHECKSUM_NAME}={digest}, expected {self._expected.xxh3_128}")
         if self._md5 is not None and self._md5.digest() != self._expected.md5:
-            raise ChecksumMismatch("the body does not have the given Content-MD5")
+            raise ChecksumMismatch("the body does not match Content-MD5")
         return digest

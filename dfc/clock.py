@@ -28,7 +28,7 @@ class HybridClock:
 
     def __init__(self, node_number: int, wall_us: Callable[[], int] = _wall_us) -> None:
         if not 0 <= node_number <= NODE_NUMBER_MAX:
-            raise ValueError(f"a node number is 0 to {NODE_NUMBER_MAX}, not {node_number}")
+            raise ValueError(f"a node number must be between 0 and {NODE_NUMBER_MAX}, not {node_number}")
         self._suffix = f"{node_number:04x}"
         self._wall_us = wall_us
         self._last_us = 0
@@ -50,7 +50,7 @@ class HybridClock:
         if not _VERSION.fullmatch(version):
             raise ValueError(f"not a version: {version[:80]!r}")
         if version_us(version) > self._wall_us() + VERSION_AHEAD_US_MAX:
-            raise ValueError(f"the version {version} is over an hour ahead of this node's clock")
+            raise ValueError(f"version {version} is more than an hour ahead of this node's clock")
         self.observe(version)
 
 

@@ -54,7 +54,7 @@ def open_database(
             raise DiskRefused(f"{path} is not {what}: it is empty. {way_out}")
         (found,) = database.execute("PRAGMA user_version").fetchone()
         if found != version:
-            raise DiskRefused(f"{path} is not {what}: it is a database of something else. {way_out}")
+            raise DiskRefused(f"{path} is not {what}: it is some other database. {way_out}")
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         os.chmod(path, 0o600)
@@ -72,8 +72,8 @@ def refusal(path: str, what: str, error: Exception, way_out: str) -> DiskRefused
     code = getattr(error, "sqlite_errorcode", 0)
     if code & 0xFF in _TROUBLES and code != sqlite3.SQLITE_IOERR_SHORT_READ:
         return DiskRefused(
-            f"{path}, {what}, cannot be opened: {error}. Its disk is full, read-only or failing; the file itself may be sound,"
-            " so leave it there. Make room or mend the disk, and start again"
+            f"cannot open {path}, {what}: {error}. The disk is full, read-only or failing. The file itself may be intact, so do"
+            " not remove it: free some space or repair the disk, then start again"
         )
     return DiskRefused(f"{path} is not {what}: {error}. {way_out}")
 

@@ -129,7 +129,7 @@ class MethodNotAllowed(ClientMistake):
     code = "method_not_allowed"
 
     def __init__(self, allowed: tuple[str, ...]) -> None:
-        super().__init__(f"allowed here: {', '.join(allowed)}", headers={"Allow": ", ".join(allowed)})
+        super().__init__(f"method not allowed; allowed here: {', '.join(allowed)}", headers={"Allow": ", ".join(allowed)})
 
 
 class BodyTimeout(ClientMistake):
@@ -209,7 +209,7 @@ class RangeNotSatisfiable(ClientMistake):
     code = "range_not_satisfiable"
 
     def __init__(self, size: int) -> None:
-        super().__init__(f"the range lies outside of the {size} bytes", headers={"Content-Range": f"bytes */{size}"})
+        super().__init__(f"the range is outside of the {size} bytes available", headers={"Content-Range": f"bytes */{size}"})
 
 
 class Misdirected(ClientMistake):

@@ -156,7 +156,7 @@ def write_all(filesystem: FileSystem, fd: int, data: Buffer) -> None:
     while written < len(data):
         count = filesystem.write(fd, rest[written:])
         if count == 0:
-            raise OSError(errno.EIO, "the file system took no bytes")
+            raise OSError(errno.EIO, "the file system accepted no bytes")
         written += count
 
 
@@ -166,7 +166,7 @@ def pwrite_all(filesystem: FileSystem, fd: int, data: Buffer, offset: int) -> No
     while rest:
         count = filesystem.pwrite(fd, rest, offset)
         if count == 0:
-            raise OSError(errno.EIO, "the file system took no bytes")
+            raise OSError(errno.EIO, "the file system accepted no bytes")
         offset, rest = offset + count, rest[count:]
 
 

@@ -56,8 +56,8 @@ class KnownHosts:
         """Pass a host with or without a port; BadRequest for what is neither name nor address, Misdirected for a stranger."""
         if not self._admits(authority):
             raise Misdirected(
-                f"this node does not answer to the name {authority!r}, so that pages of strangers cannot reach it by DNS "
-                f"rebinding; if the name is one of yours, add it to the setting allowed_hosts"
+                f"this node does not answer to the name {authority!r}, as a protection against DNS rebinding; "
+                f"if the name is yours, add it to the setting allowed_hosts"
             )
 
     def _judge(self, authority: str) -> bool:
@@ -68,7 +68,7 @@ class KnownHosts:
                 return True
         elif match is not None and (name := host_name(match[2])) is not None:
             return self._any or self._admits_name(name)
-        raise BadRequest("the host of the request is malformed: it is a name or an address, and perhaps a port")
+        raise BadRequest("the host of the request is malformed: it must be a name or an address, optionally with a port")
 
     def _admits_name(self, name: str) -> bool:
         if name in self._names or "." not in name or name.endswith(PRIVATE_SUFFIXES):

@@ -38,7 +38,7 @@ class ObjectPath(NamedTuple):
 def check_bucket_name(name: str) -> str:
     """The name itself; BadName when it is reserved or outside the rules."""
     if not _BUCKET.fullmatch(name):
-        raise BadName(f"a bucket name is [A-Za-z0-9][A-Za-z0-9._-]{{0,62}}, not {name[:80]!r}")
+        raise BadName(f"invalid bucket name {name[:80]!r}: it must match [A-Za-z0-9][A-Za-z0-9._-]{{0,62}}")
     if name in RESERVED_SEGMENTS:
         raise BadName(f"{name!r} is a reserved name")
     return name
@@ -65,11 +65,11 @@ def _check_decoded(name: str) -> None:
     except UnicodeEncodeError:
         raise BadName("an object name must be UTF-8") from None
     if not 1 <= size <= OBJECT_NAME_BYTES_MAX:
-        raise BadName(f"an object name has 1 to {OBJECT_NAME_BYTES_MAX} bytes, not {size}")
+        raise BadName(f"an object name must have 1 to {OBJECT_NAME_BYTES_MAX} bytes, not {size}")
     if _CONTROL.search(name):
-        raise BadName("an object name has no control characters")
+        raise BadName("an object name must not contain control characters")
     if _BAD_SEGMENT.search(name):
-        raise BadName("an object name has no empty, '.' or '..' segments")
+        raise BadName("an object name must not have empty, '.' or '..' segments")
 
 
 def _decode(escaped: str) -> str:
@@ -89,12 +89,12 @@ def parse_object_path(raw: str) -> ObjectPath:
     `/` alone gives two empty strings. Raises BadName; never looks at what exists.
     """
     if not raw.startswith("/"):
-        raise BadName("a path starts with '/'")
+        raise BadName("a path must start with '/'")
     if raw == "/":
         return ObjectPath("", "")
     if "%" in raw or not raw.isascii():
         if _BAD_ESCAPE.search(raw):
-            raise BadName("a '%' in a path is followed by two hexadecimal digits")
+            raise BadName("a '%' in a path must be followed by two hexadecimal digits")
         path = _decode(raw[1:])
     else:
         path = raw[1:]
@@ -107,7 +107,7 @@ def parse_object_path(raw: str) -> ObjectPath:
         return ObjectPath(check_bucket_name(head), "")
     check_object_name(tail)
     if head in ("", ".", ".."):
-        raise BadName("a path has no empty, '.' or '..' segments")
+        raise BadName("a path must not have empty, '.' or '..' segments")
     return ObjectPath(check_bucket_name(head), tail)
 
 

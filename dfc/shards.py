@@ -94,7 +94,7 @@ def expand(spec: str | Sequence[str]) -> Selection:
         return Prefix(names[0])
     if any(name.endswith("/") or _WILDCARD.search(name) for name in names):
         if len(names) > SHARD_SPEC_GLOBS_MAX:
-            raise BadShardSpec(f"a spec with wildcards stands for at most {SHARD_SPEC_GLOBS_MAX} patterns, not {len(names)}")
+            raise BadShardSpec(f"a spec with wildcards may expand to at most {SHARD_SPEC_GLOBS_MAX} patterns, not {len(names)}")
         return Glob(tuple(names))
     return names
 
@@ -145,14 +145,14 @@ def _parse_list(text: str) -> Sequence[str]:
     try:
         return msgspec.json.decode(text, type=list[str])
     except msgspec.MsgspecError as problem:
-        raise BadShardSpec(f"a shard spec that begins like a JSON list and is none: {problem}") from None
+        raise BadShardSpec(f"the shard spec starts like a JSON list but is not one: {problem}") from None
 
 
 def _check_list(names: Sequence[str]) -> list[str]:
     if len(names) > SHARD_SPEC_NAMES_MAX:
-        raise BadShardSpec(f"at most {SHARD_SPEC_NAMES_MAX} shards can be named, not {len(names)}")
+        raise BadShardSpec(f"too many shards named: {len(names)}, at most {SHARD_SPEC_NAMES_MAX} are allowed")
     if not all(isinstance(name, str) and name for name in names):
-        raise BadShardSpec("a list of shards is a list of names")
+        raise BadShardSpec("a list of shards must contain only names")
     return list(names)
 
 
@@ -162,18 +162,18 @@ def _expand_text(spec: str) -> list[str]:
 
 def _parse(spec: str) -> _Sequence:
     if not spec:
-        raise BadShardSpec("an empty shard spec")
+        raise BadShardSpec("the shard spec is empty")
     if len(spec) > SHARD_SPEC_CHARS_MAX:
-        raise BadShardSpec(f"a shard spec has at most {SHARD_SPEC_CHARS_MAX} characters, not {len(spec)}")
+        raise BadShardSpec(f"the shard spec is too long: {len(spec)} characters, at most {SHARD_SPEC_CHARS_MAX} are allowed")
     match = _COUNT.fullmatch(spec)
     if match is None:
         return _checked(spec, _Sequence(_parse_level(spec, 0)))
     head, digits, tail = match.groups()
     if head.count("{") != head.count("}"):
-        raise BadShardSpec(f"a count stands outside of braces: {spec[:80]!r}")
+        raise BadShardSpec(f"a count must be outside of braces: {spec[:80]!r}")
     count = _number(digits)
     if count == 0:
-        raise BadShardSpec(f"a count of zero shards: {spec[:80]!r}")
+        raise BadShardSpec(f"the count of shards is zero: {spec[:80]!r}")
     before, after = _parse_level(head, 0), _parse_level(tail, 0)
     # The count is expanded first, then the braces of each: the number is the slowest to change.
     return _checked(spec, _Sequence([*before, _Numbers(range(count), len(digits)), *after], slowest=len(before)))
@@ -181,9 +181,9 @@ def _parse(spec: str) -> _Sequence:
 
 def _checked(spec: str, sequence: _Sequence) -> _Sequence:
     if sequence.count > SHARD_SPEC_NAMES_MAX:
-        raise BadShardSpec(f"{spec[:80]!r} stands for more than {SHARD_SPEC_NAMES_MAX} shards")
+        raise BadShardSpec(f"{spec[:80]!r} expands to more than {SHARD_SPEC_NAMES_MAX} shards")
     if sequence.count * sequence.chars > SHARD_SPEC_EXPANDED_CHARS_MAX:
-        raise BadShardSpec(f"{spec[:80]!r} stands for more than {SHARD_SPEC_EXPANDED_CHARS_MAX} characters of names")
+        raise BadShardSpec(f"{spec[:80]!r} expands to more than {SHARD_SPEC_EXPANDED_CHARS_MAX} characters of names")
     return sequence
 
 
@@ -202,7 +202,7 @@ class ShardPattern:
 
     def __init__(self, text: str) -> None:
         if len(_SHARD_NUMBER.findall(text)) != 1:
-            raise ValueError(f"the name of shards holds one number, like train-%06d.tar, not {text!r}")
+            raise ValueError(f"a name for shards must contain one number, as in train-%06d.tar, not {text!r}")
         self._text = text
 
     def text(self, number: int) -> str:
@@ -281,14 +281,14 @@ def _padded(number: int, width: int) -> str:
 def _parse_level(text: str, depth: int) -> list[_Part]:
     """The parts of a text at its outermost level."""
     if depth > SHARD_SPEC_DEPTH_MAX:
-        raise BadShardSpec(f"braces nest deeper than {SHARD_SPEC_DEPTH_MAX} levels")
+        raise BadShardSpec(f"braces are nested more than {SHARD_SPEC_DEPTH_MAX} levels deep")
     parts: list[_Part] = []
     at = 0
     while at < len(text):
         start = text.find("{", at)
         plain = text[at:] if start < 0 else text[at:start]
         if "}" in plain:
-            raise BadShardSpec(f"a '}}' without a '{{' in {text[:80]!r}")
+            raise BadShardSpec(f"'}}' without '{{' in {text[:80]!r}")
         if plain:
             parts.append(_Text(plain))
         if start < 0:
@@ -313,7 +313,7 @@ def _scan_brace(text: str, start: int) -> tuple[list[int], int]:
                 return commas, at
         elif char == "," and depth == 1:
             commas.append(at)
-    raise BadShardSpec(f"a '{{' that is never closed in {text[:80]!r}")
+    raise BadShardSpec(f"'{{' is never closed in {text[:80]!r}")
 
 
 def _parse_brace(text: str, start: int, commas: list[int], end: int, depth: int) -> list[_Part]:
@@ -344,13 +344,13 @@ def _parse_range(text: str) -> _Numbers | None:
 def _range(first: int, last: int, step_text: str | None) -> range:
     step = abs(_number(step_text)) if step_text else 1
     if step == 0:
-        raise BadShardSpec("a range with a step of zero")
+        raise BadShardSpec("the step of a range must not be zero")
     return range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
 
 
 def _number(digits: str) -> int:
     if len(digits) > _NUMBER_DIGITS_MAX:
-        raise BadShardSpec(f"a number of {len(digits)} digits in a shard spec")
+        raise BadShardSpec(f"a number in the shard spec has {len(digits)} digits; at most {_NUMBER_DIGITS_MAX} are allowed")
     return int(digits)
 
 

@@ -69,7 +69,7 @@ def read_small_file(path: str, way_out: str) -> bytes | None:
     except OSError as error:
         raise SmallFileDamaged(path, f"cannot be read ({error.strerror})", way_out) from error
     if not data.strip(b"\0 \r\n\t"):
-        raise SmallFileDamaged(path, "is empty" if not data else "holds nothing but blanks", way_out)
+        raise SmallFileDamaged(path, "is empty" if not data else "contains nothing but blanks", way_out)
     if len(data) > SMALL_FILE_BYTES_MAX:
         raise SmallFileDamaged(path, f"is longer than {SMALL_FILE_BYTES_MAX} bytes", way_out)
     return data

@@ -133,7 +133,7 @@ class Supervisor:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
-            raise OperatorError(f"another `dfc serve` runs on {self._root}") from None
+            raise OperatorError(f"another `dfc serve` is already running on {self._root}") from None
         return descriptor
 
     def _shape(self) -> tuple[int, int]:
@@ -144,16 +144,16 @@ class Supervisor:
             for want, has, what in zip(asked, have, ("targets", "disks"), strict=True):
                 if want not in (None, has):
                     raise ConfigError(
-                        f"{self._root} was made with --targets {have[0]} --disks {have[1]}, not --{what} {want}: objects are "
-                        f"placed by these numbers. Start it without the flag, or give another --dir and copy the data over "
-                        f"(`dfc get -r`, then `dfc put -r`)."
+                        f"{self._root} was created with --targets {have[0]} --disks {have[1]}, not --{what} {want}; this cannot "
+                        f"be changed, because objects are placed by these numbers. Start without the flag, or choose another "
+                        f"--dir and copy the data over (`dfc get -r`, then `dfc put -r`)."
                     )
             return have
         there = sorted(directory.name for directory in self._root.glob("target-*"))
         if there and None in asked:
             raise OperatorError(
-                f"{self._root / SHAPE_FILE} is missing although there are {', '.join(there)}. Say once with how many targets "
-                f"and disks a target this was made: --targets N --disks M"
+                f"{self._root / SHAPE_FILE} is missing, but the data is there: {', '.join(there)}. Pass the number of targets "
+                f"and of disks per target once: --targets N --disks M"
             )
         targets, disks = asked[0] or 2, asked[1] or 1
         self._write(SHAPE_FILE, {"format": FORMAT, "targets": targets, "disks": disks})
@@ -161,7 +161,7 @@ class Supervisor:
 
     def _kept_shape(self) -> tuple[int, int] | None:
         path = str(self._root / SHAPE_FILE)
-        way_out = f"""Write what this was made with: echo '{{"format": {FORMAT}, "targets": 2, "disks": 1}}' > {path}"""
+        way_out = f"""Write it again, with the right numbers: echo '{{"format": {FORMAT}, "targets": 2, "disks": 1}}' > {path}"""
         data = read_small_file(path, way_out)
         if data is None:
             return None
@@ -218,7 +218,7 @@ class Supervisor:
         for task in pending:
             task.cancel()
         if not done:
-            self._fail(f"{child.name} did not become ready; see {self._log_path(child)}")
+            self._fail(f"{child.name} was not ready after {READY_TIMEOUT_S:g} s; see {self._log_path(child)}")
         return ready in done and not self._stopping.is_set()
 
     async def _wait_healthy(self, proxy: Child) -> None:
@@ -228,7 +228,7 @@ class Supervisor:
                 return
             await asyncio.sleep(0.05)
         if not self._stopping.is_set():
-            self._fail("the cluster did not become healthy; see the logs")
+            self._fail(f"the cluster was not healthy after {READY_TIMEOUT_S:g} s; see the logs in {self._root / 'logs'}")
 
     def _fail(self, message: str) -> None:
         self._fatal = self._fatal or message
@@ -253,7 +253,7 @@ class Supervisor:
                 child.port = 0  # the port of the last time may be taken by now
             elif time.monotonic() - begun > STEADY_S:
                 wait_s = RESTART_FIRST_S
-            self._say(f"{child.name} ended with status {status}; starting it again")
+            self._say(f"{child.name} exited with status {status}; restarting it")
             await asyncio.sleep(wait_s)
             wait_s = min(RESTART_MAX_S, wait_s * 2)
 
@@ -283,7 +283,7 @@ class Supervisor:
 
     def _last_words(self, child: Child) -> str:
         lines = self._log_path(child).read_text(errors="replace").splitlines()[-3:]
-        return " | ".join(lines) or "it said nothing"
+        return " | ".join(lines) or "it logged nothing"
 
     # --- the end
 
@@ -296,7 +296,7 @@ class Supervisor:
         await asyncio.wait(self._keepers, timeout=self._options.drain_timeout_s + STOP_KILL_S)
         for child in self._children:
             if child.process is not None and child.process.returncode is None:
-                self._say(f"{child.name} did not end by itself and is killed")
+                self._say(f"{child.name} did not stop in time; killing it")
                 _kill(child)
         for keeper in self._keepers:
             keeper.cancel()

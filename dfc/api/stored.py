@@ -115,7 +115,7 @@ def write_conditions(headers: Mapping[str, str]) -> WriteConditions:
         value = headers.get(header)
         found = entity_tags(value) if value is not None else frozenset[str]()
         if len(found) > 1:
-            raise BadRequest(f"{header} of a write names one entity tag")
+            raise BadRequest(f"{header} of a write must name a single entity tag")
         tags.append(next(iter(found), None))
     return WriteConditions(*tags)
 
@@ -153,7 +153,7 @@ async def shard_answer(exchange: Exchange, shard: StoredShard, kind: str, query:
         headers = (("Content-Type", OCTETS), ("ETag", f'"{shard.found.row.checksum}"'), *SAFETY_HEADERS)
         return StreamAnswer(200, shard.offsets(), headers, content_length=8 * (shard.index.sample_count + 1))
     if what not in ("members", "samples"):
-        raise BadRequest("list is 'members', 'samples' or 'offsets'")
+        raise BadRequest("list must be 'members', 'samples' or 'offsets'")
     lines = shard.lines("members" if what == "members" else "samples")
     return StreamAnswer(200, lines, [("Content-Type", NDJSON), *SAFETY_HEADERS])
 
@@ -162,7 +162,7 @@ def inside_query(query: Mapping[str, str]) -> str:
     """Which one of `_QUERIES`; BadRequest for none and for several."""
     given = [name for name in _QUERIES if name in query]
     if len(given) != 1 or ("ext" in query and given != ["sample"]):
-        raise BadRequest("one of member, sample and list is asked for at a time; ext goes with sample")
+        raise BadRequest("ask for one of member, sample and list at a time; ext is only for sample")
     return given[0]
 
 
@@ -218,7 +218,7 @@ class StoredHandlers:
         if method in ("GET", "HEAD"):
             return await self._objects.read(place, name, lambda found: self.stored(exchange, found, query if inside else {}))
         if inside:
-            raise BadRequest("what is inside a shard is read, not written; leave the query away to write the whole object")
+            raise BadRequest("what is inside a shard can only be read; leave out the query to write or delete the whole object")
         if method == "PUT":
             return await self._put(exchange, place, name)
         await self._objects.delete(place, name, write_conditions(exchange.headers))
@@ -235,5 +235,5 @@ class StoredHandlers:
         headers = exchange.headers
         expected = ExpectedChecksums.from_headers(headers.get(CHECKSUM_HEADER), headers.get("Content-MD5"))
         if "Content-Range" in headers:
-            raise BadRequest("a PUT replaces the whole object; Content-Range is not for it")
+            raise BadRequest("Content-Range is not supported: a PUT replaces the whole object")
         return upload_answer(await self._objects.put(place, name, exchange, expected, write_conditions(headers)))

@@ -27,7 +27,7 @@ class TokenAccess:
         if not safe:
             origin = exchange.headers.get("Origin")
             if origin is not None and not (authority and origin.partition("://")[2] == authority):
-                raise Forbidden("this method is not for pages of another origin")
+                raise Forbidden("pages of another origin may not use this method")
         wanted = not (safe or route.reads) or route.internal or self._always
         if self._token and wanted and route.pattern != HEALTH_PATH:
             given = exchange.headers.get("Authorization", "")

@@ -257,7 +257,7 @@ class StreamAnswer(BulkAnswer):
             if not chunk:
                 continue
             if transport.is_closing():
-                raise ConnectionResetError("the client went away")
+                raise ConnectionResetError("the client closed the connection")
             transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunked else chunk)
             self.sent_bytes += len(chunk)
             if transport.get_write_buffer_size() > WRITE_BUFFER_BYTES:
@@ -265,7 +265,7 @@ class StreamAnswer(BulkAnswer):
         if chunked:
             exchange.open_transport().write(b"0\r\n\r\n")
         elif 0 <= self.content_length != self.sent_bytes:
-            raise AnswerCut(f"{self.sent_bytes} bytes came instead of {self.content_length}")
+            raise AnswerCut(f"the body has {self.sent_bytes} bytes instead of {self.content_length}")
 
     async def _next(self) -> bytes | None:
         """The next piece; None at the end. A connection that breaks behind the iterator is not the client's."""

@@ -60,7 +60,7 @@ def page_limit(query: Mapping[str, str], default: int = LIST_PAGE_MAX) -> int:
     if text is None:
         return default
     if not _LIMIT.fullmatch(text) or not 1 <= int(text) <= LIST_PAGE_MAX:
-        raise BadRequest(f"limit is 1 to {LIST_PAGE_MAX}")
+        raise BadRequest(f"limit must be between 1 and {LIST_PAGE_MAX}")
     return int(text)
 
 
@@ -68,7 +68,7 @@ def flag(query: Mapping[str, str], name: str) -> bool:
     """A query flag: absent, 0 or 1."""
     value = query.get(name, "0")
     if value not in ("0", "1"):
-        raise BadRequest(f"{name} is 0 or 1")
+        raise BadRequest(f"{name} must be 0 or 1")
     return value == "1"
 
 

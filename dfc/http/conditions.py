@@ -58,7 +58,7 @@ def entity_tags(header: str) -> frozenset[str]:
     if not tags and re.fullmatch(r"[0-9A-Fa-f]+", header.strip()):
         return frozenset((header.strip(),))  # unquoted, as many scripts send it
     if not tags:
-        raise BadRequest("an entity tag is '*' or text in double quotes")
+        raise BadRequest("an entity tag must be '*' or text in double quotes")
     return tags
 
 
@@ -68,11 +68,11 @@ def is_not_modified(headers: Mapping[str, str], etag: str, modified_us: int) -> 
     if if_match is not None:
         tags = entity_tags(if_match)
         if "*" not in tags and etag not in tags:
-            raise PreconditionFailed("the object has another ETag than If-Match names")
+            raise PreconditionFailed("the object's ETag does not match If-Match")
     elif (unmodified := headers.get("If-Unmodified-Since")) is not None:
         since = _parse_date(unmodified)
         if since is not None and modified_us // 1_000_000 > since:
-            raise PreconditionFailed("the object was modified since then")
+            raise PreconditionFailed("the object was modified after the time in If-Unmodified-Since")
     none_match = headers.get("If-None-Match")
     if none_match is not None:
         tags = entity_tags(none_match)

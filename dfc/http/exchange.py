@@ -80,13 +80,13 @@ class Exchange(BaseRequest):
         """The transport; ConnectionResetError when the client has gone."""
         transport = self.transport
         if transport is None or transport.is_closing():
-            raise ConnectionResetError("the client went away")
+            raise ConnectionResetError("the client closed the connection")
         return transport
 
     def socket(self) -> socket_module.socket:
         found = self.open_transport().get_extra_info("socket")
         if found is None:
-            raise ConnectionResetError("the client went away")
+            raise ConnectionResetError("the client closed the connection")
         return cast(socket_module.socket, found)
 
     async def write_buffer_empty(self) -> None:
@@ -100,7 +100,7 @@ class Exchange(BaseRequest):
         try:
             while transport.get_write_buffer_size() > 0:
                 if transport.is_closing() or self._loop.time() > deadline:
-                    raise ConnectionResetError("the client takes no more bytes")
+                    raise ConnectionResetError("the client stopped reading")
                 await asyncio.sleep(0)  # the loop tries to write at the end of each turn
                 await self.drain(deadline - self._loop.time())
         finally:
@@ -178,13 +178,13 @@ class Exchange(BaseRequest):
         """The whole body; TooLarge over the limit, BodyTimeout below the minimum rate, LengthMismatch when cut off."""
         declared = self.declared_length
         if declared is not None and declared > limit_bytes:
-            raise TooLarge(f"the body is at most {limit_bytes} bytes here")
+            raise TooLarge(f"the body is too large: at most {limit_bytes} bytes are allowed here")
         self.send_continue()
         pieces: list[bytes] = []
         async for piece in self.chunks():
             pieces.append(piece)
             if self.received_bytes > limit_bytes:
-                raise TooLarge(f"the body is at most {limit_bytes} bytes here")
+                raise TooLarge(f"the body is too large: at most {limit_bytes} bytes are allowed here")
         return b"".join(pieces) if len(pieces) != 1 else pieces[0]
 
     async def chunks(self) -> Any:
@@ -215,7 +215,7 @@ class Exchange(BaseRequest):
         try:
             return msgspec.json.decode(body or b"{}", type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise BadRequest(f"bad JSON: {error}") from None
+            raise BadRequest(f"invalid JSON: {error}") from None
 
     async def receive(self, sink: BodySink, threads: ThreadPoolExecutor) -> None:
         """Feed the body to `sink` in one of `threads`.

@@ -70,5 +70,5 @@ class Faces:
 def _rest_of(faces: Sequence[Face]) -> tuple[Face, Route]:
     with_rest = [(face, face.rest) for face in faces if face.rest is not None]
     if len(with_rest) != 1:
-        raise ValueError("exactly one face has the paths that no other has")
+        raise ValueError("exactly one face must have a route for the rest of the paths")
     return with_rest[0]

@@ -112,7 +112,7 @@ class Relay:
                 connection = await self._pool.open(url, limit_s=limit_s)
                 return await self._forward_to(connection, exchange, body, rewrite, limit_s)
             except PeerGone as error:
-                raise Unavailable(f"the node at {url} went away before it answered") from error
+                raise Unavailable(f"lost the connection to the node at {url} before it answered") from error
 
         return await to.reach_async(attempt)
 
@@ -194,7 +194,7 @@ class Relay:
         except PeerGone:
             return
         except TimeoutError:
-            raise Unavailable(f"the node at {connection.url} takes no more of the body") from None
+            raise Unavailable(f"the node at {connection.url} stopped reading the body") from None
         finally:
             await _cancel(answered)
             await _cancel(following)
@@ -230,7 +230,7 @@ class Relay:
                     if response.status >= 200 or informational:
                         return response
         except TimeoutError:
-            raise Unavailable(f"the node at {connection.url} does not answer") from None
+            raise Unavailable(f"the node at {connection.url} did not answer in time") from None
 
     async def _answer(self, exchange: Exchange, connection: PeerConnection, response: PeerResponse, rewrite: Rewrite) -> Answer:
         if rewrite.error is not None and response.status >= 400:
@@ -319,7 +319,8 @@ def _noted(to: str | Addresses, connection: PeerConnection) -> Iterator[None]:
     except (PeerGone, Unavailable) as error:
         if isinstance(to, Addresses):
             to.failed(connection.url, monotonic() - begun_s)
-        text = error.message if isinstance(error, Unavailable) else f"the node at {connection.url} went away before it answered"
+        gone = f"lost the connection to the node at {connection.url} before it answered"
+        text = error.message if isinstance(error, Unavailable) else gone
         lost = Unavailable(text)
         lost.headers[LOST_HEADER] = "1"
         raise lost from error

@@ -62,7 +62,7 @@ class Router:
         # Objects of the web namespace, most of all requests, are told from these by their first segment alone.
         self._segments = {route.pattern.split("/")[1] for route in routes if "{" in route.pattern}
         if any("{" in segment for segment in self._segments):
-            raise ValueError("the first segment of a route is no parameter")
+            raise ValueError("the first segment of a route must not be a parameter")
         self._others = tuple((route.expression.fullmatch, route) for route in routes if "{" in route.pattern)
 
     def find(self, path: str) -> tuple[Route, tuple[str, ...]] | None:

@@ -51,7 +51,7 @@ def parse_flags(role: Role, arguments: Sequence[str]) -> argparse.Namespace:
     """`--config FILE` and a flag for each setting of the role."""
     parser = argparse.ArgumentParser(prog=f"dfc {role}", description=f"Run one {role} node.", allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", default=os.environ.get("DFC_CONFIG"), help="TOML file with settings")
-    parser.add_argument("--supervised", action="store_true", help="end when standard input closes")
+    parser.add_argument("--supervised", action="store_true", help="stop when standard input closes")
     for setting in SETTINGS.values():
         if role in setting.roles:
             about = f"{setting.about} (default: {json.dumps(setting.default)})"
@@ -81,7 +81,7 @@ def run_node(role: Role, make: Callable[[Settings], Node], arguments: Sequence[s
         print(f"dfc {role}: {error.message}", file=sys.stderr)
         return EXIT_OPERATOR_ERROR
     except OSError as error:
-        taken = "; another program has that port: --port takes another one" if error.errno == errno.EADDRINUSE else ""
+        taken = "; another program is using this port, choose another one with --port" if error.errno == errno.EADDRINUSE else ""
         print(f"dfc {role}: {error}{taken}", file=sys.stderr)
         return EXIT_OPERATOR_ERROR
 
@@ -96,7 +96,7 @@ async def _run(role: Role, make: Callable[[Settings], Node], settings: Settings,
     else:
         loop.add_signal_handler(signal.SIGINT, stopping.set)
     if not settings.is_loopback() and not settings.token:
-        _log.warning("listening on %s WITHOUT A TOKEN: anybody who reaches it can read, write and delete", settings.host)
+        _log.warning("listening on %s WITHOUT A TOKEN: anyone who can reach it can read, write and delete", settings.host)
     node = make(settings)
     try:
         starting = asyncio.create_task(node.start())
@@ -114,7 +114,7 @@ async def _run(role: Role, make: Callable[[Settings], Node], settings: Settings,
         gc.freeze()
         print(json.dumps(said), flush=True)
         await stopped
-        _log.info("stopping: running requests get %s s to finish", settings.drain_timeout_s)
+        _log.info("stopping: running requests have %s s to finish", settings.drain_timeout_s)
     finally:
         watchdog.end_within(settings.drain_timeout_s + STOP_EXTRA_S)
         await node.stop()

@@ -57,7 +57,7 @@ def _plain_answer(status: str, code: str, message: str, extra: str = "") -> byte
 
 
 _REFUSAL: Final = _plain_answer("503 Service Unavailable", "unavailable", "too many connections", "Retry-After: 1\r\n")
-_LARGE_HEAD: Final = _plain_answer("400 Bad Request", "bad_request", f"a request head has at most {HEAD_BYTES_MAX} bytes")
+_LARGE_HEAD: Final = _plain_answer("400 Bad Request", "bad_request", f"the request head is over {HEAD_BYTES_MAX} bytes long")
 _SLOW_HEAD: Final = _plain_answer("408 Request Timeout", "header_timeout", "the request head did not arrive in time")
 
 
@@ -254,10 +254,10 @@ def _take_absolute(exchange: Exchange) -> str:
         parts = urlsplit(exchange.raw_target)
     except ValueError:
         exchange.close_after()
-        raise BadRequest("the target of the request is no URL") from None
+        raise BadRequest("the request target is not a valid URL") from None
     if parts.scheme != "http" or exchange.method == "CONNECT":
         exchange.close_after()
-        raise BadRequest("this is no proxy for other hosts")
+        raise BadRequest("this node does not forward requests to other hosts")
     exchange.target_path = parts.path or "/"
     exchange.raw_target = f"{exchange.target_path}?{exchange.raw_query}" if exchange.raw_query else exchange.target_path
     return parts.netloc.rpartition("@")[2]
@@ -342,7 +342,7 @@ class NodeServer(web.Server):
         if self._sweep_handle is not None:
             self._sweep_handle.cancel()
         await self._drain()
-        await end_threads(self.bulk.threads, "the threads of transfers")
+        await end_threads(self.bulk.threads, "the transfer threads")
         self.bulk.helpers.close()
         if self._access is not None:
             self._access.close()
@@ -356,12 +356,12 @@ class NodeServer(web.Server):
         _, late = await asyncio.wait(running, timeout=self.settings.drain_timeout_s)
         if not late:
             return
-        _log.warning("%d requests did not end within %g s and are cut off", len(late), self.settings.drain_timeout_s)
+        _log.warning("%d requests did not finish within %g s and were cut off", len(late), self.settings.drain_timeout_s)
         for task in late:
             running[task].cut_off()
         _, hung = await asyncio.wait(late, timeout=STOP_CANCEL_S)
         if hung:
-            _log.warning("%d of them did not end within %g s more: left behind", len(hung), STOP_CANCEL_S)
+            _log.warning("gave up waiting for %d of them after %g s more", len(hung), STOP_CANCEL_S)
         for task in late:
             running[task].force_close()
 
@@ -385,7 +385,7 @@ class NodeServer(web.Server):
         except DfcError:
             return None
         except Exception:
-            _log.exception("%s %s failed at once", exchange.method, exchange.target_path)
+            _log.exception("%s %s failed when answered at once; trying the usual way", exchange.method, exchange.target_path)
             return None
 
     async def _answer(self, exchange: Exchange) -> Answer:
@@ -400,7 +400,7 @@ class NodeServer(web.Server):
             raise
         except Exception:
             _log.exception("%s %s failed (request %s)", exchange.method, exchange.target_path, exchange.request_id)
-            return self._error(exchange, DfcError("an internal error; the log has it under this request id"))
+            return self._error(exchange, DfcError("internal error; see the node's log under this request id"))
 
     def _error(self, exchange: Exchange, error: DfcError) -> Answer:
         """In the form of the face that the path is of, however early it came."""
@@ -420,7 +420,7 @@ class NodeServer(web.Server):
         if authority is not None and (face.checks_host or not self._token_always) and exchange.target_path != HEALTH_PATH:
             self._check_host(exchange, authority)
         if route is None:
-            raise NotFound("there is no such path; docs/http.md lists all")
+            raise NotFound("no such path; docs/http.md lists all paths")
         exchange.route = route.pattern
         handler = route.handler(exchange.method)
         face.authenticate(exchange, route, authority)
@@ -434,10 +434,10 @@ class NodeServer(web.Server):
         headers = exchange.headers
         if "Transfer-Encoding" in headers and headers["Transfer-Encoding"].strip().lower() != "chunked":
             exchange.close_after()
-            raise BadRequest("the only Transfer-Encoding here is chunked")
+            raise BadRequest("unsupported Transfer-Encoding: only chunked is accepted")
         if (exchange.declared_length or 0) > LENGTH_MAX:
             exchange.close_after()
-            raise BadRequest(f"a Content-Length is at most {LENGTH_MAX}")
+            raise BadRequest(f"Content-Length must be at most {LENGTH_MAX}")
 
     def _check_host(self, exchange: Exchange, authority: str) -> None:
         """Names of strangers are refused where a browser could do harm with them: it adds no token to what a page asks for."""

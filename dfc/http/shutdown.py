@@ -64,7 +64,7 @@ async def in_time(call: Callable[[], object], what: str, timeout_s: float = STOP
         async with asyncio.timeout(timeout_s):
             await ended
     except TimeoutError:
-        _log.warning("%s did not end within %g s: left behind", what, timeout_s)
+        _log.warning("gave up waiting for %s after %g s", what, timeout_s)
         return False
     return True
 
@@ -105,7 +105,7 @@ class Watchdog:
 def _say_last_words() -> None:
     ours = (threading.current_thread(), threading.main_thread())
     names = sorted({t.name for t in threading.enumerate() if t not in ours and not t.daemon})
-    _log.warning("this node has not ended in time; it ends now, under the threads %s", ", ".join(names) or "(none)")
+    _log.warning("this node did not stop in time and exits now; threads still running: %s", ", ".join(names) or "(none)")
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -79,7 +79,7 @@ class Pace:
         now = time.monotonic()
         if now >= self._window_end:
             if moved - self._window_start_bytes < self._needed:
-                raise BodyTimeout("the body arrives slower than the minimum rate")
+                raise BodyTimeout("the body arrived slower than the minimum rate")
             self.restart(moved)
         return self._window_end - now
 

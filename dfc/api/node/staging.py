@@ -32,7 +32,7 @@ class StagingHandlers:
         query = exchange.query_parameters(STAGED_QUERY) if exchange.raw_query else {}
         output, size = _output(parameters, query), query.get("size")
         if size is not None and not _SIZE.fullmatch(size):
-            raise BadRequest("size is a number of bytes")
+            raise BadRequest("size must be a number of bytes")
         expected = ExpectedChecksums.from_headers(exchange.headers.get(CHECKSUM_HEADER), None)
         return upload_answer(
             await self._staging.put(output, exchange, expected, query.get("deposit"), None if size is None else int(size))
@@ -77,7 +77,7 @@ def path_of(query: Mapping[str, str]) -> ObjectPath:
     """The object that a query names. BadRequest, BadName."""
     for parameter in ("bucket", "object"):
         if parameter not in query:
-            raise BadRequest(f"{parameter} is missing")
+            raise BadRequest(f"the query parameter {parameter!r} is missing")
     return ObjectPath(check_bucket_name(query["bucket"]), check_object_name(query["object"]))
 
 

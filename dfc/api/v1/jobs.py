@@ -38,7 +38,7 @@ class JobHandlers:
         states = [state for state in query.get("state", "").split(",") if state]
         unknown = next((state for state in states if state not in _STATES), None)
         if unknown is not None:
-            raise BadRequest(f"there is no state {unknown[:40]!r}; there are {', '.join(get_args(JobState))}")
+            raise BadRequest(f"unknown state {unknown[:40]!r}; the states are {', '.join(get_args(JobState))}")
         limit = page_limit(query, PAGE_DEFAULT)
         return json_answer(await self._jobs.page(states, query.get("token") or None, limit))  # type: ignore[arg-type]
 

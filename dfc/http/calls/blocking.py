@@ -138,9 +138,9 @@ class Response:
         if self._left is not None:
             self._left -= count
             if count < wanted:
-                raise Broken(f"{self._what}: the connection ended {self._left} bytes early")
+                raise Broken(f"{self._what}: the connection was closed {self._left} bytes early")
         elif count == 0 and not self._chunked:
-            raise Broken(f"{self._what}: an answer without a length cannot be known to be whole")
+            raise Broken(f"{self._what}: the answer has no length, so it may be incomplete")
 
     def read_all(self, limit: int) -> bytes:
         """The rest of the body, closing the answer; Broken when it has more than `limit` bytes."""
@@ -150,7 +150,7 @@ class Response:
             while (count := self.readinto(buffer)) > 0:
                 data += buffer[:count]
                 if len(data) > limit:
-                    raise Broken(f"{self._what}: the answer has more than {limit} bytes")
+                    raise Broken(f"{self._what}: the answer is longer than {limit} bytes")
         finally:
             self.close()
         return data
@@ -471,7 +471,7 @@ class Upload:
 def _origin(url: str) -> Origin:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise BadRequest(f"not an http URL: {url}")
+        raise BadRequest(f"not an http:// or https:// URL: {url}")
     return parts.scheme, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
 
 
@@ -480,5 +480,5 @@ def _cause(problem: OSError) -> str:
     if isinstance(problem, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {problem.verify_message}"
     if isinstance(problem, ssl.SSLError):
-        return f"TLS handshake failed: is it http://? ({problem.reason or problem})"
+        return f"TLS handshake failed ({problem.reason or problem}); should the URL begin with http://?"
     return problem.strerror or str(problem)

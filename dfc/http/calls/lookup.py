@@ -48,7 +48,7 @@ def _look_up(host: str, port: int, limit_s: float) -> list[object]:
     thread.start()
     thread.join(limit_s)
     if thread.is_alive():
-        raise TimeoutError(f"{host} was not found in {limit_s:g} s")
+        raise TimeoutError(f"looking up {host} took longer than {limit_s:g} s")
     if problem is not None:
         raise problem
     return found

@@ -59,7 +59,7 @@ class PeerConnection:
             async with asyncio.timeout(STREAM_STALL_S):
                 await asyncio.get_running_loop().sock_sendall(self.socket, data)
         except OSError as error:  # a TimeoutError is one
-            raise PeerGone(f"{self.url} went away") from error
+            raise PeerGone(f"lost the connection to {self.url}") from error
 
     async def receive(self, count: int) -> bytes:
         """At most so many bytes; none at the end. PeerGone also when nothing comes for too long."""
@@ -67,7 +67,7 @@ class PeerConnection:
             async with asyncio.timeout(STREAM_STALL_S):
                 return await asyncio.get_running_loop().sock_recv(self.socket, count)
         except OSError as error:
-            raise PeerGone(f"{self.url} went away") from error
+            raise PeerGone(f"lost the connection to {self.url}") from error
 
     def start_request(self, method: str, target: str, headers: list[tuple[bytes, bytes]]) -> bytes:
         """The bytes of a request head. Header values come from a parsed request, so they hold no line ends."""
@@ -80,7 +80,7 @@ class PeerConnection:
             try:
                 event = self.parser.next_event()
             except h11.RemoteProtocolError as error:
-                raise PeerGone(f"{self.url} did not answer in HTTP: {error}") from error
+                raise PeerGone(f"{self.url} did not answer with valid HTTP: {error}") from error
             if isinstance(event, h11.InformationalResponse):
                 return PeerResponse(event.status_code, [], b"")
             if isinstance(event, h11.Response):
@@ -137,7 +137,7 @@ class PeerPool:
                 found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
                 return PeerConnection(url, await _connect(found))
         except (OSError, TimeoutError) as error:
-            raise Unavailable(f"the node at {url} does not accept connections") from error
+            raise Unavailable(f"cannot connect to the node at {url}") from error
 
     def give_back(self, connection: PeerConnection) -> None:
         """Keep a connection whose answer was read to its end."""
@@ -231,7 +231,7 @@ class ControlClient:
         try:
             return decode(content or b"{}", type=kind)
         except msgspec.DecodeError as error:
-            raise Unavailable(f"{url} answered with something else than expected: {error}") from error
+            raise Unavailable(f"unexpected answer from {url}: {error}") from error
 
     async def fetch(
         self,
@@ -251,7 +251,7 @@ class ControlClient:
             ) as response:
                 return response.status, response.headers.get("Content-Type", ""), await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unavailable(f"{url} cannot be reached: {type(error).__name__}") from error
+            raise Unavailable(f"cannot reach {url}: {type(error).__name__}") from error
 
     def _usual_timeout(self, limit_s: float | None = None) -> aiohttp.ClientTimeout:
         return aiohttp.ClientTimeout(total=self._timeout_s * 3, connect=min(self._timeout_s, limit_s or self._timeout_s))
@@ -275,7 +275,7 @@ class ControlClient:
                 raise RemoteError(response.status, await response.read(), url)
             return response
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unavailable(f"{url} cannot be reached: {type(error).__name__}") from error
+            raise Unavailable(f"cannot reach {url}: {type(error).__name__}") from error
 
     async def upload(self, url: str, pieces: AsyncIterator[bytes]) -> None:
         """A PUT whose body is made piece by piece, for as long as it takes while it moves. Errors as in `call`."""
@@ -295,7 +295,7 @@ class ControlClient:
                     if response.status >= 300:
                         raise RemoteError(response.status, content, url)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unavailable(f"{url} cannot be reached: {type(error).__name__}") from error
+            raise Unavailable(f"cannot reach {url}: {type(error).__name__}") from error
 
     async def close(self) -> None:
         if self._session is not None:

@@ -93,7 +93,7 @@ class RemoteError(DfcError):
 
     def __init__(self, status: int, body: bytes, url: str) -> None:
         said = decode_error_body(body)
-        super().__init__(said.message or f"{url} answered {status}")
+        super().__init__(said.message or f"{url} answered with status {status}")
         self.status = status  # type: ignore[misc]
         self.code = said.code or "bad_gateway"  # type: ignore[misc]
 

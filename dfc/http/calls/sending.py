@@ -97,7 +97,7 @@ def _send_encrypted(sock: socket.socket, parts: Sequence[Part], chunked: bool) -
         for at in range(offset, offset + count, _READ_BYTES):
             piece = os.pread(file, min(_READ_BYTES, offset + count - at), at)
             if len(piece) < min(_READ_BYTES, offset + count - at):
-                raise ValueError(f"the file that is sent ends at byte {at + len(piece)}")
+                raise ValueError(f"the file being sent ends at byte {at + len(piece)}")
             if not send_piece(sock, piece, chunked):
                 return False
     return True
@@ -153,7 +153,7 @@ class _Sender:
                     return False
                 continue
             if moved == 0:
-                raise ValueError(f"the file that is sent ends at byte {offset}")
+                raise ValueError(f"the file being sent ends at byte {offset}")
             offset += moved
         return True
 
