@@ -67,4 +67,4 @@ def _counted(bucket: BucketEntry, counts: dict[str, tuple[int, int]]) -> Counted
 
 def _check_copies(copies: int | None) -> None:
     if copies not in (None, 1):
-        raise BadRequest("copies other than 1 are not built yet")
+        raise BadRequest("only copies=1 is supported so far")

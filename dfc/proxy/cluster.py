@@ -78,7 +78,7 @@ class Cluster:
     def check_ready(self) -> None:
         """Before the first targets have joined, objects would be placed on too few: Unavailable."""
         if not self.is_ready():
-            raise Unavailable(f"{len(self.map.targets())} of {self._expected_targets} targets have joined")
+            raise Unavailable(f"the cluster is not ready: {len(self.map.targets())} of {self._expected_targets} targets have joined")
 
     async def close(self) -> None:
         await self._registry.close()
@@ -122,7 +122,7 @@ class Cluster:
         kept, newest = self._newest()  # once: of two readings the second may be of a later map
         node = newest.node(said.node_id)
         if node is None:  # removed since
-            raise Unavailable(f"the node {said.node_id} was taken out of the cluster while it registered")
+            raise Unavailable(f"node {said.node_id} was removed from the cluster while it registered")
         shown = newest.with_use(self._heartbeats.refresh(node))
         self._seen = kept, shown
         return Registered(node_number=node.number, map=shown if said.map_version != shown.version else None)
@@ -134,7 +134,7 @@ class Cluster:
         while True:
             await asyncio.sleep(WATCH_S)
             for node_id in await self.mark_silent_nodes(leadership, down_after_s, since_s):
-                _log.warning("target %s sends no heartbeat: marked down, its objects answer 503", node_id)
+                _log.warning("no heartbeat from target %s: marked down; its objects are answered 503", node_id)
 
     async def mark_silent_nodes(self, leadership: Lease | None, down_after_s: float, since_s: float) -> list[str]:
         """Mark nodes down that have said nothing for so long; their ids."""
@@ -186,7 +186,7 @@ class Cluster:
     def bucket(self, name: str) -> BucketEntry:
         found = self.map.bucket(name)
         if found is None:
-            raise BucketNotFound(f"there is no bucket {name!r}")
+            raise BucketNotFound(f"bucket {name!r} does not exist")
         return found
 
     async def bucket_for_write(self, name: str) -> BucketEntry:
@@ -195,10 +195,10 @@ class Cluster:
         found = self.map.bucket(name)
         if found is None:
             if not self._auto_create:
-                raise BucketNotFound(f"there is no bucket {name!r}, and auto_create is off")
+                raise BucketNotFound(f"bucket {name!r} does not exist, and auto_create is off")
             found = _bucket_of(await self.change(ensure_bucket(_new_bucket(name))), name)
         if found.state == "deleting":
-            raise BucketDeleting(f"the bucket {name!r} is being deleted")
+            raise BucketDeleting(f"bucket {name!r} is being deleted")
         return found
 
     def owner(self, bucket: BucketEntry, name: str) -> Owner:
@@ -207,14 +207,14 @@ class Cluster:
         if owner is None:
             raise Unavailable("no storage target has joined yet")
         if owner.node.state != "up":
-            raise Unavailable(f"the target {owner.node.id} that holds this object is down", retry_after_s=RETRY_DOWN_S)
+            raise Unavailable(f"target {owner.node.id}, which holds this object, is down", retry_after_s=RETRY_DOWN_S)
         return owner
 
     def check_free(self, size: int, what: str) -> None:
         """NoSpace when the disks of all targets together have less free than `size` bytes, by their last heartbeats."""
         free = sum(disk.capacity - disk.used for node in self.map.targets() for disk in node.disks)
         if size > free:
-            raise NoSpace(f"{what} take {size} bytes, and all disks together have {free} free")
+            raise NoSpace(f"out of space: {what} need {size} bytes, all disks together have {free} free")
 
     # --- all targets
 
@@ -223,7 +223,7 @@ class Cluster:
         cover = self.map.cover()
         if cover.missing:
             down = cover.missing[0].id
-            raise Unavailable(f"target {down} is down; an answer without it would be short", retry_after_s=RETRY_DOWN_S)
+            raise Unavailable(f"target {down} is down; an answer without it would be incomplete", retry_after_s=RETRY_DOWN_S)
         if not cover.ask:
             raise Unavailable("no storage target has joined yet")
         return list(cover.ask)
@@ -258,7 +258,7 @@ def _bucket_of(state: RegistryState, name: str) -> BucketEntry:
     """A bucket that is there after the change that it was asked for with."""
     found = state.map.bucket(name)
     if found is None:
-        raise BucketNotFound(f"there is no bucket {name!r}")
+        raise BucketNotFound(f"bucket {name!r} does not exist")
     return found
 
 

@@ -63,7 +63,7 @@ class Coordinator:
                         return self._leadership
                     await asyncio.sleep(LOOK_S)  # its lease is over, which is about to be noticed
         except TimeoutError:
-            raise Unavailable("this proxy is not the coordinator of its cluster now", retry_after_s=1) from None
+            raise Unavailable("this proxy is not the coordinator of its cluster at the moment", retry_after_s=1) from None
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
@@ -82,10 +82,10 @@ class Coordinator:
                     await self._lead(leadership)
                 _log.warning("this proxy is no longer the coordinator: its lease was not renewed in time")
             except DfcError as error:
-                _log.warning("no election: %s", error.message)
+                _log.warning("cannot elect a coordinator: %s", error.message)
                 await asyncio.sleep(self._retry_s)
             except Exception:
-                _log.exception("the election of a coordinator failed; it is tried again")
+                _log.exception("electing a coordinator failed; trying again")
                 await asyncio.sleep(self._retry_s)
 
     async def _lead(self, leadership: Lease) -> None:
@@ -115,7 +115,7 @@ class Coordinator:
         _, late = await asyncio.wait(tasks, timeout=STOP_CLOSE_S)
         if late:
             names = ", ".join(sorted(task.get_name() for task in late))
-            _log.error("duties of the coordinator have not ended within %g s: %s", STOP_CLOSE_S, names)
+            _log.error("duties of the coordinator did not stop within %g s: %s", STOP_CLOSE_S, names)
 
     async def _keep(self, name: str, duty: Duty, leadership: Lease) -> None:
         """Do one duty, again when it has failed."""
@@ -129,7 +129,7 @@ class Coordinator:
                 if not leadership.is_held:
                     return  # that is why it failed
                 if task.cancelling():
-                    _log.exception("the duty %r of the coordinator failed while it ended", name)
+                    _log.exception("the coordinator's duty %r failed while stopping", name)
                     return
-                _log.exception("the duty %r of the coordinator failed; it is begun anew", name)
+                _log.exception("the coordinator's duty %r failed; restarting it", name)
             await asyncio.sleep(self._retry_s)

@@ -42,14 +42,14 @@ class Deletions:
         leadership = await self._lead()
         bucket = self._cluster.bucket(name)
         if bucket.state == "deleting" or name in self._busy:
-            raise BucketDeleting(f"the bucket {name!r} is being deleted")
+            raise BucketDeleting(f"bucket {name!r} is being deleted")
         self._busy.add(name)
         try:
             await self._decide(bucket, force, leadership)
             try:
                 await self._remove(bucket)
             except (Unavailable, RemoteError) as error:
-                raise Unavailable(f"{error.message}; the deletion of the bucket {name!r} goes on by itself") from error
+                raise Unavailable(f"{error.message}; the deletion of bucket {name!r} continues by itself") from error
         finally:
             self._busy.discard(name)
 
@@ -82,7 +82,7 @@ class Deletions:
         objects = (await self._cluster.counts()).get(bucket.id, (0, 0))[0] if targets else 0
         # What no listing shows, lineages of jobs, keeps no bucket alive.
         if objects and (await one_page(self._cluster, Query(bucket.id), 1)).rows:
-            raise BucketNotEmpty(f"the bucket {bucket.name!r} holds {objects} objects; '?force=1' deletes them too")
+            raise BucketNotEmpty(f"bucket {bucket.name!r} is not empty: it holds {objects} objects; '?force=1' deletes them too")
 
     async def _remove(self, bucket: BucketEntry, fence: Lease | None = None) -> None:
         """Remove a bucket that is `deleting` from every target, then from the registry. Done again, it does what is left."""
@@ -111,13 +111,13 @@ class Deletions:
                 self._busy.add(bucket.name)
                 try:
                     await self._remove(bucket, leadership)
-                    _log.info("the deletion of the bucket %r, which had been broken off, is done", bucket.name)
+                    _log.info("finished the interrupted deletion of bucket %r", bucket.name)
                 except DfcError as error:
                     if bucket.id not in told:
                         told.add(bucket.id)
-                        _log.warning("the deletion of the bucket %r goes on later: %s", bucket.name, error.message)
+                        _log.warning("cannot finish the deletion of bucket %r yet: %s", bucket.name, error.message)
                 except Exception:
-                    _log.exception("the deletion of the bucket %r failed; it is tried again", bucket.name)
+                    _log.exception("deleting bucket %r failed; trying again", bucket.name)
                 finally:
                     self._busy.discard(bucket.name)
             await asyncio.sleep(RETRY_S)
@@ -132,6 +132,6 @@ class Deletions:
             try:
                 await self._cluster.change_bucket(name, fence=leadership, state="active")
             except DfcError as error:
-                _log.warning("the bucket %r cannot be written to yet: %s", name, error.message)
+                _log.warning("cannot reopen bucket %r for writes yet: %s", name, error.message)
             finally:
                 self._busy.discard(name)

@@ -45,7 +45,7 @@ class SampleKeys:
         self._cluster.bucket(bucket)
         check(shards)
         if fields not in ("", "key"):
-            raise BadRequest("fields is 'key' or absent")
+            raise BadRequest("fields must be 'key' or left out")
         arguments = urlencode({"bucket": bucket, "shards": shards, "fields": fields})
         streams: list[aiohttp.ClientResponse] = []
         try:
@@ -76,9 +76,9 @@ async def _interleave(streams: Sequence[aiohttp.ClientResponse]) -> AsyncIterato
                 if newline:
                     await queue.put(lines + newline)
                 begun = rest
-            await queue.put(Unavailable("a target ended in mid-line") if begun else None)
+            await queue.put(Unavailable("a target broke off its answer in the middle of a line") if begun else None)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            await queue.put(Unavailable(f"a target broke off: {error}"))
+            await queue.put(Unavailable(f"a target broke off its answer: {error}"))
 
     tasks = [asyncio.create_task(pump(stream)) for stream in streams]
     try:

@@ -34,7 +34,7 @@ class Query:
 
     def __post_init__(self) -> None:
         if len(self.delimiter) > 1:
-            raise BadRequest("delimiter is one character")
+            raise BadRequest("delimiter must be a single character")
 
 
 class Listings:

@@ -29,7 +29,7 @@ class Slots:
             async with asyncio.timeout(self._wait_s):
                 return await self._free.acquire()
         except TimeoutError:
-            raise Unavailable(f"{DECOMPRESSIONS_MAX} {kind} shards are being decompressed already") from None
+            raise Unavailable(f"too busy: {DECOMPRESSIONS_MAX} xz or zstd shards are being decompressed already") from None
 
     def give(self) -> None:
         self._free.release()

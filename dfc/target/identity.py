@@ -42,7 +42,7 @@ def settle_identity(directory: str, disks: tuple[str, ...], known: ClusterMap, f
     if node_id is None:
         node_id = new_node_id("target")
     elif found.own is None:
-        _log.warning("%s was lost: the disks say that this is %s; it is written again", found.file, node_id)
+        _log.warning("%s was lost: restored as %s, which is what the disks say", found.file, node_id)
     if found.own is None:
         write_node_id(directory, node_id, filesystem)
     else:
@@ -61,7 +61,9 @@ def _look(directory: str, disks: tuple[str, ...], known: ClusterMap) -> Evidence
     for path in disks:
         identity = read_identity(path)
         if identity is not None and identity.cluster_id != known.cluster_id:
-            raise DiskRefused(f"{path} belongs to cluster {identity.cluster_id}, the registry is of cluster {known.cluster_id}")
+            raise DiskRefused(
+                f"{path} belongs to cluster {identity.cluster_id}, but the registry is of cluster {known.cluster_id}"
+            )
         if identity is not None:
             identities[path] = identity
     own, damage = None, ""
@@ -78,8 +80,8 @@ def choose_id(found: Evidence) -> str | None:
         for path, identity in found.disks.items():
             if identity.node_id not in (None, "", found.own):
                 raise DiskRefused(
-                    f"{path} belongs to the node {identity.node_id}, and this is {found.own}. Was the disk moved here on "
-                    f"purpose? Then let go of it: dfc disk release {path}. Is this {identity.node_id}? Then write that into "
+                    f"{path} belongs to node {identity.node_id}, but this is {found.own}. If the disk was moved here on "
+                    f"purpose, release it: dfc disk release {path}. If this is {identity.node_id}, write that into "
                     f"{found.file}"
                 )
         return found.own
@@ -89,21 +91,21 @@ def choose_id(found: Evidence) -> str | None:
     if len(ids) > 1:
         said = ", ".join(f"{path}: {node_id}" for path, node_id in named.items() if node_id)
         raise OperatorError(
-            f"{what}, and the disks belong to different nodes ({said}). Write the id of this one: echo ID > {found.file}; and "
-            f"let go of the disks that were moved here on purpose: dfc disk release DIR"
+            f"{what}, and the disks belong to different nodes ({said}). Write the id of this node: echo ID > {found.file}; and "
+            f"release the disks that were moved here on purpose: dfc disk release DIR"
         )
     if not ids:
         if found.damage:
-            raise OperatorError(f"{what}. No disk here is known as any node's: remove the file, and this target is a new node")
+            raise OperatorError(f"{what}. No disk here belongs to a known node: remove the file to start as a new node")
         return None
     (node_id,) = ids
     node = found.map.node(node_id)
     elsewhere = {disk.id for disk in node.disks} - {disk.disk_id for disk in found.disks.values()} if node else set()
     if elsewhere:
         raise OperatorError(
-            f"{what}. The disks here belong to {node_id}, which has others too ({', '.join(sorted(elsewhere))}). Is this that "
-            f"node, and no other target runs as it? Then: echo {node_id} > {found.file}. Were the disks moved here on purpose? "
-            f"Then let go of each: dfc disk release DIR"
+            f"{what}. The disks here belong to {node_id}, which also has others ({', '.join(sorted(elsewhere))}). If this is "
+            f"that node and no other target runs as it: echo {node_id} > {found.file}. If the disks were moved here on purpose, "
+            f"release each of them: dfc disk release DIR"
         )
     return node_id
 

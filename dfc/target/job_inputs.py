@@ -67,7 +67,7 @@ class JobInputs:
         for block in encode_blocks(islice(shards, JOB_INPUT_SHARDS_MAX)):
             content += block
         if next(shards, None) is not None:
-            raise TooLarge(f"a job reads at most {JOB_INPUT_SHARDS_MAX} shards")
+            raise TooLarge(f"a job may read at most {JOB_INPUT_SHARDS_MAX} shards")
         return bytes(content)
 
     def _shard(self, bucket: str, disk: Disk, row: ObjectRow) -> InputShard:
@@ -117,7 +117,7 @@ class JobInputs:
             row = await self._local.threads(disk).read(disk.lookup, bucket.id, path.name)
             where = disk.blob_path(row)
         if version not in (None, row.version):
-            raise PreconditionFailed(f"{path.name!r} has the version {row.version} by now")
+            raise PreconditionFailed(f"{path.name!r} was replaced: its version is now {row.version}")
         return _Found(disk, row, where)
 
 
@@ -128,7 +128,7 @@ def _open_index(found: _Found) -> int:
         try:
             found.disk.rebuild_index(found.row)
         except RowChanged as change:
-            raise PreconditionFailed(f"{found.row.name!r} has the version {change.row.version} by now") from None
+            raise PreconditionFailed(f"{found.row.name!r} was replaced: its version is now {change.row.version}") from None
     return found.disk.open_index_file(found.row)
 
 

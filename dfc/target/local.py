@@ -22,7 +22,7 @@ from dfc.target.threads import DiskThreads
 T = TypeVar("T")
 _log: Final = logging.getLogger("dfc.target")
 EACH_DISK_S: Final = 20.0  # less than nodes wait for each other's answers
-NOT_HERE: Final = "this target does not hold the object by its map; the map may be changing"
+NOT_HERE: Final = "by its map, this target does not hold the object; the map may be changing"
 MAP_REFRESH_S: Final = 0.5  # a bucket that nobody knows is asked for at most this often
 
 
@@ -73,7 +73,7 @@ class Local:
     def _close(self, disk: Disk) -> None:
         threads = self._disk_threads[disk.id]
         if not (threads.close(self._threads, self.batches) and ends_in_time(disk.close, STOP_CLOSE_S)):
-            _log.error("disk %s does not answer, and is left as it is", disk.id)
+            _log.error("disk %s does not answer and was not closed", disk.id)
 
     # --- threads
 
@@ -140,7 +140,7 @@ class Local:
                 async with asyncio.timeout(answer_s if limit_s is not None else None):
                     return await self.control.call(method, base + path, kind, body=body, limit_s=limit_s)
             except TimeoutError:
-                raise Unavailable(f"{base} has not answered after {answer_s:g} s") from None
+                raise Unavailable(f"{base} did not answer within {answer_s:g} s") from None
 
         return await self.proxies.reach_async(attempt)
 
@@ -171,21 +171,21 @@ class Local:
             await self.refresh_map()
             found = self.map.bucket(name)
         if found is None:
-            raise BucketNotFound(f"there is no bucket {name!r}")
+            raise BucketNotFound(f"bucket {name!r} does not exist")
         if create and found.state == "deleting":
-            raise BucketDeleting(f"the bucket {name!r} is being deleted")
+            raise BucketDeleting(f"bucket {name!r} is being deleted")
         return found
 
     def owned_disk(self, bucket: BucketEntry, name: str) -> Disk | None:
         """The disk of this target that holds an object; None when another target does. Unavailable for a missing disk."""
         owner = self.map.owner(bucket, name)
         if owner is None:
-            raise Unavailable("this target has no map yet")
+            raise Unavailable("this target has no cluster map yet")
         if owner.node.id != self.node_id:
             return None
         disk = self.disks.get(owner.disk.id)
         if disk is None:
-            raise Unavailable(f"disk {owner.disk.id} of this target is not there", retry_after_s=5)
+            raise Unavailable(f"disk {owner.disk.id} of this target is missing", retry_after_s=5)
         return disk
 
     def own_disk(self, bucket: BucketEntry, name: str) -> Disk:
@@ -201,11 +201,11 @@ class Local:
         def guard() -> None:
             current = self.map.bucket(bucket.name)
             if current is None or current.id != bucket.id or current.state == "deleting":
-                raise BucketDeleting(f"the bucket {bucket.name!r} is being deleted")
+                raise BucketDeleting(f"bucket {bucket.name!r} is being deleted")
             if current.state == "checking":
-                raise Unavailable(f"whether the bucket {bucket.name!r} can be deleted is being looked at")
+                raise Unavailable(f"bucket {bucket.name!r} is being checked for deletion; try again")
             if self.owned_disk(bucket, name) is not disk:
-                raise Unavailable("the map has changed meanwhile")
+                raise Unavailable("the cluster map changed during the upload; try again")
 
         return guard
 

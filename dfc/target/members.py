@@ -112,7 +112,7 @@ class StoredShard:
         for member in sample.members:
             if member.ext == extension.lower():
                 return self._member(member)
-        raise MemberNotFound(f"sample {key[:200]!r} has no {extension[:80]!r}")
+        raise MemberNotFound(f"sample {key[:200]!r} has no member with extension {extension[:80]!r}")
 
     def lines(self, what: Literal["members", "samples"]) -> AsyncIterator[bytes]:
         """A line of JSON for each."""

@@ -58,7 +58,7 @@ class Membership:
                 return await self._local.ask_registry("GET", "/v1/cluster", ClusterMap)
             except (Unavailable, RemoteError) as error:
                 if not _may_be_asked_again(error):
-                    raise OperatorError(f"the registry at {self._local.proxies} refuses: {error.message}") from error
+                    raise OperatorError(f"the registry at {self._local.proxies} refuses this target: {error.message}") from error
                 _log.info("waiting for the registry at %s: %s", self._local.proxies, error.message)
             await asyncio.sleep(wait_s)
             wait_s = min(RETRY_MAX_S, wait_s * 2)
@@ -70,7 +70,7 @@ class Membership:
             except (Unavailable, RemoteError) as error:
                 if not _may_be_asked_again(error):
                     raise OperatorError(f"the registry refuses this target: {error.message}") from error
-                _log.info("the registry takes no registration yet: %s", error.message)
+                _log.info("the registry does not accept registrations yet: %s", error.message)
                 await asyncio.sleep(RETRY_S)
 
     async def _register(self, cluster_id: str, entries: tuple[DiskEntry, ...]) -> Registered:
@@ -100,10 +100,10 @@ class Membership:
                 failing = False
             except (Unavailable, RemoteError) as error:
                 if not failing:
-                    _log.warning("no heartbeat: %s", error.message)
+                    _log.warning("cannot send heartbeats: %s", error.message)
                 failing = True
             except Exception:
-                _log.exception("a heartbeat failed; they go on")
+                _log.exception("sending a heartbeat failed; trying again")
 
 
 def _may_be_asked_again(error: DfcError) -> bool:

@@ -129,7 +129,7 @@ class OwnObjects:
         """Delete what is left of a bucket that the map calls `deleting`, or not at all any more; how many. Conflict."""
         bucket = next((bucket for bucket in self._local.map.buckets if bucket.id == bucket_id), None)
         if bucket is not None and bucket.state != "deleting":
-            raise Conflict(f"the bucket {bucket.name!r} is not being deleted")
+            raise Conflict(f"bucket {bucket.name!r} is not being deleted")
         removed = 0
         for disk in self._local.in_order():
             removed += await self._local.threads(disk).write(disk.remove_bucket, bucket_id)

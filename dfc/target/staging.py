@@ -101,7 +101,7 @@ class JobStaging:
         place = OwnPlace(bucket, self._local.own_disk(bucket, name))
         self._uploads.check_size(max(body.declared_length or 0, size or 0))
         if await self._local.threads(place.disk).read(place.disk.staging.has_ended, owner.job):
-            raise JobCancelled(f"the job {owner.job} has ended here")
+            raise JobCancelled(f"job {owner.job} has ended on this target")
         durability = _durability(bucket, owner.temporary)
         precondition = Precondition(guard=self._local.commit_guard(bucket, name, place.disk))
         if deposit is None:
@@ -118,7 +118,7 @@ class JobStaging:
             await self._local.refresh_map(at_once=True)  # it may be younger than the map that was asked for a moment ago
         bucket = await self._local.bucket(name)
         if bucket.state == "deleting":
-            raise BucketDeleting(f"the bucket {name!r} is being deleted")
+            raise BucketDeleting(f"bucket {name!r} is being deleted")
         return bucket
 
     async def site(self, path: ObjectPath, *, temporary: bool) -> DepositSite:
@@ -175,7 +175,7 @@ class JobStaging:
         """Whether objects may be put into a bucket. Unavailable while that is not decided: publishing comes back then."""
         bucket = next((bucket for bucket in self._local.map.buckets if bucket.id == bucket_id), None)
         if bucket is not None and bucket.state == "checking":
-            raise Unavailable(f"whether the bucket {bucket.name!r} can be deleted is being looked at")
+            raise Unavailable(f"bucket {bucket.name!r} is being checked for deletion; try again")
         return bucket is not None and bucket.state == "active"
 
 

@@ -72,7 +72,7 @@ class _Pool:
     def submit(self, function: Callable[..., T], arguments: Any, named: Any = None, *, bounded: bool = True) -> Future[T]:
         with self._lock:
             if bounded and self._under_way >= DISK_CALLS_MAX:
-                raise Unavailable(f"disk {self._disk_id} does not keep up: {DISK_CALLS_MAX} calls are waiting for it")
+                raise Unavailable(f"disk {self._disk_id} is overloaded: {DISK_CALLS_MAX} calls are waiting for it")
             self._under_way += 1
         try:
             future = self.threads.submit(function, *arguments, **(named or {}))

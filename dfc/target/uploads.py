@@ -60,7 +60,7 @@ class OwnUploads:
     def check_size(self, size: int | None) -> None:
         """TooLarge for what no object may have."""
         if size is not None and size > self._size_max:
-            raise TooLarge(f"an object has at most {self._size_max} bytes")
+            raise TooLarge(f"the object is too large: at most {self._size_max} bytes are allowed")
 
     async def store(
         self,

@@ -42,10 +42,8 @@ from dfc.proxy.jobs.context import Means
 from dfc.proxy.jobs.runner import JobRunner
 
 _log: Final = logging.getLogger("dfc.proxy.jobs")
-_MISTAKE: Final = JobError("internal_error", "an internal error; the log of the proxy has it under the job's id")
-_JOURNAL_FAILED: Final = JobError(
-    "internal_error", "the journal of jobs failed; the log of the proxy has it under the job's id"
-)  # fmt: skip
+_MISTAKE: Final = JobError("internal_error", "internal error; see the proxy's log under the job's id")
+_JOURNAL_FAILED: Final = JobError("internal_error", "the job journal failed; see the proxy's log under the job's id")
 
 
 def check_cancel(recorded: JobState) -> None:
@@ -59,7 +57,7 @@ def check_cancel(recorded: JobState) -> None:
 
 def left_unfinished(job_id: str) -> Unavailable:
     """For who wants a job to end of which the journal has not taken that it has: the next start may go on with it."""
-    return Unavailable(f"the journal has not taken how the job {job_id} has ended; cancel it when the proxy was restarted")
+    return Unavailable(f"the journal could not record how job {job_id} ended; cancel it after the next restart of the proxy")
 
 
 class Keeper(Protocol):
@@ -103,7 +101,7 @@ class Active:
         told again until it does; Unavailable when the service ends, or the journal fails.
         """
         if self._keeper.is_stopping:
-            raise Unavailable("this proxy ends")
+            raise Unavailable("this proxy is shutting down")
         self.happen(CancelAsked())
         if self.life.has_left:
             return
@@ -165,20 +163,20 @@ class Active:
             if error is None:
                 event = task.result()
             else:
-                _log.error("job %s, %s: this failed", self.id, self.life.phase, exc_info=error)
+                _log.error("job %s failed while it was %s", self.id, self.life.phase, exc_info=error)
         if self._keeper.is_stopping:
             return
         try:
             self.happen(event)
         except Exception:
-            _log.exception("job %s, %s: a mistake of ours", self.id, self.life.phase)
+            _log.exception("job %s: internal error while it was %s", self.id, self.life.phase)
             if not self.life.has_left:
                 self.life = JobLife("left")
                 self._free(is_known=False)
 
     def _free(self, is_known: bool) -> None:
         if not is_known:
-            _log.error("job %s has ended, but the journal cannot tell how; the next start of the proxy looks at it", self.id)
+            _log.error("job %s ended, but the journal has no record of how; the next start of the proxy resolves this", self.id)
         self._keeper.freed(self, is_known)
         self.tell(None)
 
@@ -190,7 +188,7 @@ class Active:
         except DfcError as error:
             return WorkFailed(JobError(error.code, error.message))
         except Exception:
-            _log.exception("job %s failed by a mistake of ours", self.id)
+            _log.exception("job %s failed with an internal error", self.id)
             return WorkFailed(_MISTAKE)
         return WorkDone()
 
@@ -225,7 +223,7 @@ class Active:
         except DfcError as error:
             return JournalFailed(JobError(error.code, error.message))
         except Exception as error:
-            _log.exception("job %s: the journal did not take its %s", self.id, "end" if action.patient else "next state")
+            _log.exception("job %s: the journal could not record its %s", self.id, "end" if action.patient else "next state")
             self.tell(error)
             return JournalFailed(_JOURNAL_FAILED)
         self.runner.take(record)

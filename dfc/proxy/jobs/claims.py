@@ -23,7 +23,7 @@ class Claims:
         """Conflict when another job could write one of these names."""
         for job_id, (other_bucket, other) in self._held.items():
             if other_bucket == bucket and may_meet(pattern, other):
-                raise Conflict(f"the job {job_id} is writing {other.text!r} in the same bucket")
+                raise Conflict(f"job {job_id} is already writing {other.text!r} in the same bucket")
 
     def take(self, job_id: str, bucket: str, pattern: OutputPattern) -> None:
         """For a job that the journal has."""

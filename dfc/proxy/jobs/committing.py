@@ -52,11 +52,11 @@ class Commit:
         for node in means.cluster.map.targets():
             found += await self._check(node)
         if found != summary.shards:
-            raise JobFailure("output_lost", f"{summary.shards} outputs were written, {found} of them are staged")
+            raise JobFailure("output_lost", f"{summary.shards} outputs were written, but {found} are staged")
         return summary, warning
 
     def _bucket_gone(self) -> BucketDeleting:
-        return BucketDeleting(f"the bucket {self._record.bucket!r} was deleted while the job ran")
+        return BucketDeleting(f"the bucket {self._record.bucket!r} was deleted while the job was running")
 
     async def _leftovers(self) -> str:
         means, first, count = self._means, "", 0
@@ -64,7 +64,7 @@ class Commit:
             if not await means.plan(means.journal.writes, self._record.id, name):
                 first, count = first or name, count + 1
         more = f" and {count - 1} more" if count > 1 else ""
-        return f"older objects that match the output pattern are left as they were: {first!r}{more}" if count else ""
+        return f"existing objects that match the output pattern were left unchanged: {first!r}{more}" if count else ""
 
     def _summarise(self) -> OutputSummary:
         journal, job_id = self._means.journal, self._record.id
@@ -95,10 +95,10 @@ class Commit:
         for each in found:
             record = known.get(each.object)
             if record is None:
-                raise JobFailure("internal_error", f"{each.object!r} was written by no task that is known")
+                raise JobFailure("internal_error", f"{each.object!r} is staged, but no known task wrote it")
             if (record.size, record.checksum) != (each.size, each.checksum):
-                raise JobFailure("output_lost", f"{each.object!r} is not staged as it was written")
+                raise JobFailure("output_lost", f"the staged bytes of {each.object!r} differ from what its task wrote")
             owner = cluster_map.owner(bucket, each.object)
             if owner is None or owner.node.id != node_id:
-                raise JobFailure("map_changed", "targets have joined or left while the job ran; submit it again")
+                raise JobFailure("map_changed", "targets joined or left while the job was running; submit it again")
         return len(known)

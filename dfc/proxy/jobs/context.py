@@ -67,7 +67,7 @@ class Means:
             return await asyncio.get_running_loop().run_in_executor(self.writer, lambda: call(*arguments))
         except sqlite3.OperationalError as error:
             kind = NoSpace if "full" in str(error) else StorageFailed
-            raise kind(f"the proxy cannot write its journal of jobs: {error}") from error
+            raise kind(f"the proxy cannot write its job journal: {error}") from error
 
     async def write_at_last(
         self, call: Callable[..., T], *arguments: Any, refused: Callable[[Exception], None] | None = None

@@ -48,9 +48,9 @@ class InputResolver:
                 async with self._expanding:
                     found.append(await self._one(source, anything))
             except msgspec.DecodeError as error:
-                raise Unavailable(f"a target answered with something else than expected: {error}") from error
+                raise Unavailable(f"unexpected answer from a target: {error}") from error
             if sum(map(len, found)) > JOB_INPUT_SHARDS_MAX:  # before the next one: a spec may name a bucket many times
-                raise BadRequest(f"a job reads at most {JOB_INPUT_SHARDS_MAX} shards")
+                raise BadRequest(f"a job may read at most {JOB_INPUT_SHARDS_MAX} shards")
         return tuple(found)
 
     async def _one(self, source: InputSpec, anything: bool) -> list[InputShard]:
@@ -59,7 +59,7 @@ class InputResolver:
             assert isinstance(source.shards, str)
             shards = await self._ask_everybody(source.bucket, source.shards, anything)
             if not shards:
-                raise NoShards(f"no shard of the bucket {source.bucket!r} matches {source.shards[:200]!r}")
+                raise NoShards(f"no shard in bucket {source.bucket!r} matches {source.shards[:200]!r}")
             return shards
         asked = await asyncio.to_thread(_by_owner, self._cluster.map, self._cluster.bucket(source.bucket), chosen)
         known: dict[str, InputShard] = {}
@@ -85,7 +85,7 @@ class InputResolver:
         try:
             return await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unavailable(f"the target {node.id} broke off its answer") from error
+            raise Unavailable(f"target {node.id} broke off its answer") from error
         finally:
             answer.close()
 
@@ -116,7 +116,7 @@ def _as_named(names: Sequence[str], known: Mapping[str, InputShard], bucket: str
     found = []
     for name in names:
         if name not in known:
-            raise ObjectNotFound(f"there is no object {name!r} in the bucket {bucket!r}")
+            raise ObjectNotFound(f"object {name!r} does not exist in bucket {bucket!r}")
         found.append(known[name])
     return found
 
@@ -148,12 +148,12 @@ def check_apart(spec: CheckedSpec, inputs: Sequence[Sequence[InputShard]]) -> No
     """BadRequest when an output could have the name of an input: a job never reads what it writes."""
     output = spec.spec.output
     if spec.pattern.text.startswith(HIDDEN_PREFIX):
-        raise BadRequest(f"names that begin with {HIDDEN_PREFIX!r} are DFC's own")
+        raise BadRequest(f"names that begin with {HIDDEN_PREFIX!r} are reserved for DFC")
     for (source, _), shards in zip(all_inputs(spec), inputs, strict=True):
         if source.bucket == output.bucket:
             found = next((shard.name for shard in shards if spec.pattern.matches(shard.name)), None)
             if found is not None:
-                raise BadRequest(f"the output {output.pattern!r} lies inside of the input: it could replace {found!r}")
+                raise BadRequest(f"the output {output.pattern!r} overlaps the input: it could replace {found!r}")
 
 
 async def existing_outputs(cluster: Cluster, bucket: str, pattern: OutputPattern) -> AsyncIterator[str]:
@@ -170,7 +170,7 @@ async def existing_outputs(cluster: Cluster, bucket: str, pattern: OutputPattern
 async def check_free(cluster: Cluster, bucket: str, pattern: OutputPattern) -> None:
     """OutputExists when an object matches the pattern."""
     async for name in existing_outputs(cluster, bucket, pattern):
-        raise OutputExists(f"the object {name!r} in the bucket {bucket!r} matches the output pattern; 'overwrite' allows that")
+        raise OutputExists(f"object {name!r} in bucket {bucket!r} matches the output pattern; set 'overwrite' to allow this")
 
 
 def dropped_warnings(inputs: Sequence[Sequence[InputShard]]) -> tuple[str, ...]:

@@ -75,7 +75,7 @@ class JobRunner:
         """Up to the commit point, where nothing is in the way of publishing. DfcError: what the job is to fail with."""
         means = self._means
         if self.record.program != __version__:
-            raise JobInterrupted(f"DFC was changed from {self.record.program} to {__version__} meanwhile; submit the job again")
+            raise JobInterrupted(f"DFC was updated from {self.record.program} to {__version__}; submit the job again")
         spec, inputs = await means.plan(self._load)
         stages, _ = await means.plan(plan_stages, spec, inputs, self.record.memory_bytes, means.cluster)
         await means.plan(self._restore)
@@ -140,7 +140,7 @@ class JobRunner:
             await asyncio.gather(*running, return_exceptions=True)
         await self._write()
         if count not in (None, drafts.count) or self._totals.get(at, StageTotals()).tasks != drafts.count:
-            raise RuntimeError(f"stage {stage.name} of job {self.id}: {drafts.count} tasks, not what it said or what was done")
+            raise RuntimeError(f"stage {stage.name} of job {self.id}: {drafts.count} tasks, which is not what was planned or done")
         return drafts.count
 
     async def _window(self) -> int:
@@ -189,7 +189,7 @@ class JobRunner:
             except (TaskFailed, EngineLost) as error:
                 final = isinstance(error, TaskFailed) and not error.retryable
                 if final or attempt == RETRIES:
-                    tries = "" if final else f" ({RETRIES + 1} tries)"
+                    tries = "" if final else f" (after {RETRIES + 1} tries)"
                     raise JobFailure(error.code, _said_of(draft.label, error.message) + tries) from None
                 _log.warning("job %s, %s: %s; trying again", self.id, draft.label, error.message)
             self._means.stats.retries += 1
@@ -202,7 +202,7 @@ class JobRunner:
         """Make visible what is staged; BucketDeleting when nobody will ever see it."""
         means = self._means
         if not await means.staged.publish(self.id, lambda: is_bucket_gone(means, self.record)):
-            raise BucketDeleting(f"the bucket {self.record.bucket!r} was deleted while its new objects were published")
+            raise BucketDeleting(f"the bucket {self.record.bucket!r} was deleted while the outputs were published")
 
 
 class _Undone:
@@ -221,7 +221,7 @@ class _Undone:
         for number, draft in enumerate(stage.tasks(results)):
             self.count += 1
             if self.count > JOB_TASKS_MAX:
-                raise JobFailure("too_many_tasks", f"a stage of a job has at most {JOB_TASKS_MAX} tasks")
+                raise JobFailure("too_many_tasks", f"a stage of a job may have at most {JOB_TASKS_MAX} tasks")
             if number == following:
                 following = next(done, -1)
             else:

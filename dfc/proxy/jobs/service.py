@@ -103,7 +103,7 @@ class JobService:
         for pulse in self._pulses.values():
             pulse.set()
         for active in self._active.values():
-            active.tell(Unavailable("this proxy ends"))
+            active.tell(Unavailable("this proxy is shutting down"))
         tasks: list[asyncio.Task[Any]] = [*self.activities, *self._background]
         for task in tasks:
             task.cancel()
@@ -115,10 +115,10 @@ class JobService:
         """After `stop`, when no request is at work any more."""
         self._examiner.close()
         ended = await asyncio.gather(
-            end_threads(self._means.threads, "the plan of a job"), end_threads(self._means.writer, "the journal of jobs")
+            end_threads(self._means.threads, "the planning of jobs"), end_threads(self._means.writer, "the job journal")
         )
         if all(ended):
-            await in_time(self._journal.close, "the journal of jobs")
+            await in_time(self._journal.close, "the job journal")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -128,7 +128,7 @@ class JobService:
     def _background_ended(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("looking after ended jobs failed: it is done again at the next start", exc_info=error)
+            _log.error("cleaning up finished jobs failed; the next start of the proxy tries again", exc_info=error)
 
     async def _write(self, call: Callable[..., T], *arguments: Any) -> T:
         return await self._means.write(call, *arguments)
@@ -170,7 +170,7 @@ class JobService:
     async def _accept(self, found: Examined, body: bytes) -> dict[str, Any]:
         waiting = sum(active.life.is_waiting for active in self._active.values())
         if waiting >= self._settings.jobs_queued_max:
-            raise Unavailable(f"{waiting} jobs are queued already", retry_after_s=RETRY_BUSY_S)
+            raise Unavailable(f"the job queue is full: {waiting} jobs are waiting", retry_after_s=RETRY_BUSY_S)
         spec = found.spec.spec
         self._claims.check(spec.output.bucket, found.spec.pattern)
         bucket = await self._cluster.bucket_for_write(spec.output.bucket)
@@ -184,7 +184,7 @@ class JobService:
         try:
             await self._refresh_counts()
         except Exception:
-            _log.exception("the jobs could not be counted; the job %s is accepted all the same", record.id)
+            _log.exception("cannot count the jobs; job %s was accepted nevertheless", record.id)
         return job_json(record)
 
     def _new_id(self) -> str:
@@ -243,7 +243,7 @@ class JobService:
             try:
                 await self._forget()
             except Exception:
-                _log.exception("looking after ended jobs failed; it goes on")
+                _log.exception("cleaning up finished jobs failed; trying again later")
             await asyncio.sleep(HOUSEKEEPING_S)
 
     async def sweep(self, _leadership: Lease) -> None:
@@ -272,7 +272,7 @@ class JobService:
         """JobNotFound when tasks of this job are of no use."""
         active = self._active.get(job_id)
         if active is None or not active.life.wants_tasks:
-            raise JobNotFound(f"the job {job_id[:80]!r} is not running")
+            raise JobNotFound(f"job {job_id[:80]!r} is not running")
 
     async def show(self, job_id: str) -> dict[str, Any]:
         """JobNotFound."""
@@ -316,7 +316,7 @@ class JobService:
                 except TimeoutError:
                     yield None
             if self.is_stopping:
-                raise Unavailable("this proxy ends")
+                raise Unavailable("this proxy is shutting down")
             await asyncio.sleep(EVENT_INTERVAL_S)
 
 
@@ -326,7 +326,7 @@ def _pattern_of(spec: bytes) -> OutputPattern:
     try:
         return parse_spec(spec).pattern
     except DfcError as error:
-        _log.warning("a job that was accepted before is refused now: %s", error.message)
+        _log.warning("the spec of a job that was accepted earlier is no longer valid: %s", error.message)
         return OutputPattern(msgspec.json.decode(spec, type=_Accepted).output.pattern)
 
 

@@ -80,7 +80,7 @@ class Staged:
                     error = DfcError(str(error))
                 if isinstance(error, RemoteError) and error.status < 500 and is_lost():
                     return False
-                say("%s %s at %s: %s; trying until it works", method, path, node_id, error.message)
+                say("%s %s at %s: %s; retrying until it succeeds", method, path, node_id, error.message)
                 say = _log.debug  # a target may be away for days
             await asyncio.sleep(wait_s)
             wait_s = min(RETRY_MAX_S, wait_s * 2)
@@ -92,12 +92,12 @@ class Staged:
             wait_s = SWEEP_S
             try:
                 if self._cluster.is_ready() and await self.sweep(is_known):
-                    _log.info("no target holds staged objects of a job that is not under way")
+                    _log.info("no target holds staged objects of jobs that are not running")
                     retry_s = SWEEP_RETRY_FIRST_S
                 else:
                     wait_s, retry_s = retry_s, min(SWEEP_RETRY_MAX_S, retry_s * 2)
             except Exception:
-                _log.exception("the sweep of staged objects failed; it goes on")
+                _log.exception("sweeping staged objects failed; trying again")
             await asyncio.sleep(wait_s)
 
     async def sweep(self, is_known: Callable[[str], bool]) -> bool:
@@ -107,7 +107,7 @@ class Staged:
             found: dict[str, Any] = await self._cluster.control.call("GET", f"{node.url}/v1/node/staged", dict)
             for job_id in found:
                 if not is_known(job_id):
-                    _log.warning("target %s holds staged objects of job %s, which is not under way: discarded", node.id, job_id)
+                    _log.warning("target %s holds staged objects of job %s, which is not running: discarding", node.id, job_id)
                     await self._cluster.control.call("DELETE", f"{node.url}/v1/node/staged/{job_id}", dict, long=True)
 
         answers = await asyncio.gather(*(ask(node) for node in self._cluster.map.targets()), return_exceptions=True)

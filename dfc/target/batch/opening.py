@@ -78,7 +78,7 @@ class OwnBatches:
             return self._local.node_id  # where the item is found to be missing
         owner = self._local.map.owner(entry, name)
         if owner is None:
-            raise Unavailable("this target has no map yet")
+            raise Unavailable("this target has no cluster map yet")
         return owner.node.id
 
     async def _open(self, owner: str, items: list[BatchItem], on_missing: OnMissing) -> Part:
@@ -86,7 +86,7 @@ class OwnBatches:
             return await self.open_own(items, on_missing)
         node = self._local.map.node(owner)
         if node is not None and node.state == "down":
-            raise Unavailable(f"the target {owner} that holds items of the batch is down", retry_after_s=2)
+            raise Unavailable(f"target {owner}, which holds items of the batch, is down", retry_after_s=2)
         return await self._peers.open(owner, items, on_missing)
 
     # --- the part of this target
@@ -106,10 +106,8 @@ class OwnBatches:
             for decoding in resolved.decodings:
                 left -= decoding.size
                 if left < 0:
-                    what = f"{decoding.row.name!r} and others are compressed, and more of them is needed than"
-                    raise ItemError(
-                        decoding.first_item, NotSeekable(f"{what} {BATCH_DECODED_BYTES_MAX} bytes, which one request may take")
-                    )
+                    what = f"{decoding.row.name!r} and others are compressed: one request may decompress at most"
+                    raise ItemError(decoding.first_item, NotSeekable(f"{what} {BATCH_DECODED_BYTES_MAX} bytes; ask for less"))
                 await self._decode(resolved, decoding)
         except BaseException:
             resolved.files.close()
@@ -128,7 +126,7 @@ class OwnBatches:
     def _find(self, bucket: str, name: str) -> tuple[str, Disk]:
         found = self._local.map.bucket(bucket)
         if found is None:
-            raise BucketNotFound(f"there is no bucket {bucket!r}")
+            raise BucketNotFound(f"bucket {bucket!r} does not exist")
         return found.id, self._local.own_disk(found, name)
 
 
@@ -154,7 +152,7 @@ def _decoded(resolved: Resolved, decoding: Decoding) -> IO[Any]:
         file.flush()
         return file
     except TarError as error:
-        failure: DfcError = StorageFailed(f"{decoding.row.name!r} cannot be decompressed any more: {error}")
+        failure: DfcError = StorageFailed(f"{decoding.row.name!r} can no longer be decompressed: {error}")
     except OSError as error:
         failure = disk.scratch_failed(error, "decompressing a shard")
     file.close()
@@ -175,4 +173,4 @@ class OwnPart:
         self.resolved.files.close()
 
     async def reopen(self) -> None:
-        raise StorageFailed("a disk of this target does not give the bytes that it should")
+        raise StorageFailed("a disk of this target did not return the expected bytes")

@@ -148,7 +148,7 @@ class _Work:
         for place in where:
             wanted = items[place].if_match
             if wanted is not None and wanted.strip('"') not in ("*", row.checksum):
-                self._fail(place, PreconditionFailed(f"{row.name!r} has another ETag than if_match names"))
+                self._fail(place, PreconditionFailed(f"the ETag of {row.name!r} does not match if_match"))
                 return
         inside = [place for place in where if not _is_whole(items[place])]
         if len(inside) < len(where):
@@ -194,7 +194,7 @@ class _Work:
                 continue
             member = index.find_member(name)
             if member is None or member.type != "file":
-                self._miss(place, MemberNotFound(f"{row.name!r} has no member {name[:200]!r} with bytes of its own"))
+                self._miss(place, MemberNotFound(f"{row.name!r} has no file member {name[:200]!r}"))
                 continue
             needed = max(needed, self._part(place, member.name, file, member.offset, member.size))
         return needed

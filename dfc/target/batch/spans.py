@@ -29,7 +29,7 @@ COLD_PIECE_S = 50e-6  # a piece that is in memory takes 4 µs, one that has to c
 
 
 def _own_file_failed(error: OSError, offset: int) -> DfcError:
-    return StorageFailed(f"reading a decompressed shard: {error.strerror}")
+    return StorageFailed(f"cannot read a decompressed shard: {error.strerror}")
 
 
 class Files:
@@ -69,7 +69,7 @@ class Files:
             try:
                 found = self._open[number] = self._openers[number]()
             except RowChanged as change:
-                raise Unavailable(f"{change.row.name!r} was replaced while it was read") from None
+                raise Unavailable(f"{change.row.name!r} was replaced while it was being read") from None
         return found
 
     def trim(self) -> None:
