@@ -273,6 +273,6 @@ class _Draft:
     def _free_number(self) -> int:
         """One that no node has ever had, also none that is gone: objects that it has stored keep its number."""
         if self._last_number >= NODE_NUMBER_MAX:
-            raise Conflict(f"out of node numbers: {NODE_NUMBER_MAX} nodes have joined this cluster")
+            raise Conflict(f"there is no number left for another node: {NODE_NUMBER_MAX} nodes have joined this cluster")
         self._last_number += 1
         return self._last_number

@@ -172,7 +172,7 @@ async def test_a_duty_that_does_not_end_holds_up_no_stop(
     await begun.wait()
     async with asyncio.timeout(5):
         await only.stop()
-    assert "duties of the coordinator have not ended within 0.05 s: stubborn" in caplog.text
+    assert "duties of the coordinator did not stop within 0.05 s: stubborn" in caplog.text
     ending.set()
     await asyncio.sleep(0.01)
 

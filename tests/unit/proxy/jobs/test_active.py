@@ -332,7 +332,7 @@ async def test_a_service_that_ends_leaves_everything_where_it_is(job):
     waiting = asyncio.create_task(job.active.cancel())
     await asyncio.sleep(0)
     job.service.is_stopping = True
-    job.active.tell(Unavailable("this proxy ends"))
+    job.active.tell(Unavailable("this proxy is shutting down"))
     for task in job.service.activities:
         task.cancel()
     with pytest.raises(Unavailable, match="ends"):
@@ -385,7 +385,7 @@ async def one_start(job: Setup, draw: random.Random, is_last: bool) -> bool:
     if is_last:
         await service.is_idle()
     service.is_stopping = True
-    active.tell(Unavailable("this proxy ends"))
+    active.tell(Unavailable("this proxy is shutting down"))
     for task in service.activities:
         task.cancel()
     await asyncio.gather(*service.activities, return_exceptions=True)
