@@ -682,7 +682,7 @@ async def test_a_journal_that_is_damaged_costs_no_place_to_run(make, monkeypatch
     first = await cluster.submit("first-%04d")
     second = await cluster.submit("second-%04d")
     assert (await cluster.until(second["id"]))["state"] == "succeeded"
-    assert f"job {first['id']} has ended, but the journal cannot tell how" in caplog.text
+    assert f"job {first['id']} ended, but the journal has no record of how" in caplog.text
 
     async def all_places_are_free() -> bool:
         return not cluster.proxy.jobs._active
