@@ -1,6 +1,6 @@
-"""Settings of a node: one table, four origins. Flags win over `DFC_…` variables, those over the TOML file, that over defaults.
+"""Settings of a node, from flags, `DFC_…` variables, a TOML file and defaults, in this order of precedence.
 
-Each field of `Settings` is a setting: its name is the TOML key, `DFC_` and its upper-case form the variable, and
+Each field of `Settings` is a setting: its name is the TOML key, `DFC_NAME` in upper case the variable, and
 `--name-with-dashes` the flag. An unknown key or variable, or a value of the wrong type, is a ConfigError.
 """
 
@@ -25,7 +25,7 @@ from dfc.wire import DEFAULT_URL
 
 Role = Literal["proxy", "target"]
 ENVIRONMENT_PREFIX: Final = "DFC_"
-# Variables that other parts of DFC read; they are no settings of a node.
+# Variables that other parts of DFC read; they are not settings of a node.
 FOREIGN_VARIABLES: Final = frozenset(("DFC_URL", "DFC_CONFIG"))
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 _LABEL: Final = re.compile(r"[A-Za-z0-9._-]{0,64}")
@@ -33,7 +33,7 @@ _LOOPBACK: Final = frozenset(("127.0.0.1", "::1", "localhost"))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, or `localhost`, reaches this machine alone."""
+    """Whether a host is a loopback address or `localhost`, so that only this machine reaches it."""
     return host in _LOOPBACK or host.startswith("127.")
 
 
@@ -43,7 +43,7 @@ def _setting(default: Any, about: str, roles: tuple[Role, ...] = ("proxy", "targ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Every setting with its default. Names end in their unit."""
+    """All settings with their defaults. Names end in their unit."""
 
     host: str = _setting("127.0.0.1", "Address to listen on. Set a token for anything but loopback.")
     port: int = _setting(8080, "Port to listen on; 0 picks a free one.")
@@ -166,7 +166,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {setting.name: setting for setting in _
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Settings, and where each came from: `default`, `file PATH`, `variable NAME` or `flag --name`."""
+    """Settings, and the origin of each: `default`, `file PATH`, `variable NAME` or `flag --name`."""
 
     settings: Settings
     origins: Mapping[str, str]
@@ -175,7 +175,7 @@ class Loaded:
 def load_settings(
     role: Role, *, file: str | None = None, environment: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
 ) -> Loaded:
-    """Merge the origins and check the result; ConfigError says which key of which origin is wrong."""
+    """Merge all origins and check the result; ConfigError says which key of which origin is wrong."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {name: "default" for name, setting in SETTINGS.items() if role in setting.roles}
     for name, value, origin in _given(file, environment or {}, flags or {}):
@@ -263,7 +263,7 @@ def _check_addresses(text: str, name: str) -> None:
 
 
 def _check_scheduler(settings: Settings) -> None:
-    """Dask unpickles what its peers send: off this machine only peers with a certificate may be such."""
+    """Check the scheduler's settings. Dask unpickles what its peers send, so peers on other machines need a certificate."""
     if not settings.jobs_scheduler:
         return
     parts = urlsplit(settings.jobs_scheduler)
@@ -284,7 +284,7 @@ def _check_scheduler(settings: Settings) -> None:
 
 
 def sample_toml() -> str:
-    """The commented sample of every setting, `deploy/dfc.toml`."""
+    """Return the commented sample file with every setting, `deploy/dfc.toml`."""
     lines = ["# Every setting of DFC with its default. Remove the '#' of a line to change it.", ""]
     for setting in SETTINGS.values():
         only = "" if len(setting.roles) == 2 else f" ({setting.roles[0]} only)"

@@ -1,4 +1,4 @@
-"""Prometheus metrics. Request counters are plain dictionaries, touched a few times a request; families are made at a scrape.
+"""Prometheus metrics of a node. Request counters are plain dictionaries; metric families are made at each scrape.
 
 Names, labels and meanings: docs/metrics.md (a test keeps it complete).
 """
@@ -46,7 +46,7 @@ class RequestStats:
         self.routes: dict[str, RouteStats] = {}
         self.connections = 0
         self.connections_refused = 0
-        self.cut: dict[str, int] = {}  # answers that this server broke off, by route
+        self.cut: dict[str, int] = {}  # answers that this server cut off, by route
 
     def record(self, method: str, route: str, status: int, seconds: float, received: int, sent: int) -> None:
         key = (method, route, status)
@@ -61,7 +61,7 @@ class RequestStats:
 
 
 class RouteStats:
-    """What is kept of one route."""
+    """The counters of one route."""
 
     __slots__ = ("counts", "received_bytes", "seconds", "sent_bytes")
 
@@ -112,7 +112,7 @@ class _FunctionCollector(Collector):
 
 
 def make_registry(stats: RequestStats, *sources: Callable[[], Iterable[Metric]]) -> CollectorRegistry:
-    """A registry of a node's own metrics and those of its process; `sources` give families at each scrape."""
+    """Make a registry of a node's metrics and those of its process; `sources` are called for families at each scrape."""
     registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
@@ -123,5 +123,5 @@ def make_registry(stats: RequestStats, *sources: Callable[[], Iterable[Metric]])
 
 
 def render(registry: CollectorRegistry) -> bytes:
-    """The text exposition format, 0.0.4."""
+    """Render the metrics in the text exposition format, 0.0.4."""
     return generate_latest(registry)
