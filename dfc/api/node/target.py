@@ -17,7 +17,7 @@ def target_face(
     batches: OwnBatchHandlers,
     may_use: Authenticate,
 ) -> Face:
-    """All of them want the token."""
+    """Make the face; all its routes require the token."""
     outputs = {"GET": staging.get, "PUT": staging.put}
     routes = [
         Route("/v1/node/objects", {"GET": holdings.page}, query=PAGE_QUERY, internal=True),

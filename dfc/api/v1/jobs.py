@@ -21,13 +21,13 @@ _HEADERS: Final = (("Content-Type", "text/event-stream"), ("Cache-Control", "no-
 
 
 class JobHandlers:
-    """Handlers of the paths of jobs."""
+    """Handlers of the paths under `/v1/jobs`."""
 
     def __init__(self, jobs: JobService) -> None:
         self._jobs = jobs
 
     async def submit(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """202 with the job, or 200 with the plan of a dry run."""
+        """Submit a job: 202 with the job, or 200 with the plan of a dry run."""
         said = await self._jobs.submit(await exchange.read_small(JOB_SPEC_BYTES_MAX))
         if "state" not in said:
             return json_answer(said)
@@ -49,8 +49,8 @@ class JobHandlers:
         return json_answer(await self._jobs.cancel(parameters[0]))
 
     async def events(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-        """Server-sent events. Each has the whole job, so that one who comes back (`Last-Event-ID`) has missed nothing."""
-        await self._jobs.show(parameters[0])  # 404 while that can still be said
+        """Stream a job as server-sent events. Each has the whole job, so a client that reconnects has missed nothing."""
+        await self._jobs.show(parameters[0])  # raises 404 before the answer begins
         return StreamAnswer(200, _events(self._jobs.watch(parameters[0])), _HEADERS)
 
 

@@ -1,4 +1,4 @@
-"""DFC's own API at a proxy: the table of its routes."""
+"""The routes of `/v1` at a proxy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dfc.proxy.uses import ProxyUses
 
 
 def proxy_face(uses: ProxyUses, relay: Relay, metrics: Callable[[], CollectorRegistry], may_use: Authenticate) -> Face:
-    """All paths under `/v1`, and `/metrics`."""
+    """Make the face for all paths under `/v1`, and `/metrics`."""
     objects, buckets, jobs = ProxyObjectHandlers(uses.objects, relay), BucketHandlers(uses), JobHandlers(uses.jobs)
     cluster, batches = ClusterHandlers(uses.admin, metrics), ProxyBatchHandlers(uses.batches)
     named = {"GET": buckets.get, "PUT": buckets.put, "PATCH": buckets.patch, "DELETE": buckets.delete}
