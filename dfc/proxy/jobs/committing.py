@@ -1,5 +1,5 @@
-"""Between the last task of a job and its commit point: nothing is in the way, everything is staged as it was written, the
-lineage lies beside it."""
+"""Prepare a job's commit after its last task: check that no object is in the way and all outputs are staged as they were
+written, and stage the lineage."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from dfc.proxy.jobs.staged import StagedObject
 
 
 def is_bucket_gone(means: Means, record: JobRecord) -> bool:
-    """Whether the bucket that the job was accepted for has been deleted, maybe made anew."""
+    """Whether the job's output bucket was deleted since the job was accepted, even if it was created again."""
     bucket = means.cluster.map.bucket(record.bucket)
     return bucket is None or bucket.id != record.bucket_id or bucket.state == "deleting"
 
 
 class Commit:
-    """One job about to commit."""
+    """The commit of one job."""
 
     def __init__(self, means: Means, record: JobRecord, spec: CheckedSpec, inputs: Sequence[Sequence[InputShard]]) -> None:
         self._means = means
@@ -34,9 +34,9 @@ class Commit:
         self._inputs = inputs
 
     async def prepare(self) -> tuple[OutputSummary, str]:
-        """What the job has written, and a warning or nothing. Publishing cannot fail after this for the outputs' sake.
+        """Check everything that could keep the outputs from being published; return a summary of them and a warning, or "".
 
-        Raises BucketDeleting, OutputExists, JobFailure; Unavailable when a target stays away.
+        Raises BucketDeleting, OutputExists, JobFailure; Unavailable when a target stays down.
         """
         means, record = self._means, self._record
         if is_bucket_gone(means, record):
@@ -80,7 +80,7 @@ class Commit:
             yield piece
 
     async def _check(self, node: NodeEntry) -> int:
-        """How many outputs a target has staged: whole, on the medium, and as their tasks have written them."""
+        """Check that a target's staged outputs are complete, durable and as their tasks wrote them; return their number."""
         prepared = await self._means.retried(lambda: self._means.staged.prepare(self._record.id, node))
         return await self._means.plan(self._compare, node.id, prepared)
 

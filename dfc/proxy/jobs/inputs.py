@@ -1,4 +1,4 @@
-"""Before a job is accepted: which shards it reads, asked of all targets, and whether what it will write is in the way."""
+"""Resolve the input shards of a job by asking the targets, and check its outputs for conflicts, before it is accepted."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _NAME: Final = attrgetter("name")
 
 
 class InputResolver:
-    """One spec at a time is expanded: a short one may stand for a million names."""
+    """Resolves the inputs of jobs. Specs are expanded one at a time: a short one may stand for a million names."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._expanding = asyncio.Lock()
 
     async def resolve(self, spec: CheckedSpec) -> tuple[list[InputShard], ...]:
-        """The shards of each input, and of those that the options name, in their order.
+        """Return the shards of each input, and of those that the options name, in order.
 
-        BucketNotFound, NoShards, ObjectNotFound for a named one that is not there, NotAShard for one that is no archive and
-        should be.
+        BucketNotFound, NoShards, ObjectNotFound for a named one that does not exist, NotAShard for one that should be an
+        archive and is not.
         """
         found = []
         for source, anything in all_inputs(spec):
@@ -91,8 +91,8 @@ class InputResolver:
 
 
 def _in_order(contents: Sequence[bytes]) -> list[InputShard]:
-    """The shards of all targets by name. For a thread; nothing in it holds the interpreter for long, though there may be a
-    million: decoding and sorting go by blocks, and what lies between two names of a sample is sorted at a time."""
+    """Merge the shards of all targets, sorted by name. Runs in a thread and never holds the interpreter's lock for long, even
+    for a million shards: it decodes and sorts block by block, then sorts the range between two names of a sample at a time."""
     blocks: list[list[InputShard]] = []
     for content in contents:
         for block in decode_blocks(content):
@@ -122,7 +122,7 @@ def _as_named(names: Sequence[str], known: Mapping[str, InputShard], bucket: str
 
 
 def all_inputs(spec: CheckedSpec) -> list[tuple[InputSpec, bool]]:
-    """The inputs of a spec and those that its options name; for each whether objects without an index will do."""
+    """List the inputs of a spec and those that its options name, each with whether objects without an index are allowed."""
     operation = spec.spec.operation
     anything = takes_any_object(operation)
     return [(source, anything) for source in spec.spec.inputs] + [
@@ -131,7 +131,7 @@ def all_inputs(spec: CheckedSpec) -> list[tuple[InputSpec, bool]]:
 
 
 def _by_owner(cluster_map: ClusterMap, bucket: BucketEntry, names: Sequence[str]) -> dict[str, list[str]]:
-    """Names by the id of the node that holds them. BadRequest for a name that is there twice."""
+    """Group names by the id of the node that owns them. BadRequest for a duplicate name."""
     found: dict[str, list[str]] = {}
     seen: set[str] = set()
     for name in names:
@@ -145,7 +145,7 @@ def _by_owner(cluster_map: ClusterMap, bucket: BucketEntry, names: Sequence[str]
 
 
 def check_apart(spec: CheckedSpec, inputs: Sequence[Sequence[InputShard]]) -> None:
-    """BadRequest when an output could have the name of an input: a job never reads what it writes."""
+    """Raise BadRequest when an output could have the name of an input: a job must not read what it writes."""
     output = spec.spec.output
     if spec.pattern.text.startswith(HIDDEN_PREFIX):
         raise BadRequest(f"names that begin with {HIDDEN_PREFIX!r} are reserved for DFC")
@@ -157,7 +157,7 @@ def check_apart(spec: CheckedSpec, inputs: Sequence[Sequence[InputShard]]) -> No
 
 
 async def existing_outputs(cluster: Cluster, bucket: str, pattern: OutputPattern) -> AsyncIterator[str]:
-    """Names of objects that are there and match the pattern, in order; none while there is no such bucket."""
+    """Yield the names of existing objects that match the pattern, in order; none if the bucket does not exist."""
     entry = cluster.map.bucket(bucket)
     if entry is None:
         return
@@ -168,13 +168,13 @@ async def existing_outputs(cluster: Cluster, bucket: str, pattern: OutputPattern
 
 
 async def check_free(cluster: Cluster, bucket: str, pattern: OutputPattern) -> None:
-    """OutputExists when an object matches the pattern."""
+    """Raise OutputExists when an object matches the pattern."""
     async for name in existing_outputs(cluster, bucket, pattern):
         raise OutputExists(f"object {name!r} in bucket {bucket!r} matches the output pattern; set 'overwrite' to allow this")
 
 
 def dropped_warnings(inputs: Sequence[Sequence[InputShard]]) -> tuple[str, ...]:
-    """What is lost because it belongs to no sample, said once for all shards."""
+    """Return a warning about members that belong to no sample and are left out, one for all shards."""
     losing = [shard for shards in inputs for shard in shards if shard.dropped]
     if not losing:
         return ()

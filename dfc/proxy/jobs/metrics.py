@@ -1,4 +1,4 @@
-"""Metrics of jobs (docs/metrics.md). The event loop is the only writer."""
+"""Prometheus metrics of jobs (docs/metrics.md). Only the event loop writes them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class JobStats:
         self.bytes_out += result.bytes_out
 
     def count_job(self, job: JobRecord) -> None:
-        """A job that has come to its end."""
+        """Count a job that has ended."""
         self.finished[job.operation, job.state] += 1
         if job.started_us is None or job.finished_us is None:
             return
