@@ -1,4 +1,4 @@
-"""Keys of samples over the whole cluster: all targets in parallel, a line a sample, shards in no order."""
+"""Stream the keys of samples from all targets in parallel, one line per sample, with the shards in no order."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from dfc.errors import BadRequest, Unavailable
 from dfc.proxy.cluster import Cluster
 from dfc.shards import check
 
-STREAM_QUEUE: Final = 8  # pieces of ~64 KiB that wait for a slow reader of the keys
+STREAM_QUEUE: Final = 8  # pieces of about 64 KiB that wait for a slow reader
 SHARDS_DEFAULT: Final = "**"
 
 
 class KeyLines:
-    """Whole lines as they come. To be closed, also when nothing was read; an error of one target ends all."""
+    """An open stream of lines from all targets. Close it even if nothing was read; an error of one target ends all."""
 
     def __init__(self, streams: Sequence[aiohttp.ClientResponse]) -> None:
         self._streams = streams
 
     def pieces(self) -> AsyncIterator[bytes]:
-        """Some lines at a time. Unavailable when a target breaks off: the end is never cleanly short."""
+        """Yield complete lines, some at a time. Unavailable when a target breaks off, so that a short result is noticed."""
         return _interleave(self._streams)
 
     def close(self) -> None:
@@ -40,8 +40,8 @@ class SampleKeys:
         self._cluster = cluster
 
     async def open(self, bucket: str, shards: str = SHARDS_DEFAULT, fields: str = "") -> KeyLines:
-        """The samples of the shards of a spec, with all that is known of each or, with `fields` "key", the key alone.
-        BucketNotFound, BadShardSpec, BadRequest, and what a target says before its first line."""
+        """Open the stream of the samples of a spec's shards, with all fields or, with `fields` "key", only the key.
+        BucketNotFound, BadShardSpec, BadRequest, and any error of a target before its first line."""
         self._cluster.bucket(bucket)
         check(shards)
         if fields not in ("", "key"):
