@@ -55,7 +55,7 @@ def test_how_a_list_is_written() -> None:
     assert split_addresses("http://a:1") == ("http://a:1",)
     assert split_addresses(" http://a:1/ ,http://b:2,, http://a:1,") == ("http://a:1", "http://b:2")
     for empty in ("", " , "):
-        with pytest.raises(BadRequest, match="no address of a cluster"):
+        with pytest.raises(BadRequest, match="no cluster address given"):
             split_addresses(empty)
     many = [f"http://a:{port}" for port in range(1, ADDRESSES_MAX + 2)]
     assert split_addresses(",".join(many[1:])) == tuple(many[1:])

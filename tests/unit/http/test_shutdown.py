@@ -83,7 +83,7 @@ watchdog.end_within(3600)  # never later than what was said before
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == EXIT_CUT_OFF
-    assert "this node has not ended in time" in done.stderr
+    assert "this node did not stop in time" in done.stderr
     if "disk" in hangs:
         assert "disk_0" in done.stderr
 
