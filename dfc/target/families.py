@@ -1,4 +1,4 @@
-"""The metrics of a target's disks, as Prometheus families. Names and meanings: docs/metrics.md."""
+"""Prometheus metrics of a target's disks. Names and meanings: docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _GAUGES: Final = (
 
 
 class DiskReport(NamedTuple):
-    """What a disk said of itself. `space` is None when its file system could not be measured."""
+    """A disk's report on itself. `space` is None when its file system could not be measured."""
 
     disk_id: str
     state: DiskState
@@ -56,7 +56,7 @@ class DiskReport(NamedTuple):
 
 
 def report_on(disk: Disk) -> DiskReport:
-    """Reads the catalog and asks the file system."""
+    """Make a disk's report from its catalog and file system. Blocking."""
     try:
         return DiskReport(disk.id, disk.state, replace(disk.stats), disk.totals()[0], disk.space())
     except DfcError:
@@ -64,7 +64,7 @@ def report_on(disk: Disk) -> DiskReport:
 
 
 def disk_families(map_version: int, reports: Sequence[DiskReport]) -> Iterable[Metric]:
-    """A disk that does not answer is shown as it was when it last did, and not up."""
+    """Make the metric families. A disk that does not answer is shown as in its last report, but not up."""
     yield GaugeMetricFamily("dfc_map_version", "Version of the cluster map", map_version)
     stats = {report.disk_id: report.stats for report in reports}
     for name, attribute, about in _COUNTERS:

@@ -1,7 +1,7 @@
-"""Which node a target is, and that its disks belong to it: its own file, the disks' identity files and the map, put together.
+"""Determine which node a target is from its id file, its disks' identity files and the map, and claim its disks.
 
-A target whose own file is lost takes its id back from its disks where there is no doubt. Where there is, it does not start, and
-says what to do: two targets of one id, or a disk that two nodes think theirs, would be worse than one that waits.
+A target whose id file is lost recovers its id from its disks if there is no doubt. If there is, it does not start and says what
+to do: two targets with one id, or a disk that two nodes consider theirs, would be worse than a target that does not start.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log: Final = logging.getLogger("dfc.target")
 
 
 class Evidence(NamedTuple):
-    """What is known of a target before it knows its id. `own`: the id in its file; `damage`: why that cannot be read."""
+    """What is known about a target before it knows its id. `own`: the id in its file; `damage`: why it cannot be read."""
 
     file: str
     own: str | None
@@ -32,9 +32,9 @@ class Evidence(NamedTuple):
 
 
 def settle_identity(directory: str, disks: tuple[str, ...], known: ClusterMap, filesystem: FileSystem) -> str:
-    """The id of this target, in its file and on each of its disks when this returns; new disks are formatted.
+    """Return the id of this target, after writing it to its file and each of its disks; format new disks.
 
-    Raises DiskRefused for a disk of another cluster or node, DiskLocked, and OperatorError when the id cannot be told.
+    Raises DiskRefused for a disk of another cluster or node, DiskLocked, and OperatorError when the id is not certain.
     """
     make_directories(directory, filesystem)
     found = _look(directory, disks, known)
@@ -46,7 +46,7 @@ def settle_identity(directory: str, disks: tuple[str, ...], known: ClusterMap, f
     if found.own is None:
         write_node_id(directory, node_id, filesystem)
     else:
-        filesystem.sync_directory(directory)  # whoever wrote it may have been killed before it did
+        filesystem.sync_directory(directory)  # the process that wrote it may have been killed before it synced
     for path in disks:
         identity = found.disks.get(path)
         if identity is None:
@@ -75,7 +75,7 @@ def _look(directory: str, disks: tuple[str, ...], known: ClusterMap) -> Evidence
 
 
 def choose_id(found: Evidence) -> str | None:
-    """The id that all evidence agrees on; None when nothing was ever given to this target. Pure. Raises OperatorError."""
+    """Return the id that all evidence agrees on; None for a new target without any. Pure. Raises OperatorError."""
     if found.own is not None:
         for path, identity in found.disks.items():
             if identity.node_id not in (None, "", found.own):
@@ -111,7 +111,7 @@ def choose_id(found: Evidence) -> str | None:
 
 
 def _named(identity: DiskIdentity, known: ClusterMap) -> str:
-    """The node that a disk belongs to: as it says itself, else as the map has it; empty: none."""
+    """Return the node that a disk belongs to, by its identity file, else by the map; empty: none."""
     if identity.node_id is not None:
         return identity.node_id
     return next((node.id for node in known.nodes for disk in node.disks if disk.id == identity.disk_id), "")
