@@ -1,4 +1,4 @@
-"""How a target becomes a member of its cluster and stays one: identity, registration, heartbeats."""
+"""Join a target to its cluster and keep it there: identity, registration, heartbeats."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from dfc.target.identity import settle_identity
 from dfc.target.local import Local
 
 _log: Final = logging.getLogger("dfc.target")
-RETRY_S: Final = 0.25  # while the registry cannot be reached at the start
+RETRY_S: Final = 0.25  # first retry delay at start, while the registry cannot be reached
 RETRY_MAX_S: Final = 2.0
-BEAT_ANSWER_S: Final = 2.0  # for one of several addresses; a target that is not heard of for twice as long is down
+BEAT_ANSWER_S: Final = 2.0  # per address if there are several; a target that is silent for twice as long is down
 
 
 class Joined(NamedTuple):
-    """What the registry has said."""
+    """The registry's answer to the registration."""
 
     cluster_id: str
     node_number: int
 
 
 class Membership:
-    """Joins once, then beats."""
+    """Joins the cluster once, then sends heartbeats."""
 
     def __init__(self, local: Local, settings: Settings, filesystem: FileSystem) -> None:
         self._local = local
@@ -40,8 +40,8 @@ class Membership:
         self._url = self._advertised = ""
 
     async def join(self, url: str, advertised: str) -> Joined:
-        """Find out which node this is, and register it under the URLs of nodes and of clients; its disks are formatted then,
-        and not open yet. Raises OperatorError, and what `settle_identity` raises."""
+        """Determine which node this is, and register it with its URLs for nodes and for clients. Its disks are formatted by
+        then, but not open yet. Raises OperatorError, and what `settle_identity` raises."""
         self._url, self._advertised = url, advertised
         settings, local = self._settings, self._local
         known = await self._cluster_map()
@@ -51,7 +51,7 @@ class Membership:
         return Joined(known.cluster_id, await self._first_registration(known.cluster_id, entries))
 
     async def _cluster_map(self) -> ClusterMap:
-        """The registry's, asked for until it answers."""
+        """Fetch the registry's map, retrying until it answers."""
         wait_s = RETRY_S
         while True:
             try:
@@ -90,7 +90,7 @@ class Membership:
         return answer
 
     async def beat(self) -> None:
-        """Heartbeats for ever; a registry that is away is tried again, serving goes on meanwhile."""
+        """Send heartbeats forever; if the registry cannot be reached, keep serving and retry."""
         local, failing = self._local, False
         while True:
             await asyncio.sleep(self._settings.heartbeat_s)
@@ -107,5 +107,5 @@ class Membership:
 
 
 def _may_be_asked_again(error: DfcError) -> bool:
-    """Whether the registry cannot be reached, or has said that it is to be asked again: it has too much to do now."""
+    """Whether to retry: the registry cannot be reached, or is too busy now."""
     return error.status == 503

@@ -1,4 +1,4 @@
-"""Batch reads at a target: its own part from files, the parts of others by asking them."""
+"""Open batch reads at a target: read its own items from files, and ask other targets for theirs."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 class OwnBatches:
-    """Opens the parts of batches. `slots` are those of reads that decompress. `asked` counts the lists that this target puts
-    together, `own` the parts that it gives to others."""
+    """Opens the parts of batches. `slots` limit the reads that decompress. `asked` limits the batches that this target
+    assembles, `own` the parts that it gives to others."""
 
     def __init__(self, local: Local, pool: PeerPool, token: str, slots: Slots) -> None:
         self._local = local
@@ -43,13 +43,13 @@ class OwnBatches:
         return None if node is None else node.url
 
     async def gather(self, request: BatchRequest, *, with_lengths: bool) -> GatheredBatch:
-        """Items of anywhere, found and ready to be sent. Whatever is wrong with an item; Unavailable."""
+        """Find items anywhere in the cluster and return the batch, ready to be sent. Any error of an item; Unavailable."""
         await self._learn_buckets(request.items)
         threads = self._local.batches
         return await gather_batch(request, self._owner_of, self._open, self.asked, threads, with_lengths=with_lengths)
 
     async def gather_own(self, request: BatchRequest) -> GatheredBatch:
-        """Items of this target, after a word on how long each is (`dfc.batch.preamble`). Raises the same."""
+        """Return items of this target, preceded by the length of each (`dfc.batch.preamble`). Raises the same as `gather`."""
         self.own.enter()
         try:
             await self._learn_buckets(request.items)
@@ -64,7 +64,7 @@ class OwnBatches:
         return GatheredBatch([part], [(0, total)], total, self.own, self._local.batches, begin)
 
     async def _learn_buckets(self, items: Sequence[BatchItem]) -> None:
-        """A bucket that this target's map lacks is asked for once; then it is missing."""
+        """Ask the registry once for buckets that this target's map lacks; after that they count as missing."""
         for name in {item.bucket for item in items}:
             if self._local.map.bucket(name) is None:
                 try:
@@ -92,8 +92,8 @@ class OwnBatches:
     # --- the part of this target
 
     async def open_own(self, items: list[BatchItem], on_missing: OnMissing) -> OwnPart:
-        """The items of this target. ItemError."""
-        from dfc.target.batch.resolving import resolve  # a node that serves no batches does without numpy
+        """Open the items of this target. ItemError."""
+        from dfc.target.batch.resolving import resolve  # so that a node that serves no batches does not load numpy
 
         resolving = self._local.batches.submit(resolve, items, on_missing, self._find)
         try:
@@ -131,18 +131,18 @@ class OwnBatches:
 
 
 def _let_go(resolving: Future[Resolved]) -> None:
-    """Nobody waits for it any more."""
+    """Close the files of a result that is no longer wanted."""
     if not resolving.cancelled() and resolving.exception() is None:
         resolving.result().files.close()
 
 
 def _decode(resolved: Resolved, decoding: Decoding) -> None:
-    """Let the archive of a compressed shard, as far as it is needed, stand in for it."""
+    """Replace a compressed shard by its decompressed archive, as far as that is needed."""
     resolved.files.replace(decoding.number, _decoded(resolved, decoding))
 
 
 def _decoded(resolved: Resolved, decoding: Decoding) -> IO[Any]:
-    """The same, in a file without a name on the shard's disk."""
+    """Decompress the needed part of a shard into an unnamed file on the shard's disk."""
     disk = decoding.disk
     body = cast(BinaryIO, BlobBody(disk, decoding.row, resolved.files.descriptor(decoding.number)))
     file = disk.scratch_file(decoding.size)
@@ -160,7 +160,7 @@ def _decoded(resolved: Resolved, decoding: Decoding) -> IO[Any]:
 
 
 class OwnPart:
-    """See `dfc.batch.answer.Part`."""
+    """This target's part of a batch, see `dfc.batch.answer.Part`."""
 
     def __init__(self, resolved: Resolved) -> None:
         assert resolved.source is not None
