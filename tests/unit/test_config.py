@@ -261,9 +261,9 @@ def test_a_target_may_have_several_addresses_of_its_proxy():
     for wrong, said in (
         ("http://a:1,b:2", "not 'b:2'"),
         ("http://a:1,http://b:x", "not 'http://b:x'"),
-        (" , ", "no address"),
-        ("", "no address"),
-        (",".join(f"http://a:{port}" for port in range(1, 100)), "99 addresses"),
+        (" , ", "no cluster address"),
+        ("", "no cluster address"),
+        (",".join(f"http://a:{port}" for port in range(1, 100)), "addresses: 99"),
     ):
         with pytest.raises(ConfigError, match=f"proxy_url.*{said}"):
             load(wrong)

@@ -269,7 +269,7 @@ def test_a_disk_without_objects_can_be_dropped(registry):
     registry.say("t1", ("d1", "d2", "d3"))
     with pytest.raises(NotFound):
         registry.apply(changes.drop_disk("d4"))
-    with pytest.raises(Conflict, match="in use by the node t1"):
+    with pytest.raises(Conflict, match="in use by node t1"):
         registry.apply(changes.drop_disk("d3"))
     registry.say("t1", ("d1", "d2"))
     registry.apply(changes.drop_disk("d3"))
