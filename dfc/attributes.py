@@ -41,7 +41,9 @@ class Attributes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def check_attributes(encoded: bytes) -> None:
     """Raise BadRequest when the encoded attributes are longer than allowed."""
     if len(encoded) > ATTRIBUTES_BYTES_MAX:
-        raise BadRequest(f"the object's attributes are too large: {len(encoded)} bytes, at most {ATTRIBUTES_BYTES_MAX} are allowed")
+        raise BadRequest(
+            f"the object's attributes are too large: {len(encoded)} bytes, at most {ATTRIBUTES_BYTES_MAX} are allowed"
+        )
 
 
 NO_ATTRIBUTES: Final = Attributes()

@@ -66,9 +66,7 @@ INDEX_SORT_ROWS: Final = 1 << 18  # rows in memory while sorted runs are merged:
 INDEX_RUN_ROWS: Final = 1 << 16  # rows collected before they are sorted and spilled: 1 MiB per table and upload
 INDEX_BLOCK_BYTES: Final = 64 * KIB  # records are checksummed in blocks of this size, verified when first read (5 µs)
 INDEX_CACHE_BYTES: Final = 16 * MIB  # pages of indexes that one disk, or worker, keeps in memory
-INDEX_LOOP_READS_MAX: Final = (
-    200  # per lookup on the event loop, 1 µs each; a sample of more than 90 members needs a thread
-)
+INDEX_LOOP_READS_MAX: Final = 200  # per lookup on the event loop, 1 µs each; a sample of more than 90 members needs a thread
 INDEX_COLUMNS_BYTES: Final = 32 * MIB  # records in memory while many samples are looked up at once
 SAMPLE_RECORDS_MAX: Final = 4096  # members from the first to the last of one sample; bounds what one lookup may cost
 DECOMPRESS_CHUNK_BYTES: Final = 256 * KIB

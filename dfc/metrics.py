@@ -81,7 +81,9 @@ class _RequestCollector(Collector):
         for (method, route, status), count in sorted(self._stats.requests.items()):
             requests.add_metric((method, route, str(status)), count)
         yield requests
-        latency = HistogramMetricFamily("dfc_http_request_seconds", "Time from the request head to the last byte of the answer", labels=("route",))
+        latency = HistogramMetricFamily(
+            "dfc_http_request_seconds", "Time from the request head to the last byte of the answer", labels=("route",)
+        )
         received = CounterMetricFamily("dfc_http_received_bytes", "Body bytes received", labels=("route",))
         sent = CounterMetricFamily("dfc_http_sent_bytes", "Body bytes sent", labels=("route",))
         for route, stats in sorted(self._stats.routes.items()):
@@ -93,7 +95,9 @@ class _RequestCollector(Collector):
             received.add_metric((route,), stats.received_bytes)
             sent.add_metric((route,), stats.sent_bytes)
         yield from (latency, received, sent)
-        cut = CounterMetricFamily("dfc_answers_cut", "Answers that this node broke off after sending their status", labels=("route",))
+        cut = CounterMetricFamily(
+            "dfc_answers_cut", "Answers that this node broke off after sending their status", labels=("route",)
+        )
         for route in sorted(self._stats.routes.keys() | self._stats.cut.keys()):
             cut.add_metric((route,), self._stats.cut.get(route, 0))
         yield cut

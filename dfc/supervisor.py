@@ -161,7 +161,9 @@ class Supervisor:
 
     def _kept_shape(self) -> tuple[int, int] | None:
         path = str(self._root / SHAPE_FILE)
-        way_out = f"""Write it again, with the right numbers: echo '{{"format": {FORMAT}, "targets": 2, "disks": 1}}' > {path}"""
+        way_out = (
+            f"""Write it again, with the right numbers: echo '{{"format": {FORMAT}, "targets": 2, "disks": 1}}' > {path}"""
+        )
         data = read_small_file(path, way_out)
         if data is None:
             return None

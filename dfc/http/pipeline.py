@@ -22,7 +22,9 @@ PROCESSORS: Final = os.cpu_count() or 1
 HELPERS_MAX: Final = PROCESSORS // 2
 PROCESSORS_TO_SPARE: Final = PROCESSORS >= 4  # not measured beyond two
 BUFFERS: Final = 3  # one being filled, one being written, one to even out the difference
-BUFFER_BYTES: Final = 4 * TRANSFER_BUFFER_BYTES  # each hand-over switches threads twice, so it carries a few milliseconds of work
+BUFFER_BYTES: Final = (
+    4 * TRANSFER_BUFFER_BYTES
+)  # each hand-over switches threads twice, so it carries a few milliseconds of work
 
 
 class SinkHelper:

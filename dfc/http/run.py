@@ -81,7 +81,9 @@ def run_node(role: Role, make: Callable[[Settings], Node], arguments: Sequence[s
         print(f"dfc {role}: {error.message}", file=sys.stderr)
         return EXIT_OPERATOR_ERROR
     except OSError as error:
-        taken = "; another program is using this port, choose another one with --port" if error.errno == errno.EADDRINUSE else ""
+        taken = (
+            "; another program is using this port, choose another one with --port" if error.errno == errno.EADDRINUSE else ""
+        )
         print(f"dfc {role}: {error}{taken}", file=sys.stderr)
         return EXIT_OPERATOR_ERROR
 

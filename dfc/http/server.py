@@ -132,9 +132,7 @@ class Connection(RequestHandler):
             return
         heads, in_body = self._request_count, self._last_body is not None and not self._last_body.is_eof()
         waiter = None
-        if (
-            _AT_ONCE
-        ):  # while the connection is idle, aiohttp's task waits for the next request; it is woken below if needed
+        if _AT_ONCE:  # while the connection is idle, aiohttp's task waits for the next request; it is woken below if needed
             waiter, self._waiter = self._waiter, None
         try:
             super().data_received(data)
@@ -168,7 +166,9 @@ class Connection(RequestHandler):
         answer.write(exchange)
         self.made = None
         self._messages.popleft()
-        consumed = getattr(getattr(self, "_parser", None), "message_consumed", None)  # newer parsers limit how far they read ahead
+        consumed = getattr(
+            getattr(self, "_parser", None), "message_consumed", None
+        )  # newer parsers limit how far they read ahead
         if consumed is not None:
             consumed()
         self.node.requests_count += 1

@@ -78,7 +78,9 @@ class Cluster:
     def check_ready(self) -> None:
         """Raise Unavailable until the expected targets have joined, since objects would be placed on too few."""
         if not self.is_ready():
-            raise Unavailable(f"the cluster is not ready: {len(self.map.targets())} of {self._expected_targets} targets have joined")
+            raise Unavailable(
+                f"the cluster is not ready: {len(self.map.targets())} of {self._expected_targets} targets have joined"
+            )
 
     async def close(self) -> None:
         await self._registry.close()

@@ -82,7 +82,9 @@ class Deletions:
         objects = (await self._cluster.counts()).get(bucket.id, (0, 0))[0] if targets else 0
         # Hidden objects, such as lineages of jobs, do not keep a bucket from being deleted.
         if objects and (await one_page(self._cluster, Query(bucket.id), 1)).rows:
-            raise BucketNotEmpty(f"bucket {bucket.name!r} is not empty: it holds {objects} objects; '?force=1' deletes them too")
+            raise BucketNotEmpty(
+                f"bucket {bucket.name!r} is not empty: it holds {objects} objects; '?force=1' deletes them too"
+            )
 
     async def _remove(self, bucket: BucketEntry, fence: Lease | None = None) -> None:
         """Remove a bucket that is `deleting` from every target, then from the registry. Can be repeated to do what is left."""

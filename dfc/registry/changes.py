@@ -60,7 +60,9 @@ def join(said: Registration) -> Change:
 def check_registration(cluster_map: ClusterMap, said: Registration) -> None:
     """That this node may be in this cluster. Conflict."""
     if said.cluster_id != cluster_map.cluster_id:
-        raise Conflict(f"these disks belong to cluster {said.cluster_id or '(none)'}, but this is cluster {cluster_map.cluster_id}")
+        raise Conflict(
+            f"these disks belong to cluster {said.cluster_id or '(none)'}, but this is cluster {cluster_map.cluster_id}"
+        )
     if said.role != "target":
         raise Conflict(f"{said.node_id} is not a target: this cluster has one proxy, the one that keeps its registry")
 
@@ -142,7 +144,9 @@ def create_bucket(new: BucketEntry) -> Change:
         if found.state == "deleting":
             raise BucketDeleting(f"bucket {new.name!r} is being deleted")
         if (found.copies, found.durability) != (new.copies, new.durability):
-            raise BucketConflict(f"bucket {new.name!r} already exists with copies={found.copies}, durability={found.durability}")
+            raise BucketConflict(
+                f"bucket {new.name!r} already exists with copies={found.copies}, durability={found.durability}"
+            )
         return state
 
     return change

@@ -131,7 +131,9 @@ def open_registry(directory: str, filesystem: FileSystem) -> RegistryFile:
             registry.keep_node_id(own or new_node_id("proxy"))
         if own != registry.node_id:
             if own is not None or damage is not None:
-                _log.warning("%s was wrong or damaged: corrected to %s, as the registry says", node_file(directory), registry.node_id)
+                _log.warning(
+                    "%s was wrong or damaged: corrected to %s, as the registry says", node_file(directory), registry.node_id
+                )
             write_node_id(directory, registry.node_id, filesystem)
     except BaseException:
         registry.close()

@@ -58,7 +58,9 @@ class Membership:
                 return await self._local.ask_registry("GET", "/v1/cluster", ClusterMap)
             except (Unavailable, RemoteError) as error:
                 if not _may_be_asked_again(error):
-                    raise OperatorError(f"the registry at {self._local.proxies} refuses this target: {error.message}") from error
+                    raise OperatorError(
+                        f"the registry at {self._local.proxies} refuses this target: {error.message}"
+                    ) from error
                 _log.info("waiting for the registry at %s: %s", self._local.proxies, error.message)
             await asyncio.sleep(wait_s)
             wait_s = min(RETRY_MAX_S, wait_s * 2)

@@ -231,7 +231,10 @@ def test_what_is_shown_hides_the_token():
         ({"jobs_scheduler": "tcp://0.0.0.0:8786"}, "must use tls://"),
         ({"jobs_scheduler": "tcp://node-1:8786"}, "must use tls://"),
         ({"jobs_scheduler": "tls://10.0.0.1:8786"}, "jobs_tls_ca is missing"),
-        ({"jobs_scheduler": "tls://10.0.0.1:8786", "jobs_tls_ca": __file__, "jobs_tls_cert": __file__}, "jobs_tls_key is missing"),
+        (
+            {"jobs_scheduler": "tls://10.0.0.1:8786", "jobs_tls_ca": __file__, "jobs_tls_cert": __file__},
+            "jobs_tls_key is missing",
+        ),
         ({"jobs_scheduler": "tls://10.0.0.1:8786", "jobs_tls_ca": "/nowhere.pem"}, "cannot read /nowhere.pem"),
         ({"jobs_scheduler": "http://10.0.0.1:8786"}, "tls://HOST:PORT"),
         ({"jobs_scheduler": "10.0.0.1:8786"}, "tls://HOST:PORT"),

@@ -281,7 +281,9 @@ class ControlClient:
         """Send a PUT with a body made piece by piece; it may take any time as long as it moves. Errors as in `call`."""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(STREAM_STALL_S) as limit:  # the session's own timeout does not apply while a body is sent
+            async with asyncio.timeout(
+                STREAM_STALL_S
+            ) as limit:  # the session's own timeout does not apply while a body is sent
 
                 async def watched() -> AsyncIterator[bytes]:
                     async for piece in pieces:

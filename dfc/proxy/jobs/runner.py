@@ -142,7 +142,9 @@ class JobRunner:
             await asyncio.gather(*running, return_exceptions=True)
         await self._write()
         if count not in (None, drafts.count) or self._totals.get(at, StageTotals()).tasks != drafts.count:
-            raise RuntimeError(f"stage {stage.name} of job {self.id}: {drafts.count} tasks, which is not what was planned or done")
+            raise RuntimeError(
+                f"stage {stage.name} of job {self.id}: {drafts.count} tasks, which is not what was planned or done"
+            )
         return drafts.count
 
     async def _window(self) -> int:
