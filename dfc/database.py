@@ -1,7 +1,8 @@
 """Create and open the SQLite files that a node keeps beside its disks: the registry and the journal of jobs.
 
-A new file is filled under another name and renamed once it is durable, so a file under its own name is never half-made. One that
-is empty or not ours has been damaged: it is refused, with a message that says how to recover. All use WAL with synchronous=FULL.
+A new file is filled under another name and renamed once it is durable, so a file under its own name is never half-made. One
+that is empty or not ours has been damaged: it is refused, with a message that says how to recover. All files use WAL with
+synchronous=FULL.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ STOP_EXIT_S: Final = 1.0  # for the interpreter to exit, once everything is clos
 STOP_KILL_S: Final = 8.0  # after the drain timeout: then `dfc serve` kills its children
 TRANSFER_POLL_S: Final = 0.02  # how long a thread waits for a socket before the event loop takes over
 
-# Threads of one disk of a target, and the calls that wait for them. A hanging disk blocks this many requests, and no other disk.
+# Threads of one disk of a target, and the calls waiting for them. A hanging disk blocks this many requests, and no other disk.
 DISK_READ_THREADS: Final = 32
 DISK_WRITE_THREADS: Final = 64  # small uploads wait in them for their group's commit
 DISK_CALLS_MAX: Final = 1024  # of each kind at a time; more are answered 503. Each may hold a body of SMALL_BODY_BYTES

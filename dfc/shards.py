@@ -8,8 +8,8 @@
 | `train-*.tar`, `**/x-[0-9]?.tar` | a glob: `*` and `?` stay within one path segment, `**` stands for any number of segments |
 | `imagenet/` | a prefix: everything below it |
 
-A spec is expanded in that order: first the count, then braces; what still has a wildcard then is a `Glob`. Everything is counted
-before it is built, so that a short spec cannot take much memory.
+A spec is expanded in that order: first the count, then braces; what still has a wildcard then is a `Glob`. Everything is
+counted before it is built, so that a short spec cannot take much memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Durably write, and carefully read, a node's small files: its id, a disk's identity, the shape of `dfc serve`.
 
 A file is written under another name, synced, renamed, and its directory synced: after a power loss it is either the old one or
-the new one, complete. Directories are durable once they are made. So a file that is empty or torn was damaged in some other way:
+the new one, complete. Directories are durable once they are made. So a file that is empty or torn was damaged in another way:
 that is an error, which says where the file is and what to do. Nothing is guessed or recreated.
 """
 

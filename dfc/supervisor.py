@@ -144,9 +144,9 @@ class Supervisor:
             for want, has, what in zip(asked, have, ("targets", "disks"), strict=True):
                 if want not in (None, has):
                     raise ConfigError(
-                        f"{self._root} was created with --targets {have[0]} --disks {have[1]}, not --{what} {want}; this cannot "
-                        f"be changed, because objects are placed by these numbers. Start without the flag, or choose another "
-                        f"--dir and copy the data over (`dfc get -r`, then `dfc put -r`)."
+                        f"{self._root} was created with --targets {have[0]} --disks {have[1]}, not --{what} {want}; this "
+                        f"cannot be changed, because objects are placed by these numbers. Start without the flag, or "
+                        f"choose another --dir and copy the data over (`dfc get -r`, then `dfc put -r`)."
                     )
             return have
         there = sorted(directory.name for directory in self._root.glob("target-*"))
@@ -161,9 +161,7 @@ class Supervisor:
 
     def _kept_shape(self) -> tuple[int, int] | None:
         path = str(self._root / SHAPE_FILE)
-        way_out = (
-            f"""Write it again, with the right numbers: echo '{{"format": {FORMAT}, "targets": 2, "disks": 1}}' > {path}"""
-        )
+        way_out = f"""Write it again with the right numbers: echo '{{"format": {FORMAT}, "targets": 2, "disks": 1}}' > {path}"""
         data = read_small_file(path, way_out)
         if data is None:
             return None

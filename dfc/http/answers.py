@@ -276,7 +276,7 @@ class StreamAnswer(BulkAnswer):
 
 
 async def finish_connection(exchange: Exchange) -> None:
-    """Close a connection so that the client still gets the answer: half-close, then discard what it sends, up to 1 MiB or 2 s."""
+    """Close a connection so that the client still gets the answer: half-close, then discard up to 1 MiB or 2 s of input."""
     with suppress(OSError, RuntimeError):  # RuntimeError: the transport was closed meanwhile
         await exchange.write_buffer_empty()
         with duplicate(exchange.socket()) as connection:

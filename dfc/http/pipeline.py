@@ -22,9 +22,7 @@ PROCESSORS: Final = os.cpu_count() or 1
 HELPERS_MAX: Final = PROCESSORS // 2
 PROCESSORS_TO_SPARE: Final = PROCESSORS >= 4  # not measured beyond two
 BUFFERS: Final = 3  # one being filled, one being written, one to even out the difference
-BUFFER_BYTES: Final = (
-    4 * TRANSFER_BUFFER_BYTES
-)  # each hand-over switches threads twice, so it carries a few milliseconds of work
+BUFFER_BYTES: Final = 4 * TRANSFER_BUFFER_BYTES  # a few milliseconds of work, since each hand-over switches threads twice
 
 
 class SinkHelper:
@@ -74,7 +72,7 @@ class SinkHelper:
             buffer, size = item
             try:
                 if size and self._error is None and self._sink is not None:
-                    # In one call: hashing releases the interpreter's lock, and each time it is taken back the other thread waits.
+                    # In one call: hashing releases the interpreter's lock, and taking it back makes the other thread wait.
                     with memoryview(buffer) as view:
                         self._sink(view[:size])
             except BaseException as error:

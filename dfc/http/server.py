@@ -1,7 +1,7 @@
 """The HTTP server of every node: accepts connections within limits and answers their requests.
 
-It is built on aiohttp's low-level server. It handles request ids, the check of Host, access control, routing, errors in the form
-of their face, the access log and request metrics. What a route does is the node's business.
+It is built on aiohttp's low-level server. It handles request ids, the check of Host, access control, routing, errors in the
+form of their face, the access log and request metrics. What a route does is the node's business.
 """
 
 from __future__ import annotations

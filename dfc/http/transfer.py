@@ -233,8 +233,8 @@ class BodySink(Protocol):
 class Receive:
     """Receives exactly `count` bytes from a socket into `sink`, which already has the first `begun` bytes of the body.
 
-    As long as the sender keeps up, pieces end at multiples of their size in the body: writing whole pages to a file is 10 % less
-    work. In a fast upload a helper may hash and index while this thread receives and stores.
+    As long as the sender keeps up, pieces end at multiples of their size in the body: writing whole pages to a file is 10 %
+    less work. In a fast upload a helper may hash and index while this thread receives and stores.
     """
 
     def __init__(

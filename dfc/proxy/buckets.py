@@ -36,7 +36,7 @@ class Buckets:
         return _counted(bucket, await self._cluster.counts())
 
     async def create(self, name: str, copies: int, durability: Durability) -> tuple[CountedBucket, bool]:
-        """Create a bucket; return it and whether it is new. BadName, BucketConflict if it has other settings, BucketDeleting."""
+        """Create a bucket; return it and whether it is new. BadName, BucketConflict for other settings, BucketDeleting."""
         _check_copies(copies)
         self._cluster.check_ready()
         bucket, created = await self._cluster.create_bucket(name, copies, durability)

@@ -54,8 +54,8 @@ class Deletions:
             self._busy.discard(name)
 
     async def _decide(self, bucket: BucketEntry, force: bool, leadership: Lease) -> None:
-        """Make the bucket `deleting`, or leave it `active`; no commit can slip in between counting and deleting. LeaseLost, with
-        nothing decided, when this proxy stops being the coordinator meanwhile."""
+        """Make the bucket `deleting`, or leave it `active`; no commit can slip in between counting and deleting. LeaseLost,
+        with nothing decided, when this proxy stops being the coordinator meanwhile."""
         cluster, name = self._cluster, bucket.name
         targets = cluster.live_targets() if cluster.map.targets() else []
         if not force:

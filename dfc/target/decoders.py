@@ -22,7 +22,7 @@ class Slots:
         self._free = asyncio.Semaphore(DECOMPRESSIONS_MAX)
 
     async def take(self, kind: str | None) -> bool:
-        """Take a slot if this kind of shard needs one; whether it does, and must be given back. Unavailable when none is free."""
+        """Take a slot if this kind of shard needs one; whether it does, to be given back. Unavailable when none is free."""
         if kind not in LARGE_WINDOW_KINDS:
             return False
         try:

@@ -104,8 +104,8 @@ def choose_id(found: Evidence) -> str | None:
     if elsewhere:
         raise OperatorError(
             f"{what}. The disks here belong to {node_id}, which also has others ({', '.join(sorted(elsewhere))}). If this is "
-            f"that node and no other target runs as it: echo {node_id} > {found.file}. If the disks were moved here on purpose, "
-            f"release each of them: dfc disk release DIR"
+            f"that node and no other target runs as it: echo {node_id} > {found.file}. If the disks were moved here on "
+            f"purpose, release each of them: dfc disk release DIR"
         )
     return node_id
 

@@ -101,7 +101,7 @@ class JobInputs:
         return BlobPaths(found.path, found.path + INDEX_SUFFIX if has_index else None, found.row.size, found.row.version)
 
     async def index(self, path: ObjectPath, version: str | None) -> FileRange:
-        """Open the index of a shard, rebuilding it first if it is missing or damaged. PreconditionFailed for another version."""
+        """Open the index of a shard, rebuilding it if it is missing or damaged. PreconditionFailed for another version."""
         found = await self._find(path, version)
         threads = self._local.threads(found.disk)
         file = await threads.open(_open_index, found, release=os.close)

@@ -93,7 +93,7 @@ class Local:
         return await asyncio.gather(*(threads.report(DISK_ANSWER_S) for threads in self._disk_threads.values()))
 
     async def of_each(self, function: Callable[[Disk], T]) -> list[T]:
-        """Run a quick call on each disk and return the results, ordered by disk id. StorageFailed when a disk does not answer."""
+        """Run a quick call on each disk; return the results, ordered by disk id. StorageFailed if a disk does not answer."""
         try:
             async with asyncio.timeout(EACH_DISK_S):
                 return await asyncio.gather(*(self.threads(disk).read(function, disk) for disk in self.in_order()))

@@ -1,7 +1,8 @@
 """The threads of one disk. Disks share no threads, so a disk that hangs blocks only the requests that need it.
 
-Reads, writes, sending and receiving have separate pools: small uploads wait in theirs for the commit of their group, and a slow
-sync blocks no read. A disk with too many calls under way refuses more of them, since each holds a connection and perhaps a body.
+Reads, writes, sending and receiving have separate pools: small uploads wait in theirs for the commit of their group, and a
+slow sync blocks no read. A disk with too many calls under way refuses more of them, since each holds a connection and perhaps a
+body.
 
 A call in a thread cannot be interrupted. Its caller may be cancelled nevertheless; the call then runs to its end, and what it
 opened is closed.

@@ -156,7 +156,7 @@ class Response:
         return data
 
     def error(self, what: str = "") -> DfcError:
-        """Read the body and return the error that a status of 300 or more means; `what` replaces a URL not to be shown. Broken."""
+        """Read the body and return the error for a status of 300 or more; `what` replaces a URL not to be shown. Broken."""
         return error_from_answer(self.status, self.headers, self.read_all(ERROR_BODY_BYTES_MAX), what or self._what)
 
     def close(self) -> None:
@@ -440,7 +440,7 @@ class Upload:
         return self.wanted
 
     def send_parts(self, parts: Sequence[Part]) -> bool:
-        """Send the next bytes, with sendfile where they are in files; whether more are wanted. Broken if a file is too short."""
+        """Send the next bytes, those in files by sendfile; whether more are wanted. Broken if a file is too short."""
         if self.wanted and part_bytes(parts) > 0:
             with self._fatal():
                 self.wanted = send_parts(self._link.sock, parts, self._chunked)

@@ -267,7 +267,7 @@ class ControlClient:
         return self._session
 
     async def open_stream(self, url: str) -> aiohttp.ClientResponse:
-        """Send a GET whose answer the caller reads piece by piece, without a total time limit, and closes. Errors as in `call`."""
+        """Send a GET whose answer the caller reads in pieces, without a total time limit, and closes. Errors as in `call`."""
         timeout = self._long_timeout()
         try:
             response = await self._open_session().get(url, headers=self._headers, timeout=timeout, allow_redirects=False)

@@ -18,9 +18,7 @@ from typing import Final
 from dfc.limits import KIB
 
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
-_STEP_BYTES: Final = (
-    256 * KIB
-)  # of a chunked body: at most this much is lost when the connection breaks in the middle of a step
+_STEP_BYTES: Final = 256 * KIB  # of a chunked body: the most that is lost when the connection breaks within a step
 
 
 class Receiver:

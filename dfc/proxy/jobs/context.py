@@ -111,7 +111,7 @@ class Means:
 def plan_stages(
     spec: CheckedSpec, inputs: tuple[Sequence[Any], ...], memory_bytes: int, cluster: Cluster
 ) -> tuple[Sequence[Stage], JobInput]:
-    """Plan the stages of a job. Depends only on the arguments and the map, which decides where tasks run, not what they write."""
+    """Plan the stages of a job. Pure except for the map, which decides where tasks run, but not what they write."""
     bucket = spec.spec.output.bucket
 
     def node_of(name: str) -> str | None:

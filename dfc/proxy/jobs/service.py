@@ -1,4 +1,4 @@
-"""The job service of the proxy: accepts, queues, runs, cancels and lists jobs, resumes them after a restart, expires old ones."""
+"""The job service of the proxy: accept, queue, run, cancel and list jobs, resume them after a restart, expire old ones."""
 
 from __future__ import annotations
 
