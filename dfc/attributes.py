@@ -1,7 +1,7 @@
-"""What an object has besides its name and bytes: content type, user metadata, further digests. A map in msgpack.
+"""Attributes of an object: content type, user metadata and further digests, encoded as a msgpack map.
 
-The storage engine keeps the encoded form and never looks into it, and what copies an object copies that form. So fields that a
-newer version of DFC has written survive in an older one.
+The storage engine stores the encoded form without looking into it, and copying an object copies that form. So fields written by
+a newer version of DFC survive in an older one.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from dfc.limits import ATTRIBUTES_BYTES_MAX
 
 
 class Attributes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`metadata` are the user's own words by lower-case name. `digests` are others than xxh3-128, as lower-case hex by name:
-    `md5`, `crc32c`, `sha256`."""
+    """The attributes of one object.
+
+    `metadata` maps lower-case names to the user's values. `digests` maps names (`md5`, `crc32c`, `sha256`) to lower-case hex;
+    the xxh3-128 is not among them."""
 
     content_type: str = ""
     metadata: dict[str, str] = {}
     digests: dict[str, str] = {}
 
     def encode(self) -> bytes:
-        """Empty when there is nothing to say; the same bytes for the same attributes. BadRequest when it is too long."""
+        """Encode deterministically; no attributes give empty bytes. BadRequest when the result is too long."""
         if self == NO_ATTRIBUTES:
             return b""
         encoded = _ENCODER.encode(self)
@@ -32,14 +34,16 @@ class Attributes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def decode(cls, encoded: bytes) -> Attributes:
-        """The known fields; msgspec.DecodeError when it is no such map."""
+        """Decode the known fields; msgspec.DecodeError when the bytes are not such a map."""
         return _DECODER.decode(encoded) if encoded else NO_ATTRIBUTES
 
 
 def check_attributes(encoded: bytes) -> None:
-    """BadRequest when it is longer than an object may have."""
+    """Raise BadRequest when the encoded attributes are longer than allowed."""
     if len(encoded) > ATTRIBUTES_BYTES_MAX:
-        raise BadRequest(f"the attributes of an object take at most {ATTRIBUTES_BYTES_MAX} bytes, not {len(encoded)}")
+        raise BadRequest(
+            f"the object's attributes are too large: {len(encoded)} bytes, at most {ATTRIBUTES_BYTES_MAX} are allowed"
+        )
 
 
 NO_ATTRIBUTES: Final = Attributes()

@@ -1,6 +1,6 @@
-"""Settings of a node: one table, four origins. Flags win over `DFC_…` variables, those over the TOML file, that over defaults.
+"""Settings of a node, from flags, `DFC_…` variables, a TOML file and defaults, in this order of precedence.
 
-Each field of `Settings` is a setting: its name is the TOML key, `DFC_` and its upper-case form the variable, and
+Each field of `Settings` is a setting: its name is the TOML key, `DFC_NAME` in upper case the variable, and
 `--name-with-dashes` the flag. An unknown key or variable, or a value of the wrong type, is a ConfigError.
 """
 
@@ -25,7 +25,7 @@ from dfc.wire import DEFAULT_URL
 
 Role = Literal["proxy", "target"]
 ENVIRONMENT_PREFIX: Final = "DFC_"
-# Variables that other parts of DFC read; they are no settings of a node.
+# Variables that other parts of DFC read; they are not settings of a node.
 FOREIGN_VARIABLES: Final = frozenset(("DFC_URL", "DFC_CONFIG"))
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 _LABEL: Final = re.compile(r"[A-Za-z0-9._-]{0,64}")
@@ -33,7 +33,7 @@ _LOOPBACK: Final = frozenset(("127.0.0.1", "::1", "localhost"))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, or `localhost`, reaches this machine alone."""
+    """Whether a host is a loopback address or `localhost`, so that only this machine reaches it."""
     return host in _LOOPBACK or host.startswith("127.")
 
 
@@ -43,7 +43,7 @@ def _setting(default: Any, about: str, roles: tuple[Role, ...] = ("proxy", "targ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Every setting with its default. Names end in their unit."""
+    """All settings with their defaults. Names end in their unit."""
 
     host: str = _setting("127.0.0.1", "Address to listen on. Set a token for anything but loopback.")
     port: int = _setting(8080, "Port to listen on; 0 picks a free one.")
@@ -166,7 +166,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {setting.name: setting for setting in _
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Settings, and where each came from: `default`, `file PATH`, `variable NAME` or `flag --name`."""
+    """Settings, and the origin of each: `default`, `file PATH`, `variable NAME` or `flag --name`."""
 
     settings: Settings
     origins: Mapping[str, str]
@@ -175,17 +175,17 @@ class Loaded:
 def load_settings(
     role: Role, *, file: str | None = None, environment: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
 ) -> Loaded:
-    """Merge the origins and check the result; ConfigError says which key of which origin is wrong."""
+    """Merge all origins and check the result; ConfigError says which key of which origin is wrong."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {name: "default" for name, setting in SETTINGS.items() if role in setting.roles}
     for name, value, origin in _given(file, environment or {}, flags or {}):
         setting = SETTINGS.get(name)
         if setting is None:
-            raise ConfigError(f"{origin}: there is no setting {name!r}; `dfc config show` lists them all")
+            raise ConfigError(f"{origin}: unknown setting {name!r}; `dfc config show` lists all settings")
         if role not in setting.roles:
             if origin.startswith("variable"):
                 continue  # one environment may serve all nodes of a machine
-            raise ConfigError(f"{origin}: {name!r} is a setting of a {setting.roles[0]}, this is a {role}")
+            raise ConfigError(f"{origin}: {name!r} is a setting for a {setting.roles[0]}, but this is a {role}")
         values[name] = _convert(setting, value, origin)
         origins[name] = origin
     settings = Settings(**values)
@@ -201,7 +201,7 @@ def _given(file: str | None, environment: Mapping[str, str], flags: Mapping[str,
         except OSError as error:
             raise ConfigError(f"cannot read {file}: {error.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{file} is not TOML: {error}") from None
+            raise ConfigError(f"{file} is not valid TOML: {error}") from None
         for name, value in content.items():
             yield name, value, f"file {file}"
     for variable, value in environment.items():
@@ -226,31 +226,31 @@ def _convert(setting: Setting, value: Any, origin: str) -> Any:
 
 def _check(settings: Settings, role: Role) -> None:
     if not 0 <= settings.port <= 65535:
-        raise ConfigError(f"port is 0 to 65535, not {settings.port}")
+        raise ConfigError(f"port must be between 0 and 65535, not {settings.port}")
     for name in ("url", "advertise_url"):
         value = getattr(settings, name)
         if value and not is_http_url(value):
-            raise ConfigError(f"{name} is of the form http://HOST:PORT, not {value!r}")
+            raise ConfigError(f"{name} must have the form http://HOST:PORT, not {value!r}")
     _check_addresses(settings.proxy_url, "proxy_url")
     for host in settings.allowed_hosts:
         if host != ANY_HOST and host_name(host) is None:
-            raise ConfigError(f"allowed_hosts has plain names, without scheme and port and in ASCII, or '*'; not {host!r}")
+            raise ConfigError(f"allowed_hosts must list ASCII host names without scheme or port, or '*', not {host!r}")
     for name in ("zone", "host_label"):
         if not _LABEL.fullmatch(getattr(settings, name)):
-            raise ConfigError(f"{name} has at most 64 letters, digits and the characters . _ -")
+            raise ConfigError(f"{name} may have at most 64 letters, digits and the characters . _ -")
     for name in SETTINGS:
         value = getattr(settings, name)
         if isinstance(value, (int, float)) and value < 0:
-            raise ConfigError(f"{name} is not negative")
+            raise ConfigError(f"{name} must not be negative: {value}")
     if settings.transfer_threads < 1 or settings.connections_max < 1:
-        raise ConfigError("transfer_threads and connections_max are at least 1")
+        raise ConfigError("transfer_threads and connections_max must be at least 1")
     if settings.jobs_running_max < 1 or settings.jobs_tasks_max < 1:
-        raise ConfigError("jobs_running_max and jobs_tasks_max are at least 1")
+        raise ConfigError("jobs_running_max and jobs_tasks_max must be at least 1")
     if role == "target" and not settings.disks:
         raise ConfigError("a target needs at least one directory in 'disks'")
     _check_scheduler(settings)
     if settings.token and not (settings.token.isascii() and settings.token.isprintable() and " " not in settings.token):
-        raise ConfigError("a token is printable ASCII without spaces")
+        raise ConfigError("the token must be printable ASCII without spaces")
 
 
 def _check_addresses(text: str, name: str) -> None:
@@ -259,11 +259,11 @@ def _check_addresses(text: str, name: str) -> None:
     except BadRequest as error:
         raise ConfigError(f"{name}: {error.message}") from None
     if wrong:
-        raise ConfigError(f"{name} is of the form http://HOST:PORT, or several of these with commas between, not {wrong[0]!r}")
+        raise ConfigError(f"{name} must be http://HOST:PORT, or several of these separated by commas, not {wrong[0]!r}")
 
 
 def _check_scheduler(settings: Settings) -> None:
-    """Dask unpickles what its peers send: off this machine only peers with a certificate may be such."""
+    """Check the scheduler's settings. Dask unpickles what its peers send, so peers on other machines need a certificate."""
     if not settings.jobs_scheduler:
         return
     parts = urlsplit(settings.jobs_scheduler)
@@ -272,19 +272,19 @@ def _check_scheduler(settings: Settings) -> None:
     except ValueError:
         complete = False
     if not complete:
-        raise ConfigError(f"jobs_scheduler is of the form tls://HOST:PORT, not {settings.jobs_scheduler!r}")
+        raise ConfigError(f"jobs_scheduler must have the form tls://HOST:PORT, not {settings.jobs_scheduler!r}")
     if parts.scheme == "tcp" and not is_loopback(parts.hostname or ""):
-        raise ConfigError(f"jobs_scheduler is off this machine and so must be tls://, not {settings.jobs_scheduler!r}")
+        raise ConfigError(f"jobs_scheduler is on another machine and must use tls://, not {settings.jobs_scheduler!r}")
     for name in ("jobs_tls_ca", "jobs_tls_cert", "jobs_tls_key"):
         value = getattr(settings, name)
         if parts.scheme == "tls" and not value:
-            raise ConfigError(f"a jobs_scheduler with tls:// wants {name}, too")
+            raise ConfigError(f"{name} is missing: a jobs_scheduler with tls:// needs it")
         if value and not os.access(value, os.R_OK):
             raise ConfigError(f"{name}: cannot read {value}")
 
 
 def sample_toml() -> str:
-    """The commented sample of every setting, `deploy/dfc.toml`."""
+    """Return the commented sample file with every setting, `deploy/dfc.toml`."""
     lines = ["# Every setting of DFC with its default. Remove the '#' of a line to change it.", ""]
     for setting in SETTINGS.values():
         only = "" if len(setting.roles) == 2 else f" ({setting.roles[0]} only)"

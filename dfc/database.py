@@ -1,7 +1,8 @@
-"""SQLite files that a node keeps beside its disks: the registry, the journal of jobs. Made whole, opened with doubt.
+"""Create and open the SQLite files that a node keeps beside its disks: the registry and the journal of jobs.
 
-A new one is filled under another name and renamed when it is on the medium. So a file under its own name is never half made:
-one that is empty or is none of ours has been damaged, and is refused with a way out. All are WAL with synchronous=FULL.
+A new file is filled under another name and renamed once it is durable, so a file under its own name is never half-made. One
+that is empty or not ours has been damaged: it is refused, with a message that says how to recover. All files use WAL with
+synchronous=FULL.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _ENDINGS: Final = ("", "-journal", "-wal", "-shm")
 _MAGIC: Final = b"SQLite format 3\0"
 _HEADER: Final = struct.Struct(">60xI4xI28x")  # user version, application id
 Fill = Callable[[sqlite3.Connection], object]
-# What SQLite says when the trouble is the disk's or the system's. A read that is short is none of these: the file is.
+# Codes for trouble with the disk or the system. A short read is not one of them: there the file itself is damaged.
 _TROUBLES: Final = frozenset(
     (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_NOMEM)
 )
@@ -32,18 +33,18 @@ _TROUBLES: Final = frozenset(
 def open_database(
     path: str, what: str, schema: str, version: int, filesystem: FileSystem, *, way_out: str, fill: Fill | None = None
 ) -> sqlite3.Connection:
-    """Open a database, or make it: `schema` and what `fill` inserts are there from its first moment.
+    """Open a database; if it is missing, create it with `schema` and the rows that `fill` inserts.
 
-    It is for its owner's eyes only. One connection, in autocommit, which threads may share in turns. Raises DiskRefused, saying
-    that the file is no `what` and the `way_out`, when it is empty or damaged; also when it is of another `version`, and then
-    nothing in the directory has been changed. OSError.
+    Only its owner can read the file. Returns one connection in autocommit mode, which threads may share by turns. Raises
+    DiskRefused, whose message names `what` and the `way_out`, when the file is empty or damaged, or when it has another
+    `version`; then nothing in the directory was changed. OSError.
     """
     directory = os.path.dirname(path)
     check_format(path, what, version)
     make_directories(directory, filesystem)
     if not os.path.exists(path):
         _make(path + NEW_SUFFIX, schema, version, filesystem, fill)
-        # The log of one that was moved away would be played into this one.
+        # The log left over from a database that was moved away would be replayed into this one.
         remove_if_there(filesystem, (path + ending for ending in _ENDINGS[1:]))
         filesystem.sync_directory(directory)
         filesystem.rename(path + NEW_SUFFIX, path)
@@ -54,7 +55,7 @@ def open_database(
             raise DiskRefused(f"{path} is not {what}: it is empty. {way_out}")
         (found,) = database.execute("PRAGMA user_version").fetchone()
         if found != version:
-            raise DiskRefused(f"{path} is not {what}: it is a database of something else. {way_out}")
+            raise DiskRefused(f"{path} is not {what}: it is some other database. {way_out}")
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         os.chmod(path, 0o600)
@@ -68,25 +69,25 @@ def open_database(
 
 
 def refusal(path: str, what: str, error: Exception, way_out: str) -> DiskRefused:
-    """Why a database cannot be opened. Only what is wrong with the file itself is a reason to put another one in its place."""
+    """Explain why a database cannot be opened. Only a damaged file is a reason to replace it."""
     code = getattr(error, "sqlite_errorcode", 0)
     if code & 0xFF in _TROUBLES and code != sqlite3.SQLITE_IOERR_SHORT_READ:
         return DiskRefused(
-            f"{path}, {what}, cannot be opened: {error}. Its disk is full, read-only or failing; the file itself may be sound,"
-            " so leave it there. Make room or mend the disk, and start again"
+            f"cannot open {path}, {what}: {error}. The disk is full, read-only or failing. The file itself may be intact, so do"
+            " not remove it: free some space or repair the disk, then start again"
         )
     return DiskRefused(f"{path} is not {what}: {error}. {way_out}")
 
 
 class Header(NamedTuple):
-    """What the first bytes of a database say of it."""
+    """The header fields of a database file that say what it is."""
 
     user_version: int
     application_id: int
 
 
 def read_header(path: str) -> Header | None:
-    """Read without asking SQLite, which would play the log into the file. None when it is no database, or not there."""
+    """Read the header without SQLite, which would replay the log into the file. None if it is missing or not a database."""
     try:
         with open(path, "rb") as file:
             head = file.read(_HEADER.size)
@@ -96,7 +97,7 @@ def read_header(path: str) -> Header | None:
 
 
 def other_format(found: int, known: int) -> str:
-    """The end of the sentence that refuses what another version of DFC wrote."""
+    """Return the end of an error message about files that another version of DFC wrote."""
     return (
         f"in format {found}, and this version of DFC reads format {known}. Nothing was changed. Run the version of DFC that"
         " wrote it, or start in another directory"
@@ -104,9 +105,9 @@ def other_format(found: int, known: int) -> str:
 
 
 def check_format(path: str, what: str, version: int) -> None:
-    """DiskRefused for a database of another version. Opens it for nothing but its first bytes; one that is missing is fine."""
+    """Raise DiskRefused for a database of another version. Reads only its first bytes; a missing file is fine."""
     header = read_header(path)
-    if header is not None and header.user_version not in (0, version):  # with 0 it is something else's
+    if header is not None and header.user_version not in (0, version):  # 0: not made by us
         raise DiskRefused(f"{path} is {what} {other_format(header.user_version, version)}")
 
 
@@ -114,7 +115,7 @@ def _make(path: str, schema: str, version: int, filesystem: FileSystem, fill: Fi
     remove_if_there(filesystem, (path + ending for ending in _ENDINGS))
     filesystem.close(filesystem.create(path, 0o600))
     with closing(connect(path)) as database:
-        # Nobody needs it before it is complete, and then it is synced as a whole.
+        # It is synced as a whole once it is complete; nothing uses it before.
         database.execute("PRAGMA journal_mode = MEMORY")
         database.execute("PRAGMA synchronous = OFF")
         database.executescript(f"BEGIN; {schema} PRAGMA user_version = {version};")
@@ -126,7 +127,7 @@ def _make(path: str, schema: str, version: int, filesystem: FileSystem, fill: Fi
 
 
 def connect(path: str, *, timeout_s: float = 5.0, cached_statements: int = 128) -> sqlite3.Connection:
-    """To a file that is there, in autocommit, for threads that take turns. Never makes the file: a missing one is an error."""
+    """Connect to an existing file, in autocommit, for threads that take turns. A missing file is an error, not created."""
     return sqlite3.connect(
         f"file:{quote(path)}?mode=rw",
         timeout=timeout_s,

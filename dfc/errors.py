@@ -1,4 +1,4 @@
-"""Every error that DFC raises on purpose, and the HTTP answer each one becomes.
+"""All errors that DFC raises on purpose, with their HTTP statuses and codes.
 
 DfcError
  ├─ ClientMistake                the request can never work as it is
@@ -18,9 +18,9 @@ DfcError
  │   ├─ ObjectCorrupt 500 · StorageFailed 500
  │   ├─ Unavailable 503          a holder is down, the map changes, too busy; carries Retry-After
  │   └─ NoSpace 507
- ├─ Unreachable                  met in our client only: no node answered, or every answer broke off, after all retries
+ ├─ Unreachable                  in our client only: no node answered, or every answer broke off, after all retries
  │   └─ NotConnected             no connection could be made: nothing was sent
- └─ OperatorError                met at start or in a command: ConfigError, DiskRefused, DiskLocked
+ └─ OperatorError                at start or in a command: ConfigError, DiskRefused, DiskLocked
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import ClassVar
 
 
 class DfcError(Exception):
-    """The root. `status` and `code` go to the client as they are; the message must name nothing secret."""
+    """Base class of all errors. Clients see `status`, `code` and the message, which must not contain secrets."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
@@ -59,7 +59,7 @@ class BadName(BadRequest):
 
 
 class LengthMismatch(BadRequest):
-    """The body was shorter (a client that went away) or longer than announced; nothing was stored."""
+    """The body was longer than announced, or shorter (a client that disconnected); nothing was stored."""
 
     code = "length_mismatch"
 
@@ -88,7 +88,7 @@ class Forbidden(ClientMistake):
 
 
 class NotFound(ClientMistake):
-    """Every place that could hold it has said that it is not there."""
+    """It does not exist: every node that could hold it has said so."""
 
     status = 404
     code = "not_found"
@@ -111,7 +111,7 @@ class SampleNotFound(NotFound):
 
 
 class JobNotFound(NotFound):
-    """There is no such job, or no longer: those that have ended are kept for `jobs_keep_s`."""
+    """The job does not exist, or no longer: finished jobs are kept for `jobs_keep_s`."""
 
     code = "job_not_found"
 
@@ -123,13 +123,13 @@ class NoShards(NotFound):
 
 
 class MethodNotAllowed(ClientMistake):
-    """The path exists, the method does not; `Allow` lists those that do."""
+    """The path does not support this method; `Allow` lists those it supports."""
 
     status = 405
     code = "method_not_allowed"
 
     def __init__(self, allowed: tuple[str, ...]) -> None:
-        super().__init__(f"allowed here: {', '.join(allowed)}", headers={"Allow": ", ".join(allowed)})
+        super().__init__(f"method not allowed; allowed here: {', '.join(allowed)}", headers={"Allow": ", ".join(allowed)})
 
 
 class BodyTimeout(ClientMistake):
@@ -173,19 +173,19 @@ class NotAShard(Conflict):
 
 
 class JobFinished(Conflict):
-    """The job has come too far for this: it publishes its outputs, or has ended."""
+    """It is too late for this: the job is publishing its outputs, or has ended."""
 
     code = "job_finished"
 
 
 class OutputExists(Conflict):
-    """An object is there that a job could write, and it may not overwrite."""
+    """An object already exists that the job could write, and the job may not overwrite."""
 
     code = "output_exists"
 
 
 class JobCancelled(Conflict):
-    """The job has been cancelled, has failed or is published; whatever a task still does for it is of no use."""
+    """The job was cancelled, has failed or is published; further work of its tasks is useless."""
 
     code = "job_cancelled"
 
@@ -209,18 +209,18 @@ class RangeNotSatisfiable(ClientMistake):
     code = "range_not_satisfiable"
 
     def __init__(self, size: int) -> None:
-        super().__init__(f"the range lies outside of the {size} bytes", headers={"Content-Range": f"bytes */{size}"})
+        super().__init__(f"the range is outside of the {size} bytes available", headers={"Content-Range": f"bytes */{size}"})
 
 
 class Misdirected(ClientMistake):
-    """The node was asked for under a name that it does not answer to; the message names the setting that admits one."""
+    """The request used a host name that the node does not answer to; the message names the setting that allows one."""
 
     status = 421
     code = "misdirected"
 
 
 class ChecksumMismatch(ClientMistake):
-    """The body does not have the checksum that the client gave; nothing was stored."""
+    """The body does not have the checksum that the client sent; nothing was stored."""
 
     status = 422
     code = "checksum_mismatch"
@@ -260,7 +260,7 @@ class NoSpace(ServerTrouble):
 
 
 class Unreachable(DfcError):
-    """Met in our client only: no connection, or one that broke, after all retries that the request allows."""
+    """Raised by our client only: no connection, or a broken one, after all retries that the request allows."""
 
     status = 503
     code = "unreachable"
@@ -271,7 +271,7 @@ class NotConnected(Unreachable):
 
 
 class OperatorError(DfcError):
-    """Met when a node or a command starts; the message says what to do."""
+    """A node or a command cannot start; the message says what to do."""
 
     code = "operator_error"
 
@@ -283,7 +283,7 @@ class ConfigError(OperatorError):
 
 
 class DiskRefused(OperatorError):
-    """A disk that is foreign, unformatted with blobs on it, or whose catalog fails its check."""
+    """A disk that belongs to someone else, has blobs but no format, or whose catalog fails its check."""
 
     code = "disk_refused"
 

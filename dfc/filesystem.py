@@ -1,8 +1,8 @@
-"""The one module that asks the operating system to change or sync what a node keeps: the seam for simulated crashes.
+"""The system calls by which a node changes and syncs its files, in one place so that tests can simulate crashes.
 
-Everything that a node does to its files goes through a `FileSystem`, one method a system call. Tests pass one that kills
-the process, fails or writes short at the n-th call. Errors come out as OSError, untouched; callers decide what they mean.
-SQLite does its own I/O; of it only the COMMIT passes here, so that a test can stop on either side of it.
+Everything that a node does to its files goes through a `FileSystem`, one method per system call. Tests pass one that kills the
+process, fails or writes short at the n-th call. Errors are raised as plain OSError; callers decide what they mean. SQLite does
+its own I/O; only its COMMIT goes through here, so that a test can stop before or after it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from dfc.checksum import Buffer
 _SYNC_FILE_RANGE_WAIT_BEFORE: Final = 1
 _SYNC_FILE_RANGE_WRITE: Final = 2
 _SYNC_FILE_RANGE_WAIT_AFTER: Final = 4
-# What file systems and kernels without these calls answer: the later fdatasync does all the work then.
+# Errors of file systems and kernels without these calls; then the later fdatasync does all the work.
 _UNSUPPORTED: Final = frozenset((errno.ENOSYS, errno.EINVAL, errno.ESPIPE, errno.EOPNOTSUPP))
 
 
 class FileSystemSpace(NamedTuple):
-    """Bytes of the file system that a path is on; `free` is what an unprivileged process may still write."""
+    """Size and free space of a file system in bytes; `free` is what an unprivileged process may still write."""
 
     capacity: int
     free: int
 
 
 class FileSystem:
-    """System calls by name. Stateless; thread-safe; every method may raise OSError."""
+    """System calls on files. Stateless and thread-safe; every method may raise OSError."""
 
     # The calls that change or sync something, in one place for tests that stop at each of them.
     CHANGES: Final = (
@@ -55,18 +55,18 @@ class FileSystem:
     READS: Final = ("open", "pread", "read_into")
 
     def create(self, path: str, mode: int = 0o644) -> int:
-        """A descriptor for reading and writing of a file that did not exist; FileExistsError when it did."""
+        """Create a file and return a descriptor for reading and writing; FileExistsError when it exists."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
 
     def open(self, path: str, *, write: bool = False) -> int:
-        """A descriptor of an existing file; links are not followed."""
+        """Open an existing file and return its descriptor; links are not followed."""
         return os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     def close(self, fd: int) -> None:
         os.close(fd)
 
     def write(self, fd: int, data: Buffer) -> int:
-        """As many bytes as the kernel took, perhaps fewer than given."""
+        """Write and return the number of bytes written, which may be fewer than given."""
         return os.write(fd, data)
 
     def pwrite(self, fd: int, data: Buffer, offset: int) -> int:
@@ -76,11 +76,11 @@ class FileSystem:
         return os.pread(fd, size, offset)
 
     def read_into(self, fd: int, buffer: memoryview, offset: int) -> int:
-        """Bytes read at `offset` into the buffer; 0 at the end of the file."""
+        """Read at `offset` into the buffer and return the number of bytes; 0 at the end of the file."""
         return os.preadv(fd, [buffer], offset)
 
     def fdatasync(self, fd: int) -> None:
-        """Never to be repeated after a failure: the kernel forgets the pages it could not write."""
+        """Sync a file's data. Never repeat it after a failure: the kernel forgets the pages it could not write."""
         os.fdatasync(fd)
 
     def sync_directory(self, path: str) -> None:
@@ -92,7 +92,7 @@ class FileSystem:
             os.close(fd)
 
     def sync_all(self, path: str) -> None:
-        """Write out the whole file system that `path` is on: cheaper than one fdatasync a file for many small ones."""
+        """Sync the whole file system that `path` is on: for many small files, cheaper than one fdatasync each."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             if _syncfs(fd) != 0:
@@ -102,9 +102,9 @@ class FileSystem:
             os.close(fd)
 
     def start_writeback(self, fd: int, offset: int, size: int, *, wait: bool = False) -> None:
-        """Ask the kernel to start writing a range of a file out now; `wait` until it is written.
+        """Ask the kernel to start writing a range of a file to disk; with `wait`, return once it is written.
 
-        No promise of durability: it only makes the fdatasync that follows short. A write error met here is not
+        This does not make it durable, it only makes the fdatasync that follows short. A write error met here is not
         reported again, so it must fail the file.
         """
         flags = _SYNC_FILE_RANGE_WRITE
@@ -125,7 +125,7 @@ class FileSystem:
         os.mkdir(path, 0o755)
 
     def make_directories(self, path: str) -> None:
-        """A directory and those above it, where they are missing."""
+        """Create a directory and its missing parents."""
         os.makedirs(path, exist_ok=True)
 
     def remove_directory(self, path: str) -> None:
@@ -135,7 +135,7 @@ class FileSystem:
         os.ftruncate(fd, size)
 
     def allocate(self, fd: int, size: int) -> None:
-        """Give a file `size` bytes of real space."""
+        """Allocate `size` bytes of disk space for a file."""
         os.posix_fallocate(fd, 0, size)
 
     def space(self, path: str) -> FileSystemSpace:
@@ -143,12 +143,12 @@ class FileSystem:
         return FileSystemSpace(answer.f_blocks * answer.f_frsize, answer.f_bavail * answer.f_frsize)
 
     def commit(self, connection: sqlite3.Connection) -> None:
-        """End the catalog's transaction: the commit point of everything in it."""
+        """Commit the connection's transaction: the commit point of everything in it."""
         connection.execute("COMMIT")
 
 
 def write_all(filesystem: FileSystem, fd: int, data: Buffer) -> None:
-    """Write every byte at the descriptor's position, over as many calls as the kernel wants."""
+    """Write all bytes at the descriptor's position, in as many calls as it takes."""
     written = filesystem.write(fd, data)
     if written == len(data):
         return
@@ -156,22 +156,22 @@ def write_all(filesystem: FileSystem, fd: int, data: Buffer) -> None:
     while written < len(data):
         count = filesystem.write(fd, rest[written:])
         if count == 0:
-            raise OSError(errno.EIO, "the file system took no bytes")
+            raise OSError(errno.EIO, "the file system accepted no bytes")
         written += count
 
 
 def pwrite_all(filesystem: FileSystem, fd: int, data: Buffer, offset: int) -> None:
-    """Write every byte at an offset, over as many calls as the kernel wants."""
+    """Write all bytes at an offset, in as many calls as it takes."""
     rest = memoryview(data).cast("B")
     while rest:
         count = filesystem.pwrite(fd, rest, offset)
         if count == 0:
-            raise OSError(errno.EIO, "the file system took no bytes")
+            raise OSError(errno.EIO, "the file system accepted no bytes")
         offset, rest = offset + count, rest[count:]
 
 
 def sync_file(filesystem: FileSystem, path: str) -> None:
-    """Make the bytes of a file durable that somebody else has written, as SQLite does."""
+    """Sync a file that something else has written, such as SQLite."""
     fd = filesystem.open(path, write=True)
     try:
         filesystem.fdatasync(fd)

@@ -1,4 +1,4 @@
-"""What one thread makes ready for another, a bounded amount ahead: the rooms for it go round between the two."""
+"""A bounded hand-over of items from one thread to another, with a fixed set of buffers that are reused."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ T = TypeVar("T")
 
 
 class HandOver(Generic[R, T]):
-    """A maker waits for a free room (a buffer, as a rule), puts something into it and gives it; a taker gives the room back
-    when it is done with it. So no more is ready or in use than there are rooms.
+    """A bounded queue between a producer and a consumer (maker and taker), which pass a fixed set of rooms (buffers) around.
 
-    Nobody holds a lock while waiting, so that a thread may be stopped anywhere, by the end of the interpreter for one. Neither
-    side knows the other: a maker whose taker was forgotten ends with `close`.
+    The maker waits for a free room, fills it and gives the item; the taker gives the room back when it is done. So no more
+    items are ready or in use than there are rooms.
+
+    Neither side holds a lock while it waits, so a thread may be stopped anywhere, for example when the interpreter exits.
+    Neither side knows the other: `close` ends a maker whose taker is gone.
     """
 
     def __init__(self, rooms: Iterable[R]) -> None:
@@ -25,37 +27,37 @@ class HandOver(Generic[R, T]):
             self._free.put(room)
 
     def room(self) -> R | None:
-        """For the maker: wait for a free room. After `close`, None once those that are free are used up, again and again."""
+        """For the maker: wait for a free room. After `close`, always None once the free ones are used up."""
         room = self._free.get()
         if room is None:
             self._free.put(None)
         return room
 
     def give(self, item: T) -> None:
-        """For the maker: something is ready. Waits for nothing."""
+        """For the maker: hand over an item. Never waits."""
         self._ready.put(item)
 
     def take(self) -> T | None:
-        """For the taker: wait for the next. None after `end`, once."""
+        """For the taker: wait for the next item. None after `end`, once."""
         return self._ready.get()
 
     def take_ready(self) -> T | None:
-        """The same without waiting; raises queue.Empty."""
+        """`take` without waiting; raises queue.Empty."""
         return self._ready.get_nowait()
 
     def give_back(self, room: R) -> None:
-        """The room is free again; from either side."""
+        """Free a room for reuse; from either side."""
         self._free.put(room)
 
     @property
     def is_empty(self) -> bool:
-        """Whether all that was given has been taken."""
+        """Whether all items that were given have been taken."""
         return self._ready.empty()
 
     def close(self) -> None:
-        """Let the maker end, wherever it waits; from any thread."""
+        """Tell the maker to stop, even if it is waiting; from any thread."""
         self._free.put(None)
 
     def end(self) -> None:
-        """Nothing more comes: let the taker end, wherever it waits; from any thread."""
+        """Tell the taker that nothing more comes, even if it is waiting; from any thread."""
         self._ready.put(None)

@@ -1,8 +1,8 @@
-"""Host names: the form of a `Host`, and which of them a node answers to.
+"""Host names: parse a `Host` header and decide whether the node answers to it.
 
-A page of http://evil.example:8080 whose name is made to resolve to this machine (DNS rebinding) is of the node's own origin
-as far as its browser knows, and may read, write and delete. Its name gives it away. A node therefore answers to addresses, to
-names that no stranger's name server is asked for, and to those that its settings name.
+If a page at http://evil.example:8080 makes its name resolve to this machine (DNS rebinding), the browser takes it for the
+node's own origin and lets it read, write and delete. Only the name gives it away. Therefore a node answers only to addresses,
+to names that public name servers cannot serve, and to the names in its settings.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from dfc.errors import BadRequest, Misdirected
 from dfc.limits import HOST_CHARS_MAX, HOSTS_REMEMBERED_MAX
 
 ANY_HOST: Final = "*"
-# Kept out of the public name system for good: RFC 6761, 6762 and 8375, and ICANN's resolution 2024.07.29.06 on `.internal`.
+# Reserved, never public: RFC 6761, 6762 and 8375, and ICANN's resolution 2024.07.29.06 on `.internal`.
 PRIVATE_SUFFIXES: Final = (".localhost", ".local", ".internal", ".home.arpa", ".test")
-_LABEL: Final = "[A-Za-z0-9_-]{1,63}"  # Compose lets names of services have underscores
+_LABEL: Final = "[A-Za-z0-9_-]{1,63}"  # Compose allows underscores in service names
 _NAME: Final = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
 _ZONE: Final = r"(?:%[A-Za-z0-9._~-]{1,32})?"  # also as `%25eth0`, the form of RFC 6874
 _AUTHORITY: Final = re.compile(rf"(?:\[([0-9A-Fa-f:.]{{2,45}}){_ZONE}\]|({_NAME.pattern}))(?::[0-9]{{0,5}})?")
 
 
 def host_name(text: str) -> str | None:
-    """A name as names are compared: lower case, without the dot of the root at its end. None for what is no name."""
+    """Normalise a host name: lower case, without the final dot. None when the text is not a host name."""
     name = text.lower().removesuffix(".")
     return name if len(name) <= HOST_CHARS_MAX and _NAME.fullmatch(text) else None
 
 
 def host_of(url: str) -> str:
-    """The host of a URL, in ASCII, as clients send it. Empty where there is none."""
+    """Return the host of a URL in ASCII, as clients send it; empty if there is none."""
     try:
         host = urlsplit(url).hostname or ""
         return host if host.isascii() else host.encode("idna").decode()
@@ -43,7 +43,7 @@ def host_of(url: str) -> str:
 
 
 class KnownHosts:
-    """The hosts that a node answers to. `names` are its own; `ANY_HOST` among them admits all."""
+    """The set of host names that a node answers to; `ANY_HOST` among `names` allows all."""
 
     def __init__(self, names: Iterable[str]) -> None:
         known = frozenset(names)
@@ -53,11 +53,11 @@ class KnownHosts:
         self._admits = lru_cache(HOSTS_REMEMBERED_MAX)(self._judge)
 
     def check(self, authority: str) -> None:
-        """Pass a host with or without a port; BadRequest for what is neither name nor address, Misdirected for a stranger."""
+        """Accept a host with or without a port; BadRequest when it is malformed, Misdirected when the name is unknown."""
         if not self._admits(authority):
             raise Misdirected(
-                f"this node does not answer to the name {authority!r}, so that pages of strangers cannot reach it by DNS "
-                f"rebinding; if the name is one of yours, add it to the setting allowed_hosts"
+                f"this node does not answer to the name {authority!r}, as a protection against DNS rebinding; "
+                f"if the name is yours, add it to the setting allowed_hosts"
             )
 
     def _judge(self, authority: str) -> bool:
@@ -68,12 +68,12 @@ class KnownHosts:
                 return True
         elif match is not None and (name := host_name(match[2])) is not None:
             return self._any or self._admits_name(name)
-        raise BadRequest("the host of the request is malformed: it is a name or an address, and perhaps a port")
+        raise BadRequest("the host of the request is malformed: it must be a name or an address, optionally with a port")
 
     def _admits_name(self, name: str) -> bool:
         if name in self._names or "." not in name or name.endswith(PRIVATE_SUFFIXES):
             return True
-        # Other spellings of an address, such as 0x7f.1, are sent by no browser: it writes them as four numbers.
+        # Browsers never send other spellings of an address, such as 0x7f.1: they rewrite them as four numbers.
         with suppress(ValueError):
             IPv4Address(name)
             return True

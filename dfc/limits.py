@@ -1,4 +1,4 @@
-"""Every fixed bound of DFC, with the reason for its size. What an operator may change is in `dfc.config`."""
+"""All fixed limits of DFC, with the reason for each size. What an operator can change is in `dfc.config`."""
 
 from __future__ import annotations
 
@@ -10,90 +10,88 @@ GIB: Final = 1024 * MIB
 
 # Names (docs/http.md).
 BUCKET_NAME_CHARS_MAX: Final = 63
-OBJECT_NAME_BYTES_MAX: Final = 1024  # S3's bound, so that names move between the two
-PATHS_REMEMBERED: Final = 8192  # that were parsed: 2 MB of usual names, 30 MB of the longest
+OBJECT_NAME_BYTES_MAX: Final = 1024  # S3's limit, so that names are valid in both
+PATHS_REMEMBERED: Final = 8192  # cache of parsed paths: 2 MB of usual names, 30 MB of the longest
 BLOB_NAME_BYTES_MAX: Final = 180  # escaped name + "@version.idx" stays under the 255 bytes of ext4 and xfs
-ATTRIBUTES_BYTES_MAX: Final = 4 * KIB  # of one object, encoded: S3 allows 2 KiB of user metadata
-PLACEMENT_NAMES_MAX: Final = 16_384  # objects whose disk a map remembers: some 4 MiB, or 20 MiB with the longest names
+ATTRIBUTES_BYTES_MAX: Final = 4 * KIB  # per object, encoded: S3 allows 2 KiB of user metadata
+PLACEMENT_NAMES_MAX: Final = 16_384  # objects whose disk a map caches: about 4 MiB, or 20 MiB with the longest names
 
 # HTTP.
-ADDRESSES_MAX: Final = 32  # of one cluster: each that is dead costs the first request a second
+ADDRESSES_MAX: Final = 32  # per cluster: each dead one costs the first request a second
 REQUEST_LINE_BYTES_MAX: Final = 16 * KIB  # 1,024 bytes of name escaped three for one, twice, and a query
 HEADER_FIELD_BYTES_MAX: Final = 16 * KIB
 HEADER_COUNT_MAX: Final = 128
 HOST_CHARS_MAX: Final = 253  # RFC 1035, written with dots
-HOSTS_REMEMBERED_MAX: Final = 256  # values of Host whose check is not done again
-HEAD_BYTES_MAX: Final = 64 * KIB  # one that is still coming; 4,096 connections that hold one each take 256 MiB
+HOSTS_REMEMBERED_MAX: Final = 256  # cache of checked values of Host
+HEAD_BYTES_MAX: Final = 64 * KIB  # of an incomplete head; one on each of 4,096 connections takes 256 MiB
 JSON_BODY_BYTES_MAX: Final = 1 * MIB  # settings and shard lists; objects are never parsed as JSON
 LIST_PAGE_MAX: Final = 10_000
 CLUSTER_MAP_BYTES_MAX: Final = 64 * MIB  # 10,000 disks and 100,000 buckets
-SMALL_BODY_BYTES: Final = 64 * KIB  # up to here a body is read by the event loop, above by a thread from the socket
-SMALL_READ_BYTES: Final = 64 * KIB  # up to here an answer is one write of the event loop, above it is sendfile
-TRANSFER_BUFFER_BYTES: Final = 256 * KIB  # of several that are in use at once: together they fit into the L2 cache
-RECEIVE_BUFFER_BYTES: Final = 1 * MIB  # of one that is used again and again; with 256 KiB an upload costs 5 % more
+SMALL_BODY_BYTES: Final = 64 * KIB  # up to this size the event loop reads a body; larger ones a thread, from the socket
+SMALL_READ_BYTES: Final = 64 * KIB  # up to this size an answer is one write of the event loop; larger ones use sendfile
+TRANSFER_BUFFER_BYTES: Final = 256 * KIB  # several are in use at once: together they fit into the L2 cache
+RECEIVE_BUFFER_BYTES: Final = 1 * MIB  # one buffer that is reused; with 256 KiB an upload costs 5 % more
 PIPE_BYTES: Final = 1 * MIB  # the largest pipe that an unprivileged process may have
-LINGER_BYTES: Final = 1 * MIB  # read and thrown away after an early answer, so that the client sees it, not a reset
+LINGER_BYTES: Final = 1 * MIB  # read and discarded after an early answer, so that the client sees it, not a reset
 LINGER_S: Final = 2.0
-# The end of a node, after SIGTERM: `drain_timeout_s` for running requests, then these. Whoever supervises it kills later.
-STOP_CANCEL_S: Final = 2.0  # for requests that were cancelled: an upload removes what it has written
-STOP_CLOSE_S: Final = 1.0  # for threads to come back from what they are at; the same for disks and databases to close
-STOP_EXTRA_S: Final = 6.0  # beyond the drain timeout the process is gone, whatever hangs
-STOP_EXIT_S: Final = 1.0  # when all is closed or given up, for the interpreter to end
-STOP_KILL_S: Final = 8.0  # beyond the drain timeout `dfc serve` kills its children
-TRANSFER_POLL_S: Final = 0.02  # a thread waits so long for a socket before it gives it back to the event loop
+# Stopping a node after SIGTERM: `drain_timeout_s` for running requests, then these. Supervisors should kill later than that.
+STOP_CANCEL_S: Final = 2.0  # for cancelled requests: an upload removes what it has written
+STOP_CLOSE_S: Final = 1.0  # for threads to finish their current call; the same for disks and databases to close
+STOP_EXTRA_S: Final = 6.0  # after the drain timeout: the process is gone by then, whatever hangs
+STOP_EXIT_S: Final = 1.0  # for the interpreter to exit, once everything is closed or given up
+STOP_KILL_S: Final = 8.0  # after the drain timeout: then `dfc serve` kills its children
+TRANSFER_POLL_S: Final = 0.02  # how long a thread waits for a socket before the event loop takes over
 
-# Threads of one disk of a target, and what waits for them. A disk that hangs holds up to so many requests, and no other disk.
+# Threads of one disk of a target, and the calls waiting for them. A hanging disk blocks this many requests, and no other disk.
 DISK_READ_THREADS: Final = 32
 DISK_WRITE_THREADS: Final = 64  # small uploads wait in them for their group's commit
-DISK_CALLS_MAX: Final = 1024  # of each kind under way; one more is answered 503. Each may hold a body of SMALL_BODY_BYTES
-NODE_THREADS: Final = 16  # of a target, for work that is of no disk
-BATCH_THREADS: Final = 32  # of a target, for batch reads, which take from many disks at once
-DISK_ANSWER_S: Final = 2.0  # a disk that says nothing for so long is reported as failed until it does
+DISK_CALLS_MAX: Final = 1024  # of each kind at a time; more are answered 503. Each may hold a body of SMALL_BODY_BYTES
+NODE_THREADS: Final = 16  # per target, for work that does not concern a single disk
+BATCH_THREADS: Final = 32  # per target, for batch reads, which read from many disks at once
+DISK_ANSWER_S: Final = 2.0  # a disk that does not answer for this long is reported as failed until it does
 
 # What a node keeps.
-SMALL_FILE_BYTES_MAX: Final = 64 * KIB  # ids and identities; the longest has some 200 bytes
+SMALL_FILE_BYTES_MAX: Final = 64 * KIB  # ids and identities; the longest has about 200 bytes
 
 # Tar index.
 TAR_HEADER_BYTES: Final = 512
 TAR_META_BYTES_MAX: Final = 1 * MIB  # one pax or GNU long-name body; GNU tar itself writes a few KiB
 TAR_MEMBER_NAME_BYTES_MAX: Final = 4096  # PATH_MAX
-TAR_META_CHAIN_MAX: Final = 31  # headers of long names, pax and the like in front of one member; libarchive takes so many
+TAR_META_CHAIN_MAX: Final = 31  # headers for long names, pax and so on in front of one member; libarchive's limit
 TAR_SPARSE_MAP_BYTES_MAX: Final = 64 * MIB  # 2.7 million extents of one sparse file
 INDEX_MEMBERS_MAX: Final = 1 << 23  # 8.4 million: more are stored but not indexed
-DEPOSIT_LINE_BYTES_MAX: Final = 1 * MIB  # what is said of a deposit, in which an archive can be warned about in many sentences
+DEPOSIT_LINE_BYTES_MAX: Final = 1 * MIB  # the description of a deposit, which may contain many warnings about an archive
 INDEX_FLUSH_BYTES: Final = 256 * KIB  # records are spilled to the index file in pieces of this size
 INDEX_SORT_ROWS: Final = 1 << 18  # rows in memory while sorted runs are merged: 16 bytes each, 4 MiB
-INDEX_RUN_ROWS: Final = 1 << 16  # rows collected before they are sorted and spilled: 1 MiB a table and upload
+INDEX_RUN_ROWS: Final = 1 << 16  # rows collected before they are sorted and spilled: 1 MiB per table and upload
 INDEX_BLOCK_BYTES: Final = 64 * KIB  # records are checksummed in blocks of this size, verified when first read (5 µs)
 INDEX_CACHE_BYTES: Final = 16 * MIB  # pages of indexes that one disk, or worker, keeps in memory
-INDEX_LOOP_READS_MAX: Final = (
-    200  # of one look-up on the event loop, 1 µs each; a sample of more than 90 members takes a thread
-)
-INDEX_COLUMNS_BYTES: Final = 32 * MIB  # of the records that reading many samples at a time holds
+INDEX_LOOP_READS_MAX: Final = 200  # per lookup on the event loop, 1 µs each; a sample of more than 90 members needs a thread
+INDEX_COLUMNS_BYTES: Final = 32 * MIB  # records in memory while many samples are looked up at once
 SAMPLE_RECORDS_MAX: Final = 4096  # members from the first to the last of one sample; bounds what one lookup may cost
 DECOMPRESS_CHUNK_BYTES: Final = 256 * KIB
 DECOMPRESS_MEMORY_MAX: Final = 96 * MIB  # dictionary or window: enough for `xz -9` (65 MiB) and zstd windows of 64 MiB
-DECOMPRESSIONS_MAX: Final = 8  # xz and zstd shards that are read, or uploaded, at a time: each keeps its window meanwhile
-DECOMPRESSED_READ_WAIT_S: Final = 5.0  # one more waits so long for another to end, then it is answered 503
-DECOMPRESSED_PUT_WAIT_S: Final = 60.0  # the same for uploads, which come in flocks; nothing of the body is read meanwhile
-DECOMPRESS_FRAMES_FREE: Final = 1024  # tiny gzip members or frames cost more to open than to read: so many are free,
+DECOMPRESSIONS_MAX: Final = 8  # xz and zstd shards that are read, or uploaded, at a time: each keeps its window in memory
+DECOMPRESSED_READ_WAIT_S: Final = 5.0  # how long one more waits for another to finish before it is answered 503
+DECOMPRESSED_PUT_WAIT_S: Final = 60.0  # the same for uploads, which come in bursts; the body is not read while waiting
+DECOMPRESS_FRAMES_FREE: Final = 1024  # tiny gzip members or frames cost more to open than to read: this many are free,
 DECOMPRESS_FRAME_BYTES_MIN: Final = 4096  # and beyond that they must hold this much on average (bgzip has 64 KiB)
-DECOMPRESS_FREE_BYTES: Final = 256 * MIB  # a compressed shard may always grow to this size
-DECOMPRESS_RATIO_MAX: Final = 100  # beyond it, at most so many times its compressed size (bombs are 1000:1)
+DECOMPRESS_FREE_BYTES: Final = 256 * MIB  # a compressed shard may always decompress to this size
+DECOMPRESS_RATIO_MAX: Final = 100  # beyond that, to at most this many times its compressed size (bombs are 1000:1)
 
 # Batch reads.
-BATCH_ITEMS_MAX: Final = 100_000  # 1 GB of samples of 10 kB; longer lists are several requests
-BATCH_BODY_BYTES_MAX: Final = 32 * MIB  # so many items with names of 250 bytes each
-BATCH_WINDOW_BYTES: Final = 1 * MIB  # read in order of offset, then sent; also what a batch holds in memory of its bytes
-BATCH_DECODED_BYTES_MAX: Final = 4 * GIB  # that compressed shards are decoded to, in unnamed files, for one request
+BATCH_ITEMS_MAX: Final = 100_000  # 1 GB of samples of 10 kB; split longer lists into several requests
+BATCH_BODY_BYTES_MAX: Final = 32 * MIB  # that many items with names of 250 bytes each
+BATCH_WINDOW_BYTES: Final = 1 * MIB  # read in order of offset, then sent; also all that a batch holds in memory of its data
+BATCH_DECODED_BYTES_MAX: Final = 4 * GIB  # of decompressed shards, in unnamed files, per request
 BATCH_OPEN_SHARDS_MAX: Final = 512  # that one request keeps open
-BATCHES_MAX: Final = 128  # at a time at one node; one more is answered 503. Each holds its window and its list
-BATCH_RETRY_S: Final = 30.0  # a target that breaks off in mid-stream has so long to be back: longer than a restart takes
+BATCHES_MAX: Final = 128  # at a time per node; more are answered 503. Each holds its window and its list
+BATCH_RETRY_S: Final = 30.0  # how long a target that broke off mid-stream has to come back: longer than a restart takes
 
 # Shard specs.
 SHARD_SPEC_NAMES_MAX: Final = 1_000_000
 SHARD_LIST_CHARS_MAX: Final = 8 * KIB  # of a list of shards in a query: half of a request line
-SHARD_SPEC_CHARS_MAX: Final = 64 * KIB  # a spec is typed or generated by a person; long lists go as lists
+SHARD_SPEC_CHARS_MAX: Final = 64 * KIB  # a person types or generates a spec; long lists are sent as lists
 SHARD_SPEC_EXPANDED_CHARS_MAX: Final = 64 * MIB  # a million names of 64 characters
 SHARD_SPEC_DEPTH_MAX: Final = 16  # braces inside braces
 SHARD_SPEC_GLOBS_MAX: Final = 64  # each pattern is tried on every name of a listing
@@ -102,78 +100,78 @@ SHARD_SPEC_GLOBS_MAX: Final = 64  # each pattern is tried on every name of a lis
 JOB_LABEL_CHARS_MAX: Final = 256
 JOB_MEMBER_BYTES_MAX: Final = (
     1 * GIB
-)  # of a member, and of a sample, that an operation takes into memory; larger ones can only be moved
-JOB_SPEC_BYTES_MAX: Final = 16 * MIB  # the body of a job, with a list of some 500,000 shards
-JOB_OUTPUT_PAUSE_S: Final = 3600.0  # between two pieces of an output: a sample may take a task long to make
+)  # of a member or sample that an operation reads into memory; larger ones can only be moved
+JOB_SPEC_BYTES_MAX: Final = 16 * MIB  # the body of a job, with a list of about 500,000 shards
+JOB_OUTPUT_PAUSE_S: Final = 3600.0  # between two pieces of an output: a task may take long to make a sample
 JOB_INPUT_SHARDS_MAX: Final = 1_000_000
-JOB_TASKS_MAX: Final = 10_000_000  # of one stage; the journal takes 100 bytes and more for each
-JOB_WARNINGS_MAX: Final = 100  # kept of a job; more are counted
+JOB_TASKS_MAX: Final = 10_000_000  # of one stage; each takes 100 bytes or more in the journal
+JOB_WARNINGS_MAX: Final = 100  # kept per job; more are only counted
 JOB_WARNING_CHARS_MAX: Final = 1000
 JOB_LIST_MAX: Final = 1000  # jobs on a page
-JOB_PARTITION_BUFFER_BYTES: Final = 16 * MIB  # records that are held until they are written, sorted by partition
+JOB_PARTITION_BUFFER_BYTES: Final = 16 * MIB  # records held in memory until they are written, sorted by partition
 JOB_PARTITIONS_MAX: Final = 256  # a partition that is still too large is read in several passes
-JOB_CLASSES_MAX: Final = 100_000  # classes, or extensions, that `stats` counts; more are no classes
+JOB_CLASSES_MAX: Final = 100_000  # classes, or extensions, that `stats` counts; if there are more, they are not classes
 JOB_CLASS_CHARS_MAX: Final = 256
 JOB_PROBLEMS_MAX: Final = 1000  # problems of each kind that a report names; all are counted
 JOB_IMAGE_PIXELS_MAX: Final = 1 << 26  # 8,192 x 8,192, 200 MB decoded
 
 # Formats of files that jobs read and write.
-ZIP_DIRECTORY_BYTES_MAX: Final = 32 * MIB  # some 400,000 members; the library keeps 0.5 KB for each in memory
-PARQUET_ROW_GROUP_BYTES: Final = 16 * MIB  # small ones, so that a reader of few samples reads little
+ZIP_DIRECTORY_BYTES_MAX: Final = 32 * MIB  # about 400,000 members; the library keeps 0.5 KB in memory for each
+PARQUET_ROW_GROUP_BYTES: Final = 16 * MIB  # small, so that a reader of few samples reads little
 PARQUET_ROW_GROUP_ROWS: Final = 10_000
 FORMAT_FIELDS_MAX: Final = 1000  # different extensions in one dataset: columns of a table
 FORMAT_TREE_OBJECTS_MAX: Final = 100_000  # files of one directory tree, read or written by one task
 FORMAT_NUMBERS_MAX: Final = 1 << 20  # of one list of numbers in a tf.train.Example, which becomes text
 FORMAT_TEXT_BYTES_MAX: Final = 1 * MIB  # a key or a class name in the head of a SequenceFile
 FORMAT_PAIRS_MAX: Final = 4096  # of metadata in that head
-JOB_USER_MEMORY_BYTES: Final = 2 * GIB  # address space of each process of user code: numpy alone maps half of one
-JOB_USER_PROCESSES: Final = 64  # and threads, of one sandbox: numerical libraries start one a core
-JOB_USER_FILE_BYTES: Final = 1 * GIB  # of one file; of all files of a sandbox where its scratch is a filesystem of its own
-JOB_USER_FRAME_BYTES_MAX: Final = 1 * GIB  # one sample on its way in, or all that is made of it on the way out
+JOB_USER_MEMORY_BYTES: Final = 2 * GIB  # address space of each process of user code: numpy alone maps half a GiB
+JOB_USER_PROCESSES: Final = 64  # processes and threads per sandbox: numerical libraries start one per core
+JOB_USER_FILE_BYTES: Final = 1 * GIB  # per file; for all files of a sandbox if its scratch space is a file system of its own
+JOB_USER_FRAME_BYTES_MAX: Final = 1 * GIB  # one sample on its way in, or everything made from it on the way out
 JOB_USER_START_S: Final = 60.0  # from the start of a process of user code until it has imported everything
 JOB_USER_TIMEOUT_S_MAX: Final = 24 * 3600.0
 JOB_COMMAND_ARGUMENTS_MAX: Final = 256
-JOB_MERGE_SOURCES_MAX: Final = 256  # each place of the order is a sum over all of them
+JOB_MERGE_SOURCES_MAX: Final = 256  # each position in the order is a sum over all of them
 JOB_MERGE_PREFIX_CHARS_MAX: Final = 256
 JOB_TABLE_LINE_BYTES_MAX: Final = 64 * MIB  # of CSV or JSON lines
 JOB_TABLE_COLUMNS_MAX: Final = 1024
 JOB_REGEX_CHARS_MAX: Final = 1000
 JOB_REGEX_BYTES_MAX: Final = 8 * MIB  # of a compiled expression; RE2 refuses larger ones
-JOB_PREDICATE_PARTS_MAX: Final = 1000  # of a condition on samples: each is tried on every sample
+JOB_PREDICATE_PARTS_MAX: Final = 1000  # of a condition on samples: each part is evaluated for every sample
 JOB_PREDICATE_DEPTH_MAX: Final = 32
-JOB_SORT_TEXT_BYTES_MAX: Final = 64 * KIB  # of a text that samples are sorted by: a range of values is sorted in memory
+JOB_SORT_TEXT_BYTES_MAX: Final = 64 * KIB  # of a text to sort samples by: a range of values is sorted in memory
 JOB_SPLIT_PARTS_MAX: Final = 256  # a label is one byte
-JOB_INLINE_SHARDS_MAX: Final = 500  # that a task names by itself, about 100 kB; longer lists are written down once
-JOB_OPEN_SOURCES_MAX: Final = 256  # files that a task has open at a time; processes begin with 1,024
+JOB_INLINE_SHARDS_MAX: Final = 500  # that a task lists itself, about 100 kB; longer lists are stored once and shared
+JOB_OPEN_SOURCES_MAX: Final = 256  # files that a task has open at a time; the usual limit of a process is 1,024
 
 # Inputs.
 INPUT_IMAGE_PIXELS_MAX: Final = 1 << 26  # of one picture: 8,192 x 8,192, 200 MB decoded, 800 MB as floats
-INPUT_FIELD_BYTES_MAX: Final = 1 * GIB  # that a compressed field (.gz, .npz) may grow to
-INPUT_EXTENSIONS_KEPT: Final = 10_000  # whose decoders are remembered; names come with the data
-INPUT_EXTENSIONS_SHOWN: Final = 20  # of those that are there, in the message that one is not
-INPUT_RETRIES: Final = 10  # without a new byte: about 20 s, longer than a node needs to serve again after a restart
+INPUT_FIELD_BYTES_MAX: Final = 1 * GIB  # that a compressed field (.gz, .npz) may decompress to
+INPUT_EXTENSIONS_KEPT: Final = 10_000  # cache of decoders by extension; the names come with the data
+INPUT_EXTENSIONS_SHOWN: Final = 20  # existing extensions listed in the message that one is missing
+INPUT_RETRIES: Final = 10  # without a new byte: about 20 s, longer than a node takes to restart
 INPUT_REDIRECTS_MAX: Final = 5
 INPUT_SHARDS_FILE_BYTES_MAX: Final = 64 * MIB  # of a .shards file: a million URLs
 INPUT_MAP_BYTES_MAX: Final = 64 * MIB  # of a cluster's map
-INPUT_PIPE_CHARS_KEPT: Final = 2000  # of what a command of `pipe:` said before it failed
+INPUT_PIPE_CHARS_KEPT: Final = 2000  # of the error output of a `pipe:` command that failed
 SHUFFLE_WINDOW_MAX: Final = 1 << 24  # samples; keys of the order are 64 bits with a fraction
-LOADER_WORKERS_MAX: Final = 512  # of one rank: each has a row of counters in shared memory
-LOADER_BATCHES_HELD: Final = 2  # of a worker, that share its memory with who uses them, besides those that are ahead
-LOADER_SLOT_BYTES: Final = 64 * MIB  # for one batch, at first; what of it is not written takes no memory
+LOADER_WORKERS_MAX: Final = 512  # per rank: each has a row of counters in shared memory
+LOADER_BATCHES_HELD: Final = 2  # per worker: batches in its memory that the caller is using, besides those read ahead
+LOADER_SLOT_BYTES: Final = 64 * MIB  # for one batch, at first; the part that is never written takes no memory
 LOADER_SLOT_BYTES_MAX: Final = 8 * GIB  # what does not fit is sent by copying
-INPUT_BATCH_ITEMS: Final = 4_000  # samples of one batch read: some 100 kB of a request, some 20 ms to find them all
-INPUT_BATCH_FIRST_ITEMS: Final = 64  # of the first one: it is answered at once; each that follows has four times as many
-INPUT_BATCH_BYTES: Final = 16 * MIB  # of samples that one batch read asks for, by their average
+INPUT_BATCH_ITEMS: Final = 4_000  # samples of one batch read: about 100 kB of a request, about 20 ms to find them all
+INPUT_BATCH_FIRST_ITEMS: Final = 64  # of the first one, for a fast answer; each that follows has four times as many
+INPUT_BATCH_BYTES: Final = 16 * MIB  # of samples in one batch read, estimated from their average size
 INPUT_BATCH_PORTION_BYTES: Final = 2 * MIB  # of an answer that a reading thread hands over at a time
-INPUT_BATCH_AHEAD_BYTES: Final = 32 * MIB  # of answers that have arrived and are not yet used, of all threads
+INPUT_BATCH_AHEAD_BYTES: Final = 32 * MIB  # of answers that have arrived and are not yet used, for all threads
 INPUT_MEMBER_BYTES_MAX: Final = 4 * GIB  # of one member of a sample, which is held in memory whole
 INPUT_SAMPLE_BYTES_MAX: Final = 8 * GIB  # of all members of one sample that are wanted
 INPUT_BUFFER_BYTES: Final = 2 * MIB  # smaller ones wake the reading thread too often, which then waits for the interpreter
-INPUT_BUFFER_BYTES_MIN: Final = 256 * KIB  # the first of a shard, and all on slow links: samples come sooner
-INPUT_AHEAD_BYTES: Final = 16 * MIB  # read ahead, of all shards together. Measured: 32 MiB cost 15 % more CPU, out of caches
+INPUT_BUFFER_BYTES_MIN: Final = 256 * KIB  # the first buffer of a shard, and all on slow links: samples come sooner
+INPUT_AHEAD_BYTES: Final = 16 * MIB  # read ahead, for all shards together. Measured: 32 MiB cost 15 % more CPU (cache misses)
 INPUT_READERS_MAX: Final = 64  # threads that read ahead for one consumer
-INPUT_AHEAD_SHARDS: Final = 4  # that each reading thread may be ahead, if they are small
-INPUT_CACHE_FREE_SHARE: Final = 0.95  # of what is free on its disk, and its own, that a cache of shards may fill
-INPUT_CACHE_POLL_S: Final = 0.02  # between two looks whether another process has fetched a shard
-INPUT_MIX_SOURCES_MAX: Final = 256  # each has connections and threads of its own
-INPUT_THREADS_MAX: Final = 256  # that decode, of one loader
+INPUT_AHEAD_SHARDS: Final = 4  # small shards that each reading thread may be ahead
+INPUT_CACHE_FREE_SHARE: Final = 0.95  # of its own size plus the free space on its disk that a cache of shards may fill
+INPUT_CACHE_POLL_S: Final = 0.02  # between two checks whether another process has fetched a shard
+INPUT_MIX_SOURCES_MAX: Final = 256  # each has its own connections and threads
+INPUT_THREADS_MAX: Final = 256  # decoding threads of one loader

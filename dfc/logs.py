@@ -1,6 +1,6 @@
-"""Logs, one JSON object a line on standard error: events through `logging`, accesses through a buffer of their own.
+"""Logs on standard error, one JSON object per line: events through `logging`, access lines through a separate buffer.
 
-An access line costs a few microseconds: it is formatted by hand and written with its neighbours, a few times a second.
+An access line costs a few microseconds: it is formatted by hand, and lines are written together a few times a second.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CUT: Final = ',"cut":true'
 
 
 class JsonFormatter(logging.Formatter):
-    """time, level, logger, message, and the traceback if there is one."""
+    """Formats an event as JSON: time, level, logger, message, and the traceback if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -33,7 +33,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(level: str) -> None:
-    """Send the events of this process to standard error."""
+    """Send this process's log events of `level` and above to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
@@ -41,13 +41,13 @@ def configure_logging(level: str) -> None:
 
 
 def timestamp(seconds: float) -> str:
-    """RFC 3339 UTC with milliseconds."""
+    """Format a time as RFC 3339, UTC, with milliseconds."""
     whole = int(seconds)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{int((seconds - whole) * 1000):03d}Z"
 
 
 class AccessLog:
-    """Buffers access lines; a thread of its own writes them to a file descriptor, so that a slow pipe stalls no request.
+    """Buffers access lines and writes them to a file descriptor in its own thread, so that a slow pipe stalls no request.
 
     When the reader of the pipe is so slow that `limit_lines` are waiting, further lines are dropped and counted.
     """
@@ -96,14 +96,14 @@ class AccessLog:
         )
 
     def flush(self) -> None:
-        """Write what is waiting; called from the log's thread and at the end."""
+        """Write the buffered lines; called by the log's thread and on close."""
         lines, self._lines = self._lines, []
         data = memoryview("".join(lines).encode("utf-8", "backslashreplace"))
         try:
             while data:
                 data = data[os.write(self._descriptor, data) :]
         except OSError:
-            self.dropped_lines += len(lines)  # nobody reads standard error any more: not a reason to stop serving
+            self.dropped_lines += len(lines)  # standard error is closed: not a reason to stop serving
 
     def _run(self) -> None:
         while not self._closing:

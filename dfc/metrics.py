@@ -1,4 +1,4 @@
-"""Prometheus metrics. Request counters are plain dictionaries, touched a few times a request; families are made at a scrape.
+"""Prometheus metrics of a node. Request counters are plain dictionaries; metric families are made at each scrape.
 
 Names, labels and meanings: docs/metrics.md (a test keeps it complete).
 """
@@ -46,7 +46,7 @@ class RequestStats:
         self.routes: dict[str, RouteStats] = {}
         self.connections = 0
         self.connections_refused = 0
-        self.cut: dict[str, int] = {}  # answers that this server broke off, by route
+        self.cut: dict[str, int] = {}  # answers that this server cut off, by route
 
     def record(self, method: str, route: str, status: int, seconds: float, received: int, sent: int) -> None:
         key = (method, route, status)
@@ -61,7 +61,7 @@ class RequestStats:
 
 
 class RouteStats:
-    """What is kept of one route."""
+    """The counters of one route."""
 
     __slots__ = ("counts", "received_bytes", "seconds", "sent_bytes")
 
@@ -81,7 +81,9 @@ class _RequestCollector(Collector):
         for (method, route, status), count in sorted(self._stats.requests.items()):
             requests.add_metric((method, route, str(status)), count)
         yield requests
-        latency = HistogramMetricFamily("dfc_http_request_seconds", "Time from head to last byte", labels=("route",))
+        latency = HistogramMetricFamily(
+            "dfc_http_request_seconds", "Time from the request head to the last byte of the answer", labels=("route",)
+        )
         received = CounterMetricFamily("dfc_http_received_bytes", "Body bytes received", labels=("route",))
         sent = CounterMetricFamily("dfc_http_sent_bytes", "Body bytes sent", labels=("route",))
         for route, stats in sorted(self._stats.routes.items()):
@@ -93,12 +95,16 @@ class _RequestCollector(Collector):
             received.add_metric((route,), stats.received_bytes)
             sent.add_metric((route,), stats.sent_bytes)
         yield from (latency, received, sent)
-        cut = CounterMetricFamily("dfc_answers_cut", "Answers begun that this node broke off", labels=("route",))
+        cut = CounterMetricFamily(
+            "dfc_answers_cut", "Answers that this node broke off after sending their status", labels=("route",)
+        )
         for route in sorted(self._stats.routes.keys() | self._stats.cut.keys()):
             cut.add_metric((route,), self._stats.cut.get(route, 0))
         yield cut
         yield GaugeMetricFamily("dfc_http_connections", "Open connections", self._stats.connections)
-        yield CounterMetricFamily("dfc_http_connections_refused", "Connections over the cap", self._stats.connections_refused)
+        yield CounterMetricFamily(
+            "dfc_http_connections_refused", "Connections beyond connections_max", self._stats.connections_refused
+        )
 
 
 class _FunctionCollector(Collector):
@@ -110,7 +116,7 @@ class _FunctionCollector(Collector):
 
 
 def make_registry(stats: RequestStats, *sources: Callable[[], Iterable[Metric]]) -> CollectorRegistry:
-    """A registry of a node's own metrics and those of its process; `sources` give families at each scrape."""
+    """Make a registry of a node's metrics and those of its process; `sources` are called for families at each scrape."""
     registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
@@ -121,5 +127,5 @@ def make_registry(stats: RequestStats, *sources: Callable[[], Iterable[Metric]])
 
 
 def render(registry: CollectorRegistry) -> bytes:
-    """The text exposition format, 0.0.4."""
+    """Render the metrics in the text exposition format, 0.0.4."""
     return generate_latest(registry)

@@ -1,7 +1,7 @@
-"""Pages of listings from several places, merged into one in byte order. Pure.
+"""Merge pages of a listing from several disks or targets into one page in byte order. No I/O.
 
-A page has rows and, with a delimiter, common prefixes, both sorted. `more` says that its place has names after the last one
-shown; then nothing after that name may be shown from any place, or the merged listing would have a gap.
+A page has rows and, with a delimiter, common prefixes, both sorted. `more` says that its source has names after the last one
+shown; then nothing after that name may be shown from any source, or the merged listing would have a gap.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import msgspec
 
 from dfc.errors import BadRequest
 
-# name, size in bytes, xxh3-128 in hex, modified in µs since 1970, samples and members (None when it is no shard)
+# name, size in bytes, xxh3-128 in hex, modified in µs since 1970, samples and members (None if it is not a shard)
 Row = tuple[str, int, str, int, int | None, int | None]
 _NAME: Final = itemgetter(0)
 
 
 @dataclass(frozen=True)
 class ListingQuery:
-    """What is listed. `start_after` is exclusive; with a delimiter, names after a prefix it ends are rolled up into it.
-    BadRequest for a delimiter that no target can apply."""
+    """What to list. `start_after` is exclusive; with a delimiter, names are rolled up into common prefixes that end with it.
+    BadRequest for a delimiter that no target supports."""
 
     bucket_id: str
     prefix: str = ""
@@ -35,11 +35,11 @@ class ListingQuery:
 
     def __post_init__(self) -> None:
         if len(self.delimiter) > 1:
-            raise BadRequest("delimiter is one character")
+            raise BadRequest("delimiter must be a single character")
 
 
 class Page(msgspec.Struct, frozen=True):
-    """Some of a listing, in order."""
+    """A part of a listing, in order."""
 
     rows: list[Row]
     prefixes: list[str]
@@ -47,12 +47,12 @@ class Page(msgspec.Struct, frozen=True):
 
     @property
     def last(self) -> str:
-        """The greatest name or prefix shown; empty for an empty page."""
+        """The last name or prefix shown; empty for an empty page."""
         return max(self.rows[-1][0] if self.rows else "", self.prefixes[-1] if self.prefixes else "")
 
 
 def merge_pages(pages: Sequence[Page], limit: int) -> Page:
-    """One page of at most `limit` rows and prefixes. Code points sort as their UTF-8 bytes do, so str order is byte order."""
+    """Merge into one page of at most `limit` rows and prefixes. Strings sort like their UTF-8 bytes, so this is byte order."""
     unfinished = [page.last for page in pages if page.more]
     horizon = min(unfinished) if unfinished else None
     rows: list[Row] = []
@@ -76,7 +76,7 @@ def merge_pages(pages: Sequence[Page], limit: int) -> Page:
 
 
 def _first(rows: list[Row], prefixes: list[str], limit: int) -> tuple[list[Row], list[str]]:
-    """The first `limit` of both together."""
+    """Return the first `limit` of rows and prefixes together."""
     if not prefixes:
         return rows[:limit], []
     last = sorted([*(row[0] for row in rows), *prefixes])[limit - 1]
@@ -84,7 +84,7 @@ def _first(rows: list[Row], prefixes: list[str], limit: int) -> tuple[list[Row],
 
 
 def after_prefix(prefix: str) -> bytes | None:
-    """The least byte string after all that begin with `prefix`; None when there is none."""
+    """Return the smallest byte string after all that begin with `prefix`; None if there is none."""
     stem = prefix.encode().rstrip(b"\xff")
     return stem[:-1] + bytes((stem[-1] + 1,)) if stem else None
 
@@ -95,13 +95,13 @@ def _second(second: int) -> str:
 
 
 def rfc3339(microseconds: int) -> str:
-    """UTC with milliseconds; the second is cached, since many objects of a listing share it."""
+    """Format µs since 1970 as RFC 3339, UTC, with milliseconds. Cached by second, which many objects of a listing share."""
     second, rest = divmod(microseconds, 1_000_000)
     return f"{_second(second)}.{rest // 1000:03d}Z"
 
 
 class ListedObject(msgspec.Struct, frozen=True):
-    """An entry of the listing as clients see it."""
+    """An entry of a listing as clients see it."""
 
     name: str
     size: int

@@ -1,4 +1,4 @@
-"""Bytes on their way out, by turns from memory and from files."""
+"""A body to be sent that alternates between bytes from memory and ranges of files."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dfc.checksum import Buffer
 
 Part = tuple[Buffer, int, int, int]
-"""Bytes, and what follows them from a file: its descriptor, offset and count."""
+"""Bytes from memory, then a range of a file: its descriptor, offset and count."""
 
 
 def part_bytes(parts: Iterable[Part]) -> int:
-    """How many they are in all."""
+    """Return the total number of bytes."""
     return sum(len(data) + count for data, _, _, count in parts)

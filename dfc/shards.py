@@ -1,4 +1,4 @@
-"""Names of many shards at once: the short forms that are read (specs), and the numbers that are written. Pure; no I/O.
+"""Shard specs, which stand for many shard names, and name patterns for writing shards. No I/O.
 
 | spec | means |
 | --- | --- |
@@ -8,8 +8,8 @@
 | `train-*.tar`, `**/x-[0-9]?.tar` | a glob: `*` and `?` stay within one path segment, `**` stands for any number of segments |
 | `imagenet/` | a prefix: everything below it |
 
-A spec is expanded in that order: count, then braces; what then still holds a wildcard is a `Glob`. Everything is counted before
-it is built, so that a short spec cannot take much memory.
+A spec is expanded in that order: first the count, then braces; what still has a wildcard then is a `Glob`. Everything is
+counted before it is built, so that a short spec cannot take much memory.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ class Glob:
 
     @cached_property
     def prefix(self) -> str:
-        """What every matching name starts with: where a sorted scan begins and ends."""
+        """The common prefix of all matching names: where a sorted scan begins and ends."""
         literals = [_WILDCARD.split(pattern, maxsplit=1)[0] for pattern in self.patterns]
         low, high = min(literals), max(literals)
         same = next((at for at, (left, right) in enumerate(zip(low, high, strict=False)) if left != right), len(low))
         return low[:same]
 
     def matches(self, name: str) -> bool:
-        """Linear in the length of the name, whatever the pattern: stars never try the same place twice."""
+        """Whether a name matches. Linear in its length, whatever the pattern: stars never backtrack."""
         return any(regex.fullmatch(name) for regex in self._regexes)
 
 
@@ -81,9 +81,9 @@ Selection = list[str] | Glob | Prefix
 
 
 def expand(spec: str | Sequence[str]) -> Selection:
-    """The names that a spec stands for, or the `Glob` or `Prefix` that selects them from a listing.
+    """Expand a spec into names, or into the `Glob` or `Prefix` that selects them from a listing.
 
-    Raises BadShardSpec when it cannot be read or stands for more than SHARD_SPEC_NAMES_MAX names.
+    Raises BadShardSpec when it is malformed or expands to more than SHARD_SPEC_NAMES_MAX names.
     """
     if not isinstance(spec, str):
         return _check_list(spec)
@@ -94,13 +94,13 @@ def expand(spec: str | Sequence[str]) -> Selection:
         return Prefix(names[0])
     if any(name.endswith("/") or _WILDCARD.search(name) for name in names):
         if len(names) > SHARD_SPEC_GLOBS_MAX:
-            raise BadShardSpec(f"a spec with wildcards stands for at most {SHARD_SPEC_GLOBS_MAX} patterns, not {len(names)}")
+            raise BadShardSpec(f"a spec with wildcards may expand to at most {SHARD_SPEC_GLOBS_MAX} patterns, not {len(names)}")
         return Glob(tuple(names))
     return names
 
 
 def check(spec: str | Sequence[str]) -> None:
-    """Raise what `expand` would, without building the names: for event loops, where a million of them take too long."""
+    """Raise what `expand` would, without building the names: for event loops, where a million names would take too long."""
     if isinstance(spec, str) and not spec.startswith('["'):
         _parse(spec)
     else:
@@ -108,7 +108,7 @@ def check(spec: str | Sequence[str]) -> None:
 
 
 def list_specs(names: Iterable[str]) -> Iterator[str]:
-    """A list as specs to ask for one after the other: a long one becomes several, each within a request line."""
+    """Split a list of names into specs that each fit into a request line."""
     group: list[str] = []
     chars = 0
     for name in names:
@@ -123,7 +123,7 @@ def list_specs(names: Iterable[str]) -> Iterator[str]:
 
 
 def expand_url(url: str) -> list[str]:
-    """The URLs that a URL with a count or braces in its path stands for; host, query and escapes stay as they are.
+    """Expand a count or braces in the path of a URL; host, query and escapes stay as they are.
 
     A path without scheme and host is expanded as a whole. Wildcards are left alone: a URL cannot be listed here.
     """
@@ -137,7 +137,7 @@ def expand_url(url: str) -> list[str]:
 
 
 def is_plain(spec: str) -> bool:
-    """Whether the text is one name and nothing to expand."""
+    """Whether the text is a single name, with nothing to expand."""
     return not (_COUNT.fullmatch(spec) or _WILDCARD.search(spec) or "{" in spec or "}" in spec or spec.endswith("/"))
 
 
@@ -145,14 +145,14 @@ def _parse_list(text: str) -> Sequence[str]:
     try:
         return msgspec.json.decode(text, type=list[str])
     except msgspec.MsgspecError as problem:
-        raise BadShardSpec(f"a shard spec that begins like a JSON list and is none: {problem}") from None
+        raise BadShardSpec(f"the shard spec starts like a JSON list but is not one: {problem}") from None
 
 
 def _check_list(names: Sequence[str]) -> list[str]:
     if len(names) > SHARD_SPEC_NAMES_MAX:
-        raise BadShardSpec(f"at most {SHARD_SPEC_NAMES_MAX} shards can be named, not {len(names)}")
+        raise BadShardSpec(f"too many shards named: {len(names)}, at most {SHARD_SPEC_NAMES_MAX} are allowed")
     if not all(isinstance(name, str) and name for name in names):
-        raise BadShardSpec("a list of shards is a list of names")
+        raise BadShardSpec("a list of shards must contain only names")
     return list(names)
 
 
@@ -162,56 +162,56 @@ def _expand_text(spec: str) -> list[str]:
 
 def _parse(spec: str) -> _Sequence:
     if not spec:
-        raise BadShardSpec("an empty shard spec")
+        raise BadShardSpec("the shard spec is empty")
     if len(spec) > SHARD_SPEC_CHARS_MAX:
-        raise BadShardSpec(f"a shard spec has at most {SHARD_SPEC_CHARS_MAX} characters, not {len(spec)}")
+        raise BadShardSpec(f"the shard spec is too long: {len(spec)} characters, at most {SHARD_SPEC_CHARS_MAX} are allowed")
     match = _COUNT.fullmatch(spec)
     if match is None:
         return _checked(spec, _Sequence(_parse_level(spec, 0)))
     head, digits, tail = match.groups()
     if head.count("{") != head.count("}"):
-        raise BadShardSpec(f"a count stands outside of braces: {spec[:80]!r}")
+        raise BadShardSpec(f"a count must be outside of braces: {spec[:80]!r}")
     count = _number(digits)
     if count == 0:
-        raise BadShardSpec(f"a count of zero shards: {spec[:80]!r}")
+        raise BadShardSpec(f"the count of shards is zero: {spec[:80]!r}")
     before, after = _parse_level(head, 0), _parse_level(tail, 0)
-    # The count is expanded first, then the braces of each: the number is the slowest to change.
+    # The count is expanded first, then the braces of each result: the number changes slowest.
     return _checked(spec, _Sequence([*before, _Numbers(range(count), len(digits)), *after], slowest=len(before)))
 
 
 def _checked(spec: str, sequence: _Sequence) -> _Sequence:
     if sequence.count > SHARD_SPEC_NAMES_MAX:
-        raise BadShardSpec(f"{spec[:80]!r} stands for more than {SHARD_SPEC_NAMES_MAX} shards")
+        raise BadShardSpec(f"{spec[:80]!r} expands to more than {SHARD_SPEC_NAMES_MAX} shards")
     if sequence.count * sequence.chars > SHARD_SPEC_EXPANDED_CHARS_MAX:
-        raise BadShardSpec(f"{spec[:80]!r} stands for more than {SHARD_SPEC_EXPANDED_CHARS_MAX} characters of names")
+        raise BadShardSpec(f"{spec[:80]!r} expands to more than {SHARD_SPEC_EXPANDED_CHARS_MAX} characters of names")
     return sequence
 
 
 def has_number(text: str) -> bool:
-    """Whether a name holds the number of a shard at all: `%06d`, `%d`."""
+    """Whether a name contains a placeholder for the shard number: `%06d`, `%d`."""
     return _SHARD_NUMBER.search(text) is not None
 
 
 def with_number(text: str, number: int) -> str:
-    """The name of one shard of those that a text with `%06d` or `%d` in it stands for; wider numbers are written in full."""
+    """Return the name of shard `number` for a text with `%06d` or `%d` in it; wider numbers are written in full."""
     return _SHARD_NUMBER.sub(lambda found: f"{number:0{int(found[1] or 1)}d}", text)
 
 
 class ShardPattern:
-    """A URL or path with one number in it. ValueError for none or more."""
+    """A URL or path with exactly one placeholder for a shard number; ValueError otherwise."""
 
     def __init__(self, text: str) -> None:
         if len(_SHARD_NUMBER.findall(text)) != 1:
-            raise ValueError(f"the name of shards holds one number, like train-%06d.tar, not {text!r}")
+            raise ValueError(f"a name for shards must contain one number, as in train-%06d.tar, not {text!r}")
         self._text = text
 
     def text(self, number: int) -> str:
-        """The name of one shard."""
+        """Return the name of shard `number`."""
         return with_number(self._text, number)
 
 
 class _Part(Protocol):
-    """One place of a spec: how many texts can stand there, how long the longest is, and, only when asked, the texts."""
+    """One part of a spec: the number of its alternatives, the length of the longest, and, on demand, the texts."""
 
     @property
     def count(self) -> int: ...
@@ -221,7 +221,7 @@ class _Part(Protocol):
 
 
 class _Text:
-    """Itself."""
+    """A fixed text."""
 
     count = 1
 
@@ -258,7 +258,7 @@ class _Choice:
 
 
 class _Sequence:
-    """Parts one after the other; the part `slowest` changes last, the others from the right."""
+    """Parts in a row, expanded so that part `slowest` changes slowest and the others vary from the right."""
 
     def __init__(self, parts: list[_Part], slowest: int = 0) -> None:
         self.count = prod(part.count for part in parts)
@@ -279,16 +279,16 @@ def _padded(number: int, width: int) -> str:
 
 
 def _parse_level(text: str, depth: int) -> list[_Part]:
-    """The parts of a text at its outermost level."""
+    """Parse a text into the parts of its outermost level."""
     if depth > SHARD_SPEC_DEPTH_MAX:
-        raise BadShardSpec(f"braces nest deeper than {SHARD_SPEC_DEPTH_MAX} levels")
+        raise BadShardSpec(f"braces are nested more than {SHARD_SPEC_DEPTH_MAX} levels deep")
     parts: list[_Part] = []
     at = 0
     while at < len(text):
         start = text.find("{", at)
         plain = text[at:] if start < 0 else text[at:start]
         if "}" in plain:
-            raise BadShardSpec(f"a '}}' without a '{{' in {text[:80]!r}")
+            raise BadShardSpec(f"'}}' without '{{' in {text[:80]!r}")
         if plain:
             parts.append(_Text(plain))
         if start < 0:
@@ -300,7 +300,7 @@ def _parse_level(text: str, depth: int) -> list[_Part]:
 
 
 def _scan_brace(text: str, start: int) -> tuple[list[int], int]:
-    """The places of the commas at the level of the brace that opens at `start`, and of the brace that closes it."""
+    """Find the commas at the level of the brace that opens at `start`, and its closing brace."""
     depth = 0
     commas: list[int] = []
     for at in range(start, len(text)):
@@ -313,7 +313,7 @@ def _scan_brace(text: str, start: int) -> tuple[list[int], int]:
                 return commas, at
         elif char == "," and depth == 1:
             commas.append(at)
-    raise BadShardSpec(f"a '{{' that is never closed in {text[:80]!r}")
+    raise BadShardSpec(f"'{{' is never closed in {text[:80]!r}")
 
 
 def _parse_brace(text: str, start: int, commas: list[int], end: int, depth: int) -> list[_Part]:
@@ -322,7 +322,7 @@ def _parse_brace(text: str, start: int, commas: list[int], end: int, depth: int)
         numbers = _parse_range(inner)
         if numbers is not None:
             return [numbers]
-        # As in bash, braces around a single thing are just characters.
+        # As in bash, braces around a single item are literal.
         return [_Text("{"), *_parse_level(inner, depth + 1), _Text("}")]
     edges = [start, *commas, end]
     return [_Choice([_Sequence(_parse_level(text[left + 1 : right], depth + 1)) for left, right in pairwise(edges)])]
@@ -344,22 +344,22 @@ def _parse_range(text: str) -> _Numbers | None:
 def _range(first: int, last: int, step_text: str | None) -> range:
     step = abs(_number(step_text)) if step_text else 1
     if step == 0:
-        raise BadShardSpec("a range with a step of zero")
+        raise BadShardSpec("the step of a range must not be zero")
     return range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
 
 
 def _number(digits: str) -> int:
     if len(digits) > _NUMBER_DIGITS_MAX:
-        raise BadShardSpec(f"a number of {len(digits)} digits in a shard spec")
+        raise BadShardSpec(f"a number in the shard spec has {len(digits)} digits; at most {_NUMBER_DIGITS_MAX} are allowed")
     return int(digits)
 
 
 def _glob_regex(pattern: str) -> str:
-    """A regular expression without ambiguous repetition, for `fullmatch`.
+    """Translate a glob into a regular expression for `fullmatch` that never backtracks.
 
-    A star inside a segment takes the nearest place where the text after it fits, for good (an atomic group); that is enough
-    since a later place never helps. The last star of a segment is settled by the end of the segment. `**` does the same with
-    segments.
+    A star inside a segment takes the nearest position where the text after it matches, and keeps it (an atomic group); that is
+    enough, since a later position never helps. The last star of a segment is fixed by the end of the segment. `**` does the
+    same with segments.
     """
     tail = "(?s:.*)" if pattern.endswith("/") else ""
     segments = pattern.rstrip("/").split("/") if tail else pattern.split("/")

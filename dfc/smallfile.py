@@ -1,8 +1,8 @@
-"""The small files that a node keeps: its id, a disk's identity, the shape of `dfc serve`. Written durably, read with doubt.
+"""Durably write, and carefully read, a node's small files: its id, a disk's identity, the shape of `dfc serve`.
 
-A file is written under another name, synced, renamed, and its directory synced: after a power loss it is the old one or the new
-one, whole. Directories are durable once they are made. So a file that is empty or torn was damaged otherwise, and is an error
-that says where it is and what to do; nothing is guessed, or made anew in its place.
+A file is written under another name, synced, renamed, and its directory synced: after a power loss it is either the old one or
+the new one, complete. Directories are durable once they are made. So a file that is empty or torn was damaged in another way:
+that is an error, which says where the file is and what to do. Nothing is guessed or recreated.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from dfc.errors import OperatorError
 from dfc.filesystem import FileSystem, remove_if_there, write_all
 from dfc.limits import SMALL_FILE_BYTES_MAX
 
-NEW_SUFFIX: Final = ".new"  # a file that is being written; what a crash leaves of it is overwritten by the next one
+NEW_SUFFIX: Final = ".new"  # a file that is being written; a leftover from a crash is overwritten by the next one
 
 
 def make_directories(path: str, filesystem: FileSystem) -> None:
-    """A directory and those above it where they are missing; all of them durable when this returns. OSError.
+    """Create a directory and its missing parents, all durable when this returns. OSError.
 
-    The deepest one that was there before is synced as well: the process that made it may have been killed before it did.
+    The deepest existing one is made durable too: the process that created it may have been killed before it synced.
     """
     path = os.path.abspath(path)
     missing = []
     while not os.path.isdir(path):
         missing.append(path)
         path = os.path.dirname(path)
-    with suppress(PermissionError):  # a directory that we may not read is not one that we have made something in
+    with suppress(PermissionError):  # we cannot have created anything in a directory that we may not read
         filesystem.sync_directory(os.path.dirname(path))
     for directory in reversed(missing):
         with suppress(FileExistsError):
@@ -38,7 +38,7 @@ def make_directories(path: str, filesystem: FileSystem) -> None:
 
 
 def write_small_file(path: str, data: Buffer, filesystem: FileSystem, mode: int = 0o644) -> None:
-    """Write a file whole or not at all, in a directory that is durable. It is on the medium when this returns. OSError."""
+    """Write a file atomically in a directory that is durable; the file is durable when this returns. OSError."""
     temporary = path + NEW_SUFFIX
     remove_if_there(filesystem, (temporary,))
     fd = filesystem.create(temporary, mode)
@@ -52,7 +52,7 @@ def write_small_file(path: str, data: Buffer, filesystem: FileSystem, mode: int 
 
 
 class SmallFileDamaged(OperatorError):
-    """A small file is there but is empty, torn, or cannot be read. The message says where, what is wrong, and the way out."""
+    """A small file exists but is empty, torn or unreadable. The message says where it is, what is wrong and what to do."""
 
     def __init__(self, path: str, what: str, way_out: str) -> None:
         super().__init__(f"{path} {what}. {way_out}")
@@ -60,7 +60,7 @@ class SmallFileDamaged(OperatorError):
 
 
 def read_small_file(path: str, way_out: str) -> bytes | None:
-    """What is in a file; None when there is none. Raises SmallFileDamaged, with `way_out`: what an operator can do."""
+    """Return the content of a file; None if it does not exist. SmallFileDamaged, with `way_out`: what an operator can do."""
     try:
         with open(path, "rb") as file:
             data = file.read(SMALL_FILE_BYTES_MAX + 1)
@@ -69,7 +69,7 @@ def read_small_file(path: str, way_out: str) -> bytes | None:
     except OSError as error:
         raise SmallFileDamaged(path, f"cannot be read ({error.strerror})", way_out) from error
     if not data.strip(b"\0 \r\n\t"):
-        raise SmallFileDamaged(path, "is empty" if not data else "holds nothing but blanks", way_out)
+        raise SmallFileDamaged(path, "is empty" if not data else "contains nothing but blanks", way_out)
     if len(data) > SMALL_FILE_BYTES_MAX:
         raise SmallFileDamaged(path, f"is longer than {SMALL_FILE_BYTES_MAX} bytes", way_out)
     return data

@@ -1,12 +1,12 @@
-"""`dfc serve`: a proxy and its targets as child processes of one supervisor, with all state under one directory.
+"""`dfc serve`: run a proxy and its targets as child processes, with all state under one directory.
 
-    DIR/cluster.json        how many targets and disks; other numbers are refused later
+    DIR/cluster.json        the number of targets and disks, which cannot be changed later
     DIR/proxy/              the registry
     DIR/target-K/disk-M/    the disks
-    DIR/logs/NAME.log       what each child says (NAME.log.1: what it said before)
+    DIR/logs/NAME.log       the log of each child (NAME.log.1: the previous part)
 
-A child that dies is started again, on the same port. Children hold the read end of a pipe as standard input: when the
-supervisor is gone, however it went, the pipe closes and they end too.
+A child that dies is restarted on the same port. Children have the read end of a pipe as standard input: when the supervisor
+exits or is killed, the pipe closes and they stop too.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ READY_TIMEOUT_S: Final = 60.0
 HEALTH_TIMEOUT_S: Final = 5.0
 RESTART_FIRST_S: Final = 0.1
 RESTART_MAX_S: Final = 2.0
-STEADY_S: Final = 10.0  # a child that lived so long starts again at once
+STEADY_S: Final = 10.0  # a child that lived this long is restarted without a long delay
 LOG_BYTES_MAX: Final = 64 * MIB
 LOG_CHECK_S: Final = 10.0
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What `dfc serve` was asked for; None: as the directory has it, or the default."""
+    """Options of `dfc serve`; None means the value stored in the directory, or the default."""
 
     directory: str
     host: str = "127.0.0.1"
@@ -59,7 +59,7 @@ class ServeOptions:
 
 @dataclass
 class Child:
-    """One node process and what it needs to be started again."""
+    """One node process, and what is needed to restart it."""
 
     name: str
     module: str
@@ -73,7 +73,7 @@ class Child:
 
 
 class Supervisor:
-    """Runs until a signal; then ends its children, long reads drained."""
+    """Runs the cluster until a signal, then stops its children; they finish running requests first."""
 
     def __init__(self, options: ServeOptions, say: Callable[[str], None] = print) -> None:
         self._options = options
@@ -87,7 +87,7 @@ class Supervisor:
         self._filesystem = FileSystem()
 
     async def run(self) -> int:
-        """The exit status."""
+        """Run until a signal and return the exit status."""
         lock = self._lock()
         try:
             targets, disks = self._shape()
@@ -133,27 +133,27 @@ class Supervisor:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
-            raise OperatorError(f"another `dfc serve` runs on {self._root}") from None
+            raise OperatorError(f"another `dfc serve` is already running on {self._root}") from None
         return descriptor
 
     def _shape(self) -> tuple[int, int]:
-        """Targets and disks: those of the directory, or new ones."""
+        """Return the numbers of targets and of disks per target: those of the directory, or new ones."""
         have = self._kept_shape()
         asked = (self._options.targets, self._options.disks)
         if have is not None:
             for want, has, what in zip(asked, have, ("targets", "disks"), strict=True):
                 if want not in (None, has):
                     raise ConfigError(
-                        f"{self._root} was made with --targets {have[0]} --disks {have[1]}, not --{what} {want}: objects are "
-                        f"placed by these numbers. Start it without the flag, or give another --dir and copy the data over "
-                        f"(`dfc get -r`, then `dfc put -r`)."
+                        f"{self._root} was created with --targets {have[0]} --disks {have[1]}, not --{what} {want}; this "
+                        f"cannot be changed, because objects are placed by these numbers. Start without the flag, or "
+                        f"choose another --dir and copy the data over (`dfc get -r`, then `dfc put -r`)."
                     )
             return have
         there = sorted(directory.name for directory in self._root.glob("target-*"))
         if there and None in asked:
             raise OperatorError(
-                f"{self._root / SHAPE_FILE} is missing although there are {', '.join(there)}. Say once with how many targets "
-                f"and disks a target this was made: --targets N --disks M"
+                f"{self._root / SHAPE_FILE} is missing, but the data is there: {', '.join(there)}. Pass the number of targets "
+                f"and of disks per target once: --targets N --disks M"
             )
         targets, disks = asked[0] or 2, asked[1] or 1
         self._write(SHAPE_FILE, {"format": FORMAT, "targets": targets, "disks": disks})
@@ -161,7 +161,7 @@ class Supervisor:
 
     def _kept_shape(self) -> tuple[int, int] | None:
         path = str(self._root / SHAPE_FILE)
-        way_out = f"""Write what this was made with: echo '{{"format": {FORMAT}, "targets": 2, "disks": 1}}' > {path}"""
+        way_out = f"""Write it again with the right numbers: echo '{{"format": {FORMAT}, "targets": 2, "disks": 1}}' > {path}"""
         data = read_small_file(path, way_out)
         if data is None:
             return None
@@ -175,7 +175,7 @@ class Supervisor:
         return shape
 
     def _kept_ports(self) -> dict[str, int]:
-        """The ports of the last time. Without them children take others, which costs nothing but the old addresses."""
+        """Return the ports used last time. Without them children take others; only the old addresses are lost."""
         with suppress(OSError, ValueError, TypeError, AttributeError):
             return {str(name): int(port) for name, port in json.loads((self._root / PORTS_FILE).read_text()).items()}
         return {}
@@ -211,14 +211,14 @@ class Supervisor:
         await self._wait_healthy(proxy)
 
     async def _wait_ready(self, child: Child) -> bool:
-        """False when stopped meanwhile."""
+        """Wait until a child is ready; False if the supervisor was stopped first."""
         ready = asyncio.create_task(child.ready.wait())
         stopped = asyncio.create_task(self._stopping.wait())
         done, pending = await asyncio.wait((ready, stopped), timeout=READY_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
             task.cancel()
         if not done:
-            self._fail(f"{child.name} did not become ready; see {self._log_path(child)}")
+            self._fail(f"{child.name} was not ready after {READY_TIMEOUT_S:g} s; see {self._log_path(child)}")
         return ready in done and not self._stopping.is_set()
 
     async def _wait_healthy(self, proxy: Child) -> None:
@@ -228,7 +228,7 @@ class Supervisor:
                 return
             await asyncio.sleep(0.05)
         if not self._stopping.is_set():
-            self._fail("the cluster did not become healthy; see the logs")
+            self._fail(f"the cluster was not healthy after {READY_TIMEOUT_S:g} s; see the logs in {self._root / 'logs'}")
 
     def _fail(self, message: str) -> None:
         self._fatal = self._fatal or message
@@ -238,7 +238,7 @@ class Supervisor:
         return self._root / "logs" / f"{child.name}.log"
 
     async def _keep(self, child: Child) -> None:
-        """Start a child, and start it again whenever it ends, until the supervisor stops."""
+        """Start a child, and restart it whenever it exits, until the supervisor stops."""
         wait_s = RESTART_FIRST_S
         while not self._stopping.is_set():
             begun = time.monotonic()
@@ -250,10 +250,10 @@ class Supervisor:
                 if child.name == "proxy" or child.failures > 2:
                     self._fail(f"{child.name} cannot start: {self._last_words(child)}")
                     return
-                child.port = 0  # the port of the last time may be taken by now
+                child.port = 0  # its last port may be taken by now
             elif time.monotonic() - begun > STEADY_S:
                 wait_s = RESTART_FIRST_S
-            self._say(f"{child.name} ended with status {status}; starting it again")
+            self._say(f"{child.name} exited with status {status}; restarting it")
             await asyncio.sleep(wait_s)
             wait_s = min(RESTART_MAX_S, wait_s * 2)
 
@@ -268,7 +268,7 @@ class Supervisor:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
-                start_new_session=True,  # a Ctrl-C is for the supervisor, which ends them in order
+                start_new_session=True,  # Ctrl-C goes to the supervisor only, which stops its children in order
             )
         assert child.process.stdout is not None
         if self._stopping.is_set():
@@ -283,12 +283,12 @@ class Supervisor:
 
     def _last_words(self, child: Child) -> str:
         lines = self._log_path(child).read_text(errors="replace").splitlines()[-3:]
-        return " | ".join(lines) or "it said nothing"
+        return " | ".join(lines) or "it logged nothing"
 
     # --- the end
 
     async def _end(self) -> None:
-        """SIGTERM to all: they stop accepting, finish what runs, and close their disks. SIGKILL to who does not end."""
+        """Send SIGTERM to all: they stop accepting, finish running requests and close their disks. Then SIGKILL the rest."""
         for child in self._children:
             if child.process is not None and child.process.returncode is None:
                 with suppress(ProcessLookupError):
@@ -296,14 +296,14 @@ class Supervisor:
         await asyncio.wait(self._keepers, timeout=self._options.drain_timeout_s + STOP_KILL_S)
         for child in self._children:
             if child.process is not None and child.process.returncode is None:
-                self._say(f"{child.name} did not end by itself and is killed")
+                self._say(f"{child.name} did not stop in time; killing it")
                 _kill(child)
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
     async def _watch_logs(self) -> None:
-        """Keep each log and its predecessor below LOG_BYTES_MAX; the children go on writing to the same open file."""
+        """Keep each log and its previous part below LOG_BYTES_MAX; the children keep writing to the same open file."""
         while True:
             await asyncio.sleep(LOG_CHECK_S)
             for child in self._children:
@@ -315,7 +315,7 @@ class Supervisor:
 
 
 def _local_host(child: Child) -> str:
-    """Where this machine reaches a node, whatever it advertises and on whatever addresses it listens."""
+    """Return the address at which this machine reaches a node, whatever it listens on or advertises."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(child.host, child.host)
 
 
@@ -325,7 +325,7 @@ def _local_url(child: Child) -> str:
 
 
 def _is_healthy(child: Child) -> bool:
-    """Blocks. httpx is a quarter of what this process would load."""
+    """Whether a node's health check succeeds. Blocking. Without httpx, which would be a quarter of all that is imported."""
     connection = http.client.HTTPConnection(_local_host(child), child.port, timeout=HEALTH_TIMEOUT_S)
     try:
         connection.request("GET", "/v1/health")
@@ -343,5 +343,5 @@ def _kill(child: Child) -> None:
 
 
 def serve(options: ServeOptions, say: Callable[[str], None] = print) -> int:
-    """Run a cluster until a signal; the exit status. OperatorError when it cannot start."""
+    """Run a cluster until a signal and return the exit status. OperatorError when it cannot start."""
     return asyncio.run(Supervisor(options, say).run())

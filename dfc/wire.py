@@ -1,4 +1,4 @@
-"""Names that both ends of a connection use: media types, our own headers, the address where a cluster is looked for."""
+"""Names shared by clients and servers: media types, DFC's own headers, the default URL of a cluster."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ OCTETS: Final = "application/octet-stream"
 TAR: Final = "application/x-tar"
 
 CHECKSUM_HEADER: Final = "X-DFC-Checksum"  # of the object, as xxh3-128=HEX
-HOP_HEADER: Final = "X-DFC-Hop"  # of a request that a node has passed on
-ITEM_HEADER: Final = "X-DFC-Item"  # of an error of a batch: the number of the item that it is about
-LOST_HEADER: Final = "X-DFC-Answer-Lost"  # of a 503: another node got the request, and may have carried it out
-NEXT_TOKEN_HEADER: Final = "X-DFC-Next-Token"  # of a page: where the next one begins
-SAMPLES_HEADER: Final = "X-DFC-Samples"  # of a shard: how many it has
+HOP_HEADER: Final = "X-DFC-Hop"  # on a request that a node has passed on
+ITEM_HEADER: Final = "X-DFC-Item"  # on an error of a batch: the number of the item that caused it
+LOST_HEADER: Final = "X-DFC-Answer-Lost"  # on a 503: another node got the request and may have carried it out
+NEXT_TOKEN_HEADER: Final = "X-DFC-Next-Token"  # on a page: where the next one begins
+SAMPLES_HEADER: Final = "X-DFC-Samples"  # on a shard: its number of samples

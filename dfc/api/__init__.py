@@ -1,1 +1,2 @@
-"""Faces: how nodes speak with each kind of client. Each parses a request, calls a node, and renders what that gives."""
+"""Faces: the HTTP interfaces of nodes, one for each kind of client. A face parses a request, calls a use case and renders the
+result as an answer."""

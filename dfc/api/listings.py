@@ -1,4 +1,4 @@
-"""Listings of a bucket, as several faces ask for them and give them."""
+"""Parse queries for bucket listings and render the pages, for all faces that have listings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dfc.wire import JSON, MSGPACK
 
 
 def wants(exchange: Exchange) -> str:
-    """What kind of answer the Accept header asks for: 'html', 'json', 'msgpack' or 'text'."""
+    """Return the kind of answer that the Accept header asks for: 'html', 'json', 'msgpack' or 'text'."""
     accept = exchange.headers.get("Accept", "")
     for kind, name in (("text/html", "html"), (JSON, "json"), (MSGPACK, "msgpack")):
         if kind in accept:
@@ -22,7 +22,7 @@ def wants(exchange: Exchange) -> str:
 
 
 def listing_query(bucket_id: str, parameters: Mapping[str, str]) -> ListingQuery:
-    """From the query of a listing; `token` is the last name or prefix of the page before. BadRequest."""
+    """Make a `ListingQuery` from query parameters; `token` is the last name or prefix of the previous page. BadRequest."""
     return ListingQuery(
         bucket_id,
         parameters.get("prefix", ""),
@@ -32,7 +32,7 @@ def listing_query(bucket_id: str, parameters: Mapping[str, str]) -> ListingQuery
 
 
 def listing_answer(page: Page, kind: str) -> Answer:
-    """The page as `{"objects", "prefixes", "next_token"}`."""
+    """Render a page as `{"objects", "prefixes", "next_token"}`, in JSON or msgpack."""
     token = page.last if page.more else None
     value = {"objects": listed(page.rows), "prefixes": page.prefixes, "next_token": token}
     if kind == "msgpack":

@@ -1,4 +1,4 @@
-"""How a target answers with what it stores: objects, what is inside shards, and parts of them; for all faces that give it."""
+"""Serve the objects of a target, the members and samples inside shards, and byte ranges of both, for all its faces."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MEMBER_ALONE: Final = frozenset(("member",))
 
 
 class AskedPart(NamedTuple):
-    """What a GET or HEAD asks for of a body: bytes `start` to `stop`, and the line of a head that names a range; 304: none."""
+    """The part of a body that a GET or HEAD asks for: bytes `start` to `stop`, and the Content-Range line; none for 304."""
 
     status: int
     start: int
@@ -40,7 +40,7 @@ class AskedPart(NamedTuple):
 
 
 def asked_part(headers: Mapping[str, str], size: int, etag: str, modified_us: int, *, has_parts: bool = True) -> AskedPart:
-    """By the conditions and the range in a request's headers. PreconditionFailed, RangeNotSatisfiable, BadRequest."""
+    """Evaluate a request's conditions and range. PreconditionFailed, RangeNotSatisfiable, BadRequest."""
     if not is_plain(headers):
         if is_not_modified(headers, etag, modified_us):
             return AskedPart(304, 0, 0)
@@ -52,7 +52,7 @@ def asked_part(headers: Mapping[str, str], size: int, etag: str, modified_us: in
 
 
 def content_answer(status: int, content: Content, size: int, lines: str) -> Answer:
-    """An answer whose body is what was read, `size` bytes. No await lies between the reading and this: it owns what is open."""
+    """Make an answer of `size` bytes that were read. The answer owns the open file, so no await may come in between."""
     if isinstance(content, bytes):
         return Answer(status, content, lines)
     if isinstance(content, FileRange):
@@ -66,7 +66,7 @@ def content_answer(status: int, content: Content, size: int, lines: str) -> Answ
 
 @lru_cache(maxsize=16_384)
 def _validators(name: str, checksum: str, modified_us: int, samples: int | None) -> str:
-    """The header lines that every answer about an object has."""
+    """Return the header lines common to all answers about an object."""
     counts = () if samples is None else ((SAMPLES_HEADER, str(samples)),)
     return header_lines(
         (
@@ -82,7 +82,7 @@ def _validators(name: str, checksum: str, modified_us: int, samples: int | None)
 
 
 async def object_answer(exchange: Exchange, found: OwnObject) -> Answer:
-    """The object, or the part that is asked for."""
+    """Answer with an object, or the requested part of it."""
     row = found.row
     modified_us = row.modified_us
     status, start, stop, line = asked_part(exchange.headers, row.size, row.checksum, modified_us)
@@ -93,7 +93,7 @@ async def object_answer(exchange: Exchange, found: OwnObject) -> Answer:
 
 
 def upload_answer(uploaded: Uploaded) -> Answer:
-    """What was stored: 201 when it is new, 200 when something was there."""
+    """Describe what was stored: 201 for a new object, 200 for one that was replaced."""
     row = uploaded.row
     body = {
         "bucket": uploaded.bucket,
@@ -109,13 +109,13 @@ def upload_answer(uploaded: Uploaded) -> Answer:
 
 
 def write_conditions(headers: Mapping[str, str]) -> WriteConditions:
-    """Of a PUT or DELETE. BadRequest."""
+    """Parse the conditions of a PUT or DELETE. BadRequest."""
     tags: list[str | None] = []
     for header in ("If-Match", "If-None-Match"):
         value = headers.get(header)
         found = entity_tags(value) if value is not None else frozenset[str]()
         if len(found) > 1:
-            raise BadRequest(f"{header} of a write names one entity tag")
+            raise BadRequest(f"{header} of a write must name a single entity tag")
         tags.append(next(iter(found), None))
     return WriteConditions(*tags)
 
@@ -128,7 +128,7 @@ def _inside_lines(kind: str, etag: str, modified_us: int) -> str:
 
 
 async def extract_answer(exchange: Exchange, extract: Extract) -> Answer:
-    """A member or a sample, or the part that is asked for."""
+    """Answer with a member or sample, or the requested part of it."""
     kind = TAR if extract.name is None else content_type(extract.name)
     modified_us, has_parts = extract.shard.found.row.modified_us, extract.has_parts
     status, start, stop, line = asked_part(exchange.headers, extract.size, extract.etag, modified_us, has_parts=has_parts)
@@ -143,7 +143,7 @@ async def extract_answer(exchange: Exchange, extract: Extract) -> Answer:
 
 
 async def shard_answer(exchange: Exchange, shard: StoredShard, kind: str, query: Mapping[str, str]) -> Answer:
-    """What a query asks for of a shard; `kind` is what `inside_query` has found in it."""
+    """Answer a query about the inside of a shard; `kind` is the result of `inside_query`."""
     if kind == "sample":
         return await extract_answer(exchange, await shard.sample(query[kind], query.get("ext")))
     if kind != "list":
@@ -153,16 +153,16 @@ async def shard_answer(exchange: Exchange, shard: StoredShard, kind: str, query:
         headers = (("Content-Type", OCTETS), ("ETag", f'"{shard.found.row.checksum}"'), *SAFETY_HEADERS)
         return StreamAnswer(200, shard.offsets(), headers, content_length=8 * (shard.index.sample_count + 1))
     if what not in ("members", "samples"):
-        raise BadRequest("list is 'members', 'samples' or 'offsets'")
+        raise BadRequest("list must be 'members', 'samples' or 'offsets'")
     lines = shard.lines("members" if what == "members" else "samples")
     return StreamAnswer(200, lines, [("Content-Type", NDJSON), *SAFETY_HEADERS])
 
 
 def inside_query(query: Mapping[str, str]) -> str:
-    """Which one of `_QUERIES`; BadRequest for none and for several."""
+    """Return which of `_QUERIES` was asked; BadRequest for none or several."""
     given = [name for name in _QUERIES if name in query]
     if len(given) != 1 or ("ext" in query and given != ["sample"]):
-        raise BadRequest("one of member, sample and list is asked for at a time; ext goes with sample")
+        raise BadRequest("ask for one of member, sample and list at a time; ext is only for sample")
     return given[0]
 
 
@@ -170,20 +170,20 @@ def inside_query(query: Mapping[str, str]) -> str:
 
 
 class Elsewhere:
-    """Hands requests that are not for this target to a proxy."""
+    """Passes requests that are not for this target on to a proxy."""
 
     def __init__(self, local: Local, relay: Relay) -> None:
         self._local = local
         self._relay = relay
 
     async def answer(self, exchange: Exchange, _parameters: tuple[str, ...] = ()) -> Answer:
-        """What a proxy answers. Unavailable for a request that has come from one."""
+        """Return a proxy's answer. Unavailable for a request that came from a proxy already."""
         to = await self._local.elsewhere(hopped=HOP_HEADER in exchange.headers)
         return await self._relay.forward(exchange, to)
 
 
 class StoredHandlers:
-    """GET, PUT and DELETE of an object, whatever the path is that names it."""
+    """Handles GET, PUT and DELETE of an object, for paths of any face."""
 
     def __init__(self, objects: OwnObjects, members: Members, elsewhere: Elsewhere) -> None:
         self._objects = objects
@@ -191,7 +191,7 @@ class StoredHandlers:
         self._elsewhere = elsewhere
 
     def at_once(self, exchange: Exchange, path: ObjectPath) -> Answer | None:
-        """`answer` to a GET of what is in memory: small objects, and small members of plain tars."""
+        """`answer` for a GET of what is in memory: small objects, and small members of plain tars; else None."""
         if not path.name or not is_plain(exchange.headers):
             return None
         found = self._objects.known(path)
@@ -209,7 +209,7 @@ class StoredHandlers:
         return None if body is None else Answer(200, body, _validators(row.name, row.checksum, row.modified_us, row.samples))
 
     async def answer(self, exchange: Exchange, path: ObjectPath, query: Mapping[str, str]) -> Answer:
-        """Do what is asked with the object of a path; what is not of this target goes to a proxy, once."""
+        """Answer a request for the object of a path; if it belongs to another target, pass the request to a proxy, once."""
         method, name = exchange.method, path.name
         place = await self._objects.place(path, create=method == "PUT") if name else None
         if place is None:
@@ -218,14 +218,14 @@ class StoredHandlers:
         if method in ("GET", "HEAD"):
             return await self._objects.read(place, name, lambda found: self.stored(exchange, found, query if inside else {}))
         if inside:
-            raise BadRequest("what is inside a shard is read, not written; leave the query away to write the whole object")
+            raise BadRequest("what is inside a shard can only be read; leave out the query to write or delete the whole object")
         if method == "PUT":
             return await self._put(exchange, place, name)
         await self._objects.delete(place, name, write_conditions(exchange.headers))
         return Answer(204)
 
     async def stored(self, exchange: Exchange, found: OwnObject, query: Mapping[str, str]) -> Answer:
-        """An object, or with a query what that asks for of the inside. RowChanged: to be asked again."""
+        """Answer with an object, or with what a query selects inside it. RowChanged: try again."""
         if not query:
             return await object_answer(exchange, found)
         kind = inside_query(query)
@@ -235,5 +235,5 @@ class StoredHandlers:
         headers = exchange.headers
         expected = ExpectedChecksums.from_headers(headers.get(CHECKSUM_HEADER), headers.get("Content-MD5"))
         if "Content-Range" in headers:
-            raise BadRequest("a PUT replaces the whole object; Content-Range is not for it")
+            raise BadRequest("Content-Range is not supported: a PUT replaces the whole object")
         return upload_answer(await self._objects.put(place, name, exchange, expected, write_conditions(headers)))

@@ -1,1 +1,1 @@
-"""HTTP plumbing: the server, its middle layers, zero-copy transfers. No business rules."""
+"""HTTP for nodes: the server, routing, access control, answers, relays and zero-copy transfers. No business rules."""

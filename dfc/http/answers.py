@@ -1,11 +1,11 @@
-"""Answers: bytes at hand, a range of a file, or a stream. Each writes itself in `prepare`, which aiohttp's server calls.
+"""Answers: bytes in memory, a range of a file, or a stream. Each writes itself in `prepare`, which aiohttp's server calls.
 
-They stand in for aiohttp's own response classes, whose header handling costs more than a whole small read here. An answer
-to a request whose body was not read ends the connection gracefully: write, shut down the sending side, read and discard a
-little, close; otherwise the client would see a reset and not the answer.
+They replace aiohttp's own response classes, whose header handling costs more than a whole small read here. An answer to a
+request whose body was not read closes the connection gracefully: write, shut down the sending side, read and discard a little,
+close. Otherwise the client would see a reset instead of the answer.
 
-An answer that has begun and cannot be finished is cut: the connection breaks, so that no client takes a part for the whole,
-and the cut is logged and counted, since the status went out before it was known.
+If an answer has begun and cannot be finished, it is cut: the connection is broken, so that no client takes a part for the
+whole. The cut is logged and counted, because the status was sent before the failure.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ PAGE_HEADERS: Final = (
     ("X-Content-Type-Options", "nosniff"),
     ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
 )
-WRITE_BUFFER_BYTES: Final = 64 * 1024  # above it an answer waits for the client before the next request is read
+WRITE_BUFFER_BYTES: Final = 64 * 1024  # above this, an answer waits for the client before the next request is read
 _REASONS: Final = {status.value: status.phrase for status in http.HTTPStatus}
 _ENCODER: Final = msgspec.json.Encoder()
 
 
 class AnswerCut(ConnectionError):
-    """This server cannot finish an answer that it has begun."""
+    """This node cannot finish an answer that it has begun."""
 
 
 def header_lines(headers: Sequence[tuple[str, str]]) -> str:
-    """Header pairs as the lines of a head."""
+    """Format header pairs as the lines of a head."""
     return "".join([f"{name}: {value}\r\n" for name, value in headers])
 
 
@@ -69,9 +69,9 @@ class _DateHeader:
 
 
 class Answer:
-    """A status, headers and a body at hand. `content_length` is set apart for HEAD, where the body is not sent.
+    """An answer with a status, headers and a body in memory. Pass `content_length` for HEAD, where the body is not sent.
 
-    `headers` are pairs, or a text of whole header lines that was made before.
+    `headers` are pairs, or a text of complete header lines.
     """
 
     __slots__ = ("_closing", "body", "content_length", "cut", "headers", "sent_bytes", "status")
@@ -82,7 +82,7 @@ class Answer:
         self.headers = headers if isinstance(headers, str) else header_lines(headers)
         self.content_length = len(body) if content_length is None else content_length
         self.sent_bytes = 0
-        self.cut = False  # whether this server broke it off
+        self.cut = False  # whether this node cut it off
         self._closing = False
 
     @property
@@ -104,7 +104,7 @@ class Answer:
         return "" if self.status in BODILESS_STATUSES else f"Content-Length: {self.content_length}\r\n"
 
     def write(self, exchange: Exchange) -> asyncio.Transport:
-        """Hand all of it to the transport, which is given back. ConnectionError when the client is gone."""
+        """Write all of it to the transport and return the transport. ConnectionError when the client is gone."""
         self._closing = exchange.must_close
         head = self._head(exchange, self._length_line())
         bodiless = exchange.method == "HEAD" or self.status in BODILESS_STATUSES
@@ -122,16 +122,16 @@ class Answer:
             await finish_connection(exchange)
 
     async def write_eof(self) -> None:
-        """Called by aiohttp after `prepare`; nothing is left to do."""
+        """Do nothing; called by aiohttp after `prepare`."""
 
 
 class BulkAnswer(Answer):
-    """An answer whose body is made or moved while it is sent, so that either side may break it off."""
+    """An answer whose body is produced while it is sent, so that either side may break it off."""
 
     __slots__ = ()
 
     async def prepare(self, exchange: Exchange) -> None:
-        """Send it. ConnectionError when the client is gone or has stalled; AnswerCut, one of them, when this server failed."""
+        """Send it. ConnectionError when the client is gone or has stalled; AnswerCut, a subclass, when this node failed."""
         self._closing = exchange.must_close
         try:
             await self._send(exchange)
@@ -162,13 +162,13 @@ class BulkAnswer(Answer):
         raise NotImplementedError
 
     async def _release(self) -> None:
-        """Let go of what the body came from, however it ended."""
+        """Release the source of the body, however sending ended."""
 
 
 class FileAnswer(BulkAnswer):
-    """`count` bytes of an open file from `offset`, by sendfile, and a short `tail` behind them. Owns the descriptor.
+    """An answer with `count` bytes of an open file from `offset`, sent with sendfile, then a short `tail`. Owns the descriptor.
 
-    `threads` wait for the file. `on_error` hears, in one of them, of a file that cannot be read, and where: `(error, offset)`.
+    `threads` do the blocking work. If the file cannot be read, one of them calls `on_error(error, offset)`.
     """
 
     __slots__ = ("_file", "_offset", "_on_error", "_tail", "_threads")
@@ -219,7 +219,7 @@ class FileAnswer(BulkAnswer):
 
 
 class StreamAnswer(BulkAnswer):
-    """A body of unknown length from an async iterator, chunked; with `content_length` given, exactly so many bytes."""
+    """An answer with a body from an async iterator: chunked, or exactly `content_length` bytes if that is given."""
 
     __slots__ = ("_chunks", "_on_close")
 
@@ -246,7 +246,7 @@ class StreamAnswer(BulkAnswer):
 
     async def _release(self) -> None:
         try:
-            await self._chunks.aclose()  # type: ignore[attr-defined]  # every iterator given is a generator
+            await self._chunks.aclose()  # type: ignore[attr-defined]  # all iterators passed in are generators
         finally:
             if self._on_close is not None:
                 self._on_close()
@@ -257,7 +257,7 @@ class StreamAnswer(BulkAnswer):
             if not chunk:
                 continue
             if transport.is_closing():
-                raise ConnectionResetError("the client went away")
+                raise ConnectionResetError("the client closed the connection")
             transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunked else chunk)
             self.sent_bytes += len(chunk)
             if transport.get_write_buffer_size() > WRITE_BUFFER_BYTES:
@@ -265,10 +265,10 @@ class StreamAnswer(BulkAnswer):
         if chunked:
             exchange.open_transport().write(b"0\r\n\r\n")
         elif 0 <= self.content_length != self.sent_bytes:
-            raise AnswerCut(f"{self.sent_bytes} bytes came instead of {self.content_length}")
+            raise AnswerCut(f"the body has {self.sent_bytes} bytes instead of {self.content_length}")
 
     async def _next(self) -> bytes | None:
-        """The next piece; None at the end. A connection that breaks behind the iterator is not the client's."""
+        """Return the next piece; None at the end. A connection error from the iterator is not the client's, so it is a cut."""
         try:
             return await anext(self._chunks, None)
         except ConnectionError as error:
@@ -276,7 +276,7 @@ class StreamAnswer(BulkAnswer):
 
 
 async def finish_connection(exchange: Exchange) -> None:
-    """End a connection so that the client gets the answer: half-close, discard up to 1 MiB or 2 s of what it still sends."""
+    """Close a connection so that the client still gets the answer: half-close, then discard up to 1 MiB or 2 s of input."""
     with suppress(OSError, RuntimeError):  # RuntimeError: the transport was closed meanwhile
         await exchange.write_buffer_empty()
         with duplicate(exchange.socket()) as connection:
@@ -288,7 +288,7 @@ async def finish_connection(exchange: Exchange) -> None:
 
 
 def _has_unread(connection: socket.socket) -> bool:
-    """Whether the client has sent more than was asked for, a pipelined request for instance."""
+    """Whether the client has sent more than was read, such as a pipelined request."""
     try:
         return bool(connection.recv(1, socket.MSG_PEEK))
     except BlockingIOError:
@@ -311,21 +311,21 @@ async def _discard(connection: socket.socket) -> None:
 
 
 def json_answer(value: Any, status: int = 200, headers: Sequence[tuple[str, str]] = ()) -> Answer:
-    """Any msgspec-encodable value."""
+    """Answer with any msgspec-encodable value as JSON."""
     return Answer(status, _ENCODER.encode(value) + b"\n", [("Content-Type", JSON), *headers])
 
 
 def error_answer(error: DfcError, request_id: str) -> Answer:
-    """The one shape of errors: `{"error": {"code", "message", "request_id"}}`."""
+    """Render an error as `{"error": {"code", "message", "request_id"}}`."""
     body = {"error": {"code": error.code, "message": error.message, "request_id": request_id}}
     return json_answer(body, error.status, list(error.headers.items()))
 
 
 def json_error(error: DfcError, exchange: Exchange) -> Answer:
-    """An error as DFC's own faces give it."""
+    """Render an error for DFC's own faces."""
     return error_answer(error, exchange.request_id)
 
 
 def text_answer(text: str, content_type: str = "text/plain; charset=utf-8") -> Answer:
-    """A page of ours, plain or HTML. The policy is for the day that a name slips through the escaping: nothing runs."""
+    """Answer with a page of ours, plain or HTML. The security policy keeps scripts from running even if escaping ever fails."""
     return Answer(200, text.encode(), [("Content-Type", content_type), *PAGE_HEADERS])

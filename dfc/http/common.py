@@ -1,4 +1,4 @@
-"""Small pieces that the routes of proxies and targets share: limits in queries, headers of objects, metrics, health."""
+"""Helpers shared by the routes of proxies and targets: query parameters, content types, metrics, health."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dfc.limits import LIST_PAGE_MAX
 from dfc.metrics import CONTENT_TYPE, render
 from dfc.wire import OCTETS, TAR
 
-# What browsers must not do with stored bytes: guess their type, or run them as a page of this origin.
+# Keeps browsers from guessing the type of stored bytes, or running them as a page of this origin.
 SAFETY_HEADERS: Final = (("X-Content-Type-Options", "nosniff"), ("Content-Security-Policy", "sandbox"))
 INSIDE_QUERY: Final = frozenset(("member", "archpath", "sample", "ext", "list"))
 OBJECT_QUERY: Final = INSIDE_QUERY | {"redirect", "relay"}
@@ -45,27 +45,27 @@ def _type_of_extension(extension: str) -> str:
 
 
 def content_type(name: str) -> str:
-    """By the last extension of a name."""
+    """Return the content type for a name, by its last extension."""
     base = name.rpartition("/")[2]
     _, dot, extension = base.rpartition(".")
     return _type_of_extension("." + extension.lower() if dot else "")
 
 
 def page_limit(query: Mapping[str, str], default: int = LIST_PAGE_MAX) -> int:
-    """The `limit` of a listing, 1 to LIST_PAGE_MAX."""
+    """Parse the `limit` of a listing, 1 to LIST_PAGE_MAX. BadRequest."""
     text = query.get("limit")
     if text is None:
         return default
     if not _LIMIT.fullmatch(text) or not 1 <= int(text) <= LIST_PAGE_MAX:
-        raise BadRequest(f"limit is 1 to {LIST_PAGE_MAX}")
+        raise BadRequest(f"limit must be between 1 and {LIST_PAGE_MAX}")
     return int(text)
 
 
 def flag(query: Mapping[str, str], name: str) -> bool:
-    """A query flag: absent, 0 or 1."""
+    """Parse a query flag: absent, 0 or 1. BadRequest."""
     value = query.get(name, "0")
     if value not in ("0", "1"):
-        raise BadRequest(f"{name} is 0 or 1")
+        raise BadRequest(f"{name} must be 0 or 1")
     return value == "1"
 
 
@@ -74,6 +74,6 @@ def metrics_answer(registry: CollectorRegistry) -> Answer:
 
 
 def health_answer(ready: bool, **facts: Any) -> Answer:
-    """200 when ready to serve, else 503; the facts say who this is."""
+    """Answer a health check: 200 if ready to serve, else 503; the facts describe the node."""
     headers = () if ready else (("Retry-After", "1"),)
     return json_answer({"ready": ready, **facts}, 200 if ready else 503, headers)

@@ -1,4 +1,4 @@
-"""Conditional and range requests, RFC 9110 sections 13 and 14. Pure functions of headers and an object's validators."""
+"""Conditional requests and ranges, RFC 9110 sections 13 and 14, as pure functions of headers and an object's validators."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _ENTITY_TAG: Final = re.compile(r'(?:W/)?"([^"]*)"')
 
 
 class ByteRange(NamedTuple):
-    """Half-open: bytes start to stop - 1 of the body."""
+    """A half-open range of a body: bytes start to stop - 1."""
 
     start: int
     stop: int
 
 
 def http_date(microseconds: int) -> str:
-    """An IMF-fixdate of µs since 1970."""
+    """Format µs since 1970 as an HTTP date (IMF-fixdate)."""
     return _date_of_second(microseconds // 1_000_000)
 
 
@@ -33,7 +33,7 @@ def _date_of_second(second: int) -> str:
 
 
 def is_plain(headers: Mapping[str, str]) -> bool:
-    """Whether a request has none of the headers of this module: the common case, told apart at once."""
+    """Whether a request has none of the headers handled here: the common case, checked quickly."""
     return not (
         "Range" in headers
         or "If-None-Match" in headers
@@ -51,28 +51,28 @@ def _parse_date(text: str) -> float | None:
 
 
 def entity_tags(header: str) -> frozenset[str]:
-    """The tags of an `If-Match` or `If-None-Match` header without quotes; `*` stays `*`. BadRequest when there are none."""
+    """Parse the tags of an `If-Match` or `If-None-Match` header, without quotes; `*` stays `*`. BadRequest if it has none."""
     if header.strip() == "*":
         return frozenset("*")
     tags = frozenset(_ENTITY_TAG.findall(header))
     if not tags and re.fullmatch(r"[0-9A-Fa-f]+", header.strip()):
         return frozenset((header.strip(),))  # unquoted, as many scripts send it
     if not tags:
-        raise BadRequest("an entity tag is '*' or text in double quotes")
+        raise BadRequest("an entity tag must be '*' or text in double quotes")
     return tags
 
 
 def is_not_modified(headers: Mapping[str, str], etag: str, modified_us: int) -> bool:
-    """Whether a GET or HEAD is answered 304; raises PreconditionFailed where `If-Match` or `If-Unmodified-Since` fails."""
+    """Whether to answer a GET or HEAD with 304. PreconditionFailed if `If-Match` or `If-Unmodified-Since` fails."""
     if_match = headers.get("If-Match")
     if if_match is not None:
         tags = entity_tags(if_match)
         if "*" not in tags and etag not in tags:
-            raise PreconditionFailed("the object has another ETag than If-Match names")
+            raise PreconditionFailed("the object's ETag does not match If-Match")
     elif (unmodified := headers.get("If-Unmodified-Since")) is not None:
         since = _parse_date(unmodified)
         if since is not None and modified_us // 1_000_000 > since:
-            raise PreconditionFailed("the object was modified since then")
+            raise PreconditionFailed("the object was modified after the time in If-Unmodified-Since")
     none_match = headers.get("If-None-Match")
     if none_match is not None:
         tags = entity_tags(none_match)
@@ -85,7 +85,7 @@ def is_not_modified(headers: Mapping[str, str], etag: str, modified_us: int) -> 
 
 
 def requested_range(headers: Mapping[str, str], size: int, etag: str, modified_us: int) -> ByteRange | None:
-    """The one range to answer with 206; None for the whole body.
+    """Return the range to answer with 206; None for the whole body.
 
     Several ranges, or another unit than bytes, are ignored as RFC 9110 allows; a malformed range or one outside of the
     body raises RangeNotSatisfiable.

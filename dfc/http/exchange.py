@@ -1,7 +1,7 @@
-"""One request being answered: what handlers see of it, and how they take its body.
+"""A request as handlers see it, and the ways to read its body.
 
-A body is taken in one of three ways: whole when it is small (`read_small`), by a thread straight from the socket when its
-length is known (`receive`), else chunk by chunk through aiohttp's parser. In all of them a minimum rate is enforced.
+There are three: whole, for small bodies (`read_small`); by a thread straight from the socket, if the length is known
+(`receive`); else chunk by chunk through aiohttp's parser. All of them enforce a minimum rate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dfc.http.pipeline import HelperPool
 from dfc.http.transfer import STALL_S, BodySink, BufferPool, Pace, ReadStalled, Receive, drive, duplicate, to_its_end
 from dfc.limits import JSON_BODY_BYTES_MAX, SMALL_BODY_BYTES, TRANSFER_BUFFER_BYTES
 
-# The common query, `member=000017.jpg`: nothing to decode, and parse_qsl takes four times as long.
+# The common query, `member=000017.jpg`, needs no decoding, and parse_qsl takes four times as long.
 _ONE_PARAMETER: Final = re.compile("([a-z_]+)=([A-Za-z0-9/._-]*)")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _ID_PREFIX: Final = os.urandom(6).hex()
@@ -37,7 +37,7 @@ _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 @dataclass(frozen=True)
 class Bulk:
-    """What transfers of a node share."""
+    """The threads, limits and buffers that all transfers of a node share."""
 
     threads: ThreadPoolExecutor
     body_min_rate_bytes_per_s: int
@@ -47,12 +47,12 @@ class Bulk:
     helpers: HelperPool = field(default_factory=HelperPool)
 
     def pace(self, pause_s: float | None = None) -> Pace:
-        """The minimum rate of an upload; with `pause_s`, one byte in so long."""
+        """Return the minimum rate of an upload; with `pause_s`, one byte in that time."""
         return Pace(self.body_min_rate_bytes_per_s, self.body_grace_s) if pause_s is None else Pace(1 / pause_s, pause_s)
 
 
 class Exchange(BaseRequest):
-    """An aiohttp request with the parsed path, a request id and ways to take the body."""
+    """An aiohttp request with the parsed path, a request id and ways to read the body."""
 
     bulk: Bulk
 
@@ -65,32 +65,32 @@ class Exchange(BaseRequest):
         self.route = "unknown"
         self.started_s = time.perf_counter()
         given = message.headers.get("X-Request-Id")
-        # Accepted only in a form that can stand in a header and in a log line.
+        # Accepted only in a form that is safe in a header and in a log line.
         self.request_id = given if given and _REQUEST_ID.fullmatch(given) else f"{_ID_PREFIX}-{next(_ID_COUNTER):x}"
         self.received_bytes = 0
-        self.pause_s: float | None = None  # set for senders that are trusted to send slowly, and may pause for so long
+        self.pause_s: float | None = None  # set for trusted senders, which may be slow and pause for this long
         self.is_broken = False
         self._taken = False
-        # What follows an offer to upgrade that is declined is read as bytes of the other protocol by the parser.
+        # After a declined offer to upgrade, the parser would read what follows as bytes of the other protocol.
         self._must_close = bool(message.should_close or message.upgrade)
 
     # --- the connection
 
     def open_transport(self) -> asyncio.Transport:
-        """The transport; ConnectionResetError when the client has gone."""
+        """Return the transport; ConnectionResetError when the client has disconnected."""
         transport = self.transport
         if transport is None or transport.is_closing():
-            raise ConnectionResetError("the client went away")
+            raise ConnectionResetError("the client closed the connection")
         return transport
 
     def socket(self) -> socket_module.socket:
         found = self.open_transport().get_extra_info("socket")
         if found is None:
-            raise ConnectionResetError("the client went away")
+            raise ConnectionResetError("the client closed the connection")
         return cast(socket_module.socket, found)
 
     async def write_buffer_empty(self) -> None:
-        """Wait until the transport holds no byte, so that a thread may write beside it. (`drain` waits for less.)"""
+        """Wait until the transport's buffer is empty, so that a thread may write to the socket. (`drain` waits for less.)"""
         transport = self.open_transport()
         if transport.get_write_buffer_size() == 0:
             return
@@ -100,14 +100,14 @@ class Exchange(BaseRequest):
         try:
             while transport.get_write_buffer_size() > 0:
                 if transport.is_closing() or self._loop.time() > deadline:
-                    raise ConnectionResetError("the client takes no more bytes")
+                    raise ConnectionResetError("the client stopped reading")
                 await asyncio.sleep(0)  # the loop tries to write at the end of each turn
                 await self.drain(deadline - self._loop.time())
         finally:
             transport.set_write_buffer_limits(high, low)  # the next answer on this connection may fill it again
 
     async def drain(self, timeout_s: float) -> None:
-        """Wait until the transport takes more. ReadStalled after the timeout."""
+        """Wait until the transport accepts more. ReadStalled after the timeout."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self.protocol._drain_helper()
@@ -115,19 +115,19 @@ class Exchange(BaseRequest):
             raise ReadStalled("the client has stalled") from None
 
     def abort(self) -> None:
-        """Cut the connection, so that the client cannot take what it has for the whole."""
+        """Break the connection, so that the client cannot take what it has for the whole."""
         if self.transport is not None:
             self.transport.abort()
         self.protocol.force_close()
 
     @property
     def body_is_read(self) -> bool:
-        """Whether nothing more of this request can be on its way."""
+        """Whether nothing more of this request can arrive."""
         return (self._taken or self.content.is_eof()) and not self.is_broken
 
     @property
     def must_close(self) -> bool:
-        """Whether the connection ends with this answer."""
+        """Whether the connection closes after this answer."""
         return self._must_close or self._taken or not self.content.is_eof()
 
     def close_after(self) -> None:
@@ -136,7 +136,7 @@ class Exchange(BaseRequest):
     # --- the query
 
     def query_parameters(self, allowed: frozenset[str] | None) -> Mapping[str, str]:
-        """The query, decoded; BadRequest for repeated names, and for names outside of `allowed` unless that is None."""
+        """Decode the query; BadRequest for repeated names, and for names not in `allowed` unless that is None."""
         raw = self.raw_query
         if not raw:
             return {}
@@ -160,7 +160,7 @@ class Exchange(BaseRequest):
 
     @property
     def declared_length(self) -> int | None:
-        """Content-Length; None for a chunked body. A request without either has no body: 0."""
+        """The Content-Length; None for a chunked body, 0 for a request without a body."""
         value = self.headers.get("Content-Length")
         if value is not None:
             return int(value)
@@ -170,25 +170,25 @@ class Exchange(BaseRequest):
         return self.headers.get("Expect", "").lower() == "100-continue"
 
     def send_continue(self) -> None:
-        """Tell a client that waits for it to send the body."""
+        """Send 100 Continue to a client that waits for it."""
         if self.expects_continue() and not self.content.is_eof() and self.content.total_bytes == 0:
             self.open_transport().write(_CONTINUE)
 
     async def read_small(self, limit_bytes: int = JSON_BODY_BYTES_MAX) -> bytes:
-        """The whole body; TooLarge over the limit, BodyTimeout below the minimum rate, LengthMismatch when cut off."""
+        """Read the whole body; TooLarge over the limit, BodyTimeout below the minimum rate, LengthMismatch when cut off."""
         declared = self.declared_length
         if declared is not None and declared > limit_bytes:
-            raise TooLarge(f"the body is at most {limit_bytes} bytes here")
+            raise TooLarge(f"the body is too large: at most {limit_bytes} bytes are allowed here")
         self.send_continue()
         pieces: list[bytes] = []
         async for piece in self.chunks():
             pieces.append(piece)
             if self.received_bytes > limit_bytes:
-                raise TooLarge(f"the body is at most {limit_bytes} bytes here")
+                raise TooLarge(f"the body is too large: at most {limit_bytes} bytes are allowed here")
         return b"".join(pieces) if len(pieces) != 1 else pieces[0]
 
     async def chunks(self) -> Any:
-        """The body piece by piece through the parser, never slower than the minimum rate (see `pause_s`)."""
+        """Yield the body piece by piece from the parser; BodyTimeout below the minimum rate (see `pause_s`)."""
         pace = self.bulk.pace(self.pause_s)
         content = self.content
         while not content.at_eof():
@@ -197,7 +197,7 @@ class Exchange(BaseRequest):
                 async with asyncio.timeout(left_s):
                     piece = await content.readany()
             except TimeoutError:
-                continue  # the next round tells whether the window was too slow
+                continue  # the next round checks whether the window was too slow
             except BadRequest:
                 raise
             except Exception as error:
@@ -207,22 +207,22 @@ class Exchange(BaseRequest):
             self.received_bytes += len(piece)
             given_s = time.monotonic()
             yield piece
-            pace.extend(time.monotonic() - given_s)  # a disk or a node that is slow to take it is no fault of the sender
+            pace.extend(time.monotonic() - given_s)  # a disk or node that is slow to take it is not the sender's fault
 
     async def json(self, kind: type[Any], limit_bytes: int = JSON_BODY_BYTES_MAX) -> Any:  # type: ignore[override]
-        """The body decoded as JSON into a msgspec type; BadRequest says where it differs."""
+        """Decode the body from JSON into a msgspec type; BadRequest says what is wrong where."""
         body = await self.read_small(limit_bytes)
         try:
             return msgspec.json.decode(body or b"{}", type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise BadRequest(f"bad JSON: {error}") from None
+            raise BadRequest(f"invalid JSON: {error}") from None
 
     async def receive(self, sink: BodySink, threads: ThreadPoolExecutor) -> None:
         """Feed the body to `sink` in one of `threads`.
 
-        When it returns or raises, `sink` is not running any more.
-        With a known length the connection's socket is taken over, and the connection ends with the answer: the parser
-        never sees the body. Raises LengthMismatch and BodyTimeout; errors of the sink pass through.
+        When this returns or raises, `sink` is no longer running. If the length is known, the body is read from the connection's
+        socket past the parser, so the connection closes after the answer. Raises LengthMismatch and BodyTimeout; errors of the
+        sink pass through.
         """
         self.send_continue()
         length = self.declared_length
@@ -246,9 +246,9 @@ class Exchange(BaseRequest):
         self._taken = True
 
     def take_over(self) -> bytes:
-        """Stop the parser and give what it has already got of the body; the rest is in the socket.
+        """Stop the parser and return what it already has of the body; the rest is in the socket.
 
-        No await between the last byte taken and the pause: the loop could deliver more in between.
+        There must be no await between the last byte taken and the pause: the loop could deliver more in between.
         """
         pieces: list[bytes] = []
         while piece := self.content.read_nowait(-1):
@@ -259,7 +259,7 @@ class Exchange(BaseRequest):
         return b"".join(pieces)
 
     def mark_taken(self) -> None:
-        """The body has been moved to its end by somebody else."""
+        """Record that the whole body was read from the socket directly."""
         self._taken = True
 
     async def _receive_chunks(self, sink: BodySink, threads: ThreadPoolExecutor) -> None:

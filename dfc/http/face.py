@@ -1,7 +1,7 @@
-"""Faces: how a node speaks with one kind of client.
+"""Faces: a face is the HTTP interface of a node for one kind of client.
 
-A face has routes, says who may use them, and gives errors the form that its clients know. What a route does is decided
-below it; a server only finds the face of a request and asks it.
+A face has routes, decides who may use them, and renders errors in the form that its clients know. What a route does is decided
+below it; the server only finds the face for a request and calls it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from dfc.http.exchange import Exchange
 from dfc.http.router import Route, Router
 
 Authenticate = Callable[[Exchange, Route, str | None], None]
-"""Asked before a handler, with the host and port by which the client asks for this node (None: it does not say). Raises
-Unauthorized and Forbidden, among others."""
+"""Called before a handler, with the host and port that the client used for this node (None: not given). Raises Unauthorized,
+Forbidden or another error to refuse the request."""
 RenderError = Callable[[DfcError, Exchange], Answer]
 
 
 @dataclass(frozen=True)
 class Face:
-    """`segments`: paths that begin with one of these are of this face, also where it has no such route. `rest` gets every
-    path that is of no face; exactly one face of a server has it. `checks_host`: strangers' names for this node are refused
-    even where the settings want the token for everything; for faces that do not ask for the token."""
+    """The interface for one kind of client.
+
+    `segments`: all paths that begin with one of these belong to this face, even if it has no route for them. `rest` gets all
+    paths of no other face; exactly one face of a server has it. `checks_host`: refuse unknown host names even if the settings
+    require the token for everything; for faces that do not check the token."""
 
     name: str
     routes: Sequence[Route]
@@ -37,8 +39,9 @@ class Face:
 
 
 class RouteFound(NamedTuple):
-    """What a path leads to: no route where a face has none for a path of its own. `parameters` are the values of the
-    pattern's `{…}`, still percent-encoded."""
+    """The face and route for a path; the route is None if the path belongs to the face but it has no such route.
+
+    `parameters` are the values of the pattern's `{…}`, still percent-encoded."""
 
     face: Face
     route: Route | None
@@ -46,7 +49,7 @@ class RouteFound(NamedTuple):
 
 
 class Faces:
-    """The faces of one server, and which of them a path is of."""
+    """The faces of one server; finds the one that a path belongs to."""
 
     def __init__(self, faces: Sequence[Face]) -> None:
         routes = [route for face in faces for route in face.routes]
@@ -70,5 +73,5 @@ class Faces:
 def _rest_of(faces: Sequence[Face]) -> tuple[Face, Route]:
     with_rest = [(face, face.rest) for face in faces if face.rest is not None]
     if len(with_rest) != 1:
-        raise ValueError("exactly one face has the paths that no other has")
+        raise ValueError("exactly one face must have a route for the rest of the paths")
     return with_rest[0]

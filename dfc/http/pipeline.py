@@ -1,11 +1,11 @@
-"""A second thread for a fast upload: one receives and writes while the other hashes and indexes the same bytes.
+"""Helper threads for fast uploads: one thread receives and writes while a second one hashes and indexes the same bytes.
 
-Receiving and writing are two copies by the kernel and most of the work. There are half as many helpers as processors: with
+Receiving and writing are two copies by the kernel, and most of the work. There are half as many helpers as processors: with
 more uploads than that, all processors are busy anyway, and an upload does everything in its own thread.
 
-A helper is no gift: the bytes go from one processor's cache to another's, and the two threads take turns with the
-interpreter. On two processors an upload of 256 MiB took 300 ms of them with a helper and 240 without, and was a tenth slower
-beside its own client; what has to be decompressed for its index is slow enough to be worth it everywhere.
+A helper has a cost: the bytes move from one processor's cache to another's, and the two threads compete for the interpreter.
+On two processors an upload of 256 MiB took 300 ms of processor time with a helper and 240 without, and was 10 % slower next to
+its own client. Indexing a shard that must be decompressed is slow enough that a helper always pays off.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ PROCESSORS: Final = os.cpu_count() or 1
 HELPERS_MAX: Final = PROCESSORS // 2
 PROCESSORS_TO_SPARE: Final = PROCESSORS >= 4  # not measured beyond two
 BUFFERS: Final = 3  # one being filled, one being written, one to even out the difference
-BUFFER_BYTES: Final = 4 * TRANSFER_BUFFER_BYTES  # each hand-over switches threads twice, so it carries some milliseconds' worth
+BUFFER_BYTES: Final = 4 * TRANSFER_BUFFER_BYTES  # a few milliseconds of work, since each hand-over switches threads twice
 
 
 class SinkHelper:
-    """A thread that feeds buffers to a sink in the order they are handed over."""
+    """A thread that feeds buffers to a sink in the order in which they are handed over."""
 
     def __init__(self) -> None:
         self._sink: Callable[[memoryview], object] | None = None
@@ -39,7 +39,7 @@ class SinkHelper:
         self._sink, self._error = sink, None
 
     def buffer(self) -> bytearray:
-        """A free buffer; waits for one. Raises what the sink has raised."""
+        """Wait for a free buffer and return it. Raises what the sink has raised."""
         buffer = self._next()
         if self._error is not None:
             self._buffers.give_back(buffer)
@@ -47,11 +47,11 @@ class SinkHelper:
         return buffer
 
     def hand_over(self, buffer: bytearray, size: int) -> None:
-        """Feed the first `size` bytes to the sink; 0 only gives the buffer back."""
+        """Feed the first `size` bytes of a buffer to the sink; 0 only gives the buffer back."""
         self._buffers.give((buffer, size))
 
     def settle(self) -> None:
-        """Wait until the sink has had everything. Raises what it has raised."""
+        """Wait until the sink has processed everything. Raises what it has raised."""
         for buffer in [self._next() for _ in range(BUFFERS)]:
             self._buffers.give_back(buffer)
         error, self._sink, self._error = self._error, None, None
@@ -64,7 +64,7 @@ class SinkHelper:
 
     def _next(self) -> bytearray:
         buffer = self._buffers.room()
-        assert buffer is not None  # it is the sink's thread that ends, and not what fills the buffers
+        assert buffer is not None  # `close` ends the sink's thread only, not the side that fills the buffers
         return buffer
 
     def _run(self) -> None:
@@ -72,7 +72,7 @@ class SinkHelper:
             buffer, size = item
             try:
                 if size and self._error is None and self._sink is not None:
-                    # In one call: hashing lets go of the interpreter, and each time it is taken back the other thread waits.
+                    # In one call: hashing releases the interpreter's lock, and taking it back makes the other thread wait.
                     with memoryview(buffer) as view:
                         self._sink(view[:size])
             except BaseException as error:
@@ -81,10 +81,10 @@ class SinkHelper:
 
 
 class HelperPool:
-    """Helpers that are lent for a step of a transfer."""
+    """A pool of helpers, lent for one step of a transfer."""
 
     def __init__(self, count_max: int = HELPERS_MAX, *, for_all: bool = PROCESSORS_TO_SPARE) -> None:
-        """`for_all`: not only for sinks whose `digest` is slow."""
+        """`for_all`: use helpers for all sinks, not only those whose `digest` is slow."""
         self.for_all = for_all
         self._count_max = count_max
         self._lock = threading.Lock()
@@ -92,7 +92,7 @@ class HelperPool:
         self._made = 0
 
     def take(self) -> SinkHelper | None:
-        """A helper, or None when all are lent."""
+        """Return a helper, or None when all are in use."""
         with self._lock:
             if self._free:
                 return self._free.pop()
@@ -106,7 +106,7 @@ class HelperPool:
             self._free.append(helper)
 
     def close(self) -> None:
-        """End the threads; all helpers have been given back by now."""
+        """Stop the threads; all helpers must have been given back."""
         for helper in self._free:
             helper.close()
         self._free.clear()

@@ -1,7 +1,8 @@
-"""The relay: a request passed on to another node and its answer passed back, bulk bytes by splice in the kernel.
+"""The relay: pass a request on to another node and its answer back, moving large bodies with splice in the kernel.
 
-`Expect: 100-continue` is passed on, and the other node's 100 or final answer comes back, so that an upload that will be
-refused is not sent. A node that breaks off in mid-answer breaks the client's connection: never a clean short answer.
+`Expect: 100-continue` is passed on, and the other node's 100 or final answer is passed back, so that an upload that will be
+refused is not sent. If the node breaks off in the middle of an answer, so does the client's connection: a short answer never
+looks complete.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from dfc.wire import HOP_HEADER, LOST_HEADER
 _HOP_BY_HOP: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer", b"transfer-encoding",
      b"upgrade", b"host", b"content-length", b"expect", b"x-request-id", b"x-dfc-hop",
-     b"origin")  # compared with Host by the node that the page spoke to; the next one has another Host
+     b"origin")  # the node that the page called has compared it with Host; the next node has another Host
 )  # fmt: skip
 _NOT_PASSED_BACK: Final = frozenset(
     (b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"date", b"server", b"x-request-id")
@@ -42,11 +43,11 @@ Lines = list[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Rewrite:
-    """What a face changes in what is passed on, where its clients speak otherwise than the node that is asked.
+    """Changes that a face makes to relayed requests and answers, if its clients use another protocol than the node.
 
-    `target`: the path and query to ask for. `request`: the headers to send, made of those that came (host, framing and
-    the relay's own are added). `answer`: the headers to give back, made of the status and the node's own. `error`: the form of
-    the node's errors; they have a body of JSON where there is one at all.
+    `target`: the path and query to request. `request`: maps the client's headers to those to send (host, framing and the
+    relay's own are added). `answer`: maps the status and the node's headers to those for the client. `error`: renders the
+    node's errors, whose body, if any, is JSON.
     """
 
     target: str | None = None
@@ -59,18 +60,17 @@ UNCHANGED: Final = Rewrite()
 
 
 class Relay:
-    """Passes exchanges on to nodes."""
+    """Passes requests on to other nodes, and their answers back."""
 
     def __init__(self, pool: PeerPool, answer_timeout_s: float) -> None:
         self._pool = pool
         self._answer_timeout_s = answer_timeout_s
 
     async def forward(self, exchange: Exchange, to: str | Addresses, rewrite: Rewrite = UNCHANGED) -> Answer:
-        """Pass the request on, as it is but for what a face rewrites. Unavailable when the node cannot be reached, or goes away
-        before it answers.
+        """Pass the request on, unchanged except for `rewrite`, and return the answer. Unavailable when the node cannot be
+        reached, or the connection is lost before it answers.
 
-        Of several addresses, the next one is asked when no connection can be made; and when there is no answer, of those that
-        only read.
+        If there are several addresses, the next one is tried when connecting fails; for reads, also when no answer comes.
         """
         length = exchange.declared_length
         if length is not None and length <= SMALL_BODY_BYTES:
@@ -112,7 +112,7 @@ class Relay:
                 connection = await self._pool.open(url, limit_s=limit_s)
                 return await self._forward_to(connection, exchange, body, rewrite, limit_s)
             except PeerGone as error:
-                raise Unavailable(f"the node at {url} went away before it answered") from error
+                raise Unavailable(f"lost the connection to the node at {url} before it answered") from error
 
         return await to.reach_async(attempt)
 
@@ -126,7 +126,7 @@ class Relay:
         except PeerGone:
             if not connection.reused or exchange.method not in ("GET", "HEAD"):
                 raise
-        # The node closed an idle connection just as it was taken: once more, on a new one.
+        # The node closed the idle connection just as we took it: try once more on a new one.
         connection = await self._pool.open(connection.url, fresh=True, limit_s=limit_s)
         return await self._ask(connection, exchange, rewrite, body_headers, body)
 
@@ -168,7 +168,7 @@ class Relay:
                 await self._send_chunks(exchange, connection)
             else:
                 await self._splice_body(exchange, connection, length)
-            # A commit syncs a disk; that may take longer than any answer to a read.
+            # The commit syncs a disk, which may take longer than any answer to a read.
             response = await self._read_response(connection, timeout_s=exchange.bulk.read_stall_timeout_s)
             return await self._answer(exchange, connection, response, rewrite)
         except BaseException:
@@ -176,7 +176,7 @@ class Relay:
             raise
 
     async def _send_chunks(self, exchange: Exchange, connection: PeerConnection) -> None:
-        """Until the body ends, or the node answers early; that answer is read next."""
+        """Send the body until it ends, or until the node answers early; the caller then reads that answer."""
         chunks = exchange.chunks()
         answered = asyncio.ensure_future(wait_ready(((connection.socket.fileno(), select.POLLIN),), None))
         following: asyncio.Future[bytes] | None = None
@@ -194,7 +194,7 @@ class Relay:
         except PeerGone:
             return
         except TimeoutError:
-            raise Unavailable(f"the node at {connection.url} takes no more of the body") from None
+            raise Unavailable(f"the node at {connection.url} stopped reading the body") from None
         finally:
             await _cancel(answered)
             await _cancel(following)
@@ -211,7 +211,7 @@ class Relay:
             except (LengthMismatch, BodyTimeout):
                 raise
             except ConnectionError:
-                return  # the node has closed its side; if it answered before, that is read next
+                return  # the node has closed its side; if it answered before that, the answer is read next
             finally:
                 exchange.received_bytes = max(len(begun), transfer.moved)
                 transfer.close()
@@ -230,7 +230,7 @@ class Relay:
                     if response.status >= 200 or informational:
                         return response
         except TimeoutError:
-            raise Unavailable(f"the node at {connection.url} does not answer") from None
+            raise Unavailable(f"the node at {connection.url} did not answer in time") from None
 
     async def _answer(self, exchange: Exchange, connection: PeerConnection, response: PeerResponse, rewrite: Rewrite) -> Answer:
         if rewrite.error is not None and response.status >= 400:
@@ -253,18 +253,18 @@ class Relay:
         return SpliceAnswer(self, response, connection, length, headers, reusable)
 
     async def _read_error(self, exchange: Exchange, connection: PeerConnection, response: PeerResponse) -> DfcError:
-        """What the node's answer means, for a face that gives errors another form. The connection is not used again."""
+        """Read the node's error, for a face that renders errors its own way. The connection is not reused."""
         try:
             body = b"" if exchange.method == "HEAD" else await self._read_small(connection, response)
         finally:
             connection.close()
-        headers = Message()  # its names are of any case
+        headers = Message()  # its names are case-insensitive
         for name, value in _lines((n, v) for n, v in response.headers if n.lower() not in _NOT_PASSED_BACK):
             headers[name] = value
         return error_from_answer(response.status, headers, body, f"{exchange.method} {connection.url}")
 
     async def _read_small(self, connection: PeerConnection, response: PeerResponse) -> bytes:
-        """The body of an error; empty where there is more of it than any node of ours says."""
+        """Read the body of an error; empty if it is longer than any of our nodes would send."""
         length = response.header(b"content-length")
         if length is not None:
             few = int(length) <= ERROR_BODY_BYTES_MAX
@@ -299,7 +299,7 @@ class Relay:
             yield piece
 
     def finish(self, connection: PeerConnection, reusable: bool) -> None:
-        """The answer on this connection was read to its end."""
+        """Keep or close a connection whose answer was read to its end."""
         if reusable:
             self._pool.give_back(connection)
         else:
@@ -312,14 +312,15 @@ def _lines(headers: Iterable[tuple[bytes, bytes]]) -> Lines:
 
 @contextmanager
 def _noted(to: str | Addresses, connection: PeerConnection) -> Iterator[None]:
-    """Of a request that was taken and not answered: the client is told so, and the next try begins with another address."""
+    """If a request was sent but not answered, tell the client so (LOST_HEADER), and begin the next try at another address."""
     begun_s = monotonic()
     try:
         yield
     except (PeerGone, Unavailable) as error:
         if isinstance(to, Addresses):
             to.failed(connection.url, monotonic() - begun_s)
-        text = error.message if isinstance(error, Unavailable) else f"the node at {connection.url} went away before it answered"
+        gone = f"lost the connection to the node at {connection.url} before it answered"
+        text = error.message if isinstance(error, Unavailable) else gone
         lost = Unavailable(text)
         lost.headers[LOST_HEADER] = "1"
         raise lost from error
@@ -331,11 +332,11 @@ async def _cancel(future: asyncio.Future[Any] | None) -> None:
     future.cancel()
     await asyncio.wait((future,))
     if not future.cancelled():
-        future.exception()  # looked at, so that nobody logs that it never was
+        future.exception()  # retrieved, so that asyncio does not log that it never was
 
 
 class SpliceAnswer(BulkAnswer):
-    """A large body of known length from another node, by splice. Owns the node's connection."""
+    """An answer with a large body of known length from another node, sent with splice. Owns the node's connection."""
 
     __slots__ = ("_begun", "_connection", "_done", "_relay", "_reusable")
 

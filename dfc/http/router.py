@@ -1,7 +1,7 @@
-"""Routes: a pattern, its handlers by method and the query parameters it knows. The tables of the nodes are their own index.
+"""Routes: path patterns with their handlers by method and known query parameters, and a router that finds them.
 
-A pattern's `{name}` is one path segment, `{name…}` is all the rest. Matching works on the raw path; segments reach the
-handler percent-encoded, since decoding happens once, where the rules for names are.
+In a pattern, `{name}` is one path segment and `{name…}` is all the rest. Matching works on the raw path; handlers get the
+segments percent-encoded, since decoding happens once, in `dfc.names`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ Handler = Callable[["Exchange", tuple[str, ...]], Awaitable["Answer"]]
 Method = Callable[[Any, "Exchange", tuple[str, ...]], Awaitable["Answer"]]
 """A handler as a function of its class, unbound."""
 AtOnce = Callable[["Exchange", tuple[str, ...]], "Answer | None"]
-"""None, with nothing done, or an error of ours: the handler is asked instead."""
+"""If it returns None, having done nothing, or raises one of our errors, the handler is called instead."""
 _PARAMETER: Final = re.compile(r"\{[a-z_]+(…?)\}")
 
 
 @dataclass(frozen=True)
 class Route:
-    """`query=None`: the handler checks the query itself. `internal`: wants the token always, when one is set. `reads`: changes
-    nothing, whatever the method. `at_once`: what GET's handler would answer, where nothing has to be waited for."""
+    """A path pattern and its handlers.
+
+    `query=None`: the handler checks the query itself. `internal`: always requires the token, if one is set. `reads`: changes
+    nothing, whatever the method. `at_once`: gives GET's answer if that needs no waiting."""
 
     pattern: str
     handlers: Mapping[str, Handler]
@@ -48,7 +50,7 @@ class Route:
         object.__setattr__(self, "expression", re.compile("".join(parts), re.DOTALL))
 
     def handler(self, method: str) -> Handler:
-        """The handler of a method; HEAD is answered by GET's. MethodNotAllowed lists what there is."""
+        """Return the handler for a method; HEAD uses GET's. MethodNotAllowed lists the allowed methods."""
         found = self.handlers.get("GET" if method == "HEAD" else method)
         if found is None:
             allowed = sorted({*self.handlers, *(("HEAD",) if "GET" in self.handlers else ())})
@@ -88,15 +90,15 @@ def routes_of(*handlers: Handlers) -> list[Route]:
 
 
 class Router:
-    """Finds the first route of a table whose pattern fits."""
+    """Finds the first route of a table whose pattern matches a path."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self.routes = tuple(routes)
         self._fixed = {route.pattern: route for route in routes if "{" not in route.pattern}
-        # Objects of the web namespace, most of all requests, are told from these by their first segment alone.
+        # Most requests are for plain paths of objects; their first segment alone tells them from these routes.
         self._segments = {route.pattern.split("/")[1] for route in routes if "{" in route.pattern}
         if any("{" in segment for segment in self._segments):
-            raise ValueError("the first segment of a route is no parameter")
+            raise ValueError("the first segment of a route must not be a parameter")
         self._others = tuple((route.expression.fullmatch, route) for route in routes if "{" in route.pattern)
 
     def find(self, path: str) -> tuple[Route, tuple[str, ...]] | None:

@@ -1,9 +1,9 @@
-"""Running a node as a process: settings in, uvloop, signals, a ready line on standard output, a clean end.
+"""Run a node as a process: load settings, start uvloop, handle signals, print the ready line, stop cleanly.
 
-With `--supervised` the node ends when the process that started it does (its standard input closes), and it may not be
-stopped by a Ctrl-C that the supervisor also gets.
+With `--supervised` the node stops when the process that started it does (its standard input closes), and it ignores Ctrl-C,
+which the supervisor handles.
 
-A node that is told to end is gone `drain_timeout_s` and STOP_EXTRA_S later, whatever hangs (`dfc.http.shutdown`).
+A node that is told to stop is gone after `drain_timeout_s` plus STOP_EXTRA_S, whatever hangs (`dfc.http.shutdown`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EXIT_OPERATOR_ERROR: Final = 2
 
 
 class Node(Protocol):
-    """What a node offers to be run."""
+    """The interface of a node that `run_node` needs."""
 
     id: str
     server: NodeServer
@@ -48,10 +48,10 @@ class Node(Protocol):
 
 
 def parse_flags(role: Role, arguments: Sequence[str]) -> argparse.Namespace:
-    """`--config FILE` and a flag for each setting of the role."""
+    """Parse the command line: `--config FILE`, `--supervised` and a flag for each setting of the role."""
     parser = argparse.ArgumentParser(prog=f"dfc {role}", description=f"Run one {role} node.", allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", default=os.environ.get("DFC_CONFIG"), help="TOML file with settings")
-    parser.add_argument("--supervised", action="store_true", help="end when standard input closes")
+    parser.add_argument("--supervised", action="store_true", help="stop when standard input closes")
     for setting in SETTINGS.values():
         if role in setting.roles:
             about = f"{setting.about} (default: {json.dumps(setting.default)})"
@@ -60,18 +60,18 @@ def parse_flags(role: Role, arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def load_for(role: Role, arguments: Sequence[str]) -> tuple[Loaded, bool]:
-    """Settings from flags, environment and file; and whether the node is supervised."""
+    """Load settings from flags, environment and file; also return whether the node is supervised."""
     flags = vars(parse_flags(role, arguments))
     file, supervised = flags.pop("config"), flags.pop("supervised")
     return load_settings(role, file=file, environment=os.environ, flags=flags), supervised
 
 
 def run_node(role: Role, make: Callable[[Settings], Node], arguments: Sequence[str]) -> int:
-    """Run a node until a signal; the exit status."""
+    """Run a node until a signal and return the exit status."""
     try:
         loaded, supervised = load_for(role, arguments)
         configure_logging(loaded.settings.log_level)
-        faulthandler.register(signal.SIGUSR1)  # `kill -USR1`: where each thread is, on standard error
+        faulthandler.register(signal.SIGUSR1)  # `kill -USR1` prints the stack of each thread to standard error
         _raise_file_limit()
         watchdog = Watchdog()
         status = uvloop.run(_run(role, make, loaded.settings, supervised, watchdog))
@@ -81,7 +81,9 @@ def run_node(role: Role, make: Callable[[Settings], Node], arguments: Sequence[s
         print(f"dfc {role}: {error.message}", file=sys.stderr)
         return EXIT_OPERATOR_ERROR
     except OSError as error:
-        taken = "; another program has that port: --port takes another one" if error.errno == errno.EADDRINUSE else ""
+        taken = (
+            "; another program is using this port, choose another one with --port" if error.errno == errno.EADDRINUSE else ""
+        )
         print(f"dfc {role}: {error}{taken}", file=sys.stderr)
         return EXIT_OPERATOR_ERROR
 
@@ -96,7 +98,7 @@ async def _run(role: Role, make: Callable[[Settings], Node], settings: Settings,
     else:
         loop.add_signal_handler(signal.SIGINT, stopping.set)
     if not settings.is_loopback() and not settings.token:
-        _log.warning("listening on %s WITHOUT A TOKEN: anybody who reaches it can read, write and delete", settings.host)
+        _log.warning("listening on %s WITHOUT A TOKEN: anyone who can reach it can read, write and delete", settings.host)
     node = make(settings)
     try:
         starting = asyncio.create_task(node.start())
@@ -110,11 +112,11 @@ async def _run(role: Role, make: Callable[[Settings], Node], settings: Settings,
             return 0
         url = starting.result()
         said = {"ready": True, "role": role, "id": node.id, "url": url, "port": node.server.port}
-        # What was imported stays for good: a full collection that looked at it, too, would hold up the loop for 20 to 50 ms.
+        # Imported modules are never freed: a full collection that scanned them, too, would block the loop for 20 to 50 ms.
         gc.freeze()
         print(json.dumps(said), flush=True)
         await stopped
-        _log.info("stopping: running requests get %s s to finish", settings.drain_timeout_s)
+        _log.info("stopping: running requests have %s s to finish", settings.drain_timeout_s)
     finally:
         watchdog.end_within(settings.drain_timeout_s + STOP_EXTRA_S)
         await node.stop()
@@ -122,7 +124,7 @@ async def _run(role: Role, make: Callable[[Settings], Node], settings: Settings,
 
 
 def _watch_input(loop: asyncio.AbstractEventLoop, stopping: asyncio.Event) -> None:
-    """End with the supervisor, however it ended: its end of this pipe closes with it."""
+    """Stop the node when the supervisor exits, for whatever reason: its end of this pipe closes then."""
     with suppress(OSError):
         while os.read(0, 1024):
             pass
@@ -131,14 +133,14 @@ def _watch_input(loop: asyncio.AbstractEventLoop, stopping: asyncio.Event) -> No
 
 
 def _raise_file_limit() -> None:
-    """Connections and open shards need descriptors: take as many as the system allows."""
+    """Raise the limit of file descriptors, which connections and open shards need, to the maximum that the system allows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def show_settings(loaded: Loaded) -> list[dict[str, Any]]:
-    """Each setting with value and origin; the token is not shown."""
+    """List each setting with its value and origin; the token is not shown."""
     rows = []
     for name, origin in loaded.origins.items():
         value = getattr(loaded.settings, name)

@@ -1,7 +1,7 @@
-"""The HTTP server of every node: connections with deadlines and caps, then for each request the steps of `_answer`.
+"""The HTTP server of every node: accepts connections within limits and answers their requests.
 
-It stands on aiohttp's low-level server. What passes through here: request ids, the check of Host, who may do what,
-routing, errors in the form of their face, the access log and request metrics. What a route does is the node's business.
+It is built on aiohttp's low-level server. It handles request ids, the check of Host, access control, routing, errors in the
+form of their face, the access log and request metrics. What a route does is the node's business.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from dfc.logs import AccessLog
 from dfc.metrics import RequestStats
 
 _log: Final = logging.getLogger("dfc.http")
-SWEEP_S: Final = 0.5  # how often head deadlines are looked at
-REFUSED_PENDING_MAX: Final = 64  # refused connections that are still being told so
+SWEEP_S: Final = 0.5  # how often head deadlines are checked
+REFUSED_PENDING_MAX: Final = 64  # refused connections that are still open to deliver the 503
 REFUSAL_S: Final = 1.0
 LISTEN_BACKLOG: Final = 1024
 LENGTH_MAX: Final = (1 << 63) - 1
-# What answering at once needs of aiohttp's connection, which promises none of it: where one is missing nothing is answered so.
+# The internals of aiohttp's connection that answering at once needs. If one is missing, nothing is answered at once.
 _AT_ONCE: Final = all(
     hasattr(RequestHandler, name)
     for name in ("_waiter", "_messages", "_close", "_keepalive_timeout", "_keepalive_handle", "_next_keepalive_close_time")
@@ -48,7 +48,7 @@ _AT_ONCE: Final = all(
 
 
 def _plain_answer(status: str, code: str, message: str, extra: str = "") -> bytes:
-    """A whole answer for a connection that has no request yet."""
+    """Return a complete answer for a connection that has no request yet."""
     body = f'{{"error": {{"code": "{code}", "message": "{message}", "request_id": ""}}}}\n'
     return (
         f"HTTP/1.1 {status}\r\nServer: dfc\r\n{extra}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
@@ -57,12 +57,12 @@ def _plain_answer(status: str, code: str, message: str, extra: str = "") -> byte
 
 
 _REFUSAL: Final = _plain_answer("503 Service Unavailable", "unavailable", "too many connections", "Retry-After: 1\r\n")
-_LARGE_HEAD: Final = _plain_answer("400 Bad Request", "bad_request", f"a request head has at most {HEAD_BYTES_MAX} bytes")
+_LARGE_HEAD: Final = _plain_answer("400 Bad Request", "bad_request", f"the request head is over {HEAD_BYTES_MAX} bytes long")
 _SLOW_HEAD: Final = _plain_answer("408 Request Timeout", "header_timeout", "the request head did not arrive in time")
 
 
 class Connection(RequestHandler):
-    """A client's connection: aiohttp's, with a cap on their number, a deadline for heads and JSON for protocol errors."""
+    """A client's connection: aiohttp's, plus a limit on their number, a deadline for heads and JSON for protocol errors."""
 
     node: NodeServer
     refused = False
@@ -71,9 +71,9 @@ class Connection(RequestHandler):
     head_bytes = 0
     half_closed = False
     task: asyncio.Task[None] | None = None
-    _answered = 0  # of aiohttp's _request_count
+    _answered = 0  # compared with aiohttp's _request_count
     _last_body: Any = None
-    made: Exchange | None = None  # of the request that could not be answered at once
+    made: Exchange | None = None  # for a request that could not be answered at once
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.node = cast(NodeServer, self._manager)
@@ -83,10 +83,10 @@ class Connection(RequestHandler):
         self.node.stats.connections += 1
         self.head_begun_s = self._loop.time()
         super().connection_made(transport)
-        self.task = self._task_handler  # aiohttp forgets it when the client goes, and its request may still be at work
+        self.task = self._task_handler  # aiohttp drops it when the client disconnects, but its request may still be running
 
     def finish(self) -> asyncio.Task[None] | None:
-        """Take no further request. The task that is at work on one; None for an idle connection, which is closed."""
+        """Accept no further request. Return the task that is working on one; if the connection is idle, close it: None."""
         self.close()
         if self._request_in_progress or self._messages:
             return self.task
@@ -94,7 +94,7 @@ class Connection(RequestHandler):
         return None
 
     def cut_off(self) -> None:
-        """Cancel the request under way. Its socket ends first, or a thread that moves its bytes would go on while some come."""
+        """Cancel the running request. Shut its socket down first, or a thread would go on moving its bytes."""
         if self.transport is not None:
             with suppress(OSError), duplicate(self.transport.get_extra_info("socket")) as ending:
                 ending.shutdown(socket.SHUT_RDWR)
@@ -102,7 +102,7 @@ class Connection(RequestHandler):
             self.task.cancel()
 
     def _refuse(self, transport: asyncio.BaseTransport) -> None:
-        """Say 503 and close a little later: at once would reset a client that is still sending its request."""
+        """Answer 503 and close a little later: closing right away would reset a client that is still sending its request."""
         self.refused = True
         self.node.stats.connections_refused += 1
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
@@ -132,9 +132,7 @@ class Connection(RequestHandler):
             return
         heads, in_body = self._request_count, self._last_body is not None and not self._last_body.is_eof()
         waiter = None
-        if (
-            _AT_ONCE
-        ):  # while the connection is idle aiohttp's task waits for the next request; it is woken below, if it has to be
+        if _AT_ONCE:  # while the connection is idle, aiohttp's task waits for the next request; it is woken below if needed
             waiter, self._waiter = self._waiter, None
         try:
             super().data_received(data)
@@ -152,7 +150,7 @@ class Connection(RequestHandler):
             waiter.set_result(None)
 
     def _answer_at_once(self) -> bool:
-        """Answer the one request that has come, without a task, where nothing has to be waited for; whether that was done."""
+        """Answer a single request that needs no waiting without starting a task; whether it was answered."""
         message, payload = self._messages[0]
         transport = self.transport
         if len(self._messages) > 1 or isinstance(message, _ErrInfo) or message.method != "GET" or transport is None:
@@ -168,7 +166,9 @@ class Connection(RequestHandler):
         answer.write(exchange)
         self.made = None
         self._messages.popleft()
-        consumed = getattr(getattr(self, "_parser", None), "message_consumed", None)  # newer ones bound how far they read ahead
+        consumed = getattr(
+            getattr(self, "_parser", None), "message_consumed", None
+        )  # newer parsers limit how far they read ahead
         if consumed is not None:
             consumed()
         self.node.requests_count += 1
@@ -179,7 +179,7 @@ class Connection(RequestHandler):
         return True
 
     def _note_head(self, size: int) -> None:
-        """Some more bytes of a head have come, not its last ones; perhaps while the request before it is being answered."""
+        """Count more bytes of an incomplete head, which may arrive while the previous request is being answered."""
         if not self.head_begun_s:
             self.head_begun_s = self._loop.time()
         self.head_bytes += size
@@ -193,7 +193,7 @@ class Connection(RequestHandler):
         return self._answered >= self._request_count
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """A client that has said all may still want its answer: the connection stays open until that is out."""
+        """Keep the connection open for the answer when a client has only closed its sending side."""
         if self._is_idle():
             return False
         self.half_closed = True
@@ -202,19 +202,19 @@ class Connection(RequestHandler):
         return True
 
     def _end_broken_body(self) -> None:
-        """A chunk that cannot be parsed ends the body it is of, whose request may not have begun: aiohttp only queues the error
-        behind that request."""
+        """End a body with an error when one of its chunks cannot be parsed: aiohttp only queues the error behind the request,
+        which may not even have started."""
         found, body = self._messages[-1][0], self._last_body
         if isinstance(found, _ErrInfo) and body is not None and not body.is_eof():
             body.set_exception(BadRequest(found.message.partition("\n")[0][:200]))
 
     def check_head_deadline(self, now: float, timeout_s: float) -> None:
-        """Answer 408 and close when a head has been coming for too long."""
+        """Answer 408 and close if a head takes too long to arrive."""
         if self.head_begun_s and now - self.head_begun_s > timeout_s and self._is_idle():
             self._end_early(_SLOW_HEAD)
 
     def _end_early(self, answer: bytes) -> None:
-        """Answer a head that is not complete, and close a little later, like `_refuse`."""
+        """Answer an incomplete head and close a little later, like `_refuse`."""
         transport = self.transport
         if transport is None or self.ended:
             return
@@ -225,7 +225,7 @@ class Connection(RequestHandler):
         self._loop.call_later(REFUSAL_S, transport.close)
 
     def log_access(self, request: Any, response: Any, time: float | None) -> None:
-        """Called by aiohttp when the last byte is out."""
+        """Record a request; called by aiohttp when the last byte is sent."""
         if isinstance(request, Exchange):
             self.node.record(request, response)
         self._answered += 1
@@ -235,7 +235,7 @@ class Connection(RequestHandler):
     def handle_error(
         self, request: Any, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """What aiohttp calls for heads that it cannot parse (and nothing else: handlers here raise nothing)."""
+        """Answer a head that aiohttp cannot parse. (aiohttp calls this for nothing else: our handlers raise nothing.)"""
         _log.debug("bad request from %s: %s", self.peername, message)
         request.close_after()
         request.is_broken = True
@@ -249,22 +249,22 @@ def _with_port(url: str, port: int) -> str:
 
 
 def _take_absolute(exchange: Exchange) -> str:
-    """Turn a target in absolute form into a path; its host and port, which count instead of `Host` (RFC 9112, 3.2.2)."""
+    """Turn a target in absolute form into a path; return its host and port, which replace `Host` (RFC 9112, 3.2.2)."""
     try:
         parts = urlsplit(exchange.raw_target)
     except ValueError:
         exchange.close_after()
-        raise BadRequest("the target of the request is no URL") from None
+        raise BadRequest("the request target is not a valid URL") from None
     if parts.scheme != "http" or exchange.method == "CONNECT":
         exchange.close_after()
-        raise BadRequest("this is no proxy for other hosts")
+        raise BadRequest("this node does not forward requests to other hosts")
     exchange.target_path = parts.path or "/"
     exchange.raw_target = f"{exchange.target_path}?{exchange.raw_query}" if exchange.raw_query else exchange.target_path
     return parts.netloc.rpartition("@")[2]
 
 
 class NodeServer(web.Server):
-    """Connections, threads and steps of one node."""
+    """The HTTP server of one node, with its connections and transfer threads."""
 
     def __init__(self, settings: Settings, faces: Sequence[Face]) -> None:
         """ValueError when the faces do not fit together (see `Faces`)."""
@@ -304,7 +304,7 @@ class NodeServer(web.Server):
         return Connection(self, loop=self._loop, **self._kwargs)
 
     def bind(self) -> int:
-        """Take the address; the port. Connections wait until `serve`. OSError when the address is taken."""
+        """Bind the address and return the port. Connections wait until `serve`. OSError when the address is in use."""
         settings = self.settings
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         listener = socket.create_server((settings.host, settings.port), family=family, backlog=LISTEN_BACKLOG)
@@ -320,7 +320,7 @@ class NodeServer(web.Server):
         self._sweep_handle = self._loop.call_later(SWEEP_S, self._sweep)
 
     def own_urls(self) -> tuple[str, str]:
-        """The URLs of the bound address for other nodes and for clients. Port 0 in a setting stands for the bound port."""
+        """Return this node's URLs for other nodes and for clients. Port 0 in a setting stands for the bound port."""
         settings = self.settings
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         own = _with_port(settings.url or f"http://{host}:0", self.port)
@@ -334,7 +334,7 @@ class NodeServer(web.Server):
         self._sweep_handle = self._loop.call_later(min(SWEEP_S, timeout_s / 4), self._sweep)
 
     async def stop(self) -> None:
-        """Accept no more, let running requests finish within the drain timeout, then cancel them. Never waits for ever."""
+        """Accept no more, let running requests finish within the drain timeout, then cancel them. Bounded in time."""
         if self._listener is not None:
             self._listener.close()
         elif self._bound is not None:
@@ -342,13 +342,14 @@ class NodeServer(web.Server):
         if self._sweep_handle is not None:
             self._sweep_handle.cancel()
         await self._drain()
-        await end_threads(self.bulk.threads, "the threads of transfers")
+        await end_threads(self.bulk.threads, "the transfer threads")
         self.bulk.helpers.close()
         if self._access is not None:
             self._access.close()
 
     async def _drain(self) -> None:
-        """aiohttp's own `shutdown` cancels after twice the timeout only, and never a request whose client has gone."""
+        """Wait for running requests, then cancel them. aiohttp's own `shutdown` cancels only after twice the timeout, and never
+        a request whose client has disconnected."""
         connections = [connection for connection in self.connections if isinstance(connection, Connection)]
         running = {task: connection for connection in connections if (task := connection.finish()) is not None}
         if not running:
@@ -356,19 +357,19 @@ class NodeServer(web.Server):
         _, late = await asyncio.wait(running, timeout=self.settings.drain_timeout_s)
         if not late:
             return
-        _log.warning("%d requests did not end within %g s and are cut off", len(late), self.settings.drain_timeout_s)
+        _log.warning("%d requests did not finish within %g s and were cut off", len(late), self.settings.drain_timeout_s)
         for task in late:
             running[task].cut_off()
         _, hung = await asyncio.wait(late, timeout=STOP_CANCEL_S)
         if hung:
-            _log.warning("%d of them did not end within %g s more: left behind", len(hung), STOP_CANCEL_S)
+            _log.warning("gave up waiting for %d of them after %g s more", len(hung), STOP_CANCEL_S)
         for task in late:
             running[task].force_close()
 
     # --- a request
 
     def exchange(self, message: Any, payload: Any, protocol: Connection, writer: Any, task: Any) -> Exchange:
-        """What stands for a request; the same one when it is asked for again."""
+        """Make the Exchange of a request, or return the one made before for the same request."""
         made, protocol.made = protocol.made, None
         if made is not None and made._message is message:
             made._payload_writer = writer
@@ -376,7 +377,7 @@ class NodeServer(web.Server):
         return Exchange(message, payload, protocol, writer, task, self._loop, self.bulk)
 
     def answer_at_once(self, exchange: Exchange) -> Answer | None:
-        """What `_answer` would, where that takes no waiting; None where it does, and for whatever is not in order."""
+        """Return what `_answer` would if that needs no waiting; else, and for any error, None."""
         if not exchange.target_path.startswith("/"):
             return None
         try:
@@ -385,7 +386,7 @@ class NodeServer(web.Server):
         except DfcError:
             return None
         except Exception:
-            _log.exception("%s %s failed at once", exchange.method, exchange.target_path)
+            _log.exception("%s %s failed when answered at once; trying the usual way", exchange.method, exchange.target_path)
             return None
 
     async def _answer(self, exchange: Exchange) -> Answer:
@@ -400,10 +401,10 @@ class NodeServer(web.Server):
             raise
         except Exception:
             _log.exception("%s %s failed (request %s)", exchange.method, exchange.target_path, exchange.request_id)
-            return self._error(exchange, DfcError("an internal error; the log has it under this request id"))
+            return self._error(exchange, DfcError("internal error; see the node's log under this request id"))
 
     def _error(self, exchange: Exchange, error: DfcError) -> Answer:
-        """In the form of the face that the path is of, however early it came."""
+        """Render an error in the form of the face that the path belongs to, however early it occurred."""
         try:
             return self._faces.find(exchange.target_path).face.render_error(error, exchange)
         except Exception:
@@ -411,16 +412,16 @@ class NodeServer(web.Server):
             return error_answer(error, exchange.request_id)
 
     def _admit(self, exchange: Exchange) -> tuple[Route, Handler, tuple[str, ...]]:
-        """The checks of every request: the route, its handler and the parameters in the path. `authority` is the host and port
-        by which the client asks for this node; None when it does not say (HTTP/1.0, an empty `Host`)."""
+        """Check a request; return the route, its handler and the parameters in the path. `authority` is the host and port that
+        the client used for this node; None when it sent none (HTTP/1.0, an empty `Host`)."""
         plain = exchange.target_path.startswith("/")
         authority = (exchange.headers.get("Host") or None) if plain else _take_absolute(exchange)
-        self._check_framing(exchange)  # now it is known whose path it is, and so the form of the error
+        self._check_framing(exchange)  # only now: the path decides the form of the error
         face, route, parameters = self._faces.find(exchange.target_path)
         if authority is not None and (face.checks_host or not self._token_always) and exchange.target_path != HEALTH_PATH:
             self._check_host(exchange, authority)
         if route is None:
-            raise NotFound("there is no such path; docs/http.md lists all")
+            raise NotFound("no such path; docs/http.md lists all paths")
         exchange.route = route.pattern
         handler = route.handler(exchange.method)
         face.authenticate(exchange, route, authority)
@@ -429,18 +430,18 @@ class NodeServer(web.Server):
         return route, handler, parameters
 
     def _check_framing(self, exchange: Exchange) -> None:
-        """What the parser takes and must not: `gzip, chunked` (the gzip would be stored), and the length 2^64 - 1, which it
-        confuses with none, so that a pooled connection behind a relay would swallow the next client's request."""
+        """Refuse what the parser wrongly accepts: `gzip, chunked` (the gzip would be stored), and the length 2^64 - 1, which it
+        takes for no length, so that a pooled connection behind a relay would swallow the next client's request."""
         headers = exchange.headers
         if "Transfer-Encoding" in headers and headers["Transfer-Encoding"].strip().lower() != "chunked":
             exchange.close_after()
-            raise BadRequest("the only Transfer-Encoding here is chunked")
+            raise BadRequest("unsupported Transfer-Encoding: only chunked is accepted")
         if (exchange.declared_length or 0) > LENGTH_MAX:
             exchange.close_after()
-            raise BadRequest(f"a Content-Length is at most {LENGTH_MAX}")
+            raise BadRequest(f"Content-Length must be at most {LENGTH_MAX}")
 
     def _check_host(self, exchange: Exchange, authority: str) -> None:
-        """Names of strangers are refused where a browser could do harm with them: it adds no token to what a page asks for."""
+        """Refuse unknown host names where a browser could do harm with them; where the token is required, it cannot."""
         try:
             self._hosts.check(authority)
         except DfcError:

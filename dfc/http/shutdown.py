@@ -1,8 +1,8 @@
-"""The end of a node, which nothing can put off: waits for threads are bounded, and a watchdog ends the process after all.
+"""Stop a node within a bounded time: waits for threads have timeouts, and a watchdog exits the process in any case.
 
-A thread that hangs in a system call, since its disk does, can neither be cancelled nor joined, and Python joins the threads of
-all executors once more when it exits. So a stop waits for them for a named time, leaves behind what has not come back, and
-`Watchdog` ends the process under it. That costs what kill -9 costs: nothing that was acknowledged.
+A thread that hangs in a system call, because its disk does, can neither be cancelled nor joined, and at exit Python joins the
+threads of all executors again. So stopping waits for them for a limited time and abandons those that are late; `Watchdog` then
+exits the process. That costs no more than kill -9: nothing that was acknowledged is lost.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Final
 from dfc.limits import STOP_CLOSE_S
 
 _log: Final = logging.getLogger("dfc.node")
-LAST_WORDS_S: Final = 0.5  # for the log, which may be what hangs
+LAST_WORDS_S: Final = 0.5  # for the last log message, which may itself hang
 EXIT_CUT_OFF: Final = 1
 
 
 def ends_in_time(call: Callable[[], object], timeout_s: float = STOP_CLOSE_S) -> bool:
-    """Run a blocking call that may never come back, in a thread that keeps no process from ending; whether it came back."""
+    """Run a blocking call that may hang in a daemon thread; whether it returned within the timeout."""
     thread = threading.Thread(target=call, name="ending", daemon=True)
     thread.start()
     thread.join(timeout_s)
@@ -35,9 +35,9 @@ def ends_in_time(call: Callable[[], object], timeout_s: float = STOP_CLOSE_S) ->
 
 
 async def in_time(call: Callable[[], object], what: str, timeout_s: float = STOP_CLOSE_S) -> bool:
-    """Run a blocking call off the event loop; whether it ended within the time. Raises what it raised.
+    """Run a blocking call off the event loop; whether it returned within the timeout. Raises what the call raises.
 
-    It gets a thread of its own that nobody joins. One that does not end in time is left behind, with a warning.
+    It gets its own daemon thread. A call that is late is abandoned, with a warning.
     """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
@@ -64,19 +64,19 @@ async def in_time(call: Callable[[], object], what: str, timeout_s: float = STOP
         async with asyncio.timeout(timeout_s):
             await ended
     except TimeoutError:
-        _log.warning("%s did not end within %g s: left behind", what, timeout_s)
+        _log.warning("gave up waiting for %s after %g s", what, timeout_s)
         return False
     return True
 
 
 async def end_threads(pool: ThreadPoolExecutor, what: str, timeout_s: float = STOP_CLOSE_S) -> bool:
-    """Shut an executor down: what waits in it is dropped, what runs may end within the time; whether all did."""
+    """Shut down an executor: drop queued calls and wait for running ones; whether all ended within the timeout."""
     pool.shutdown(wait=False, cancel_futures=True)
     return await in_time(pool.shutdown, what, timeout_s)
 
 
 class Watchdog:
-    """Ends the process at a deadline, whatever hangs: the event loop, a thread, the interpreter's own end."""
+    """Exits the process at a deadline, whatever hangs: the event loop, a thread, or the interpreter's shutdown."""
 
     def __init__(self) -> None:
         self._deadline_s = math.inf
@@ -84,7 +84,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def end_within(self, seconds: float) -> None:
-        """The process is gone by then, or earlier if that was said before."""
+        """Exit the process within so many seconds; an earlier deadline that was set before stays."""
         with self._changed:
             self._deadline_s = min(self._deadline_s, time.monotonic() + seconds)
             self._changed.notify()
@@ -105,7 +105,7 @@ class Watchdog:
 def _say_last_words() -> None:
     ours = (threading.current_thread(), threading.main_thread())
     names = sorted({t.name for t in threading.enumerate() if t not in ours and not t.daemon})
-    _log.warning("this node has not ended in time; it ends now, under the threads %s", ", ".join(names) or "(none)")
+    _log.warning("this node did not stop in time and exits now; threads still running: %s", ", ".join(names) or "(none)")
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,8 +1,8 @@
-"""Bulk bytes between sockets and files, moved by the kernel in threads: sendfile, splice and large receives.
+"""Move bulk bytes between sockets and files in threads, with sendfile, splice and large receives.
 
-A transfer works on a duplicate of the connection's socket, in steps that run in a thread. A step ends when the bytes are
-through, or when the socket is not ready for `TRANSFER_POLL_S`: then the event loop waits for it, and no thread does. The
-sockets stay non-blocking throughout, since a duplicate shares that flag with the connection.
+A transfer works on a duplicate of the connection's socket, in steps that run in a thread. A step ends when all bytes are moved,
+or when the socket is not ready for `TRANSFER_POLL_S`: then the event loop waits for it instead of a thread. The sockets stay
+non-blocking throughout, since a duplicate shares that flag with the connection.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from dfc.http.pipeline import HelperPool, SinkHelper
 from dfc.limits import MIB, PIPE_BYTES, RECEIVE_BUFFER_BYTES, TRANSFER_BUFFER_BYTES, TRANSFER_POLL_S
 
 T = TypeVar("T")
-STALL_S: Final = 60.0  # without a byte, where nothing else is said
-SENDFILE_BYTES: Final = 2 * MIB  # one call, as nginx has it: with 8 MiB a single stream was 5 to 15 % slower as a rule
-SENDFILE_BYTES_MAX: Final = 16 * MIB  # grown to, call by call, while the client takes everything: eight streams cost 7 % less
-TURN_BYTES: Final = 64 * MIB  # after so many bytes a step lets another transfer have the thread
+STALL_S: Final = 60.0  # without a byte, by default
+SENDFILE_BYTES: Final = 2 * MIB  # per call, as in nginx: with 8 MiB a single stream was usually 5 to 15 % slower
+SENDFILE_BYTES_MAX: Final = 16 * MIB  # calls grow to this while the client takes everything: eight streams cost 7 % less
+TURN_BYTES: Final = 64 * MIB  # after this many bytes, a step gives its thread to another transfer
 PIPELINE_AFTER_BYTES: Final = 4 * MIB
 SLOW_STEP_S: Final = TRANSFER_POLL_S
-SLOW_STEP_BYTES: Final = 128 * 1024  # a peer that moves less in SLOW_STEP_S is waited for by the event loop
+SLOW_STEP_BYTES: Final = 128 * 1024  # the event loop waits for a peer that moves less than this in SLOW_STEP_S
 BUFFERS_KEPT: Final = 16
 _F_SETPIPE_SZ: Final = 1031  # fcntl.F_SETPIPE_SZ
 
 
 class ReadStalled(ConnectionError):
-    """The client took no byte for the stall timeout."""
+    """The client did not take a byte within the stall timeout."""
 
 
 class Wait(NamedTuple):
-    """Why a step ended early: wait until one of the descriptors is ready (select.POLLIN or POLLOUT), then call it again.
+    """A step's request to wait until one of the descriptors is ready (select.POLLIN or POLLOUT), then to be called again.
 
-    `for_source` says that it is the sender of the bytes who is late.
+    `for_source`: it waits for the sender of the bytes.
     """
 
     events: tuple[tuple[int, int], ...]
@@ -49,7 +49,7 @@ class Wait(NamedTuple):
 
 
 class Transfer(Protocol):
-    """Bytes on their way. `step` blocks a thread, briefly; None means done."""
+    """A transfer of bytes. `step` blocks a thread briefly; it returns None when done."""
 
     moved: int
 
@@ -57,7 +57,7 @@ class Transfer(Protocol):
 
 
 class Pace:
-    """The minimum rate of an upload: over each window of `grace_s` at least `rate` bytes a second must have come."""
+    """The minimum rate of an upload: at least `rate` bytes a second must arrive, averaged over windows of `grace_s` seconds."""
 
     def __init__(self, rate_bytes_per_s: float, grace_s: float) -> None:
         self._needed = rate_bytes_per_s * grace_s
@@ -66,20 +66,20 @@ class Pace:
         self._window_start_bytes = 0
 
     def restart(self, moved: int) -> None:
-        """Begin a new window: the sender was held up by us."""
+        """Begin a new window, because we held up the sender."""
         self._window_end = time.monotonic() + self._grace_s
         self._window_start_bytes = moved
 
     def extend(self, seconds: float) -> None:
-        """The sender could not send for so long, since we did not take anything."""
+        """Extend the window by the time in which we did not read, so that the sender could not send."""
         self._window_end += seconds
 
     def remaining_s(self, moved: int) -> float:
-        """Seconds left in this window; BodyTimeout when a window ended below the rate."""
+        """Return the seconds left in this window; BodyTimeout when a window ended below the rate."""
         now = time.monotonic()
         if now >= self._window_end:
             if moved - self._window_start_bytes < self._needed:
-                raise BodyTimeout("the body arrives slower than the minimum rate")
+                raise BodyTimeout("the body arrived slower than the minimum rate")
             self.restart(moved)
         return self._window_end - now
 
@@ -112,7 +112,7 @@ async def drive(transfer: Transfer, threads: ThreadPoolExecutor, *, pace: Pace |
     stall_end = 0.0
     while True:
         before = transfer.moved
-        # The thread owns descriptors of the caller: they may be closed only after the step has ended.
+        # The thread uses the caller's descriptors: they may be closed only after the step has ended.
         wait = await to_its_end(loop.run_in_executor(threads, transfer.step))
         if wait is None:
             return
@@ -134,8 +134,8 @@ async def drive(transfer: Transfer, threads: ThreadPoolExecutor, *, pace: Pace |
 
 
 async def to_its_end(work: asyncio.Future[T]) -> T:
-    """The result of what runs in a thread. Cancelled, it raises only once the thread is done with it: until then descriptors
-    and buffers that the thread uses must stay as they are."""
+    """Wait for the result of a call in a thread. If cancelled, raise only once the thread is done: until then the descriptors
+    and buffers that it uses must stay as they are."""
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -143,22 +143,22 @@ async def to_its_end(work: asyncio.Future[T]) -> T:
             with suppress(asyncio.CancelledError):
                 await asyncio.wait((work,))
         if not work.cancelled():
-            work.exception()  # looked at, so that nobody logs that it never was
+            work.exception()  # retrieved, so that asyncio does not log that it never was
         raise
 
 
 def is_trickle(started_s: float, moved: int) -> bool:
-    """Whether a step that has to wait has moved so little that its thread is for others: a few bytes now and then hold none."""
+    """Whether a step that has to wait has moved so little that it should free its thread: a trickle must not occupy one."""
     return moved < SLOW_STEP_BYTES and time.monotonic() - started_s > SLOW_STEP_S
 
 
 def duplicate(connection: socket.socket) -> socket.socket:
-    """A second descriptor of the same open socket, to be closed by the caller."""
+    """Return a second descriptor of the same open socket, which the caller closes."""
     return socket.socket(fileno=os.dup(connection.fileno()))
 
 
 class SendFile:
-    """A response head, then `count` bytes of a file from `offset`, to a socket."""
+    """Sends a response head, then `count` bytes of a file from `offset`, to a socket."""
 
     def __init__(self, sink: socket.socket, head: bytes, file: int, offset: int, count: int) -> None:
         self._sink, self._head, self._file = sink, memoryview(head), file
@@ -170,11 +170,11 @@ class SendFile:
 
     @property
     def offset(self) -> int:
-        """The next byte of the file that is to go out."""
+        """The position in the file of the next byte to send."""
         return self._offset
 
     def step(self) -> Wait | None:
-        """Raises ConnectionError for the client's side, other kinds of OSError for the file's (or the network's)."""
+        """Send some. ConnectionError is about the client, any other OSError about the file (or the network)."""
         started_s, turn_start, turn_end = time.monotonic(), self.moved, self.moved + TURN_BYTES
         sink, file, call = self._sink.fileno(), self._file, SENDFILE_BYTES
         while self._head or self._remaining:
@@ -200,7 +200,7 @@ class SendFile:
 
 
 class BufferPool:
-    """Receive buffers that are lent for a step, so that idle uploads hold none."""
+    """A pool of receive buffers, lent for one step, so that idle uploads hold none."""
 
     def __init__(self) -> None:
         self._free: list[bytearray] = []
@@ -217,8 +217,8 @@ class BufferPool:
 
 
 class BodySink(Protocol):
-    """What takes a body: everything by `write`, or, by two threads at the same time, the same bytes by `store` and by `digest`,
-    each in order. Called with pieces of up to 1 MiB."""
+    """A consumer of a body. It gets all bytes either by `write`, or by both `store` and `digest`, which two threads call at
+    the same time, each in order. Pieces have up to 1 MiB."""
 
     @property
     def slow_digest(self) -> bool:
@@ -231,10 +231,10 @@ class BodySink(Protocol):
 
 
 class Receive:
-    """Exactly `count` bytes from a socket into `sink`, after `begun` that it has had already.
+    """Receives exactly `count` bytes from a socket into `sink`, which already has the first `begun` bytes of the body.
 
-    Pieces end at multiples of their size in the body wherever the sender keeps up: a file takes whole pages with a tenth less
-    work. In a fast upload a helper may hash and index while this thread receives and stores.
+    As long as the sender keeps up, pieces end at multiples of their size in the body: writing whole pages to a file is 10 %
+    less work. In a fast upload a helper may hash and index while this thread receives and stores.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class Receive:
         helpers = self._helpers
         if helpers is None or not (helpers.for_all or self._sink.slow_digest):
             return self._inline(TURN_BYTES)
-        # A helper pays for itself only while bytes keep coming: after the first megabytes, and with many to come.
+        # A helper pays off only in long uploads: after the first megabytes, and if many are still to come.
         helper = helpers.take() if self.moved >= PIPELINE_AFTER_BYTES <= self._remaining else None
         if helper is None:
             return self._inline(TURN_BYTES if self.moved else PIPELINE_AFTER_BYTES)
@@ -290,7 +290,7 @@ class Receive:
         try:
             wait = self._store(helper)
         except BaseException:
-            with suppress(Exception):  # what went wrong here says more
+            with suppress(Exception):  # the error raised below says more
                 helper.settle()
             raise
         helper.settle()
@@ -301,7 +301,7 @@ class Receive:
         while self._remaining and self.moved < end:
             buffer, idle, filled = helper.buffer(), False, 0
             try:
-                # Stored piece by piece, while it is in this processor's cache; handed over whole.
+                # Stored piece by piece, while the piece is in this processor's cache; handed over as a whole.
                 with memoryview(buffer) as view:
                     while self._remaining and not idle and filled < len(view):
                         size, idle = self._fill(view[filled : filled + TRANSFER_BUFFER_BYTES], TRANSFER_BUFFER_BYTES)
@@ -315,10 +315,10 @@ class Receive:
         return Wait(()) if self._remaining else None
 
     def _fill(self, view: memoryview, unit: int) -> tuple[int, bool]:
-        """Receive up to the next multiple of `unit`, or what fits; how much, and whether the sender has nothing more now."""
+        """Receive up to the next multiple of `unit`, or what fits; return how much, and whether the sender is out of data."""
         filled = 0
         wanted = min(len(view), unit - (self._begun + self.moved) % unit)
-        until_s = time.monotonic() + TRANSFER_POLL_S  # for what comes drop by drop: it must not hold this thread
+        until_s = time.monotonic() + TRANSFER_POLL_S  # a trickle must not occupy this thread
         while self._remaining and filled < wanted:
             size = self._receive(view[filled:wanted])
             if not size and (not filled or time.monotonic() >= until_s or not self._poll.poll(TRANSFER_POLL_S * 1000)):
@@ -329,7 +329,7 @@ class Receive:
         return filled, False
 
     def _receive(self, view: memoryview) -> int:
-        """Bytes received; 0 when there are none at the moment."""
+        """Receive once and return the number of bytes; 0 when there are none at the moment."""
         try:
             size = self._source.recv_into(view, min(self._remaining, len(view)))
         except BlockingIOError:
@@ -341,22 +341,22 @@ class Receive:
         return size
 
     def _is_slow(self, started: float, turn_start: int) -> bool:
-        """Nothing is there: whether the event loop should wait for more, after a moment of waiting here."""
+        """With no data ready, wait briefly here; whether the event loop should wait instead."""
         return is_trickle(started, self.moved - turn_start) or not self._poll.poll(TRANSFER_POLL_S * 1000)
 
 
 class Splice:
-    """Some bytes at hand, then `count` bytes from one socket to another through a pipe, untouched by this process.
+    """Sends some bytes from memory, then moves `count` bytes from one socket to another through a pipe, inside the kernel.
 
-    With `watch` the transfer also ends when the sink's peer says something: an early answer. `unsent` then tells how many
-    bytes did not go out. Close with `close()`.
+    With `watch` the transfer also ends when the sink's peer sends an early answer; `unsent` is then the number of bytes that
+    were not sent. Close with `close()`.
     """
 
     def __init__(self, source: socket.socket, sink: socket.socket, head: bytes, count: int, *, watch: bool = False) -> None:
         self._source, self._sink, self._head = source, sink, memoryview(head)
         self._remaining, self._in_pipe = count, 0
         self._read_end, self._write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        with suppress(OSError):  # over the user's allowance of pipe pages: the default of 64 KiB works too, slower
+        with suppress(OSError):  # over the user's limit of pipe pages: the default of 64 KiB works too, but slower
             fcntl.fcntl(self._write_end, _F_SETPIPE_SZ, PIPE_BYTES)
         self._watch = ((sink.fileno(), select.POLLIN),) if watch else ()
         self.answered_early = False
@@ -393,7 +393,7 @@ class Splice:
         return None
 
     def _move(self) -> tuple[int, int] | None:
-        """One round through the pipe; the descriptor to wait for when neither side could move."""
+        """Move one round through the pipe; return the descriptor to wait for if neither side could move."""
         flags = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
         taken = given = 0
         if self._remaining and self._in_pipe < PIPE_BYTES:
@@ -402,7 +402,7 @@ class Splice:
                 self._remaining -= taken
                 self._in_pipe += taken
             except BlockingIOError:
-                pass  # nothing has come, or the pipe's slots are used up: then the other side tells
+                pass  # nothing has arrived, or the pipe is full: then the other side decides
         if self._in_pipe:
             more = os.SPLICE_F_MORE if self._remaining else 0
             try:
@@ -423,7 +423,7 @@ class Splice:
         return taken
 
     def _blocked(self, event: tuple[int, int], timeout_s: float) -> Wait | None:
-        """Wait a moment in the thread; a Wait when the event loop has to, or when an early answer has come."""
+        """Wait briefly in the thread; return a Wait if the event loop has to wait, or if an early answer has come."""
         poll = select.poll()
         poll.register(*event)
         for descriptor, wanted in self._watch:

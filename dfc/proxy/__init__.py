@@ -1,1 +1,1 @@
-"""The proxy node: redirects, relays, cluster-wide listings and the registry."""
+"""The use cases of a proxy: owners of objects, buckets, listings, batch reads, heartbeats and the coordinator's duties."""

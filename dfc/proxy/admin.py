@@ -1,4 +1,4 @@
-"""The cluster as its operators see it: map, health, metrics, scrubbing; and the registration of nodes."""
+"""Administration of the cluster: map, health, metrics, scrubbing and the registration of nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dfc.registry.registration import Registered, Registration
 
 
 class ProxyHealth(NamedTuple):
-    """`ready`: as many targets have joined as are expected. `targets`: how many are in which state."""
+    """Health of the proxy. `ready`: the expected targets have joined. `targets`: their number by state."""
 
     ready: bool
     node_id: str
@@ -23,7 +23,7 @@ class ProxyHealth(NamedTuple):
 
 
 class Administration:
-    """What operators ask of a cluster, and nodes that join it."""
+    """The requests of operators, and of nodes that join."""
 
     def __init__(self, cluster: Cluster, node_id: str) -> None:
         self._cluster = cluster
@@ -34,15 +34,15 @@ class Administration:
         return ProxyHealth(self._cluster.is_ready(), self._node_id, cluster_map.version, dict(_states(cluster_map)))
 
     def cluster_map(self) -> ClusterMap:
-        """With the use of all disks."""
+        """Return the cluster map with the usage of all disks."""
         return self._cluster.map
 
     async def register(self, said: Registration) -> Registered:
-        """A node's registration, which is its heartbeat too. See `Cluster.register`."""
+        """Take a node's registration, which is also its heartbeat. See `Cluster.register`."""
         return await self._cluster.register(said)
 
     async def start_scrub(self) -> None:
-        """On every disk. Unavailable while a target is down."""
+        """Start scrubbing every disk. Unavailable while a target is down."""
 
         async def ask(node: NodeEntry) -> Any:
             return await self._cluster.control.call("POST", f"{node.url}/v1/node/scrub", dict)
@@ -50,7 +50,7 @@ class Administration:
         await self._cluster.ask_all(ask)
 
     async def scrub_status(self) -> list[dict[str, Any]]:
-        """Of every disk, as its target tells it. Unavailable while a target is down."""
+        """Return the scrub status of every disk. Unavailable while a target is down."""
 
         async def ask(node: NodeEntry) -> Any:
             return (await self._cluster.control.call("GET", f"{node.url}/v1/node/scrub", dict))["disks"]
@@ -58,7 +58,7 @@ class Administration:
         return [disk for disks in await self._cluster.ask_all(ask) for disk in disks]
 
     def families(self) -> Iterable[Metric]:
-        """The cluster's metrics."""
+        """Return the cluster's metrics."""
         cluster_map = self._cluster.map
         yield GaugeMetricFamily("dfc_map_version", "Version of the cluster map", cluster_map.version)
         nodes = GaugeMetricFamily("dfc_nodes", "Targets by state", labels=("state",))

@@ -1,4 +1,4 @@
-"""Batch reads at a proxy: the parts of all owners, merged."""
+"""Batch reads at a proxy: ask the owners of the items for their parts and merge them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ProxyBatches:
         return None if node is None else node.url
 
     async def gather(self, request: BatchRequest, threads: ThreadPoolExecutor, *, with_lengths: bool) -> GatheredBatch:
-        """The items, found and ready to be sent, which `threads` do. Whatever is wrong with an item; Unavailable."""
+        """Find the items and return the batch, ready to be sent by `threads`. Any error of an item; Unavailable."""
         self._cluster.check_ready()
         return await gather_batch(request, self._owner_of, self._open, self._gate, threads, with_lengths=with_lengths)
 

@@ -1,4 +1,4 @@
-"""Buckets: create, change, count, list, delete."""
+"""Create, change, count, list and delete buckets."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ class Buckets:
         self._deletions = deletions
 
     async def all(self) -> list[CountedBucket]:
-        """Unavailable while a target is down: the counts would be short."""
+        """List all buckets with counts. Unavailable while a target is down: the counts would be incomplete."""
         counts = await self._cluster.counts() if self._cluster.map.buckets else {}
         return [_counted(bucket, counts) for bucket in self._cluster.map.buckets]
 
     async def get(self, name: str) -> CountedBucket:
-        """BucketNotFound, Unavailable."""
+        """Return a bucket with its counts. BucketNotFound, Unavailable."""
         bucket = self._cluster.bucket(name)
         return _counted(bucket, await self._cluster.counts())
 
     async def create(self, name: str, copies: int, durability: Durability) -> tuple[CountedBucket, bool]:
-        """The bucket and whether it is new; BadName, BucketConflict when it exists with other settings, BucketDeleting."""
+        """Create a bucket; return it and whether it is new. BadName, BucketConflict for other settings, BucketDeleting."""
         _check_copies(copies)
         self._cluster.check_ready()
         bucket, created = await self._cluster.create_bucket(name, copies, durability)
         return _counted(bucket, {} if created else await self._cluster.counts()), created
 
     async def change(self, name: str, copies: int | None, durability: Durability | None) -> CountedBucket:
-        """Replace what is given. BucketNotFound, Unavailable."""
+        """Change the settings that are not None. BucketNotFound, Unavailable."""
         _check_copies(copies)
         asked: dict[str, Any] = {"copies": copies, "durability": durability}
         given = {key: value for key, value in asked.items() if value is not None}
         self._cluster.bucket(name)
-        counts = await self._cluster.counts()  # before the change: an error must not follow on one that was made
+        counts = await self._cluster.counts()  # before the change: no error may come after it was made
         return _counted(await self._cluster.change_bucket(name, **given), counts)
 
     async def delete(self, name: str, *, force: bool) -> None:
-        """See `Deletions.delete`."""
+        """Delete a bucket, see `Deletions.delete`."""
         await self._deletions.delete(name, force=force)
 
     async def ensure(self, name: str) -> ClusterMap:
-        """The map with this bucket in it, made where the settings allow it. BadName, BucketNotFound, BucketDeleting."""
+        """Create the bucket if needed and allowed, and return the map with it. BadName, BucketNotFound, BucketDeleting."""
         await self._cluster.bucket_for_write(name)
         return self._cluster.map
 
@@ -67,4 +67,4 @@ def _counted(bucket: BucketEntry, counts: dict[str, tuple[int, int]]) -> Counted
 
 def _check_copies(copies: int | None) -> None:
     if copies not in (None, 1):
-        raise BadRequest("copies other than 1 are not built yet")
+        raise BadRequest("only copies=1 is supported so far")

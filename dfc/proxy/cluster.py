@@ -1,4 +1,4 @@
-"""What the proxy knows and asks of the cluster: the map in force, owners, calls to all targets at once."""
+"""The proxy's view of the cluster: the current map, owners of objects, registrations, and calls to all targets at once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WATCH_S: Final = 0.5
 
 
 class Cluster:
-    """The registry, the targets behind the control client, and what they said last. Owns the registry: closes it."""
+    """The registry, the calls to targets and their last heartbeats. Owns the registry and closes it."""
 
     def __init__(
         self,
@@ -60,11 +60,11 @@ class Cluster:
 
     @property
     def map(self) -> ClusterMap:
-        """The registry's, with the use of disks by the last heartbeats. Any thread may ask for it."""
+        """The registry's map, with disk usage from the last heartbeats. Usable from any thread."""
         return self._newest()[1]
 
     def _newest(self) -> tuple[ClusterMap, ClusterMap]:
-        """The registry's map, and the same one with the use of disks. Another thread may make the next one at any moment."""
+        """Return the registry's map, and the same with disk usage. Another thread may replace it at any moment."""
         seen = self._seen
         newest = self._registry.map
         if newest is not seen[0]:
@@ -72,13 +72,15 @@ class Cluster:
         return seen
 
     def is_ready(self) -> bool:
-        """Whether as many targets have joined as are expected; once they have, a down one makes only its objects fail."""
+        """Whether the expected number of targets has joined. After that, a target that is down affects only its own objects."""
         return len(self.map.targets()) >= self._expected_targets
 
     def check_ready(self) -> None:
-        """Before the first targets have joined, objects would be placed on too few: Unavailable."""
+        """Raise Unavailable until the expected targets have joined, since objects would be placed on too few."""
         if not self.is_ready():
-            raise Unavailable(f"{len(self.map.targets())} of {self._expected_targets} targets have joined")
+            raise Unavailable(
+                f"the cluster is not ready: {len(self.map.targets())} of {self._expected_targets} targets have joined"
+            )
 
     async def close(self) -> None:
         await self._registry.close()
@@ -89,29 +91,29 @@ class Cluster:
         return await self._registry.change(change, fence=fence)
 
     async def create_bucket(self, name: str, copies: int, durability: Durability) -> tuple[BucketEntry, bool]:
-        """The bucket and whether it is new; BucketConflict when it exists with other settings, BucketDeleting."""
+        """Create a bucket; return it and whether it is new. BucketConflict if it has other settings, BucketDeleting."""
         new = _new_bucket(name, copies, durability)
         bucket = _bucket_of(await self.change(create_bucket(new)), name)
         return bucket, bucket.id == new.id
 
     async def change_bucket(self, name: str, *, fence: Lease | None = None, **fields: object) -> BucketEntry:
-        """Replace fields of a bucket; BucketNotFound. LeaseLost under a `fence` that is over."""
+        """Replace fields of a bucket. BucketNotFound; LeaseLost if the `fence` has expired."""
         return _bucket_of(await self.change(change_bucket(name, **fields), fence=fence), name)
 
     async def remove_bucket(self, bucket: BucketEntry, *, fence: Lease | None = None) -> None:
-        """Forget a bucket whose objects are gone."""
+        """Remove a bucket whose objects are gone from the registry."""
         await self.change(remove_bucket(bucket.name, bucket.id), fence=fence)
 
     # --- nodes
 
     async def register(self, said: Registration) -> Registered:
-        """Take a registration or heartbeat. Conflict when the node is none of this cluster, or there is no number left for it.
+        """Process a registration or heartbeat. Conflict when the node is not of this cluster, or no node number is left.
 
-        Most heartbeats bring nothing new but the use of disks, and then nothing waits for the registry.
+        Most heartbeats change only disk usage, and then nothing waits for the registry.
         """
         check_registration(self.map, said)
         known = self.map.node(said.node_id)
-        self._heartbeats.take(said)  # first, however long the registry takes: it is alive
+        self._heartbeats.take(said)  # first, since the node is alive, however long the registry takes
         if not is_known(known, said):
             try:
                 await self.change(join(said))
@@ -119,25 +121,25 @@ class Cluster:
                 if known is None:
                     self._heartbeats.forget(said.node_id)
                 raise
-        kept, newest = self._newest()  # once: of two readings the second may be of a later map
+        kept, newest = self._newest()  # once: a second call might return a later map
         node = newest.node(said.node_id)
         if node is None:  # removed since
-            raise Unavailable(f"the node {said.node_id} was taken out of the cluster while it registered")
+            raise Unavailable(f"node {said.node_id} was removed from the cluster while it registered")
         shown = newest.with_use(self._heartbeats.refresh(node))
         self._seen = kept, shown
         return Registered(node_number=node.number, map=shown if said.map_version != shown.version else None)
 
     async def watch_nodes(self, leadership: Lease, down_after_s: float) -> None:
-        """A duty of the coordinator: mark targets down whose heartbeats are missing. Nobody has been silent for longer than
-        it has lasted: who led before may have heard them."""
+        """Mark targets down whose heartbeats are missing: a duty of the coordinator. Silence counts from its election at the
+        earliest, since the previous coordinator may have heard the targets."""
         since_s = self._heartbeats.now_s()
         while True:
             await asyncio.sleep(WATCH_S)
             for node_id in await self.mark_silent_nodes(leadership, down_after_s, since_s):
-                _log.warning("target %s sends no heartbeat: marked down, its objects answer 503", node_id)
+                _log.warning("no heartbeat from target %s: marked down; its objects are answered 503", node_id)
 
     async def mark_silent_nodes(self, leadership: Lease | None, down_after_s: float, since_s: float) -> list[str]:
-        """Mark nodes down that have said nothing for so long; their ids."""
+        """Mark nodes down that sent nothing for `down_after_s`; return their ids."""
         up = [node for node in self.map.nodes if node.state == "up" and node.role == "target"]
         silent = [node for node in up if self._heartbeats.is_silent(node.id, down_after_s, since_s)]
         if not silent:
@@ -145,7 +147,7 @@ class Cluster:
         heard = {node.id: self._heartbeats.last(node.id) for node in silent}
         await self.change(mark_down(silent), fence=leadership)
         for node_id, before in heard.items():
-            # A heartbeat that came meanwhile found its node up, and changed nothing.
+            # A heartbeat that came meanwhile found its node still up, and changed nothing.
             if (said := self._heartbeats.last(node_id)) is not None and said is not before:
                 await self.change(join(said))
         return list(heard)
@@ -153,12 +155,12 @@ class Cluster:
     # --- the map at the targets
 
     async def push_maps(self, _leadership: Lease) -> None:
-        """A duty of the coordinator: send every new map to the targets at once. It would come with their next heartbeats."""
+        """Send every new map to the targets immediately, not only with their next heartbeats: a duty of the coordinator."""
         version = self.map.version
         try:
             while True:
                 version = (await self._registry.watch(version)).version
-                # Nobody waits for a target that does not answer: the next map is sent beside this one.
+                # Do not wait for a target that does not answer: the next map may be sent at the same time.
                 task = asyncio.create_task(self._push_quietly())
                 self._pushes.add(task)
                 task.add_done_callback(self._pushes.discard)
@@ -172,11 +174,11 @@ class Cluster:
         await asyncio.gather(*(self.push(node, cluster_map) for node in cluster_map.cover().ask), return_exceptions=True)
 
     async def push(self, node: NodeEntry, cluster_map: ClusterMap) -> None:
-        """Give a target the map; when this returns, the target decides by it (or by a newer one)."""
+        """Send a target the map; when this returns, the target uses it (or a newer one)."""
         await self.control.call("POST", f"{node.url}/v1/node/map", dict, body=self._encode(cluster_map))
 
     def _encode(self, cluster_map: ClusterMap) -> msgspec.Raw:
-        """Once for all targets: a large map takes a millisecond."""
+        """Encode a map once for all targets: a large one takes a millisecond."""
         if self._encoded[0] is not cluster_map:
             self._encoded = cluster_map, msgspec.Raw(cluster_map.encode())
         return self._encoded[1]
@@ -186,61 +188,61 @@ class Cluster:
     def bucket(self, name: str) -> BucketEntry:
         found = self.map.bucket(name)
         if found is None:
-            raise BucketNotFound(f"there is no bucket {name!r}")
+            raise BucketNotFound(f"bucket {name!r} does not exist")
         return found
 
     async def bucket_for_write(self, name: str) -> BucketEntry:
-        """The bucket, made on the first write where the settings allow it."""
+        """Return the bucket; the first write creates it if the settings allow that."""
         self.check_ready()
         found = self.map.bucket(name)
         if found is None:
             if not self._auto_create:
-                raise BucketNotFound(f"there is no bucket {name!r}, and auto_create is off")
+                raise BucketNotFound(f"bucket {name!r} does not exist, and auto_create is off")
             found = _bucket_of(await self.change(ensure_bucket(_new_bucket(name))), name)
         if found.state == "deleting":
-            raise BucketDeleting(f"the bucket {name!r} is being deleted")
+            raise BucketDeleting(f"bucket {name!r} is being deleted")
         return found
 
     def owner(self, bucket: BucketEntry, name: str) -> Owner:
-        """The owner, up; Unavailable with Retry-After when it is down or there is none yet."""
+        """Return the owner of an object; Unavailable with Retry-After when it is down or there is none yet."""
         owner = self.map.owner(bucket, name)
         if owner is None:
             raise Unavailable("no storage target has joined yet")
         if owner.node.state != "up":
-            raise Unavailable(f"the target {owner.node.id} that holds this object is down", retry_after_s=RETRY_DOWN_S)
+            raise Unavailable(f"target {owner.node.id}, which holds this object, is down", retry_after_s=RETRY_DOWN_S)
         return owner
 
     def check_free(self, size: int, what: str) -> None:
-        """NoSpace when the disks of all targets together have less free than `size` bytes, by their last heartbeats."""
+        """Raise NoSpace when all disks together have less than `size` bytes free, by the last heartbeats."""
         free = sum(disk.capacity - disk.used for node in self.map.targets() for disk in node.disks)
         if size > free:
-            raise NoSpace(f"{what} take {size} bytes, and all disks together have {free} free")
+            raise NoSpace(f"out of space: {what} need {size} bytes, all disks together have {free} free")
 
     # --- all targets
 
     def live_targets(self) -> list[NodeEntry]:
-        """Whom to ask for an answer in which nothing is missing; Unavailable while that takes a target that is down."""
+        """Return the targets to ask for a complete answer; Unavailable while one that is needed is down."""
         cover = self.map.cover()
         if cover.missing:
             down = cover.missing[0].id
-            raise Unavailable(f"target {down} is down; an answer without it would be short", retry_after_s=RETRY_DOWN_S)
+            raise Unavailable(f"target {down} is down; an answer without it would be incomplete", retry_after_s=RETRY_DOWN_S)
         if not cover.ask:
             raise Unavailable("no storage target has joined yet")
         return list(cover.ask)
 
     def any_target(self) -> NodeEntry:
-        """Some target that is up: for a question that each can answer. Unavailable when there is none."""
+        """Return some target that is up, for a question that any can answer. Unavailable when there is none."""
         up = self.map.cover().ask
         if not up:
             raise Unavailable("no storage target is up", retry_after_s=RETRY_DOWN_S)
         return up[0]
 
     async def ask_all(self, ask: Callable[[NodeEntry], Awaitable[T]], nodes: Sequence[NodeEntry] | None = None) -> list[T]:
-        """The answers of all targets, in the order of their ids; the first failure fails the whole."""
+        """Ask all targets and return their answers, ordered by target id; the first failure fails the whole."""
         return list(await asyncio.gather(*(ask(node) for node in (self.live_targets() if nodes is None else nodes))))
 
     async def counts(self) -> dict[str, tuple[int, int]]:
-        """(objects, bytes) by bucket id over the whole cluster."""
+        """Return (objects, bytes) by bucket id for the whole cluster."""
 
         async def ask(node: NodeEntry) -> dict[str, tuple[int, int]]:
             return await self.control.call("GET", f"{node.url}/v1/node/buckets", dict[str, tuple[int, int]])
@@ -249,21 +251,21 @@ class Cluster:
 
 
 def _new_bucket(name: str, copies: int = 1, durability: Durability = "fsync") -> BucketEntry:
-    """What a bucket may be called is asked here, whoever wants it. BadName."""
+    """Make the entry of a new bucket; the one place that checks its name. BadName."""
     name, created = check_bucket_name(name), timestamp(time.time())
     return BucketEntry(id=secrets.token_hex(8), name=name, copies=copies, durability=durability, created=created)
 
 
 def _bucket_of(state: RegistryState, name: str) -> BucketEntry:
-    """A bucket that is there after the change that it was asked for with."""
+    """Return a bucket from the state after a change. BucketNotFound."""
     found = state.map.bucket(name)
     if found is None:
-        raise BucketNotFound(f"there is no bucket {name!r}")
+        raise BucketNotFound(f"bucket {name!r} does not exist")
     return found
 
 
 def _add_up(answers: Sequence[dict[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:
-    """In a thread: every target has every bucket."""
+    """Add up the counts of all targets. Runs in a thread, since every target reports every bucket."""
     total: dict[str, tuple[int, int]] = {}
     for answer in answers:
         for bucket_id, (objects, size) in answer.items():

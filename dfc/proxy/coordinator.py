@@ -1,7 +1,7 @@
-"""The coordinator: the one proxy of a cluster that does what must not be done by two. The registry elects it.
+"""The coordinator: the one proxy of a cluster that does what only one may do. The registry elects it.
 
-Its duties begin when it is elected and end before it gives the office back; when it has lost it, they are cancelled at once.
-What a duty changes in the registry it changes under its lease, so one that is late changes nothing any more.
+Its duties begin when it is elected and end before it gives up the office; if it loses the office, they are cancelled
+immediately. A duty changes the registry only under its lease, so a late one cannot change anything.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from dfc.registry.leases import Lease
 
 _log: Final = logging.getLogger("dfc.proxy")
 OFFICE: Final = "coordinator"
-OFFICE_S: Final = 5.0  # a cluster without a coordinator for so long writes on; shorter, and a busy machine loses it for nothing
-RETRY_S: Final = 1.0  # after a failure: of an election, of a duty
+OFFICE_S: Final = 5.0  # writes continue without a coordinator for this long; if shorter, a busy machine loses it needlessly
+RETRY_S: Final = 1.0  # after a failed election or duty
 LOOK_S: Final = 0.02
-ELECTION_WAIT_S: Final = 5.0  # what only the coordinator decides waits so long for one; an office that is lost is free by then
+ELECTION_WAIT_S: Final = 5.0  # how long a request waits for a coordinator; a lost office is free by then
 Duty = Callable[[Lease], Awaitable[None]]
 Lead = Callable[[], Awaitable[Lease]]
 """See `Coordinator.lead`."""
 
 
 class Coordinator:
-    """A candidate from `start` to `stop`. Of each duty, by its name, one run at a time; one that fails is begun anew."""
+    """A candidate for coordinator from `start` to `stop`; while elected, it runs its duties and restarts those that fail."""
 
     def __init__(
         self,
@@ -53,23 +53,23 @@ class Coordinator:
         return self._leadership is not None and self._leadership.is_held
 
     async def lead(self) -> Lease:
-        """The lease under which this proxy decides what is the coordinator's to decide; an election is waited for. Unavailable
-        when it has none."""
+        """Return the lease under which this proxy acts as coordinator, waiting for an election. Unavailable when it is not
+        elected."""
         try:
             async with asyncio.timeout(0 if self._task is None or self._task.done() else ELECTION_WAIT_S):
                 while True:
                     await self._elected.wait()
                     if self._leadership is not None and self._leadership.is_held:
                         return self._leadership
-                    await asyncio.sleep(LOOK_S)  # its lease is over, which is about to be noticed
+                    await asyncio.sleep(LOOK_S)  # the lease has expired, which is about to be noticed
         except TimeoutError:
-            raise Unavailable("this proxy is not the coordinator of its cluster now", retry_after_s=1) from None
+            raise Unavailable("this proxy is not the coordinator of its cluster at the moment", retry_after_s=1) from None
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """End the duties, then let another proxy have the office. Safe before `start`, and bounded in time."""
+        """Stop the duties, then give up the office. Safe before `start`, and bounded in time."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
@@ -82,14 +82,14 @@ class Coordinator:
                     await self._lead(leadership)
                 _log.warning("this proxy is no longer the coordinator: its lease was not renewed in time")
             except DfcError as error:
-                _log.warning("no election: %s", error.message)
+                _log.warning("cannot elect a coordinator: %s", error.message)
                 await asyncio.sleep(self._retry_s)
             except Exception:
-                _log.exception("the election of a coordinator failed; it is tried again")
+                _log.exception("electing a coordinator failed; trying again")
                 await asyncio.sleep(self._retry_s)
 
     async def _lead(self, leadership: Lease) -> None:
-        """Do the duties until the office is lost. None of them runs any more when this returns."""
+        """Run the duties until the office is lost. All of them have ended when this returns."""
         self._leadership = leadership
         self._elected.set()
         tasks = [asyncio.create_task(self._keep(name, duty, leadership), name=name) for name, duty in self._duties.items()]
@@ -97,7 +97,7 @@ class Coordinator:
             await leadership.lost.wait()
             self._resign()
             await self._end(tasks)
-            # It takes part in no election while something is left that would not end.
+            # Take part in no election while a duty is still running.
             await asyncio.wait(tasks)
         finally:
             self._resign()
@@ -110,15 +110,15 @@ class Coordinator:
     async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
         """Cancel, and wait for a bounded time."""
         for task in tasks:
-            if not task.cancelling():  # once: what it does to end is not broken off
+            if not task.cancelling():  # only once, so that its cleanup is not interrupted
                 task.cancel()
         _, late = await asyncio.wait(tasks, timeout=STOP_CLOSE_S)
         if late:
             names = ", ".join(sorted(task.get_name() for task in late))
-            _log.error("duties of the coordinator have not ended within %g s: %s", STOP_CLOSE_S, names)
+            _log.error("duties of the coordinator did not stop within %g s: %s", STOP_CLOSE_S, names)
 
     async def _keep(self, name: str, duty: Duty, leadership: Lease) -> None:
-        """Do one duty, again when it has failed."""
+        """Run one duty, and restart it when it fails."""
         task = asyncio.current_task()
         assert task is not None
         while True:
@@ -129,7 +129,7 @@ class Coordinator:
                 if not leadership.is_held:
                     return  # that is why it failed
                 if task.cancelling():
-                    _log.exception("the duty %r of the coordinator failed while it ended", name)
+                    _log.exception("the coordinator's duty %r failed while stopping", name)
                     return
-                _log.exception("the duty %r of the coordinator failed; it is begun anew", name)
+                _log.exception("the coordinator's duty %r failed; restarting it", name)
             await asyncio.sleep(self._retry_s)

@@ -1,8 +1,8 @@
-"""Deletions of buckets: decided in two steps, then carried through whatever happens.
+"""Delete buckets: decide in two steps, then carry the deletion through whatever happens.
 
-A bucket is `checking` while it is found out whether it may go: uploads that commit meanwhile are asked to try again, and a
-deletion that is refused, fails or is killed there leaves it as it was. From `deleting` on there is only forward: a target
-that is away gets its order when it is back, and the coordinator goes on with what a proxy that was killed had begun.
+A bucket is `checking` while DFC checks whether it may be deleted: uploads that commit meanwhile must be retried, and a deletion
+that is refused, fails or is killed then leaves the bucket as it was. Once it is `deleting`, there is no way back: a target that
+is down is told when it is back, and the coordinator finishes what a killed proxy had begun.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dfc.proxy.listing import one_page
 from dfc.registry.leases import Lease, LeaseLost
 
 _log: Final = logging.getLogger("dfc.proxy")
-RETRY_S: Final = 2.0  # between two attempts to end a deletion
+RETRY_S: Final = 2.0  # between two attempts to finish a deletion
 
 
 class Deletions:
-    """Those of one proxy, which decides on them while it is the coordinator: two would not see each other's."""
+    """Deletions of buckets. Only the coordinator decides on them, since two proxies would not see each other's."""
 
     def __init__(self, cluster: Cluster, lead: Lead) -> None:
         self._cluster = cluster
@@ -36,31 +36,31 @@ class Deletions:
     async def delete(self, name: str, *, force: bool) -> None:
         """Delete a bucket. BucketNotEmpty unless `force`; BucketDeleting while it is being deleted already.
 
-        Unavailable when a target is away: before anything is decided, or after that, when the deletion goes on by itself; and
-        where this proxy is not the coordinator.
+        Unavailable when a target is down, either before the decision or after it (then the deletion continues by itself), and
+        when this proxy is not the coordinator.
         """
-        self._cluster.bucket(name)  # one that is not there is told of at once
+        self._cluster.bucket(name)  # report a missing bucket without waiting for an election
         leadership = await self._lead()
         bucket = self._cluster.bucket(name)
         if bucket.state == "deleting" or name in self._busy:
-            raise BucketDeleting(f"the bucket {name!r} is being deleted")
+            raise BucketDeleting(f"bucket {name!r} is being deleted")
         self._busy.add(name)
         try:
             await self._decide(bucket, force, leadership)
             try:
                 await self._remove(bucket)
             except (Unavailable, RemoteError) as error:
-                raise Unavailable(f"{error.message}; the deletion of the bucket {name!r} goes on by itself") from error
+                raise Unavailable(f"{error.message}; the deletion of bucket {name!r} continues by itself") from error
         finally:
             self._busy.discard(name)
 
     async def _decide(self, bucket: BucketEntry, force: bool, leadership: Lease) -> None:
-        """Make the bucket `deleting`, or leave it `active`: no commit can slip in between its count and its end. LeaseLost, and
-        nothing is decided, when this proxy ceases to be the coordinator meanwhile."""
+        """Make the bucket `deleting`, or leave it `active`; no commit can slip in between counting and deleting. LeaseLost,
+        with nothing decided, when this proxy stops being the coordinator meanwhile."""
         cluster, name = self._cluster, bucket.name
         targets = cluster.live_targets() if cluster.map.targets() else []
         if not force:
-            await self._require_empty(bucket, targets)  # most are refused here, and no upload is the worse for it
+            await self._require_empty(bucket, targets)  # most refusals happen here, without disturbing uploads
         decided = False
         try:
             await self._mark(bucket, "checking", targets, leadership)
@@ -69,24 +69,26 @@ class Deletions:
             await self._mark(bucket, "deleting", targets, leadership)
             decided = True
         finally:
-            # Nothing has been removed yet, not even if the second mark was set and only its spreading failed.
+            # Nothing has been removed yet, even if the second mark was set and only sending it to the targets failed.
             if not decided and cluster.map.bucket(name) is not None:
-                with suppress(LeaseLost):  # the next coordinator does it; the state may be of its making by now
+                with suppress(LeaseLost):  # the next coordinator does it, and may have set the state already
                     await asyncio.shield(cluster.change_bucket(name, fence=leadership, state="active"))
 
     async def _mark(self, bucket: BucketEntry, state: str, targets: list[NodeEntry], leadership: Lease) -> None:
-        """Change the state; when this returns, every target decides by it."""
+        """Change the state; when this returns, every target uses it."""
         await self._cluster.change_bucket(bucket.name, fence=leadership, state=state)
         await self._spread(targets)
 
     async def _require_empty(self, bucket: BucketEntry, targets: list[NodeEntry]) -> None:
         objects = (await self._cluster.counts()).get(bucket.id, (0, 0))[0] if targets else 0
-        # What no listing shows, lineages of jobs, keeps no bucket alive.
+        # Hidden objects, such as lineages of jobs, do not keep a bucket from being deleted.
         if objects and (await one_page(self._cluster, ListingQuery(bucket.id), 1)).rows:
-            raise BucketNotEmpty(f"the bucket {bucket.name!r} holds {objects} objects; '?force=1' deletes them too")
+            raise BucketNotEmpty(
+                f"bucket {bucket.name!r} is not empty: it holds {objects} objects; '?force=1' deletes them too"
+            )
 
     async def _remove(self, bucket: BucketEntry, fence: Lease | None = None) -> None:
-        """Remove a bucket that is `deleting` from every target, then from the registry. Done again, it does what is left."""
+        """Remove a bucket that is `deleting` from every target, then from the registry. Can be repeated to do what is left."""
         cluster = self._cluster
         targets = cluster.live_targets() if cluster.map.targets() else []
         await self._spread(targets)
@@ -102,8 +104,8 @@ class Deletions:
         await self._cluster.ask_all(lambda node: self._cluster.push(node, cluster_map), targets)
 
     async def finish_begun(self, leadership: Lease) -> None:
-        """A duty of the coordinator: try to end what was decided and is not done, by whichever proxy, until it is; and what
-        another was still finding out when it ceased to be the coordinator."""
+        """Finish the deletions that any proxy has decided, retrying until they are done, and undo the checks that an earlier
+        coordinator left unfinished: a duty of the coordinator."""
         told: set[str] = set()
         while True:
             await self._end_checks(leadership)
@@ -112,19 +114,19 @@ class Deletions:
                 self._busy.add(bucket.name)
                 try:
                     await self._remove(bucket, leadership)
-                    _log.info("the deletion of the bucket %r, which had been broken off, is done", bucket.name)
+                    _log.info("finished the interrupted deletion of bucket %r", bucket.name)
                 except DfcError as error:
                     if bucket.id not in told:
                         told.add(bucket.id)
-                        _log.warning("the deletion of the bucket %r goes on later: %s", bucket.name, error.message)
+                        _log.warning("cannot finish the deletion of bucket %r yet: %s", bucket.name, error.message)
                 except Exception:
-                    _log.exception("the deletion of the bucket %r failed; it is tried again", bucket.name)
+                    _log.exception("deleting bucket %r failed; trying again", bucket.name)
                 finally:
                     self._busy.discard(bucket.name)
             await asyncio.sleep(RETRY_S)
 
     async def _end_checks(self, leadership: Lease) -> None:
-        """Of those who led before, and do not any more: the buckets stay."""
+        """End the checks of earlier coordinators: these buckets stay."""
         for name in [bucket.name for bucket in self._cluster.map.buckets if bucket.state == "checking"]:
             bucket = self._cluster.map.bucket(name)
             if bucket is None or bucket.state != "checking" or name in self._busy:
@@ -133,6 +135,6 @@ class Deletions:
             try:
                 await self._cluster.change_bucket(name, fence=leadership, state="active")
             except DfcError as error:
-                _log.warning("the bucket %r cannot be written to yet: %s", name, error.message)
+                _log.warning("cannot reopen bucket %r for writes yet: %s", name, error.message)
             finally:
                 self._busy.discard(name)

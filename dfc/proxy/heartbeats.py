@@ -1,7 +1,7 @@
-"""What targets said last, and when: how full their disks are, and who is silent. In memory, of this proxy alone.
+"""The last heartbeat of each target: disk usage, and which targets are silent. Kept in the memory of this proxy only.
 
-Most heartbeats change nothing of the cluster map. They come many times a second in a large cluster, so they neither write
-anything nor have the map made anew.
+Most heartbeats do not change the cluster map. In a large cluster they come many times a second, so they neither write anything
+nor rebuild the map.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Beat(msgspec.Struct, frozen=True):
 
 
 class Heartbeats:
-    """The last of each node. `clock_s` counts seconds, `wall_s` those since 1970; tests bring their own."""
+    """The last heartbeat of each node. `clock_s` is a monotonic clock, `wall_s` counts since 1970; tests replace them."""
 
     def __init__(self, wall_s: Callable[[], float] = time.time, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._wall_s = wall_s
@@ -40,22 +40,22 @@ class Heartbeats:
         self._last.pop(node_id, None)
 
     def last(self, node_id: str) -> Registration | None:
-        """What a node said last."""
+        """Return the last registration of a node."""
         beat = self._last.get(node_id)
         return beat.said if beat is not None else None
 
     def is_silent(self, node_id: str, for_s: float, since_s: float) -> bool:
-        """Whether a node has said nothing for so long; who has said nothing at all is counted from `since_s`, a reading of
-        `now_s`, as are those who did before it."""
+        """Whether a node sent nothing for `for_s` seconds. Silence counts from `since_s`, a reading of `now_s`, at the
+        earliest."""
         beat = self._last.get(node_id)
         heard_s = since_s if beat is None else max(beat.at_s, since_s)
         return heard_s < self._clock_s() - for_s
 
     def refresh(self, node: NodeEntry) -> NodeEntry:
-        """The node with the use of its disks by its last heartbeat."""
+        """Return the node with the disk usage of its last heartbeat."""
         beat = self._last.get(node.id)
         return node if beat is None else with_use(node, beat.said.disks, beat.time)
 
     def overlay(self, cluster_map: ClusterMap) -> ClusterMap:
-        """The map with all that is known of use."""
+        """Return the map with the disk usage of all heartbeats."""
         return cluster_map.with_use(*(self.refresh(node) for node in cluster_map.nodes if node.id in self._last))

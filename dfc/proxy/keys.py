@@ -1,4 +1,4 @@
-"""Keys of samples over the whole cluster: all targets in parallel, a line a sample, shards in no order."""
+"""Stream the keys of samples from all targets in parallel, one line per sample, with the shards in no order."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from dfc.errors import BadRequest, Unavailable
 from dfc.proxy.cluster import Cluster
 from dfc.shards import check
 
-STREAM_QUEUE: Final = 8  # pieces of ~64 KiB that wait for a slow reader of the keys
+STREAM_QUEUE: Final = 8  # pieces of about 64 KiB that wait for a slow reader
 ALL_SHARDS: Final = "**"
 
 
 class KeyLines:
-    """Whole lines as they come. To be closed, also when nothing was read; an error of one target ends all."""
+    """An open stream of lines from all targets. Close it even if nothing was read; an error of one target ends all."""
 
     def __init__(self, streams: Sequence[aiohttp.ClientResponse]) -> None:
         self._streams = streams
 
     def pieces(self) -> AsyncIterator[bytes]:
-        """Some lines at a time. Unavailable when a target breaks off: the end is never cleanly short."""
+        """Yield complete lines, some at a time. Unavailable when a target breaks off, so that a short result is noticed."""
         return _interleave(self._streams)
 
     def close(self) -> None:
@@ -40,13 +40,13 @@ class SampleKeys:
         self._cluster = cluster
 
     async def open(self, bucket: str, shards: str | None = None, fields: str = "") -> KeyLines:
-        """The samples of the shards of a spec (all by default), with all that is known of each or, with `fields` "key", the key
-        alone. BucketNotFound, BadShardSpec, BadRequest, and what a target says before its first line."""
+        """Open the stream of the samples of a spec's shards (by default, all), with all fields, or with `fields` "key" only keys.
+        BucketNotFound, BadShardSpec, BadRequest, and any error of a target before its first line."""
         self._cluster.bucket(bucket)
         shards = ALL_SHARDS if shards is None else shards
         check(shards)
         if fields not in ("", "key"):
-            raise BadRequest("fields is 'key' or absent")
+            raise BadRequest("fields must be 'key' or left out")
         arguments = urlencode({"bucket": bucket, "shards": shards, "fields": fields})
         streams: list[aiohttp.ClientResponse] = []
         try:
@@ -77,9 +77,9 @@ async def _interleave(streams: Sequence[aiohttp.ClientResponse]) -> AsyncIterato
                 if newline:
                     await queue.put(lines + newline)
                 begun = rest
-            await queue.put(Unavailable("a target ended in mid-line") if begun else None)
+            await queue.put(Unavailable("a target broke off its answer in the middle of a line") if begun else None)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            await queue.put(Unavailable(f"a target broke off: {error}"))
+            await queue.put(Unavailable(f"a target broke off its answer: {error}"))
 
     tasks = [asyncio.create_task(pump(stream)) for stream in streams]
     try:

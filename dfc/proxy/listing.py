@@ -1,7 +1,7 @@
-"""Listings over the whole cluster: pages of all targets, merged in byte order, complete or Unavailable.
+"""List buckets across the cluster: merge the pages of all targets in byte order, complete or Unavailable.
 
-Each target is asked for its share of a page and a little more; a target that turns out to hold more of the names is asked
-again. The proxy holds one page of each target at a time, whatever the size of the bucket.
+Each target is asked for its share of a page and a little more; a target that turns out to have more of the names is asked
+again. The proxy holds one page of each target in memory, whatever the size of the bucket.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class Listings:
         self._cluster = cluster
 
     def bucket_id(self, bucket: str) -> str:
-        """What a query needs of a bucket. BucketNotFound."""
+        """Return the id of a bucket, for a query. BucketNotFound."""
         return self._cluster.bucket(bucket).id
 
     async def page(self, query: ListingQuery, limit: int) -> Page:
-        """At most `limit` rows and prefixes. Unavailable while a target is down."""
+        """Return at most `limit` rows and prefixes. Unavailable while a target is down."""
         return await one_page(self._cluster, query, limit)
 
     def pages(self, query: ListingQuery) -> AsyncIterator[Page]:
-        """All of it, piece by piece. Unavailable, with the first piece or in the middle."""
+        """Yield the whole listing, piece by piece. Unavailable, at the first piece or in the middle."""
         return merged_pages(self._cluster, query, LIST_PAGE_MAX)
 
 
@@ -54,7 +54,7 @@ async def _ask(cluster: Cluster, node: NodeEntry, query: ListingQuery, limit: in
 
 
 async def merged_pages(cluster: Cluster, query: ListingQuery, first_limit: int) -> AsyncIterator[Page]:
-    """The listing piece by piece; the first piece is made for `first_limit` names, all are at most LIST_PAGE_MAX a target."""
+    """Yield the listing in pieces: the first is sized for `first_limit` names, all have at most LIST_PAGE_MAX per target."""
     targets = cluster.live_targets()
     share = min(LIST_PAGE_MAX, first_limit // len(targets) + first_limit // (8 * len(targets)) + MARGIN)
     held: dict[str, Page] = {}
@@ -81,7 +81,7 @@ async def merged_pages(cluster: Cluster, query: ListingQuery, first_limit: int) 
 
 
 def _after(page: Page, last: str) -> Page | None:
-    """What of a target's page has not been shown; None when it is used up and the target has more."""
+    """Return the part of a target's page that is not shown yet; None when it is used up and the target has more."""
     rows = page.rows[bisect_right(page.rows, last, key=itemgetter(0)) :]
     prefixes = page.prefixes[bisect_right(page.prefixes, last) :]
     if not rows and not prefixes and page.more:
@@ -90,12 +90,12 @@ def _after(page: Page, last: str) -> Page | None:
 
 
 async def one_page(cluster: Cluster, query: ListingQuery, limit: int) -> Page:
-    """At most `limit` rows and prefixes."""
+    """Return one page of at most `limit` rows and prefixes."""
     collected = Page([], [], True)
     async for piece in merged_pages(cluster, query, limit):
         collected = Page(collected.rows + piece.rows, collected.prefixes + piece.prefixes, piece.more)
         if len(collected.rows) + len(collected.prefixes) >= limit:
             break
-    # The last piece may end exactly at the limit while more is held back behind it.
+    # The last piece may end exactly at the limit although there is more.
     merged = merge_pages([Page(collected.rows, collected.prefixes, False)], limit)
     return Page(merged.rows, merged.prefixes, merged.more or collected.more)

@@ -1,4 +1,4 @@
-"""Where objects live: which target a request for one has to reach."""
+"""Find the target that owns an object."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from dfc.proxy.cluster import Cluster
 
 
 class Objects:
-    """The way of a face to the owners of objects. It begins with `when_ready`, so that none can forget to ask."""
+    """Gives faces access to the owners of objects, only through `when_ready`, so that none can forget the check."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._owners = ObjectOwners(cluster)
 
     def when_ready(self) -> ObjectOwners:
-        """Unavailable before the first targets have joined: objects would be placed on too few."""
+        """Return the owners; Unavailable until the expected targets have joined, since objects would be placed on too few."""
         self._cluster.check_ready()
         return self._owners
 
 
 class ObjectOwners:
-    """Owners that are up. Unavailable, with Retry-After, for the objects of one that is down."""
+    """Finds the owners of objects. Unavailable, with Retry-After, when the owner is down."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
     def of(self, bucket: str, name: str) -> NodeEntry:
-        """Whom to ask for an object, or to delete it. BucketNotFound."""
+        """Return the node to read an object from, or to delete it at. BucketNotFound."""
         return self._cluster.owner(self._cluster.bucket(bucket), name).node
 
     async def for_write(self, bucket: str, name: str) -> NodeEntry:
-        """Who stores an object; its bucket is made where the settings allow it. BucketNotFound, BucketDeleting."""
+        """Return the node to store an object at, creating its bucket if allowed. BucketNotFound, BucketDeleting."""
         return self._cluster.owner(await self._cluster.bucket_for_write(bucket), name).node

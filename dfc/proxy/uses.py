@@ -1,4 +1,4 @@
-"""All that a proxy can be asked for: what its faces are given."""
+"""The use cases of a proxy, bundled for its faces."""
 
 from __future__ import annotations
 

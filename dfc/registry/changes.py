@@ -60,9 +60,11 @@ def join(said: Registration) -> Change:
 def check_registration(cluster_map: ClusterMap, said: Registration) -> None:
     """That this node may be in this cluster. Conflict."""
     if said.cluster_id != cluster_map.cluster_id:
-        raise Conflict(f"these disks belong to cluster {said.cluster_id or '(none)'}, this is {cluster_map.cluster_id}")
+        raise Conflict(
+            f"these disks belong to cluster {said.cluster_id or '(none)'}, but this is cluster {cluster_map.cluster_id}"
+        )
     if said.role != "target":
-        raise Conflict(f"{said.node_id} is no target: this cluster has one proxy, the one that keeps its registry")
+        raise Conflict(f"{said.node_id} is not a target: this cluster has one proxy, the one that keeps its registry")
 
 
 def mark_down(seen: Sequence[NodeEntry]) -> Change:
@@ -85,9 +87,9 @@ def remove_node(node_id: str) -> Change:
     def change(state: RegistryState) -> RegistryState:
         node = state.map.node(node_id)
         if node is None:
-            raise NotFound(f"there is no node {node_id}")
+            raise NotFound(f"node {node_id} does not exist")
         if node.state == "up":
-            raise Conflict(f"the node {node_id} is up; stop it first")
+            raise Conflict(f"node {node_id} is up; stop it first")
         for disk in node.disks:
             _check_empty(state.map, node, disk)
         draft = _Draft(state)
@@ -103,7 +105,7 @@ def drop_disk(disk_id: str) -> Change:
     def change(state: RegistryState) -> RegistryState:
         node, disk = _find_disk(state.map, disk_id)
         if disk.state == "up" and node.state == "up":
-            raise Conflict(f"the disk {disk_id} is in use by the node {node.id}")
+            raise Conflict(f"disk {disk_id} is in use by node {node.id}")
         _check_empty(state.map, node, disk)
         draft = _Draft(state)
         draft.put_node(msgspec.structs.replace(node, disks=tuple(each for each in node.disks if each.id != disk_id)))
@@ -117,13 +119,13 @@ def _find_disk(cluster_map: ClusterMap, disk_id: str) -> tuple[NodeEntry, DiskEn
         for disk in node.disks:
             if disk.id == disk_id:
                 return node, disk
-    raise NotFound(f"there is no disk {disk_id}")
+    raise NotFound(f"disk {disk_id} does not exist")
 
 
 def _check_empty(cluster_map: ClusterMap, node: NodeEntry, disk: DiskEntry) -> None:
     """What is placed while there are buckets may hold objects; without it they would belong elsewhere, and be 404."""
     if cluster_map.buckets and "joining" not in (node.state, disk.state):
-        raise Conflict(f"objects of {len(cluster_map.buckets)} buckets may be on the disk {disk.id}")
+        raise Conflict(f"disk {disk.id} may hold objects of {len(cluster_map.buckets)} buckets")
 
 
 # --- buckets
@@ -140,9 +142,11 @@ def create_bucket(new: BucketEntry) -> Change:
         if found is None:
             return _with_bucket(state, new.name, new)
         if found.state == "deleting":
-            raise BucketDeleting(f"the bucket {new.name!r} is being deleted")
+            raise BucketDeleting(f"bucket {new.name!r} is being deleted")
         if (found.copies, found.durability) != (new.copies, new.durability):
-            raise BucketConflict(f"the bucket {new.name!r} exists with copies={found.copies}, durability={found.durability}")
+            raise BucketConflict(
+                f"bucket {new.name!r} already exists with copies={found.copies}, durability={found.durability}"
+            )
         return state
 
     return change
@@ -159,7 +163,7 @@ def change_bucket(name: str, **fields: object) -> Change:
     def change(state: RegistryState) -> RegistryState:
         found = state.map.bucket(name)
         if found is None:
-            raise BucketNotFound(f"there is no bucket {name!r}")
+            raise BucketNotFound(f"bucket {name!r} does not exist")
         new = msgspec.structs.replace(found, **fields)
         return state if new == found else _with_bucket(state, name, new)
 
@@ -273,6 +277,6 @@ class _Draft:
     def _free_number(self) -> int:
         """One that no node has ever had, also none that is gone: objects that it has stored keep its number."""
         if self._last_number >= NODE_NUMBER_MAX:
-            raise Conflict(f"{NODE_NUMBER_MAX} nodes have joined this cluster, and there is no number for another one")
+            raise Conflict(f"there is no number left for another node: {NODE_NUMBER_MAX} nodes have joined this cluster")
         self._last_number += 1
         return self._last_number

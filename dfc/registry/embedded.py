@@ -40,7 +40,7 @@ class EmbeddedRegistry(Registry):
         def fenced(state: RegistryState) -> RegistryState:
             # Those who lead after this one change after it, too: their changes stand behind it in the thread's queue.
             if fence is not None and not (fence.is_held and self._leases.is_valid(fence.grant)):
-                raise LeaseLost(f"the lease {fence.grant.name} of {fence.grant.holder} is over")
+                raise LeaseLost(f"the lease {fence.grant.name} of {fence.grant.holder} has expired")
             return change(state)
 
         def apply() -> RegistryState:
@@ -69,7 +69,7 @@ class EmbeddedRegistry(Registry):
 
     @staticmethod
     def _ended() -> Unavailable:
-        return Unavailable("the registry is closed: this proxy ends")
+        return Unavailable("the registry is closed: this proxy is shutting down")
 
     def _tell(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

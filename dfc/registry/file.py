@@ -34,7 +34,7 @@ CREATE TABLE nodes (id TEXT PRIMARY KEY, number INTEGER NOT NULL UNIQUE, entry B
 CREATE TABLE buckets (name TEXT PRIMARY KEY, entry BLOB NOT NULL) STRICT;
 """
 _LAST_NUMBER: Final = "last_node_number"
-_WAY_OUT: Final = "Put a copy of it back (docs/operations.md)"
+_WAY_OUT: Final = "Restore a copy of it (docs/operations.md)"
 _LOCK_BYTES_MAX: Final = 400  # what the holder of the lock says of itself
 _encode: Final = msgspec.json.encode
 
@@ -170,7 +170,7 @@ def _lock_directory(directory: str, filesystem: FileSystem) -> int:
         os.close(lock)
         raise OperatorError(
             f"the registry in {directory} is in use by another proxy: {holder}. A cluster has one proxy: stop that one first,"
-            " or give this one a directory of its own (--dir), where it begins another cluster"
+            " or give this one a directory of its own (--dir), where it starts another cluster"
         ) from None
     except BaseException:
         os.close(lock)

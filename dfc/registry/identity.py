@@ -25,13 +25,13 @@ def node_file(directory: str) -> str:
 def read_node_id(directory: str) -> str | None:
     """The id that is kept in a directory; None when none is. SmallFileDamaged."""
     path = node_file(directory)
-    way_out = f"Write the id of this node there again (the registry knows it): echo ID > {path}"
+    way_out = f"Write the id of this node again (the registry knows it): echo ID > {path}"
     data = read_small_file(path, way_out)
     if data is None:
         return None
     line = _LINE.fullmatch(data)
     if line is None:
-        raise SmallFileDamaged(path, "is torn: an id and the end of a line should be there", way_out)
+        raise SmallFileDamaged(path, "is torn: it should contain an id and a line end", way_out)
     return line[1].decode()
 
 

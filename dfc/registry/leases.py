@@ -75,11 +75,14 @@ class LeaseStore(Protocol):
 def check_lease(name: str, holder: str, ttl_s: float) -> None:
     """BadName or BadRequest for what no registry takes."""
     if len(name) > LEASE_NAME_CHARS_MAX or not _NAME.fullmatch(name):
-        raise BadName(f"a lease is named by segments [a-z0-9][a-z0-9._-]*, {LEASE_NAME_CHARS_MAX} in all, not {name[:80]!r}")
+        raise BadName(
+            f"invalid lease name {name[:80]!r}: it must be segments [a-z0-9][a-z0-9._-]* separated by '/', "
+            f"{LEASE_NAME_CHARS_MAX} characters in all"
+        )
     if not _HOLDER.fullmatch(holder):
-        raise BadName(f"a holder of leases is named by [A-Za-z0-9._-]{{1,64}}, not {holder[:80]!r}")
+        raise BadName(f"invalid lease holder {holder[:80]!r}: it must match [A-Za-z0-9._-]{{1,64}}")
     if not LEASE_S_MIN <= ttl_s <= LEASE_S_MAX:
-        raise BadRequest(f"a lease is for {LEASE_S_MIN} to {LEASE_S_MAX} s, not {ttl_s}")
+        raise BadRequest(f"a lease must last {LEASE_S_MIN} to {LEASE_S_MAX} s, not {ttl_s}")
 
 
 class Lease:

@@ -1,4 +1,4 @@
-"""`python -m dfc.servers.proxy`: a proxy, assembled: registry, relay, faces, and its duties while it is the coordinator."""
+"""The proxy process, `python -m dfc.servers.proxy`: registry, relay, faces, jobs and the coordinator's duties."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ DEFAULT_DIRECTORY: Final = "dfc-data"
 
 
 class ProxyNode:
-    """Start with `start`, end with `stop`."""
+    """A proxy: `start` it, then `stop` it."""
 
     def __init__(self, settings: Settings, filesystem: FileSystem | None = None) -> None:
         directory, filesystem = os.path.abspath(settings.dir or DEFAULT_DIRECTORY), filesystem or FileSystem()
@@ -87,14 +87,14 @@ class ProxyNode:
         return await self.coordinator.lead()
 
     def _make_engine(self) -> Engine:
-        """Where tasks of jobs run; called by the first of them."""
-        # Dask is imported by then only: it would make every start slower.
+        """Make the engine that runs the tasks of jobs; called for the first task."""
+        # Imported only now, because importing Dask would slow down every start.
         from dfc.engine.choice import open_engine
 
         return open_engine(self.settings, self.settings.dir or DEFAULT_DIRECTORY, self.server.own_urls()[0])
 
     async def start(self) -> str:
-        """Listen; the URL under which clients reach this proxy."""
+        """Start serving and return the URL at which clients reach this proxy."""
         self.server.bind()
         await self.jobs.open()
         await self.server.serve()
@@ -103,9 +103,9 @@ class ProxyNode:
         return self.server.own_urls()[1]
 
     async def stop(self) -> None:
-        """Drain and close; safe to call when `start` failed half-way."""
+        """Finish running requests, then close everything; safe to call when `start` failed half-way."""
         await self.coordinator.stop()
-        # Jobs first: event streams end with them, or the drain would wait for those.
+        # The jobs stop at the same time, since that ends event streams, which the drain would otherwise wait for.
         await asyncio.gather(self.jobs.stop(), self.server.stop())
         self._pool.close()
         await self._control.close()
@@ -113,10 +113,10 @@ class ProxyNode:
 
 
 def open_registry(directory: str, filesystem: FileSystem) -> RegistryFile:
-    """The file of the registry; the id of this proxy, which it has, is in the file beside it when this returns.
+    """Open the registry, and write the proxy's id, which the registry contains, to the id file beside it.
 
-    The file also tells that there has been a registry here. One that is gone then is not made anew, since all disks would be
-    left without their cluster. Raises OperatorError.
+    The id file also records that there was a registry here. If the registry is missing then, no new one is created, since all
+    disks would lose their cluster. Raises OperatorError.
     """
     own, damage = None, None
     try:
@@ -125,13 +125,15 @@ def open_registry(directory: str, filesystem: FileSystem) -> RegistryFile:
         damage = error
     registry = RegistryFile(directory, filesystem=filesystem, may_create=own is None and damage is None)
     try:
-        if not registry.node_id:  # it is of a time when registries did not know
+        if not registry.node_id:  # written by a version whose registries did not contain it
             if damage is not None:
                 raise damage
             registry.keep_node_id(own or new_node_id("proxy"))
         if own != registry.node_id:
             if own is not None or damage is not None:
-                _log.warning("%s is put right: this is %s, as the registry says", node_file(directory), registry.node_id)
+                _log.warning(
+                    "%s was wrong or damaged: corrected to %s, as the registry says", node_file(directory), registry.node_id
+                )
             write_node_id(directory, registry.node_id, filesystem)
     except BaseException:
         registry.close()

@@ -1,4 +1,4 @@
-"""`python -m dfc.servers.target`: a target, assembled: use cases and the faces that call them, workers beside it, metrics."""
+"""The target process, `python -m dfc.servers.target`: disks, use cases and their faces, workers of jobs, metrics."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from dfc.target.uploads import OwnUploads
 
 
 class TargetNode:
-    """Start with `start`, end with `stop`."""
+    """A target: `start` it, then `stop` it."""
 
     def __init__(self, settings: Settings, filesystem: FileSystem | None = None) -> None:
         self.settings = settings
@@ -84,7 +84,7 @@ class TargetNode:
         ]
 
     async def start(self) -> str:
-        """Register, open the disks, serve; the URL under which clients reach this target."""
+        """Register, open the disks, start serving and return the URL at which clients reach this target."""
         self.server.bind()
         self._url, advertised = self.server.own_urls()
         cluster_id, number = await self._membership.join(self._url, advertised)
@@ -98,7 +98,8 @@ class TargetNode:
         return advertised
 
     async def stop(self) -> None:
-        """Drain and close; safe to call when `start` failed half-way. A disk that hangs is left behind."""
+        """Finish running requests, then close everything; safe to call when `start` failed half-way. Hanging disks are
+        abandoned."""
         if self._heart is not None:
             self._heart.cancel()
         await asyncio.gather(self.server.stop(), self._stop_workers(), self._scrubbers.stop())
@@ -113,7 +114,7 @@ class TargetNode:
             await self._workers.stop()
 
     async def _metrics(self) -> CollectorRegistry:
-        """With what the disks say now."""
+        """Return the metrics with fresh reports of the disks."""
         self._reports = await self.local.reports()
         return self._registry
 

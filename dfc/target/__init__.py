@@ -1,1 +1,1 @@
-"""The storage-target node: serves the objects of its own disks."""
+"""The use cases of a target: objects, members, listings, batch reads and staged outputs of jobs on its own disks."""

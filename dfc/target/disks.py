@@ -1,4 +1,4 @@
-"""The disks of a target as a whole: opened, described to the registry, and scrubbed."""
+"""Open the disks of a target, describe them to the registry, and scrub them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dfc.storage.upkeep.scrub import Scrubber
 from dfc.target.families import DiskReport
 from dfc.target.local import Local
 
-RESERVE_FRACTION: Final = 0.05  # the reserve is at most so much of a disk
+RESERVE_FRACTION: Final = 0.05  # the maximum reserve, as a fraction of the disk
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class QuarantinedName:
 
 @dataclass(frozen=True)
 class DiskScrub:
-    """How far a disk's pass is, or how the last one ended, and what is quarantined by now."""
+    """The progress of a disk's current or last pass, and all objects now in quarantine."""
 
     disk: str
     node: str
@@ -51,25 +51,25 @@ class DiskScrub:
 
 
 class Scrubbers:
-    """One for each disk."""
+    """The scrubbers of a target, one for each disk."""
 
     def __init__(self, local: Local) -> None:
         self._local = local
         self._of: dict[str, Scrubber] = {}
 
     def start(self, disk: Disk, settings: Settings) -> None:
-        """Scrub a disk from now on."""
+        """Start scrubbing a disk."""
         scrubber = Scrubber(disk, bytes_per_s=settings.scrub_rate_bytes_per_s, interval_s=settings.scrub_interval_s or math.inf)
         scrubber.start()
         self._of[disk.id] = scrubber
 
     def request_pass(self) -> None:
-        """Begin a pass over every disk, where none runs."""
+        """Start a pass over every disk that has none running."""
         for scrubber in self._of.values():
             scrubber.request_pass()
 
     async def status(self) -> list[DiskScrub]:
-        """StorageFailed when a disk does not answer."""
+        """Return the scrub status of each disk. StorageFailed when a disk does not answer."""
         return await self._local.of_each(self._status)
 
     def _status(self, disk: Disk) -> DiskScrub:
@@ -90,14 +90,14 @@ class Scrubbers:
         )
 
     async def stop(self) -> None:
-        """One that hangs is left behind."""
+        """Stop all scrubbers; one that hangs is abandoned."""
         await asyncio.gather(*(in_time(scrubber.stop, "a scrubber") for scrubber in self._of.values()))
 
 
 def open_disks(
     local: Local, scrubbers: Scrubbers, settings: Settings, cluster_id: str, clock: HybridClock, filesystem: FileSystem
 ) -> None:
-    """Open the disks of the settings, and scrub them. Blocking. Raises like `Disk.open`."""
+    """Open the disks of the settings and start scrubbing them. Blocking. Raises like `Disk.open`."""
     for path in settings.disks:
         disk = Disk.open(path, cluster_id, clock, _disk_options(settings, path), filesystem)
         local.add(disk)
@@ -123,13 +123,13 @@ def _capacity(path: str) -> int:
 
 
 def weight_of(capacity_bytes: int) -> float:
-    """A disk's weight when it joins: its capacity in GiB with two significant digits, so that equal disks weigh the same."""
+    """Return a new disk's weight: its capacity in GiB to two significant digits, so that equal disks get equal weights."""
     gib = max(capacity_bytes / GIB, 0.01)
     return float(f"{gib:.2g}")
 
 
 def describe_unopened(paths: tuple[str, ...]) -> tuple[DiskEntry, ...]:
-    """The disks as they are registered before they are open."""
+    """Describe the disks for the first registration, before they are open."""
     entries = []
     for path in paths:
         identity, capacity = require_identity(path, None), _capacity(path)
@@ -138,7 +138,7 @@ def describe_unopened(paths: tuple[str, ...]) -> tuple[DiskEntry, ...]:
 
 
 def describe(reports: Iterable[DiskReport], known: ClusterMap, node_id: str) -> tuple[DiskEntry, ...]:
-    """The disks as a heartbeat tells of them; a disk keeps the weight that it has in the map."""
+    """Describe the disks for a heartbeat; a disk keeps its weight from the map."""
     weights = {disk.id: disk.weight for node in known.nodes if node.id == node_id for disk in node.disks}
     entries = []
     for report in reports:

@@ -1,7 +1,7 @@
-"""Which node a target is, and that its disks belong to it: its own file, the disks' identity files and the map, put together.
+"""Determine which node a target is from its id file, its disks' identity files and the map, and claim its disks.
 
-A target whose own file is lost takes its id back from its disks where there is no doubt. Where there is, it does not start, and
-says what to do: two targets of one id, or a disk that two nodes think theirs, would be worse than one that waits.
+A target whose id file is lost recovers its id from its disks if there is no doubt. If there is, it does not start and says what
+to do: two targets with one id, or a disk that two nodes consider theirs, would be worse than a target that does not start.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log: Final = logging.getLogger("dfc.target")
 
 
 class Evidence(NamedTuple):
-    """What is known of a target before it knows its id. `own`: the id in its file; `damage`: why that cannot be read."""
+    """What is known about a target before it knows its id. `own`: the id in its file; `damage`: why it cannot be read."""
 
     file: str
     own: str | None
@@ -32,9 +32,9 @@ class Evidence(NamedTuple):
 
 
 def settle_identity(directory: str, disks: tuple[str, ...], known: ClusterMap, filesystem: FileSystem) -> str:
-    """The id of this target, in its file and on each of its disks when this returns; new disks are formatted.
+    """Return the id of this target, after writing it to its file and each of its disks; format new disks.
 
-    Raises DiskRefused for a disk of another cluster or node, DiskLocked, and OperatorError when the id cannot be told.
+    Raises DiskRefused for a disk of another cluster or node, DiskLocked, and OperatorError when the id is not certain.
     """
     make_directories(directory, filesystem)
     found = _look(directory, disks, known)
@@ -42,11 +42,11 @@ def settle_identity(directory: str, disks: tuple[str, ...], known: ClusterMap, f
     if node_id is None:
         node_id = new_node_id("target")
     elif found.own is None:
-        _log.warning("%s was lost: the disks say that this is %s; it is written again", found.file, node_id)
+        _log.warning("%s was lost: restored as %s, which is what the disks say", found.file, node_id)
     if found.own is None:
         write_node_id(directory, node_id, filesystem)
     else:
-        filesystem.sync_directory(directory)  # whoever wrote it may have been killed before it did
+        filesystem.sync_directory(directory)  # the process that wrote it may have been killed before it synced
     for path in disks:
         identity = found.disks.get(path)
         if identity is None:
@@ -61,7 +61,9 @@ def _look(directory: str, disks: tuple[str, ...], known: ClusterMap) -> Evidence
     for path in disks:
         identity = read_identity(path)
         if identity is not None and identity.cluster_id != known.cluster_id:
-            raise DiskRefused(f"{path} belongs to cluster {identity.cluster_id}, the registry is of cluster {known.cluster_id}")
+            raise DiskRefused(
+                f"{path} belongs to cluster {identity.cluster_id}, but the registry is of cluster {known.cluster_id}"
+            )
         if identity is not None:
             identities[path] = identity
     own, damage = None, ""
@@ -73,13 +75,13 @@ def _look(directory: str, disks: tuple[str, ...], known: ClusterMap) -> Evidence
 
 
 def choose_id(found: Evidence) -> str | None:
-    """The id that all evidence agrees on; None when nothing was ever given to this target. Pure. Raises OperatorError."""
+    """Return the id that all evidence agrees on; None for a new target without any. Pure. Raises OperatorError."""
     if found.own is not None:
         for path, identity in found.disks.items():
             if identity.node_id not in (None, "", found.own):
                 raise DiskRefused(
-                    f"{path} belongs to the node {identity.node_id}, and this is {found.own}. Was the disk moved here on "
-                    f"purpose? Then let go of it: dfc disk release {path}. Is this {identity.node_id}? Then write that into "
+                    f"{path} belongs to node {identity.node_id}, but this is {found.own}. If the disk was moved here on "
+                    f"purpose, release it: dfc disk release {path}. If this is {identity.node_id}, write that into "
                     f"{found.file}"
                 )
         return found.own
@@ -89,27 +91,27 @@ def choose_id(found: Evidence) -> str | None:
     if len(ids) > 1:
         said = ", ".join(f"{path}: {node_id}" for path, node_id in named.items() if node_id)
         raise OperatorError(
-            f"{what}, and the disks belong to different nodes ({said}). Write the id of this one: echo ID > {found.file}; and "
-            f"let go of the disks that were moved here on purpose: dfc disk release DIR"
+            f"{what}, and the disks belong to different nodes ({said}). Write the id of this node: echo ID > {found.file}; and "
+            f"release the disks that were moved here on purpose: dfc disk release DIR"
         )
     if not ids:
         if found.damage:
-            raise OperatorError(f"{what}. No disk here is known as any node's: remove the file, and this target is a new node")
+            raise OperatorError(f"{what}. No disk here belongs to a known node: remove the file to start as a new node")
         return None
     (node_id,) = ids
     node = found.map.node(node_id)
     elsewhere = {disk.id for disk in node.disks} - {disk.disk_id for disk in found.disks.values()} if node else set()
     if elsewhere:
         raise OperatorError(
-            f"{what}. The disks here belong to {node_id}, which has others too ({', '.join(sorted(elsewhere))}). Is this that "
-            f"node, and no other target runs as it? Then: echo {node_id} > {found.file}. Were the disks moved here on purpose? "
-            f"Then let go of each: dfc disk release DIR"
+            f"{what}. The disks here belong to {node_id}, which also has others ({', '.join(sorted(elsewhere))}). If this is "
+            f"that node and no other target runs as it: echo {node_id} > {found.file}. If the disks were moved here on "
+            f"purpose, release each of them: dfc disk release DIR"
         )
     return node_id
 
 
 def _named(identity: DiskIdentity, known: ClusterMap) -> str:
-    """The node that a disk belongs to: as it says itself, else as the map has it; empty: none."""
+    """Return the node that a disk belongs to, by its identity file, else by the map; empty: none."""
     if identity.node_id is not None:
         return identity.node_id
     return next((node.id for node in known.nodes for disk in node.disks if disk.id == identity.disk_id), "")

@@ -1,4 +1,4 @@
-"""What tasks of jobs ask of the target that holds their inputs: which shards there are, where they lie, and their indexes."""
+"""Answer the tasks of jobs about inputs on this target: which shards exist, the paths of their blobs, and their indexes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dfc.target.threads import FileRange
 
 
 class _Found(NamedTuple):
-    """A blob and where it lies."""
+    """A blob and its path."""
 
     disk: Disk
     row: ObjectRow
@@ -34,7 +34,7 @@ class _Found(NamedTuple):
 
 @dataclass(frozen=True)
 class BlobPaths:
-    """Where a blob and its index lie on this machine; `index_path` is None where there is no index."""
+    """The paths of a blob and its index on this machine; `index_path` is None if there is no index."""
 
     path: str
     index_path: str | None
@@ -52,22 +52,22 @@ class JobInputs:
     # --- which
 
     async def shards(self, bucket_name: str, shards: str, *, anything: bool) -> bytes:
-        """This target's part of a shard spec, as blocks of InputShard (`dfc.jobs.tasks.encode_blocks`).
+        """Return this target's shards that match a spec, as blocks of InputShard (`dfc.jobs.tasks.encode_blocks`).
 
-        Named shards of this target must be there; unless `anything` will do each must have an index, and patterns take those
-        that do.
+        Named shards of this target must exist. Unless `anything`, they must have an index, and patterns select only shards that
+        have one.
         """
         bucket = await self._local.bucket(bucket_name)
         async with self._selection.rows(bucket, shards, anything=anything) as rows:
             return await self._local.call(self._encode, bucket.name, rows)
 
     def _encode(self, bucket: str, rows: Iterator[tuple[Disk, ObjectRow]]) -> bytes:
-        """A block at a time: only bytes of all of them are ever in memory."""
+        """Encode block by block, so that only the encoded bytes of all shards are in memory."""
         content, shards = bytearray(), (self._shard(bucket, disk, row) for disk, row in rows)
         for block in encode_blocks(islice(shards, JOB_INPUT_SHARDS_MAX)):
             content += block
         if next(shards, None) is not None:
-            raise TooLarge(f"a job reads at most {JOB_INPUT_SHARDS_MAX} shards")
+            raise TooLarge(f"a job may read at most {JOB_INPUT_SHARDS_MAX} shards")
         return bytes(content)
 
     def _shard(self, bucket: str, disk: Disk, row: ObjectRow) -> InputShard:
@@ -91,8 +91,8 @@ class JobInputs:
     # --- where
 
     async def locate(self, what: ObjectPath | OutputName, version: str | None) -> BlobPaths:
-        """Paths for a worker on the same machine, which checks for itself that it sees the file; of an object, or of what a job
-        has staged. PreconditionFailed for another version, BadName."""
+        """Return the paths of an object or staged output for a worker on the same machine, which checks that it can see the
+        file. PreconditionFailed for another version, BadName."""
         if isinstance(what, OutputName):
             found = await self._find(what.path, version, what.owner())
         else:
@@ -101,7 +101,7 @@ class JobInputs:
         return BlobPaths(found.path, found.path + INDEX_SUFFIX if has_index else None, found.row.size, found.row.version)
 
     async def index(self, path: ObjectPath, version: str | None) -> FileRange:
-        """The bytes of the index of a shard; it is built again first when it is missing or damaged. PreconditionFailed."""
+        """Open the index of a shard, rebuilding it if it is missing or damaged. PreconditionFailed for another version."""
         found = await self._find(path, version)
         threads = self._local.threads(found.disk)
         file = await threads.open(_open_index, found, release=os.close)
@@ -117,7 +117,7 @@ class JobInputs:
             row = await self._local.threads(disk).read(disk.lookup, bucket.id, path.name)
             where = disk.blob_path(row)
         if version not in (None, row.version):
-            raise PreconditionFailed(f"{path.name!r} has the version {row.version} by now")
+            raise PreconditionFailed(f"{path.name!r} was replaced: its version is now {row.version}")
         return _Found(disk, row, where)
 
 
@@ -128,12 +128,12 @@ def _open_index(found: _Found) -> int:
         try:
             found.disk.rebuild_index(found.row)
         except RowChanged as change:
-            raise PreconditionFailed(f"{found.row.name!r} has the version {change.row.version} by now") from None
+            raise PreconditionFailed(f"{found.row.name!r} was replaced: its version is now {change.row.version}") from None
     return found.disk.open_index_file(found.row)
 
 
 def _header_of(path: str, row: ObjectRow) -> IndexHeader | None:
-    """What an index says of its shard, without reading the rest; None when it is missing, damaged or of another blob."""
+    """Read only the header of an index; None when it is missing, damaged or of another blob."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

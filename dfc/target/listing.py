@@ -1,4 +1,4 @@
-"""Listings of a target: pages, with common prefixes rolled up by seeks instead of scans, and what buckets hold."""
+"""List and count the objects of a target; common prefixes are rolled up with seeks instead of scans."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ PROBE_ROWS: Final = 200  # rows read at a time while prefixes are rolled up
 
 
 class OwnListings:
-    """What is on the disks of this target."""
+    """Listings over the disks of this target."""
 
     def __init__(self, local: Local) -> None:
         self._local = local
 
     async def page(self, bucket_id: str, prefix: str, start_after: str, delimiter: str, limit: int) -> Page:
-        """At most `limit` names and prefixes after `start_after`, of all disks."""
+        """Return at most `limit` names and prefixes after `start_after`, over all disks."""
         asked = (bucket_id, prefix, start_after, delimiter, limit)
         return merge_pages(await self._local.of_each(lambda disk: list_page(disk, *asked)), limit)
 
     async def counts(self) -> dict[str, tuple[int, int]]:
-        """(objects, bytes) by the id of a bucket."""
+        """Return (objects, bytes) by bucket id."""
         total: dict[str, tuple[int, int]] = {}
         for counts in await self._local.of_each(_counts):
             for bucket_id, more in counts.items():
@@ -39,7 +39,7 @@ def _counts(disk: Disk) -> dict[str, tuple[int, int]]:
 
 
 def list_page(disk: Disk, bucket_id: str, prefix: str, start_after: str, delimiter: str, limit: int) -> Page:
-    """At most `limit` names and prefixes of one disk after `start_after`. Blocking."""
+    """Return at most `limit` names and prefixes of one disk after `start_after`. Blocking."""
     if delimiter:
         return _rolled_up(disk, bucket_id, prefix, start_after, delimiter, limit)
     return _plain(disk, bucket_id, prefix, start_after, limit)
@@ -50,7 +50,7 @@ def _plain(disk: Disk, bucket_id: str, prefix: str, start_after: str, limit: int
     more = len(rows) == limit
     hidden = _first_hidden(rows, prefix)
     if hidden is not None:
-        # All hidden names follow each other: what comes after them is one seek away, however many there are.
+        # Hidden names are adjacent, so one seek skips them all, however many there are.
         rest = disk.list_tuples(bucket_id, prefix=prefix, start_after=HIDDEN_PREFIX, after_prefix=True, limit=limit - hidden)
         more = len(rest) == limit - hidden
         rows = rows[:hidden] + rest
@@ -58,14 +58,14 @@ def _plain(disk: Disk, bucket_id: str, prefix: str, start_after: str, limit: int
 
 
 def _first_hidden(rows: Sequence[Row], prefix: str) -> int | None:
-    """The place of the first row that is shown only to who asks for the names of DFC's own objects."""
+    """Return the position of the first row that is shown only when asking for names of DFC's own objects."""
     return next((at for at, row in enumerate(rows) if is_hidden(row[0], prefix)), None)
 
 
 def _rolled_up(disk: Disk, bucket_id: str, prefix: str, start_after: str, delimiter: str, limit: int) -> Page:
-    """Names without the delimiter after the prefix, and for the others their part up to it, each once.
+    """List the names without the delimiter after the prefix, and for the others their part up to it, each once.
 
-    An entry is shown only if it comes after `start_after`; so the names below a prefix that is not greater are skipped.
+    An entry is shown only if it comes after `start_after`, so names below a prefix that is not greater are skipped.
     """
     rows: list[Row] = []
     prefixes: list[str] = []
@@ -98,7 +98,7 @@ def _rolled_up(disk: Disk, bucket_id: str, prefix: str, start_after: str, delimi
 
 
 def _common_prefix(name: str, prefix: str, delimiter: str) -> str | None:
-    """The part of a name up to the first delimiter after the listing's prefix; None when there is none."""
+    """Return the part of a name up to the first delimiter after the listing's prefix; None if there is none."""
     if not name.startswith(prefix):
         return None
     at = name.find(delimiter, len(prefix))

@@ -1,4 +1,4 @@
-"""What a target has: its disks with their threads, the map it decides by, and threads for what is of no disk."""
+"""The shared state of a target: its disks with their threads, its cluster map, and threads for other work."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from dfc.target.threads import DiskThreads
 
 T = TypeVar("T")
 _log: Final = logging.getLogger("dfc.target")
-EACH_DISK_S: Final = 20.0  # less than nodes wait for each other's answers
-NOT_HERE: Final = "this target does not hold the object by its map; the map may be changing"
-MAP_REFRESH_S: Final = 0.5  # a bucket that nobody knows is asked for at most this often
+EACH_DISK_S: Final = 20.0  # below the time that nodes wait for each other's answers
+NOT_HERE: Final = "by its map, this target does not hold the object; the map may be changing"
+MAP_REFRESH_S: Final = 0.5  # requests for unknown buckets fetch the map at most this often
 
 
 class OwnPlace(NamedTuple):
-    """Where an object of this target belongs."""
+    """The bucket and disk of an object of this target."""
 
     bucket: BucketEntry
     disk: Disk
@@ -46,20 +46,20 @@ class Local:
         self._transfer_threads = transfer_threads
         self._disk_threads: dict[str, DiskThreads] = {}
         self._threads = ThreadPoolExecutor(NODE_THREADS, thread_name_prefix="node")
-        self._refreshed_s = -MAP_REFRESH_S  # when the registry was asked last, of the times that it answered
+        self._refreshed_s = -MAP_REFRESH_S  # when the last request that the registry answered was sent
         self._refreshing: asyncio.Task[None] | None = None
 
     def add(self, disk: Disk) -> None:
-        """A disk that was opened. Blocks: it is asked how it is."""
+        """Add an open disk. Blocks, since the disk is asked for a report."""
         self._disk_threads[disk.id] = DiskThreads(disk, self._transfer_threads)
         self.disks[disk.id] = disk
 
     def in_order(self) -> list[Disk]:
-        """The disks by their ids."""
+        """Return the disks, ordered by id."""
         return [self.disks[disk_id] for disk_id in sorted(self.disks)]
 
     def close(self) -> None:
-        """Wait for what is under way, then close the disks; one that hangs is left behind after a while."""
+        """Wait for calls under way, then close the disks; a disk that hangs is abandoned after a while."""
         for pool in (self._threads, self.batches):
             pool.shutdown(wait=False, cancel_futures=True)
         closing = [
@@ -73,27 +73,27 @@ class Local:
     def _close(self, disk: Disk) -> None:
         threads = self._disk_threads[disk.id]
         if not (threads.close(self._threads, self.batches) and ends_in_time(disk.close, STOP_CLOSE_S)):
-            _log.error("disk %s does not answer, and is left as it is", disk.id)
+            _log.error("disk %s does not answer and was not closed", disk.id)
 
     # --- threads
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run a blocking call that is of no disk in a thread. When the caller is cancelled it still runs to its end."""
+        """Run a blocking call that concerns no single disk in a thread. It runs to its end even if the caller is cancelled."""
         return await self.begin(function, *arguments)
 
     def begin(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-        """The same, for who must not go on before it has ended (see `to_its_end`)."""
+        """`call` for callers that must not continue before it has ended (see `to_its_end`)."""
         return asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     def threads(self, disk: Disk) -> DiskThreads:
         return self._disk_threads[disk.id]
 
     async def reports(self) -> list[DiskReport]:
-        """What every disk says of itself, also of those that do not answer."""
+        """Return the reports of all disks, including those that do not answer."""
         return await asyncio.gather(*(threads.report(DISK_ANSWER_S) for threads in self._disk_threads.values()))
 
     async def of_each(self, function: Callable[[Disk], T]) -> list[T]:
-        """What a quick call says of each disk, in the order of their ids. StorageFailed when one does not answer."""
+        """Run a quick call on each disk; return the results, ordered by disk id. StorageFailed if a disk does not answer."""
         try:
             async with asyncio.timeout(EACH_DISK_S):
                 return await asyncio.gather(*(self.threads(disk).read(function, disk) for disk in self.in_order()))
@@ -103,25 +103,26 @@ class Local:
     # --- the map
 
     def take_map(self, new: ClusterMap) -> bool:
-        """Decide by a newer map from now on; whether it is one."""
+        """Use this map from now on if it is newer; whether it is."""
         if new.version <= self.map.version or (self.map.cluster_id and new.cluster_id != self.map.cluster_id):
             return False
         self.map = new
         return True
 
     async def decide_by(self, new: ClusterMap) -> int:
-        """The same; the version of the map that holds then. No commit that was decided by an older one is under way by now."""
+        """`take_map`, then wait until no commit decided by an older map is under way; return the version now in use."""
         if self.take_map(new):
             await asyncio.gather(*(self.threads(disk).write(disk.settle) for disk in self.in_order()))
         return self.map.version
 
     def standing(self) -> str:
-        """What the map calls this target: "joining" when it does not know it yet."""
+        """Return this target's state in the map; "joining" when it is not in it yet."""
         node = self.map.node(self.node_id)
         return node.state if node else "joining"
 
     async def elsewhere(self, *, hopped: bool) -> Addresses:
-        """Whom to ask for what is not of this target. After one hop already (`hopped`) the map is in question: Unavailable."""
+        """Return the proxies, for requests not for this target. If one has sent it here (`hopped`), the map may be stale:
+        Unavailable."""
         if hopped:
             await self.refresh_map()
             raise Unavailable(NOT_HERE)
@@ -130,9 +131,9 @@ class Local:
     async def ask_registry(
         self, method: str, path: str, kind: type[T], body: Any = None, *, answer_s: float | None = None
     ) -> T:
-        """The answer of the first proxy that gives one, to what may be asked twice. Unavailable, RemoteError.
+        """Send a repeatable request to the first proxy that answers. Unavailable, RemoteError.
 
-        `answer_s`: while other addresses are left, one that has not answered after so long is left for the next.
+        `answer_s`: while other addresses are left, the time after which an address is given up for the next.
         """
 
         async def attempt(base: str, limit_s: float | None) -> T:
@@ -140,21 +141,21 @@ class Local:
                 async with asyncio.timeout(answer_s if limit_s is not None else None):
                     return await self.control.call(method, base + path, kind, body=body, limit_s=limit_s)
             except TimeoutError:
-                raise Unavailable(f"{base} has not answered after {answer_s:g} s") from None
+                raise Unavailable(f"{base} did not answer within {answer_s:g} s") from None
 
         return await self.proxies.reach_async(attempt)
 
     async def refresh_map(self, *, at_once: bool = False) -> None:
-        """Ask the registry for its map, unless it has answered a moment ago. Unavailable when it does not.
+        """Fetch the registry's map, unless that was done a moment ago. Unavailable when it does not answer.
 
-        Who asks while a request is under way shares it, unless `at_once`: that one's answer may be older than this question.
+        Concurrent callers share one request. `at_once` sends a new one, since the answer to a running one may be too old.
         """
         if asyncio.get_running_loop().time() - self._refreshed_s < MAP_REFRESH_S and not at_once:
             return
         if self._refreshing is None or self._refreshing.done() or at_once:
             self._refreshing = asyncio.create_task(self._ask_map())
             self._refreshing.add_done_callback(_look_at)
-        await asyncio.shield(self._refreshing)  # one who is cancelled takes nothing from the others
+        await asyncio.shield(self._refreshing)  # a cancelled caller must not cancel it for the others
 
     async def _ask_map(self) -> None:
         begun_s = asyncio.get_running_loop().time()
@@ -162,7 +163,8 @@ class Local:
         self._refreshed_s = begun_s
 
     async def bucket(self, name: str, *, create: bool = False) -> BucketEntry:
-        """The bucket; one that this map lacks is asked for, or made, at the registry before it is called missing."""
+        """Return the bucket. If the map lacks it, ask the registry, or with `create` have it created. BucketNotFound,
+        BucketDeleting, Unavailable."""
         found = self.map.bucket(name)
         if found is None and create:
             self.take_map(await self.ask_registry("POST", f"/v1/buckets/{name}/ensure", ClusterMap))
@@ -171,46 +173,47 @@ class Local:
             await self.refresh_map()
             found = self.map.bucket(name)
         if found is None:
-            raise BucketNotFound(f"there is no bucket {name!r}")
+            raise BucketNotFound(f"bucket {name!r} does not exist")
         if create and found.state == "deleting":
-            raise BucketDeleting(f"the bucket {name!r} is being deleted")
+            raise BucketDeleting(f"bucket {name!r} is being deleted")
         return found
 
     def owned_disk(self, bucket: BucketEntry, name: str) -> Disk | None:
-        """The disk of this target that holds an object; None when another target does. Unavailable for a missing disk."""
+        """Return the disk of this target that owns an object; None if another target does. Unavailable for a missing disk."""
         owner = self.map.owner(bucket, name)
         if owner is None:
-            raise Unavailable("this target has no map yet")
+            raise Unavailable("this target has no cluster map yet")
         if owner.node.id != self.node_id:
             return None
         disk = self.disks.get(owner.disk.id)
         if disk is None:
-            raise Unavailable(f"disk {owner.disk.id} of this target is not there", retry_after_s=5)
+            raise Unavailable(f"disk {owner.disk.id} of this target is missing", retry_after_s=5)
         return disk
 
     def own_disk(self, bucket: BucketEntry, name: str) -> Disk:
-        """The same where it has to be this target. Unavailable when it is another one by now."""
+        """`owned_disk` for objects that must be here. Unavailable when another target owns the object by now."""
         disk = self.owned_disk(bucket, name)
         if disk is None:
             raise Unavailable(NOT_HERE)
         return disk
 
     def commit_guard(self, bucket: BucketEntry, name: str, disk: Disk) -> Callable[[], None]:
-        """Runs inside the catalog's transaction: the map of that moment decides, not that of the upload's begin."""
+        """Return a check to run inside the catalog's transaction, so that the map of that moment decides, not the one from the
+        start of the upload."""
 
         def guard() -> None:
             current = self.map.bucket(bucket.name)
             if current is None or current.id != bucket.id or current.state == "deleting":
-                raise BucketDeleting(f"the bucket {bucket.name!r} is being deleted")
+                raise BucketDeleting(f"bucket {bucket.name!r} is being deleted")
             if current.state == "checking":
-                raise Unavailable(f"whether the bucket {bucket.name!r} can be deleted is being looked at")
+                raise Unavailable(f"bucket {bucket.name!r} is being checked for deletion; try again")
             if self.owned_disk(bucket, name) is not disk:
-                raise Unavailable("the map has changed meanwhile")
+                raise Unavailable("the cluster map changed during the upload; try again")
 
         return guard
 
 
 def _look_at(task: asyncio.Task[None]) -> None:
-    """Its error is for those who wait for it, and there may be nobody."""
+    """Retrieve the error of a task, so that asyncio does not log it if no caller waits for it."""
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""Members and samples of a shard: by its index where it is a plain tar, by streaming decompression where it is compressed."""
+"""Read members and samples of a shard: directly by its index in a plain tar, by streaming decompression otherwise."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class MemberAtHand(NamedTuple):
-    """A small member of a plain tar, and its bytes."""
+    """A small member of a plain tar, with its bytes."""
 
     name: str
     etag: str
@@ -36,13 +36,13 @@ class MemberAtHand(NamedTuple):
 
 
 class Members:
-    """Finds what is inside the shards of this target. `slots` are those of reads that decompress."""
+    """Finds members and samples inside the shards of this target. `slots` limit the reads that decompress."""
 
     def __init__(self) -> None:
         self.slots = Slots(DECOMPRESSED_READ_WAIT_S)
 
     def at_hand(self, found: OwnObject, name: str) -> MemberAtHand | None:
-        """A small member of a plain tar whose index and bytes are in memory; None for everything else. Waits for no disk."""
+        """Return a small member of a plain tar whose index and bytes are in memory, else None. Never waits for a disk."""
         disk, row = found.disk, found.row
         path = disk.blob_path(row)
         index = disk.cached_index(path)
@@ -60,7 +60,7 @@ class Members:
         return MemberAtHand(member.name, _etag(row, member), body)
 
     async def look_into(self, found: OwnObject, render: Callable[[StoredShard], Awaitable[T]]) -> T:
-        """What `render` makes of a shard; it is asked once more, with a new index, when the index proves to be damaged.
+        """Return what `render` makes of a shard; if the index proves damaged, rebuild it and call `render` once more.
 
         Raises NotAShard, what `Disk.open_index` raises, and what `render` raises.
         """
@@ -74,14 +74,14 @@ class Members:
         try:
             return await render(StoredShard(found, path, index, self.slots))
         except IndexCorrupt:
-            # Large indexes are checked as they are read. A new one is made from the shard; then it is asked once more.
+            # Large indexes are only checked as they are read. Rebuild this one from the shard and try once more.
             index = await found.local.threads(disk).read(disk.rebuild_index, row, index)
             return await render(StoredShard(found, path, index, self.slots))
 
 
 @dataclass(frozen=True, slots=True)
 class StoredShard:
-    """An object with a tar index, and where its blob lies. Everything here raises also IndexCorrupt."""
+    """An object with a tar index, and the path of its blob. All methods may also raise IndexCorrupt."""
 
     found: OwnObject
     path: str
@@ -89,7 +89,7 @@ class StoredShard:
     slots: Slots
 
     async def member(self, name: str) -> Extract:
-        """A member by its name. MemberNotFound."""
+        """Return a member by its name. MemberNotFound."""
         try:
             member = self.index.find_member_at_hand(name)
         except NotAtHand:
@@ -99,8 +99,8 @@ class StoredShard:
         return self._member(member)
 
     async def sample(self, key: str, extension: str | None) -> Extract:
-        """A sample as a tar of what a batch gives of it: its members with the headers that they have in the shard. With an
-        extension, that member of it alone. SampleNotFound, MemberNotFound."""
+        """Return a sample as a tar, as in a batch: its members with the headers that they have in the shard. With an
+        extension, only that member. SampleNotFound, MemberNotFound."""
         try:
             sample = self.index.find_sample_at_hand(key)
         except NotAtHand:
@@ -112,14 +112,14 @@ class StoredShard:
         for member in sample.members:
             if member.ext == extension.lower():
                 return self._member(member)
-        raise MemberNotFound(f"sample {key[:200]!r} has no {extension[:80]!r}")
+        raise MemberNotFound(f"sample {key[:200]!r} has no member with extension {extension[:80]!r}")
 
     def lines(self, what: Literal["members", "samples"]) -> AsyncIterator[bytes]:
-        """A line of JSON for each."""
+        """Yield a line of JSON for each member or sample."""
         return self._iterate(list_members(self.index) if what == "members" else list_samples(self.index))
 
     def offsets(self) -> AsyncIterator[bytes]:
-        """Where each sample begins and the last one ends, in 8 bytes each."""
+        """Yield the offsets where each sample begins and the last one ends, 8 bytes each."""
         return self._iterate(list_offsets(self.index))
 
     def _iterate(self, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
@@ -155,9 +155,9 @@ class StoredShard:
 
 @dataclass(frozen=True, slots=True)
 class Extract:
-    """Bytes from inside a shard: those of the member `name`, or (None) a tar of a whole sample; `size` of them.
+    """`size` bytes from inside a shard: the member `name`, or (None) a tar of a whole sample.
 
-    They lie in the blob from `offset` on, with `tail` behind them; or `pieces` makes them, all of them only.
+    They are in the blob from `offset` on, followed by `tail`; or `pieces` makes them, then only as a whole.
     """
 
     shard: StoredShard
@@ -170,12 +170,12 @@ class Extract:
 
     @property
     def has_parts(self) -> bool:
-        """Whether a part of it can be read."""
+        """Whether parts of it can be read."""
         return self.pieces is None
 
     async def read(self, start: int, stop: int) -> Content:
-        """Bytes `start` to `stop`: all of them, unless it `has_parts`. Raises like `Disk.open_blob`; Unavailable while too many
-        shards of large windows are read."""
+        """Read bytes `start` to `stop`; unless it `has_parts`, all of them. Raises like `Disk.open_blob`; Unavailable while too
+        many shards with large windows are being read."""
         if self.pieces is not None:
             return await self._make(self.pieces)
         found, size = self.shard.found, self.size - len(self.tail)
@@ -211,7 +211,7 @@ def _etag(row: ObjectRow, member: Member) -> str:
 
 
 def _or_rebuild(disk: Disk, row: ObjectRow, index: ShardIndex, lines: Iterator[bytes]) -> Iterator[bytes]:
-    """The lines; when the index turns out damaged half-way this answer breaks off, and the next one has a new index."""
+    """Yield the lines; if the index turns out to be damaged half-way, rebuild it for the next request and break off."""
     try:
         yield from lines
     except IndexCorrupt:
@@ -228,8 +228,8 @@ def _read_range(disk: Disk, row: ObjectRow, offset: int, count: int) -> bytes:
 
 
 class BlobBody:
-    """The object's bytes of a blob, without its footer, as the readers of archives want them. Bytes that cannot be read, or
-    are not there, are raised as the disk's errors."""
+    """The object's bytes in a blob, without the footer, as a file for the archive readers. Bytes that are missing or cannot be
+    read raise the disk's errors."""
 
     def __init__(self, disk: Disk, row: ObjectRow, file: int) -> None:
         self._disk, self._row, self._file = disk, row, file
@@ -242,7 +242,7 @@ class BlobBody:
         return data
 
     def pread(self, count: int, offset: int) -> bytes:
-        """Exactly `count` bytes."""
+        """Read exactly `count` bytes."""
         try:
             data = os.pread(self._file, count, offset)
             if len(data) != count:
@@ -257,7 +257,7 @@ def _decompress(body: BlobBody, kind: str, offset: int, count: int) -> Iterator[
 
 
 def _sample_tar(body: BlobBody, kind: str, sample: Sample) -> Iterator[bytes]:
-    """The members of a sample as they stand in the archive, and the end of one; a compressed shard is decoded once."""
+    """Yield a sample's members as they are in the archive, then an end of archive; a compressed shard is decoded once."""
     if kind == "tar":
         for start, end in sample.pieces:
             yield from _ranges(body, start, end - start)

@@ -1,4 +1,4 @@
-"""How a target becomes a member of its cluster and stays one: identity, registration, heartbeats."""
+"""Join a target to its cluster and keep it there: identity, registration, heartbeats."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from dfc.target.identity import settle_identity
 from dfc.target.local import Local
 
 _log: Final = logging.getLogger("dfc.target")
-RETRY_S: Final = 0.25  # while the registry cannot be reached at the start
+RETRY_S: Final = 0.25  # first retry delay at start, while the registry cannot be reached
 RETRY_MAX_S: Final = 2.0
-BEAT_ANSWER_S: Final = 2.0  # for one of several addresses; a target that is not heard of for twice as long is down
+BEAT_ANSWER_S: Final = 2.0  # per address if there are several; a target that is silent for twice as long is down
 
 
 class Joined(NamedTuple):
-    """What the registry has said."""
+    """The registry's answer to the registration."""
 
     cluster_id: str
     node_number: int
 
 
 class Membership:
-    """Joins once, then beats."""
+    """Joins the cluster once, then sends heartbeats."""
 
     def __init__(self, local: Local, settings: Settings, filesystem: FileSystem) -> None:
         self._local = local
@@ -40,8 +40,8 @@ class Membership:
         self._url = self._advertised = ""
 
     async def join(self, url: str, advertised: str) -> Joined:
-        """Find out which node this is, and register it under the URLs of nodes and of clients; its disks are formatted then,
-        and not open yet. Raises OperatorError, and what `settle_identity` raises."""
+        """Determine which node this is, and register it with its URLs for nodes and for clients. Its disks are formatted by
+        then, but not open yet. Raises OperatorError, and what `settle_identity` raises."""
         self._url, self._advertised = url, advertised
         settings, local = self._settings, self._local
         known = await self._cluster_map()
@@ -51,14 +51,16 @@ class Membership:
         return Joined(known.cluster_id, await self._first_registration(known.cluster_id, entries))
 
     async def _cluster_map(self) -> ClusterMap:
-        """The registry's, asked for until it answers."""
+        """Fetch the registry's map, retrying until it answers."""
         wait_s = RETRY_S
         while True:
             try:
                 return await self._local.ask_registry("GET", "/v1/cluster", ClusterMap)
             except (Unavailable, RemoteError) as error:
                 if not _may_be_asked_again(error):
-                    raise OperatorError(f"the registry at {self._local.proxies} refuses: {error.message}") from error
+                    raise OperatorError(
+                        f"the registry at {self._local.proxies} refuses this target: {error.message}"
+                    ) from error
                 _log.info("waiting for the registry at %s: %s", self._local.proxies, error.message)
             await asyncio.sleep(wait_s)
             wait_s = min(RETRY_MAX_S, wait_s * 2)
@@ -70,7 +72,7 @@ class Membership:
             except (Unavailable, RemoteError) as error:
                 if not _may_be_asked_again(error):
                     raise OperatorError(f"the registry refuses this target: {error.message}") from error
-                _log.info("the registry takes no registration yet: %s", error.message)
+                _log.info("the registry does not accept registrations yet: %s", error.message)
                 await asyncio.sleep(RETRY_S)
 
     async def _register(self, cluster_id: str, entries: tuple[DiskEntry, ...]) -> Registered:
@@ -90,7 +92,7 @@ class Membership:
         return answer
 
     async def beat(self) -> None:
-        """Heartbeats for ever; a registry that is away is tried again, serving goes on meanwhile."""
+        """Send heartbeats forever; if the registry cannot be reached, keep serving and retry."""
         local, failing = self._local, False
         while True:
             await asyncio.sleep(self._settings.heartbeat_s)
@@ -100,12 +102,12 @@ class Membership:
                 failing = False
             except (Unavailable, RemoteError) as error:
                 if not failing:
-                    _log.warning("no heartbeat: %s", error.message)
+                    _log.warning("cannot send heartbeats: %s", error.message)
                 failing = True
             except Exception:
-                _log.exception("a heartbeat failed; they go on")
+                _log.exception("sending a heartbeat failed; trying again")
 
 
 def _may_be_asked_again(error: DfcError) -> bool:
-    """Whether the registry cannot be reached, or has said that it is to be asked again: it has too much to do now."""
+    """Whether to retry: the registry cannot be reached, or is too busy now."""
     return error.status == 503

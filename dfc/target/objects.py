@@ -1,4 +1,4 @@
-"""Objects of a target: found, read, stored and deleted."""
+"""Find, read, store and delete the objects of a target."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from dfc.target.local import Local, OwnPlace
 from dfc.target.threads import Content, FileRange
 from dfc.target.uploads import OwnUploads, UploadBody, Uploaded
 
-REREADS_MAX: Final = 8  # a row that changes under the reader so often is a storm of uploads
+REREADS_MAX: Final = 8  # a row that changes this often during one read means a storm of uploads
 T = TypeVar("T")
 
 
 class OwnObject(NamedTuple):
-    """An object of this target, as its row was when it was looked up."""
+    """An object of this target, with its row at the time of the lookup."""
 
     local: Local
     disk: Disk
     row: ObjectRow
 
     def at_hand(self) -> bytes | None:
-        """All of it when it is small and in memory; None says nothing. Waits for no disk."""
+        """Return the whole object if it is small and in memory; None if that is not known. Never waits for a disk."""
         row = self.row
         return None if row.size > SMALL_READ_BYTES else read_object(self.disk.blob_path(row), row)
 
     async def read(self, start: int, stop: int) -> Content:
-        """Bytes `start` to `stop`. Raises like `Disk.open_blob`, RowChanged among others."""
+        """Read bytes `start` to `stop`. Raises like `Disk.open_blob`, including RowChanged."""
         if self.row.size > SMALL_READ_BYTES:
             return await self.open(start, stop - start)
         body = read_object(self.disk.blob_path(self.row), self.row)
@@ -43,7 +43,7 @@ class OwnObject(NamedTuple):
         return body[start:stop]
 
     async def open(self, offset: int, size: int, tail: bytes = b"") -> FileRange:
-        """So many bytes of the blob, to be sent in the threads of its disk, and `tail` behind them."""
+        """Open `size` bytes of the blob, followed by `tail`, to be sent in the threads of its disk."""
         disk, row, threads = self.disk, self.row, self.local.threads(self.disk)
         file = await threads.open(disk.open_blob, row, release=os.close)
 
@@ -54,21 +54,21 @@ class OwnObject(NamedTuple):
 
 
 class WriteConditions(NamedTuple):
-    """What a write wants to find: the hex of a checksum, "*" for any object at all, None for no condition."""
+    """The conditions of a write: a checksum in hex, "*" for any object, None for no condition."""
 
     if_match: str | None = None
     if_none_match: str | None = None
 
 
 class OwnObjects:
-    """What can be done with objects of this target. What is of another one has no place here (`place`, `known`)."""
+    """Operations on the objects of this target. For objects of others, `place` and `known` return None."""
 
     def __init__(self, local: Local, uploads: OwnUploads) -> None:
         self._local = local
         self._uploads = uploads
 
     def known(self, path: ObjectPath) -> OwnObject | None:
-        """An object whose row is in memory; None says nothing. Waits for nothing. Unavailable."""
+        """Return an object whose row is in memory; None if that is not known. Never waits. Unavailable."""
         bucket = self._local.map.bucket(path.bucket)
         disk = self._local.owned_disk(bucket, path.name) if bucket is not None else None
         if bucket is None or disk is None:
@@ -77,7 +77,7 @@ class OwnObjects:
         return None if row is None else OwnObject(self._local, disk, row)
 
     async def place(self, path: ObjectPath, *, create: bool = False) -> OwnPlace | None:
-        """Where an object of this name lies, or would lie; None: at another target. `create` makes the bucket.
+        """Return where an object of this name belongs; None: at another target. `create` creates the bucket.
 
         Raises BucketNotFound, BucketDeleting and Unavailable.
         """
@@ -88,7 +88,7 @@ class OwnObjects:
         return None if disk is None else OwnPlace(bucket, disk)
 
     async def read(self, place: OwnPlace, name: str, render: Callable[[OwnObject], Awaitable[T]]) -> T:
-        """What `render` makes of the object; it is asked again when that was replaced meanwhile.
+        """Return what `render` makes of the object; call it again if the object was replaced meanwhile.
 
         Raises ObjectNotFound, ObjectCorrupt, Unavailable, and what `render` raises.
         """
@@ -110,14 +110,14 @@ class OwnObjects:
         self._uploads.check_size(body.declared_length)
         precondition = self._precondition(place, name, conditions)
         if precondition.names_an_object:
-            # Asked before the body is read; decided inside the transaction.
+            # Checked before the body is read, to refuse early; decided inside the transaction.
             await self._local.threads(place.disk).read(_check_early, precondition, place, name)
         return await self._uploads.store(
             place, name, body, expected=expected, durability=place.bucket.durability, precondition=precondition
         )
 
     async def delete(self, place: OwnPlace, name: str, conditions: WriteConditions) -> None:
-        """Raises ObjectNotFound, PreconditionFailed, and what the guard of a commit raises."""
+        """Delete an object. ObjectNotFound, PreconditionFailed, and what the guard of a commit raises."""
         precondition = self._precondition(place, name, conditions)
         await self._local.threads(place.disk).write(place.disk.delete, place.bucket.id, name, precondition=precondition)
 
@@ -126,10 +126,10 @@ class OwnObjects:
         return Precondition(conditions.if_match, conditions.if_none_match, guard)
 
     async def remove_bucket(self, bucket_id: str) -> int:
-        """Delete what is left of a bucket that the map calls `deleting`, or not at all any more; how many. Conflict."""
+        """Delete what is left of a bucket that is `deleting` or gone in the map; return the number of objects. Conflict."""
         bucket = next((bucket for bucket in self._local.map.buckets if bucket.id == bucket_id), None)
         if bucket is not None and bucket.state != "deleting":
-            raise Conflict(f"the bucket {bucket.name!r} is not being deleted")
+            raise Conflict(f"bucket {bucket.name!r} is not being deleted")
         removed = 0
         for disk in self._local.in_order():
             removed += await self._local.threads(disk).write(disk.remove_bucket, bucket_id)
@@ -142,5 +142,5 @@ def _check_early(precondition: Precondition, place: OwnPlace, name: str) -> None
         precondition.check(row.checksum if row is not None else None)
     except PreconditionFailed:
         raise
-    except Exception:  # the guard speaks again inside the transaction
+    except Exception:  # the guard is called again inside the transaction
         pass

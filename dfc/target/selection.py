@@ -1,4 +1,4 @@
-"""The shards of this target that a shard spec stands for."""
+"""Select the shards of this target that match a shard spec."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dfc.target.local import Local
 
 
 class ShardSelection:
-    """The rows of this target that a shard spec stands for, and the keys of their samples."""
+    """Finds the rows of this target that match a shard spec, and the keys of their samples."""
 
     def __init__(self, local: Local) -> None:
         self._local = local
@@ -30,7 +30,8 @@ class ShardSelection:
     async def rows(
         self, bucket: BucketEntry, shards: str, *, anything: bool = False
     ) -> AsyncIterator[Iterator[tuple[Disk, ObjectRow]]]:
-        """Named ones in their order, others by disk; with `anything` also objects without an index.
+        """Iterate over the matching rows: named shards in their order, others by disk; with `anything` also objects without an
+        index.
 
         Raises BadShardSpec; for named ones ObjectNotFound, ObjectCorrupt and, unless `anything`, NotAShard.
         """
@@ -70,8 +71,8 @@ class ShardSelection:
     # --- keys
 
     async def keys(self, bucket_name: str, shards: str, fields: str) -> AsyncIterator[bytes]:
-        """The samples of the shards, a line each (`dfc.tar.index.listing.list_keys`), as pieces that are made one after the
-        other. Named shards must be there and have an index."""
+        """Yield the samples of the shards in pieces, one line each (`dfc.tar.index.listing.list_keys`). Named shards must exist
+        and have an index."""
         bucket = await self._local.bucket(bucket_name)
         async with self.rows(bucket, shards) as rows:
             return self._keys(rows, fields)

@@ -1,4 +1,4 @@
-"""What jobs write: staged on the disk where the object would lie, read back by later tasks, published or discarded."""
+"""Store the outputs of jobs, staged on the disk where the object belongs; read them back, publish or discard them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from dfc.target.uploads import OwnUploads, UploadBody, Uploaded
 
 
 class OutputName(NamedTuple):
-    """Which output of which job. `temporary`: for later tasks of the job only, and never an object."""
+    """The name of one output of one job. `temporary`: only for later tasks of the job, never published."""
 
     job: str
     path: ObjectPath
     temporary: bool = False
 
     def owner(self) -> StagedName:
-        """BadName for what is no id of a job."""
+        """Return the name for the catalog. BadName when the job's id is malformed."""
         return StagedName(check_job_id(self.job), self.temporary)
 
 
@@ -43,7 +43,7 @@ class StagedBlob(NamedTuple):
     entry: StagedRow
 
     async def open(self, start: int, stop: int) -> FileRange:
-        """Bytes `start` to `stop`. ObjectNotFound when it was replaced or dropped meanwhile."""
+        """Open bytes `start` to `stop`. ObjectNotFound when it was replaced or dropped meanwhile."""
         staging, threads = self.disk.staging, self.local.threads(self.disk)
         file = await threads.open(staging.open, self.entry, release=os.close)
         return FileRange(file, start, stop - start, threads.sending, staging.read_failed)
@@ -51,7 +51,7 @@ class StagedBlob(NamedTuple):
 
 @dataclass
 class JobTotal:
-    """What a job has staged on this target, temporary outputs included; the first of it so many seconds ago."""
+    """The totals that a job has staged on this target, including temporary outputs, and the age of the oldest in seconds."""
 
     objects: int = 0
     bytes: int = 0
@@ -60,7 +60,7 @@ class JobTotal:
 
 @dataclass(frozen=True)
 class PreparedObject:
-    """What is to become an object."""
+    """A staged output that is to become an object."""
 
     bucket: str
     object: str
@@ -69,7 +69,7 @@ class PreparedObject:
 
 
 class PublishedTotal(NamedTuple):
-    """How much has become visible."""
+    """The number of objects and bytes that were published."""
 
     objects: int
     bytes: int
@@ -90,8 +90,8 @@ class JobStaging:
         deposit: str | None = None,
         size: int | None = None,
     ) -> Uploaded:
-        """Store a body as an output of a job; or the file called `deposit` that a worker of this machine writes, of which the
-        body tells (`dfc.storage.blobs.deposit`) and which will have `size` bytes, if that is known.
+        """Store a body as an output of a job. With `deposit`, the output is a file of that name which a worker on this machine
+        writes and the body describes (`dfc.storage.blobs.deposit`); `size` is its size in bytes, if known.
 
         Raises JobCancelled when the job has ended here, BadName, TooLarge, and what `OwnUploads.store` and `adopt` raise.
         """
@@ -101,7 +101,7 @@ class JobStaging:
         place = OwnPlace(bucket, self._local.own_disk(bucket, name))
         self._uploads.check_size(max(body.declared_length or 0, size or 0))
         if await self._local.threads(place.disk).read(place.disk.staging.has_ended, owner.job):
-            raise JobCancelled(f"the job {owner.job} has ended here")
+            raise JobCancelled(f"job {owner.job} has ended on this target")
         durability = _durability(bucket, owner.temporary)
         precondition = Precondition(guard=self._local.commit_guard(bucket, name, place.disk))
         if deposit is None:
@@ -113,21 +113,21 @@ class JobStaging:
         )
 
     async def _bucket(self, name: str) -> BucketEntry:
-        """The bucket, made when the job was accepted. It is never made here: it would come back after its deletion."""
+        """Return the bucket, which was created when the job was accepted. Creating it here could undo its deletion."""
         if self._local.map.bucket(name) is None:
-            await self._local.refresh_map(at_once=True)  # it may be younger than the map that was asked for a moment ago
+            await self._local.refresh_map(at_once=True)  # it may be newer than the map fetched a moment ago
         bucket = await self._local.bucket(name)
         if bucket.state == "deleting":
-            raise BucketDeleting(f"the bucket {name!r} is being deleted")
+            raise BucketDeleting(f"bucket {name!r} is being deleted")
         return bucket
 
     async def site(self, path: ObjectPath, *, temporary: bool) -> DepositSite:
-        """Where a worker of this machine may write an output itself; it finds out whether it is one."""
+        """Return where a worker on this machine may write an output itself; the worker checks whether it is on it."""
         bucket = await self._bucket(path.bucket)
         return self._local.own_disk(bucket, path.name).deposit_site(_durability(bucket, temporary))
 
     async def find(self, output: OutputName) -> StagedBlob:
-        """An output that was stored. ObjectNotFound, ObjectCorrupt, BadName."""
+        """Find a staged output. ObjectNotFound, ObjectCorrupt, BadName."""
         owner = output.owner()
         bucket = await self._local.bucket(output.path.bucket)
         disk = self._local.own_disk(bucket, output.path.name)
@@ -137,7 +137,7 @@ class JobStaging:
     # --- whole jobs, on every disk of this target
 
     async def totals(self) -> dict[str, JobTotal]:
-        """What every job has staged here."""
+        """Return the totals of every job that has staged something here."""
         found: dict[str, JobTotal] = {}
         now_us = time.time_ns() // 1000
         for totals in await self._local.of_each(lambda disk: disk.staging.totals()):
@@ -149,7 +149,7 @@ class JobStaging:
         return found
 
     async def prepare(self, job: str) -> list[PreparedObject]:
-        """Everything that is to become an object: on the medium and sound, so that publishing cannot fail for its sake."""
+        """Make everything that is to become an object durable and verify it, so that publishing cannot fail because of it."""
         check_job_id(job)
         names = {bucket.id: bucket.name for bucket in self._local.map.buckets}
         return [
@@ -159,23 +159,23 @@ class JobStaging:
         ]
 
     async def publish(self, job: str) -> PublishedTotal:
-        """Make the outputs of a job visible: on each disk all at once."""
+        """Publish the outputs of a job, on each disk in one transaction."""
         check_job_id(job)
         disks, threads = self._local.in_order(), self._local.threads
         done = await asyncio.gather(*(threads(disk).write(disk.staging.publish, job, self._is_open) for disk in disks))
         return PublishedTotal(sum(each.objects for each in done), sum(each.bytes for each in done))
 
     async def discard(self, job: str) -> int:
-        """Drop what a job has staged, and let it stage nothing more; how many blobs."""
+        """Discard what a job has staged, and refuse more of it; return the number of blobs."""
         check_job_id(job)
         disks, threads = self._local.in_order(), self._local.threads
         return sum(await asyncio.gather(*(threads(disk).write(disk.staging.discard, job) for disk in disks)))
 
     def _is_open(self, bucket_id: str) -> bool:
-        """Check that objects may be put into a bucket. Unavailable while that is undecided: publishing is tried again then."""
+        """Whether objects may be put into a bucket. Unavailable while that is undecided; publishing is retried then."""
         bucket = next((bucket for bucket in self._local.map.buckets if bucket.id == bucket_id), None)
         if bucket is not None and bucket.state == "checking":
-            raise Unavailable(f"whether the bucket {bucket.name!r} can be deleted is being looked at")
+            raise Unavailable(f"bucket {bucket.name!r} is being checked for deletion; try again")
         return bucket is not None and bucket.state == "active"
 
 

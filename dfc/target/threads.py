@@ -1,11 +1,11 @@
-"""The threads of one disk. No disk shares a thread with another, so one that hangs holds up nobody but those who want it.
+"""The threads of one disk. Disks share no threads, so a disk that hangs blocks only the requests that need it.
 
-Reads, writes, bytes going out and bytes coming in have pools of their own: small uploads wait in theirs for the commit of
-their group, and a sync that takes long stops no read. A disk that has too many calls under way refuses more of them, since
-each holds a connection and perhaps a body.
+Reads, writes, sending and receiving have separate pools: small uploads wait in theirs for the commit of their group, and a
+slow sync blocks no read. A disk with too many calls under way refuses more of them, since each holds a connection and perhaps a
+body.
 
-A call in a thread cannot be broken off. Whoever awaits one may be cancelled all the same; the call then runs to its end, and
-what it opened is closed.
+A call in a thread cannot be interrupted. Its caller may be cancelled nevertheless; the call then runs to its end, and what it
+opened is closed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ T = TypeVar("T")
 
 
 class FileRange(NamedTuple):
-    """`size` bytes of an open file from `offset`, and a short `tail` behind them. Whoever has it closes the file.
+    """`size` bytes of an open file from `offset`, then a short `tail`. The receiver closes the file.
 
-    `threads` wait for the file; `on_error` is told, in one of them, of bytes that cannot be read: `(error, offset)`.
+    `threads` do the blocking work; if bytes cannot be read, one of them calls `on_error(error, offset)`.
     """
 
     file: int
@@ -43,25 +43,25 @@ class FileRange(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """Bytes that are made while they are sent. Whoever has them calls `close` after the last one, or instead of it."""
+    """Bytes that are made while they are sent. The receiver calls `close` after the last one, or to give up."""
 
     chunks: AsyncIterator[bytes]
     close: Callable[[], None]
 
 
-# What somebody asked to read: at hand, in a file, or still to be made.
+# What a read returns: bytes in memory, a range of a file, or bytes still to be made.
 Content = bytes | FileRange | Pieces
 
 
 async def shielded(future: Future[T]) -> T:
-    """What the call gives. It comes to its end also when nobody waits for it; its error is nobody's then, and is no leak."""
+    """Return the result of a call, which runs to its end even if the caller is cancelled; its error is then dropped quietly."""
     waited = asyncio.wrap_future(future)
     waited.add_done_callback(lambda done: done.cancelled() or done.exception())
     return await asyncio.shield(waited)
 
 
 class _Pool:
-    """Threads for calls of one kind, which are counted."""
+    """Threads for one kind of calls, with a limit on the calls under way."""
 
     def __init__(self, threads: int, name: str, disk_id: str) -> None:
         self.threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
@@ -72,7 +72,7 @@ class _Pool:
     def submit(self, function: Callable[..., T], arguments: Any, named: Any = None, *, bounded: bool = True) -> Future[T]:
         with self._lock:
             if bounded and self._under_way >= DISK_CALLS_MAX:
-                raise Unavailable(f"disk {self._disk_id} does not keep up: {DISK_CALLS_MAX} calls are waiting for it")
+                raise Unavailable(f"disk {self._disk_id} is overloaded: {DISK_CALLS_MAX} calls are waiting for it")
             self._under_way += 1
         try:
             future = self.threads.submit(function, *arguments, **(named or {}))
@@ -88,7 +88,7 @@ class _Pool:
 
 
 class DiskThreads:
-    """Made in a thread, for the event loop; `close` blocks."""
+    """The thread pools of one disk, for use by the event loop. Creating it and `close` block."""
 
     def __init__(self, disk: Disk, transfer_threads: int) -> None:
         self._disk = disk
@@ -102,7 +102,7 @@ class DiskThreads:
         self._last_report = report_on(disk)
 
     def close(self, *shared: ThreadPoolExecutor) -> bool:
-        """Wait for the calls under way, also those in pools that disks share, but not for ever; whether all have ended."""
+        """Wait for the calls under way, also in pools that disks share, but not forever; whether all have ended."""
         pools = (*shared, self._reads.threads, self._writes.threads, self._watch, self.sending, self.receiving)
 
         def wait() -> None:
@@ -118,34 +118,34 @@ class DiskThreads:
         return await asyncio.wrap_future(self._reads.submit(function, arguments, named))
 
     async def write(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
-        """Run a call that changes something; the same."""
+        """Run a call that changes something. Unavailable when too many are under way already."""
         return await asyncio.wrap_future(self._writes.submit(function, arguments, named))
 
     async def go_on(self, function: Callable[..., T], *arguments: Any) -> T:
-        """The next step of a change that has begun: it is not refused, and comes to its end also when nobody waits for it."""
+        """Run the next step of a change that has begun: never refused, and finished even if the caller is cancelled."""
         return await shielded(self._writes.submit(function, arguments, bounded=False))
 
     async def open(self, function: Callable[..., T], *arguments: Any, release: Callable[[T], object], **named: Any) -> T:
-        """Run a call that opens something for reading; `release` closes it when nobody is there to take it any more."""
+        """Run a call that opens something for reading; `release` closes it if the caller was cancelled meanwhile."""
         return await self._opened(self._reads.submit(function, arguments, named), release)
 
     async def begin(self, function: Callable[..., T], *arguments: Any, release: Callable[[T], object], **named: Any) -> T:
-        """The same for something that is to be written."""
+        """`open` for something to be written."""
         return await self._opened(self._writes.submit(function, arguments, named), release)
 
     async def iterate(self, iterator: Iterator[bytes]) -> AsyncIterator[bytes]:
-        """The pieces of a blocking iterator, each made in a thread. Cancelled, it ends when the piece under way is made:
-        what the iterator reads from may be closed then."""
+        """Yield the pieces of a blocking iterator, each made in a thread. If cancelled, it ends once the current piece is made,
+        so that what the iterator reads from may be closed then."""
         loop = asyncio.get_running_loop()
         while (piece := await to_its_end(loop.run_in_executor(self._reads.threads, next, iterator, None))) is not None:
             yield piece
 
     async def report(self, timeout_s: float) -> DiskReport:
-        """What the disk says of itself, asked in a thread of its own. When it does not answer in time, what it said last,
-        with the state "failed". While one such call hangs, no other is begun."""
+        """Ask the disk for a report, in a separate thread. If it does not answer in time, return its last report with the state
+        "failed". While one such call hangs, no other is started."""
         if self._asked is None or self._asked.done():
             self._asked = asyncio.get_running_loop().run_in_executor(self._watch, report_on, self._disk)
-        asked = self._asked  # when this goes on, somebody else may have asked again
+        asked = self._asked  # another caller may replace it while this one waits
         done, _ = await asyncio.wait((asked,), timeout=timeout_s)
         if done:
             self._last_report = asked.result()
@@ -162,6 +162,6 @@ class DiskThreads:
             raise
 
     def _release(self, done: Future[T], release: Callable[[T], object]) -> None:
-        """Runs where the call ended, or on the loop when it had ended before; closing may take a moment."""
+        """Close what an abandoned call opened. Runs in the call's thread or on the loop; closing may take a moment."""
         if not done.cancelled() and done.exception() is None:
             self._writes.submit(release, (done.result(),), bounded=False)

@@ -1,6 +1,6 @@
-"""One upload from its first byte to its commit, whoever it is for: an object, or an output of a job.
+"""Uploads to this target's disks, from the first byte to the commit: objects and outputs of jobs.
 
-Cancelled anywhere before the commit, nothing is left of it; from there on the commit alone decides.
+An upload that is cancelled before the commit leaves nothing behind; from there on only the commit decides.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from dfc.target.local import Local, OwnPlace
 
 
 class UploadBody(Protocol):
-    """Bytes that somebody sends. `pause_s`: how long a sender that is trusted may pause; None: it keeps a minimum rate."""
+    """A body being sent. `pause_s`: how long a trusted sender may pause; None: it must keep the minimum rate."""
 
     pause_s: float | None
 
     @property
     def declared_length(self) -> int | None:
-        """None: not known before its end."""
+        """The length of the body; None if it is unknown until the end."""
 
     async def read_small(self, limit_bytes: int) -> bytes:
-        """All of it. TooLarge, BodyTimeout, LengthMismatch."""
+        """Read all of it. TooLarge, BodyTimeout, LengthMismatch."""
 
     async def receive(self, sink: BodySink, threads: ThreadPoolExecutor) -> None:
-        """Feed it to `sink` in one of `threads`, which is done with it when this returns or raises."""
+        """Feed it to `sink` in one of `threads`; the thread is done when this returns or raises."""
 
 
 class Uploaded(NamedTuple):
-    """What is stored now; `replaced`: in the place of something else."""
+    """What was stored; `replaced`: it replaced something."""
 
     bucket: str
     row: ObjectRow
@@ -50,7 +50,7 @@ class Uploaded(NamedTuple):
 
 
 class OwnUploads:
-    """Stores bodies on the disks of this target. `slots` are those of uploads: an index of a compressed shard is made here."""
+    """Stores bodies on the disks of this target. `slots` limit uploads that decompress a shard to index it."""
 
     def __init__(self, local: Local, object_size_max_bytes: int) -> None:
         self._local = local
@@ -58,9 +58,9 @@ class OwnUploads:
         self.slots = Slots(DECOMPRESSED_PUT_WAIT_S)
 
     def check_size(self, size: int | None) -> None:
-        """TooLarge for what no object may have."""
+        """Raise TooLarge if the size is over the limit for objects."""
         if size is not None and size > self._size_max:
-            raise TooLarge(f"an object has at most {self._size_max} bytes")
+            raise TooLarge(f"the object is too large: at most {self._size_max} bytes are allowed")
 
     async def store(
         self,
@@ -73,7 +73,7 @@ class OwnUploads:
         precondition: Precondition,
         staged: StagedName | None = None,
     ) -> Uploaded:
-        """A body as an object, or as what a job has staged. Raises what `BlobWriter` and `UploadBody` raise."""
+        """Store a body as an object, or as a staged output of a job. Raises what `BlobWriter` and `UploadBody` raise."""
         (bucket, disk), length = place, body.declared_length
         if staged is None and length is not None and length <= SMALL_BODY_BYTES:
 
@@ -105,7 +105,7 @@ class OwnUploads:
         precondition: Precondition,
         staged: StagedName,
     ) -> Uploaded:
-        """A file that a worker of this machine writes, of which the body tells (`dfc.storage.blobs.deposit`)."""
+        """Adopt a file that a worker on this machine writes and the body describes (`dfc.storage.blobs.deposit`)."""
         (bucket, disk) = place
         begin = partial(disk.adopt, bucket.id, name, deposit, size=size, durability=durability, staged=staged)
         return await self._with_slot(place, name, lambda: self._receive(place, body, begin, precondition))
@@ -132,5 +132,5 @@ class OwnUploads:
             with suppress(asyncio.CancelledError):
                 await threads.go_on(writer.abort)
             raise
-        # A client that goes away now may find its object stored.
+        # If the client disconnects now, its object may still be stored.
         return await threads.go_on(writer.commit, precondition)

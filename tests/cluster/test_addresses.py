@@ -73,7 +73,7 @@ def test_a_command_that_reaches_nobody_names_all(monkeypatch: pytest.MonkeyPatch
     assert done.returncode == 4
     for url in (one.url, two.url):
         assert url.encode() in done.stderr
-    assert b"none of 2 addresses answers" in done.stderr
+    assert b"none of the 2 addresses answered" in done.stderr
 
 
 def test_a_loader(addresses: tuple[BlackHole, Door, Door], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def test_data_survives_a_restart_and_other_numbers_are_refused(start_cluster) ->
         timeout=120,
     )
     assert second.returncode == 2
-    assert "another `dfc serve` runs" in second.stderr
+    assert "another `dfc serve` is already running" in second.stderr
     assert cluster.stop(signal.SIGINT) == 0
 
 
@@ -138,7 +138,7 @@ def test_a_port_that_is_taken_is_said_so(tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "ddress already in use" in done.stderr
-    assert "--port takes another one" in done.stderr
+    assert "choose another one with --port" in done.stderr
 
 
 def test_an_open_host_without_a_token_is_said_loudly(tmp_path: Path) -> None:

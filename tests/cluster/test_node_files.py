@@ -94,7 +94,7 @@ def test_a_disk_that_was_moved_must_be_let_go_of_first(start_cluster) -> None:
     (cluster.directory / "aside").rename(there)
     said = refusal(cluster.directory)
     place, own, other = (here, *ids) if f"{here} belongs to" in said else (there, *reversed(ids))  # whose target was first
-    assert f"{place} belongs to the node {other}, and this is {own}" in said
+    assert f"{place} belongs to node {other}, but this is {own}" in said
     assert f"dfc disk release {place}" in said
     for path in (here, there):
         done = subprocess.run([sys.executable, "-m", "dfc", "disk", "release", str(path)], capture_output=True, text=True)
@@ -135,9 +135,9 @@ def test_a_registry_that_is_gone_stops_the_start(start_cluster) -> None:
     registry = cluster.directory / "proxy" / "registry.sqlite"
     copy = registry.read_bytes()
     registry.unlink()
-    assert "registry.sqlite is missing. Put a copy of it back" in refusal(cluster.directory)
+    assert "registry.sqlite is missing. Restore a copy of it" in refusal(cluster.directory)
     registry.write_bytes(b"")
-    assert "registry.sqlite is not a registry: it is empty. Put a copy of it back" in refusal(cluster.directory)
+    assert "registry.sqlite is not a registry: it is empty. Restore a copy of it" in refusal(cluster.directory)
     registry.write_bytes(copy)
     cluster.start()
     assert get(f"{cluster.url}/keep/a") == b"kept"

@@ -216,8 +216,8 @@ async def test_workers_wait_for_a_scheduler_that_is_not_there_yet(engine, beside
 
 def test_it_refuses_to_listen_without_certificates(tmp_path):
     for address, said in (
-        ("tcp://0.0.0.0:8786", "must be tls://"),
-        ("tls://127.0.0.1:8786", "wants jobs_tls_ca"),
+        ("tcp://0.0.0.0:8786", "must use tls://"),
+        ("tls://127.0.0.1:8786", "jobs_tls_ca is missing"),
         ("8786", "tls://HOST:PORT"),
         ("", "set jobs_scheduler to the address to listen on"),
     ):

@@ -55,11 +55,11 @@ def test_how_a_list_is_written() -> None:
     assert split_addresses("http://a:1") == ("http://a:1",)
     assert split_addresses(" http://a:1/ ,http://b:2,, http://a:1,") == ("http://a:1", "http://b:2")
     for empty in ("", " , "):
-        with pytest.raises(BadRequest, match="no address of a cluster"):
+        with pytest.raises(BadRequest, match="no cluster address given"):
             split_addresses(empty)
     many = [f"http://a:{port}" for port in range(1, ADDRESSES_MAX + 2)]
     assert split_addresses(",".join(many[1:])) == tuple(many[1:])
-    with pytest.raises(BadRequest, match=f"{ADDRESSES_MAX + 1} addresses of a cluster; at most {ADDRESSES_MAX}"):
+    with pytest.raises(BadRequest, match=f"too many cluster addresses: {ADDRESSES_MAX + 1}, at most {ADDRESSES_MAX}"):
         split_addresses(",".join(many))
 
 
@@ -116,7 +116,7 @@ def test_when_all_fail_the_error_tells_of_each(servers: Servers) -> None:
     with pytest.raises(Unreachable) as raised:
         servers.reach()
     assert type(raised.value) is NotConnected
-    assert raised.value.message == str(raised.value) == "none of 3 addresses answers: a said no; b said no; c said no"
+    assert raised.value.message == str(raised.value) == "none of the 3 addresses answered: a said no; b said no; c said no"
     servers.errors = dict.fromkeys("abc", WrongAddress)
     with pytest.raises(WrongAddress):
         servers.reach()
@@ -159,7 +159,7 @@ def test_nodes_ask_in_turn_as_well(servers: Servers) -> None:
         assert asyncio.run(servers.addresses.reach_async(attempt)) == "b"
         assert servers.asked == expected
     servers.errors = dict.fromkeys("abc", Unavailable)
-    with pytest.raises(Unavailable, match="none of 3 addresses answers: b said no; c said no; a said no"):
+    with pytest.raises(Unavailable, match="none of the 3 addresses answered: b said no; c said no; a said no"):
         asyncio.run(servers.addresses.reach_async(attempt))
     servers.errors = {"a": NotFound, "b": NotFound, "c": NotFound}
     with pytest.raises(NotFound):

@@ -227,11 +227,14 @@ def test_what_is_shown_hides_the_token():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"jobs_scheduler": "tcp://10.0.0.1:8786"}, "must be tls://"),
-        ({"jobs_scheduler": "tcp://0.0.0.0:8786"}, "must be tls://"),
-        ({"jobs_scheduler": "tcp://node-1:8786"}, "must be tls://"),
-        ({"jobs_scheduler": "tls://10.0.0.1:8786"}, "wants jobs_tls_ca"),
-        ({"jobs_scheduler": "tls://10.0.0.1:8786", "jobs_tls_ca": __file__, "jobs_tls_cert": __file__}, "wants jobs_tls_key"),
+        ({"jobs_scheduler": "tcp://10.0.0.1:8786"}, "must use tls://"),
+        ({"jobs_scheduler": "tcp://0.0.0.0:8786"}, "must use tls://"),
+        ({"jobs_scheduler": "tcp://node-1:8786"}, "must use tls://"),
+        ({"jobs_scheduler": "tls://10.0.0.1:8786"}, "jobs_tls_ca is missing"),
+        (
+            {"jobs_scheduler": "tls://10.0.0.1:8786", "jobs_tls_ca": __file__, "jobs_tls_cert": __file__},
+            "jobs_tls_key is missing",
+        ),
         ({"jobs_scheduler": "tls://10.0.0.1:8786", "jobs_tls_ca": "/nowhere.pem"}, "cannot read /nowhere.pem"),
         ({"jobs_scheduler": "http://10.0.0.1:8786"}, "tls://HOST:PORT"),
         ({"jobs_scheduler": "10.0.0.1:8786"}, "tls://HOST:PORT"),
@@ -261,9 +264,9 @@ def test_a_target_may_have_several_addresses_of_its_proxy():
     for wrong, said in (
         ("http://a:1,b:2", "not 'b:2'"),
         ("http://a:1,http://b:x", "not 'http://b:x'"),
-        (" , ", "no address"),
-        ("", "no address"),
-        (",".join(f"http://a:{port}" for port in range(1, 100)), "99 addresses"),
+        (" , ", "no cluster address"),
+        ("", "no cluster address"),
+        (",".join(f"http://a:{port}" for port in range(1, 100)), "addresses: 99"),
     ):
         with pytest.raises(ConfigError, match=f"proxy_url.*{said}"):
             load(wrong)

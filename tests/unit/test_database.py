@@ -97,7 +97,7 @@ def test_a_database_of_something_else_is_refused_and_left_alone(tmp_path: Path) 
     with closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE notes (text)")
     before = path.read_bytes()
-    with pytest.raises(DiskRefused, match=r"is not a list of things: it is a database of something else\. throw it away"):
+    with pytest.raises(DiskRefused, match=r"is not a list of things: it is some other database\. throw it away"):
         opened(path)
     assert path.read_bytes() == before
 
@@ -145,7 +145,7 @@ def test_a_full_disk_is_not_taken_for_damage(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _WITHOUT_ROOM, str(path)], capture_output=True, text=True, timeout=60, check=True
     )
-    assert re.search(r"cannot be opened: .*may be sound, so leave it there\. Make room", done.stdout), done
+    assert re.search(r"cannot open .*may be intact, so do not remove it: free some space", done.stdout), done
     assert "throw it away" not in done.stdout
     again = opened(path)
     assert names(again) == ["first", "second"]
@@ -163,4 +163,4 @@ def test_trouble_is_told_from_damage() -> None:
     ):
         error = sqlite3.DatabaseError("it says so")
         error.sqlite_errorcode = code
-        assert ("may be sound" in refusal("/d", "a registry", error, "throw it away").message) == is_trouble, code
+        assert ("may be intact" in refusal("/d", "a registry", error, "throw it away").message) == is_trouble, code

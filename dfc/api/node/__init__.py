@@ -1,1 +1,1 @@
-"""The face that nodes and workers of a cluster have for each other."""
+"""The face `/v1/node` for calls between the nodes and workers of a cluster."""

@@ -1,4 +1,4 @@
-"""`/v1/node/batch` at a target: its part of a batch read."""
+"""`/v1/node/batch` at a target: answer its own part of a batch read."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dfc.wire import OCTETS
 
 
 class OwnBatchHandlers(Handlers):
-    """What nodes that put a batch together ask the owners of its items."""
+    """Handler for nodes that assemble a batch and ask the owners of its items."""
 
     def __init__(self, batches: OwnBatches) -> None:
         self._batches = batches
 
     async def batch(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """A list of items of this target: how long each is, then their bytes."""
+        """Answer a list of this target's items: first the length of each, then their bytes."""
         batch = await self._batches.gather_own(await read_request(exchange))
         return BatchAnswer([("Content-Type", OCTETS)], batch)
 

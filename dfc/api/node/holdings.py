@@ -1,4 +1,4 @@
-"""What proxies ask of a target as a whole: pages, counts, keys, removal of buckets, the map to decide by, scrubbing."""
+"""What proxies ask a target about all its disks: listings, counts, sample keys, bucket removal, the map, scrubbing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEYS_QUERY: Final = frozenset(("bucket", "shards", "fields"))
 
 
 class HoldingHandlers(Handlers):
-    """Handlers of the paths that name no job."""
+    """Handlers of the internal paths that do not concern jobs."""
 
     def __init__(
         self, local: Local, objects: OwnObjects, listings: OwnListings, selection: ShardSelection, scrubbers: Scrubbers
@@ -36,14 +36,14 @@ class HoldingHandlers(Handlers):
         self._scrubbers = scrubbers
 
     async def page(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """A page of the objects of a bucket."""
+        """List a page of the objects of a bucket."""
         query = exchange.query_parameters(None)
         asked = (query.get("bucket_id", ""), query.get("prefix", ""), query.get("start_after", ""), query.get("delimiter", ""))
         page = await self._listings.page(*asked, page_limit(query))
         return Answer(200, msgspec.msgpack.encode(page), [("Content-Type", MSGPACK)])
 
     async def counts(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """Objects and bytes of every bucket."""
+        """Count the objects and bytes of every bucket."""
         return json_answer(await self._listings.counts())
 
     async def remove_bucket(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
@@ -51,23 +51,23 @@ class HoldingHandlers(Handlers):
         return json_answer({"removed": await self._objects.remove_bucket(parameters[0])})
 
     async def take_map(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """Decide by this map from now on. Answered when no commit that was decided by an older one is under way."""
+        """Use this map from now on. Answers once no commit decided by an older map is under way."""
         new: ClusterMap = await exchange.json(ClusterMap, CLUSTER_MAP_BYTES_MAX)
         return json_answer({"version": await self._local.decide_by(new)})
 
     async def keys(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """The samples of this target's shards that a spec names, a line each."""
+        """List the samples of this target's shards that match a spec, one per line."""
         query = exchange.query_parameters(None)
         keys = await self._selection.keys(query.get("bucket", ""), query.get("shards", ""), query.get("fields", ""))
         return StreamAnswer(200, keys, [("Content-Type", NDJSON)])
 
     async def start_scrub(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """Read and check everything once, beginning now."""
+        """Start scrubbing everything once."""
         self._scrubbers.request_pass()
         return json_answer({"started": True}, 202)
 
     async def scrub_status(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """Of each disk."""
+        """Report the scrub progress of each disk."""
         return json_answer({"disks": await self._scrubbers.status()})
 
     ENDPOINTS = (

@@ -1,4 +1,4 @@
-"""`/v1/node/shards`, `/v1/node/locate` and `/v1/node/index` at a target: inputs of jobs."""
+"""`/v1/node/shards`, `/v1/node/locate` and `/v1/node/index` at a target: find the inputs of jobs."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ INDEX_QUERY: Final = frozenset(("bucket", "object", "version"))
 
 
 class JobInputHandlers(Handlers):
-    """What plans and tasks of jobs ask about their inputs."""
+    """Handlers for the plans and tasks of jobs, which ask about their inputs."""
 
     def __init__(self, inputs: JobInputs) -> None:
         self._inputs = inputs
 
     async def shards(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """This target's part of a shard spec; with `any=1` also objects without an index."""
+        """List this target's shards that match a spec; with `any=1` also objects without an index."""
         query = exchange.query_parameters(SHARDS_QUERY)
         anything = flag(query, "any")
         content = await self._inputs.shards(query.get("bucket", ""), query.get("shards", ""), anything=anything)
         return Answer(200, content, [("Content-Type", MSGPACK)])
 
     async def locate(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """Paths for a worker on the same machine."""
+        """Return the paths of a blob for a worker on the same machine."""
         query = exchange.query_parameters(LOCATE_QUERY)
         path, version = path_of(query), query.get("version")
         what = OutputName(query["job"], path, flag(query, "temporary")) if "job" in query else path
         return json_answer(await self._inputs.locate(what, version))
 
     async def index(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """The bytes of the index of a shard."""
+        """Return the bytes of a shard's index."""
         query = exchange.query_parameters(INDEX_QUERY)
         found = await self._inputs.index(path_of(query), query.get("version"))
         return content_answer(200, found, found.size, f"Content-Type: {OCTETS}\r\n")

@@ -1,4 +1,4 @@
-"""What nodes and workers ask of a proxy."""
+"""The internal routes of a proxy, for targets and workers: registration, buckets, running jobs."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class ProxyNodeHandlers(Handlers):
         self._admin, self._buckets, self._jobs = uses.admin, uses.buckets, uses.jobs
 
     async def register(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """A node's registration, which is its heartbeat too."""
+        """Take a node's registration, which is also its heartbeat."""
         said: Registration = await exchange.json(Registration)
         return json_answer(await self._admin.register(said))
 
     async def ensure(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-        """For targets: the map with this bucket in it, made when the settings allow."""
+        """For targets: return the map with this bucket in it, creating the bucket if the settings allow."""
         cluster_map = await self._buckets.ensure(check_bucket_name(parameters[0]))
         return Answer(200, cluster_map.encode(), [("Content-Type", JSON)])
 
     async def running(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-        """For workers: whether what they do for this job is of any use."""
+        """For workers: whether the job is still running, so that their work is of use."""
         self._jobs.check_running(parameters[0])
         return json_answer({"running": True})
 
@@ -41,5 +41,5 @@ class ProxyNodeHandlers(Handlers):
 
 
 def proxy_face(uses: ProxyUses, may_use: Authenticate) -> Face:
-    """Internal routes: they want the token whenever there is one."""
+    """Make the face of internal routes, which require the token whenever one is set."""
     return Face("node", routes_of(ProxyNodeHandlers(uses)), may_use)

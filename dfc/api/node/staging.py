@@ -1,4 +1,4 @@
-"""`/v1/node/staged…` and `/v1/node/deposits` at a target: outputs of jobs."""
+"""`/v1/node/staged…` and `/v1/node/deposits` at a target: store, publish and discard the outputs of jobs."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _SIZE: Final = re.compile("[0-9]{1,18}")
 
 
 class StagingHandlers(Handlers):
-    """What workers and proxies ask about outputs."""
+    """Handlers for workers and proxies, which write and publish outputs."""
 
     def __init__(self, staging: JobStaging) -> None:
         self._staging = staging
 
     async def put(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-        """Store a body as an output of a job, or with `deposit` a file that a worker of this machine writes."""
+        """Store a body as an output of a job; with `deposit`, a file that a worker on this machine writes."""
         query = exchange.query_parameters(STAGED_QUERY) if exchange.raw_query else {}
         output, size = _output(parameters, query), query.get("size")
         if size is not None and not _SIZE.fullmatch(size):
-            raise BadRequest("size is a number of bytes")
+            raise BadRequest("size must be a number of bytes")
         expected = ExpectedChecksums.from_headers(exchange.headers.get(CHECKSUM_HEADER), None)
         return upload_answer(
             await self._staging.put(output, exchange, expected, query.get("deposit"), None if size is None else int(size))
         )
 
     async def get(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-        """The staged bytes, or a range of them."""
+        """Return the staged bytes, or a range of them."""
         query = exchange.query_parameters(STAGED_QUERY) if exchange.raw_query else {}
         found = await self._staging.find(_output(parameters, query))
         row = found.entry.row
@@ -51,17 +51,17 @@ class StagingHandlers(Handlers):
         return content_answer(status, await found.open(start, stop), stop - start, lines)
 
     async def site(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """Where a worker of this machine may write an output itself."""
+        """Return the place where a worker on this machine may write an output itself."""
         query = exchange.query_parameters(SITE_QUERY)
         path = path_of(query)
         return json_answer(await self._staging.site(path, temporary=flag(query, "temporary")))
 
     async def totals(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """What every job has staged here."""
+        """Return the totals that every job has staged here."""
         return json_answer(await self._staging.totals())
 
     async def prepare(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-        """Whatever is to become an object."""
+        """Prepare publishing: return everything that is to become an object."""
         return json_answer({"objects": await self._staging.prepare(parameters[0])})
 
     async def publish(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
@@ -84,10 +84,10 @@ class StagingHandlers(Handlers):
 
 
 def path_of(query: Mapping[str, str]) -> ObjectPath:
-    """The object that a query names. BadRequest, BadName."""
+    """Return the object that a query names. BadRequest, BadName."""
     for parameter in ("bucket", "object"):
         if parameter not in query:
-            raise BadRequest(f"{parameter} is missing")
+            raise BadRequest(f"the query parameter {parameter!r} is missing")
     return ObjectPath(check_bucket_name(query["bucket"]), check_object_name(query["object"]))
 
 

@@ -17,5 +17,5 @@ def target_face(
     batches: OwnBatchHandlers,
     may_use: Authenticate,
 ) -> Face:
-    """All of them want the token."""
+    """Make the face; all its routes require the token."""
     return Face("node", routes_of(holdings, staging, inputs, batches), may_use)

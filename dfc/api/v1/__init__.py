@@ -1,1 +1,1 @@
-"""The face `/v1`: DFC's own API, in JSON, and MessagePack where it is asked for."""
+"""The face `/v1`: DFC's own API, in JSON or, if asked for, MessagePack."""

@@ -1,4 +1,4 @@
-"""`/v1/batch` at a proxy."""
+"""`/v1/batch` at a proxy: batch reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ProxyBatchHandlers(Handlers):
         self._batches = batches
 
     async def batch(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """A list of items from anywhere."""
+        """Answer a list of items from anywhere in the cluster."""
         request, with_lengths = await read_request(exchange), wants_lengths(exchange)
         batch = await self._batches.gather(request, exchange.bulk.threads, with_lengths=with_lengths)
         return batch_answer(batch, with_lengths=with_lengths)

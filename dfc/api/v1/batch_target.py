@@ -1,4 +1,4 @@
-"""`/v1/batch` at a target."""
+"""`/v1/batch` at a target: batch reads."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dfc.target.batch.opening import OwnBatches
 
 
 class TargetBatchHandlers(Handlers):
-    """Batch reads of whoever asks."""
+    """The handler of `/v1/batch`."""
 
     def __init__(self, batches: OwnBatches) -> None:
         self._batches = batches
 
     async def batch(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """A list of items from anywhere."""
+        """Answer a list of items from anywhere in the cluster."""
         request, with_lengths = await read_request(exchange), wants_lengths(exchange)
         return batch_answer(await self._batches.gather(request, with_lengths=with_lengths), with_lengths=with_lengths)
 

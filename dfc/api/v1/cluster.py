@@ -1,4 +1,4 @@
-"""What a proxy says of the cluster and of itself: map, scrubbing, health, metrics."""
+"""`/v1/cluster…`, `/v1/health` and `/metrics` at a proxy: the map, scrubbing, health, metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a target says of itself and of its cluster: `/v1/health`, `/v1/cluster` and `/metrics`."""
+"""`/v1/health`, `/v1/cluster` and `/metrics` at a target."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dfc.wire import MSGPACK
 
 
 class TargetStateHandlers(Handlers):
-    """`metrics` asks for those of this moment."""
+    """Handlers of these paths; `metrics` collects the current metrics."""
 
     def __init__(self, local: Local, elsewhere: Elsewhere, metrics: Callable[[], Awaitable[CollectorRegistry]]) -> None:
         self._local = local
@@ -28,13 +28,13 @@ class TargetStateHandlers(Handlers):
         self._metrics = metrics
 
     async def health(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """Ready when it has its disks."""
+        """Report health: the target is ready once it has its disks."""
         local = self._local
         version, state = local.map.version, local.standing()
         return health_answer(bool(local.disks), role="target", id=local.node_id, map_version=version, state=state)
 
     async def cluster(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """The registry's map, with the use of all disks; while it is away, the map that this target works by."""
+        """Return the registry's map, with the use of all disks; if no proxy can be reached, this target's own map."""
         with suppress(Unavailable):
             return await self._elsewhere.answer(exchange)
         if MSGPACK in exchange.headers.get("Accept", ""):
@@ -42,7 +42,7 @@ class TargetStateHandlers(Handlers):
         return json_answer(self._local.map)
 
     async def prometheus(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """In the format of Prometheus."""
+        """Return the metrics in the Prometheus text format."""
         return await asyncio.to_thread(metrics_answer, await self._metrics())
 
     ENDPOINTS = (

@@ -25,13 +25,13 @@ _HEADERS: Final = (("Content-Type", "text/event-stream"), ("Cache-Control", "no-
 
 
 class JobHandlers(Handlers):
-    """Handlers of the paths of jobs."""
+    """Handlers of the paths under `/v1/jobs`."""
 
     def __init__(self, jobs: JobService) -> None:
         self._jobs = jobs
 
     async def submit(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """202 with the job, or 200 with the plan of a dry run."""
+        """Submit a job: 202 with the job, or 200 with the plan of a dry run."""
         said = await self._jobs.submit(await exchange.read_small(JOB_SPEC_BYTES_MAX))
         if "state" not in said:
             return json_answer(said)
@@ -42,7 +42,7 @@ class JobHandlers(Handlers):
         states = [state for state in query.get("state", "").split(",") if state]
         unknown = next((state for state in states if state not in _STATES), None)
         if unknown is not None:
-            raise BadRequest(f"there is no state {unknown[:40]!r}; there are {', '.join(get_args(JobState))}")
+            raise BadRequest(f"unknown state {unknown[:40]!r}; the states are {', '.join(get_args(JobState))}")
         limit = page_limit(query, PAGE_DEFAULT)
         return json_answer(await self._jobs.page(states, query.get("token") or None, limit))  # type: ignore[arg-type]
 
@@ -53,8 +53,8 @@ class JobHandlers(Handlers):
         return json_answer(await self._jobs.cancel(parameters[0]))
 
     async def events(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-        """Server-sent events. Each has the whole job, so that one who comes back (`Last-Event-ID`) has missed nothing."""
-        await self._jobs.show(parameters[0])  # 404 while that can still be said
+        """Stream a job as server-sent events. Each has the whole job, so a client that reconnects has missed nothing."""
+        await self._jobs.show(parameters[0])  # raises 404 before the answer begins
         return StreamAnswer(200, _events(self._jobs.watch(parameters[0])), _HEADERS)
 
     ENDPOINTS = (

@@ -1,4 +1,4 @@
-"""`/v1/objects` at a proxy: for clients that follow redirects."""
+"""`/v1/objects` at a proxy: redirect clients to the owner of an object."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ProxyObjectHandlers:
         self._relay = relay
 
     async def object(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
-        """307 to the owner before a byte of the body is read; `?relay=1` relays."""
+        """Redirect to the owner with 307, before reading any of the body; with `?relay=1`, relay the request."""
         owners = self._when_ready()
         path = parse_object_path(f"/{parameters[0]}/{parameters[1]}")
         relays = exchange.raw_query and flag(exchange.query_parameters(OBJECT_QUERY), "relay")
@@ -27,7 +27,7 @@ class ProxyObjectHandlers:
         return await self._relay.forward(exchange, owner.url) if relays else redirect_to(owner, exchange)
 
     def object_at_once(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer | None:
-        """`object`, where that is a redirect of a read."""
+        """`object` for a read that is simply redirected; else None."""
         if exchange.raw_query:
             return None
         owners = self._when_ready()

@@ -1,4 +1,4 @@
-"""DFC's own API at a proxy: the routes of objects, and those that each class of handlers declares."""
+"""The routes of `/v1` at a proxy: those of objects, and those that the classes of handlers declare."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dfc.proxy.uses import ProxyUses
 
 
 def proxy_face(uses: ProxyUses, relay: Relay, metrics: Callable[[], CollectorRegistry], may_use: Authenticate) -> Face:
-    """All paths under `/v1`, and `/metrics`."""
+    """Make the face for all paths under `/v1`, and `/metrics`."""
     objects = ProxyObjectHandlers(uses.objects, relay)
     subjects = (
         BucketHandlers(uses),

@@ -1,4 +1,4 @@
-"""The routes of `/v1` at a target: what it answers itself, and what it hands to a proxy."""
+"""The routes of `/v1` at a target: those it answers itself, and those it passes to a proxy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def target_face(
     metrics: Callable[[], Awaitable[CollectorRegistry]],
     may_use: Authenticate,
 ) -> Face:
-    """The same paths as a proxy has. `metrics`: see `TargetStateHandlers`."""
+    """Make the face, with the same paths as at a proxy. `metrics`: see `TargetStateHandlers`."""
     objects = TargetObjectHandlers(stored)
     here = dict.fromkeys(("GET", "PUT", "DELETE"), objects.object)
     large = Route("/v1/objects/{bucket}/{object…}", here, query=OBJECT_QUERY, at_once=objects.at_once)

@@ -1,1 +1,1 @@
-"""The face of plain URLs, `/bucket/object`: what curl, WebDataset and browsers use."""
+"""The face of plain URLs, `/bucket/object`, for curl, WebDataset and browsers."""

@@ -1,4 +1,4 @@
-"""Directory pages for browsers. Every name is escaped; there are no scripts."""
+"""HTML pages of buckets and objects for browsers. Every name is escaped; there are no scripts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _page(title: str, body: str) -> str:
 
 
 def human_bytes(size: int) -> str:
-    """1536 → '1.5 KiB'."""
+    """Format a size: 1536 → '1.5 KiB'."""
     value = float(size)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if value < 1024 or unit == "TiB":
@@ -35,7 +35,7 @@ def human_bytes(size: int) -> str:
 
 
 def bucket_list(buckets: Sequence[tuple[str, int, int]]) -> str:
-    """A page of (name, objects, bytes)."""
+    """Render the page of all buckets from (name, objects, bytes)."""
     rows = "".join(
         f'<tr><td><a href="/{quote(name)}/">{escape(name)}</a></td><td class="n">{objects:,}</td>'
         f'<td class="n">{human_bytes(size)}</td></tr>'
@@ -49,7 +49,7 @@ def _count(value: int | None) -> str:
 
 
 def object_list(bucket: str, prefixes: Sequence[str], objects: Sequence[ListedObject], next_url: str | None) -> str:
-    """A page of one bucket: prefixes first, then objects with size, samples and time."""
+    """Render a page of one bucket: prefixes first, then objects with size, samples and time."""
     rows = [
         f'<tr><td><a href="/{quote(bucket)}/?delimiter=/&amp;prefix={quote(prefix, safe="")}">{escape(prefix)}</a></td>'
         "<td></td><td></td><td></td></tr>"

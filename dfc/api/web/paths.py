@@ -1,4 +1,4 @@
-"""Plain URLs at a proxy: objects are relayed to their owners, directories are text, HTML or JSON."""
+"""Plain URLs at a proxy: relay requests for objects to their owners, and list directories as text, HTML or JSON."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ HTML_PAGE: Final = 1000
 
 
 class ProxyPaths:
-    """The handler of all paths that are of no other face."""
+    """The handler of all paths that belong to no other face."""
 
     def __init__(self, uses: ProxyUses, relay: Relay) -> None:
         self._objects, self._buckets, self._listings = uses.objects, uses.buckets, uses.listings
         self._relay = relay
 
     async def path(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """`/{bucket}/{object…}`, `/{object}`, `/{bucket}/` and `/`: never a redirect unless `?redirect=1`."""
-        owners = self._objects.when_ready()  # before listings, too: a short one looks like a loss
+        """Answer `/{bucket}/{object…}`, `/{object}`, `/{bucket}/` and `/`; redirects only with `?redirect=1`."""
+        owners = self._objects.when_ready()  # before listings, too: an incomplete one looks like data loss
         path = parse_object_path(exchange.target_path)
         if not path.name:
             return await self._directory(exchange, path.bucket)
@@ -86,7 +86,7 @@ class ProxyPaths:
 
 
 async def _names(first: Page, rest: AsyncIterator[Page]) -> AsyncIterator[bytes]:
-    """The text of pages; an error after the first one breaks the connection."""
+    """Yield the text of pages; an error after the first one breaks the connection."""
     yield _name_lines([row[0] for row in first.rows], first.prefixes)
     async for page in rest:
         yield _name_lines([row[0] for row in page.rows], page.prefixes)

@@ -1,4 +1,4 @@
-"""Plain URLs at a proxy: everything that is of no other face."""
+"""The face of plain URLs at a proxy: all paths that belong to no other face."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from dfc.proxy.uses import ProxyUses
 
 
 def proxy_face(uses: ProxyUses, relay: Relay, may_use: Authenticate) -> Face:
-    """`/{bucket}/{object…}`, and directories."""
+    """Make the face for `/{bucket}/{object…}` and directories."""
     path = ProxyPaths(uses, relay).path
     return Face("web", [], may_use, rest=Route("/", dict.fromkeys(("GET", "PUT", "DELETE"), path), query=None))

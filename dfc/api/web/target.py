@@ -1,4 +1,4 @@
-"""The routes of plain URLs at a target: objects by their paths, and everything else by way of a proxy."""
+"""Plain URLs at a target: serve its own objects and pass everything else to a proxy."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class _Handlers:
         self._stored = stored
 
     async def web(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
-        """`/{bucket}/{object…}` and `/{object}`; listings are a proxy's."""
+        """Answer `/{bucket}/{object…}` and `/{object}`; listings go to a proxy."""
         path = parse_object_path(exchange.target_path)
         return await self._stored.answer(exchange, path, exchange.query_parameters(None) if exchange.raw_query else {})
 
     def at_once(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer | None:
-        """The same for what is in memory."""
+        """`web` for what is in memory; else None."""
         return self._stored.at_once(exchange, parse_object_path(exchange.target_path))
 
 
 def target_face(stored: StoredHandlers, may_use: Authenticate) -> Face:
-    """Every path that is of no other face."""
+    """Make the face for all paths that belong to no other face."""
     handlers = _Handlers(stored)
     methods = dict.fromkeys(("GET", "PUT", "DELETE"), handlers.web)
     return Face("web", [], may_use, rest=Route("/", methods, query=None, at_once=handlers.at_once))

@@ -1,1 +1,1 @@
-"""Requests to other nodes: connections, bytes out and in, retries, and errors read back."""
+"""HTTP requests to nodes: connections, sending and receiving bodies, retries, and errors decoded from answers."""

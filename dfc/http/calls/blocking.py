@@ -1,8 +1,8 @@
-"""The bulk channel: one request and one answer over `http.client`, bytes read straight into the caller's buffer.
+"""Blocking HTTP requests over `http.client`, with bodies read straight into the caller's buffer.
 
-For callers with threads of their own: the client library, and the workers of jobs. Connections are kept and used again.
-Every failure of the wire becomes `NotConnected` (nothing was sent) or `Broken`; an answer that ends before its announced
-length is `Broken`, never a short read. There are no retries and no redirects here.
+For callers with their own threads: the client library and the workers of jobs. Connections are kept alive and reused. Every
+connection failure becomes `NotConnected` (nothing was sent) or `Broken`; an answer that ends before its announced length is
+`Broken`, never a short read. There are no retries and no redirects here.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from dfc.limits import KIB
 from dfc.parts import Part, part_bytes
 
 CONNECT_TIMEOUT_S: Final = 5.0
-READ_TIMEOUT_S: Final = 60.0  # without a single byte; nodes send or fail long before
+READ_TIMEOUT_S: Final = 60.0  # without a single byte; nodes send or fail long before that
 IDLE_CONNECTIONS_MAX: Final = 16
 ERROR_BODY_BYTES_MAX: Final = 64 * KIB
-_DRAIN_BYTES: Final = 64 * KIB  # reading so much is cheaper than a new connection
-_DRAIN_TIMEOUT_S: Final = 0.2  # and so is waiting so long for it
-_NO_SUCH_HOST: Final = frozenset((socket.EAI_NONAME, socket.EAI_NODATA))  # others are troubles of the resolver
+_DRAIN_BYTES: Final = 64 * KIB  # reading this much is cheaper than a new connection
+_DRAIN_TIMEOUT_S: Final = 0.2  # and so is waiting this long for it
+_NO_SUCH_HOST: Final = frozenset((socket.EAI_NONAME, socket.EAI_NODATA))  # other errors are trouble with the resolver
 _READS: Final = frozenset(("GET", "HEAD"))
 Origin = tuple[str, str, int]
 
 
 class Body(Protocol):
-    """What `Transport.request` sends: `chunks` gives the bytes, again from the first when it is `replayable`."""
+    """A request body for `Transport.request`: `chunks` yields the bytes, from the start each time if it is `replayable`."""
 
     @property
     def size(self) -> int | None: ...
@@ -50,27 +50,27 @@ class Body(Protocol):
 
 
 class WrongAddress(NotConnected):
-    """There is no host of that name, or it speaks no TLS, or not with a certificate to trust: the URL is hardly meant so."""
+    """The URL is probably wrong: the host does not exist, does not speak TLS, or its certificate is not trusted."""
 
 
 class Broken(Unreachable):
-    """The connection broke, timed out or spoke no HTTP after the request had begun."""
+    """The connection broke, timed out or was not HTTP, after the request had begun."""
 
 
 @contextmanager
 def _own_errors(what: str) -> Iterator[None]:
-    """Foreign errors of a connection become `Broken`, here and nowhere else."""
+    """Convert errors of sockets and http.client to `Broken`, in this one place."""
     try:
         yield
     except TimeoutError:
         raise Broken(f"{what}: timed out") from None
     except (OSError, http.client.HTTPException, ValueError) as problem:
-        # ValueError: http.client lets one out for a chunk size that is no number, and for a file closed under it.
+        # ValueError: http.client raises it for a chunk size that is not a number, and for a file closed meanwhile.
         raise Broken(f"{what}: {problem or type(problem).__name__}") from None
 
 
 class Response:
-    """Status, headers and unread body of an answer; close it, or read it to its end, to free the connection."""
+    """An answer: status, headers and unread body. Close it, or read it to its end, to free the connection."""
 
     def __init__(self, transport: Transport, link: _Link, response: http.client.HTTPResponse, what: str) -> None:
         self._transport = transport
@@ -79,8 +79,8 @@ class Response:
         self._what = what
         self.status = response.status
         self.headers: Headers = response.headers
-        self.url = what.partition(" ")[2]  # that was asked
-        self.early = link.spoiled  # it came before the body of the request was through
+        self.url = what.partition(" ")[2]  # of the request
+        self.early = link.spoiled  # it came before the whole body of the request was sent
         # http.client does not say when a body ends early, so the bytes are counted here.
         self._left = response.length
         self._chunked = bool(response.chunked)
@@ -91,19 +91,19 @@ class Response:
 
     @property
     def length(self) -> int | None:
-        """Bytes of the body that are not read yet; None when the node did not say."""
+        """The number of unread bytes of the body; None when the node did not announce a length."""
         return self._left
 
     def readinto(self, buffer: bytearray | memoryview) -> int:
-        """Fill the buffer as far as the body goes, which may take many packets; 0 at its end. Broken when it ends early."""
+        """Fill the buffer as far as the body goes and return the number of bytes; 0 at its end. Broken if it ends early."""
         count = self.receive(buffer)
         if self._failure is not None:
             raise self._failure
         return count
 
     def receive(self, buffer: bytearray | memoryview) -> int:
-        """`readinto`, for those who can go on elsewhere: what came before the body broke off is handed out first, and the
-        next call raises Broken."""
+        """`readinto` for callers that can resume elsewhere: returns the bytes that came before the body broke off; the next
+        call raises Broken."""
         link = self._link
         if link is None:
             if self._failure is not None:
@@ -127,8 +127,8 @@ class Response:
                 raise
             return self._receiver.count
         except BaseException:
-            self._failure = Broken(f"{self._what}: interrupted")  # and not at its end
-            self._abandon()  # what is left would be taken for the next answer
+            self._failure = Broken(f"{self._what}: interrupted")  # rather than reporting the end
+            self._abandon()  # the unread rest would be taken for the next answer
             raise
         if self._receiver.count == 0 or self._left == 0:
             self._finish()
@@ -138,29 +138,29 @@ class Response:
         if self._left is not None:
             self._left -= count
             if count < wanted:
-                raise Broken(f"{self._what}: the connection ended {self._left} bytes early")
+                raise Broken(f"{self._what}: the connection was closed {self._left} bytes early")
         elif count == 0 and not self._chunked:
-            raise Broken(f"{self._what}: an answer without a length cannot be known to be whole")
+            raise Broken(f"{self._what}: the answer has no length, so it may be incomplete")
 
     def read_all(self, limit: int) -> bytes:
-        """The rest of the body, closing the answer; Broken when it has more than `limit` bytes."""
+        """Read the rest of the body and close the answer; Broken when it has more than `limit` bytes."""
         buffer = bytearray(min(limit, self._left if self._left is not None else 64 * KIB) + 1)
         data = b""
         try:
             while (count := self.readinto(buffer)) > 0:
                 data += buffer[:count]
                 if len(data) > limit:
-                    raise Broken(f"{self._what}: the answer has more than {limit} bytes")
+                    raise Broken(f"{self._what}: the answer is longer than {limit} bytes")
         finally:
             self.close()
         return data
 
     def error(self, what: str = "") -> DfcError:
-        """What an answer of 300 or more means, its body read; `what` was asked, if the URL is not to be shown. Broken."""
+        """Read the body and return the error for a status of 300 or more; `what` replaces a URL not to be shown. Broken."""
         return error_from_answer(self.status, self.headers, self.read_all(ERROR_BODY_BYTES_MAX), what or self._what)
 
     def close(self) -> None:
-        """Idempotent. A short rest is read so that the connection can be used again; otherwise it is closed."""
+        """Free the connection: read a short rest of the body so that it can be reused, or else close it. Idempotent."""
         link = self._link
         if link is None:
             return
@@ -177,7 +177,7 @@ class Response:
         self._abandon()
 
     def forget(self) -> None:
-        """In a child after a fork: it is the parent's, and `Transport.forget` has closed the copy of its connection."""
+        """Drop it in a child after a fork: it is the parent's, and `Transport.forget` closed the copied connection."""
         link, self._link = self._link, None
         if link is not None:
             self._response.close()
@@ -209,26 +209,26 @@ class Response:
 
 
 class _Link:
-    """A connection and what must be known to use it again."""
+    """A connection, and what is needed to reuse it."""
 
     def __init__(self, origin: Origin, connection: http.client.HTTPConnection, cancellation: Cancellation) -> None:
         self.origin = origin
         self.connection = connection
         self.cancellation = cancellation
-        self.spoiled = False  # part of a body was not sent: what follows on it would be read as that body
+        self.spoiled = False  # a body was only partly sent: the next request would be read as the rest of it
         assert connection.sock is not None
         self.sock: socket.socket = connection.sock
         cancellation.track(self.sock)
 
     def move_to(self, cancellation: Cancellation) -> None:
-        """Let another caller end what it waits for: answers may be read by later calls than those that opened them."""
+        """Put it under another cancellation: an answer may be read by a later call than the one that opened it."""
         if cancellation is not self.cancellation:
             self.cancellation.untrack(self.sock)
             self.cancellation = cancellation
             cancellation.track(self.sock)
 
     def is_usable(self) -> bool:
-        """An idle connection with something to read was closed by the node, or has an answer to nothing."""
+        """Whether an idle connection can be reused. If it is readable, the node closed it or sent something unasked."""
         return not is_readable(self.sock, 0)
 
     def close(self) -> None:
@@ -237,7 +237,7 @@ class _Link:
 
 
 class Transport:
-    """Connections to the nodes. Thread-safe; an answer belongs to one thread at a time."""
+    """A pool of connections to nodes. Thread-safe; an answer belongs to one thread at a time."""
 
     def __init__(
         self,
@@ -266,9 +266,9 @@ class Transport:
     ) -> Response:
         """Send one request with the source as its body, and read the head of the answer, whatever its status.
 
-        An answer that comes before the body is through ends the sending. A kept connection that turns out to be dead is
-        replaced, except for what is to be sent `once`; a source that cannot begin anew gets a fresh one at once. Making one
-        takes at most `limit_s`. Broken, too, when a write broke off on a kept connection and no other one can be made.
+        An answer that arrives during the body ends the sending. A kept connection that turns out to be dead is replaced,
+        except for requests to be sent `once`; a source that cannot be replayed gets a new connection right away. Connecting
+        takes at most `limit_s`. Raises Broken also when a write failed on a kept connection and no new one can be made.
         """
         what = f"{method} {url}"
         spent = source is not None and not source.replayable
@@ -287,7 +287,7 @@ class Transport:
         except NotConnected as problem:
             if lost is None or method in _READS:
                 raise
-            raise Broken(f"{lost.message}; then {problem.message}") from None  # it may have been carried out
+            raise Broken(f"{lost.message}; then {problem.message}") from None  # the node may have carried it out
         try:
             return self._exchange(link, method, url, headers, source, what)
         except Broken:
@@ -296,11 +296,11 @@ class Transport:
 
     @property
     def cancellation(self) -> Cancellation:
-        """What ends the transfers of this thread: its own, or that of the whole client."""
+        """The cancellation for transfers of this thread: the thread's own, or the whole client's."""
         return current_cancellation(self._cancellation)
 
     def close(self) -> None:
-        """Close the idle connections, and those in use when they come back."""
+        """Close idle connections now, and those in use when they are given back."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -308,8 +308,8 @@ class Transport:
             link.close()
 
     def forget(self) -> None:
-        """In a child after a fork: close its copies of all connections, also of those in use, which would keep them open after
-        the parent has closed them. No locks: other threads of the parent may have held them."""
+        """In a child after a fork: close its copies of all connections, even those in use; otherwise they would stay open after
+        the parent has closed them. Takes no locks, since other threads of the parent may have held them."""
         for link in tuple(self._links):
             descriptor = link.sock.detach()
             if descriptor >= 0:
@@ -371,7 +371,7 @@ class Transport:
             return self._tls
 
     def begin(self, method: str, url: str, headers: Mapping[str, str], size: int | None) -> Upload:
-        """Send a head on a new connection; the body follows piece by piece. `size` None: it goes out chunked."""
+        """Send a request head on a new connection; the caller then sends the body piece by piece. `size` None: chunked."""
         what = f"{method} {url}"
         link = self._connect(_origin(url), what)
         try:
@@ -406,8 +406,10 @@ class Transport:
 
 
 class Upload:
-    """A request whose body the caller sends piece by piece. `wanted` turns False when an answer came before the body was
-    through: sending more is of no use, `finish` reads that answer. Every error ends the connection, and so does `abort`."""
+    """A request whose body the caller sends piece by piece.
+
+    `wanted` becomes False when an answer arrives during the body: sending more is useless, `finish` reads that answer. Every
+    error closes the connection, and so does `abort`."""
 
     def __init__(
         self,
@@ -431,14 +433,14 @@ class Upload:
                 self.wanted = False
 
     def send(self, data: Buffer) -> bool:
-        """The next bytes, all of them; whether more are wanted."""
+        """Send the next bytes; whether more are wanted."""
         if self.wanted and len(data) > 0:
             with self._fatal():
                 self.wanted = send_piece(self._link.sock, data, self._chunked)
         return self.wanted
 
     def send_parts(self, parts: Sequence[Part]) -> bool:
-        """The next bytes, those from files moved by the kernel; whether more are wanted. Broken when a file has fewer."""
+        """Send the next bytes, those in files by sendfile; whether more are wanted. Broken if a file is too short."""
         if self.wanted and part_bytes(parts) > 0:
             with self._fatal():
                 self.wanted = send_parts(self._link.sock, parts, self._chunked)
@@ -454,7 +456,7 @@ class Upload:
             return Response(self._transport, link, link.connection.getresponse(), self._what)
 
     def abort(self) -> None:
-        """End the connection, so that the node knows that the body is not whole. Idempotent."""
+        """Close the connection, so that the node knows that the body is incomplete. Idempotent."""
         self._link.close()
 
     @contextmanager
@@ -471,14 +473,14 @@ class Upload:
 def _origin(url: str) -> Origin:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise BadRequest(f"not an http URL: {url}")
+        raise BadRequest(f"not an http:// or https:// URL: {url}")
     return parts.scheme, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
 
 
 def _cause(problem: OSError) -> str:
-    """Why no connection could be made, for whoever wrote the URL."""
+    """Say why the connection failed, for the person who wrote the URL."""
     if isinstance(problem, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {problem.verify_message}"
     if isinstance(problem, ssl.SSLError):
-        return f"TLS handshake failed: is it http://? ({problem.reason or problem})"
+        return f"TLS handshake failed ({problem.reason or problem}); should the URL begin with http://?"
     return problem.strerror or str(problem)

@@ -1,4 +1,4 @@
-"""Looking a host up within a time limit: what connects in a thread has no other way to bound it."""
+"""Look up a host within a time limit, which blocking connections cannot do themselves."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _EACH_MIN_S = 0.05  # for an address of a host that has very many: enough within
 
 
 def connect_share_s(host: str, port: int, limit_s: float) -> float:
-    """Seconds for each IP address of a host, so that looking it up and trying them all takes at most `limit_s`.
+    """Return a connect timeout per IP address of a host, so that the lookup and trying them all take at most `limit_s`.
 
-    TimeoutError when looking it up alone takes longer, OSError when there is no such host.
+    TimeoutError when the lookup alone takes longer, OSError when the host does not exist.
     """
     if _is_literal(host):
         return limit_s
@@ -43,12 +43,12 @@ def _look_up(host: str, port: int, limit_s: float) -> list[object]:
         except UnicodeError as error:  # a name that cannot be one
             problem = OSError(str(error))
 
-    # A resolver that hangs cannot be called back. The thread ends when it gives up, and does not hold up the end of a process.
+    # A hanging resolver cannot be interrupted. The thread ends when the resolver gives up, and does not delay process exit.
     thread = threading.Thread(target=work, name="lookup", daemon=True)
     thread.start()
     thread.join(limit_s)
     if thread.is_alive():
-        raise TimeoutError(f"{host} was not found in {limit_s:g} s")
+        raise TimeoutError(f"looking up {host} took longer than {limit_s:g} s")
     if problem is not None:
         raise problem
     return found

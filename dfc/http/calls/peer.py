@@ -1,4 +1,4 @@
-"""Connections to other nodes: raw sockets for the relay, kept alive in a pool, and an aiohttp session for control calls."""
+"""Connections between nodes: a pool of raw sockets for the relay, and an aiohttp session for control calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dfc.limits import KIB
 from dfc.wire import MSGPACK
 
 IDLE_PER_NODE_MAX: Final = 64
-IDLE_S: Final = 30.0  # well below the keep-alive of the other side
+IDLE_S: Final = 30.0  # well below the keep-alive timeout of the other node
 HEAD_READ_BYTES: Final = 64 * KIB
 HEAD_BYTES_MAX: Final = 256 * KIB
 STREAM_STALL_S: Final = 300.0  # a node that decompresses a large shard sends nothing meanwhile
@@ -28,12 +28,12 @@ T = TypeVar("T")
 
 
 class PeerGone(ConnectionError):
-    """The node closed or refused the connection before it answered."""
+    """The node closed the connection, or did not read or send in time."""
 
 
 @dataclass
 class PeerResponse:
-    """The head of a node's answer; `begun` are body bytes that came with it."""
+    """The head of a node's answer; `begun` is the part of the body that came with it."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -45,7 +45,7 @@ class PeerResponse:
 
 @dataclass
 class PeerConnection:
-    """One request at a time to one node over a non-blocking socket."""
+    """A connection to one node over a non-blocking socket, for one request at a time."""
 
     url: str
     socket: socket.socket
@@ -54,33 +54,33 @@ class PeerConnection:
     idle_since_s: float = 0.0
 
     async def send(self, data: bytes) -> None:
-        """PeerGone also when the node does not take it in time."""
+        """Send all bytes. PeerGone also when the node does not take them in time."""
         try:
             async with asyncio.timeout(STREAM_STALL_S):
                 await asyncio.get_running_loop().sock_sendall(self.socket, data)
         except OSError as error:  # a TimeoutError is one
-            raise PeerGone(f"{self.url} went away") from error
+            raise PeerGone(f"lost the connection to {self.url}") from error
 
     async def receive(self, count: int) -> bytes:
-        """At most so many bytes; none at the end. PeerGone also when nothing comes for too long."""
+        """Receive at most `count` bytes; none at the end. PeerGone also when nothing comes for too long."""
         try:
             async with asyncio.timeout(STREAM_STALL_S):
                 return await asyncio.get_running_loop().sock_recv(self.socket, count)
         except OSError as error:
-            raise PeerGone(f"{self.url} went away") from error
+            raise PeerGone(f"lost the connection to {self.url}") from error
 
     def start_request(self, method: str, target: str, headers: list[tuple[bytes, bytes]]) -> bytes:
-        """The bytes of a request head. Header values come from a parsed request, so they hold no line ends."""
+        """Return the bytes of a request head. Header values come from a parsed request, so they contain no line ends."""
         request = h11.Request(method=method, target=target.encode("utf-8", "surrogateescape"), headers=headers)
         return self.parser.send(request) or b""
 
     async def read_head(self) -> PeerResponse:
-        """The next answer, informational ones (100) included; PeerGone when there is none."""
+        """Read the head of the next answer, including informational ones (100); PeerGone when none comes."""
         while True:
             try:
                 event = self.parser.next_event()
             except h11.RemoteProtocolError as error:
-                raise PeerGone(f"{self.url} did not answer in HTTP: {error}") from error
+                raise PeerGone(f"{self.url} did not answer with valid HTTP: {error}") from error
             if isinstance(event, h11.InformationalResponse):
                 return PeerResponse(event.status_code, [], b"")
             if isinstance(event, h11.Response):
@@ -90,7 +90,7 @@ class PeerConnection:
             self.parser.receive_data(await self.receive(HEAD_READ_BYTES))
 
     async def read_chunk(self) -> bytes:
-        """The next decoded piece of a body that the parser follows; empty at its end. PeerGone when it is cut off."""
+        """Read the next piece of a body that the parser decodes; empty at its end. PeerGone when it is cut off."""
         while True:
             try:
                 event = self.parser.next_event()
@@ -108,13 +108,13 @@ class PeerConnection:
         self.socket.close()
 
     def cut(self) -> None:
-        """Close it in the middle of an answer: the node is told at once."""
+        """Close it in the middle of an answer with a reset, so that the node notices immediately."""
         reset_on_close(self.socket)
         self.socket.close()
 
 
 class PeerPool:
-    """Idle connections to nodes by URL."""
+    """A pool of idle connections to nodes, by URL."""
 
     def __init__(self, connect_timeout_s: float) -> None:
         self._connect_timeout_s = connect_timeout_s
@@ -122,7 +122,7 @@ class PeerPool:
         self._sweeping: asyncio.TimerHandle | None = None
 
     async def open(self, url: str, *, fresh: bool = False, limit_s: float | None = None) -> PeerConnection:
-        """An idle connection, or a new one; Unavailable when the node does not accept it in time, or in `limit_s`."""
+        """Return an idle connection or a new one; Unavailable when connecting fails or takes too long (or over `limit_s`)."""
         loop = asyncio.get_running_loop()
         idle = self._idle.get(url, [])
         while idle and not fresh:
@@ -137,7 +137,7 @@ class PeerPool:
                 found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
                 return PeerConnection(url, await _connect(found))
         except (OSError, TimeoutError) as error:
-            raise Unavailable(f"the node at {url} does not accept connections") from error
+            raise Unavailable(f"cannot connect to the node at {url}") from error
 
     def give_back(self, connection: PeerConnection) -> None:
         """Keep a connection whose answer was read to its end."""
@@ -152,7 +152,7 @@ class PeerPool:
             self._sweeping = loop.call_later(IDLE_S, self._sweep, loop)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Close what nobody has taken for too long: a node that has gone for good is never asked for again."""
+        """Close connections that were idle for too long; otherwise those to a removed node would stay forever."""
         limit_s = loop.time() - IDLE_S
         for url, idle in list(self._idle.items()):
             while idle and idle[0].idle_since_s <= limit_s:  # the last one is taken first, so these are the oldest
@@ -190,7 +190,7 @@ async def _connect(addresses: list[Any]) -> socket.socket:
 
 
 def _is_quiet(connection: socket.socket) -> bool:
-    """Whether an idle connection is still open: one that has been closed by the other side is readable."""
+    """Whether an idle connection is still open: if the other side closed it, it is readable."""
     try:
         connection.recv(1, socket.MSG_PEEK)
     except BlockingIOError:
@@ -201,7 +201,7 @@ def _is_quiet(connection: socket.socket) -> bool:
 
 
 class ControlClient:
-    """Control calls to other nodes: small JSON or msgpack bodies, the cluster's token, errors as `dfc.errors`."""
+    """Control calls to other nodes, with small JSON or msgpack bodies, the cluster's token, and errors as exceptions."""
 
     def __init__(self, token: str, timeout_s: float) -> None:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -219,9 +219,9 @@ class ControlClient:
         long: bool = False,
         limit_s: float | None = None,
     ) -> T:
-        """The decoded answer. Unavailable when the node cannot be reached; RemoteError for an answer that is an error.
+        """Send a request and decode the answer. Unavailable when the node cannot be reached; RemoteError for an error answer.
 
-        `long`: the node may work for minutes before it answers. `limit_s`: it must accept a connection in so many seconds.
+        `long`: the node may take minutes to answer. `limit_s`: the limit for connecting.
         """
         data = b"" if body is None else msgspec.json.encode(body)
         status, content_type, content = await self.fetch(method, url, data, headers or {}, long=long, limit_s=limit_s)
@@ -231,7 +231,7 @@ class ControlClient:
         try:
             return decode(content or b"{}", type=kind)
         except msgspec.DecodeError as error:
-            raise Unavailable(f"{url} answered with something else than expected: {error}") from error
+            raise Unavailable(f"unexpected answer from {url}: {error}") from error
 
     async def fetch(
         self,
@@ -243,7 +243,7 @@ class ControlClient:
         long: bool = False,
         limit_s: float | None = None,
     ) -> tuple[int, str, bytes]:
-        """Status, content type and body."""
+        """Send a request and return status, content type and body of the answer. Unavailable."""
         timeout = self._long_timeout(limit_s) if long else self._usual_timeout(limit_s)
         try:
             async with self._open_session().request(
@@ -251,7 +251,7 @@ class ControlClient:
             ) as response:
                 return response.status, response.headers.get("Content-Type", ""), await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unavailable(f"{url} cannot be reached: {type(error).__name__}") from error
+            raise Unavailable(f"cannot reach {url}: {type(error).__name__}") from error
 
     def _usual_timeout(self, limit_s: float | None = None) -> aiohttp.ClientTimeout:
         return aiohttp.ClientTimeout(total=self._timeout_s * 3, connect=min(self._timeout_s, limit_s or self._timeout_s))
@@ -267,7 +267,7 @@ class ControlClient:
         return self._session
 
     async def open_stream(self, url: str) -> aiohttp.ClientResponse:
-        """A GET whose body is read piece by piece, for as long as it takes; the caller closes it. Errors as in `call`."""
+        """Send a GET whose answer the caller reads in pieces, without a total time limit, and closes. Errors as in `call`."""
         timeout = self._long_timeout()
         try:
             response = await self._open_session().get(url, headers=self._headers, timeout=timeout, allow_redirects=False)
@@ -275,13 +275,15 @@ class ControlClient:
                 raise RemoteError(response.status, await response.read(), url)
             return response
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unavailable(f"{url} cannot be reached: {type(error).__name__}") from error
+            raise Unavailable(f"cannot reach {url}: {type(error).__name__}") from error
 
     async def upload(self, url: str, pieces: AsyncIterator[bytes]) -> None:
-        """A PUT whose body is made piece by piece, for as long as it takes while it moves. Errors as in `call`."""
+        """Send a PUT with a body made piece by piece; it may take any time as long as it moves. Errors as in `call`."""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(STREAM_STALL_S) as limit:  # the session's own does not run while a body is sent
+            async with asyncio.timeout(
+                STREAM_STALL_S
+            ) as limit:  # the session's own timeout does not apply while a body is sent
 
                 async def watched() -> AsyncIterator[bytes]:
                     async for piece in pieces:
@@ -295,7 +297,7 @@ class ControlClient:
                     if response.status >= 300:
                         raise RemoteError(response.status, content, url)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unavailable(f"{url} cannot be reached: {type(error).__name__}") from error
+            raise Unavailable(f"cannot reach {url}: {type(error).__name__}") from error
 
     async def close(self) -> None:
         if self._session is not None:

@@ -1,7 +1,7 @@
-"""From an answer of a node back to the error that made it, by the `code` of its JSON body.
+"""Turn error answers of nodes back into exceptions, by the `code` in their JSON body.
 
-Clients get an object of its class (`error_from_answer`), nodes status and code as they are (`RemoteError`). A code that
-`dfc.errors` does not have gives the class of the status, with that code.
+Clients get the matching class of `dfc.errors` (`error_from_answer`), nodes a `RemoteError` with the same status and code. For a
+code that `dfc.errors` does not know, the status decides the class, and the code is kept.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dfc.errors import (
 )
 from dfc.wire import ITEM_HEADER, LOST_HEADER
 
-# Answers to try again: the node or a gateway before it cannot serve now. A 500 is final: it is about the object or its disk.
+# Statuses to retry: the node, or a gateway before it, cannot serve now. A 500 is final: it is about the object or its disk.
 RETRY_STATUSES: Final = frozenset((408, 429, 502, 503, 504))
 # For answers without a body (HEAD) or from something that is not DFC.
 _BY_STATUS: Final[Mapping[int, type[DfcError]]] = {
@@ -56,13 +56,13 @@ _BY_STATUS: Final[Mapping[int, type[DfcError]]] = {
 
 
 class Headers(Protocol):
-    """Headers of an answer, names in any case; those of http.client and of httpx both are."""
+    """Headers of an answer, with names in any case, as in http.client and httpx."""
 
     def get(self, name: str, /) -> str | None: ...
 
 
 class ErrorBody(msgspec.Struct):
-    """What the body of an error says; empty texts when it is something else than a node of DFC sends."""
+    """The code and message in the body of an error; empty if the body is not from a DFC node."""
 
     code: str = ""
     message: str = ""
@@ -72,7 +72,7 @@ class _Body(msgspec.Struct):
     error: ErrorBody
 
 
-# Those of `dfc.errors` and no others: which modules with errors of their own are loaded differs from process to process.
+# Only classes of `dfc.errors`: which other modules with errors are loaded differs from process to process.
 _BY_CODE: Final[Mapping[str, type[DfcError]]] = {
     kind.code: kind
     for kind in vars(errors).values()
@@ -81,7 +81,7 @@ _BY_CODE: Final[Mapping[str, type[DfcError]]] = {
 
 
 def decode_error_body(body: bytes) -> ErrorBody:
-    """The one decoder of them."""
+    """Decode the body of an error answer."""
     try:
         return msgspec.json.decode(body, type=_Body).error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -89,28 +89,28 @@ def decode_error_body(body: bytes) -> ErrorBody:
 
 
 class RemoteError(DfcError):
-    """Another node answered with an error, as nodes see it: status and code are its own, whatever they mean."""
+    """Another node answered with an error; status and code are the ones it sent."""
 
     def __init__(self, status: int, body: bytes, url: str) -> None:
         said = decode_error_body(body)
-        super().__init__(said.message or f"{url} answered {status}")
+        super().__init__(said.message or f"{url} answered with status {status}")
         self.status = status  # type: ignore[misc]
         self.code = said.code or "bad_gateway"  # type: ignore[misc]
 
 
 def error_from_answer(status: int, headers: Headers, body: bytes, what: str) -> DfcError:
-    """The error that a status of 300 or more stands for; `what`, method and URL, is for answers that say nothing themselves."""
+    """Make the exception for an answer of status 300 or more; `what` (method and URL) is for answers without a message."""
     problem = decode_error_body(body)
     kind = _BY_STATUS.get(status)
     if kind is None or kind.code != problem.code:
         kind = _BY_CODE.get(problem.code, kind)
     if kind is None:
         kind = Unavailable if status in RETRY_STATUSES else ServerTrouble if status >= 500 else BadRequest
-    # Some classes make their own message from other arguments; here the message is what the node said.
+    # Some classes build their message from other arguments; here the message is the one the node sent.
     error = kind.__new__(kind)
     DfcError.__init__(error, problem.message or f"{what} was answered with status {status}", headers=_kept(headers))
     if problem.code and problem.code != kind.code:
-        error.code = problem.code  # type: ignore[misc]  # one that is known where it was raised, to be shown as it is
+        error.code = problem.code  # type: ignore[misc]  # unknown here: show it as the node sent it
     return error
 
 
@@ -125,6 +125,6 @@ def is_worth_retrying(error: DfcError) -> bool:
 
 
 def retry_after_s(error: DfcError) -> float | None:
-    """What the node asked for, in seconds; dates are not used by DFC and ignored."""
+    """Return the node's Retry-After in seconds. Dates are ignored; DFC does not send them."""
     value = error.headers.get("Retry-After", "")
     return float(value) if value.isascii() and value.isdigit() else None

@@ -1,8 +1,8 @@
-"""Bytes of an answer's body, straight from its socket into the caller's buffer, in as few calls as the kernel allows.
+"""Receive an answer's body from its socket straight into the caller's buffer, in as few system calls as possible.
 
-A thread that receives while another computes must come back seldom: each return from a system call waits for the interpreter's
-lock, up to 5 ms. So a plain connection is read with one call that fills the whole buffer (MSG_WAITALL), on a socket that
-blocks; its timeout is the kernel's (SO_RCVTIMEO). TLS, and bodies without a length, are read in steps.
+While another thread computes, each return from a system call waits for the interpreter's lock, up to 5 ms, so there should be
+few. Therefore a plain connection is read with one call that fills the whole buffer (MSG_WAITALL), on a blocking socket whose
+timeout is the kernel's (SO_RCVTIMEO). TLS, and bodies without a length, are read in steps.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Final
 from dfc.limits import KIB
 
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
-_STEP_BYTES: Final = 256 * KIB  # of a chunked body: so much at most is lost when the connection breaks in the middle of a step
+_STEP_BYTES: Final = 256 * KIB  # of a chunked body: the most that is lost when the connection breaks within a step
 
 
 class Receiver:
-    """The body of one answer. Bytes that came before an error are counted: `count` is that of the last call of `fill`."""
+    """Receives the body of one answer. `count` is the number of bytes that the last `fill` received, even if it failed."""
 
     def __init__(self, response: http.client.HTTPResponse, sock: socket.socket, timeout_s: float) -> None:
         self.count = 0
@@ -35,7 +35,7 @@ class Receiver:
         self._blocking = False
 
     def fill(self, view: memoryview) -> None:
-        """Fill the view, or stop where the connection ended. Raises OSError (TimeoutError too) and HTTPException."""
+        """Fill the view, or stop where the connection ended. Raises OSError (including TimeoutError) and HTTPException."""
         self.count = 0
         while self.count < len(view):
             rest = view[self.count :]
@@ -45,21 +45,21 @@ class Receiver:
             self.count += got
 
     def limit(self, timeout_s: float) -> None:
-        """Wait no longer than this from now on."""
+        """Use this timeout from now on."""
         self._timeout_s = timeout_s
         self._blocking = False
         self._sock.settimeout(timeout_s)
 
     def restore(self, timeout_s: float) -> None:
-        """Leave the socket as its next user expects it."""
+        """Reset the socket's timeout for its next user."""
         if self._blocking or self._timeout_s != timeout_s:
             self._sock.settimeout(timeout_s)
             self._blocking = False
 
     def _receive(self, view: memoryview) -> int:
         if not self._drained:
-            # The head was read through a buffer, which may hold the first bytes of the body. One that is larger than that
-            # buffer empties it, and whatever follows is received past it.
+            # The head was read through a buffer, which may hold the first bytes of the body. A read larger than the buffer
+            # empties it; after that, bytes are received directly.
             self._drained = len(view) > io.DEFAULT_BUFFER_SIZE
             return self._response.fp.readinto1(view)
         if not self._plain:
@@ -86,10 +86,10 @@ class Receiver:
 
 
 def reset_on_close(sock: socket.socket) -> None:
-    """Let closing a connection in the middle of an answer tell the sender at once, with a reset.
+    """Make closing the connection in the middle of an answer reset it, so that the sender notices immediately.
 
-    After an orderly end Linux may leave a sender that meets a full window waiting for a minute: the other end is gone, what is
-    left of it answers that the window is full, and the node keeps its files open for it.
+    After an orderly close, Linux may keep a sender with a full window waiting for a minute: the closed end still reports that
+    the window is full, and the node keeps its files open meanwhile.
     """
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)

@@ -1,4 +1,4 @@
-"""How often to try and how long to wait between tries, and how a caller ends work that other threads do for it."""
+"""Retry policy with backoff, and cancellation of transfers that run in other threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Cancelled(DfcError):
-    """The caller ended the operation; what a download has stored so far is kept for resuming."""
+    """The caller cancelled the operation; what a download has stored so far is kept for resuming."""
 
     status = 499
     code = "cancelled"
@@ -30,9 +30,9 @@ class Cancelled(DfcError):
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Exponential backoff: half of each delay is random, so that many clients do not come back in step.
+    """Exponential backoff: half of each delay is random, so that many clients do not retry in lockstep.
 
-    The default waits about 12 s in all, longer than a cluster needs to serve again after it lost a process.
+    The default waits about 12 s in all, longer than a cluster needs to recover after losing a process.
     """
 
     retries: int = 7
@@ -42,13 +42,13 @@ class RetryPolicy:
     random: random.Random = field(default_factory=random.Random, compare=False)
 
     def delay_s(self, attempt: int, retry_after_s: float | None) -> float:
-        """Seconds before try `attempt` + 2; never less than the node asked for, within the bound."""
+        """Return the seconds to wait before try `attempt` + 2: at least what the node asked for, up to `retry_after_max_s`."""
         delay: float = min(self.first_delay_s * 2**attempt, self.delay_max_s) * (0.5 + 0.5 * self.random.random())
         return max(delay, min(retry_after_s or 0.0, self.retry_after_max_s))
 
 
 class Retries:
-    """Tries in vain, counted. `worth` says which errors may pass."""
+    """Counts failed tries. `worth` says which errors are worth a retry."""
 
     def __init__(self, policy: RetryPolicy, worth: Callable[[DfcError], bool] = is_worth_retrying) -> None:
         self.policy = policy
@@ -56,8 +56,8 @@ class Retries:
         self._worth = worth
 
     def delay_s(self, problem: DfcError, *, useful: bool = False) -> float | None:
-        """Seconds to wait before another try, None when there is to be none. After a try that was `useful`, part of the work
-        being done, there may be as many again as at first."""
+        """Return the seconds to wait before another try, or None to give up. A try that was `useful`, because part of the work
+        is done, resets the count."""
         if useful:
             self.number = 0
         if self.number >= self.policy.retries or not self._worth(problem):
@@ -66,7 +66,7 @@ class Retries:
         return self.policy.delay_s(self.number - 1, retry_after_s(problem))
 
     def again(self, problem: DfcError, wait: Callable[[float], None], *, useful: bool = False) -> bool:
-        """Wait so long, or say that there is to be no other try."""
+        """Wait before another try and return True; False to give up."""
         delay_s = self.delay_s(problem, useful=useful)
         if delay_s is not None:
             wait(delay_s)
@@ -80,10 +80,10 @@ def retried(
     worth: Callable[[DfcError], bool] = is_worth_retrying,
     check: Callable[[], None] = lambda: None,
 ) -> T:
-    """What the attempt gives, in a thread; while it fails with what may pass, again after a `wait`.
+    """Call `attempt` until it succeeds, with a `wait` after each error that is worth a retry; return its result. Blocking.
 
-    `worth` is asked only while there are tries left; `check` raises before a try, or in the place of its error, when the caller
-    has given up.
+    `worth` is asked only while there are tries left; `check` is called before each try and on its error, and raises when the
+    caller has given up.
     """
     retries = Retries(policy, worth)
     while True:
@@ -94,12 +94,12 @@ def retried(
             check()
             delay_s = retries.delay_s(problem)
             if delay_s is None:
-                raise  # here: its traceback would hold a function that was given it, and so itself and all that it names
+                raise  # not in a helper function: the traceback would then refer to the error itself, a reference cycle
         wait(delay_s)
 
 
 class Cancellation:
-    """Ends every transfer that runs under it, from any thread, by shutting their sockets down."""
+    """Cancels all transfers that run under it, from any thread, by shutting down their sockets."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -112,9 +112,9 @@ class Cancellation:
         return self._event.is_set()
 
     def cancel(self) -> None:
-        """What runs raises `Cancelled` soon; so does what would start later."""
+        """Make running transfers raise `Cancelled` soon, and later ones right away."""
         if sys.is_finalizing():
-            return  # all other threads stand still, perhaps one with the lock; sockets end with the process
+            return  # other threads are frozen and may hold the lock; the sockets are closed with the process
         self._event.set()
         with self._lock:
             for sock in self._sockets:
@@ -128,7 +128,7 @@ class Cancellation:
             raise Cancelled
 
     def wait(self, seconds: float) -> None:
-        """Sleep, unless cancelled."""
+        """Sleep; Cancelled if it is or gets cancelled."""
         if self._event.wait(seconds):
             raise Cancelled
 
@@ -139,7 +139,7 @@ class Cancellation:
             _shut_down(sock)
 
     def add(self, action: Callable[[], None]) -> None:
-        """Have this done when it is cancelled, at once if it is already: for what is no socket."""
+        """Call `action` on cancellation, or now if already cancelled: for anything that is not a socket."""
         with self._lock:
             self._actions.append(action)
         if self._event.is_set():
@@ -157,10 +157,10 @@ class Cancellation:
 
 def _shut_down(sock: socket.socket) -> None:
     try:
-        # The method of the base class: that of a TLS socket would pull its state away under the reading thread.
+        # The method of the base class: the one of a TLS socket would remove its state while a thread is reading.
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
     except OSError:
-        pass  # it was not connected any more
+        pass  # it was no longer connected
 
 
 _CURRENT: Final[ContextVar[Cancellation | None]] = ContextVar("dfc_cancellation", default=None)
@@ -168,7 +168,7 @@ _CURRENT: Final[ContextVar[Cancellation | None]] = ContextVar("dfc_cancellation"
 
 @contextmanager
 def cancelled_by(cancellation: Cancellation) -> Iterator[None]:
-    """Transfers that begin inside, in this thread, end with this cancellation instead of the client's own."""
+    """Put transfers that this thread begins inside the context under this cancellation instead of the client's own."""
     token = _CURRENT.set(cancellation)
     try:
         yield

@@ -1,7 +1,6 @@
-"""A request on its way out: its head, and its body in pieces or from a file. An answer that comes meanwhile ends the sending.
+"""Send a request: its head, then its body in pieces or from files. Sending stops if an answer arrives early.
 
-Errors are those of sockets, and ValueError for a file that is shorter than was said; `dfc.http.calls.blocking` makes its own of
-them.
+Errors are those of sockets, and ValueError for a file that is shorter than announced; `dfc.http.calls.blocking` converts them.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from dfc.checksum import Buffer
 from dfc.limits import KIB, MIB
 from dfc.parts import Part, part_bytes
 
-EXPECT_TIMEOUT_S: Final = 2.0  # a server that does not know `Expect` gets the body after so long
-EXPECT_BYTES: Final = 1 * MIB  # larger bodies ask first: a refusal then costs one round trip instead of a broken connection
+EXPECT_TIMEOUT_S: Final = 2.0  # after this, the body is sent to a server that does not know `Expect`
+EXPECT_BYTES: Final = 1 * MIB  # above this, ask first: a refusal then costs one round trip instead of a broken connection
 _JOIN_BYTES: Final = 64 * KIB  # smaller chunks go out in one piece with their frame
 _HEAD_BYTES_MAX: Final = 16 * KIB
 _CONTINUE: Final = b"HTTP/1.1 100"
-_REST_S: Final = 0.001  # the rest of a head comes at once; to wait for more than was peeked at needs another look
+_REST_S: Final = 0.001  # pause before peeking again for the rest of a head, which arrives at once
 _READ_BYTES: Final = 64 * KIB  # of a file that goes out over TLS
 _MORE: Final = int(socket.MSG_MORE)
 _SENDFILE_BYTES_MAX: Final = 1 << 30  # the kernel moves at most 2 GiB at a time
@@ -41,7 +40,10 @@ def send_head(
     *,
     body: bool = False,
 ) -> bool:
-    """Whether the node is asked before the body is sent. `size` None with `body`: chunked."""
+    """Send the head of a request; whether it asks the node to confirm (`Expect`) before the body is sent.
+
+    `size` None with `body`: the body goes out chunked.
+    """
     parts = urlsplit(url)
     connection.putrequest(method, (parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
     connection.putheader("User-Agent", f"dfc/{__version__}")
@@ -75,7 +77,7 @@ def send(sock: socket.socket, data: Buffer) -> bool:
     try:
         sock.sendall(data)
     except (BrokenPipeError, ConnectionResetError):
-        # The node may have answered, and why, before it closed: then that is still to be read.
+        # The node may have sent an answer with the reason before it closed: then that can still be read.
         if not is_readable(sock, EXPECT_TIMEOUT_S):
             raise
         return False
@@ -97,20 +99,20 @@ def _send_encrypted(sock: socket.socket, parts: Sequence[Part], chunked: bool) -
         for at in range(offset, offset + count, _READ_BYTES):
             piece = os.pread(file, min(_READ_BYTES, offset + count - at), at)
             if len(piece) < min(_READ_BYTES, offset + count - at):
-                raise ValueError(f"the file that is sent ends at byte {at + len(piece)}")
+                raise ValueError(f"the file being sent ends at byte {at + len(piece)}")
             if not send_piece(sock, piece, chunked):
                 return False
     return True
 
 
 class _Sender:
-    """Parts to a socket that has a timeout, so that its descriptor does not block. Parts are small and many: a call of Python's
-    own for each piece of one, which looks before whether it may, would cost as much as the piece."""
+    """Sends parts to a socket that has a timeout, and so a non-blocking descriptor. Parts are small and many: Python's own
+    socket calls, which poll before each piece, would cost as much as the piece."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._file = sock.fileno()
-        # The same without a timeout of Python's, which would wait before every call.
+        # The same socket without a Python timeout, which would poll before every call.
         self._direct = socket.socket(sock.family, sock.type, sock.proto, self._file)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLOUT | select.POLLIN)
@@ -118,7 +120,7 @@ class _Sender:
         self._timeout_ms = None if timeout_s is None else timeout_s * 1000
 
     def send(self, parts: Sequence[Part]) -> bool:
-        """False when an answer is there."""
+        """Send the parts; False when an answer has arrived."""
         try:
             if _has_answered(self._sock):
                 return False
@@ -153,12 +155,12 @@ class _Sender:
                     return False
                 continue
             if moved == 0:
-                raise ValueError(f"the file that is sent ends at byte {offset}")
+                raise ValueError(f"the file being sent ends at byte {offset}")
             offset += moved
         return True
 
     def _may(self) -> bool:
-        """Wait for room; False when an answer is there."""
+        """Wait until the socket can take more; False when an answer has arrived."""
         events = self._poll.poll(self._timeout_ms)
         if not events:
             raise TimeoutError
@@ -166,7 +168,7 @@ class _Sender:
 
 
 def may_continue(sock: socket.socket) -> bool:
-    """Wait for `100 Continue` and consume it; False when there is a final answer, which is left to be read."""
+    """Wait for `100 Continue` and consume it; False when a final answer came instead, which is left to be read."""
     if isinstance(sock, ssl.SSLSocket):
         return True  # TLS cannot be peeked into; an early answer is noticed while sending
     end = monotonic() + EXPECT_TIMEOUT_S
@@ -180,7 +182,7 @@ def may_continue(sock: socket.socket) -> bool:
 
 
 def _has_answered(sock: socket.socket) -> bool:
-    """Whether there is a final answer, or the end. A `100 Continue` that comes so late that the body was begun is consumed."""
+    """Whether a final answer, or the end, has arrived. Consumes a late `100 Continue` that comes during the body."""
     end = monotonic() + EXPECT_TIMEOUT_S
     while is_readable(sock, 0):
         taken = _take_continue(sock)
@@ -192,7 +194,7 @@ def _has_answered(sock: socket.socket) -> bool:
 
 
 def _take_continue(sock: socket.socket) -> bool | None:
-    """Consume a `100 Continue` of a socket that is readable; False when something else is there, None for a part of one."""
+    """Consume a `100 Continue` from a readable socket; False when it is something else, None when it is incomplete."""
     head = sock.recv(_HEAD_BYTES_MAX, socket.MSG_PEEK)
     if not head or not _CONTINUE.startswith(head[: len(_CONTINUE)]) or len(head) == _HEAD_BYTES_MAX:
         return False

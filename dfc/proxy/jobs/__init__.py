@@ -1,1 +1,1 @@
-"""Jobs at the proxy: accepting, running, committing and publishing them."""
+"""Jobs at the proxy: accept, run, commit and publish them."""

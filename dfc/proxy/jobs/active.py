@@ -1,4 +1,4 @@
-"""A job that its proxy looks after: carries out what `jobs/lifecycle` asks for, and reports how that has ended."""
+"""A job that is under way: carries out the actions of `jobs/lifecycle` and reports how they ended."""
 
 from __future__ import annotations
 
@@ -42,14 +42,12 @@ from dfc.proxy.jobs.context import Means
 from dfc.proxy.jobs.runner import JobRunner
 
 _log: Final = logging.getLogger("dfc.proxy.jobs")
-_MISTAKE: Final = JobError("internal_error", "an internal error; the log of the proxy has it under the job's id")
-_JOURNAL_FAILED: Final = JobError(
-    "internal_error", "the journal of jobs failed; the log of the proxy has it under the job's id"
-)  # fmt: skip
+_MISTAKE: Final = JobError("internal_error", "internal error; see the proxy's log under the job's id")
+_JOURNAL_FAILED: Final = JobError("internal_error", "the job journal failed; see the proxy's log under the job's id")
 
 
 def check_cancel(recorded: JobState) -> None:
-    """JobFinished when it is too late to cancel a job that is not under way, of which the journal says this."""
+    """Raise JobFinished when it is too late to cancel a job that is not under way; `recorded` is its state in the journal."""
     life, _ = restored(recorded)
     _, actions = step(life, CancelAsked())
     for action in actions:
@@ -58,27 +56,27 @@ def check_cancel(recorded: JobState) -> None:
 
 
 def left_unfinished(job_id: str) -> Unavailable:
-    """For who wants a job to end of which the journal has not taken that it has: the next start may go on with it."""
-    return Unavailable(f"the journal has not taken how the job {job_id} has ended; cancel it when the proxy was restarted")
+    """Make the error for cancelling a job whose end the journal could not record: the next start may resume it."""
+    return Unavailable(f"the journal could not record how job {job_id} ended; cancel it after the next restart of the proxy")
 
 
 class Keeper(Protocol):
-    """What a job asks of the service that keeps it. `activities`: whatever is under way, for the service to end."""
+    """What an active job needs from its service. `activities`: the running tasks, for the service to cancel."""
 
     is_stopping: bool
     activities: set[asyncio.Task[Event]]
 
     def changed(self, job_id: str) -> None:
-        """Those who look on may look again."""
+        """The job has changed: wake those who watch it."""
 
     def freed(self, job: Active, is_known: bool) -> None:
-        """The job has left its place; `is_known`: its record says how it has ended."""
+        """The job no longer counts as running; `is_known`: its record says how it ended."""
 
 
 class Active:
-    """One thing at a time is under way for a job, in a task of its own, whose end is the next event. Nothing is decided here.
+    """A job under way. It runs one activity at a time, in a task whose end is the next event; `jobs/lifecycle` decides.
 
-    When the service ends, whatever is under way is left where it is: no event comes of it.
+    When the service stops, the running activity is abandoned where it is, without an event.
     """
 
     def __init__(self, means: Means, keeper: Keeper, record: JobRecord) -> None:
@@ -91,19 +89,19 @@ class Active:
         self._waiters: list[asyncio.Future[Exception | None]] = []
 
     def happen(self, event: Event) -> None:
-        """Take a step. JobFinished when the event is a wish to cancel that comes too late."""
+        """Process an event and carry out the resulting actions. JobFinished when it is a request to cancel that is too late."""
         self.life, actions = step(self.life, event)
         for action in actions:
             self._carry_out(action)
 
     async def cancel(self) -> None:
-        """Returns when the job has ended, one way or another.
+        """Cancel the job; returns when it has ended, one way or another.
 
-        Raises JobFinished from its commit point on; NoSpace or StorageFailed when the journal does not take it, which it is
-        told again until it does; Unavailable when the service ends, or the journal fails.
+        Raises JobFinished from its commit point on; NoSpace or StorageFailed when the journal cannot record it (writing it is
+        retried until it succeeds); Unavailable when the service stops, or the journal fails.
         """
         if self._keeper.is_stopping:
-            raise Unavailable("this proxy ends")
+            raise Unavailable("this proxy is shutting down")
         self.happen(CancelAsked())
         if self.life.has_left:
             return
@@ -112,15 +110,15 @@ class Active:
         error = await waiter
         if error is not None:
             raise error
-        self.happen(CancelAsked())  # how it has ended may be what refuses it
+        self.happen(CancelAsked())  # refused if the job ended in another way
         if self.life.phase == "left":
             raise left_unfinished(self.id)
 
     def tell(self, error: Exception | None) -> None:
-        """End the waiting of those who have cancelled the job."""
+        """Wake the callers of `cancel`, with an error or None."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
-            if not waiter.done():  # who asked may have gone
+            if not waiter.done():  # its caller may be gone
                 waiter.set_result(error)
 
     # --- actions
@@ -153,11 +151,11 @@ class Active:
         task = asyncio.create_task(activity)
         self._activity = task
         self._keeper.activities.add(task)
-        # Not from within the activity: one that is cancelled before it has begun never comes to saying so.
+        # Not from within the activity: if it is cancelled before it starts, it never runs any code.
         task.add_done_callback(partial(self._ended, given_up))
 
     def _ended(self, given_up: Event, task: asyncio.Task[Event]) -> None:
-        """Report how an activity has ended; `given_up` is said of one that was cancelled or failed by a mistake."""
+        """Report how an activity ended; `given_up` is the event if it was cancelled or failed unexpectedly."""
         self._keeper.activities.discard(task)
         event = given_up
         if not task.cancelled():
@@ -165,24 +163,24 @@ class Active:
             if error is None:
                 event = task.result()
             else:
-                _log.error("job %s, %s: this failed", self.id, self.life.phase, exc_info=error)
+                _log.error("job %s failed while it was %s", self.id, self.life.phase, exc_info=error)
         if self._keeper.is_stopping:
             return
         try:
             self.happen(event)
         except Exception:
-            _log.exception("job %s, %s: a mistake of ours", self.id, self.life.phase)
+            _log.exception("job %s: internal error while it was %s", self.id, self.life.phase)
             if not self.life.has_left:
                 self.life = JobLife("left")
                 self._free(is_known=False)
 
     def _free(self, is_known: bool) -> None:
         if not is_known:
-            _log.error("job %s has ended, but the journal cannot tell how; the next start of the proxy looks at it", self.id)
+            _log.error("job %s ended, but the journal has no record of how; the next start of the proxy resolves this", self.id)
         self._keeper.freed(self, is_known)
         self.tell(None)
 
-    # --- what takes its time
+    # --- activities
 
     async def _work(self) -> Event:
         try:
@@ -190,7 +188,7 @@ class Active:
         except DfcError as error:
             return WorkFailed(JobError(error.code, error.message))
         except Exception:
-            _log.exception("job %s failed by a mistake of ours", self.id)
+            _log.exception("job %s failed with an internal error", self.id)
             return WorkFailed(_MISTAKE)
         return WorkDone()
 
@@ -225,7 +223,7 @@ class Active:
         except DfcError as error:
             return JournalFailed(JobError(error.code, error.message))
         except Exception as error:
-            _log.exception("job %s: the journal did not take its %s", self.id, "end" if action.patient else "next state")
+            _log.exception("job %s: the journal could not record its %s", self.id, "end" if action.patient else "next state")
             self.tell(error)
             return JournalFailed(_JOURNAL_FAILED)
         self.runner.take(record)

@@ -1,5 +1,5 @@
-"""Between the last task of a job and its commit point: nothing is in the way, everything is staged as it was written, the
-lineage lies beside it."""
+"""Prepare a job's commit after its last task: check that no object is in the way and all outputs are staged as they were
+written, and stage the lineage."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from dfc.proxy.jobs.staged import StagedObject
 
 
 def is_bucket_gone(means: Means, record: JobRecord) -> bool:
-    """Whether the bucket that the job was accepted for has been deleted, maybe made anew."""
+    """Whether the job's output bucket was deleted since the job was accepted, even if it was created again."""
     bucket = means.cluster.map.bucket(record.bucket)
     return bucket is None or bucket.id != record.bucket_id or bucket.state == "deleting"
 
 
 class Commit:
-    """One job about to commit."""
+    """The commit of one job."""
 
     def __init__(self, means: Means, record: JobRecord, spec: CheckedSpec, inputs: Sequence[Sequence[InputShard]]) -> None:
         self._means = means
@@ -34,9 +34,9 @@ class Commit:
         self._inputs = inputs
 
     async def prepare(self) -> tuple[OutputSummary, str]:
-        """What the job has written, and a warning or nothing. Publishing cannot fail after this for the outputs' sake.
+        """Check everything that could keep the outputs from being published; return a summary of them and a warning, or "".
 
-        Raises BucketDeleting, OutputExists, JobFailure; Unavailable when a target stays away.
+        Raises BucketDeleting, OutputExists, JobFailure; Unavailable when a target stays down.
         """
         means, record = self._means, self._record
         if is_bucket_gone(means, record):
@@ -52,11 +52,11 @@ class Commit:
         for node in means.cluster.map.targets():
             found += await self._check(node)
         if found != summary.shards:
-            raise JobFailure("output_lost", f"{summary.shards} outputs were written, {found} of them are staged")
+            raise JobFailure("output_lost", f"{summary.shards} outputs were written, but {found} are staged")
         return summary, warning
 
     def _bucket_gone(self) -> BucketDeleting:
-        return BucketDeleting(f"the bucket {self._record.bucket!r} was deleted while the job ran")
+        return BucketDeleting(f"the bucket {self._record.bucket!r} was deleted while the job was running")
 
     async def _leftovers(self) -> str:
         means, first, count = self._means, "", 0
@@ -64,7 +64,7 @@ class Commit:
             if not await means.plan(means.journal.writes, self._record.id, name):
                 first, count = first or name, count + 1
         more = f" and {count - 1} more" if count > 1 else ""
-        return f"older objects that match the output pattern are left as they were: {first!r}{more}" if count else ""
+        return f"existing objects that match the output pattern were left unchanged: {first!r}{more}" if count else ""
 
     def _summarise(self) -> OutputSummary:
         journal, job_id = self._means.journal, self._record.id
@@ -80,7 +80,7 @@ class Commit:
             yield piece
 
     async def _check(self, node: NodeEntry) -> int:
-        """How many outputs a target has staged: whole, on the medium, and as their tasks have written them."""
+        """Check that a target's staged outputs are complete, durable and as their tasks wrote them; return their number."""
         prepared = await self._means.retried(lambda: self._means.staged.prepare(self._record.id, node))
         return await self._means.plan(self._compare, node.id, prepared)
 
@@ -95,10 +95,10 @@ class Commit:
         for each in found:
             record = known.get(each.object)
             if record is None:
-                raise JobFailure("internal_error", f"{each.object!r} was written by no task that is known")
+                raise JobFailure("internal_error", f"{each.object!r} is staged, but no known task wrote it")
             if (record.size, record.checksum) != (each.size, each.checksum):
-                raise JobFailure("output_lost", f"{each.object!r} is not staged as it was written")
+                raise JobFailure("output_lost", f"the staged bytes of {each.object!r} differ from what its task wrote")
             owner = cluster_map.owner(bucket, each.object)
             if owner is None or owner.node.id != node_id:
-                raise JobFailure("map_changed", "targets have joined or left while the job ran; submit it again")
+                raise JobFailure("map_changed", "targets joined or left while the job was running; submit it again")
         return len(known)

@@ -1,4 +1,4 @@
-"""What all running jobs share: the cluster, the journal and its thread, the engine; waiting for targets; planning."""
+"""What all running jobs share: cluster, journal, engine and threads, waiting for targets, retries and planning."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from dfc.proxy.jobs.staged import Staged
 _log: Final = logging.getLogger("dfc.proxy.jobs")
 T = TypeVar("T")
 RETRIES: Final = 3
-RETRY_DELAYS_S: Final = (0.5, 2.0, 8.0)  # together longer than a target needs to be back after a crash
-TARGETS_WAIT_S: Final = 120.0  # a job waits so long for a target that is down, then it fails by itself
+RETRY_DELAYS_S: Final = (0.5, 2.0, 8.0)  # together longer than a target needs to restart after a crash
+TARGETS_WAIT_S: Final = 120.0  # how long a job waits for a target that is down before it goes on and fails
 TARGETS_POLL_S: Final = 0.2
 JOURNAL_RETRY_S: Final = 5.0
 
 
 class JobFailure(DfcError):
-    """What ends a job, for its record."""
+    """The error with which a job fails, for its record."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -40,14 +40,14 @@ class JobFailure(DfcError):
 
 
 class JobInterrupted(DfcError):
-    """The job began under another version of DFC, which may have planned other tasks."""
+    """The job was started by another version of DFC, which may have planned other tasks."""
 
     code = "job_interrupted"
 
 
 @dataclass(frozen=True)
 class Means:
-    """What all runners share. `threads` are for plans and long reads of the journal, `writer` is the one that changes it."""
+    """What all runners share. `threads` are for plans and long reads of the journal; only `writer` changes it."""
 
     cluster: Cluster
     journal: Journal
@@ -62,18 +62,18 @@ class Means:
         return await asyncio.get_running_loop().run_in_executor(self.threads, call, *arguments)
 
     async def write(self, call: Callable[..., T], *arguments: Any) -> T:
-        """A call on the journal. NoSpace or StorageFailed when the proxy's own disk does not take it."""
+        """Run a call on the journal. NoSpace or StorageFailed when the proxy's own disk is full or fails."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self.writer, lambda: call(*arguments))
         except sqlite3.OperationalError as error:
             kind = NoSpace if "full" in str(error) else StorageFailed
-            raise kind(f"the proxy cannot write its journal of jobs: {error}") from error
+            raise kind(f"the proxy cannot write its job journal: {error}") from error
 
     async def write_at_last(
         self, call: Callable[..., T], *arguments: Any, refused: Callable[[Exception], None] | None = None
     ) -> T:
-        """A change without which a job would be neither here nor there: tried until there is room for it again. `refused`
-        gets the error of each attempt."""
+        """Make a change to the journal that must not be lost: retry until it succeeds. `refused` gets the error of each failed
+        attempt."""
         while True:
             try:
                 return await self.write(call, *arguments)
@@ -84,12 +84,12 @@ class Means:
             await asyncio.sleep(JOURNAL_RETRY_S)
 
     async def wait_before_retry(self, attempt: int) -> None:
-        """A while that grows, and then as long as a target is down, within bounds."""
+        """Wait with a growing delay, and then for targets that are down, up to TARGETS_WAIT_S."""
         await asyncio.sleep(RETRY_DELAYS_S[attempt] * (0.75 + random.random() / 2))
         await self.wait_for_targets()
 
     async def wait_for_targets(self) -> None:
-        """Nothing can be read of what a target holds that is down; as a rule it is back in seconds."""
+        """Wait while a target is down, up to TARGETS_WAIT_S: its objects cannot be read, and it is usually back in seconds."""
         deadline = time.monotonic() + TARGETS_WAIT_S
         while time.monotonic() < deadline:
             if self.cluster.is_ready() and not self.cluster.map.cover().missing:
@@ -97,7 +97,7 @@ class Means:
             await asyncio.sleep(TARGETS_POLL_S)
 
     async def retried(self, call: Callable[[], Awaitable[T]]) -> T:
-        """What `call` gives; tried again when a node cannot be reached."""
+        """Return the result of `call`; retry it when a node cannot be reached."""
         for attempt in range(RETRIES):
             try:
                 return await call()
@@ -111,7 +111,7 @@ class Means:
 def plan_stages(
     spec: CheckedSpec, inputs: tuple[Sequence[Any], ...], memory_bytes: int, cluster: Cluster
 ) -> tuple[Sequence[Stage], JobInput]:
-    """What an operation makes of a job. Pure but for the map, from which `near` follows and nothing that is written."""
+    """Plan the stages of a job. Pure except for the map, which decides where tasks run, but not what they write."""
     bucket = spec.spec.output.bucket
 
     def node_of(name: str) -> str | None:

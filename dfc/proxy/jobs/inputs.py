@@ -1,4 +1,4 @@
-"""Before a job is accepted: which shards it reads, asked of all targets, and whether what it will write is in the way."""
+"""Resolve the input shards of a job by asking the targets, and check its outputs for conflicts, before it is accepted."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _NAME: Final = attrgetter("name")
 
 
 class InputResolver:
-    """One spec at a time is expanded: a short one may stand for a million names."""
+    """Resolves the inputs of jobs. Specs are expanded one at a time: a short one may stand for a million names."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._expanding = asyncio.Lock()
 
     async def resolve(self, spec: CheckedSpec) -> tuple[list[InputShard], ...]:
-        """The shards of each input, and of those that the options name, in their order.
+        """Return the shards of each input, and of those that the options name, in order.
 
-        BucketNotFound, NoShards, ObjectNotFound for a named one that is not there, NotAShard for one that is no archive and
-        should be.
+        BucketNotFound, NoShards, ObjectNotFound for a named one that does not exist, NotAShard for one that should be an
+        archive and is not.
         """
         found = []
         for source, anything in all_inputs(spec):
@@ -49,9 +49,9 @@ class InputResolver:
                 async with self._expanding:
                     found.append(await self._one(source, anything))
             except msgspec.DecodeError as error:
-                raise Unavailable(f"a target answered with something else than expected: {error}") from error
+                raise Unavailable(f"unexpected answer from a target: {error}") from error
             if sum(map(len, found)) > JOB_INPUT_SHARDS_MAX:  # before the next one: a spec may name a bucket many times
-                raise BadRequest(f"a job reads at most {JOB_INPUT_SHARDS_MAX} shards")
+                raise BadRequest(f"a job may read at most {JOB_INPUT_SHARDS_MAX} shards")
         return tuple(found)
 
     async def _one(self, source: InputSpec, anything: bool) -> list[InputShard]:
@@ -60,7 +60,7 @@ class InputResolver:
             assert isinstance(source.shards, str)
             shards = await self._ask_everybody(source.bucket, source.shards, anything)
             if not shards:
-                raise NoShards(f"no shard of the bucket {source.bucket!r} matches {source.shards[:200]!r}")
+                raise NoShards(f"no shard in bucket {source.bucket!r} matches {source.shards[:200]!r}")
             return shards
         asked = await asyncio.to_thread(_by_owner, self._cluster.map, self._cluster.bucket(source.bucket), chosen)
         known: dict[str, InputShard] = {}
@@ -86,14 +86,14 @@ class InputResolver:
         try:
             return await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unavailable(f"the target {node.id} broke off its answer") from error
+            raise Unavailable(f"target {node.id} broke off its answer") from error
         finally:
             answer.close()
 
 
 def _in_order(contents: Sequence[bytes]) -> list[InputShard]:
-    """The shards of all targets by name. For a thread; nothing in it holds the interpreter for long, though there may be a
-    million: decoding and sorting go by blocks, and what lies between two names of a sample is sorted at a time."""
+    """Merge the shards of all targets, sorted by name. Runs in a thread and never holds the interpreter's lock for long, even
+    for a million shards: it decodes and sorts block by block, then sorts the range between two names of a sample at a time."""
     blocks: list[list[InputShard]] = []
     for content in contents:
         for block in decode_blocks(content):
@@ -117,13 +117,13 @@ def _as_named(names: Sequence[str], known: Mapping[str, InputShard], bucket: str
     found = []
     for name in names:
         if name not in known:
-            raise ObjectNotFound(f"there is no object {name!r} in the bucket {bucket!r}")
+            raise ObjectNotFound(f"object {name!r} does not exist in bucket {bucket!r}")
         found.append(known[name])
     return found
 
 
 def all_inputs(spec: CheckedSpec) -> list[tuple[InputSpec, bool]]:
-    """The inputs of a spec and those that its options name; for each whether objects without an index will do."""
+    """List the inputs of a spec and those that its options name, each with whether objects without an index are allowed."""
     operation = spec.spec.operation
     anything = takes_any_object(operation)
     return [(source, anything) for source in spec.spec.inputs] + [
@@ -132,7 +132,7 @@ def all_inputs(spec: CheckedSpec) -> list[tuple[InputSpec, bool]]:
 
 
 def _by_owner(cluster_map: ClusterMap, bucket: BucketEntry, names: Sequence[str]) -> dict[str, list[str]]:
-    """Names by the id of the node that holds them. BadRequest for a name that is there twice."""
+    """Group names by the id of the node that owns them. BadRequest for a duplicate name."""
     found: dict[str, list[str]] = {}
     seen: set[str] = set()
     for name in names:
@@ -146,19 +146,19 @@ def _by_owner(cluster_map: ClusterMap, bucket: BucketEntry, names: Sequence[str]
 
 
 def check_apart(spec: CheckedSpec, inputs: Sequence[Sequence[InputShard]]) -> None:
-    """BadRequest when an output could have the name of an input: a job never reads what it writes."""
+    """Raise BadRequest when an output could have the name of an input: a job must not read what it writes."""
     output = spec.spec.output
     if spec.pattern.text.startswith(HIDDEN_PREFIX):
-        raise BadRequest(f"names that begin with {HIDDEN_PREFIX!r} are DFC's own")
+        raise BadRequest(f"names that begin with {HIDDEN_PREFIX!r} are reserved for DFC")
     for (source, _), shards in zip(all_inputs(spec), inputs, strict=True):
         if source.bucket == output.bucket:
             found = next((shard.name for shard in shards if spec.pattern.matches(shard.name)), None)
             if found is not None:
-                raise BadRequest(f"the output {output.pattern!r} lies inside of the input: it could replace {found!r}")
+                raise BadRequest(f"the output {output.pattern!r} overlaps the input: it could replace {found!r}")
 
 
 async def existing_outputs(cluster: Cluster, bucket: str, pattern: OutputPattern) -> AsyncIterator[str]:
-    """Names of objects that are there and match the pattern, in order; none while there is no such bucket."""
+    """Yield the names of existing objects that match the pattern, in order; none if the bucket does not exist."""
     entry = cluster.map.bucket(bucket)
     if entry is None:
         return
@@ -169,13 +169,13 @@ async def existing_outputs(cluster: Cluster, bucket: str, pattern: OutputPattern
 
 
 async def check_free(cluster: Cluster, bucket: str, pattern: OutputPattern) -> None:
-    """OutputExists when an object matches the pattern."""
+    """Raise OutputExists when an object matches the pattern."""
     async for name in existing_outputs(cluster, bucket, pattern):
-        raise OutputExists(f"the object {name!r} in the bucket {bucket!r} matches the output pattern; 'overwrite' allows that")
+        raise OutputExists(f"object {name!r} in bucket {bucket!r} matches the output pattern; set 'overwrite' to allow this")
 
 
 def dropped_warnings(inputs: Sequence[Sequence[InputShard]]) -> tuple[str, ...]:
-    """What is lost because it belongs to no sample, said once for all shards."""
+    """Return a warning about members that belong to no sample and are left out, one for all shards."""
     losing = [shard for shards in inputs for shard in shards if shard.dropped]
     if not losing:
         return ()

@@ -1,4 +1,4 @@
-"""The lineage object of a job, `.dfc/jobs/ID.json`: what it was asked, what it read, what it wrote. Made piece by piece."""
+"""Write the lineage object of a job, `.dfc/jobs/ID.json`: its spec, what it read and what it wrote, piece by piece."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dfc.jobs.tasks import InputShard
 from dfc.names import HIDDEN_PREFIX
 from dfc.pages import rfc3339
 
-GROUP: Final = 512  # entries a piece
+GROUP: Final = 512  # entries per piece
 _encode: Final = msgspec.json.encode
 
 
@@ -25,7 +25,7 @@ def lineage_name(job_id: str) -> str:
 def lineage_pieces(
     job: JobRecord, journal: Journal, inputs: Sequence[Sequence[InputShard]], summary: OutputSummary, program: str
 ) -> Iterator[bytes]:
-    """Blocking. `inputs` is a list of lists, as a job may have several."""
+    """Yield the JSON of a lineage in pieces. Blocking. `inputs` has one list for each input of the job."""
     started = None if job.started_us is None else rfc3339(job.started_us)
     head: dict[str, Any] = {
         "id": job.id, "operation": job.operation, "label": job.label, "program": f"dfc {program}",

@@ -1,4 +1,4 @@
-"""Metrics of jobs (docs/metrics.md). The event loop is the only writer."""
+"""Prometheus metrics of jobs (docs/metrics.md). Only the event loop writes them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class JobStats:
         self.bytes_out += result.bytes_out
 
     def count_job(self, job: JobRecord) -> None:
-        """A job that has come to its end."""
+        """Count a job that has ended."""
         self.finished[job.operation, job.state] += 1
         if job.started_us is None or job.finished_us is None:
             return
@@ -47,11 +47,11 @@ class JobStats:
         for each in STATES:
             jobs.add_metric((each,), states.get(each, 0))
         yield jobs
-        finished = CounterMetricFamily("dfc_jobs_finished", "Jobs that have ended", labels=("operation", "state"))
+        finished = CounterMetricFamily("dfc_jobs_finished", "Jobs that ended", labels=("operation", "state"))
         for (operation, state), count in sorted(self.finished.items()):
             finished.add_metric((operation, state), count)
         yield finished
-        seconds = HistogramMetricFamily("dfc_job_seconds", "From the start of a job to its end", labels=("operation",))
+        seconds = HistogramMetricFamily("dfc_job_seconds", "Time from the start of a job to its end", labels=("operation",))
         for operation, counts in sorted(self._durations.items()):
             total, buckets = 0, []
             for bound, count in zip((*map(str, DURATION_BUCKETS_S), "+Inf"), counts, strict=True):
@@ -59,10 +59,10 @@ class JobStats:
                 buckets.append((bound, float(total)))
             seconds.add_metric((operation,), buckets, self._seconds[operation])
         yield seconds
-        tasks = CounterMetricFamily("dfc_job_tasks", "Tasks of jobs that have succeeded", labels=("operation",))
+        tasks = CounterMetricFamily("dfc_job_tasks", "Tasks that succeeded", labels=("operation",))
         for operation, count in sorted(self.tasks.items()):
             tasks.add_metric((operation,), count)
         yield tasks
         yield CounterMetricFamily("dfc_job_task_retries", "Tasks run again after a failure", self.retries)
-        yield CounterMetricFamily("dfc_job_read_bytes", "Bytes that tasks have read", self.bytes_in)
-        yield CounterMetricFamily("dfc_job_written_bytes", "Bytes that tasks have written", self.bytes_out)
+        yield CounterMetricFamily("dfc_job_read_bytes", "Bytes read by tasks", self.bytes_in)
+        yield CounterMetricFamily("dfc_job_written_bytes", "Bytes written by tasks", self.bytes_out)

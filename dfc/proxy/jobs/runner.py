@@ -1,6 +1,6 @@
-"""What one job does: its stages, a window of tasks at a time, up to its commit point; and publishing, after it.
+"""Run one job: its stages, a window of tasks at a time, up to its commit point; after that, publish its outputs.
 
-A runner that is begun again after a restart of the proxy goes on where the journal ends: finished tasks are not run again.
+After a restart of the proxy a runner continues where the journal ends: finished tasks are not run again.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ from dfc.proxy.jobs.context import RETRIES, JobFailure, JobInterrupted, Means, p
 _log: Final = logging.getLogger("dfc.proxy.jobs")
 T = TypeVar("T")
 WINDOW_PER_WORKER: Final = 4
-DRAFTS: Final = 64  # taken from a plan on one trip to a thread
-UNWRITTEN_MAX: Final = 4096  # results that wait for the journal
+DRAFTS: Final = 64  # tasks taken from a plan per call in a thread
+UNWRITTEN_MAX: Final = 4096  # results that are waiting for the journal
 
 
 class JobRunner:
-    """`record`, `progress` and `eta_s` are for those who look on; `notify` is called when they change. `summary` is there when
+    """Runs one job.
+
+    `record`, `progress` and `eta_s` are for those who watch the job; `notify` is called when they change. `summary` is set when
     the work is done."""
 
     def __init__(self, means: Means, record: JobRecord, notify: Callable[[], None]) -> None:
@@ -58,24 +60,24 @@ class JobRunner:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds until the last task ends at the pace of this run; None while there is no pace."""
+        """The estimated seconds until the last task ends, at the pace of this run; None while it is unknown."""
         done, total = self.progress.done - self._done_before, self.progress.total
         if self.record.state != "running" or not done or total is None:
             return None
         return (total - self.progress.done) * (time.monotonic() - self._begun_s) / done
 
     def take(self, record: JobRecord) -> None:
-        """The journal has this of the job now."""
+        """Take over the job's new record from the journal."""
         self.record = record
         self._notify()
 
     # --- stages
 
     async def work(self) -> None:
-        """Up to the commit point, where nothing is in the way of publishing. DfcError: what the job is to fail with."""
+        """Run the job up to its commit point, where nothing is in the way of publishing. DfcError: the job fails with it."""
         means = self._means
         if self.record.program != __version__:
-            raise JobInterrupted(f"DFC was changed from {self.record.program} to {__version__} meanwhile; submit the job again")
+            raise JobInterrupted(f"DFC was updated from {self.record.program} to {__version__}; submit the job again")
         spec, inputs = await means.plan(self._load)
         stages, _ = await means.plan(plan_stages, spec, inputs, self.record.memory_bytes, means.cluster)
         await means.plan(self._restore)
@@ -118,12 +120,12 @@ class JobRunner:
 
     @property
     def warnings(self) -> list[str]:
-        """What there has been to say so far."""
+        """The warnings so far."""
         more = self._warnings_left_out
         return [*self._warnings, f"and {more} more warnings"] if more else list(self._warnings)
 
     async def _run_stage(self, at: int, stage: Stage, count: int | None, results: Results, spec: CheckedSpec) -> int:
-        """All tasks of a stage that are not done yet; how many it has."""
+        """Run the tasks of a stage that are not done yet; return how many tasks it has in all."""
         drafts = _Undone(self._means.journal.done_numbers(self.id, at), stage, results)
         running: set[asyncio.Task[TaskEntry]] = set()
         try:
@@ -140,7 +142,9 @@ class JobRunner:
             await asyncio.gather(*running, return_exceptions=True)
         await self._write()
         if count not in (None, drafts.count) or self._totals.get(at, StageTotals()).tasks != drafts.count:
-            raise RuntimeError(f"stage {stage.name} of job {self.id}: {drafts.count} tasks, not what it said or what was done")
+            raise RuntimeError(
+                f"stage {stage.name} of job {self.id}: {drafts.count} tasks, which is not what was planned or done"
+            )
         return drafts.count
 
     async def _window(self) -> int:
@@ -148,7 +152,7 @@ class JobRunner:
         return max(1, min(WINDOW_PER_WORKER * engine.slots, self._means.tasks_max))
 
     async def _reap(self, running: set[asyncio.Task[TaskEntry]]) -> set[asyncio.Task[TaskEntry]]:
-        """Take at least one result; raises what a task has failed with."""
+        """Wait for at least one task and take the results; raises the error of a task that failed."""
         done, left = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             entry = task.result()
@@ -170,7 +174,7 @@ class JobRunner:
             self._warn(text)
 
     async def _write(self) -> None:
-        """Give the journal what has come in; many small tasks share a transaction."""
+        """Write the collected results to the journal; many small tasks share a transaction."""
         async with self._writing:
             entries, self._unwritten = self._unwritten, []
             if entries:
@@ -189,7 +193,7 @@ class JobRunner:
             except (TaskFailed, EngineLost) as error:
                 final = isinstance(error, TaskFailed) and not error.retryable
                 if final or attempt == RETRIES:
-                    tries = "" if final else f" ({RETRIES + 1} tries)"
+                    tries = "" if final else f" (after {RETRIES + 1} tries)"
                     raise JobFailure(error.code, _said_of(draft.label, error.message) + tries) from None
                 _log.warning("job %s, %s: %s; trying again", self.id, draft.label, error.message)
             self._means.stats.retries += 1
@@ -199,21 +203,21 @@ class JobRunner:
     # --- the end
 
     async def publish(self) -> None:
-        """Make visible what is staged; BucketDeleting when nobody will ever see it."""
+        """Publish the staged outputs; BucketDeleting when their bucket is gone."""
         means = self._means
         if not await means.staged.publish(self.id, lambda: is_bucket_gone(means, self.record)):
-            raise BucketDeleting(f"the bucket {self.record.bucket!r} was deleted while its new objects were published")
+            raise BucketDeleting(f"the bucket {self.record.bucket!r} was deleted while the outputs were published")
 
 
 class _Undone:
-    """The drafts of a stage that have no result yet, taken in a thread; `count` is how many there were in all."""
+    """Iterates over the tasks of a stage that have no result yet, in a thread; `count` is the number of all tasks so far."""
 
     def __init__(self, done: Iterator[int], stage: Stage, results: Results) -> None:
         self.count = 0
         self._drafts = self._iterate(done, stage, results)
 
     def take(self) -> list[tuple[int, TaskDraft]]:
-        """Some of them; none at the end."""
+        """Return the next few; none at the end."""
         return list(islice(self._drafts, DRAFTS))
 
     def _iterate(self, done: Iterator[int], stage: Stage, results: Results) -> Iterator[tuple[int, TaskDraft]]:
@@ -221,7 +225,7 @@ class _Undone:
         for number, draft in enumerate(stage.tasks(results)):
             self.count += 1
             if self.count > JOB_TASKS_MAX:
-                raise JobFailure("too_many_tasks", f"a stage of a job has at most {JOB_TASKS_MAX} tasks")
+                raise JobFailure("too_many_tasks", f"a stage of a job may have at most {JOB_TASKS_MAX} tasks")
             if number == following:
                 following = next(done, -1)
             else:

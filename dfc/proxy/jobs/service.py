@@ -1,4 +1,4 @@
-"""The jobs of a cluster: accepted, queued, run a few at a time, cancelled, resumed after a restart, forgotten in time."""
+"""The job service of the proxy: accept, queue, run, cancel and list jobs, resume them after a restart, expire old ones."""
 
 from __future__ import annotations
 
@@ -40,13 +40,15 @@ from dfc.registry.leases import Lease
 _log: Final = logging.getLogger("dfc.proxy.jobs")
 T = TypeVar("T")
 HOUSEKEEPING_S: Final = 3600.0
-HEARTBEAT_S: Final = 10.0  # of event streams; below what proxies between us and a browser wait for
-EVENT_INTERVAL_S: Final = 0.2  # a stream has at most so many events, whatever happens
+HEARTBEAT_S: Final = 10.0  # of event streams; below the timeouts of proxies between us and a browser
+EVENT_INTERVAL_S: Final = 0.2  # the minimum time between two events of a stream
 RETRY_BUSY_S: Final = 30
 
 
 class JobService:
-    """`open` before the node serves, `start` after; `stop`, then `close`, leave running jobs to the next start."""
+    """All jobs of a cluster.
+
+    Call `open` before the node serves and `start` after; `stop`, then `close`, leave running jobs to the next start."""
 
     def __init__(
         self,
@@ -74,7 +76,7 @@ class JobService:
         )  # fmt: skip
         self._active: dict[str, Active] = {}
         self._claims = Claims()
-        self._left: set[str] = set()  # to the next start
+        self._left: set[str] = set()  # jobs left to the next start
         self._pulses: dict[str, asyncio.Event] = {}
         self._counts: dict[str, int] = {}
         self._background: set[asyncio.Task[None]] = set()
@@ -85,25 +87,25 @@ class JobService:
     # --- life
 
     async def open(self) -> None:
-        """Know what was under way, so that workers that still run are not told that their job has ended."""
+        """Load the unfinished jobs, so that workers that still run are not told that their job has ended."""
         for record in await self._write(self._journal.active):
             self._add(record, _pattern_of(self._journal.spec(record.id)), ProxyRestarted(record.state))
         await self._refresh_counts()
 
     def start(self) -> None:
-        """Go on with what was under way, and look after what has ended."""
+        """Resume unfinished jobs, and clean up finished ones."""
         for job_id in self._journal.to_discard():
             self._spawn(self._go_on_discarding(job_id))
         self._spawn(self._housekeeping())
         self._schedule()
 
     async def stop(self) -> None:
-        """Leave all where it is. Event streams end."""
+        """Abandon running jobs where they are, and end event streams."""
         self.is_stopping = True
         for pulse in self._pulses.values():
             pulse.set()
         for active in self._active.values():
-            active.tell(Unavailable("this proxy ends"))
+            active.tell(Unavailable("this proxy is shutting down"))
         tasks: list[asyncio.Task[Any]] = [*self.activities, *self._background]
         for task in tasks:
             task.cancel()
@@ -112,13 +114,13 @@ class JobService:
             await self._engine.close()
 
     async def close(self) -> None:
-        """After `stop`, when no request is at work any more."""
+        """Close the journal; call it after `stop`, when no request is running."""
         self._examiner.close()
         ended = await asyncio.gather(
-            end_threads(self._means.threads, "the plan of a job"), end_threads(self._means.writer, "the journal of jobs")
+            end_threads(self._means.threads, "the planning of jobs"), end_threads(self._means.writer, "the job journal")
         )
         if all(ended):
-            await in_time(self._journal.close, "the journal of jobs")
+            await in_time(self._journal.close, "the job journal")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -128,13 +130,13 @@ class JobService:
     def _background_ended(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("looking after ended jobs failed: it is done again at the next start", exc_info=error)
+            _log.error("cleaning up finished jobs failed; the next start of the proxy tries again", exc_info=error)
 
     async def _write(self, call: Callable[..., T], *arguments: Any) -> T:
         return await self._means.write(call, *arguments)
 
     async def _started_engine(self) -> Engine:
-        """The engine, begun with the first job that needs it."""
+        """Return the engine; the first job that needs it starts it."""
         if self._engine is None:
             async with self._starting:
                 if self._engine is None:
@@ -152,25 +154,25 @@ class JobService:
     # --- submitting
 
     async def submit(self, body: bytes) -> dict[str, Any]:
-        """Accept a job (then it has a `state`), or give the plan of a dry run. Raises all that can be known to be wrong."""
+        """Accept a job (the result then has a `state`), or return the plan of a dry run. Raises any error that can be found."""
         self._cluster.check_ready()
         found = await self._examiner.examine(body)
         if found.spec.spec.dry_run:
             return await self._examiner.plan(found)
-        # To its end, once begun: a job that the journal has and this service does not know would wait for the next start.
+        # Shielded: a job that is in the journal but unknown to this service would wait until the next start.
         return await asyncio.shield(self._accept_in_turn(found, body))
 
     async def _accept_in_turn(self, found: Examined, body: bytes) -> dict[str, Any]:
         while True:
-            leadership = await self._lead()  # before its turn: who waits for an election holds up nobody
+            leadership = await self._lead()  # before taking the lock: waiting for an election must not block others
             async with self._accepting:
-                if leadership.is_held:  # whose claims alone keep jobs apart
+                if leadership.is_held:  # only the coordinator's claims keep jobs apart
                     return await self._accept(found, body)
 
     async def _accept(self, found: Examined, body: bytes) -> dict[str, Any]:
         waiting = sum(active.life.is_waiting for active in self._active.values())
         if waiting >= self._settings.jobs_queued_max:
-            raise Unavailable(f"{waiting} jobs are queued already", retry_after_s=RETRY_BUSY_S)
+            raise Unavailable(f"the job queue is full: {waiting} jobs are waiting", retry_after_s=RETRY_BUSY_S)
         spec = found.spec.spec
         self._claims.check(spec.output.bucket, found.spec.pattern)
         bucket = await self._cluster.bucket_for_write(spec.output.bucket)
@@ -184,16 +186,16 @@ class JobService:
         try:
             await self._refresh_counts()
         except Exception:
-            _log.exception("the jobs could not be counted; the job %s is accepted all the same", record.id)
+            _log.exception("cannot count the jobs; job %s was accepted nevertheless", record.id)
         return job_json(record)
 
     def _new_id(self) -> str:
-        """In order of time, which is the order of listings; nobody can guess one."""
+        """Make a job id. Ids sort by time, which is the order of listings, and cannot be guessed."""
         self._last_id_us = max(self._last_id_us + 1, time.time_ns() // 1000)
         return f"{self._last_id_us:014x}{secrets.token_hex(4)}"
 
     def _add(self, record: JobRecord, pattern: OutputPattern, event: Event) -> None:
-        """The spec, which may be long, stays in the journal."""
+        """Make a job active. Its spec, which may be long, stays in the journal."""
         self._claims.take(record.id, record.bucket, pattern)
         active = self._active[record.id] = Active(self._means, self, record)
         active.happen(event)
@@ -201,7 +203,7 @@ class JobService:
     # --- running
 
     def _schedule(self) -> None:
-        """Begin what may run; what ran before a restart comes first, since it was accepted first."""
+        """Start waiting jobs while there are free places; those from before a restart come first, being older."""
         waiting = [active for active in self._active.values() if active.life.is_waiting]
         places = self._settings.jobs_running_max - (len(self._active) - len(waiting))
         for active in waiting[: max(0, places)]:
@@ -209,13 +211,13 @@ class JobService:
                 active.happen(TurnCame())
 
     def changed(self, job_id: str) -> None:
-        """Wake those who watch the job."""
+        """Wake the watchers of a job."""
         pulse = self._pulses.pop(job_id, None)
         if pulse is not None:
             pulse.set()
 
     def freed(self, job: Active, is_known: bool) -> None:
-        """Let the next one run."""
+        """Remove a job that has ended, and let the next one run."""
         self._active.pop(job.id, None)
         if is_known:
             self._claims.release(job.id)
@@ -238,24 +240,24 @@ class JobService:
         await self._refresh_counts()
 
     async def _housekeeping(self) -> None:
-        """At the start and every hour: jobs that are old."""
+        """Expire old jobs, at the start and every hour."""
         while True:
             try:
                 await self._forget()
             except Exception:
-                _log.exception("looking after ended jobs failed; it goes on")
+                _log.exception("cleaning up finished jobs failed; trying again later")
             await asyncio.sleep(HOUSEKEEPING_S)
 
     async def sweep(self, _leadership: Lease) -> None:
-        """A duty of the coordinator, which alone runs jobs: what is staged for none of them is of nobody. After `open`."""
+        """Discard staged objects that belong to no job: a duty of the coordinator, which alone runs jobs. After `open`."""
         await self._means.staged.keep_swept(self._may_publish)
 
     def _may_publish(self, job_id: str) -> bool:
-        """Whether what is staged of a job may be made visible yet, be it at the next start."""
+        """Whether the staged outputs of a job may still be published, now or after the next start."""
         return job_id in self._active or job_id in self._left
 
     async def cancel(self, job_id: str) -> dict[str, Any]:
-        """End a job for good; one that has failed or was cancelled before stays as it is. JobFinished once it is publishing."""
+        """Cancel a job; one that has failed or was cancelled before stays as it is. JobFinished once it is publishing."""
         active = self._active.get(job_id)
         if active is None:
             record = await self._write(self._journal.get, job_id)
@@ -266,23 +268,23 @@ class JobService:
         await active.cancel()
         return job_json(active.runner.record, active.runner.progress)
 
-    # --- looking on
+    # --- watching
 
     def check_running(self, job_id: str) -> None:
-        """JobNotFound when tasks of this job are of no use."""
+        """Raise JobNotFound when the tasks of this job are no longer needed."""
         active = self._active.get(job_id)
         if active is None or not active.life.wants_tasks:
-            raise JobNotFound(f"the job {job_id[:80]!r} is not running")
+            raise JobNotFound(f"job {job_id[:80]!r} is not running")
 
     async def show(self, job_id: str) -> dict[str, Any]:
-        """JobNotFound."""
+        """Return a job as JSON. JobNotFound."""
         active = self._active.get(job_id)
         if active is not None:
             return _live_json(active.runner)
         return job_json(await self._write(self._journal.get, job_id))
 
     async def page(self, states: Sequence[JobState], before: str | None, limit: int) -> dict[str, Any]:
-        """Newest first, at most JOB_LIST_MAX, with the token of the following page."""
+        """List jobs, newest first, at most JOB_LIST_MAX, with the token of the next page."""
         limit = min(limit, JOB_LIST_MAX)
         records = await self._write(self._journal.page, states, before, limit + 1)
         shown = []
@@ -295,8 +297,8 @@ class JobService:
         return {"jobs": shown, "next_token": records[limit - 1].id if len(records) > limit else None}
 
     async def watch(self, job_id: str) -> AsyncIterator[dict[str, Any] | None]:
-        """The job now and whenever it changes, to its end; None when nothing has happened for a while. JobNotFound;
-        Unavailable when this proxy ends first."""
+        """Yield the job now and whenever it changes, until it ends; None as a heartbeat when nothing changes. JobNotFound;
+        Unavailable when this proxy stops first."""
         while True:
             pulse = self._pulses.setdefault(job_id, asyncio.Event())
             ended = True
@@ -304,7 +306,7 @@ class JobService:
                 shown = await self.show(job_id)
                 ended = shown["finished"] is not None
             finally:
-                if ended:  # before anything is said: who looks on may go away then
+                if ended:  # before yielding: the watcher may go away then
                     self.changed(job_id)
             yield shown
             if ended:
@@ -316,26 +318,26 @@ class JobService:
                 except TimeoutError:
                     yield None
             if self.is_stopping:
-                raise Unavailable("this proxy ends")
+                raise Unavailable("this proxy is shutting down")
             await asyncio.sleep(EVENT_INTERVAL_S)
 
 
 def _pattern_of(spec: bytes) -> OutputPattern:
-    """Of a job that was accepted before this start. Another version, or a library that has gone, may refuse it by now: that
-    is for the job to fail with."""
+    """Return the output pattern of a job from before this start. If the spec is now invalid, because of another version or a
+    missing library, the job itself fails with that error later."""
     try:
         return parse_spec(spec).pattern
     except DfcError as error:
-        _log.warning("a job that was accepted before is refused now: %s", error.message)
+        _log.warning("the spec of a job that was accepted earlier is no longer valid: %s", error.message)
         return OutputPattern(msgspec.json.decode(spec, type=_Accepted).output.pattern)
 
 
 class _Accepted(msgspec.Struct):
-    """What any version has in a spec."""
+    """The part of a spec that all versions have."""
 
     output: OutputSpec
 
 
 def _live_json(runner: JobRunner) -> dict[str, Any]:
-    """A job under way: what it knows itself is newer than the journal."""
+    """Describe a job under way; its own state is newer than the journal's."""
     return {**job_json(runner.record, runner.progress, runner.eta_s), "warnings": runner.warnings}

@@ -1,4 +1,4 @@
-"""Staged objects of jobs on all targets: written, published, discarded, and swept when no job knows them."""
+"""Manage the staged objects of jobs on all targets: write, publish and discard them, and sweep those of no known job."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _log: Final = logging.getLogger("dfc.proxy.jobs")
 RETRY_FIRST_S: Final = 0.25
 RETRY_MAX_S: Final = 10.0
 SWEEP_S: Final = 3600.0
-SWEEP_RETRY_FIRST_S: Final = 0.5  # while a target is away: a cluster that starts is soon whole
+SWEEP_RETRY_FIRST_S: Final = 0.5  # while a target is down: a starting cluster is soon complete
 SWEEP_RETRY_MAX_S: Final = 10.0
 
 
 class StagedObject(msgspec.Struct, frozen=True, gc=False):
-    """What a target says of a staged object."""
+    """A staged object, as a target describes it."""
 
     object: str
     size: int
@@ -48,20 +48,20 @@ class Staged:
         await self._cluster.control.upload(url, pieces)
 
     async def prepare(self, job_id: str, node: NodeEntry) -> list[StagedObject]:
-        """What a target is going to publish, on the medium and found sound. Errors of the target as they are."""
+        """Return what a target is going to publish, made durable and verified. Errors of the target are raised unchanged."""
         answer = await self._cluster.control.call("POST", f"{node.url}/v1/node/staged/{job_id}/prepare", _Prepared, long=True)
         return answer.objects
 
     async def publish(self, job_id: str, is_lost: Callable[[], bool]) -> bool:
-        """Make the outputs visible, however long a target is away; False when `is_lost` says that their bucket is gone."""
+        """Publish the outputs, however long a target is down; False when `is_lost` says that their bucket is gone."""
         return await self._everywhere("POST", f"/v1/node/staged/{job_id}/publish", is_lost)
 
     async def discard(self, job_id: str) -> None:
-        """Remove whatever is staged of it, however long a target is away."""
+        """Remove everything staged for the job, however long a target is down."""
         await self._everywhere("DELETE", f"/v1/node/staged/{job_id}", lambda: False)
 
     async def _everywhere(self, method: str, path: str, is_lost: Callable[[], bool]) -> bool:
-        """Every target of the map, until it has acknowledged; a target that joins later has nothing of the job."""
+        """Call every target of the map until it acknowledges; a target that joins later has nothing of the job."""
         nodes = self._cluster.map.targets()
         return all(await asyncio.gather(*(self._until_done(node.id, method, path, is_lost) for node in nodes)))
 
@@ -80,34 +80,34 @@ class Staged:
                     error = DfcError(str(error))
                 if isinstance(error, RemoteError) and error.status < 500 and is_lost():
                     return False
-                say("%s %s at %s: %s; trying until it works", method, path, node_id, error.message)
+                say("%s %s at %s: %s; retrying until it succeeds", method, path, node_id, error.message)
                 say = _log.debug  # a target may be away for days
             await asyncio.sleep(wait_s)
             wait_s = min(RETRY_MAX_S, wait_s * 2)
 
     async def keep_swept(self, is_known: Callable[[str], bool]) -> None:
-        """Sweep now and every hour; soon again when not every target could be asked."""
+        """Sweep now and every hour; sooner if not every target could be asked."""
         retry_s = SWEEP_RETRY_FIRST_S
         while True:
             wait_s = SWEEP_S
             try:
                 if self._cluster.is_ready() and await self.sweep(is_known):
-                    _log.info("no target holds staged objects of a job that is not under way")
+                    _log.info("no target holds staged objects of jobs that are not running")
                     retry_s = SWEEP_RETRY_FIRST_S
                 else:
                     wait_s, retry_s = retry_s, min(SWEEP_RETRY_MAX_S, retry_s * 2)
             except Exception:
-                _log.exception("the sweep of staged objects failed; it goes on")
+                _log.exception("sweeping staged objects failed; trying again")
             await asyncio.sleep(wait_s)
 
     async def sweep(self, is_known: Callable[[str], bool]) -> bool:
-        """Discard what belongs to no job that is under way; False when not every target could be asked."""
+        """Discard what belongs to no unfinished job; False when not every target could be asked."""
 
         async def ask(node: NodeEntry) -> None:
             found: dict[str, Any] = await self._cluster.control.call("GET", f"{node.url}/v1/node/staged", dict)
             for job_id in found:
                 if not is_known(job_id):
-                    _log.warning("target %s holds staged objects of job %s, which is not under way: discarded", node.id, job_id)
+                    _log.warning("target %s holds staged objects of job %s, which is not running: discarding", node.id, job_id)
                     await self._cluster.control.call("DELETE", f"{node.url}/v1/node/staged/{job_id}", dict, long=True)
 
         answers = await asyncio.gather(*(ask(node) for node in self._cluster.map.targets()), return_exceptions=True)

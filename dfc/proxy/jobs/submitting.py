@@ -1,4 +1,4 @@
-"""What a client submits, looked at before it is accepted: decoded, inputs found, planned, output free. Nothing is stored."""
+"""Examine a submitted job before it is accepted: decode it, find its inputs, plan it, check its outputs. Stores nothing."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from dfc.proxy.jobs.context import plan_stages
 from dfc.proxy.jobs.inputs import InputResolver, check_apart, check_free, dropped_warnings
 
 T = TypeVar("T")
-PLANS: Final = 2  # jobs that are looked at at a time
+PLANS: Final = 2  # jobs that are examined at the same time
 
 
 @dataclass(frozen=True)
 class Examined:
-    """A job in which nothing is wrong that could be known."""
+    """A job that passed all checks that are possible before it runs."""
 
     spec: CheckedSpec
     inputs: tuple[Sequence[InputShard], ...]
@@ -32,7 +32,7 @@ class Examined:
 
 
 class Examiner:
-    """Works in threads of its own: a spec that takes long to plan holds up no job that runs."""
+    """Examines submitted jobs in its own threads, so that a spec that takes long to plan does not delay running jobs."""
 
     def __init__(self, cluster: Cluster, settings: Settings) -> None:
         self._cluster = cluster
@@ -42,13 +42,13 @@ class Examiner:
         self._threads = ThreadPoolExecutor(PLANS, thread_name_prefix="job-look")
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)  # a plan may take long, and nobody waits for it
+        self._threads.shutdown(wait=False, cancel_futures=True)  # a plan may take long, and its result is not needed
 
     async def _look(self, call: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
 
     async def examine(self, body: bytes) -> Examined:
-        """Raises what is wrong: BadRequest, Forbidden, NoShards, ObjectNotFound, NotAShard, OutputExists, Unavailable."""
+        """Check a job. BadRequest, Forbidden, NoShards, ObjectNotFound, NotAShard, OutputExists, Unavailable."""
         async with self._turns:
             spec = await self._look(parse_spec, body)
             await self._look(check_enabled, spec.spec.operation, spec.options, self._settings)
@@ -60,15 +60,15 @@ class Examiner:
             return Examined(spec, inputs, stages, await self._look(dropped_warnings, inputs))
 
     async def plan(self, found: Examined) -> dict[str, Any]:
-        """The answer to a dry run."""
+        """Return the answer to a dry run."""
         return await self._look(_plan_json, found.spec, found.inputs, found.stages, found.warnings)
 
 
 def _plan_json(
     spec: CheckedSpec, inputs: Sequence[Sequence[InputShard]], stages: Sequence[Stage], warnings: Sequence[str]
 ) -> dict[str, Any]:
-    """The answer to a dry run. Numbers that only show while the job runs are null."""
-    # The first stage has nothing to wait for.
+    """Make the answer to a dry run. Numbers that are only known while the job runs are null."""
+    # The first stage depends on no results.
     counts = [stage.count_after({}) if not at or isinstance(stage.count, int) else None for at, stage in enumerate(stages)]
     outputs = [stage.outputs() if callable(stage.outputs) else stage.outputs for stage in stages if stage.outputs is not None]
     shards = [shard for each in inputs for shard in each]

@@ -1,1 +1,1 @@
-"""A target's part of a batch read: finding the items, then reading their bytes."""
+"""Batch reads at a target: find the items, then read their bytes."""

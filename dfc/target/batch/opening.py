@@ -1,4 +1,4 @@
-"""Batch reads at a target: its own part from files, the parts of others by asking them."""
+"""Open batch reads at a target: read its own items from files, and ask other targets for theirs."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 class OwnBatches:
-    """Opens the parts of batches. `slots` are those of reads that decompress. `asked` counts the lists that this target puts
-    together, `own` the parts that it gives to others."""
+    """Opens the parts of batches. `slots` limit the reads that decompress. `asked` limits the batches that this target
+    assembles, `own` the parts that it gives to others."""
 
     def __init__(self, local: Local, pool: PeerPool, token: str, slots: Slots) -> None:
         self._local = local
@@ -43,13 +43,13 @@ class OwnBatches:
         return None if node is None else node.url
 
     async def gather(self, request: BatchRequest, *, with_lengths: bool) -> GatheredBatch:
-        """Items of anywhere, found and ready to be sent. Whatever is wrong with an item; Unavailable."""
+        """Find items anywhere in the cluster and return the batch, ready to be sent. Any error of an item; Unavailable."""
         await self._learn_buckets(request.items)
         threads = self._local.batches
         return await gather_batch(request, self._owner_of, self._open, self.asked, threads, with_lengths=with_lengths)
 
     async def gather_own(self, request: BatchRequest) -> GatheredBatch:
-        """Items of this target, after a word on how long each is (`dfc.batch.preamble`). Raises the same."""
+        """Return items of this target, preceded by the length of each (`dfc.batch.preamble`). Raises the same as `gather`."""
         self.own.enter()
         try:
             await self._learn_buckets(request.items)
@@ -64,7 +64,7 @@ class OwnBatches:
         return GatheredBatch([part], [(0, total)], total, self.own, self._local.batches, begin)
 
     async def _learn_buckets(self, items: Sequence[BatchItem]) -> None:
-        """A bucket that this target's map lacks is asked for once; then it is missing."""
+        """Ask the registry once for buckets that this target's map lacks; after that they count as missing."""
         for name in {item.bucket for item in items}:
             if self._local.map.bucket(name) is None:
                 try:
@@ -78,7 +78,7 @@ class OwnBatches:
             return self._local.node_id  # where the item is found to be missing
         owner = self._local.map.owner(entry, name)
         if owner is None:
-            raise Unavailable("this target has no map yet")
+            raise Unavailable("this target has no cluster map yet")
         return owner.node.id
 
     async def _open(self, owner: str, items: list[BatchItem], on_missing: OnMissing) -> Part:
@@ -86,14 +86,14 @@ class OwnBatches:
             return await self.open_own(items, on_missing)
         node = self._local.map.node(owner)
         if node is not None and node.state == "down":
-            raise Unavailable(f"the target {owner} that holds items of the batch is down", retry_after_s=2)
+            raise Unavailable(f"target {owner}, which holds items of the batch, is down", retry_after_s=2)
         return await self._peers.open(owner, items, on_missing)
 
     # --- the part of this target
 
     async def open_own(self, items: list[BatchItem], on_missing: OnMissing) -> OwnPart:
-        """The items of this target. ItemError."""
-        from dfc.target.batch.resolving import resolve  # a node that serves no batches does without numpy
+        """Open the items of this target. ItemError."""
+        from dfc.target.batch.resolving import resolve  # so that a node that serves no batches does not load numpy
 
         resolving = self._local.batches.submit(resolve, items, on_missing, self._find)
         try:
@@ -106,10 +106,8 @@ class OwnBatches:
             for decoding in resolved.decodings:
                 left -= decoding.size
                 if left < 0:
-                    what = f"{decoding.row.name!r} and others are compressed, and more of them is needed than"
-                    raise ItemError(
-                        decoding.first_item, NotSeekable(f"{what} {BATCH_DECODED_BYTES_MAX} bytes, which one request may take")
-                    )
+                    what = f"{decoding.row.name!r} and others are compressed: one request may decompress at most"
+                    raise ItemError(decoding.first_item, NotSeekable(f"{what} {BATCH_DECODED_BYTES_MAX} bytes; ask for less"))
                 await self._decode(resolved, decoding)
         except BaseException:
             resolved.files.close()
@@ -128,23 +126,23 @@ class OwnBatches:
     def _find(self, bucket: str, name: str) -> tuple[str, Disk]:
         found = self._local.map.bucket(bucket)
         if found is None:
-            raise BucketNotFound(f"there is no bucket {bucket!r}")
+            raise BucketNotFound(f"bucket {bucket!r} does not exist")
         return found.id, self._local.own_disk(found, name)
 
 
 def _let_go(resolving: Future[Resolved]) -> None:
-    """Nobody waits for it any more."""
+    """Close the files of a result that is no longer wanted."""
     if not resolving.cancelled() and resolving.exception() is None:
         resolving.result().files.close()
 
 
 def _decode(resolved: Resolved, decoding: Decoding) -> None:
-    """Let the archive of a compressed shard, as far as it is needed, stand in for it."""
+    """Replace a compressed shard by its decompressed archive, as far as that is needed."""
     resolved.files.replace(decoding.number, _decoded(resolved, decoding))
 
 
 def _decoded(resolved: Resolved, decoding: Decoding) -> IO[Any]:
-    """The same, in a file without a name on the shard's disk."""
+    """Decompress the needed part of a shard into an unnamed file on the shard's disk."""
     disk = decoding.disk
     body = cast(BinaryIO, BlobBody(disk, decoding.row, resolved.files.descriptor(decoding.number)))
     file = disk.scratch_file(decoding.size)
@@ -154,7 +152,7 @@ def _decoded(resolved: Resolved, decoding: Decoding) -> IO[Any]:
         file.flush()
         return file
     except TarError as error:
-        failure: DfcError = StorageFailed(f"{decoding.row.name!r} cannot be decompressed any more: {error}")
+        failure: DfcError = StorageFailed(f"{decoding.row.name!r} can no longer be decompressed: {error}")
     except OSError as error:
         failure = disk.scratch_failed(error, "decompressing a shard")
     file.close()
@@ -162,7 +160,7 @@ def _decoded(resolved: Resolved, decoding: Decoding) -> IO[Any]:
 
 
 class OwnPart:
-    """See `dfc.batch.answer.Part`."""
+    """This target's part of a batch, see `dfc.batch.answer.Part`."""
 
     def __init__(self, resolved: Resolved) -> None:
         assert resolved.source is not None
@@ -175,4 +173,4 @@ class OwnPart:
         self.resolved.files.close()
 
     async def reopen(self) -> None:
-        raise StorageFailed("a disk of this target does not give the bytes that it should")
+        raise StorageFailed("a disk of this target did not return the expected bytes")

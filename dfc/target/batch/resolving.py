@@ -1,4 +1,4 @@
-"""From the items of a batch to pieces of files: everything is found, and what is missing is known, before a byte is read."""
+"""Resolve the items of a batch to pieces of files; missing items are known before any data is read."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from dfc.tar.writer import member_header, padding
 from dfc.target.batch.spans import TEXT, Files, Integers, PieceSource
 
 REREADS_MAX: Final = 8
-MISSING: Final = "__missing__"  # a directory of this form belongs to no sample, whatever is in it
+MISSING: Final = "__missing__"  # files in a directory of this form belong to no sample
 _BLOCK: Final = bytes(512)
-# Where an object of this target lies: its bucket's id and its disk. BucketNotFound, Unavailable.
+# Finds an object of this target: its bucket's id and its disk. BucketNotFound, Unavailable.
 Finder = Callable[[str, str], tuple[str, Disk]]
 
 
 class Decoding(NamedTuple):
-    """A compressed shard of which `size` bytes of archive are needed: to be decoded, to stand in for file `number`."""
+    """A compressed shard of which the first `size` bytes of archive are needed; decompressed, they replace file `number`."""
 
     number: int
     first_item: int
@@ -61,7 +61,7 @@ class Resolved:
 
 
 def resolve(items: Sequence[BatchItem], on_missing: OnMissing, find: Finder) -> Resolved:
-    """Blocking. Raises ItemError for the first item that cannot be served; nothing stays open then."""
+    """Find all items. Blocking. Raises ItemError for the first item that cannot be served; then nothing stays open."""
     resolved = Resolved(Files())
     try:
         work = _Work(items, on_missing, find, resolved)
@@ -80,7 +80,7 @@ class _Work:
         self._resolved = resolved
         self._text = bytearray(_BLOCK)  # padding, headers; begins with zeros
         self._columns: list[tuple[Integers, Integers, Integers, Integers]] = []  # item, file, offset, size
-        self._rest: list[tuple[int, int, int, int]] = []  # the same, a row at a time, for what is no sample by number
+        self._rest: list[tuple[int, int, int, int]] = []  # the same, row by row, for everything but samples by number
         self._error: ItemError | None = None
 
     def run(self) -> None:
@@ -100,7 +100,7 @@ class _Work:
 
     def _finish(self) -> None:
         if self._rest:
-            # Pieces of one item were added in their order, and a stable sort leaves them so.
+            # The pieces of an item were added in order, and the sort is stable.
             self._columns.append(tuple(np.array(self._rest, dtype=np.int64).T))
         if self._columns:
             places, numbers, offsets, sizes = (np.concatenate(column) for column in zip(*self._columns, strict=True))
@@ -148,7 +148,7 @@ class _Work:
         for place in where:
             wanted = items[place].if_match
             if wanted is not None and wanted.strip('"') not in ("*", row.checksum):
-                self._fail(place, PreconditionFailed(f"{row.name!r} has another ETag than if_match names"))
+                self._fail(place, PreconditionFailed(f"the ETag of {row.name!r} does not match if_match"))
                 return
         inside = [place for place in where if not _is_whole(items[place])]
         if len(inside) < len(where):
@@ -168,7 +168,7 @@ class _Work:
             self._resolved.decodings.append(Decoding(file, inside[0], disk, row, index.kind, end))
 
     def _part(self, place: int, name: str, file: int, offset: int, size: int) -> int:
-        """A member of its own: a header made here, bytes of a file, padding; where the bytes end in the file.
+        """Add a tar member: a header made here, bytes of a file, padding. Return where the bytes end in the file.
 
         `offset` and `size` are those of the whole, of which the item may want a range.
         """
@@ -186,7 +186,7 @@ class _Work:
         return offset + start + count
 
     def _members(self, index: ShardIndex, row: ObjectRow, file: int, where: list[int]) -> int:
-        """Members by name; up to where the archive is needed."""
+        """Add members by name; return up to where the archive is needed."""
         needed = 0
         for place in where:
             name = self._items[place].member
@@ -194,13 +194,13 @@ class _Work:
                 continue
             member = index.find_member(name)
             if member is None or member.type != "file":
-                self._miss(place, MemberNotFound(f"{row.name!r} has no member {name[:200]!r} with bytes of its own"))
+                self._miss(place, MemberNotFound(f"{row.name!r} has no file member {name[:200]!r}"))
                 continue
             needed = max(needed, self._part(place, member.name, file, member.offset, member.size))
         return needed
 
     def _samples(self, index: ShardIndex, row: ObjectRow, file: int, where: list[int]) -> int:
-        """Samples by ordinal and by key, as they stand in the archive; up to where that is needed."""
+        """Add samples by ordinal and by key, as they are in the archive; return up to where it is needed."""
         places, numbers = [], []
         for place in where:
             item = self._items[place]
@@ -226,7 +226,7 @@ class _Work:
             self._rest += [(places[position], file, start, end - start) for start, end in pieces]
         return int(spans.ends.max())
 
-    # --- what is not there
+    # --- missing items
 
     def _fail(self, place: int, error: DfcError) -> None:
         if self._error is None or place < self._error.number:
@@ -246,7 +246,7 @@ def _is_whole(item: BatchItem) -> bool:
 
 
 def _missing_name(item: BatchItem) -> str:
-    """`__missing__/bucket/object`, and the member, key or ordinal; cut to what a tar may hold."""
+    """Return `__missing__/bucket/object` with the member, key or ordinal, cut to the length limit of tar."""
     parts = [MISSING, item.bucket, item.object]
     inside = item.member if item.member is not None else item.sample
     if inside is not None or item.number is not None:

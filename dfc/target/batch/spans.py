@@ -1,7 +1,7 @@
-"""Reading what a batch asks for: pieces of files and of text made here, one after the other, a window at a time.
+"""Read the pieces of a batch, from files and from text made here, in order, a window at a time.
 
-Within a window each file is read in order of offset, whatever the order asked for. All per-piece work is on columns of
-numbers; what is left for each piece is one `preadv` into its place in the window.
+Within a window each file is read in order of offset, whatever order was requested. All work on pieces is done on columns of
+numbers; for a single piece there is only one `preadv` into its place in the window.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from dfc.limits import BATCH_OPEN_SHARDS_MAX, BATCH_WINDOW_BYTES
 from dfc.storage.rows import RowChanged
 
 Integers = NDArray[np.int64]
-# What a file that cannot be read means: `(error, offset)` to the error to raise.
+# Maps the error of a file that cannot be read, and the offset, to the error to raise.
 ReadFailed = Callable[[OSError, int], DfcError]
-TEXT = -1  # in the place of a file's number: the piece is of the text
-COLD_PIECE_S = 50e-6  # a piece that is in memory takes 4 µs, one that has to come from flash 80 and more
+TEXT = -1  # instead of a file's number: the piece is from the text
+COLD_PIECE_S = 50e-6  # a piece in memory takes 4 µs, one that must come from flash 80 µs or more
 
 
 def _own_file_failed(error: OSError, offset: int) -> DfcError:
-    return StorageFailed(f"reading a decompressed shard: {error.strerror}")
+    return StorageFailed(f"cannot read a decompressed shard: {error.strerror}")
 
 
 class Files:
-    """The files of one request by number; opened when they are needed, and the oldest closed when they are many."""
+    """The files of one request, by number; opened when needed, and the oldest closed when there are many."""
 
     def __init__(self) -> None:
         self._openers: list[Callable[[], int]] = []
@@ -42,7 +42,7 @@ class Files:
         self._kept: list[IO[Any]] = []
 
     def add(self, opener: Callable[[], int], failed: ReadFailed) -> int:
-        """The number of a new file; it is opened at once while there is room, so that it stays what it is."""
+        """Add a file and return its number. It is opened immediately if there is room, so that its content cannot change."""
         self._openers.append(opener)
         self._failed.append(failed)
         number = len(self._openers) - 1
@@ -51,7 +51,7 @@ class Files:
         return number
 
     def replace(self, number: int, file: IO[Any]) -> None:
-        """A file that was made for this request stands in for one of its shards from now on."""
+        """Replace one of the shards by a file that was made for this request."""
         opened = self._open.pop(number, None)
         if opened is not None:
             os.close(opened)
@@ -60,7 +60,7 @@ class Files:
         self._openers[number] = lambda: os.dup(file.fileno())
 
     def failed(self, number: int, offset: int, error: OSError) -> DfcError:
-        """What to raise for a file that cannot be read at an offset."""
+        """Return the error to raise for a file that cannot be read at an offset."""
         return self._failed[number](error, offset)
 
     def descriptor(self, number: int) -> int:
@@ -69,11 +69,11 @@ class Files:
             try:
                 found = self._open[number] = self._openers[number]()
             except RowChanged as change:
-                raise Unavailable(f"{change.row.name!r} was replaced while it was read") from None
+                raise Unavailable(f"{change.row.name!r} was replaced while it was being read") from None
         return found
 
     def trim(self) -> None:
-        """Close those that were opened first, down to BATCH_OPEN_SHARDS_MAX."""
+        """Close the files that were opened first, down to BATCH_OPEN_SHARDS_MAX."""
         for number in list(self._open)[: max(0, len(self._open) - BATCH_OPEN_SHARDS_MAX)]:
             os.close(self._open.pop(number))
 
@@ -89,16 +89,16 @@ class Files:
 class PieceSource:
     """The bytes of n pieces: `sizes[i]` bytes from `offsets[i]` of file `numbers[i]`, or of `text` where that is TEXT.
 
-    A ByteSource of `dfc.batch.merge` that always has something.
+    A ByteSource of `dfc.batch.merge` that is always ready.
     """
 
-    event = (-1, 0)  # nobody waits for it
+    event = (-1, 0)  # never waited for
 
     def __init__(self, files: Files, text: bytes, numbers: Integers, offsets: Integers, sizes: Integers) -> None:
         keep = np.flatnonzero(sizes)
         numbers, offsets, sizes = numbers[keep], offsets[keep], sizes[keep]
         if len(sizes):
-            # Neighbours that are neighbours in their file, too, are one piece.
+            # Adjacent pieces that are also adjacent in their file become one.
             follows = (numbers[1:] == numbers[:-1]) & (offsets[1:] == offsets[:-1] + sizes[:-1])
             first = np.concatenate(([0], np.flatnonzero(~follows) + 1))
             numbers, offsets, sizes = numbers[first], offsets[first], np.add.reduceat(sizes, first)
@@ -109,21 +109,21 @@ class PieceSource:
         self._next = 0  # the piece at `_position`
         self._position = 0
         self._cold = False  # whether the last window had to come from the disks
-        self._advised = 0  # pieces before it were announced to the kernel
+        self._advised = 0  # the kernel was told about all pieces before this one
         self._window: memoryview | None = None
         self._ready = memoryview(b"")
 
     @property
     def left(self) -> int:
-        """Bytes that are still to come."""
+        """The number of bytes still to come."""
         return (int(self._ends[-1]) if len(self._ends) else 0) - self._position + len(self._ready)
 
     def fill(self, view: memoryview) -> int:
-        """As much as fits; blocks. Raises DfcError when a shard cannot be read any more."""
+        """Read as much as fits into the view. Blocking. Raises DfcError when a shard can no longer be read."""
         if not self._ready:
             if len(view) * 2 >= BATCH_WINDOW_BYTES or len(view) >= self.left:
                 return self._read(view)
-            # Only a little is wanted at a time, but reading is best in large windows.
+            # Only a little is requested at a time, but reading is fastest in large windows.
             if self._window is None:
                 self._window = memoryview(bytearray(BATCH_WINDOW_BYTES))
             self._ready = self._window[: self._read(self._window)]
@@ -133,7 +133,7 @@ class PieceSource:
         return count
 
     def _read(self, view: memoryview) -> int:
-        """The next bytes of the stream into the view: whole pieces, or a part of one that is larger."""
+        """Read the next bytes of the stream into the view: whole pieces, or a part of a larger one."""
         start, first = self._position, self._next
         stop = int(np.searchsorted(self._ends, start + len(view), side="right"))  # pieces before it end within the view
         if stop == first:
@@ -159,7 +159,7 @@ class PieceSource:
         return int(ends[-1])
 
     def _announce(self, stop: int) -> None:
-        """Tell the kernel which pieces come next, in this window and the one after it: it then fetches many at a time."""
+        """Tell the kernel which pieces come next, in this window and the one after, so that it fetches many at a time."""
         first = max(self._next, self._advised)
         self._advised = stop = min(stop, len(self._ends))
         begins = np.concatenate(([0], self._ends))[first:stop]
@@ -171,7 +171,7 @@ class PieceSource:
                 os.posix_fadvise(self._files.descriptor(number), offset, size, os.POSIX_FADV_WILLNEED)
 
     def _copy_all(self, view: memoryview, numbers: Integers, offsets: list[int], begins: list[int], ends: list[int]) -> None:
-        """Pieces in order of file and offset, each to its place."""
+        """Copy pieces, given in order of file and offset, each to its place in the view."""
         preadv = os.preadv
         cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(offsets)]
         for low, high in pairwise(cuts):

@@ -70,7 +70,7 @@ def test_a_name_that_nobody_knows(fake: FakeCluster) -> None:
 def test_a_name_that_cannot_be_one() -> None:
     """Also the last address, whose look-up has no limit, fails with an error of ours."""
     with NoDoor() as dead, Client(f"{dead.url},http://a..b:1", retries=0) as client:
-        with pytest.raises(Unreachable, match=r"none of 2 addresses answers: .*Connection refused; .*a\.\.b"):
+        with pytest.raises(Unreachable, match=r"none of the 2 addresses answered: .*Connection refused; .*a\.\.b"):
             client.list_buckets()
 
 
@@ -210,7 +210,7 @@ def test_when_nobody_answers_all_are_named() -> None:
         with pytest.raises(Unreachable) as raised:
             client.list_buckets()
         message = raised.value.message
-        assert message.startswith("none of 2 addresses answers: GET http://127.0.0.1:")
+        assert message.startswith("none of the 2 addresses answered: GET http://127.0.0.1:")
         assert f"{first.url}/v1/buckets: cannot connect: [Errno 111] Connection refused" in message
         assert f"{second.url}/v1/buckets: cannot connect: [Errno 111] Connection refused" in message
 

@@ -609,7 +609,7 @@ async def test_a_file_and_a_stream(start):
 
 @pytest.mark.parametrize(
     ("path", "why"),
-    [("short-file", "the file ends"), ("broken-stream", "in mid-stream"), ("short-stream", "1000 bytes came instead of 2000"),
+    [("short-file", "the file ends"), ("broken-stream", "in mid-stream"), ("short-stream", "1000 bytes instead of 2000"),
      ("failing-stream", "the disk is gone"), ("broken-off-stream", "the other node went away")],
 )  # fmt: skip
 async def test_a_body_that_cannot_be_finished_breaks_the_connection_and_is_told(start, path, why, caplog, capfd):
@@ -732,7 +732,7 @@ async def test_what_is_left_is_cut_off_at_the_drain_timeout_not_at_twice_that(st
     await asyncio.wait_for(server.stop(), 60)
     assert 5.9 < asyncio.get_running_loop().time() - begun < 11
     assert isinstance(program.problem, asyncio.CancelledError)
-    assert "1 requests did not end within 6 s" in caplog.text
+    assert "1 requests did not finish within 6 s" in caplog.text
 
 
 async def test_a_request_whose_client_has_gone_is_cut_off_as_well(start):
@@ -768,7 +768,7 @@ async def test_a_write_that_hangs_in_a_thread_holds_up_neither_the_stop_nor_the_
             turns += 1
         assert asyncio.get_running_loop().time() - begun < 30
         assert turns > 10
-        assert "the threads of transfers did not end" in caplog.text
+        assert "gave up waiting for the transfer threads" in caplog.text
     finally:
         release.set()
 

@@ -36,7 +36,7 @@ async def test_a_call_in_time_is_waited_for_and_what_it_raises_comes_out():
 
 async def test_a_call_that_hangs_is_left_behind_with_a_warning(hang, caplog):
     assert not await in_time(hang.wait, "the disk sda", 0.05)
-    assert "the disk sda did not end within 0.05 s" in caplog.text
+    assert "gave up waiting for the disk sda after 0.05 s" in caplog.text
 
 
 async def test_threads_that_end_are_joined_and_what_waits_is_dropped():
@@ -55,8 +55,8 @@ async def test_threads_that_end_are_joined_and_what_waits_is_dropped():
 async def test_a_thread_that_hangs_holds_nothing_up(hang, caplog):
     pool = ThreadPoolExecutor(2)
     pool.submit(hang.wait)
-    assert not await end_threads(pool, "the threads of transfers", 0.05)
-    assert "the threads of transfers did not end" in caplog.text
+    assert not await end_threads(pool, "the transfer threads", 0.05)
+    assert "gave up waiting for the transfer threads" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ watchdog.end_within(3600)  # never later than what was said before
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == EXIT_CUT_OFF
-    assert "this node has not ended in time" in done.stderr
+    assert "this node did not stop in time" in done.stderr
     if "disk" in hangs:
         assert "disk_0" in done.stderr
 

@@ -135,7 +135,7 @@ async def test_a_duty_that_fails_is_begun_anew_and_one_that_is_done_is_not(
     await asyncio.sleep(0.05)
     assert runs == {"failing": 4, "done": 1}
     assert other.begun == ["p1"]
-    assert caplog.text.count("the duty 'failing' of the coordinator failed") == 3
+    assert caplog.text.count("the coordinator's duty 'failing' failed") == 3
 
 
 async def test_an_election_that_fails_is_tried_again(make: Make, store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ async def test_a_duty_that_does_not_end_holds_up_no_stop(
     await begun.wait()
     async with asyncio.timeout(5):
         await only.stop()
-    assert "duties of the coordinator have not ended within 0.05 s: stubborn" in caplog.text
+    assert "duties of the coordinator did not stop within 0.05 s: stubborn" in caplog.text
     ending.set()
     await asyncio.sleep(0.01)
 
@@ -240,7 +240,7 @@ async def test_who_has_a_duty_left_that_would_not_end_does_not_stand_again(
     await until(lambda: runs == 1)
     with monkeypatch.context() as patch:
         silence(patch, registry, "p1")
-        await until(lambda: "have not ended" in caplog.text)
+        await until(lambda: "did not stop" in caplog.text)
     await asyncio.sleep(0.1)
     assert runs == 1
     ending.set()

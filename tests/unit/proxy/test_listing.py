@@ -140,5 +140,5 @@ async def test_a_listing_without_all_targets_is_refused():
 
 def test_a_delimiter_is_one_character():
     assert ListingQuery("id", delimiter="/").delimiter == "/"
-    with pytest.raises(BadRequest, match="one character"):
+    with pytest.raises(BadRequest, match="single character"):
         ListingQuery("id", delimiter="//")

@@ -56,7 +56,7 @@ def test_a_registry_that_is_gone_is_missed_and_not_made_anew(tmp_path: Path) -> 
 def test_a_registry_that_is_torn_is_refused(tmp_path: Path, left: bytes) -> None:
     ids(tmp_path)
     (tmp_path / "registry.sqlite").write_bytes(left)
-    with pytest.raises(DiskRefused, match=r"is not a registry.*Put a copy of it back"):
+    with pytest.raises(DiskRefused, match=r"is not a registry.*Restore a copy of it"):
         ids(tmp_path)
     assert (tmp_path / "registry.sqlite").read_bytes() == left
 
@@ -76,7 +76,7 @@ def test_a_registry_with_parts_missing_is_refused(tmp_path: Path, harm: str) -> 
     database = sqlite3.connect(tmp_path / "registry.sqlite", isolation_level=None)
     database.execute(harm)
     database.close()
-    with pytest.raises(DiskRefused, match=r"is not a registry: .*Put a copy of it back"):
+    with pytest.raises(DiskRefused, match=r"is not a registry: .*Restore a copy of it"):
         ids(tmp_path)
 
 

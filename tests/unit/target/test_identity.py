@@ -44,7 +44,7 @@ def test_a_target_that_knows_its_id_keeps_it() -> None:
 def test_a_disk_of_another_node_is_refused_and_the_message_has_both_ways_out() -> None:
     with pytest.raises(DiskRefused) as caught:
         choose_id(evidence("t1", a=disk("d1", "t1"), b=disk("d2", "t2")))
-    for said in ("/b belongs to the node t2, and this is t1", "dfc disk release /b", "/t/dfc-node-id"):
+    for said in ("/b belongs to node t2, but this is t1", "dfc disk release /b", "/t/dfc-node-id"):
         assert said in caught.value.message
 
 
@@ -66,7 +66,7 @@ def test_a_lost_id_is_taken_back_when_all_disks_of_the_node_are_here(damage: str
 def test_a_lost_id_is_not_taken_back_when_the_node_has_disks_elsewhere() -> None:
     with pytest.raises(OperatorError) as caught:
         choose_id(evidence(None, "is empty", map_of(t1=["d1", "d2"]), a=disk("d1", "t1")))
-    for said in ("/t/dfc-node-id is empty", "t1, which has others too (d2)", "echo t1 > /t/dfc-node-id", "dfc disk release"):
+    for said in ("/t/dfc-node-id is empty", "t1, which also has others (d2)", "echo t1 > /t/dfc-node-id", "dfc disk release"):
         assert said in caught.value.message
 
 
@@ -76,7 +76,7 @@ def test_disks_of_different_nodes_are_named_each() -> None:
 
 
 def test_a_damaged_id_that_nobody_knows_may_be_removed() -> None:
-    with pytest.raises(OperatorError, match=r"is torn.*remove the file, and this target is a new node"):
+    with pytest.raises(OperatorError, match=r"is torn.*remove the file to start as a new node"):
         choose_id(evidence(None, "is torn", a=disk("d1", "")))
 
 
@@ -121,7 +121,7 @@ def test_a_disk_moves_once_it_is_released(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     first, second = settle(tmp_path / "a", known), settle(tmp_path / "b", known, 1)
     moved = (tmp_path / "a" / "disk-1").rename(tmp_path / "b" / "disk-1")
-    with pytest.raises(DiskRefused, match=f"belongs to the node {first}, and this is {second}"):
+    with pytest.raises(DiskRefused, match=f"belongs to node {first}, but this is {second}"):
         settle(tmp_path / "b", known)
     assert node_of(moved) == first
     assert give_to_node(str(moved), "", FileSystem()) == first
@@ -139,6 +139,6 @@ def test_a_disk_that_never_said_is_given_to_the_node_that_has_it(tmp_path: Path)
 def test_a_disk_of_another_cluster_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     settle(tmp_path, map_of())
     (tmp_path / "node" / "dfc-node-id").unlink()
-    with pytest.raises(DiskRefused, match="belongs to cluster c, the registry is of cluster other"):
+    with pytest.raises(DiskRefused, match="belongs to cluster c, but the registry is of cluster other"):
         settle(tmp_path, msgspec.structs.replace(map_of(), cluster_id="other"))
     assert not (tmp_path / "node" / "dfc-node-id").exists()

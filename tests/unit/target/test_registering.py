@@ -54,7 +54,7 @@ async def test_a_registry_that_asks_to_try_again_is_asked_again(make):
 
 @pytest.mark.parametrize("status", [401, 409, 500])
 async def test_a_registry_that_refuses_ends_the_target(make, status):
-    with pytest.raises(OperatorError, match="refuses: said the registry"):
+    with pytest.raises(OperatorError, match="refuses this target: said the registry"):
         await make(status)._cluster_map()
     with pytest.raises(OperatorError, match="refuses this target: said the registry"):
         await make(status)._first_registration("c", ())

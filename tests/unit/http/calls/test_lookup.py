@@ -33,7 +33,7 @@ def test_a_resolver_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(socket, "getaddrinfo", hang)
     begun_s = time.monotonic()
     try:
-        with pytest.raises(TimeoutError, match=r"host was not found in 0\.1 s"):
+        with pytest.raises(TimeoutError, match=r"host took longer than 0\.1 s"):
             connect_share_s("host", 80, 0.1)
         assert time.monotonic() - begun_s < 10
     finally:

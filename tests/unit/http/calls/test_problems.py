@@ -38,14 +38,14 @@ def test_a_code_is_of_one_answer_only():
     ("body", "code", "message"),
     [
         (b'{"error": {"code": "no_space", "message": "full", "request_id": "x"}}', "no_space", "full"),
-        (b'{"error": {"code": "no_space"}}', "no_space", "http://t answered 507"),
-        (b"", "bad_gateway", "http://t answered 507"),
-        (b"<html>", "bad_gateway", "http://t answered 507"),
-        (b'{"error": "text"}', "bad_gateway", "http://t answered 507"),
-        (b'[{"error": {}}]', "bad_gateway", "http://t answered 507"),
-        (b'{"error": {"code": 3, "message": []}}', "bad_gateway", "http://t answered 507"),
-        (b'{"error": {"code": "\xff"}}', "bad_gateway", "http://t answered 507"),
-        (b'{"error":' + b"[" * 100_000, "bad_gateway", "http://t answered 507"),
+        (b'{"error": {"code": "no_space"}}', "no_space", "http://t answered with status 507"),
+        (b"", "bad_gateway", "http://t answered with status 507"),
+        (b"<html>", "bad_gateway", "http://t answered with status 507"),
+        (b'{"error": "text"}', "bad_gateway", "http://t answered with status 507"),
+        (b'[{"error": {}}]', "bad_gateway", "http://t answered with status 507"),
+        (b'{"error": {"code": 3, "message": []}}', "bad_gateway", "http://t answered with status 507"),
+        (b'{"error": {"code": "\xff"}}', "bad_gateway", "http://t answered with status 507"),
+        (b'{"error":' + b"[" * 100_000, "bad_gateway", "http://t answered with status 507"),
     ],
 )
 def test_what_nodes_make_of_an_answer(body, code, message):

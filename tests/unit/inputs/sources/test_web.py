@@ -232,7 +232,7 @@ def test_a_body_whose_length_nobody_tells_is_not_trusted() -> None:
         yield head("200 OK", "Connection: close") + b"part of it"
         raise Goodbye
 
-    with OddServer(answer) as server, pytest.raises(ShardUnreadable, match="cannot be known to be whole"):
+    with OddServer(answer) as server, pytest.raises(ShardUnreadable, match="the answer has no length"):
         read(server.url + "/x", options=StreamOptions(direct=False, retries=1))
 
 

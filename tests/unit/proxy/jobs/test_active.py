@@ -286,7 +286,7 @@ async def test_who_cancels_a_job_that_is_left_to_the_next_start_hears_so(job, mo
     monkeypatch.setattr(job.journal, "cancel", Told(job.journal.cancel, JobFinished("a mistake")))
     job.begin()
     await job.working.wait()
-    with pytest.raises(Unavailable, match="has not taken how the job job has ended"):
+    with pytest.raises(Unavailable, match="could not record how job job ended"):
         await job.active.cancel()
     assert (await job.end(), job.active.life) == ("running", JobLife("left"))
 
@@ -332,12 +332,12 @@ async def test_a_service_that_ends_leaves_everything_where_it_is(job):
     waiting = asyncio.create_task(job.active.cancel())
     await asyncio.sleep(0)
     job.service.is_stopping = True
-    job.active.tell(Unavailable("this proxy ends"))
+    job.active.tell(Unavailable("this proxy is shutting down"))
     for task in job.service.activities:
         task.cancel()
-    with pytest.raises(Unavailable, match="ends"):
+    with pytest.raises(Unavailable, match="shutting down"):
         await waiting
-    with pytest.raises(Unavailable, match="ends"):
+    with pytest.raises(Unavailable, match="shutting down"):
         await job.active.cancel()
     await asyncio.gather(*job.service.activities, return_exceptions=True)
     await asyncio.sleep(0)
@@ -385,7 +385,7 @@ async def one_start(job: Setup, draw: random.Random, is_last: bool) -> bool:
     if is_last:
         await service.is_idle()
     service.is_stopping = True
-    active.tell(Unavailable("this proxy ends"))
+    active.tell(Unavailable("this proxy is shutting down"))
     for task in service.activities:
         task.cancel()
     await asyncio.gather(*service.activities, return_exceptions=True)

@@ -366,7 +366,7 @@ async def test_who_waits_for_a_job_to_be_cancelled_does_not_hold_up_a_proxy_that
     await asyncio.to_thread(asked.wait, 20)
     await service.stop()
     try:
-        with pytest.raises(Unavailable, match="this proxy ends"):
+        with pytest.raises(Unavailable, match="this proxy is shutting down"):
             await asyncio.wait_for(asking, 20)
     finally:
         may_write.set()
@@ -532,7 +532,7 @@ async def test_overwriting_leaves_others_with_a_warning(make):
         await cluster.ask("PUT", f"/out/out-{number:04}", b"old")
     ended = await cluster.until((await cluster.submit(overwrite=True))["id"])
     assert ended["warnings"] == [
-        "older objects that match the output pattern are left as they were: 'out-0007' and 1 more",
+        "existing objects that match the output pattern were left unchanged: 'out-0007' and 1 more",
     ]  # fmt: skip
     assert await cluster.ask("GET", "/out/out-0001") == (200, content_of("out-0001", 10).decode())
     assert await cluster.ask("GET", "/out/out-0007") == (200, "old")
@@ -652,7 +652,7 @@ async def test_a_journal_that_cannot_be_read_for_a_while_costs_no_place_to_run(m
     assert (await cluster.until(second["id"]))["state"] == "succeeded"
     assert (await cluster.until(first["id"]))["state"] == "succeeded"
     assert failing.failed == 2
-    assert "the proxy cannot write its journal of jobs: disk I/O error; trying again" in caplog.text
+    assert "the proxy cannot write its job journal: disk I/O error; trying again" in caplog.text
 
 
 @pytest.mark.parametrize(("name", "is_accepted"), [("counts", True), ("get", False)])
@@ -682,7 +682,7 @@ async def test_a_journal_that_is_damaged_costs_no_place_to_run(make, monkeypatch
     first = await cluster.submit("first-%04d")
     second = await cluster.submit("second-%04d")
     assert (await cluster.until(second["id"]))["state"] == "succeeded"
-    assert f"job {first['id']} has ended, but the journal cannot tell how" in caplog.text
+    assert f"job {first['id']} ended, but the journal has no record of how" in caplog.text
 
     async def all_places_are_free() -> bool:
         return not cluster.proxy.jobs._active
@@ -722,7 +722,7 @@ async def test_a_job_whose_end_the_journal_does_not_take_goes_on_to_publish_at_t
     first = await cluster.submit("first-%04d")
     second = await cluster.submit("second-%04d")
     assert (await cluster.until(second["id"]))["state"] == "succeeded"
-    assert f"job {first['id']}: the journal did not take its end" in caplog.text
+    assert f"job {first['id']}: the journal could not record its end" in caplog.text
     assert (await cluster.ask("GET", f"/v1/jobs/{first['id']}"))[1]["state"] == "publishing"
     rival = await cluster.submit("first-%04d", overwrite=True)
     assert rival[:2] == (409, "conflict"), "what is staged will be published under these names"

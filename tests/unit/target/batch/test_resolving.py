@@ -58,7 +58,7 @@ def put(disk: Disk, name: str, content: bytes) -> None:
 def found_on(disk: Disk):
     def find(bucket: str, name: str) -> tuple[str, Disk]:
         if bucket != "b":
-            raise BucketNotFound(f"there is no bucket {bucket!r}")
+            raise BucketNotFound(f"bucket {bucket!r} does not exist")
         return "b1", disk
 
     return find
