@@ -40,7 +40,7 @@ class SampleKeys:
         self._cluster = cluster
 
     async def open(self, bucket: str, shards: str | None = None, fields: str = "") -> KeyLines:
-        """Open the stream of the samples of a spec's shards (by default, all), with all fields, or with `fields` "key" only keys.
+        """Open the stream of the samples of a spec, all shards by default, with all fields or, if `fields` is "key", only keys.
         BucketNotFound, BadShardSpec, BadRequest, and any error of a target before its first line."""
         self._cluster.bucket(bucket)
         shards = ALL_SHARDS if shards is None else shards
