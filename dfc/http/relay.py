@@ -319,8 +319,11 @@ def _noted(to: str | Addresses, connection: PeerConnection) -> Iterator[None]:
     except (PeerGone, Unavailable) as error:
         if isinstance(to, Addresses):
             to.failed(connection.url, monotonic() - begun_s)
-        gone = f"lost the connection to the node at {connection.url} before it answered"
-        text = error.message if isinstance(error, Unavailable) else gone
+        text = (
+            error.message
+            if isinstance(error, Unavailable)
+            else f"lost the connection to the node at {connection.url} before it answered"
+        )
         lost = Unavailable(text)
         lost.headers[LOST_HEADER] = "1"
         raise lost from error

@@ -1,1 +1,1 @@
-"""Where objects live: the cluster map and rendezvous hashing over its disks. Pure."""
+"""Placement of objects on disks: the cluster map and rendezvous hashing. No I/O."""

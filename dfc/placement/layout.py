@@ -1,4 +1,4 @@
-"""Placement in two levels: nodes by score, and within each its disks by score.
+"""Two-level placement: choose a node by score, then a disk of that node by score.
 
 The key of an object is its bucket's id, "\\0" and its name, in UTF-8; a node is scored for b"node\\0" + key with the sum of its
 disks' weights, a disk for b"disk\\0" + key with its own. With a thousand disks on 32 nodes that is 64 hashes, where one level
@@ -30,10 +30,10 @@ class LayoutDisk(NamedTuple):
 
 
 class Layout:
-    """Where every object lies, over a fixed set of disks. Thread-safe.
+    """The placement of all objects over a fixed set of disks. Thread-safe.
 
-    `best(bucket_id, name)` is the id of the disk that holds the object, None when there are no disks; the names that were asked
-    for last are remembered. `ranking` puts all disks in order, and `best` is its first.
+    `best(bucket_id, name)` is the id of the disk that holds the object, None when there are no disks; recent names are cached.
+    `ranking` puts all disks in order, and `best` is its first.
     """
 
     def __init__(self, disks: tuple[LayoutDisk, ...]) -> None:
@@ -55,13 +55,13 @@ class Layout:
         return None if group is None else self._disks[group].best(b"disk\0" + key)
 
     def ranking(self, bucket_id: str, name: str) -> Iterator[str]:
-        """All disks, the best first. Leaving one out changes nothing among the others, so that only its own names move."""
+        """Yield all disks, best first. Removing a disk does not change the order of the others, so only its own names move."""
         key = _key(bucket_id, name)
         for group in self._groups.ranking(b"node\0" + key):
             yield from self._disks[group].ranking(b"disk\0" + key)
 
     def owners(self, bucket_id: str, name: str, count: int, without: Collection[str] = ()) -> list[str]:
-        """The first `count` disks of the ranking that lie in different domains, those in `without` passed over; fewer where
+        """Return the first `count` disks of the ranking in different failure domains, skipping those in `without`; fewer if
         there are fewer domains."""
         found: list[str] = []
         taken: set[str] = set()

@@ -1,7 +1,7 @@
-"""The cluster map: nodes, disks and buckets under one version number. Pure values; the registry makes new ones.
+"""The cluster map: nodes, disks and buckets under one version number. An immutable value; the registry makes new ones.
 
-Nodes and disks that are `joining` are in the map but outside placement. A node that is `down` stays in placement: what it
-holds is unavailable, never rehashed elsewhere.
+Nodes and disks that are `joining` are in the map but not in placement. A node that is `down` stays in placement: its objects
+are unavailable, never moved elsewhere.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ NodeState = Literal["up", "down", "joining"]
 DiskState = Literal["up", "failed", "joining"]
 Role = Literal["proxy", "target"]
 Durability = Literal["fsync", "relaxed"]
-# "checking": somebody wants it deleted, and whether it may be is being found out; commits are to be tried again.
+# "checking": DFC is checking whether it may be deleted; commits must be retried.
 BucketState = Literal["active", "checking", "deleting"]
 
-# What may stand in a map: a weight that could not be hashed by, or an address that is none, would spoil it for good.
+# Constraints on the map: an unusable weight or a malformed address in it would break it for good.
 Id = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 Url = Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s/?#@\"'<>]+(/[^\s?#\"'<>]*)?$")]
 Weight = Annotated[float, msgspec.Meta(ge=1e-6, le=1e9)]
@@ -48,7 +48,7 @@ class DiskEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Labels(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a node stands, as its settings say: what shares a `zone`, or where none is set a `host`, may fail as one."""
+    """Where a node is, by its settings: nodes with the same `zone`, or if none is set the same `host`, may fail together."""
 
     zone: Label = ""
     host: Label = ""
@@ -76,7 +76,7 @@ class NodeEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A bucket; a name that is deleted and made anew gets a new id."""
+    """A bucket. If it is deleted and created again under the same name, it gets a new id."""
 
     id: str
     name: str
@@ -94,15 +94,15 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class Cover(msgspec.Struct, frozen=True):
-    """Whom to ask so that an answer about all objects is complete: `ask`. Where there are any in `missing` it cannot be: those
-    targets would have to answer too. Both are ordered by id."""
+    """The targets to `ask` for a complete answer about all objects. If there are any in `missing`, the answer cannot be
+    complete, since those would have to answer too. Both are ordered by id."""
 
     ask: tuple[NodeEntry, ...]
     missing: tuple[NodeEntry, ...]
 
 
 class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """One version of the map."""
+    """One version of the cluster map."""
 
     cluster_id: str
     version: int
@@ -127,8 +127,8 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
 
     def with_use(self, *told: NodeEntry) -> ClusterMap:
-        """The map with what the last heartbeats of nodes say of the use of their disks. That moves no object, so the indexes
-        are shared, which cost milliseconds with a thousand disks; owners keep the use that they had."""
+        """Return the map with the disk usage of these nodes' last heartbeats. That moves no objects, so the indexes, which take
+        milliseconds with a thousand disks, are shared; owners keep their old usage."""
         new = copy(self)
         by_id = {node.id: node for node in told}
         nodes = tuple(by_id.get(each.id, each) for each in self.nodes)
@@ -138,7 +138,7 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @classmethod
     def decode(cls, data: bytes) -> ClusterMap:
-        """From the JSON of `GET /v1/cluster`; msgspec.ValidationError when it is none. Fields it does not know are ignored."""
+        """Decode the JSON of `GET /v1/cluster`, ignoring unknown fields; msgspec.ValidationError when it is not a map."""
         return _DECODER.decode(data)
 
     def encode(self) -> bytes:
@@ -149,24 +149,24 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return found
 
     def owner(self, bucket: BucketEntry, name: str) -> Owner | None:
-        """The disk and node that hold an object; None while no target is in placement."""
+        """Return the disk and node that own an object; None while no target is in placement."""
         disk_id = self.__dict__["_layout"].best(bucket.id, name)
         found: Owner | None = self.__dict__["_owners"].get(disk_id)
         return found
 
     def owners(self, bucket: BucketEntry, name: str, count: int, without: Collection[str] = ()) -> list[Owner]:
-        """The first `count` disks for an object, on different failure domains, and their nodes; disks whose ids are in
-        `without` are passed over. Fewer where there are fewer domains."""
+        """Return the first `count` disks for an object in different failure domains, with their nodes, skipping disks whose ids
+        are in `without`; fewer if there are fewer domains."""
         owners = self.__dict__["_owners"]
         return [owners[disk_id] for disk_id in self.__dict__["_layout"].owners(bucket.id, name, count, without)]
 
     def targets(self) -> list[NodeEntry]:
-        """The targets with disks in placement, up and down, ordered by id."""
+        """Return the targets with disks in placement, up or down, ordered by id."""
         holders = {owner.node.id for owner in self.__dict__["_owners"].values()}
         return sorted((node for node in self.nodes if node.id in holders), key=lambda node: node.id)
 
     def cover(self) -> Cover:
-        """Who must answer so that nothing is missing. Every object has one copy, so that is each target in placement."""
+        """Return the targets that must answer for a complete result: every target in placement, as objects have one copy."""
         targets = self.targets()
         return Cover(
             tuple(node for node in targets if node.state == "up"), tuple(node for node in targets if node.state != "up")

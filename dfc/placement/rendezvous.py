@@ -1,4 +1,4 @@
-"""Weighted rendezvous hashing: which of some candidates, nodes or disks, holds a key.
+"""Weighted rendezvous hashing: choose which of several candidates (nodes or disks) holds a key.
 
 For each candidate c: h = xxh3_64(c.id + "\\0" + key) >> 11, u = (h + 0.5) / 2^53 and score = -c.weight / ln(u). The highest
 score wins; of equal scores the higher h, then the first id. Source: Schindelhauer and Schomaker, "Weighted distributed hash
@@ -18,7 +18,7 @@ import xxhash
 _HASH_SHIFT: Final = 11
 _SPAN: Final = float(1 << 53)
 _HASHES: Final = float(1 << 64)
-_CHUNK: Final = 32  # candidates that are held to one bound
+_CHUNK: Final = 32  # candidates that are compared with one bound
 _FIRST_CHUNK: Final = 4  # before there is a bound
 # Hashes below the bound by so much have lower scores, however the logarithm was rounded: the best score so far is at least
 # 1/38 of the weight, so that the score of such a hash is lower by 2e-11 of itself, and rounding makes 1e-15.
@@ -26,24 +26,24 @@ _SLACK: Final = 1.0 - 1e-9
 
 
 class Candidate(NamedTuple):
-    """What may hold keys. `weight` is relative and > 0."""
+    """A node or disk that may hold keys. `weight` is relative and > 0."""
 
     id: str
     weight: float
 
 
 def score(candidate: Candidate, key: bytes) -> float:
-    """The score of one candidate for one key, > 0."""
+    """Return the score of one candidate for one key, > 0."""
     return _score(xxhash.xxh3_64_intdigest(_prefix(candidate.id) + key), candidate.weight)
 
 
 def _score(digest: int, weight: float) -> float:
     logarithm = math.log(((digest >> _HASH_SHIFT) + 0.5) / _SPAN)
-    return -weight / logarithm if logarithm else math.inf  # the highest hash of all is rounded to u = 1
+    return -weight / logarithm if logarithm else math.inf  # for the highest possible hash, u is rounded to 1
 
 
 class Rendezvous:
-    """Rendezvous over a fixed set of candidates. Each is hashed once for a key. Thread-safe.
+    """Rendezvous hashing over a fixed set of candidates, each hashed once per key. Thread-safe.
 
     `best(key)` is the id of the candidate with the highest score; None when there are no candidates.
     """
@@ -55,13 +55,13 @@ class Rendezvous:
         if len({weight for _, weight in self._candidates}) <= 1:
             self.best = partial(_best_of_equal, self._prefixes, [each.id for each in self._candidates])
         else:
-            # Heavy ones first: they win most often, and the bound that a chunk needs is that of its first.
+            # Heavy ones first: they win most often, and the first of a chunk sets its bound.
             rows = sorted((-weight, place, each) for place, (each, weight) in enumerate(self._candidates))
             cuts = [0, *range(_FIRST_CHUNK, len(rows), _CHUNK), len(rows)]
             self.best = partial(_best_of_weighted, [_Chunk.of(rows[low:high]) for low, high in pairwise(cuts)])
 
     def ranking(self, key: bytes) -> list[str]:
-        """All ids by falling score: without the first of them, the second would be the best."""
+        """Return all ids by descending score: without the first, the second would be the best."""
         ranks = []
         for place, (prefix, (_, weight)) in enumerate(zip(self._prefixes, self._candidates, strict=True)):
             value = xxhash.xxh3_64_intdigest(prefix + key)
@@ -70,7 +70,7 @@ class Rendezvous:
 
 
 class _Chunk(NamedTuple):
-    """Some candidates, by falling weight. A row is minus the weight, the place in the order of ids, the id."""
+    """Some candidates, by descending weight. A row is minus the weight, the position in the order of ids, and the id."""
 
     weight: float
     prefixes: list[bytes]
@@ -86,7 +86,7 @@ def _prefix(each: str) -> bytes:
 
 
 def _best_of_equal(prefixes: list[bytes], ids: list[str], key: bytes) -> str | None:
-    """With equal weights the score grows with the hash, so the logarithms are not needed."""
+    """Find the best of equally weighted candidates: the score grows with the hash, so no logarithm is needed."""
     if not ids:
         return None
     digest = xxhash.xxh3_64_intdigest
@@ -101,7 +101,7 @@ def _best_of_equal(prefixes: list[bytes], ids: list[str], key: bytes) -> str | N
 
 
 def _best_of_weighted(chunks: list[_Chunk], key: bytes) -> str | None:
-    """The logarithm is taken only where a hash may be enough: a score over `best` needs one over exp(-weight / best)."""
+    """Find the best candidate, taking logarithms only for hashes that may win: over exp(-weight / best)."""
     digest = xxhash.xxh3_64_intdigest
     best, best_hash, place, winner, bound = 0.0, 0, 0, None, 0
     for weight, prefixes, rows in chunks:

@@ -1,1 +1,1 @@
-"""Registries: where the cluster map is kept and agreed upon, and who may act alone."""
+"""Registries: store the cluster map, change it in one order for all, and grant leases."""

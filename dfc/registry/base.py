@@ -1,7 +1,7 @@
-"""The registry: where the cluster map is kept and agreed upon. One face for all of them, whatever keeps the data.
+"""The interface of registries, which keep the cluster map and grant leases.
 
-Everything that waits may be cancelled, and leaves nothing behind. A change whose caller is cancelled, or is told that the
-registry is unavailable, may have been made or not.
+Everything that waits may be cancelled, and leaves nothing behind. If the caller of a change is cancelled or gets Unavailable,
+the change may or may not have been made.
 """
 
 from __future__ import annotations
@@ -15,46 +15,47 @@ from dfc.registry.leases import Grant, Lease, elected, hold
 
 
 class Registry(ABC):
-    """Used by one event loop. After `close`, everything but `map` raises Unavailable."""
+    """A registry, used by one event loop. After `close`, everything but `map` raises Unavailable."""
 
     @property
     @abstractmethod
     def map(self) -> ClusterMap:
-        """The newest map that is known here; costs nothing. A change that changes nothing tells what is so everywhere."""
+        """The newest map known here, without waiting. For the map that is in force everywhere, make a change that changes
+        nothing."""
 
     @abstractmethod
     async def change(self, change: Change, *, fence: Lease | None = None) -> RegistryState:
-        """Apply a pure function (`dfc.registry.changes`) to what is there, as one step that nobody else comes into.
+        """Apply a pure function (`dfc.registry.changes`) to the current state, atomically.
 
-        It is called again if somebody else has changed something meanwhile. When this returns, its result is durable, and in
-        `map` here; returned is that result, not what others made of it since. What the function raises is raised, and nothing
-        is changed. Under a `fence` that is over nothing is changed either: LeaseLost. Unavailable.
+        The function is called again if someone else changed the state meanwhile. When this returns, the result is durable and
+        in `map` here; the return value is that result, not what others made of it since. If the function raises, nothing is
+        changed. Nothing is changed either if the `fence` has expired: LeaseLost. Unavailable.
         """
 
     @abstractmethod
     async def watch(self, after: int) -> ClusterMap:
-        """Wait for a map whose version is higher than `after`: the newest one, versions in between may be left out."""
+        """Wait for a map with a version higher than `after`; return the newest, perhaps skipping versions."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of what is open; those who wait get Unavailable. Bounded in time."""
+        """Close the registry; waiting callers get Unavailable. Bounded in time."""
 
     # --- leases
 
     def lease(self, name: str, holder: str, ttl_s: float) -> AbstractAsyncContextManager[Lease]:
-        """Have a name alone, within the context. `ttl_s` after the last sign of life of its holder it is free for others.
+        """Hold a lease exclusively within the context. It becomes free `ttl_s` after its holder last renewed it.
 
         LeaseHeld, naming the holder; BadName or BadRequest for a name or time that is not allowed; Unavailable.
         """
         return hold(self, name, holder, ttl_s)
 
     def elect(self, name: str, holder: str, ttl_s: float) -> AbstractAsyncContextManager[Lease]:
-        """Like `lease`, but wait for it while another holder has it. Whoever has it leads, until `lost`."""
+        """Like `lease`, but wait while another holder has it. The holder is the leader until `lost`."""
         return elected(self, name, holder, ttl_s)
 
     @abstractmethod
     async def grant_lease(self, name: str, holder: str, ttl_s: float) -> Grant:
-        """These four are for `dfc.registry.leases`, whose LeaseStore says what they do."""
+        """See `dfc.registry.leases.LeaseStore` for this and the next three methods."""
 
     @abstractmethod
     async def renew_lease(self, grant: Grant) -> bool: ...

@@ -1,8 +1,8 @@
-"""All changes of what a registry keeps: pure functions from one state to the next, for every registry alike.
+"""All changes to a registry's state, as pure functions from one state to the next.
 
-A change may be applied more than once, each time to what is there by then, if somebody else has changed it meanwhile. So it
-draws no random number, reads no clock and does no I/O: ids and times come in from outside. It returns the state itself where
-there is nothing to change, and raises a DfcError where what is asked for cannot be.
+A change may be applied more than once, each time to the current state, if someone else changed it meanwhile. So it uses no
+random numbers, no clock and no I/O: ids and times are passed in. It returns the same state if there is nothing to change, and
+raises a DfcError if the change is not possible.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dfc.registry.registration import Registration, is_known, with_use
 
 
 class RegistryState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a registry keeps. `last_number` is the highest that any node has ever had, also one that is gone: versions of
-    objects end in these numbers, and must not be equal."""
+    """The state of a registry. `last_number` is the highest node number ever given, even to nodes that are gone: object
+    versions end in these numbers and must be unique."""
 
     map: ClusterMap
     last_number: int = 0
@@ -30,7 +30,7 @@ Change = Callable[[RegistryState], RegistryState]
 
 
 def check_step(old: RegistryState, new: RegistryState) -> None:
-    """That a change made one step, of the same cluster. ValueError: the change has a mistake, and must not be stored."""
+    """Check that a change made one step in the same cluster. ValueError: the change has a bug and must not be stored."""
     if (new.map.cluster_id, new.map.version) != (old.map.cluster_id, old.map.version + 1):
         raise ValueError(f"a change led from version {old.map.version} to {new.map.version} of {new.map.cluster_id!r}")
     if new.last_number < max((old.last_number, *(node.number for node in new.map.nodes))):
@@ -41,9 +41,9 @@ def check_step(old: RegistryState, new: RegistryState) -> None:
 
 
 def join(said: Registration) -> Change:
-    """Enter or update a node. What is new while buckets exist is `joining`: taking it in would move objects.
+    """Add or update a node. New nodes and disks are `joining` if buckets exist, because placing on them would move objects.
 
-    Conflict when its disks belong to another cluster, when it is no target, or when there is no number left for another node.
+    Conflict when its disks belong to another cluster, when it is not a target, or when no node number is left.
     """
 
     def change(state: RegistryState) -> RegistryState:
@@ -58,7 +58,7 @@ def join(said: Registration) -> Change:
 
 
 def check_registration(cluster_map: ClusterMap, said: Registration) -> None:
-    """That this node may be in this cluster. Conflict."""
+    """Check that this node may be in this cluster. Conflict."""
     if said.cluster_id != cluster_map.cluster_id:
         raise Conflict(
             f"these disks belong to cluster {said.cluster_id or '(none)'}, but this is cluster {cluster_map.cluster_id}"
@@ -68,7 +68,7 @@ def check_registration(cluster_map: ClusterMap, said: Registration) -> None:
 
 
 def mark_down(seen: Sequence[NodeEntry]) -> Change:
-    """Mark targets down, and keep what they said last: nobody will say anything newer."""
+    """Mark targets down, and keep their last reports, since no newer ones will come."""
 
     def change(state: RegistryState) -> RegistryState:
         draft = _Draft(state)
@@ -82,7 +82,7 @@ def mark_down(seen: Sequence[NodeEntry]) -> Change:
 
 
 def remove_node(node_id: str) -> Change:
-    """Forget a node that is gone for good. NotFound; Conflict while it is up, or holds disks to which objects belong."""
+    """Remove a node that is gone for good. NotFound; Conflict while it is up, or has disks that may hold objects."""
 
     def change(state: RegistryState) -> RegistryState:
         node = state.map.node(node_id)
@@ -100,7 +100,7 @@ def remove_node(node_id: str) -> Change:
 
 
 def drop_disk(disk_id: str) -> Change:
-    """Forget a disk that is gone for good. NotFound; Conflict while it is in use, or objects belong to it."""
+    """Remove a disk that is gone for good. NotFound; Conflict while it is in use, or may hold objects."""
 
     def change(state: RegistryState) -> RegistryState:
         node, disk = _find_disk(state.map, disk_id)
@@ -123,7 +123,7 @@ def _find_disk(cluster_map: ClusterMap, disk_id: str) -> tuple[NodeEntry, DiskEn
 
 
 def _check_empty(cluster_map: ClusterMap, node: NodeEntry, disk: DiskEntry) -> None:
-    """What is placed while there are buckets may hold objects; without it they would belong elsewhere, and be 404."""
+    """Check that a disk holds no objects. If it is in placement while buckets exist, it may; without it, they would be 404."""
     if cluster_map.buckets and "joining" not in (node.state, disk.state):
         raise Conflict(f"disk {disk.id} may hold objects of {len(cluster_map.buckets)} buckets")
 
@@ -132,9 +132,9 @@ def _check_empty(cluster_map: ClusterMap, node: NodeEntry, disk: DiskEntry) -> N
 
 
 def create_bucket(new: BucketEntry) -> Change:
-    """Make a bucket; nothing when one with these settings is there. BucketConflict when it has others; BucketDeleting.
+    """Create a bucket unless one with these settings exists. BucketConflict when its settings differ; BucketDeleting.
 
-    Whoever asks finds by the id of the bucket that is there afterwards whether it is the new one.
+    The id of the bucket in the resulting state tells the caller whether it is new.
     """
 
     def change(state: RegistryState) -> RegistryState:
@@ -153,7 +153,7 @@ def create_bucket(new: BucketEntry) -> Change:
 
 
 def ensure_bucket(new: BucketEntry) -> Change:
-    """Make a bucket unless there is one of this name, whatever its settings and its state."""
+    """Create a bucket unless one of this name exists, whatever its settings and state."""
     return lambda state: state if state.map.bucket(new.name) is not None else _with_bucket(state, new.name, new)
 
 
@@ -171,7 +171,7 @@ def change_bucket(name: str, **fields: object) -> Change:
 
 
 def remove_bucket(name: str, bucket_id: str) -> Change:
-    """Forget a bucket whose objects are gone; nothing when it is another one by now."""
+    """Remove a bucket whose objects are gone; does nothing if the name is another bucket by now."""
 
     def change(state: RegistryState) -> RegistryState:
         found = state.map.bucket(name)
@@ -181,7 +181,7 @@ def remove_bucket(name: str, bucket_id: str) -> Change:
 
 
 def end_checks(state: RegistryState) -> RegistryState:
-    """Whoever was finding out whether a bucket may go is no more: the bucket stays."""
+    """Make buckets that are `checking` active again, since the proxy that was checking them is gone."""
     draft = _Draft(state)
     for name, bucket in list(draft.buckets.items()):
         if bucket.state == "checking":
@@ -196,7 +196,7 @@ def _with_bucket(state: RegistryState, name: str, bucket: BucketEntry | None) ->
 
 
 class _Draft:
-    """The next state in the making. Entries that it does not touch stay the same objects."""
+    """A draft of the next state. Entries that are not changed stay the same objects."""
 
     def __init__(self, base: RegistryState) -> None:
         self._base: Final = base
@@ -221,7 +221,7 @@ class _Draft:
         self._changed = True
 
     def finish(self) -> RegistryState:
-        """The new state, its map one version higher; the old one when nothing was put."""
+        """Return the new state, with the map one version higher; the old state if nothing changed."""
         if not self._changed:
             return self._base
         cluster_map = ClusterMap(
@@ -264,7 +264,7 @@ class _Draft:
         self.put_node(node)
 
     def _take_from_others(self, said: Registration) -> dict[str, DiskEntry]:
-        """Disks that came with another node before: the lock on a disk says who has it now."""
+        """Take disks from other nodes that had them before: the lock on a disk decides who has it now."""
         ids = {disk.id for disk in said.disks}
         taken: dict[str, DiskEntry] = {}
         for node in list(self.nodes.values()):
@@ -275,7 +275,7 @@ class _Draft:
         return taken
 
     def _free_number(self) -> int:
-        """One that no node has ever had, also none that is gone: objects that it has stored keep its number."""
+        """Return a number that no node ever had, not even one that is gone: objects that it stored keep its number."""
         if self._last_number >= NODE_NUMBER_MAX:
             raise Conflict(f"there is no number left for another node: {NODE_NUMBER_MAX} nodes have joined this cluster")
         self._last_number += 1

@@ -1,7 +1,7 @@
-"""The embedded registry: that of a cluster with one proxy, in a file on its disk (`dfc.registry.file`).
+"""The embedded registry, for a cluster with one proxy, in a file on the proxy's disk (`dfc.registry.file`).
 
-Calls that block go through one thread, so that there is one order of changes. Leases are of this process, since nobody else
-can have the file open.
+Blocking calls go through one thread, which puts all changes in one order. Leases live in this process, since no other can have
+the file open.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dfc.registry.leases import Grant, Lease, LeaseLost, LeaseTable
 
 
 class EmbeddedRegistry(Registry):
-    """Owns an open registry file, and closes it."""
+    """A registry in an open registry file, which it owns and closes."""
 
     def __init__(self, file: RegistryFile) -> None:
         self._file = file
@@ -38,7 +38,7 @@ class EmbeddedRegistry(Registry):
         loop = asyncio.get_running_loop()
 
         def fenced(state: RegistryState) -> RegistryState:
-            # Those who lead after this one change after it, too: their changes stand behind it in the thread's queue.
+            # Changes by later leaders come after this one: they are behind it in the thread's queue.
             if fence is not None and not (fence.is_held and self._leases.is_valid(fence.grant)):
                 raise LeaseLost(f"the lease {fence.grant.name} of {fence.grant.holder} has expired")
             return change(state)
@@ -49,7 +49,7 @@ class EmbeddedRegistry(Registry):
                 return self._file.apply(fenced)
             finally:
                 if self._file.state is not before:
-                    # Told from here: whoever asked for the change may have been cancelled, and it was made all the same.
+                    # Notify from here: the caller may have been cancelled although the change was made.
                     with suppress(RuntimeError):  # the loop is closed already
                         loop.call_soon_threadsafe(self._tell)
 

@@ -1,7 +1,7 @@
-"""The file of the embedded registry: nodes, disks, buckets and the map's version, in SQLite on the proxy's disk. Blocking.
+"""The SQLite file of the embedded registry: nodes, disks, buckets and the map's version, on the proxy's disk. Blocking.
 
-Every change is one transaction that raises the version. The directory is locked for as long as the file is open: two
-processes that each had a map of their own in memory would both change it.
+Every change is one transaction that raises the version. The directory is locked while the file is open, because two processes,
+each with its own map in memory, would both change it.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _encode: Final = msgspec.json.encode
 
 
 class RegistryFile:
-    """Owns the file. `state` is safe to read from any thread: it is replaced as a whole."""
+    """The open registry file. `state` is safe to read from any thread: it is replaced as a whole."""
 
     def __init__(self, directory: str, *, filesystem: FileSystem | None = None, may_create: bool = True) -> None:
-        """Open or (`may_create`) create. OperatorError, naming the process, when another one has it open; DiskRefused when it
-        is no sound registry of this format, or is missing."""
+        """Open the file, or create it if `may_create`. OperatorError, naming the process, when another one has it open;
+        DiskRefused when it is missing, damaged or of another format."""
         self._lock = threading.Lock()
         self._filesystem = filesystem or FileSystem()
         directory = os.path.abspath(directory)
@@ -72,7 +72,7 @@ class RegistryFile:
             raise
 
     def _load(self) -> tuple[RegistryState, str]:
-        """What is in the file, and the id of the proxy that it belongs to."""
+        """Read the state from the file, and the id of the proxy that it belongs to."""
         database = self._database
         (state,) = database.execute("PRAGMA quick_check(1)").fetchone()
         if state != "ok":
@@ -98,7 +98,7 @@ class RegistryFile:
             self.node_id = node_id
 
     def close(self) -> None:
-        """Close the file, then let others have it. May be called twice."""
+        """Close the file and release the lock. Idempotent."""
         with self._lock:
             self._database.close()
             if self._directory_lock >= 0:
@@ -106,7 +106,7 @@ class RegistryFile:
                 self._directory_lock = -1
 
     def apply(self, change: Change) -> RegistryState:
-        """Make a change; durable when this returns. What the function raises is raised, and nothing is changed."""
+        """Make a change, durable when this returns. If the function raises, nothing is changed."""
         with self._lock:
             old = self.state
             new = change(old)
@@ -151,9 +151,9 @@ def _begin_cluster(database: sqlite3.Connection) -> None:
 
 
 def _lock_directory(directory: str, filesystem: FileSystem) -> int:
-    """A descriptor that holds the registry for this process until it is closed, or the process ends. OperatorError.
+    """Lock the registry for this process; return a descriptor that holds the lock until it is closed. OperatorError.
 
-    What the file says is for the message of the next one alone; the lock itself is the kernel's, and no crash leaves it.
+    The file's content is only for the error message of the next process; the lock is the kernel's and ends with this process.
     """
     make_directories(directory, filesystem)
     path = f"{directory}/{LOCK_NAME}"

@@ -1,4 +1,4 @@
-"""The file that says which node a node is: `dfc-node-id` in its directory, one line."""
+"""Read and write `dfc-node-id`, the file in a node's directory with its id, one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dfc.placement.map import Role
 from dfc.smallfile import SmallFileDamaged, read_small_file, write_small_file
 
 NODE_FILE: Final = "dfc-node-id"
-_LINE: Final = re.compile(rb"([A-Za-z0-9._-]{1,64})\n")  # without the end of the line it may have been cut
+_LINE: Final = re.compile(rb"([A-Za-z0-9._-]{1,64})\n")  # without the line end, it may be truncated
 
 
 def new_node_id(role: Role) -> str:
@@ -23,7 +23,7 @@ def node_file(directory: str) -> str:
 
 
 def read_node_id(directory: str) -> str | None:
-    """The id that is kept in a directory; None when none is. SmallFileDamaged."""
+    """Return the node id stored in a directory; None if there is none. SmallFileDamaged."""
     path = node_file(directory)
     way_out = f"Write the id of this node again (the registry knows it): echo ID > {path}"
     data = read_small_file(path, way_out)
@@ -36,5 +36,5 @@ def read_node_id(directory: str) -> str | None:
 
 
 def write_node_id(directory: str, node_id: str, filesystem: FileSystem) -> None:
-    """Keep the id, durably. OSError."""
+    """Store the node id durably. OSError."""
     write_small_file(node_file(directory), f"{node_id}\n".encode(), filesystem)

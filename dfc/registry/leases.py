@@ -1,7 +1,7 @@
-"""Leases: a name that one holder has for a time, and keeps as long as it renews it. Who leads is such a name.
+"""Leases: a name that one holder has for a limited time and keeps by renewing it. Leadership is such a lease.
 
-A holder counts its time from the sending of what was answered, the registry from the receipt: so a holder knows that it has
-lost a name before anybody else can have it. The clock goes on while a machine is suspended, and no one can set it.
+A holder counts the time from sending its request, the registry from receiving it; so a holder knows that its lease has expired
+before another can get it. The clock runs while a machine is suspended, and cannot be set.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import msgspec
 from dfc.errors import BadName, BadRequest, Conflict, DfcError, Unavailable
 
 _log: Final = logging.getLogger("dfc.registry")
-RENEW_SHARE: Final = 1 / 3  # of its time after which a lease is renewed: two attempts may be lost
-REVOKE_S: Final = 1.0  # to give a lease back; what takes longer is left to its time
-RETRY_SHARE: Final = 1 / 10  # of its time between two attempts to renew, when one has failed
+RENEW_SHARE: Final = 1 / 3  # a lease is renewed after this share of its time: two attempts may be lost
+REVOKE_S: Final = 1.0  # to give a lease back; if that takes longer, it expires by itself
+RETRY_SHARE: Final = 1 / 10  # the share of its time between attempts to renew, after one has failed
 LEASE_NAME_CHARS_MAX: Final = 128
 LEASE_S_MIN: Final = 0.1
 LEASE_S_MAX: Final = 3600.0
@@ -31,20 +31,20 @@ _HOLDER: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def boot_s() -> float:
-    """Seconds since the machine was started, those in which it was suspended as well."""
+    """Return the seconds since the machine booted, including time suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class LeaseHeld(Conflict):
-    """Another holder, named in the message, has it. 409."""
+    """Another holder, named in the message, has the lease. 409."""
 
 
 class LeaseLost(Unavailable):
-    """What was to be done under a lease is not done, since the lease is over. 503."""
+    """The lease has expired, so what was to be done under it was not done. 503."""
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease as the registry knows it. No two have the same `token`, in whatever time."""
+    """A lease as the registry knows it. Its `token` is unique for all time."""
 
     name: str
     holder: str
@@ -53,27 +53,27 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseStore(Protocol):
-    """What leases need of a registry. All may raise Unavailable, and then it is not known whether it was done."""
+    """What leases need from a registry. All methods may raise Unavailable; then it is unknown whether the call took effect."""
 
     async def grant_lease(self, name: str, holder: str, ttl_s: float) -> Grant:
         """Give the name to a holder for `ttl_s` seconds. LeaseHeld."""
         ...
 
     async def renew_lease(self, grant: Grant) -> bool:
-        """Begin its time anew; False when it is over, for good."""
+        """Restart the lease's time; False when it has expired, for good."""
         ...
 
     async def revoke_lease(self, grant: Grant) -> None:
-        """End it before its time; nothing when it is over."""
+        """End the lease early; does nothing when it has expired."""
         ...
 
     async def lease_vacancy(self, name: str) -> None:
-        """Wait until nobody has the name. Somebody else may have it again before the caller has asked for it."""
+        """Wait until the name is free. Another holder may take it before the caller does."""
         ...
 
 
 def check_lease(name: str, holder: str, ttl_s: float) -> None:
-    """BadName or BadRequest for what no registry takes."""
+    """Raise BadName or BadRequest for a lease that no registry accepts."""
     if len(name) > LEASE_NAME_CHARS_MAX or not _NAME.fullmatch(name):
         raise BadName(
             f"invalid lease name {name[:80]!r}: it must be segments [a-z0-9][a-z0-9._-]* separated by '/', "
@@ -86,7 +86,7 @@ def check_lease(name: str, holder: str, ttl_s: float) -> None:
 
 
 class Lease:
-    """A lease in the hands of its holder. `lost` is set as soon as it is known to be over, or may be."""
+    """A lease as its holder sees it. `lost` is set as soon as it has, or may have, expired."""
 
     def __init__(self, grant: Grant, until_s: float, clock_s: Callable[[], float]) -> None:
         self.grant: Final = grant
@@ -96,7 +96,7 @@ class Lease:
 
     @property
     def is_held(self) -> bool:
-        """Whether nobody else can have it now. Asks the clock: a process that was stopped knows before its tasks run again."""
+        """Whether no one else can have it now. Checks the clock, so a process that was stopped notices immediately."""
         return not self.lost.is_set() and self._clock_s() < self._until_s
 
     async def keep(self, store: LeaseStore) -> None:
@@ -127,10 +127,10 @@ class Lease:
 async def hold(
     store: LeaseStore, name: str, holder: str, ttl_s: float, clock_s: Callable[[], float] = boot_s
 ) -> AsyncIterator[Lease]:
-    """Have a lease within the context, renewed all the while and given back at its end. LeaseHeld; Unavailable."""
+    """Hold a lease within the context: it is renewed all the time and given back at the end. LeaseHeld; Unavailable."""
     check_lease(name, holder, ttl_s)
     asked_s = clock_s()
-    # If this is cancelled on its way, the registry may have given what nobody knows of: its time ends by itself.
+    # If this is cancelled, the registry may have granted a lease that nobody knows of; it expires by itself.
     grant = await store.grant_lease(name, holder, ttl_s)
     lease = Lease(grant, asked_s + ttl_s, clock_s)
     keeper = asyncio.create_task(lease.keep(store))
@@ -140,7 +140,7 @@ async def hold(
         keeper.cancel()
         lease.lost.set()
         try:
-            with suppress(DfcError, TimeoutError):  # who cannot give it back leaves it to its time
+            with suppress(DfcError, TimeoutError):  # if it cannot be given back, it expires by itself
                 async with asyncio.timeout(REVOKE_S):
                     await store.revoke_lease(grant)
         finally:
@@ -163,7 +163,7 @@ async def elected(
 
 
 class _Held:
-    """A lease that was given, and who waits for its end."""
+    """A lease that was granted, and an event for those who wait for its end."""
 
     def __init__(self, grant: Grant, until_s: float) -> None:
         self.grant = grant
@@ -172,9 +172,9 @@ class _Held:
 
 
 class LeaseTable:
-    """The leases of a registry that lives in one process. Nothing of it is kept: its holders end with the process.
+    """The leases of a registry within one process. They are not stored, since their holders end with the process.
 
-    Used by the event loop alone; `is_valid` by any thread.
+    For the event loop only, except `is_valid`, which any thread may call.
     """
 
     def __init__(self, clock_s: Callable[[], float] = boot_s) -> None:
@@ -183,7 +183,7 @@ class LeaseTable:
         self._last_token = 0
 
     def grant(self, name: str, holder: str, ttl_s: float) -> Grant:
-        """LeaseHeld."""
+        """Grant a lease. LeaseHeld."""
         now_s = self._clock_s()
         self._held = {each: held for each, held in self._held.items() if now_s < held.until_s}
         found = self._held.get(name)
@@ -215,7 +215,7 @@ class LeaseTable:
             found.freed.set()
 
     def clear(self) -> None:
-        """End all of them."""
+        """End all leases."""
         held, self._held = self._held, {}
         for each in held.values():
             each.freed.set()

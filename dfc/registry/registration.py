@@ -1,4 +1,4 @@
-"""What a node and the registry say to each other over HTTP: the registration, which is the heartbeat too, and its answer."""
+"""The messages between a node and the registry: the registration, which is also the heartbeat, and its answer."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import msgspec
 
 from dfc.placement.map import ClusterMap, DiskEntry, Id, Labels, NodeEntry, Role, Url
 
-NODE_DISKS_MAX: Final = 1000  # placing hashes once a disk of a node
-_SAID: Final = ("url", "advertise_url", "role", "labels")  # what the map has from the node's own words
+NODE_DISKS_MAX: Final = 1000  # placement hashes once per disk of a node
+_SAID: Final = ("url", "advertise_url", "role", "labels")  # fields of the map that come from the node itself
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a node says of itself, first and with every heartbeat. `map_version` is the map that it has."""
+    """A node's description of itself, sent at first and with every heartbeat. `map_version`: the version of its map."""
 
     node_id: Id
     role: Role
@@ -26,14 +26,14 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):
-    """The registry's answer; `map` only when the node's is older."""
+    """The registry's answer; it contains the `map` only when the node's is older."""
 
     node_number: int
     map: ClusterMap | None = None
 
 
 def is_known(node: NodeEntry | None, said: Registration) -> bool:
-    """Whether the map has all of it but the use of disks: most heartbeats, which then are no change of the map."""
+    """Whether a heartbeat changes nothing but disk usage, so that the map stays the same: most heartbeats."""
     if node is None or node.state == "down" or any(getattr(node, each) != getattr(said, each) for each in _SAID):
         return False
     reported = {disk.id: disk.state for disk in said.disks}
@@ -44,7 +44,7 @@ def is_known(node: NodeEntry | None, said: Registration) -> bool:
 
 
 def with_use(node: NodeEntry, reported: tuple[DiskEntry, ...], heartbeat: str) -> NodeEntry:
-    """The node with how full its disks are, as it has reported at the time `heartbeat`."""
+    """Return the node with the disk usage that it reported at the time `heartbeat`."""
     use = {disk.id: disk for disk in reported}
     disks = tuple(_refilled(disk, use.get(disk.id)) for disk in node.disks)
     return msgspec.structs.replace(node, disks=disks, last_heartbeat=heartbeat)

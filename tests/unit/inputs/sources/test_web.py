@@ -205,7 +205,7 @@ def test_bytes_that_never_come_end_in_an_error_not_in_silence() -> None:
         with open_stream(server.url + "/x", options=StreamOptions(direct=False, retries=2)) as stream:
             buffer = bytearray(4 * MIB)
             assert stream.readinto(buffer) == 1_000_000
-            with pytest.raises(ShardUnreadable, match=r"3 tries.*ended"):
+            with pytest.raises(ShardUnreadable, match=r"3 tries.*closed"):
                 stream.readinto(buffer)
 
 
