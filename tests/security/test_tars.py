@@ -252,7 +252,7 @@ def test_bombs_end_in_bounded_time_and_memory(nodes: Nodes, name: str, ending: s
     reply = put(nodes, "owner", shard, body)  # whose answer may take longer than this proxy waits
     assert time.monotonic() - started < 120
     warning = assert_stored_without_index(nodes, shard, body, reply)
-    assert "grows" in warning
+    assert "expands" in warning
     assert resident_mib(pid) < before + 150
     assert ask(nodes.proxy, "DELETE", f"/b/{shard}").status == 204
 
