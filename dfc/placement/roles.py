@@ -1,0 +1,75 @@
+"""Who does what for an object: its homes, readers, primary, members and stand-ins, by one placement. Pure.
+
+Proxies, targets and clients all ask here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from dfc.placement.layout import Layout
+from dfc.placement.state import Placement
+
+
+class Roles(NamedTuple):
+    """Ids of disks, in the order of the ranking.
+
+    `homes`: where the object belongs. `readers`: homes that hold every acknowledged write, and may be read. `primary`: the
+    first reader, which orders writes; None: the object is unavailable. `members`: take every write. `standins`: take writes
+    in place of homes that are not up. `everywhere`: homes by any layout that matters now, where the object must be in the end.
+    """
+
+    homes: tuple[str, ...]
+    readers: tuple[str, ...]
+    primary: str | None
+    members: tuple[str, ...]
+    standins: tuple[str, ...]
+    everywhere: tuple[str, ...]
+
+    @property
+    def writers(self) -> tuple[str, ...]:
+        """Everybody to whom the primary sends a write."""
+        return tuple(each for each in (*self.members, *self.standins) if each != self.primary)
+
+
+def roles(placement: Placement, bucket_id: str, name: str) -> Roles:
+    """The roles for one object. Remembered with the placement, as long as that is the newest."""
+    known: dict[tuple[str, str], Roles] = placement.__dict__["roles"]
+    key = (bucket_id, name)
+    found = known.get(key)
+    if found is None:
+        found = known[key] = _roles(placement, bucket_id, name)
+    return found
+
+
+def _roles(placement: Placement, bucket_id: str, name: str) -> Roles:
+    state = placement.slices[placement.slice_of(bucket_id, name)]
+    copies = placement.copies_of(bucket_id)
+    count = copies.written
+    disks, up = placement.disks, placement.up
+    homes = _homes(placement, state.reading, bucket_id, name, count)
+    readers = tuple(each for each in homes[: copies.reading] if each in up and (copies.reading == 1 or not disks[each].behind))
+    others = () if state.other is None else _homes(placement, state.other, bucket_id, name, count)
+    coming = () if state.to is None else _homes(placement, state.to, bucket_id, name, count)
+    members = tuple(each for each in dict.fromkeys((*homes, *others)) if each in up)
+    present = _first(
+        placement.layout(state.reading), bucket_id, name, count, disks.keys() - up | _gone(placement, state.reading)
+    )
+    standins = tuple(each for each in present if each not in members) if count > 1 else ()
+    everywhere = tuple(dict.fromkeys((*homes, *others, *coming)))
+    return Roles(homes, readers, readers[0] if readers else None, members, standins, everywhere)
+
+
+def _homes(placement: Placement, layout: int, bucket_id: str, name: str, count: int) -> tuple[str, ...]:
+    """The disks that hold an object by a layout. With one copy a disk that is gone stays: its objects are nowhere else."""
+    without = _gone(placement, layout) if count > 1 else frozenset()
+    return _first(placement.layout(layout), bucket_id, name, count, without)
+
+
+def _gone(placement: Placement, layout: int) -> frozenset[str]:
+    return placement.layouts[layout].gone
+
+
+def _first(layout: Layout, bucket_id: str, name: str, count: int, without: Collection[str]) -> tuple[str, ...]:
+    return tuple(layout.owners(bucket_id, name, count, without))

@@ -1,0 +1,140 @@
+"""Placement: which disks there are, what each of them may do, and which layout is in force for each slice of names.
+
+A placement is one numbered step. Whatever moves the right to read or write makes the next one, and nothing is decided by two
+steps that are not neighbours (docs/decisions/0027-replication.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+import xxhash
+
+from dfc.placement.layout import Layout, LayoutDisk
+
+SLICES: Final = 256
+DiskStatus = Literal["up", "down", "failed"]
+Phase = Literal["settled", "copying", "moving", "moved"]
+
+
+class DiskPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A disk and its rights.
+
+    `behind` are disks that may have acknowledged writes that this one lacks. `down_step` is the step at which it was last
+    declared down. `incarnation` names what is on it: a disk that was replaced or emptied has another one. `compare` is the
+    incarnation with which it came back empty or doubtful: who is in its `behind` owes it everything, not only what was noted.
+    """
+
+    id: str
+    node: str
+    group: str
+    domain: str
+    weight: float = 1.0
+    status: DiskStatus = "up"
+    behind: frozenset[str] = frozenset()
+    down_step: int = 0
+    incarnation: str = ""
+    compare: str = ""
+
+    @property
+    def is_up(self) -> bool:
+        return self.status == "up"
+
+
+class SliceState(NamedTuple):
+    """The layout in force for a slice of names, and the one that it moves to.
+
+    `copying`: rows go to the new homes, nothing else changes. `moving`: writes go to the homes of both. `moved`: reads and
+    decisions are with the new homes, writes still go to both.
+    """
+
+    at: int
+    to: int | None = None
+    phase: Phase = "settled"
+
+    @property
+    def reading(self) -> int:
+        """The layout whose homes serve reads and decide."""
+        return self.to if self.phase == "moved" and self.to is not None else self.at
+
+    @property
+    def other(self) -> int | None:
+        """The layout whose homes take part in writes besides; None where there is no other."""
+        if self.phase == "moving":
+            return self.to
+        return self.at if self.phase == "moved" else None
+
+
+class Copies(NamedTuple):
+    """How many copies the objects of a bucket have: `reading` of them are complete and may be read, `written` are written, and
+    `wanted` is what it comes to. All three are equal unless the number is being changed."""
+
+    reading: int
+    written: int
+    wanted: int
+
+    @classmethod
+    def of(cls, count: int) -> Copies:
+        """A number that does not change."""
+        return cls(count, count, count)
+
+
+ONE_COPY: Final = Copies.of(1)
+
+
+class LayoutSpec(msgspec.Struct, frozen=True):
+    """Disks among which objects are placed. Those in `gone` keep their weight in the node's, but hold nothing."""
+
+    disks: frozenset[str]
+    gone: frozenset[str] = frozenset()
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """One step. Layouts are numbered, and never change under their number; disks keep group and weight for good.
+
+    `copies` has the buckets, by id, whose objects have more than one copy.
+    """
+
+    step: int
+    disks: Mapping[str, DiskPlace]
+    layouts: Mapping[int, LayoutSpec]
+    slices: tuple[SliceState, ...]
+    copies: Mapping[str, Copies] = {}
+
+    def __post_init__(self) -> None:
+        self.__dict__["roles"] = {}
+
+    def layout(self, number: int) -> Layout:
+        """The ranking of a layout. Two placements with the same disks in it share the object."""
+        spec = self.layouts[number]
+        return _layout(tuple(_layout_disk(self.disks[each]) for each in sorted(spec.disks)))
+
+    @property
+    def up(self) -> frozenset[str]:
+        """The disks that are up."""
+        return frozenset(disk.id for disk in self.disks.values() if disk.is_up)
+
+    def copies_of(self, bucket_id: str) -> Copies:
+        """How many copies objects of a bucket have."""
+        return self.copies.get(bucket_id, ONE_COPY)
+
+    def slice_of(self, bucket_id: str, name: str) -> int:
+        """Which slice a name belongs to: its index in `slices`."""
+        return slice_number(bucket_id, name) * len(self.slices) // SLICES
+
+
+def slice_number(bucket_id: str, name: str) -> int:
+    """0 to 255."""
+    return xxhash.xxh3_64_intdigest(f"slice\0{bucket_id}\0{name}".encode()) >> 56
+
+
+def _layout_disk(disk: DiskPlace) -> LayoutDisk:
+    return LayoutDisk(disk.id, disk.weight, disk.group, disk.domain)
+
+
+@lru_cache(maxsize=16)
+def _layout(disks: tuple[LayoutDisk, ...]) -> Layout:
+    return Layout(disks)

@@ -1,0 +1,69 @@
+"""Rows that disks lack: to whom a row goes, when a note may be dropped, when a disk is clean, and which rows are surplus.
+
+A note on disk X says "disk Y should get my row of this name". The primary delivers; any other holder makes sure that either Y
+has the row or the primary knows. A note is dropped only when Y has said that it has this version or a newer one.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from dfc.placement.roles import Roles
+from dfc.placement.state import Placement
+
+
+class Delivery(Enum):
+    """What a holder does with a note."""
+
+    KEEP = "keep"  # nothing can be done now
+    DROP = "drop"  # nobody needs it any more
+    ADOPT = "adopt"  # as the primary: send the row; dropped when the disk has it
+    ASK = "ask"  # ask the disk for its version; if that is older, tell the primary
+    DIRECT = "direct"  # ask the disk for its version; if that is older, send the row, pending as it is: there is no primary
+
+
+def delivery(placement: Placement, found: Roles, holder: str, disk: str) -> Delivery:
+    """What the holder of a note does about the disk that lacks a row, by the roles for that name."""
+    if not placement.disks[disk].is_up:
+        return Delivery.KEEP
+    if found.primary is None:
+        return Delivery.DIRECT
+    if disk not in found.everywhere:
+        return Delivery.DROP
+    return Delivery.ADOPT if found.primary == holder else Delivery.ASK
+
+
+def owes_after_commit(placement: Placement, found: Roles, holder: str) -> list[str]:
+    """Homes for which a member notes a row that it commits, since its primary may be the next to die: those that cannot have it
+    yet, or serve nothing before they have caught up."""
+    return [
+        each for each in found.homes if each != holder and (not placement.disks[each].is_up or placement.disks[each].behind)
+    ]
+
+
+def owes_when_planned(placement: Placement, found: Roles, bucket_id: str) -> list[str]:
+    """The homes to come that the primary owes a row to: by the layout that a slice moves to, or of a bucket that gets more
+    copies."""
+    complete = found.homes[: placement.copies_of(bucket_id).reading]
+    return [each for each in found.everywhere if each not in complete]
+
+
+def asking_counts(placement: Placement, found: Roles, holder: str, own: str, theirs: str | None) -> bool:
+    """Whether the primary's answer about a row that is pending here undoes it: `own` version, `theirs` (None: it has none).
+
+    An acknowledged row is at the primary, so a different state there means that ours was never acknowledged. It does not count
+    where this disk is a reader and the primary's row is older: then the primary lacks the row, and will be told.
+    """
+    is_reader = holder in found.readers and not placement.disks[holder].behind
+    return not is_reader or (theirs is not None and theirs > own)
+
+
+def surplus(placement: Placement, found: Roles, holder: str) -> bool:
+    """Whether a row here may go once every home has said that it holds this version or a newer one: this disk is no home by any
+    layout that matters, and all homes are readers."""
+    return (
+        found.everywhere == found.homes  # nothing moves
+        and holder not in found.homes
+        and found.primary is not None
+        and all(placement.disks[each].is_up and not placement.disks[each].behind for each in found.homes)
+    )

@@ -1,0 +1,63 @@
+"""Settling: what a target does before it serves names of which a step has made it the primary.
+
+The primary before may have begun writes of those names, so others may hold rows that nobody has confirmed. The target asks every
+other target that is up for its pending rows; a target that is asked takes the step first, and so commits nothing more for the
+previous primary. When all have answered, the names are served, each as soon as its pending row is certain.
+"""
+
+from __future__ import annotations
+
+from dfc.placement.roles import roles
+from dfc.placement.state import Placement
+
+
+class Settling:
+    """Which names are settled here. The target tells it every placement that it takes, in order of their steps."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._settled: Placement | None = None
+        """The last placement under which everything was settled; None before the first."""
+        self._placement: Placement | None = None
+        self._answered: set[str] = set()
+        self._done = True
+
+    def take(self, placement: Placement) -> None:
+        """A newer placement: everybody has to be asked again."""
+        self._placement, self._answered, self._done = placement, set(), False
+
+    @property
+    def step(self) -> int:
+        """The step that is being settled, or was settled last."""
+        return 0 if self._placement is None else self._placement.step
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all names are settled."""
+        return self._done
+
+    def to_ask(self) -> set[str]:
+        """Targets whose pending rows are not known yet."""
+        if self._placement is None or self._done:
+            return set()
+        up = {disk.node for disk in self._placement.disks.values() if disk.is_up}
+        return up - {self._node} - self._answered
+
+    def answered(self, node: str, step: int) -> None:
+        """A target has given its pending rows, and they are adopted here. One that answered for another step is asked again."""
+        if self._placement is not None and step == self._placement.step:
+            self._answered.add(node)
+
+    def finish(self) -> bool:
+        """Call when nobody is left to ask and the pending rows of this target's own names are on their way. True once."""
+        if self._done or self._placement is None or self.to_ask():
+            return False
+        self._settled, self._done = self._placement, True
+        return True
+
+    def is_settled(self, bucket_id: str, name: str, primary: str) -> bool:
+        """Whether a name may be served whose primary is this disk of this target: it was its primary already when everything
+        was settled, in a step from which every one since then has followed."""
+        if self._done:
+            return True
+        return self._settled is not None and roles(self._settled, bucket_id, name).primary == primary

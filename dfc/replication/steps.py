@@ -1,0 +1,399 @@
+"""The coordinator: which placement comes next, and when it may be published.
+
+Two steps that are not neighbours are never in force at the same time: step n + 1 is published only when every target that is up
+has acknowledged n, or has been silent for so long that its lease is over. Pure: the caller gives the time, keeps the placement
+in the registry, and sends it to the targets.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from dfc.placement.state import Copies, DiskPlace, LayoutSpec, Placement, SliceState
+
+Change = Callable[[Placement], Placement]
+"""Makes the next placement of one, or gives it back as it is where there is nothing to change. The step is counted later."""
+Readiness = Literal["copied", "moved", "raised"]
+"""What a disk reports: that it owes nothing to the new homes of a slice in the phase `copying` or `moving`, or of a bucket that
+gets more copies."""
+HANDOVERS_MAX: Final = 16  # slices that are handed over in one step
+
+
+class Report(NamedTuple):
+    """A disk reports that a slice can be handed over, or that a bucket has its copies. `to`: the layout, or the copies."""
+
+    readiness: Readiness
+    disk: str
+    subject: int | str
+    to: int
+
+
+@dataclass(frozen=True)
+class _Queued:
+    """A change that waits for its step. Two with the same key are one."""
+
+    key: tuple[str, ...]
+    change: Change
+
+
+@dataclass
+class _Heard:
+    """What is known of a target since this coordinator began."""
+
+    last_s: float
+    acknowledged: int = 0
+    incarnations: Mapping[str, str] = field(default_factory=dict)
+
+
+class Coordinator:
+    """What a coordinator knows and decides. `placement` is the one that was published last."""
+
+    def __init__(self, placement: Placement, down_after_s: float, now_s: float) -> None:
+        self.placement = placement
+        self._down_after_s = down_after_s
+        self._began_s = now_s
+        self._heard: dict[str, _Heard] = {}
+        self._queue: deque[_Queued] = deque()
+        self._reports: set[Report] = set()
+        self._wanted: LayoutSpec | None = None
+
+    # --- what targets say
+
+    def heartbeat(self, node: str, step: int, incarnations: Mapping[str, str], now_s: float) -> bool:
+        """A target that has this placement, with these disks: whether it gets a lease.
+
+        A disk that has come back is brought up in a later step. A disk that is another one under its id gets nothing before it
+        was declared down: nobody may take it for the one that was there.
+        """
+        disks = [disk for disk in self.placement.disks.values() if disk.node == node]
+        if any(disk.is_up and incarnations.get(disk.id, disk.incarnation) != disk.incarnation for disk in disks):
+            return False
+        heard = self._heard.setdefault(node, _Heard(now_s))
+        heard.last_s, heard.incarnations = now_s, dict(incarnations)
+        heard.acknowledged = max(heard.acknowledged, step)
+        for disk in disks:
+            if disk.status == "down" and disk.id in incarnations:
+                self._put(("up", disk.id), bring_up(disk.id, incarnations[disk.id]))
+        return any(disk.is_up for disk in disks)
+
+    def acknowledged(self, node: str, step: int) -> None:
+        """A target has taken a placement, and nothing that it decided by an older one is under way any more."""
+        if node in self._heard:
+            self._heard[node].acknowledged = max(self._heard[node].acknowledged, step)
+
+    def mark_behind(self, primary: str, disk: str) -> None:
+        """A primary cannot reach a disk that must have its write. `is_behind` says when that is settled."""
+        self._put(("behind", disk, primary), put_behind(disk, primary))
+        self._drop_queued(("clean", disk, primary))
+
+    def is_behind(self, primary: str, disk: str) -> bool:
+        """Whether the disk is behind the primary, or not up, and every target knows."""
+        place = self.placement.disks[disk]
+        return (not place.is_up or primary in place.behind) and self.all_acknowledged
+
+    def report_clean(self, disk: str, behind: str, step: int) -> bool:
+        """`disk` owes nothing to the disk `behind`, and will not skip it again without asking. False: the step is out of date."""
+        if step < self.placement.step:
+            return False
+        self._put(("clean", behind, disk), put_clean(behind, disk))
+        return True
+
+    def report_ready(self, report: Report, step: int) -> None:
+        """A disk says that a slice can be handed over. What it says under another step counts for nothing."""
+        if step == self.placement.step:
+            self._reports.add(report)
+
+    def want_layout(self, layout: LayoutSpec) -> None:
+        """Move all slices to these disks, as soon as no other move is under way."""
+        self._wanted = layout
+
+    def queue(self, key: tuple[str, ...], change: Change) -> None:
+        """Make this change in one of the next steps. While one with the same key waits, nothing is added."""
+        self._put(key, change)
+
+    # --- steps
+
+    @property
+    def all_acknowledged(self) -> bool:
+        """Whether all targets that are up have the newest placement."""
+        return all(self._acknowledged(node) >= self.placement.step for node in self._up_nodes(self.placement))
+
+    def waits_for(self) -> list[str]:
+        """The targets that have not acknowledged the newest placement, in order of their ids."""
+        return sorted(n for n in self._up_nodes(self.placement) if self._acknowledged(n) < self.placement.step)
+
+    def next_step(self, now_s: float) -> Placement | None:
+        """The placement to publish now, if any. It counts when `published` has been called, after it is durable."""
+        silent = self._silent(now_s)
+        if silent:
+            others = self._up_nodes(self.placement) - silent
+            if any(self._acknowledged(node) < self.placement.step for node in others):
+                return None
+            return _numbered(self.placement, declare_down(silent)(self.placement))
+        if not self.all_acknowledged:
+            return None
+        while self._queue:
+            changed = self._queue[0].change(self.placement)
+            if changed != self.placement:
+                return _numbered(self.placement, changed)
+            self._queue.popleft()
+        return self._raised() or self._moved()
+
+    def published(self, placement: Placement) -> None:
+        """This is in the registry now, and goes out to the targets."""
+        before, self.placement = self.placement, placement
+        if self._queue and self._queue[0].change(before) is not before and _same(self._queue[0].change(before), placement):
+            self._queue.popleft()
+        self._forget_reports(before, placement)
+        if self._wanted is not None and any(spec == self._wanted for spec in placement.layouts.values()):
+            self._wanted = None
+
+    # --- inside
+
+    def _put(self, key: tuple[str, ...], change: Change) -> None:
+        if all(each.key != key for each in self._queue):
+            self._queue.append(_Queued(key, change))
+
+    def _drop_queued(self, key: tuple[str, ...]) -> None:
+        self._queue = deque(each for each in self._queue if each.key != key)
+
+    def _acknowledged(self, node: str) -> int:
+        heard = self._heard.get(node)
+        return 0 if heard is None else heard.acknowledged
+
+    @staticmethod
+    def _up_nodes(placement: Placement) -> set[str]:
+        return {disk.node for disk in placement.disks.values() if disk.is_up}
+
+    def _silent(self, now_s: float) -> set[str]:
+        """Targets that are up and have not been heard of for `down_after_s`; nobody, so soon after this coordinator began."""
+        if now_s - self._began_s <= self._down_after_s:
+            return set()
+        found = set()
+        for node in self._up_nodes(self.placement):
+            heard = self._heard.get(node)
+            if now_s - (self._began_s if heard is None else heard.last_s) > self._down_after_s:
+                found.add(node)
+        return found
+
+    def _forget_reports(self, before: Placement, after: Placement) -> None:
+        """Drop reports of disks that went down, are behind or marked another one, and of what has moved on."""
+        gone = {
+            each.id
+            for each in after.disks.values()
+            if not each.is_up or each.behind or before.disks[each.id].status != each.status
+        }
+        marked = {primary for each in after.disks.values() for primary in each.behind - before.disks[each.id].behind}
+        self._reports = {
+            report for report in self._reports if report.disk not in gone | marked and _stands(report, before, after)
+        }
+
+    def _raised(self) -> Placement | None:
+        """The step in which the copies of a bucket may all be read, or no more are written than may be."""
+        for bucket_id, copies in self.placement.copies.items():
+            if copies.reading < copies.written and (copies.wanted == copies.reading or self._is_raised(bucket_id, copies)):
+                return _numbered(self.placement, put_copies(bucket_id, Copies.of(copies.wanted))(self.placement))
+        return None
+
+    def _is_raised(self, bucket_id: str, copies: Copies) -> bool:
+        """Whether every disk has reported that the new homes of the bucket's objects have them."""
+        disks = [self.placement.disks[each] for each in self._placed()]
+        return all(
+            disk.is_up and not disk.behind and Report("raised", disk.id, bucket_id, copies.written) in self._reports
+            for disk in disks
+        )
+
+    def _placed(self) -> set[str]:
+        """The disks of all layouts in force."""
+        return {each for spec in self.placement.layouts.values() for each in spec.disks - spec.gone}
+
+    def _moved(self) -> Placement | None:
+        """The next step of a move of slices, if there is one and nothing holds it back."""
+        placement = self.placement
+        if all(each.to is None for each in placement.slices):
+            if self._wanted is None:
+                return None
+            if all(placement.layouts[each.at] == self._wanted for each in placement.slices):
+                self._wanted = None
+                return None
+            return _numbered(placement, start_move(self._wanted)(placement))
+        ready = [number for number in self._handovers() if self._is_calm(placement.slices[number])][:HANDOVERS_MAX]
+        return _numbered(placement, hand_over(ready)(placement)) if ready else None
+
+    def _is_calm(self, state: SliceState) -> bool:
+        """Whether every disk of both layouts is up and behind nobody."""
+        for number in (state.at, state.to):
+            if number is not None:
+                spec = self.placement.layouts[number]
+                places = [self.placement.disks[each] for each in spec.disks - spec.gone]
+                if any(not place.is_up or place.behind for place in places):
+                    return False
+        return True
+
+    def _handovers(self) -> Iterator[int]:
+        """Slices that have all the reports that their next phase wants."""
+        for number, state in enumerate(self.placement.slices):
+            if state.to is None:
+                continue
+            if state.phase == "moved":
+                yield number
+                continue
+            spec = self.placement.layouts[state.at]
+            readiness: Readiness = "copied" if state.phase == "copying" else "moved"
+            if all(Report(readiness, disk, number, state.to) in self._reports for disk in spec.disks - spec.gone):
+                yield number
+
+
+# --- changes
+
+
+def declare_down(nodes: set[str]) -> Change:
+    """Targets that were silent for too long: their disks are down."""
+
+    def change(placement: Placement) -> Placement:
+        new = {
+            disk.id: msgspec.structs.replace(disk, status="down", down_step=placement.step + 1)
+            for disk in placement.disks.values()
+            if disk.is_up and disk.node in nodes
+        }
+        return _with_disks(placement, new)
+
+    return change
+
+
+def bring_up(disk_id: str, incarnation: str) -> Change:
+    """A disk that was down is heard of again: it takes part in writes, and serves nothing before it has caught up.
+
+    It is behind every disk of another node, but for those that went down no later than it did and have been down since:
+    they have acknowledged nothing without it. A disk that comes back empty or in doubt is behind all of them, and is compared.
+    """
+
+    def change(placement: Placement) -> Placement:
+        disk = placement.disks[disk_id]
+        if disk.is_up:
+            return placement
+        others = {each.id for each in placement.disks.values() if each.node != disk.node}
+        if incarnation != disk.incarnation:
+            back = msgspec.structs.replace(
+                disk, status="up", behind=frozenset(others), incarnation=incarnation, compare=incarnation
+            )
+            new = {each.id: msgspec.structs.replace(each, behind=each.behind - {disk_id}) for each in placement.disks.values()}
+            return _with_disks(placement, {**new, disk_id: back})
+        asleep = {each.id for each in placement.disks.values() if each.status == "down" and each.down_step <= disk.down_step}
+        back = msgspec.structs.replace(disk, status="up", behind=disk.behind | (others - asleep))
+        return _with_disks(placement, {disk_id: back})
+
+    return change
+
+
+def put_behind(disk_id: str, primary: str) -> Change:
+    """A disk may lack writes of a primary. Not where the primary is behind that disk itself, or either is not up."""
+
+    def change(placement: Placement) -> Placement:
+        disk, asking = placement.disks[disk_id], placement.disks[primary]
+        if not disk.is_up or not asking.is_up or primary in disk.behind or disk_id in asking.behind:
+            return placement
+        return _with_disks(placement, {disk_id: msgspec.structs.replace(disk, behind=disk.behind | {primary})})
+
+    return change
+
+
+def put_clean(disk_id: str, other: str) -> Change:
+    """A disk has everything that the other one has acknowledged."""
+
+    def change(placement: Placement) -> Placement:
+        disk = placement.disks[disk_id]
+        if other not in disk.behind:
+            return placement
+        behind = disk.behind - {other}
+        return _with_disks(
+            placement, {disk_id: msgspec.structs.replace(disk, behind=behind, compare=disk.compare if behind else "")}
+        )
+
+    return change
+
+
+def want_copies(bucket_id: str, count: int) -> Change:
+    """Begin to give objects of a bucket so many copies. More are written before they are read, fewer are read before fewer are
+    written; the coordinator takes the other step by itself."""
+
+    def change(placement: Placement) -> Placement:
+        now = placement.copies_of(bucket_id)
+        if now.wanted == count or now.reading != now.written:
+            return placement
+        copies = Copies(now.reading, count, count) if count > now.written else Copies(count, now.written, count)
+        return put_copies(bucket_id, copies)(placement)
+
+    return change
+
+
+def put_copies(bucket_id: str, copies: Copies) -> Change:
+    """Objects of a bucket have so many copies."""
+
+    def change(placement: Placement) -> Placement:
+        if placement.copies_of(bucket_id) == copies:
+            return placement
+        return msgspec.structs.replace(placement, copies={**placement.copies, bucket_id: copies})
+
+    return change
+
+
+def start_move(layout: LayoutSpec) -> Change:
+    """Begin to copy everything to a new layout."""
+
+    def change(placement: Placement) -> Placement:
+        number = max(placement.layouts) + 1
+        slices = tuple(
+            each if placement.layouts[each.at] == layout else SliceState(each.at, number, "copying")
+            for each in placement.slices
+        )
+        return msgspec.structs.replace(placement, layouts={**placement.layouts, number: layout}, slices=slices)
+
+    return change
+
+
+def hand_over(numbers: list[int]) -> Change:
+    """Take slices to their next phase, and drop layouts that nobody refers to any more."""
+
+    def change(placement: Placement) -> Placement:
+        slices = list(placement.slices)
+        for number in numbers:
+            slices[number] = _next_phase(slices[number])
+        used = {layout for each in slices for layout in (each.at, each.to)}
+        layouts = {number: spec for number, spec in placement.layouts.items() if number in used}
+        return msgspec.structs.replace(placement, layouts=layouts, slices=tuple(slices))
+
+    return change
+
+
+def _next_phase(state: SliceState) -> SliceState:
+    if state.to is None:
+        return state
+    if state.phase == "moved":
+        return SliceState(state.to)
+    return SliceState(state.at, state.to, "moving" if state.phase == "copying" else "moved")
+
+
+def _with_disks(placement: Placement, new: Mapping[str, DiskPlace]) -> Placement:
+    disks: dict[str, DiskPlace] = {**placement.disks, **new}
+    return placement if disks == placement.disks else msgspec.structs.replace(placement, disks=disks)
+
+
+def _numbered(before: Placement, changed: Placement) -> Placement:
+    return msgspec.structs.replace(changed, step=before.step + 1)
+
+
+def _stands(report: Report, before: Placement, after: Placement) -> bool:
+    """Whether what a report is about is as it was."""
+    if isinstance(report.subject, int):
+        return after.slices[report.subject] == before.slices[report.subject]
+    return after.slices == before.slices and after.copies_of(report.subject) == before.copies_of(report.subject)
+
+
+def _same(left: Placement, right: Placement) -> bool:
+    return msgspec.structs.replace(left, step=right.step) == right

@@ -1,0 +1,112 @@
+"""One row on its way from the primary's disk to every disk that must have it, until the write is certain.
+
+The primary has committed the row and marked it pending. It is certain, and may be acknowledged, when every *required* disk has
+committed it and enough copies exist. A required disk that cannot be reached is first put behind the primary, in a step that
+every target has acknowledged; from then on nobody reads from it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from dfc.placement.roles import Roles, roles
+from dfc.placement.state import Placement
+
+FAILURES_MAX: Final = 2  # commits of one disk that fail before something is done about it
+
+
+@dataclass(frozen=True)
+class NotPrimary:
+    """Another disk decides about the name now, or none. The outcome of the write is open."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Send the row to these disks; each has it once `committed` was called for it."""
+
+    disks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PutBehind:
+    """Ask the coordinator to put this disk behind the primary."""
+
+    disk: str
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing to do before something changes, or a moment has passed."""
+
+
+@dataclass(frozen=True)
+class Certain:
+    """Every later read finds the row. `owed` to these homes, which do not have it; `confirm` to those that do."""
+
+    owed: tuple[str, ...]
+    confirm: tuple[str, ...]
+    copies: int
+
+
+Instruction = NotPrimary | Commit | PutBehind | Wait | Certain
+
+
+class Writing:
+    """What is known of one row's way. `disk` is the primary's, which has the row."""
+
+    def __init__(self, disk: str, bucket_id: str, name: str, least: int = 1) -> None:
+        self.disk = disk
+        self._key = (bucket_id, name)
+        self._least = least
+        self._done: set[str] = set()
+        self._failures: Counter[str] = Counter()
+        self._tried: set[str] = set()
+
+    def committed(self, disk: str) -> None:
+        """A disk has the row, and has marked it pending."""
+        self._done.add(disk)
+        self._tried.discard(disk)
+
+    def failed(self, disk: str) -> None:
+        """A disk has not answered, or has refused."""
+        self._failures[disk] += 1
+        self._tried.discard(disk)
+
+    def next(self, placement: Placement, cleared: Collection[str]) -> Instruction:
+        """What to do now. `cleared`: disks towards which this one has reported itself clean; they are required again, although
+        the placement still says that they are behind."""
+        found = roles(placement, *self._key)
+        if found.primary != self.disk:
+            return NotPrimary()
+        missing = required(placement, found, self.disk, cleared) - self._done
+        unreached = [each for each in missing if self._failures[each] >= FAILURES_MAX]
+        if unreached:
+            self._failures[unreached[0]] = 0
+            return PutBehind(unreached[0])
+        standins = [each for each in found.standins if self._failures[each] < FAILURES_MAX or each in self._done]
+        wanted = [each for each in (*found.members, *standins) if each != self.disk]
+        if not missing and self._copies(placement) >= self._enough(placement, found, wanted):
+            owed = tuple(each for each in found.everywhere if each != self.disk and each not in self._done)
+            return Certain(owed, tuple(sorted(self._done)), self._copies(placement))
+        send = tuple(each for each in wanted if each not in self._done | self._tried)
+        self._tried.update(send)
+        return Commit(send) if send else Wait()
+
+    def _copies(self, placement: Placement) -> int:
+        return 1 + sum(placement.disks[each].is_up for each in self._done)
+
+    def _enough(self, placement: Placement, found: Roles, wanted: Collection[str]) -> int:
+        """How many copies there must be: those that the bucket wants, or as many as there is room for, or the least."""
+        count = placement.copies_of(self._key[0]).written
+        reachable = [each for each in wanted if self._failures[each] < FAILURES_MAX or each in self._done]
+        return max(min(count, 1 + len(reachable)), min(self._least, 1 + len(found.writers)))
+
+
+def required(placement: Placement, found: Roles, primary: str, cleared: Collection[str]) -> set[str]:
+    """The disks without which a write of this primary is not certain: members that could be read from by somebody's map."""
+    return {
+        each for each in found.members if each != primary and (primary not in placement.disks[each].behind or each in cleared)
+    }

@@ -1,0 +1,94 @@
+"""The coordinator in the simulation, around `dfc.replication.steps`. The registry is a variable that survives crashes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dfc.placement.state import LayoutSpec, Placement
+from dfc.replication import steps
+from dfc.replication.lease import lease_s
+from simulation.world import Actor, Call, Process, Sleep, World
+
+NAME = "coordinator"
+TICK_S = 0.1
+PUSH_TICKS = 5
+
+
+class SimCoordinator(Actor):
+    """`placement` and `wanted` are durable; what was heard is not."""
+
+    def __init__(self, world: World, placement: Placement, down_after_s: float) -> None:
+        super().__init__(world, NAME)
+        self.placement = placement
+        self.wanted: LayoutSpec | None = None
+        self.wanted_copies: tuple[str, int] | None = None
+        self.published: dict[int, Placement] = {placement.step: placement}
+        self._down_after_s = down_after_s
+        self.boot()
+
+    def boot(self) -> None:
+        self.core = steps.Coordinator(self.placement, self._down_after_s, self.world.now)
+        self.world.spawn(self, self._run())
+
+    def _run(self) -> Process:
+        ticks = 0
+        while True:
+            yield Sleep(TICK_S)
+            ticks += 1
+            if self.wanted is not None:
+                self.core.want_layout(self.wanted)
+            if self.wanted_copies is not None:
+                bucket, count = self.wanted_copies
+                self.core.queue(("copies", bucket), steps.want_copies(bucket, count))
+                self.wanted_copies = None
+            new = self.core.next_step(self.world.now)
+            if new is not None:
+                self._publish(new)
+            elif ticks % PUSH_TICKS == 0:
+                self._push(self.core.waits_for())
+
+    def _publish(self, new: Placement) -> None:
+        known = self.published.setdefault(new.step, new)
+        assert known is new, f"two placements have step {new.step}"
+        self.placement = new
+        if self.wanted is not None and self.wanted in new.layouts.values():
+            self.wanted = None
+        self.core.published(new)
+        self._push(sorted({disk.node for disk in new.disks.values()}))
+
+    def _push(self, nodes: list[str]) -> None:
+        for node in nodes:
+
+            def acknowledge(step: Any, node: str = node) -> None:
+                if step is not None:
+                    self.core.acknowledged(node, step)
+
+            self.world.call(self, Call(node, "map", (self.placement,)), acknowledge)
+
+    # --- messages
+
+    def on_beat(self, sender: str, step: int, incarnations: dict[str, str]) -> Process:
+        leased = self.core.heartbeat(sender, step, incarnations, self.world.now)
+        return (leased, lease_s(self._down_after_s), self.placement if self.placement.step > step else None)
+        yield
+
+    def on_behind(self, sender: str, primary: str, disk: str) -> Process:
+        self.core.mark_behind(primary, disk)
+        for _ in range(60):
+            yield Sleep(TICK_S)
+            if self.core.is_behind(primary, disk):
+                return self.placement
+        return None
+
+    def on_clean(self, sender: str, disk: str, behind: str, step: int) -> Process:
+        return self.core.report_clean(disk, behind, step)
+        yield
+
+    def on_report(self, sender: str, report: steps.Report, step: int) -> Process:
+        self.core.report_ready(report, step)
+        return True
+        yield
+
+    def on_placement(self, sender: str) -> Process:
+        return self.placement
+        yield

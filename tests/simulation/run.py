@@ -1,0 +1,255 @@
+"""A seed: a cluster under faults, what must hold while they last and after they have ended.
+
+`python -m simulation.run FIRST LAST [--copies N] [--wipe] [--still] [--calm]`, in `tests/`, prints the seeds that fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from dfc.placement.state import Copies, DiskPlace, LayoutSpec, Placement, SliceState
+from simulation.client import SimClient
+from simulation.coordinator import SimCoordinator
+from simulation.histories import Operation, is_linearizable
+from simulation.target import BUCKET, SimDisk, SimTarget
+from simulation.world import Process, Sleep, Slowness, World
+
+DOWN_AFTER_S = 3.8
+FAULTS_S = 35.0
+HEAL_S = 60.0
+FINAL_READS_S = 50.0
+NAMES = ["k0", "k1"]
+SLICES = 4
+CLIENTS = 6
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What happens in a run. `nodes` have `disks` each; with `moves`, layouts change; with `wipes`, disks are emptied."""
+
+    copies: int = 2
+    nodes: int = 4
+    disks: int = 2
+    faults: bool = True
+    moves: bool = True
+    wipes: bool = False
+    changes_copies: bool = False
+
+
+@dataclass
+class Outcome:
+    """`problems` is empty for a good run."""
+
+    problems: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+class Run:
+    """One seed of one scenario."""
+
+    def __init__(self, seed: int, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.world = World(seed)
+        self.world.slow = {"map": Slowness(0.5, 3.0), "pending": Slowness(0.5, 3.0)}
+        self.chance: random.Random = self.world.random
+        names = [f"n{number}" for number in range(scenario.nodes)]
+        self.disk_ids = [f"{node}{'abcdef'[number]}" for node in names for number in range(scenario.disks)]
+        start = self.disk_ids if not scenario.moves else self._layout()
+        placement = Placement(
+            step=1,
+            disks={
+                each: DiskPlace(id=each, node=each[:-1], group=each[:-1], domain=each[:-1], incarnation="first")
+                for each in self.disk_ids
+            },
+            layouts={1: LayoutSpec(frozenset(start))},
+            slices=(SliceState(1),) * SLICES,
+            copies={BUCKET: Copies.of(scenario.copies)},
+        )
+        self.coordinator = SimCoordinator(self.world, placement, DOWN_AFTER_S)
+        self.targets = {
+            node: SimTarget(self.world, node, number, [each for each in self.disk_ids if each[:-1] == node])
+            for number, node in enumerate(names)
+        }
+        self.history: list[Operation] = []
+        self.clients = [SimClient(self.world, f"c{number}", NAMES, self.history) for number in range(CLIENTS)]
+        self.wiped = 0
+
+    def _layout(self) -> list[str]:
+        """Some disks, on at least as many nodes as there are copies."""
+        nodes = sorted({each[:-1] for each in self.disk_ids})
+        chosen = self.chance.sample(nodes, self.chance.randint(min(self.scenario.copies, len(nodes)), len(nodes)))
+        found = []
+        for node in chosen:
+            own = [each for each in self.disk_ids if each[:-1] == node]
+            found += self.chance.sample(own, self.chance.randint(1, len(own)))
+        return sorted(found)
+
+    def go(self) -> Outcome:
+        world = self.world
+        for client in self.clients:
+            client.stop_at = FAULTS_S
+            client.start()
+        if self.scenario.faults:
+            world.loss = self.chance.choice([0, 0, 0.01, 0.05])
+            world.after(2, self._fault)
+        if self.scenario.moves:
+            world.after(3, self._move)
+        if self.scenario.wipes:
+            world.after(self.chance.uniform(3, 10), self._wipe)
+        if self.scenario.changes_copies:
+            world.after(self.chance.uniform(2, 8), self._change_copies)
+        world.run_until(FAULTS_S)
+        world.cuts.clear()
+        world.loss = 0.0
+        world.run_until(FAULTS_S + HEAL_S)
+        outcome = Outcome()
+        self._final_reads(outcome)
+        self._check_histories(outcome)
+        self._check_calm(outcome)
+        outcome.counts.update(f"{op.kind} {op.outcome}" for op in self.history)
+        outcome.counts["steps"] = self.coordinator.placement.step
+        outcome.counts["events"] = world.events
+        return outcome
+
+    # --- faults
+
+    def _fault(self) -> None:
+        world, chance = self.world, self.chance
+        if world.now > FAULTS_S:
+            return
+        dice, nodes = chance.random(), list(self.targets)
+        if dice < 0.35:
+            self.targets[chance.choice(nodes)].crash(chance.choice([0.2, 1, 3, 6]) * chance.uniform(0.5, 1.5))
+        elif dice < 0.55:
+            self.targets[chance.choice(nodes)].paused_until = world.now + chance.uniform(0.5, 7)
+        elif dice < 0.8:
+            self._cut(chance.choice(nodes), chance.choice([*nodes, "coordinator", "coordinator"]))
+        elif dice < 0.88:
+            self.coordinator.crash(chance.uniform(0.3, 5))
+        world.after(chance.expovariate(1 / 1.4), self._fault)
+
+    def _cut(self, one: str, other: str) -> None:
+        links = {(one, other), (other, one)} if self.chance.random() < 0.7 else {(one, other)}
+        self.world.cuts |= links
+        self.world.after(self.chance.uniform(0.5, 8), lambda: self.world.cuts.difference_update(links))
+
+    def _move(self) -> None:
+        if self.world.now > FAULTS_S:
+            return
+        self.coordinator.wanted = LayoutSpec(frozenset(self._layout()))
+        self.world.after(self.chance.uniform(4, 12), self._move)
+
+    def _change_copies(self) -> None:
+        if self.world.now > FAULTS_S:
+            return
+        self.coordinator.wanted_copies = (BUCKET, self.chance.randint(1, 3))
+        self.world.after(self.chance.uniform(5, 12), self._change_copies)
+
+    def _wipe(self) -> None:
+        """Empty a disk, one at a time, and only while no other one lacks data: copies promise no more than that."""
+        if self.world.now > FAULTS_S:
+            return
+        places = self.coordinator.placement.disks.values()
+        calm = all(place.is_up and not place.behind for place in places) and not self.coordinator.is_dead
+        here = all(not target.is_dead for target in self.targets.values())
+        same = all(self._disk(place.id).incarnation == place.incarnation for place in places)
+        if not (calm and here and same):
+            self.world.after(1, self._wipe)
+            return
+        self.wiped += 1
+        disk_id = self.chance.choice(self.disk_ids)
+        target = self.targets[disk_id[:-1]]
+        target.crash(self.chance.uniform(0.3, 8))
+        target.disks[disk_id].empty(f"new-{self.wiped}")
+        self.world.after(self.chance.uniform(8, 15), self._wipe)
+
+    def _disk(self, disk_id: str) -> SimDisk:
+        return self.targets[disk_id[:-1]].disks[disk_id]
+
+    # --- checks
+
+    def _final_reads(self, outcome: Outcome) -> None:
+        found: dict[str, bool] = {}
+        reader = SimClient(self.world, "last", NAMES, self.history)
+
+        def read() -> Process:
+            for name in NAMES:
+                for _ in range(3):
+                    found[name], _value = yield from reader.do("get", name)
+                    if found[name]:
+                        break
+                    yield Sleep(1.0)
+
+        self.world.spawn(reader, read())
+        self.world.run_until(self.world.now + FINAL_READS_S)
+        outcome.problems += [f"{name} cannot be read at the end" for name in NAMES if not found.get(name)]
+
+    def _check_histories(self, outcome: Outcome) -> None:
+        for name in NAMES:
+            fine = is_linearizable([op for op in self.history if op.name == name])
+            if fine is not True:
+                outcome.problems.append(f"{name} is not linearizable" if fine is False else f"{name} is undecided")
+
+    def _check_calm(self, outcome: Outcome) -> None:
+        """After the faults: everything up and clean, no move under way, exactly the homes hold every name, all alike."""
+        placement = self.coordinator.placement
+        problems = outcome.problems
+        if any(state.to is not None for state in placement.slices):
+            problems.append(f"slices are still moving: {placement.slices}, wanted {self.coordinator.wanted}")
+        odd = {d.id: (d.status, sorted(d.behind)) for d in placement.disks.values() if not d.is_up or d.behind}
+        if odd:
+            problems.append(f"disks are not up and clean: {odd}")
+        copies = placement.copies_of(BUCKET)
+        if not copies.reading == copies.written == copies.wanted:
+            problems.append(f"copies are still changed: {copies}")
+        for name in NAMES:
+            self._check_rows(name, problems)
+
+    def _check_rows(self, name: str, problems: list[str]) -> None:
+        from dfc.placement.roles import roles
+
+        homes = roles(self.coordinator.placement, BUCKET, name).homes
+        rows = {each: self._disk(each).rows.get(name) for each in self.disk_ids}
+        if len({rows[each] for each in homes}) != 1:
+            problems.append(f"{name}: copies differ at its homes {homes}: {rows}")
+        if extra := [each for each, row in rows.items() if row is not None and each not in homes]:
+            problems.append(f"{name}: surplus rows at {extra}, homes {homes}")
+        if pending := [each for each in self.disk_ids if name in self._disk(each).pending]:
+            problems.append(f"{name}: still pending at {pending}")
+        if notes := [(each, note) for each in self.disk_ids for note in self._disk(each).owed if note.name == name]:
+            problems.append(f"{name}: still owed {notes}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m simulation.run")
+    parser.add_argument("first", type=int)
+    parser.add_argument("last", type=int)
+    parser.add_argument("--copies", type=int, default=2)
+    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--disks", type=int, default=2)
+    parser.add_argument("--wipe", action="store_true", help="empty disks, too")
+    parser.add_argument("--change-copies", action="store_true", help="change the number of copies, too")
+    parser.add_argument("--still", action="store_true", help="change no layouts")
+    parser.add_argument("--calm", action="store_true", help="no faults")
+    given = parser.parse_args()
+    scenario = Scenario(
+        given.copies, given.nodes, given.disks, not given.calm, not given.still, given.wipe, given.change_copies
+    )
+    begin, bad, counts = time.monotonic(), 0, Counter[str]()
+    for seed in range(given.first, given.last):
+        outcome = Run(seed, scenario).go()
+        counts.update(outcome.counts)
+        if outcome.problems:
+            bad += 1
+            print(seed, "; ".join(outcome.problems[:4]))
+    print(f"{given.last - given.first} seeds, {bad} bad, {time.monotonic() - begin:.1f} s, {dict(counts)}")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,608 @@
+"""A target in the simulation: carries out what the cores of `dfc.replication` say, over catalogs that survive crashes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from dfc.placement.roles import Roles, roles
+from dfc.placement.state import Placement
+from dfc.replication import lease, owed, settle, steps, write
+from simulation import coordinator
+from simulation.world import Actor, All, Call, Process, Sleep, World
+
+BUCKET = "b"
+BEAT_S = 0.5
+WORK_S = 0.25
+BODY_S = 0.3
+READ_TRIES = 30
+Version = tuple[int, int]
+
+
+class Row(NamedTuple):
+    """`value` None: a tombstone."""
+
+    version: Version
+    value: Any
+
+
+class Note(NamedTuple):
+    """That a disk should get the row of a name."""
+
+    disk: str
+    name: str
+
+
+@dataclass
+class SimDisk:
+    """What is on a disk: it survives everything but being emptied."""
+
+    id: str
+    incarnation: str = "first"
+    rows: dict[str, Row] = field(default_factory=dict)
+    pending: dict[str, Version] = field(default_factory=dict)
+    owed: set[Note] = field(default_factory=set)
+
+    def put(self, name: str, row: Row, *, pending: bool) -> None:
+        self.rows[name] = row
+        if pending:
+            self.pending[name] = row.version
+        else:
+            self.pending.pop(name, None)
+
+    def empty(self, incarnation: str) -> None:
+        self.rows, self.pending, self.owed, self.incarnation = {}, {}, set(), incarnation
+
+
+class Key(NamedTuple):
+    """A name on a disk."""
+
+    disk: str
+    name: str
+
+
+class SimTarget(Actor):
+    """One node with its disks."""
+
+    def __init__(self, world: World, name: str, number: int, disks: list[str]) -> None:
+        super().__init__(world, name)
+        self.number = number
+        self.disks = {disk: SimDisk(disk) for disk in disks}
+        self.skew = world.random.uniform(-5, 5)
+        self._clock = 0
+        self.boot()
+
+    def boot(self) -> None:
+        self.placement: Placement | None = None
+        self.lease = lease.TargetLease()
+        self.settling = settle.Settling(self.name)
+        self.uncertain: set[Key] = set()
+        self.cleared: dict[str, set[str]] = defaultdict(set)
+        self._locked: set[str] = set()
+        self._driven: set[Key] = set()
+        self._changes: dict[Key, int] = defaultdict(int)
+        self._conditional: dict[str, Version] = {}
+        self._compared: dict[tuple[str, str], str] = {}
+        self.world.spawn(self, self._beat())
+        self.world.spawn(self, self._work())
+
+    # --- what it knows
+
+    @property
+    def leased(self) -> bool:
+        return self.placement is not None and self.lease.is_held(self.world.now)
+
+    def roles(self, name: str) -> Roles:
+        assert self.placement is not None
+        return roles(self.placement, BUCKET, name)
+
+    def _is_settled(self, name: str, primary: str) -> bool:
+        return self.settling.is_settled(BUCKET, name, primary)
+
+    def _serves(self, name: str) -> SimDisk | None:
+        """The own disk that is primary, if any."""
+        return self.disks.get(self.roles(name).primary or "")
+
+    def _version(self, after: Version | None = None) -> Version:
+        wall = int((self.world.now + self.skew + 10) * 1000)
+        self._clock = max(self._clock + 1, wall, 0 if after is None else after[0] + 1)
+        return (self._clock, self.number)
+
+    def _observe(self, version: Version) -> None:
+        self._clock = max(self._clock, version[0])
+
+    def _node_of(self, disk: str) -> str:
+        assert self.placement is not None
+        return self.placement.disks[disk].node
+
+    def _call(self, disk: str, method: str, *arguments: Any, timeout_s: float = 0.8) -> Call:
+        return Call(self._node_of(disk), method, arguments, timeout_s)
+
+    # --- lease and placements
+
+    def _beat(self) -> Process:
+        while True:
+            sent = self.world.now
+            step = 0 if self.placement is None else self.placement.step
+            incarnations = {disk.id: disk.incarnation for disk in self.disks.values()}
+
+            def answered(result: Any, sent: float = sent) -> None:
+                if result is not None:
+                    leased, length_s, placement = result
+                    if placement is not None:
+                        self.take(placement)
+                    if leased and self.placement is not None:
+                        self.lease.extend(sent, length_s)
+
+            self.world.call(self, Call(coordinator.NAME, "beat", (step, incarnations)), answered)
+            yield Sleep(BEAT_S)
+
+    def take(self, placement: Placement) -> None:
+        if self.placement is not None and placement.step <= self.placement.step:
+            return
+        self.placement = placement
+        for disk, cleared in self.cleared.items():
+            cleared.intersection_update({each.id for each in placement.disks.values() if each.is_up and disk in each.behind})
+        self.settling.take(placement)
+        self.world.spawn(self, self._settle(placement.step))
+
+    def on_map(self, sender: str, placement: Placement) -> Process:
+        self.take(placement)
+        assert self.placement is not None
+        return self.placement.step
+        yield
+
+    # --- settling
+
+    def _settle(self, step: int) -> Process:
+        self._adopt_pending(self._pending_for(self.name))
+        while True:
+            if self.settling.step != step:
+                return
+            ask = {node: Call(node, "pending", (self.placement,)) for node in sorted(self.settling.to_ask())}
+            results = yield All(ask)
+            if self.settling.step != step:
+                return
+            for node, result in results.items():
+                if result is not None and result[0] == "rows":
+                    self._adopt_pending(result[1])
+                    self.settling.answered(node, step)
+                elif result is not None:
+                    self.take(result[1])
+            if not self.settling.to_ask():
+                break
+            yield Sleep(0.1)
+        self._drive_pending()
+        self.settling.finish()
+
+    def _pending_for(self, node: str) -> list[tuple[str, Row]]:
+        """Pending rows here of names whose primary is on that node."""
+        assert self.placement is not None
+        found = []
+        for disk in self.disks.values():
+            for name, version in disk.pending.items():
+                row, primary = disk.rows.get(name), self.roles(name).primary
+                if row is not None and row.version == version and primary is not None and self._node_of(primary) == node:
+                    found.append((name, row))
+        return found
+
+    def _adopt_pending(self, rows: list[tuple[str, Row]]) -> None:
+        for name, row in rows:
+            disk = self._serves(name)
+            if disk is not None and (name not in disk.rows or disk.rows[name].version < row.version):
+                disk.put(name, row, pending=True)
+                self._changes[Key(disk.id, name)] += 1
+                self._observe(row.version)
+
+    def _drive_pending(self) -> None:
+        """Bring every pending row of which a disk here is primary to the others."""
+        for disk in self.disks.values():
+            for name in list(disk.pending):
+                key = Key(disk.id, name)
+                if self.roles(name).primary == disk.id and key not in self._driven:
+                    self.uncertain.add(key)
+                    self.world.spawn(self, self._drive(disk, name, disk.pending[name]))
+
+    def on_pending(self, sender: str, placement: Placement) -> Process:
+        self.take(placement)
+        assert self.placement is not None
+        if self.placement.step > placement.step:
+            return ("newer", self.placement)
+        return ("rows", self._pending_for(sender))
+        yield
+
+    # --- clients
+
+    def on_put(self, sender: str, name: str, value: Any, expected: tuple[Any] | None) -> Process:
+        """`value` None deletes. Answers: ok, failed, absent, unknown, or retry with a placement."""
+        if not self.leased:
+            return ("retry", None)
+        disk = self._serves(name)
+        if disk is None or not self._is_settled(name, disk.id):
+            return ("retry", self.placement)
+        version = self._version()
+        yield Sleep(self.world.random.uniform(0, BODY_S))
+        while name in self._locked:
+            yield Sleep(0.02)
+        self._locked.add(name)
+        try:
+            refused = self._commit(disk, name, value, expected, version)
+        finally:
+            self._locked.discard(name)
+        if isinstance(refused, tuple):
+            return refused
+        box: list[Any] = []
+        self.world.spawn(self, self._drive(disk, name, refused.version), box.append)
+        while not box:
+            yield Sleep(0.02)
+        return box[0] or ("unknown",)
+
+    def _commit(self, disk: SimDisk, name: str, value: Any, expected: tuple[Any] | None, version: Version) -> Any:
+        """The row as it was committed on the primary's disk, or the answer."""
+        key = Key(disk.id, name)
+        if not self.leased:
+            return ("retry", None)
+        if self.roles(name).primary != disk.id or not self._is_settled(name, disk.id):
+            return ("retry", self.placement)
+        if key in self.uncertain:
+            return ("retry", None)
+        present = disk.rows.get(name)
+        now = None if present is None else present.value
+        if expected is not None and now != expected[0]:
+            return ("failed",)
+        if value is None:
+            if now is None:
+                return ("absent",)
+            version = self._version(None if present is None else present.version)
+        if present is not None and present.version > version:
+            if expected is not None:
+                return ("failed",)
+            if self._conditional.get(name, (0, 0)) > version:
+                return ("retry", None)  # it cannot be ordered before a conditional write that began later
+            return ("ok",)  # as if it had been overwritten at once
+        row = Row(version, value)
+        disk.put(name, row, pending=True)
+        self.uncertain.add(key)
+        self._changes[key] += 1
+        if expected is not None:
+            self._conditional[name] = version
+        return _Committed(version)
+
+    def on_get(self, sender: str, name: str) -> Process:
+        for _ in range(READ_TRIES):
+            if not self.leased:
+                return ("retry", None)
+            found = self.roles(name)
+            own = [each for each in found.readers if each in self.disks]
+            if not own:
+                return ("retry", self.placement)
+            disk = self.disks[own[0]]
+            if found.primary == disk.id:
+                if not self._is_settled(name, disk.id) or Key(disk.id, name) in self.uncertain:
+                    yield Sleep(0.05)
+                    continue
+            elif name in disk.pending:
+                assert found.primary is not None
+                result = yield self._call(found.primary, "state", name, self.placement)
+                if result is not None and result[0] is not None and result[0].version == disk.pending.get(name):
+                    disk.pending.pop(name, None)
+                yield Sleep(0.02)
+                continue
+            row = disk.rows.get(name)
+            return ("ok", None if row is None else row.value)
+        return ("retry", None)
+
+    # --- writes on their way
+
+    def _drive(self, disk: SimDisk, name: str, version: Version) -> Process:
+        """Until the row is certain, or this disk decides no more. ("ok",) or ("unknown",)."""
+        key = Key(disk.id, name)
+        self._driven.add(key)
+        writing = write.Writing(disk.id, BUCKET, name)
+        try:
+            while True:
+                row = disk.rows.get(name)
+                if row is None or row.version != version:
+                    return ("unknown",)
+                assert self.placement is not None
+                if not self.leased:
+                    yield Sleep(0.1)
+                    continue
+                told = writing.next(self.placement, self.cleared[disk.id])
+                if isinstance(told, write.NotPrimary):
+                    return ("unknown",)
+                if isinstance(told, write.Commit):
+                    yield from self._send_commits(writing, disk, name, row, told.disks)
+                elif isinstance(told, write.PutBehind):
+                    new = yield Call(coordinator.NAME, "behind", (disk.id, told.disk), 8.0)
+                    if new is not None:
+                        self.take(new)
+                elif isinstance(told, write.Wait):
+                    yield Sleep(0.02)
+                else:
+                    disk.owed.update(Note(each, name) for each in told.owed)
+                    if disk.pending.get(name) == version:
+                        del disk.pending[name]
+                    for each in told.confirm:
+                        self.world.tell(self, self._call(each, "confirm", each, name, version))
+                    return ("ok",)
+        finally:
+            self._driven.discard(key)
+            if name not in disk.pending or self.placement is None or self.roles(name).primary != disk.id:
+                self.uncertain.discard(key)
+
+    def _send_commits(self, writing: write.Writing, disk: SimDisk, name: str, row: Row, to: tuple[str, ...]) -> Process:
+        calls = {each: self._call(each, "commit", disk.id, each, name, row, self.placement) for each in to}
+        results = yield All(calls)
+        for each, result in results.items():
+            if result is not None and result[0] == "ok":
+                writing.committed(each)
+                continue
+            if result is not None and result[0] == "newer":
+                self.take(result[1])
+            writing.failed(each)
+        if any(result is None or result[0] != "ok" for result in results.values()):
+            yield Sleep(0.02)
+
+    def on_commit(self, sender: str, primary: str, to: str, name: str, row: Row, placement: Placement) -> Process:
+        self.take(placement)
+        assert self.placement is not None
+        found, disk = self.roles(name), self.disks[to]
+        if found.primary != primary:
+            return ("newer", self.placement)
+        if not self.leased:
+            return ("no",)
+        present = disk.rows.get(name)
+        self._changes[Key(to, name)] += 1
+        if present is not None and present.version > row.version:
+            return ("no",)
+        if present is None or present.version < row.version:
+            disk.put(name, row, pending=True)
+            self._observe(row.version)
+        disk.owed.update(Note(each, name) for each in owed.owes_after_commit(self.placement, found, to))
+        return ("ok",)
+        yield
+
+    def on_confirm(self, sender: str, to: str, name: str, version: Version) -> Process:
+        if self.disks[to].pending.get(name) == version:
+            del self.disks[to].pending[name]
+        return True
+        yield
+
+    def on_state(self, sender: str, name: str, placement: Placement) -> Process:
+        """The primary's row, for whoever has one that is pending; None while the primary does not know itself."""
+        self.take(placement)
+        if not self.leased:
+            return None
+        disk = self._serves(name)
+        if disk is None or not self._is_settled(name, disk.id) or Key(disk.id, name) in self.uncertain:
+            return None
+        return (disk.rows.get(name),)
+        yield
+
+    # --- in the background
+
+    def _work(self) -> Process:
+        planned = 0
+        while True:
+            yield Sleep(WORK_S)
+            if not self.leased:
+                continue
+            assert self.placement is not None
+            if planned != self.placement.step:
+                planned = self.placement.step
+                self._plan()
+            if self.settling.is_done:
+                self._drive_pending()
+            for disk in self.disks.values():
+                yield from self._resolve(disk)
+                yield from self._deliver(disk)
+                yield from self._report_clean(disk)
+                if planned == self.placement.step:
+                    self._report_ready(disk)
+                yield from self._remove_surplus(disk)
+
+    def _plan(self) -> None:
+        """Note what homes to come, or homes of a bucket with more copies, lack."""
+        for disk in self.disks.values():
+            for name in disk.rows:
+                found = self.roles(name)
+                if found.primary == disk.id:
+                    disk.owed.update(Note(each, name) for each in owed.owes_when_planned(self.placement, found, BUCKET))
+        self._compare()
+
+    def _compare(self) -> None:
+        """To disks that came back empty, everything is owed that they should have."""
+        assert self.placement is not None
+        for disk in self.disks.values():
+            for other in self.placement.disks.values():
+                if not (other.is_up and other.compare and disk.id in other.behind):
+                    continue
+                if self._compared.get((disk.id, other.id)) == other.compare or not self.settling.is_done:
+                    continue
+                if any(key.disk == disk.id for key in self.uncertain):
+                    continue
+                disk.owed.update(Note(other.id, name) for name in disk.rows if other.id in self.roles(name).everywhere)
+                self._compared[disk.id, other.id] = other.compare
+
+    def _resolve(self, disk: SimDisk) -> Process:
+        """Rows that are pending here while another disk is primary: its state counts."""
+        for name, version in list(disk.pending.items()):
+            found = self.roles(name)
+            if found.primary is None or found.primary == disk.id:
+                continue
+            key = Key(disk.id, name)
+            changes = self._changes[key]
+            result = yield self._call(found.primary, "state", name, self.placement)
+            if result is None or disk.pending.get(name) != version or self._changes[key] != changes:
+                continue
+            row: Row | None = result[0]
+            if row is not None and row.version == version:
+                del disk.pending[name]
+            elif owed.asking_counts(self.placement, self.roles(name), disk.id, version, None if row is None else row.version):
+                if row is None:
+                    disk.rows.pop(name, None)
+                    disk.pending.pop(name, None)
+                else:
+                    disk.put(name, row, pending=False)
+                    self._observe(row.version)
+
+    def _deliver(self, disk: SimDisk) -> Process:
+        for note in sorted(disk.owed):
+            if not self.leased:
+                return
+            assert self.placement is not None
+            row = disk.rows.get(note.name)
+            if row is None:
+                disk.owed.discard(note)
+                continue
+            told = owed.delivery(self.placement, self.roles(note.name), disk.id, note.disk)
+            if told is owed.Delivery.DROP:
+                disk.owed.discard(note)
+            elif told is owed.Delivery.ADOPT:
+                yield from self._send_row(disk, note, row)
+            elif told is not owed.Delivery.KEEP:
+                yield from self._hand_on(disk, note, direct=told is owed.Delivery.DIRECT)
+
+    def _send_row(self, disk: SimDisk, note: Note, row: Row) -> Process:
+        if Key(disk.id, note.name) in self.uncertain or not self._is_settled(note.name, disk.id):
+            return
+        result = yield self._call(note.disk, "adopt", disk.id, note.disk, note.name, row, self.placement)
+        if result is not None and result[0] == "ok" and disk.rows.get(note.name) == row:
+            disk.owed.discard(note)
+        elif result is not None and result[0] == "newer":
+            self.take(result[1])
+
+    def _hand_on(self, disk: SimDisk, note: Note, *, direct: bool) -> Process:
+        result = yield self._call(note.disk, "version", note.disk, note.name, self.placement)
+        row = disk.rows.get(note.name)
+        if result is None or row is None:
+            return
+        if result[0] is not None and result[0] >= row.version:
+            disk.owed.discard(note)
+            return
+        primary = self.roles(note.name).primary
+        if primary is not None:
+            yield self._call(primary, "handover", note, self.placement)
+        elif direct:
+            is_pending = disk.pending.get(note.name) == row.version
+            yield self._call(note.disk, "adopt_direct", note.disk, note.name, row, is_pending, self.placement)
+
+    def _report_clean(self, disk: SimDisk) -> Process:
+        self._compare()
+        assert self.placement is not None
+        for other in list(self.placement.disks.values()):
+            placement = self.placement
+            place = placement.disks[other.id]
+            if not place.is_up or disk.id not in place.behind:
+                continue
+            if place.compare and self._compared.get((disk.id, other.id)) != place.compare:
+                continue
+            if not self._owes_nothing(disk, other.id):
+                continue
+            self.cleared[disk.id].add(other.id)
+            settled = yield self._call(other.id, "is_settled", other.id, placement)
+            if settled and self.placement is placement and not any(note.disk == other.id for note in disk.owed):
+                yield Call(coordinator.NAME, "clean", (disk.id, other.id, placement.step))
+
+    def _owes_nothing(self, disk: SimDisk, other: str) -> bool:
+        return (
+            self.settling.is_done
+            and not any(note.disk == other for note in disk.owed)
+            and not any(key.disk == disk.id for key in self.uncertain)
+        )
+
+    def _report_ready(self, disk: SimDisk) -> None:
+        placement = self.placement
+        assert placement is not None
+        if not self.settling.is_done:
+            return
+        moving = {(number, state) for number, state in enumerate(placement.slices) if state.to is not None}
+        for number, state in moving:
+            if state.phase == "moved" or disk.id not in placement.layouts[state.at].disks:
+                continue
+            assert state.to is not None
+            to = placement.layouts[state.to].disks
+            if any(placement.slice_of(BUCKET, note.name) == number and note.disk in to for note in disk.owed):
+                continue
+            if any(key.disk == disk.id and placement.slice_of(BUCKET, key.name) == number for key in self.uncertain):
+                continue
+            self._report(steps.Report("copied" if state.phase == "copying" else "moved", disk.id, number, state.to))
+        copies = placement.copies_of(BUCKET)
+        if copies.reading < copies.wanted and not disk.owed and not any(key.disk == disk.id for key in self.uncertain):
+            self._report(steps.Report("raised", disk.id, BUCKET, copies.written))
+
+    def _report(self, report: steps.Report) -> None:
+        assert self.placement is not None
+        self.world.tell(self, Call(coordinator.NAME, "report", (report, self.placement.step)))
+
+    def _remove_surplus(self, disk: SimDisk) -> Process:
+        for name in sorted(disk.rows):
+            placement = self.placement
+            assert placement is not None
+            found, row = self.roles(name), disk.rows.get(name)
+            if row is None or name in disk.pending or any(note.name == name for note in disk.owed):
+                continue
+            if not owed.surplus(placement, found, disk.id):
+                continue
+            results = yield All({each: self._call(each, "have", each, name, row.version, placement) for each in found.homes})
+            if all(results.values()) and self.placement is placement and disk.rows.get(name) == row:
+                del disk.rows[name]
+
+    # --- what others ask of it
+
+    def on_have(self, sender: str, to: str, name: str, version: Version, placement: Placement) -> Process:
+        self.take(placement)
+        row = self.disks[to].rows.get(name)
+        return row is not None and row.version >= version and Key(to, name) not in self.uncertain
+        yield
+
+    def on_adopt(self, sender: str, primary: str, to: str, name: str, row: Row, placement: Placement) -> Process:
+        self.take(placement)
+        if self.roles(name).primary != primary:
+            return ("newer", self.placement)
+        self._adopt(to, name, row, pending=False)
+        return ("ok",)
+        yield
+
+    def on_adopt_direct(self, sender: str, to: str, name: str, row: Row, is_pending: bool, placement: Placement) -> Process:
+        self.take(placement)
+        if self.roles(name).primary is None:
+            self._adopt(to, name, row, pending=is_pending)
+        return True
+        yield
+
+    def _adopt(self, to: str, name: str, row: Row, *, pending: bool) -> None:
+        disk = self.disks[to]
+        self._changes[Key(to, name)] += 1
+        if name not in disk.rows or disk.rows[name].version < row.version:
+            disk.put(name, row, pending=pending)
+            self._observe(row.version)
+
+    def on_version(self, sender: str, to: str, name: str, placement: Placement) -> Process:
+        self.take(placement)
+        row = self.disks[to].rows.get(name)
+        return (None if row is None else row.version,)
+        yield
+
+    def on_handover(self, sender: str, note: Note, placement: Placement) -> Process:
+        self.take(placement)
+        disk = self._serves(note.name)
+        if disk is None or not self._is_settled(note.name, disk.id):
+            return None
+        if note.disk != disk.id and note.disk in self.roles(note.name).everywhere:
+            disk.owed.add(note)
+        return True
+        yield
+
+    def on_is_settled(self, sender: str, to: str, placement: Placement) -> Process:
+        """Whether nothing is pending on a disk that an existing primary could settle."""
+        self.take(placement)
+        return not any(self.roles(name).primary not in (None, to) for name in self.disks[to].pending)
+        yield
+
+
+@dataclass(frozen=True)
+class _Committed:
+    version: Version
