@@ -53,12 +53,24 @@ def _roles(placement: Placement, bucket_id: str, name: str) -> Roles:
     others = () if state.other is None else _homes(placement, state.other, bucket_id, name, count)
     coming = () if state.to is None else _homes(placement, state.to, bucket_id, name, count)
     members = tuple(each for each in dict.fromkeys((*homes, *others)) if each in up)
-    present = _first(
-        placement.layout(state.reading), bucket_id, name, count, disks.keys() - up | _gone(placement, state.reading)
-    )
-    standins = tuple(each for each in present if each not in members) if count > 1 else ()
+    present = () if count == 1 else _present(placement, bucket_id, name, count, ())
+    others_in = tuple(each for each in present if each not in members)
     everywhere = tuple(dict.fromkeys((*homes, *others, *coming)))
-    return Roles(homes, readers, readers[0] if readers else None, members, standins, everywhere)
+    return Roles(homes, readers, readers[0] if readers else None, members, others_in, everywhere)
+
+
+def standins(placement: Placement, bucket_id: str, name: str, without: Collection[str]) -> tuple[str, ...]:
+    """The stand-ins when these disks are passed over, too."""
+    members = roles(placement, bucket_id, name).members
+    present = _present(placement, bucket_id, name, placement.copies_of(bucket_id).written, without)
+    return tuple(each for each in present if each not in members)
+
+
+def _present(placement: Placement, bucket_id: str, name: str, count: int, without: Collection[str]) -> tuple[str, ...]:
+    """Where the copies would be if all disks that are not up were taken out."""
+    number = placement.slices[placement.slice_of(bucket_id, name)].reading
+    absent = (placement.disks.keys() - placement.up) | _gone(placement, number) | set(without)
+    return _first(placement.layout(number), bucket_id, name, count, absent)
 
 
 def _homes(placement: Placement, layout: int, bucket_id: str, name: str, count: int) -> tuple[str, ...]:

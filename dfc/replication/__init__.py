@@ -1,5 +1,5 @@
 """Copies of objects, as pure cores without I/O: who may write when, what every copy must have, what is owed to whom.
 
-A core is told what happened and says what to do. Nodes carry that out, and the simulation in `tests/simulation` does the same with
+A core is told what happened and says what to do. Nodes carry that out, and so does the simulation in `tests/simulation`, with
 messages that are lost, delayed and reordered. All rules of the protocol are here (docs/decisions/0027-replication.md).
 """

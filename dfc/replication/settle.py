@@ -1,6 +1,6 @@
 """Settling: what a target does before it serves names of which a step has made it the primary.
 
-The primary before may have begun writes of those names, so others may hold rows that nobody has confirmed. The target asks every
+The primary before may have begun writes of those names, so others may hold rows that are not confirmed. The target asks every
 other target that is up for its pending rows; a target that is asked takes the step first, and so commits nothing more for the
 previous primary. When all have answered, the names are served, each as soon as its pending row is certain.
 """

@@ -97,7 +97,7 @@ class Coordinator:
         return (not place.is_up or primary in place.behind) and self.all_acknowledged
 
     def report_clean(self, disk: str, behind: str, step: int) -> bool:
-        """`disk` owes nothing to the disk `behind`, and will not skip it again without asking. False: the step is out of date."""
+        """`disk` owes nothing to the disk `behind`, and will not skip it without asking. False: the step is out of date."""
         if step < self.placement.step:
             return False
         self._put(("clean", behind, disk), put_clean(behind, disk))

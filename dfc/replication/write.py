@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from dfc.placement.roles import Roles, roles
+from dfc.placement.roles import Roles, roles, standins
 from dfc.placement.state import Placement
 
 FAILURES_MAX: Final = 2  # commits of one disk that fail before something is done about it
@@ -82,26 +82,34 @@ class Writing:
         if found.primary != self.disk:
             return NotPrimary()
         missing = required(placement, found, self.disk, cleared) - self._done
-        unreached = [each for each in missing if self._failures[each] >= FAILURES_MAX]
+        unreached = sorted(each for each in missing if self._failures[each] >= FAILURES_MAX)
         if unreached:
             self._failures[unreached[0]] = 0
-            return PutBehind(unreached[0])
-        standins = [each for each in found.standins if self._failures[each] < FAILURES_MAX or each in self._done]
-        wanted = [each for each in (*found.members, *standins) if each != self.disk]
+            if placement.copies_of(self._key[0]).written > 1:  # a disk with the only copy is read although it is behind
+                return PutBehind(unreached[0])
+        passed_over = {each for each in self._failures if self._is_lost(each) and each not in found.members}
+        others = standins(placement, *self._key, passed_over) if found.standins else ()
+        wanted = [each for each in dict.fromkeys((*found.members, *others, *sorted(self._done))) if each != self.disk]
         if not missing and self._copies(placement) >= self._enough(placement, found, wanted):
             owed = tuple(each for each in found.everywhere if each != self.disk and each not in self._done)
             return Certain(owed, tuple(sorted(self._done)), self._copies(placement))
         send = tuple(each for each in wanted if each not in self._done | self._tried)
+        if not send and not self._tried:  # those that were passed over are all that is left
+            for each in passed_over:
+                self._failures[each] = 0
         self._tried.update(send)
         return Commit(send) if send else Wait()
+
+    def _is_lost(self, disk: str) -> bool:
+        return self._failures[disk] >= FAILURES_MAX and disk not in self._done
 
     def _copies(self, placement: Placement) -> int:
         return 1 + sum(placement.disks[each].is_up for each in self._done)
 
     def _enough(self, placement: Placement, found: Roles, wanted: Collection[str]) -> int:
-        """How many copies there must be: those that the bucket wants, or as many as there is room for, or the least."""
+        """How many copies there must be: those that the bucket wants, or as many as can be had, or the least."""
         count = placement.copies_of(self._key[0]).written
-        reachable = [each for each in wanted if self._failures[each] < FAILURES_MAX or each in self._done]
+        reachable = [each for each in wanted if not self._is_lost(each)]
         return max(min(count, 1 + len(reachable)), min(self._least, 1 + len(found.writers)))
 
 

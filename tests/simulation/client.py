@@ -1,4 +1,4 @@
-"""A client in the simulation: reads, writes, deletes and swaps a few hot names by a map that may be old, and notes what it saw."""
+"""A client in the simulation: reads, writes, deletes and swaps a few hot names by an old map, and notes what it saw."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Histories of operations on one name, and whether they are linearizable: the search of Wing and Gong, with a memory of states."""
+"""Histories of operations on one name, and whether they are linearizable (Wing and Gong, with a memory of states)."""
 
 from __future__ import annotations
 

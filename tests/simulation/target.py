@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from dfc.placement.roles import Roles, roles
 from dfc.placement.state import Placement
-from dfc.replication import lease, owed, settle, steps, write
+from dfc.replication import accept, lease, owed, read, settle, steps, write
 from simulation import coordinator
 from simulation.world import Actor, All, Call, Process, Sleep, World
 
@@ -219,7 +219,7 @@ class SimTarget(Actor):
         if not self.leased:
             return ("retry", None)
         disk = self._serves(name)
-        if disk is None or not self._is_settled(name, disk.id):
+        if disk is None or self._refusal(disk, name) is accept.Refusal.UNSETTLED:
             return ("retry", self.placement)
         version = self._version()
         yield Sleep(self.world.random.uniform(0, BODY_S))
@@ -241,12 +241,9 @@ class SimTarget(Actor):
     def _commit(self, disk: SimDisk, name: str, value: Any, expected: tuple[Any] | None, version: Version) -> Any:
         """The row as it was committed on the primary's disk, or the answer."""
         key = Key(disk.id, name)
-        if not self.leased:
-            return ("retry", None)
-        if self.roles(name).primary != disk.id or not self._is_settled(name, disk.id):
-            return ("retry", self.placement)
-        if key in self.uncertain:
-            return ("retry", None)
+        refused = self._refusal(disk, name)
+        if refused is not None:
+            return ("retry", self.placement if refused is accept.Refusal.NOT_PRIMARY else None)
         present = disk.rows.get(name)
         now = None if present is None else present.value
         if expected is not None and now != expected[0]:
@@ -255,12 +252,17 @@ class SimTarget(Actor):
             if now is None:
                 return ("absent",)
             version = self._version(None if present is None else present.version)
-        if present is not None and present.version > version:
-            if expected is not None:
-                return ("failed",)
-            if self._conditional.get(name, (0, 0)) > version:
-                return ("retry", None)  # it cannot be ordered before a conditional write that began later
-            return ("ok",)  # as if it had been overwritten at once
+        before = None if present is None else present.version
+        ordered = accept.order(
+            version, before, conditional=expected is not None, newest_conditional=self._conditional.get(name)
+        )
+        if ordered is not accept.Order.FIRST:
+            answers = {
+                accept.Order.FAILED: ("failed",),
+                accept.Order.REPLACED: ("ok",),
+                accept.Order.OVERTAKEN: ("retry", None),
+            }
+            return answers[ordered]
         row = Row(version, value)
         disk.put(name, row, pending=True)
         self.uncertain.add(key)
@@ -269,20 +271,29 @@ class SimTarget(Actor):
             self._conditional[name] = version
         return _Committed(version)
 
+    def _refusal(self, disk: SimDisk, name: str) -> accept.Refusal | None:
+        return accept.refusal(
+            self.roles(name),
+            disk.id,
+            leased=self.leased,
+            settled=self._is_settled(name, disk.id),
+            uncertain=Key(disk.id, name) in self.uncertain,
+        )
+
     def on_get(self, sender: str, name: str) -> Process:
         for _ in range(READ_TRIES):
             if not self.leased:
                 return ("retry", None)
             found = self.roles(name)
-            own = [each for each in found.readers if each in self.disks]
-            if not own:
+            told = {each: self._reading(disk, name) for each, disk in self.disks.items()}
+            here = [each for each in told if told[each] is not read.Reading.ELSEWHERE]
+            if not here:
                 return ("retry", self.placement)
-            disk = self.disks[own[0]]
-            if found.primary == disk.id:
-                if not self._is_settled(name, disk.id) or Key(disk.id, name) in self.uncertain:
-                    yield Sleep(0.05)
-                    continue
-            elif name in disk.pending:
+            disk = self.disks[here[0]]
+            if told[disk.id] is read.Reading.WAIT:
+                yield Sleep(0.05)
+                continue
+            if told[disk.id] is read.Reading.ASK_PRIMARY:
                 assert found.primary is not None
                 result = yield self._call(found.primary, "state", name, self.placement)
                 if result is not None and result[0] is not None and result[0].version == disk.pending.get(name):
@@ -292,6 +303,15 @@ class SimTarget(Actor):
             row = disk.rows.get(name)
             return ("ok", None if row is None else row.value)
         return ("retry", None)
+
+    def _reading(self, disk: SimDisk, name: str) -> read.Reading:
+        return read.reading(
+            self.roles(name),
+            disk.id,
+            settled=self._is_settled(name, disk.id),
+            uncertain=Key(disk.id, name) in self.uncertain,
+            pending=name in disk.pending,
+        )
 
     # --- writes on their way
 
@@ -349,15 +369,15 @@ class SimTarget(Actor):
         self.take(placement)
         assert self.placement is not None
         found, disk = self.roles(name), self.disks[to]
-        if found.primary != primary:
-            return ("newer", self.placement)
-        if not self.leased:
-            return ("no",)
         present = disk.rows.get(name)
+        before = None if present is None else present.version
+        told = accept.acceptance(found, primary, row.version, before, leased=self.leased)
+        if told.is_newer_map:
+            return ("newer", self.placement)
         self._changes[Key(to, name)] += 1
-        if present is not None and present.version > row.version:
+        if not told.taken:
             return ("no",)
-        if present is None or present.version < row.version:
+        if told.commits:
             disk.put(name, row, pending=True)
             self._observe(row.version)
         disk.owed.update(Note(each, name) for each in owed.owes_after_commit(self.placement, found, to))
@@ -518,7 +538,7 @@ class SimTarget(Actor):
         assert placement is not None
         if not self.settling.is_done:
             return
-        moving = {(number, state) for number, state in enumerate(placement.slices) if state.to is not None}
+        moving = [(number, state) for number, state in enumerate(placement.slices) if state.to is not None]
         for number, state in moving:
             if state.phase == "moved" or disk.id not in placement.layouts[state.at].disks:
                 continue

@@ -1,0 +1,74 @@
+"""Whether a row is taken, and what a read does."""
+
+from __future__ import annotations
+
+import pytest
+from placements import BUCKET, placement, with_disk
+
+from dfc.placement.roles import roles
+from dfc.replication.accept import Acceptance, Order, Refusal, acceptance, order, refusal
+from dfc.replication.lease import TargetLease, lease_s
+from dfc.replication.read import Reading, reading
+
+FOUND = roles(placement("n1a", "n2a", "n3a"), BUCKET, "x")
+PRIMARY, READER = FOUND.homes
+OTHER = next(each for each in ("n1a", "n2a", "n3a") if each not in FOUND.homes)
+
+
+@pytest.mark.parametrize(
+    ("version", "present", "conditional", "newest", "wanted"),
+    [
+        ("2", None, False, None, Order.FIRST),
+        ("2", "1", False, None, Order.FIRST),
+        ("2", "1", True, "1", Order.FIRST),
+        ("2", "3", False, None, Order.REPLACED),
+        ("2", "3", True, None, Order.FAILED),
+        ("2", "4", False, "3", Order.OVERTAKEN),
+        ("4", "5", False, "3", Order.REPLACED),
+    ],
+)
+def test_the_order_of_uploads(version, present, conditional, newest, wanted):
+    assert order(version, present, conditional=conditional, newest_conditional=newest) is wanted
+
+
+def test_a_member_takes_what_its_own_primary_sends():
+    assert acceptance(FOUND, PRIMARY, "2", "1", leased=True) == Acceptance(taken=True, commits=True)
+    assert acceptance(FOUND, PRIMARY, "2", None, leased=True) == Acceptance(taken=True, commits=True)
+    assert acceptance(FOUND, PRIMARY, "2", "2", leased=True) == Acceptance(taken=True, commits=False), "it has it"
+    assert acceptance(FOUND, PRIMARY, "2", "3", leased=True) == Acceptance(taken=False)
+    assert acceptance(FOUND, PRIMARY, "2", "1", leased=False) == Acceptance(taken=False)
+    assert acceptance(FOUND, READER, "2", "1", leased=True) == Acceptance(taken=False, is_newer_map=True)
+
+
+def test_who_takes_writes():
+    good = {"leased": True, "settled": True, "uncertain": False}
+    assert refusal(FOUND, PRIMARY, **good) is None
+    assert refusal(FOUND, READER, **good) is Refusal.NOT_PRIMARY
+    assert refusal(FOUND, PRIMARY, **{**good, "leased": False}) is Refusal.NO_LEASE
+    assert refusal(FOUND, PRIMARY, **{**good, "settled": False}) is Refusal.UNSETTLED
+    assert refusal(FOUND, PRIMARY, **{**good, "uncertain": True}) is Refusal.BUSY
+
+
+def test_who_serves_reads():
+    good = {"settled": True, "uncertain": False, "pending": False}
+    assert reading(FOUND, PRIMARY, **good) is Reading.SERVE
+    assert reading(FOUND, READER, **good) is Reading.SERVE
+    assert reading(FOUND, OTHER, **good) is Reading.ELSEWHERE
+    assert reading(FOUND, PRIMARY, **{**good, "pending": True}) is Reading.SERVE, "its own row, certain and not yet swept"
+    assert reading(FOUND, PRIMARY, **{**good, "uncertain": True}) is Reading.WAIT
+    assert reading(FOUND, PRIMARY, **{**good, "settled": False}) is Reading.WAIT
+    assert reading(FOUND, READER, **{**good, "pending": True}) is Reading.ASK_PRIMARY
+    behind = roles(with_disk(placement("n1a", "n2a", "n3a"), READER, behind=frozenset((PRIMARY,))), BUCKET, "x")
+    assert reading(behind, READER, **good) is Reading.ELSEWHERE
+
+
+def test_a_lease_counts_from_the_sending():
+    lease = TargetLease()
+    assert not lease.is_held(0.0)
+    lease.extend(10.0, lease_s(10.0))
+    assert lease.is_held(17.9)
+    assert not lease.is_held(18.0)
+    lease.extend(5.0, lease_s(10.0))
+    assert lease.left_s(17.0) == 1.0, "a late answer to an earlier heartbeat takes nothing away"
+    lease.end()
+    assert not lease.is_held(10.1)

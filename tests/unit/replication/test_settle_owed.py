@@ -1,0 +1,131 @@
+"""Settling, and what is owed to whom."""
+
+from __future__ import annotations
+
+import pytest
+from placements import BUCKET, placement, with_disk, with_slices
+
+from dfc.placement.roles import roles
+from dfc.placement.state import SliceState
+from dfc.replication.owed import Delivery, asking_counts, delivery, owes_after_commit, owes_when_planned, surplus
+from dfc.replication.settle import Settling
+
+DISKS = ("n1a", "n2a", "n3a", "n4a")
+NAME = "x"
+
+
+def found(state):
+    return roles(state, BUCKET, NAME)
+
+
+def settled(node, state):
+    settling = Settling(node)
+    settling.take(state)
+    for other in sorted(settling.to_ask()):
+        settling.answered(other, state.step)
+    assert settling.finish()
+    return settling
+
+
+def test_all_others_that_are_up_are_asked():
+    state = with_disk(placement(*DISKS), "n4a", status="down")
+    settling = Settling("n1")
+    settling.take(state)
+    assert settling.to_ask() == {"n2", "n3"}
+    settling.answered("n2", state.step)
+    settling.answered("n3", state.step - 1)
+    assert settling.to_ask() == {"n3"}, "it spoke of another step"
+    assert not settling.finish()
+    settling.answered("n3", state.step)
+    assert settling.finish()
+    assert not settling.finish()
+
+
+def test_a_name_of_before_is_served_while_another_step_is_settled():
+    state = placement(*DISKS)
+    primary, second = found(state).homes
+    settling = settled(primary[:-1], state)
+    assert settling.is_settled(BUCKET, NAME, primary)
+    other = settled(second[:-1], state)
+    down = with_disk(state, primary, status="down")
+    settling.take(with_disk(state, second, status="down"))
+    assert settling.is_settled(BUCKET, NAME, primary), "it was its primary already"
+    other.take(down)
+    assert not other.is_settled(BUCKET, NAME, second), "it has just become its primary"
+    for node in sorted(other.to_ask()):
+        other.answered(node, down.step)
+    assert other.finish()
+    assert other.is_settled(BUCKET, NAME, second)
+
+
+def test_after_a_start_nothing_is_settled():
+    state = placement(*DISKS)
+    settling = Settling("n1")
+    settling.take(state)
+    assert not settling.is_settled(BUCKET, NAME, "n1a")
+
+
+def test_steps_that_come_while_settling_begin_it_anew_but_forget_nothing():
+    state = placement(*DISKS)
+    primary = found(state).primary
+    settling = settled(primary[:-1], state)
+    second = with_disk(state, found(state).homes[1], status="down")
+    settling.take(second)
+    third = with_disk(second, found(state).homes[1], status="up")
+    settling.take(third)
+    assert len(settling.to_ask()) == 3
+    assert settling.is_settled(BUCKET, NAME, primary)
+
+
+def test_what_a_holder_does_with_a_note():
+    state = placement(*DISKS)
+    primary, second = found(state).homes
+    others = [each for each in DISKS if each not in (primary, second)]
+    assert delivery(state, found(state), primary, second) is Delivery.ADOPT
+    assert delivery(state, found(state), others[0], second) is Delivery.ASK
+    assert delivery(state, found(state), primary, others[0]) is Delivery.DROP
+    down = with_disk(state, second, status="down")
+    assert delivery(down, found(down), primary, second) is Delivery.KEEP
+    stuck = with_disk(with_disk(state, primary, status="down"), second, behind=frozenset((primary,)))
+    assert delivery(stuck, found(stuck), others[0], second) is Delivery.DIRECT
+
+
+def test_a_member_notes_for_homes_that_do_not_have_it():
+    state = placement(*DISKS, copies=3)
+    first, second, third = found(state).homes
+    behind = with_disk(with_disk(state, second, behind=frozenset((first,))), third, status="down")
+    standin = found(behind).standins[0]
+    assert owes_after_commit(behind, found(behind), standin) == [second, third]
+    assert owes_after_commit(behind, found(behind), second) == [third]
+
+
+def test_homes_to_come_are_owed_everything():
+    state = placement(*DISKS)
+    assert owes_when_planned(state, found(state), BUCKET) == []
+    to = frozenset(DISKS) - {found(state).homes[0]}
+    copying = with_slices(state, SliceState(1, 2, "copying"), to=to)
+    new = [each for each in found(with_slices(state, SliceState(2), to=to)).homes if each not in found(state).homes]
+    assert owes_when_planned(copying, found(copying), BUCKET) == new
+
+
+@pytest.mark.parametrize(("theirs", "reverts"), [(None, False), ("1", False), ("3", True)])
+def test_a_reader_gives_up_a_pending_row_only_for_a_newer_one(theirs, reverts):
+    state = placement(*DISKS)
+    reader = found(state).homes[1]
+    assert asking_counts(state, found(state), reader, "2", theirs) is reverts
+    behind = with_disk(state, reader, behind=frozenset((found(state).homes[0],)))
+    assert asking_counts(behind, found(behind), reader, "2", theirs)
+
+
+def test_a_row_is_surplus_only_when_all_homes_are_well():
+    state = placement(*DISKS)
+    homes = found(state).homes
+    other = next(each for each in DISKS if each not in homes)
+    assert surplus(state, found(state), other)
+    assert not any(surplus(state, found(state), home) for home in homes)
+    for change in ({"status": "down"}, {"behind": frozenset((other,))}):
+        ill = with_disk(state, homes[1], **change)
+        assert not surplus(ill, found(ill), other)
+    moving = with_slices(state, SliceState(1, 2, "moving"), to=frozenset(DISKS) - {homes[0]})
+    if found(moving).everywhere != found(moving).homes:
+        assert not surplus(moving, found(moving), other)

@@ -1,0 +1,273 @@
+"""The coordinator: one step after the other, and what each change makes of a placement."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from placements import BUCKET, place, placement, with_disk, with_slices
+
+from dfc.placement.state import Copies, LayoutSpec, SliceState
+from dfc.replication.steps import (
+    Coordinator,
+    Report,
+    bring_up,
+    declare_down,
+    hand_over,
+    put_behind,
+    put_clean,
+    start_move,
+    want_copies,
+)
+
+DISKS = ("n1a", "n2a", "n3a")
+DOWN_S = 10.0
+
+
+class Cluster:
+    """A coordinator, and targets that acknowledge what they are told to."""
+
+    def __init__(self, state=None):
+        self.core = Coordinator(state or placement(*DISKS), DOWN_S, 0.0)
+        self.now = 0.0
+
+    @property
+    def state(self):
+        return self.core.placement
+
+    def beat(self, *nodes, step=None, incarnation="first"):
+        step = self.state.step if step is None else step
+        return [
+            self.core.heartbeat(node, step, {d.id: incarnation for d in self.state.disks.values() if d.node == node}, self.now)
+            for node in nodes
+        ]
+
+    def step(self):
+        new = self.core.next_step(self.now)
+        if new is not None:
+            self.core.published(new)
+        return new
+
+    def all_beat(self):
+        return self.beat("n1", "n2", "n3")
+
+
+@pytest.fixture
+def cluster():
+    found = Cluster()
+    found.all_beat()
+    return found
+
+
+def test_nothing_happens_while_all_is_well(cluster):
+    for _ in range(5):
+        cluster.now += 5.0
+        assert cluster.all_beat() == [True] * 3
+        assert cluster.step() is None
+
+
+def test_a_silent_target_is_declared_down_after_its_lease(cluster):
+    cluster.now = DOWN_S
+    cluster.beat("n1", "n2")
+    assert cluster.step() is None, "silent for exactly the time"
+    cluster.now += 0.1
+    new = cluster.step()
+    assert (new.step, new.disks["n3a"].status, new.disks["n3a"].down_step) == (2, "down", 2)
+    assert cluster.core.waits_for() == ["n1", "n2"]
+
+
+def test_a_new_coordinator_declares_nobody_down_at_once():
+    cluster = Cluster()
+    cluster.now = DOWN_S
+    assert cluster.step() is None
+    cluster.now += 0.1
+    assert {d.status for d in cluster.step().disks.values()} == {"down"}
+
+
+def test_the_next_step_waits_for_all_that_are_up(cluster):
+    cluster.core.mark_behind("n1a", "n2a")
+    assert cluster.step().disks["n2a"].behind == {"n1a"}
+    assert not cluster.core.is_behind("n1a", "n2a"), "n3 may still read there"
+    cluster.core.mark_behind("n1a", "n3a")
+    cluster.beat("n1", "n2")
+    assert cluster.step() is None
+    assert cluster.core.waits_for() == ["n3"]
+    cluster.core.acknowledged("n3", 2)
+    assert cluster.core.is_behind("n1a", "n2a")
+    assert cluster.step().disks["n3a"].behind == {"n1a"}
+
+
+def test_one_that_is_silent_is_not_waited_for(cluster):
+    cluster.core.mark_behind("n1a", "n2a")
+    cluster.step()
+    cluster.now = DOWN_S + 0.1
+    cluster.beat("n1", "n2")
+    assert cluster.step().disks["n3a"].status == "down"
+    cluster.beat("n1", "n2")
+    assert cluster.core.is_behind("n1a", "n2a")
+
+
+def test_nobody_is_declared_down_before_the_others_know_the_step_before(cluster):
+    cluster.core.mark_behind("n1a", "n2a")
+    cluster.step()
+    cluster.now = DOWN_S + 0.1
+    cluster.beat("n1", step=2)
+    cluster.beat("n2", step=1)
+    assert cluster.step() is None, "n2 has a lease, and decides by step 1"
+    cluster.beat("n2")
+    assert cluster.step().disks["n3a"].status == "down"
+
+
+def test_a_disk_that_comes_back_is_up_and_behind(cluster):
+    cluster.now = DOWN_S + 0.1
+    cluster.beat("n1", "n2")
+    cluster.step()
+    assert cluster.beat("n3") == [False], "no lease yet"
+    cluster.beat("n1", "n2")
+    back = cluster.step().disks["n3a"]
+    assert (back.status, back.behind) == ("up", {"n1a", "n2a"})
+    assert cluster.beat("n3") == [True]
+
+
+def test_one_that_has_gone_down_before_has_acknowledged_nothing_since():
+    state = placement(place("n1a", status="down", down_step=3), "n2a", place("n3a", status="down", down_step=5), step=6)
+    assert bring_up("n3a", "first")(state).disks["n3a"].behind == {"n2a"}
+    assert bring_up("n1a", "first")(state).disks["n1a"].behind == {"n2a", "n3a"}
+
+
+def test_disks_of_one_target_are_not_behind_each_other():
+    state = placement(place("n1a", status="down", down_step=1), "n1b", "n2a", step=2)
+    assert bring_up("n1a", "first")(state).disks["n1a"].behind == {"n2a"}
+
+
+def test_another_disk_under_an_id_is_down_first_and_then_compared(cluster):
+    assert cluster.beat("n3", incarnation="second") == [False]
+    assert cluster.step() is None, "it is not silent for long enough"
+    cluster.now = DOWN_S + 0.1
+    cluster.beat("n1", "n2")
+    cluster.beat("n3", incarnation="second")
+    assert cluster.step().disks["n3a"].status == "down"
+    cluster.beat("n1", "n2")
+    cluster.beat("n3", incarnation="second")
+    back = cluster.step().disks["n3a"]
+    assert (back.behind, back.incarnation, back.compare) == ({"n1a", "n2a"}, "second", "second")
+
+
+def test_what_a_lost_disk_owed_nobody_waits_for():
+    state = placement("n1a", place("n2a", behind=frozenset(("n3a", "n1a"))), place("n3a", status="down"), step=2)
+    new = bring_up("n3a", "second")(state)
+    assert new.disks["n2a"].behind == {"n1a"}
+
+
+def test_who_is_behind_puts_nobody_behind():
+    state = placement("n1a", place("n2a", behind=frozenset(("n1a",))), "n3a")
+    assert put_behind("n1a", "n2a")(state) is state
+    assert put_behind("n3a", "n2a")(state).disks["n3a"].behind == {"n2a"}
+    assert put_behind("n2a", "n1a")(state) is state, "it is already"
+    down = with_disk(state, "n3a", status="down")
+    assert put_behind("n3a", "n1a")(down) is down
+
+
+def test_a_disk_is_read_again_when_it_is_behind_nobody(cluster):
+    cluster.core.mark_behind("n1a", "n2a")
+    cluster.step()
+    cluster.all_beat()
+    assert not cluster.core.report_clean("n1a", "n2a", 1), "by a step that is over"
+    assert cluster.core.report_clean("n1a", "n2a", 2)
+    assert cluster.step().disks["n2a"].behind == frozenset()
+
+
+def test_asking_again_withdraws_a_clean_report(cluster):
+    cluster.core.mark_behind("n1a", "n2a")
+    cluster.step()
+    cluster.all_beat()
+    cluster.core.report_clean("n1a", "n2a", 2)
+    cluster.core.mark_behind("n1a", "n2a")
+    assert cluster.step() is None
+    assert cluster.state.disks["n2a"].behind == {"n1a"}
+
+
+def test_the_last_one_to_be_clean_ends_a_comparison():
+    state = placement("n1a", place("n2a", behind=frozenset(("n1a", "n3a")), compare="second"), "n3a")
+    once = put_clean("n2a", "n1a")(state)
+    assert once.disks["n2a"].compare == "second"
+    assert put_clean("n2a", "n3a")(once).disks["n2a"].compare == ""
+
+
+def test_a_move_goes_slice_by_slice_when_all_have_reported():
+    cluster = Cluster(placement(*DISKS, slices=2))
+    cluster.all_beat()
+    to = LayoutSpec(frozenset(("n1a", "n2a")))
+    cluster.core.want_layout(to)
+    new = cluster.step()
+    assert new.slices == (SliceState(1, 2, "copying"),) * 2
+    assert new.layouts[2] == to
+    for phase, readiness in (("moving", "copied"), ("moved", "moved")):
+        cluster.all_beat()
+        step = cluster.state.step
+        for disk in DISKS[:-1]:
+            cluster.core.report_ready(Report(readiness, disk, 0, 2), step)
+        cluster.core.report_ready(Report(readiness, DISKS[-1], 0, 2), step - 1)
+        assert cluster.step() is None, "one of them spoke of an older step"
+        cluster.core.report_ready(Report(readiness, DISKS[-1], 0, 2), step)
+        assert cluster.step().slices[0] == SliceState(1, 2, phase)
+        assert cluster.state.slices[1] == SliceState(1, 2, "copying")
+    cluster.all_beat()
+    assert cluster.step().slices[0] == SliceState(2)
+    assert set(cluster.state.layouts) == {1, 2}, "the other slice still has the old one"
+
+
+@pytest.mark.parametrize("change", [{"status": "down"}, {"behind": frozenset(("n2a",))}])
+def test_nothing_is_handed_over_while_a_disk_is_not_well(change):
+    state = with_slices(placement(*DISKS), SliceState(1, 2, "moved"), to=frozenset(("n1a", "n2a")))
+    cluster = Cluster(with_disk(state, "n1a", **change))
+    cluster.all_beat()
+    cluster.step()
+    assert cluster.state.slices[0].phase == "moved"
+
+
+def test_marking_somebody_withdraws_the_reports_of_the_marker():
+    state = with_slices(placement(*DISKS), SliceState(1, 2, "copying"), to=frozenset(("n1a", "n2a")))
+    cluster = Cluster(state)
+    cluster.all_beat()
+    for disk in DISKS:
+        cluster.core.report_ready(Report("copied", disk, 0, 2), state.step)
+    cluster.core.mark_behind("n1a", "n2a")
+    assert cluster.step().slices[0].phase == "copying", "the mark comes first"
+    cluster.all_beat()
+    cluster.core.report_clean("n1a", "n2a", cluster.state.step)
+    cluster.step()
+    cluster.all_beat()
+    assert cluster.step() is None, "n1a and n2a have to report again"
+
+
+def test_copies_are_written_before_they_are_read():
+    cluster = Cluster(placement(*DISKS, copies=1))
+    cluster.all_beat()
+    cluster.core.queue(("copies",), want_copies(BUCKET, 2))
+    assert cluster.step().copies_of(BUCKET) == Copies(1, 2, 2)
+    cluster.all_beat()
+    for disk in DISKS:
+        assert cluster.step() is None
+        cluster.core.report_ready(Report("raised", disk, BUCKET, 2), cluster.state.step)
+    assert cluster.step().copies_of(BUCKET) == Copies.of(2)
+    cluster.all_beat()
+    cluster.core.queue(("copies",), want_copies(BUCKET, 1))
+    assert cluster.step().copies_of(BUCKET) == Copies(1, 2, 1)
+    cluster.all_beat()
+    assert cluster.step().copies_of(BUCKET) == Copies.of(1)
+
+
+def test_changes_give_the_placement_back_where_nothing_changes():
+    state = placement(*DISKS)
+    assert declare_down({"n9"})(state) is state
+    assert put_clean("n1a", "n2a")(state) is state
+    assert bring_up("n1a", "first")(state) is state
+    assert want_copies(BUCKET, 2)(state) is state
+    assert start_move(state.layouts[1])(state).slices == state.slices
+    assert hand_over([])(state).slices == state.slices
+
+
+def test_layouts_that_nobody_uses_are_dropped():
+    state = with_slices(placement(*DISKS), SliceState(1, 2, "moved"), to=frozenset(("n1a", "n2a")))
+    assert set(hand_over([0])(state).layouts) == {2}
+    assert msgspec.structs.replace(state, step=9).layouts == state.layouts

@@ -1,0 +1,141 @@
+"""A write until it is certain."""
+
+from __future__ import annotations
+
+import msgspec
+from placements import BUCKET, placement, with_disk, with_slices
+
+from dfc.placement.roles import roles
+from dfc.placement.state import Copies, SliceState
+from dfc.replication.write import Certain, Commit, NotPrimary, PutBehind, Wait, Writing, required
+
+DISKS = ("n1a", "n2a", "n3a", "n4a")
+NAME = "x.tar"
+
+
+def begin(state, least=1):
+    found = roles(state, BUCKET, NAME)
+    return Writing(found.primary, BUCKET, NAME, least), found
+
+
+def test_it_is_certain_when_all_members_have_it():
+    state = placement(*DISKS, copies=3)
+    writing, found = begin(state)
+    assert writing.next(state, ()) == Commit(found.homes[1:])
+    assert writing.next(state, ()) == Wait()
+    writing.committed(found.homes[1])
+    assert writing.next(state, ()) == Wait()
+    writing.committed(found.homes[2])
+    assert writing.next(state, ()) == Certain((), tuple(sorted(found.homes[1:])), 3)
+
+
+def test_a_member_that_fails_is_asked_again_and_then_put_behind():
+    state = placement(*DISKS)
+    writing, found = begin(state)
+    other = found.homes[1]
+    assert writing.next(state, ()) == Commit((other,))
+    writing.failed(other)
+    assert writing.next(state, ()) == Commit((other,))
+    writing.failed(other)
+    assert writing.next(state, ()) == PutBehind(other)
+    behind = with_disk(state, other, behind=frozenset((writing.disk,)))
+    assert writing.next(behind, ()) == Commit((other,)), "it is not required any more, but may have come back"
+    writing.failed(other)
+    writing.failed(other)
+    assert writing.next(behind, ()) == Certain((other,), (), 1)
+
+
+def test_one_that_was_reported_clean_is_required_again():
+    state = placement(*DISKS)
+    writing, found = begin(state)
+    other = found.homes[1]
+    behind = with_disk(state, other, behind=frozenset((writing.disk,)))
+    found = roles(behind, BUCKET, NAME)
+    assert required(behind, found, writing.disk, ()) == set()
+    assert required(behind, found, writing.disk, {other}) == {other}
+
+
+def test_a_standin_takes_the_place_of_a_home_that_is_down():
+    state = placement(*DISKS)
+    writing, found = begin(state)
+    down = with_disk(state, found.homes[1], status="down")
+    (standin,) = roles(down, BUCKET, NAME).standins
+    assert writing.next(down, ()) == Commit((standin,))
+    writing.committed(standin)
+    assert writing.next(down, ()) == Certain((found.homes[1],), (standin,), 2), "the home gets it when it is back"
+
+
+def test_a_standin_that_cannot_be_reached_does_not_hold_up_the_write():
+    state = placement(*DISKS)
+    writing, found = begin(state)
+    down = with_disk(state, found.homes[1], status="down")
+    (standin,) = roles(down, BUCKET, NAME).standins
+    for _ in range(2):
+        assert writing.next(down, ()) == Commit((standin,))
+        writing.failed(standin)
+    told = writing.next(down, ())
+    assert isinstance(told, Commit)
+    assert told.disks != (standin,), "the next in the ranking takes its place"
+    writing.failed(told.disks[0])
+    writing.next(down, ())
+    writing.failed(told.disks[0])
+    assert writing.next(down, ()) == Certain((found.homes[1],), (), 1)
+
+
+def test_the_least_number_of_copies_is_never_gone_below():
+    state = placement(*DISKS)
+    writing, found = begin(state, least=2)
+    down = with_disk(state, found.homes[1], status="down")
+    (standin,) = roles(down, BUCKET, NAME).standins
+    asked = []
+    for _ in range(20):
+        told = writing.next(down, ())
+        assert not isinstance(told, Certain), "there is one copy"
+        if isinstance(told, Commit):
+            asked += told.disks
+            for each in told.disks:
+                writing.failed(each)
+    assert asked.count(standin) > 3
+    assert len(set(asked)) == 2, "the next in the ranking was asked, too"
+    writing.committed(standin)
+    assert isinstance(writing.next(down, ()), Certain)
+
+
+def test_another_primary_ends_it():
+    state = placement(*DISKS)
+    writing, _found = begin(state)
+    assert writing.next(with_disk(state, writing.disk, status="down"), ()) == NotPrimary()
+
+
+def test_with_one_copy_nobody_is_put_behind():
+    """While a slice moves: the new home must have the row, since it is going to be read whatever it is behind of."""
+    one = msgspec.structs.replace(placement(*DISKS, copies=1), copies={})
+    home = roles(one, BUCKET, NAME).homes[0]
+    moving = with_slices(one, SliceState(1, 2, "moving"), to=frozenset(DISKS) - {home})
+    writing, found = begin(moving)
+    (other,) = found.writers
+    for _ in range(6):
+        told = writing.next(moving, ())
+        assert told == Commit((other,)), told
+        writing.failed(other)
+
+
+def test_both_layouts_of_a_move_must_have_it():
+    state = placement(*DISKS)
+    homes = set(roles(state, BUCKET, NAME).homes)
+    to = frozenset(DISKS) - {min(homes)}
+    moving = with_slices(state, SliceState(1, 2, "moving"), to=to)
+    writing, found = begin(moving)
+    assert set(found.members) > homes
+    assert writing.next(moving, ()) == Commit(found.writers)
+    for each in found.writers[:-1]:
+        writing.committed(each)
+    assert writing.next(moving, ()) == Wait()
+    writing.committed(found.writers[-1])
+    assert isinstance(writing.next(moving, ()), Certain)
+
+
+def test_copies_that_are_added_are_written_at_once():
+    state = msgspec.structs.replace(placement(*DISKS), copies={BUCKET: Copies(1, 2, 2)})
+    writing, found = begin(state)
+    assert writing.next(state, ()) == Commit(found.homes[1:])
