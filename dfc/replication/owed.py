@@ -6,10 +6,14 @@ has the row or the primary knows. A note is dropped only when Y has said that it
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import Enum
+from typing import TypeVar
 
 from dfc.placement.roles import Roles
 from dfc.placement.state import Placement
+
+V = TypeVar("V", str, tuple[int, int])
 
 
 class Delivery(Enum):
@@ -48,14 +52,27 @@ def owes_when_planned(placement: Placement, found: Roles, bucket_id: str) -> lis
     return [each for each in found.everywhere if each not in complete]
 
 
-def asking_counts(placement: Placement, found: Roles, holder: str, own: str, theirs: str | None) -> bool:
-    """Whether the primary's answer about a row that is pending here undoes it: `own` version, `theirs` (None: it has none).
+class Resolution(Enum):
+    """What becomes of a row that is pending here, once its primary has said what it has."""
 
-    An acknowledged row is at the primary, so a different state there means that ours was never acknowledged. It does not count
+    KEEP = "keep"  # ask again later
+    CONFIRM = "confirm"  # it counts
+    REVERT = "revert"  # take the primary's row instead, or none
+
+
+def resolution(placement: Placement, found: Roles, holder: str, own: V, theirs: V | None, *, changed: bool) -> Resolution:
+    """`own` version, `theirs` (None: the primary has no row); `changed`: something about the name arrived here since the question
+    was sent, so that the answer may be older than that.
+
+
     where this disk is a reader and the primary's row is older: then the primary lacks the row, and will be told.
     """
+    if changed:
+        return Resolution.KEEP
+    if theirs == own:
+        return Resolution.CONFIRM
     is_reader = holder in found.readers and not placement.disks[holder].behind
-    return not is_reader or (theirs is not None and theirs > own)
+    return Resolution.REVERT if not is_reader or (theirs is not None and theirs > own) else Resolution.KEEP
 
 
 def surplus(placement: Placement, found: Roles, holder: str) -> bool:
@@ -67,3 +84,13 @@ def surplus(placement: Placement, found: Roles, holder: str) -> bool:
         and found.primary is not None
         and all(placement.disks[each].is_up and not placement.disks[each].behind for each in found.homes)
     )
+
+
+def may_remove(answers: Collection[bool | None]) -> bool:
+    """Whether a surplus row goes: every home has answered that it holds this version or a newer one, for certain."""
+    return all(answers)
+
+
+def has_arrived(theirs: V | None, own: V) -> bool:
+    """Whether a note may be dropped, by the version that the disk says it has."""
+    return theirs is not None and theirs >= own

@@ -455,12 +455,16 @@ class SimTarget(Actor):
             key = Key(disk.id, name)
             changes = self._changes[key]
             result = yield self._call(found.primary, "state", name, self.placement)
-            if result is None or disk.pending.get(name) != version or self._changes[key] != changes:
+            if result is None or disk.pending.get(name) != version:
                 continue
             row: Row | None = result[0]
-            if row is not None and row.version == version:
+            theirs = None if row is None else row.version
+            changed = self._changes[key] != changes
+            assert self.placement is not None
+            told = owed.resolution(self.placement, self.roles(name), disk.id, version, theirs, changed=changed)
+            if told is owed.Resolution.CONFIRM:
                 del disk.pending[name]
-            elif owed.asking_counts(self.placement, self.roles(name), disk.id, version, None if row is None else row.version):
+            elif told is owed.Resolution.REVERT:
                 if row is None:
                     disk.rows.pop(name, None)
                     disk.pending.pop(name, None)
@@ -499,7 +503,7 @@ class SimTarget(Actor):
         row = disk.rows.get(note.name)
         if result is None or row is None:
             return
-        if result[0] is not None and result[0] >= row.version:
+        if owed.has_arrived(result[0], row.version):
             disk.owed.discard(note)
             return
         primary = self.roles(note.name).primary
@@ -567,7 +571,7 @@ class SimTarget(Actor):
             if not owed.surplus(placement, found, disk.id):
                 continue
             results = yield All({each: self._call(each, "have", each, name, row.version, placement) for each in found.homes})
-            if all(results.values()) and self.placement is placement and disk.rows.get(name) == row:
+            if owed.may_remove(results.values()) and self.placement is placement and disk.rows.get(name) == row:
                 del disk.rows[name]
 
     # --- what others ask of it

@@ -7,7 +7,17 @@ from placements import BUCKET, placement, with_disk, with_slices
 
 from dfc.placement.roles import roles
 from dfc.placement.state import SliceState
-from dfc.replication.owed import Delivery, asking_counts, delivery, owes_after_commit, owes_when_planned, surplus
+from dfc.replication.owed import (
+    Delivery,
+    Resolution,
+    delivery,
+    has_arrived,
+    may_remove,
+    owes_after_commit,
+    owes_when_planned,
+    resolution,
+    surplus,
+)
 from dfc.replication.settle import Settling
 
 DISKS = ("n1a", "n2a", "n3a", "n4a")
@@ -112,9 +122,31 @@ def test_homes_to_come_are_owed_everything():
 def test_a_reader_gives_up_a_pending_row_only_for_a_newer_one(theirs, reverts):
     state = placement(*DISKS)
     reader = found(state).homes[1]
-    assert asking_counts(state, found(state), reader, "2", theirs) is reverts
+    wanted = Resolution.REVERT if reverts else Resolution.KEEP
+    assert resolution(state, found(state), reader, "2", theirs, changed=False) is wanted
     behind = with_disk(state, reader, behind=frozenset((found(state).homes[0],)))
-    assert asking_counts(behind, found(behind), reader, "2", theirs)
+    assert resolution(behind, found(behind), reader, "2", theirs, changed=False) is Resolution.REVERT
+    assert resolution(behind, found(behind), reader, "2", theirs, changed=True) is Resolution.KEEP, "an old answer"
+
+
+def test_the_same_version_at_the_primary_confirms_a_pending_row():
+    state = placement(*DISKS)
+    reader = found(state).homes[1]
+    assert resolution(state, found(state), reader, "2", "2", changed=False) is Resolution.CONFIRM
+    assert resolution(state, found(state), reader, "2", "2", changed=True) is Resolution.KEEP
+
+
+def test_a_note_is_dropped_when_the_row_has_arrived():
+    assert has_arrived("2", "2")
+    assert has_arrived("3", "2")
+    assert not has_arrived("1", "2")
+    assert not has_arrived(None, "2")
+
+
+def test_a_surplus_row_goes_when_all_homes_have_said_so():
+    assert may_remove([True, True])
+    assert not may_remove([True, None])
+    assert not may_remove([True, False])
 
 
 def test_a_row_is_surplus_only_when_all_homes_are_well():

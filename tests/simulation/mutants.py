@@ -1,0 +1,211 @@
+"""Mistakes that the simulation must catch: each takes one rule out of the cores.
+
+`python -m simulation.mutants NAME FIRST LAST`, in `tests/`, looks for seeds that catch one, in every scenario of the suite.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from dfc.placement.state import Placement
+from dfc.replication import accept, owed, read, settle, steps, write
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def _without_a_required_member(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(write, "required", lambda *_: set())
+
+
+def _skip_settling(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(settle.Settling, "is_settled", lambda *_: True)
+
+
+def _serve_pending_rows(patch: pytest.MonkeyPatch) -> None:
+    honest = read.reading
+
+    def serve(found: Any, disk: str, *, settled: bool, **_: bool) -> read.Reading:
+        return honest(found, disk, settled=settled, uncertain=False, pending=False)
+
+    patch.setattr(read, "reading", serve)
+
+
+def _serve_from_any_holder(patch: pytest.MonkeyPatch) -> None:
+    def serve(found: Any, disk: str, **_: bool) -> read.Reading:
+        return read.Reading.SERVE if disk in found.everywhere else read.Reading.ELSEWHERE
+
+    patch.setattr(read, "reading", serve)
+
+
+def _return_without_behind(patch: pytest.MonkeyPatch) -> None:
+    honest = steps.bring_up
+
+    def forget(disk_id: str, incarnation: str) -> steps.Change:
+        def change(placement: Placement) -> Placement:
+            new = honest(disk_id, incarnation)(placement)
+            disk = msgspec.structs.replace(new.disks[disk_id], behind=frozenset(), compare="")
+            return msgspec.structs.replace(new, disks={**new.disks, disk_id: disk})
+
+        return change
+
+    patch.setattr(steps, "bring_up", forget)
+
+
+def _publish_without_acknowledgements(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(steps.Coordinator, "_acknowledged", lambda *_: sys.maxsize)
+
+
+def _accept_an_older_primary(patch: pytest.MonkeyPatch) -> None:
+    honest = accept.acceptance
+
+    def take(found: Any, primary: str, version: Any, present: Any, *, leased: bool) -> accept.Acceptance:
+        return honest(found._replace(primary=primary), primary, version, present, leased=leased)
+
+    patch.setattr(accept, "acceptance", take)
+
+
+def _hand_over_without_reports(patch: pytest.MonkeyPatch) -> None:
+    def all_of_them(self: steps.Coordinator) -> Iterator[int]:
+        yield from (number for number, state in enumerate(self.placement.slices) if state.to is not None)
+
+    patch.setattr(steps.Coordinator, "_handovers", all_of_them)
+
+
+def _leave_out_moving(patch: pytest.MonkeyPatch) -> None:
+    honest = steps._next_phase
+    patch.setattr(steps, "_next_phase", lambda state: honest(honest(state)) if state.phase == "copying" else honest(state))
+
+
+def _believe_a_stale_state(patch: pytest.MonkeyPatch) -> None:
+    honest = owed.resolution
+    patch.setattr(owed, "resolution", lambda *given, changed: honest(*given, changed=False))
+
+
+def _order_before_a_conditional_write(patch: pytest.MonkeyPatch) -> None:
+    honest = accept.order
+
+    def order(*given: Any, **facts: Any) -> accept.Order:
+        found = honest(*given, **facts)
+        return accept.Order.REPLACED if found is accept.Order.OVERTAKEN else found
+
+    patch.setattr(accept, "order", order)
+
+
+def _take_a_new_disk_for_the_old(patch: pytest.MonkeyPatch) -> None:
+    honest = steps.bring_up
+
+    def trust(disk_id: str, incarnation: str) -> steps.Change:
+        def change(placement: Placement) -> Placement:
+            if placement.disks[disk_id].is_up:
+                return placement
+            new = honest(disk_id, placement.disks[disk_id].incarnation)(placement)
+            disk = msgspec.structs.replace(new.disks[disk_id], incarnation=incarnation)
+            return msgspec.structs.replace(new, disks={**new.disks, disk_id: disk})
+
+        return change
+
+    patch.setattr(steps, "bring_up", trust)
+
+
+def _skip_after_a_clean_report(patch: pytest.MonkeyPatch) -> None:
+    honest = write.required
+    patch.setattr(write, "required", lambda placement, found, primary, _: honest(placement, found, primary, ()))
+
+
+def _remove_surplus_unasked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(owed, "may_remove", lambda _: True)
+
+
+def _act_without_a_lease(patch: pytest.MonkeyPatch) -> None:
+    from dfc.replication.lease import TargetLease
+
+    patch.setattr(TargetLease, "is_held", lambda *_: True)
+
+
+def _drop_notes_unasked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(owed, "has_arrived", lambda *_: True)
+
+
+def _members_note_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(owed, "owes_after_commit", lambda *_: [])
+
+
+def _no_direct_delivery(patch: pytest.MonkeyPatch) -> None:
+    honest = owed.delivery
+
+    def keep(*given: Any) -> owed.Delivery:
+        found = honest(*given)
+        return owed.Delivery.KEEP if found is owed.Delivery.DIRECT else found
+
+    patch.setattr(owed, "delivery", keep)
+
+
+def _count_a_minority_as_enough(patch: pytest.MonkeyPatch) -> None:
+    """Who is behind somebody may put that one behind: both would stop reading, or the wrong one."""
+    honest = steps.put_behind
+
+    def mark(disk_id: str, primary: str) -> steps.Change:
+        def change(placement: Placement) -> Placement:
+            new = honest(disk_id, primary)(placement)
+            disk = placement.disks[disk_id]
+            if new is placement and disk.is_up and primary not in disk.behind:
+                marked = msgspec.structs.replace(disk, behind=disk.behind | {primary})
+                return msgspec.structs.replace(placement, disks={**placement.disks, disk_id: marked})
+            return new
+
+        return change
+
+    patch.setattr(steps, "put_behind", mark)
+
+
+MUTANTS: dict[str, Patch] = {
+    "acknowledge without a required member": _without_a_required_member,
+    "skip settling": _skip_settling,
+    "serve pending rows": _serve_pending_rows,
+    "serve from any holder": _serve_from_any_holder,
+    "return without behind": _return_without_behind,
+    "publish without acknowledgements": _publish_without_acknowledgements,
+    "accept an older primary": _accept_an_older_primary,
+    "hand over without reports": _hand_over_without_reports,
+    "leave out moving": _leave_out_moving,
+    "believe a stale state": _believe_a_stale_state,
+    "order before a conditional write": _order_before_a_conditional_write,
+    "take a new disk for the old": _take_a_new_disk_for_the_old,
+    "skip after a clean report": _skip_after_a_clean_report,
+    "remove surplus unasked": _remove_surplus_unasked,
+    "act without a lease": _act_without_a_lease,
+    "drop notes unasked": _drop_notes_unasked,
+    "members note nothing": _members_note_nothing,
+    "no direct delivery": _no_direct_delivery,
+    "who is behind marks others": _count_a_minority_as_enough,
+}
+
+
+def main() -> int:
+    from simulation.run import Run
+    from simulation.test_seeds import SCENARIOS
+
+    wanted, first, last = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    for mutant in MUTANTS if wanted == "all" else [wanted]:
+        caught: dict[str, list[int]] = {}
+        with pytest.MonkeyPatch.context() as patch:
+            MUTANTS[mutant](patch)
+            for scenario, setting in SCENARIOS.items():
+                for seed in range(first, last):
+                    try:
+                        bad = bool(Run(seed, setting).go().problems)
+                    except AssertionError:
+                        bad = True
+                    if bad:
+                        caught.setdefault(scenario, []).append(seed)
+        print(f"{mutant}: {caught or 'NOT CAUGHT'}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
