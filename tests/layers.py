@@ -28,7 +28,7 @@ LAYERS = (
         }
         | {"pages", "wire", "filesystem", "smallfile", "database", "parts", "handover"},
     ),
-    ("domain", {"placement", "order", "tar", "formats", "storage", "jobs"}),
+    ("domain", {"placement", "replication", "order", "tar", "formats", "storage", "jobs"}),
     ("plumbing", {"http", "batch", "registry", "engine", "reach"}),
     ("nodes", {"proxy", "target"}),
     ("faces", {"api"}),

@@ -61,10 +61,10 @@ class Resolution(Enum):
 
 
 def resolution(placement: Placement, found: Roles, holder: str, own: V, theirs: V | None, *, changed: bool) -> Resolution:
-    """`own` version, `theirs` (None: the primary has no row); `changed`: something about the name arrived here since the question
-    was sent, so that the answer may be older than that.
+    """`own` version, `theirs` (None: the primary has no row). `changed`: something about the name arrived here after the
+    question was sent, so the answer may be older than that.
 
-
+    An acknowledged row is at the primary, so a different state there means that ours was never acknowledged. It does not count
     where this disk is a reader and the primary's row is older: then the primary lacks the row, and will be told.
     """
     if changed:
