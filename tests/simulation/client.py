@@ -14,16 +14,18 @@ from simulation.world import Actor, Call, Process, Sleep, World
 PATIENCE_S = 6.0
 ANSWER_S = 10.0
 FOREVER = 1e9
+COLD_SHARE = 0.3
+COLD_WRITES = 0.1
 
 
 class SimClient(Actor):
-    """`history` is shared by all clients of a run."""
+    """`history` is shared by all clients. Cold names are read, and written now and then: what is lost of them stays lost."""
 
-    def __init__(self, world: World, name: str, names: list[str], history: list[Operation]) -> None:
+    def __init__(self, world: World, name: str, hot: list[str], cold: list[str], history: list[Operation]) -> None:
         super().__init__(world, name)
         self.history = history
         self.stop_at = FOREVER
-        self._names = names
+        self._hot, self._cold = hot, cold
         self._placement: Placement | None = None
         self._count = 0
 
@@ -34,9 +36,13 @@ class SimClient(Actor):
         chance = self.world.random
         while self.world.now < self.stop_at:
             yield Sleep(chance.uniform(0.02, 0.35))
-            name, dice = chance.choice(self._names), chance.random()
             self._count += 1
-            value = f"{self.name}-{self._count}"
+            value, dice = f"{self.name}-{self._count}", chance.random()
+            if chance.random() < COLD_SHARE:
+                kind: Kind = "put" if chance.random() < COLD_WRITES else "get"
+                yield from self.do(kind, chance.choice(self._cold), value if kind == "put" else None)
+                continue
+            name = chance.choice(self._hot)
             if dice < 0.45:
                 yield from self.do("get", name)
             elif dice < 0.75:

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from dfc.placement.roles import roles
 from dfc.placement.state import Copies, DiskPlace, LayoutSpec, Placement, SliceState
 from simulation.client import SimClient
 from simulation.coordinator import SimCoordinator
@@ -23,7 +24,9 @@ DOWN_AFTER_S = 3.8
 FAULTS_S = 35.0
 HEAL_S = 60.0
 FINAL_READS_S = 50.0
-NAMES = ["k0", "k1"]
+HOT = ["hot0", "hot1"]
+COLD = ["cold0", "cold1", "cold2", "cold3"]
+NAMES = HOT + COLD
 SLICES = 4
 CLIENTS = 6
 
@@ -76,7 +79,7 @@ class Run:
             for number, node in enumerate(names)
         }
         self.history: list[Operation] = []
-        self.clients = [SimClient(self.world, f"c{number}", NAMES, self.history) for number in range(CLIENTS)]
+        self.clients = [SimClient(self.world, f"c{number}", HOT, COLD, self.history) for number in range(CLIENTS)]
         self.wiped = 0
 
     def _layout(self) -> list[str]:
@@ -175,7 +178,7 @@ class Run:
 
     def _final_reads(self, outcome: Outcome) -> None:
         found: dict[str, bool] = {}
-        reader = SimClient(self.world, "last", NAMES, self.history)
+        reader = SimClient(self.world, "last", HOT, COLD, self.history)
 
         def read() -> Process:
             for name in NAMES:
@@ -211,8 +214,6 @@ class Run:
             self._check_rows(name, problems)
 
     def _check_rows(self, name: str, problems: list[str]) -> None:
-        from dfc.placement.roles import roles
-
         homes = roles(self.coordinator.placement, BUCKET, name).homes
         rows = {each: self._disk(each).rows.get(name) for each in self.disk_ids}
         if len({rows[each] for each in homes}) != 1:
