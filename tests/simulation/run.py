@@ -33,7 +33,8 @@ CLIENTS = 6
 
 @dataclass(frozen=True)
 class Scenario:
-    """What happens in a run. `nodes` have `disks` each; with `moves`, layouts change; with `wipes`, disks are emptied."""
+    """What happens in a run. `nodes` have `disks` each; with `moves`, layouts change; with `wipes`, disks are emptied; with
+    `late`, messages between targets arrive long after their sender has given up."""
 
     copies: int = 2
     nodes: int = 4
@@ -42,6 +43,7 @@ class Scenario:
     moves: bool = True
     wipes: bool = False
     changes_copies: bool = False
+    late: bool = False
 
 
 @dataclass
@@ -59,6 +61,11 @@ class Run:
         self.scenario = scenario
         self.world = World(seed)
         self.world.slow = {"map": Slowness(0.5, 3.0), "pending": Slowness(0.5, 3.0)}
+        if scenario.late:
+            late = Slowness(0.1, 6.0)
+            self.world.slow |= dict.fromkeys(
+                ("commit", "confirm", "state", "adopt", "adopt_direct", "version", "handover", "have"), late
+            )
         self.chance: random.Random = self.world.random
         names = [f"n{number}" for number in range(scenario.nodes)]
         self.disk_ids = [f"{node}{'abcdef'[number]}" for node in names for number in range(scenario.disks)]
@@ -235,11 +242,12 @@ def main() -> int:
     parser.add_argument("--disks", type=int, default=2)
     parser.add_argument("--wipe", action="store_true", help="empty disks, too")
     parser.add_argument("--change-copies", action="store_true", help="change the number of copies, too")
+    parser.add_argument("--late", action="store_true", help="deliver messages late")
     parser.add_argument("--still", action="store_true", help="change no layouts")
     parser.add_argument("--calm", action="store_true", help="no faults")
     given = parser.parse_args()
     scenario = Scenario(
-        given.copies, given.nodes, given.disks, not given.calm, not given.still, given.wipe, given.change_copies
+        given.copies, given.nodes, given.disks, not given.calm, not given.still, given.wipe, given.change_copies, given.late
     )
     begin, bad, counts = time.monotonic(), 0, Counter[str]()
     for seed in range(given.first, given.last):

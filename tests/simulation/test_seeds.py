@@ -14,6 +14,7 @@ SCENARIOS = {
     "wipes": Scenario(copies=2, moves=False, wipes=True),
     "wipes and moves": Scenario(copies=3, wipes=True),
     "copies change": Scenario(copies=2, changes_copies=True),
+    "late messages": Scenario(copies=3, moves=False, late=True),
     "single disks": Scenario(copies=3, nodes=5, disks=1),
 }
 SEEDS_EACH = 40
