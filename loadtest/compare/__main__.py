@@ -110,9 +110,9 @@ def compare(name: str, measure: Measure, before: Path, pairs: int) -> Result:
     found = []
     for number in range(pairs):
         with _sides(before) as sides:
-            works: list[Work] = [measure.prepare(side) for side in sides]
             samples: dict[int, Sample] = {}
             order = (0, 1) if number % 2 == 0 else (1, 0)
+            works: dict[int, Work] = {at: measure.prepare(sides[at]) for at in order}
             for at in (*order, *order):  # the first run of each warms it up
                 _settle(sides)
                 samples[at] = sides[at].run(works[at], readers=measure.readers)
