@@ -25,6 +25,7 @@ HOST_CHARS_MAX: Final = 253  # RFC 1035, written with dots
 HOSTS_REMEMBERED_MAX: Final = 256  # cache of checked values of Host
 HEAD_BYTES_MAX: Final = 64 * KIB  # of an incomplete head; one on each of 4,096 connections takes 256 MiB
 JSON_BODY_BYTES_MAX: Final = 1 * MIB  # settings and shard lists; objects are never parsed as JSON
+LIST_PAGE_DEFAULT: Final = 1000  # names in a page of a listing whose request sets no limit
 LIST_PAGE_MAX: Final = 10_000
 CLUSTER_MAP_BYTES_MAX: Final = 64 * MIB  # 10,000 disks and 100,000 buckets
 SMALL_BODY_BYTES: Final = 64 * KIB  # up to this size the event loop reads a body; larger ones a thread, from the socket

@@ -43,6 +43,8 @@ class ProgramGroup(TyperGroup):
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
         for command in operation_commands():
+            if command.name in self.commands:
+                raise ValueError(f"dfc has a command {command.name!r} already; the operation needs another name")
             self.add_command(command)
 
     def invoke(self, ctx: Any) -> Any:

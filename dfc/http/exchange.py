@@ -22,6 +22,7 @@ import msgspec
 from aiohttp import HttpVersion10
 from aiohttp.web import BaseRequest
 
+from dfc.config import Settings
 from dfc.errors import BadRequest, LengthMismatch, TooLarge
 from dfc.http.pipeline import HelperPool
 from dfc.http.transfer import STALL_S, BodySink, BufferPool, Pace, ReadStalled, Receive, drive, duplicate, to_its_end
@@ -55,10 +56,15 @@ class Exchange(BaseRequest):
     """An aiohttp request with the parsed path, a request id and ways to read the body."""
 
     bulk: Bulk
+    settings: Settings
+    """Those of this node."""
 
-    def __init__(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any, loop: Any, bulk: Bulk) -> None:
+    def __init__(
+        self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any, loop: Any, bulk: Bulk, settings: Settings
+    ) -> None:
         super().__init__(message, payload, protocol, writer, task, loop)
         self.bulk = bulk
+        self.settings = settings
         self.raw_target: str = message.path
         self.target_path, _, self.raw_query = self.raw_target.partition("?")
         self.is_http10 = message.version == HttpVersion10

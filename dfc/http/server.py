@@ -374,7 +374,7 @@ class NodeServer(web.Server):
         if made is not None and made._message is message:
             made._payload_writer = writer
             return made
-        return Exchange(message, payload, protocol, writer, task, self._loop, self.bulk)
+        return Exchange(message, payload, protocol, writer, task, self._loop, self.bulk, self.settings)
 
     def answer_at_once(self, exchange: Exchange) -> Answer | None:
         """Return what `_answer` would if that needs no waiting; else, and for any error, None."""

@@ -2,18 +2,8 @@
 
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.disk import Disk
-from dfc.storage.rows import (
-    ALWAYS,
-    DiskOptions,
-    DiskSpace,
-    Durability,
-    ListedRow,
-    ObjectRow,
-    Precondition,
-    PutResult,
-    QuarantinedObject,
-    RowChanged,
-)
+from dfc.storage.preconditions import ALWAYS, Precondition
+from dfc.storage.rows import DiskOptions, DiskSpace, Durability, ListedRow, ObjectRow, PutResult, QuarantinedObject, RowChanged
 from dfc.storage.stats import DiskStats
 
 __all__ = (

@@ -37,8 +37,8 @@ from dfc.storage.catalog.commit import GroupCommitter
 from dfc.storage.catalog.staged import StagedName
 from dfc.storage.health import DiskHealth, DiskState
 from dfc.storage.parts import DiskParts
+from dfc.storage.preconditions import ALWAYS, Precondition
 from dfc.storage.rows import (
-    ALWAYS,
     GOOD,
     NOTHING,
     QUARANTINED,
@@ -46,7 +46,6 @@ from dfc.storage.rows import (
     DiskSpace,
     Durability,
     ObjectRow,
-    Precondition,
     PutResult,
     QuarantinedObject,
     Supplied,

@@ -12,7 +12,8 @@ from dfc.limits import SMALL_READ_BYTES
 from dfc.names import ObjectPath
 from dfc.storage.blobs.nowait import read_object
 from dfc.storage.disk import Disk
-from dfc.storage.rows import ObjectRow, Precondition, RowChanged
+from dfc.storage.preconditions import Precondition
+from dfc.storage.rows import ObjectRow, RowChanged
 from dfc.target.local import Local, OwnPlace
 from dfc.target.threads import Content, FileRange
 from dfc.target.uploads import OwnUploads, UploadBody, Uploaded

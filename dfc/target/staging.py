@@ -17,7 +17,8 @@ from dfc.storage.blobs.deposit import DepositSite
 from dfc.storage.catalog.staged import StagedName, StagedRow
 from dfc.storage.disk import Disk
 from dfc.storage.layout import check_job_id
-from dfc.storage.rows import Durability, Precondition
+from dfc.storage.preconditions import Precondition
+from dfc.storage.rows import Durability
 from dfc.target.local import Local, OwnPlace
 from dfc.target.threads import FileRange
 from dfc.target.uploads import OwnUploads, UploadBody, Uploaded

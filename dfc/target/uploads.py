@@ -18,7 +18,8 @@ from dfc.http.transfer import BodySink
 from dfc.limits import DECOMPRESSED_PUT_WAIT_S, SMALL_BODY_BYTES
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.catalog.staged import StagedName
-from dfc.storage.rows import Durability, ObjectRow, Precondition, PutResult
+from dfc.storage.preconditions import Precondition
+from dfc.storage.rows import Durability, ObjectRow, PutResult
 from dfc.tar.index.format import index_kind
 from dfc.target.decoders import Slots
 from dfc.target.local import Local, OwnPlace

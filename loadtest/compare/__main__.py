@@ -102,18 +102,21 @@ def source_tree(name: str, directory: Path) -> Iterator[Path]:
     yield tree
 
 
-def compare(name: str, measure: Measure, sides: tuple[Side, Side], pairs: int) -> Result:
-    """Prepare both sides, warm both up, and take turns, the order turned round in every other pair."""
-    works: list[Work] = [measure.prepare(side) for side in sides]
-    for side, work in zip(sides, works, strict=True):
-        side.run(work, readers=measure.readers)
+def compare(name: str, measure: Measure, before: Path, pairs: int) -> Result:
+    """Measure pairs, the order turned round in every other one.
+
+    Each pair has new processes: how fast one of them is depends by a tenth and more on where its memory happens to lie.
+    """
     found = []
     for number in range(pairs):
-        samples: dict[int, Sample] = {}
-        for at in (0, 1) if number % 2 == 0 else (1, 0):
-            _settle(sides)
-            samples[at] = sides[at].run(works[at], readers=measure.readers)
-        found.append((samples[0], samples[1]))
+        with _sides(before) as sides:
+            samples: dict[int, Sample] = {}
+            order = (0, 1) if number % 2 == 0 else (1, 0)
+            works: dict[int, Work] = {at: measure.prepare(sides[at]) for at in order}
+            for at in (*order, *order):  # the first run of each warms it up
+                _settle(sides)
+                samples[at] = sides[at].run(works[at], readers=measure.readers)
+            found.append((samples[0], samples[1]))
     return Result(name, measure.operation, found)
 
 
@@ -129,14 +132,13 @@ def _settle(sides: tuple[Side, Side]) -> None:
 
 
 def compare_all(before: Path, rows: Sequence[str], pairs: int, console: Console) -> tuple[list[Result], dict[str, str]]:
-    """Results, and for rows that could not be measured, why. Each row has clusters of its own."""
+    """Results, and for rows that could not be measured, why."""
     results: list[Result] = []
     failures: dict[str, str] = {}
     for name in rows:
         begin = time.monotonic()
         try:
-            with _sides(before) as sides:
-                results.append(compare(name, MEASURES[name], sides, pairs))
+            results.append(compare(name, MEASURES[name], before, pairs))
         except Exception as error:
             failures[name] = f"{type(error).__name__}: {error}"
             console.print(f"{name} could not be measured: {failures[name]}", style="red", markup=False)

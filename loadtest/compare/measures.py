@@ -28,14 +28,15 @@ from loadtest.wrk import WrkResult, wrk_get, wrk_put
 
 GB = 1e9
 LARGE_OBJECTS = 4
+PUTS_A_RUN = 4
 SECONDS = 2  # of a run of small requests
 LISTED = 200_000
 LIST_TARGETS = 4
 WALKS = 3  # a run
 JOBS_A_RUN = 20
-SMALL_SAMPLES, LARGE_SAMPLES, SHARDS = 50_000, 10_000, 8
+SMALL_SAMPLES, LARGE_SAMPLES, SHARDS = 40_000, 6000, 8
 PICTURES, DIFFERENT_PICTURES = 1000, 250
-START_SHARDS = 5000
+START_SHARDS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +71,18 @@ def _large_objects(side: Side) -> list[str]:
 
 
 def _put_relaxed(side: Side) -> Work:
-    put = dfc_put(side.memory_cluster, RELAXED_BUCKET, _source_tar(side))
-    return lambda: _bulk(put(), OBJECT_BYTES)
+    return _puts(dfc_put(side.memory_cluster, RELAXED_BUCKET, _source_tar(side)))
 
 
 def _put_fsync(side: Side) -> Work:
-    put = dfc_put(side.disk_cluster, BUCKET, _source_tar(side))
-    return lambda: _bulk(put(), OBJECT_BYTES)
+    return _puts(dfc_put(side.disk_cluster, BUCKET, _source_tar(side)))
+
+
+def _puts(put: Callable[[], float]) -> Work:
+    def work() -> tuple[float, float]:
+        return PUTS_A_RUN * OBJECT_BYTES / GB, sum(OBJECT_BYTES / put() for _ in range(PUTS_A_RUN))
+
+    return work
 
 
 def _source_tar(side: Side) -> Path:

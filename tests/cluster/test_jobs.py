@@ -257,7 +257,7 @@ def test_ctrl_c_cancels_what_runs_in_the_foreground(slow: Cluster) -> None:
         _, errors = process.communicate(timeout=120)
         assert (was_interrupted(process.returncode), errors) == (
             True,
-            f"dfc: the job {job.id} is cancelled; nothing of it stays\n",
+            f"dfc: the job {job.id} is cancelled; its outputs are discarded\n",
         )
         assert client.jobs.get(job.id).state == "cancelled"
         wait_for(lambda: not staged(slow), "nothing to be staged")

@@ -296,7 +296,7 @@ def test_rank_and_ranks_come_from_the_environment(spec: str, monkeypatch: pytest
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert (dataset.place.rank, dataset.place.ranks, len(dataset)) == (2, 3, 12)
     assert ShardDataset(spec, 4, rank=1, ranks=2).place == Place(1, 2)
-    with pytest.raises(ValueError, match="together"):
+    with pytest.raises(ValueError, match="pass both"):
         ShardDataset(spec, 4, rank=1)
 
 

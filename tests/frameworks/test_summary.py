@@ -33,10 +33,10 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize(
     ("count", "batch", "ranks", "said"),
     [
-        (33, 256, 1, "223 samples are repeated to fill an epoch of 33 samples up to full batches of 256 for each of 1 ranks: "
-         "take a smaller batch_size"),
-        (601, 100, 2, "199 samples are repeated to fill an epoch of 601 samples up to full batches of 100 for each of 2 ranks: "
-         'take a smaller batch_size or fewer ranks or equal="drop", which leaves out the rest'),
+        (33, 256, 1, "223 samples are repeated to fill an epoch of 33 samples up to full batches of 256 for each of 1 ranks; "
+         "use a smaller batch_size"),
+        (601, 100, 2, "199 samples are repeated to fill an epoch of 601 samples up to full batches of 100 for each of 2 ranks; "
+         'use a smaller batch_size or fewer ranks or equal="drop", which leaves out the rest'),
         (6010, 100, 2, None),
     ],
 )  # fmt: skip

@@ -61,6 +61,13 @@ def stable_map(nodes: Nodes) -> Any:
     return found
 
 
+def test_routes_between_nodes_are_internal() -> None:
+    for kind in (ProxyNode, TargetNode):
+        internal = [route for route in tables(kind) if route.pattern.startswith("/v1/node")]
+        assert internal
+        assert [route.pattern for route in internal if not route.internal] == []
+
+
 KNOWN = {"{bucket}": "b", "{object…}": "kept"}
 
 

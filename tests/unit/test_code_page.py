@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from pathlib import Path
 
 import pytest
 from layers import LAYERS, MODULES, ROOT, imports_of
@@ -13,20 +14,28 @@ SOURCES = {path.relative_to(ROOT / "dfc").with_suffix("").as_posix().removesuffi
 WAYS = re.findall(r"^    (.+)$", PAGE.split("## Five ways")[1].split("## Processes")[0], re.MULTILINE)
 
 
-def table_of_packages() -> str:
-    lines = ["| package | what is in it |", "| --- | --- |"]
+def first_line(path: Path) -> str:
+    said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    first = " ".join(said.split("\n\n")[0].split())
+    assert first, f"{path} does not say what it is for"
+    return first.rstrip(":")
+
+
+def table(what: str) -> str:
+    """Of the packages, or of the modules that are in none."""
+    rows = []
     for name, path in SOURCES.items():
-        if path.name == "__init__.py" and path.parent.name != "dfc":
-            said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-            first = " ".join(said.split("\n\n")[0].split())
-            assert first, f"dfc/{name}/__init__.py does not say what the package is for"
-            lines.append(f"| `{name}` | {first.rstrip(':')} |")
-    return "\n".join(lines)
+        kind = "packages" if path.name == "__init__.py" else "modules"
+        is_inside = path.parent.name != "dfc"
+        if kind == what and is_inside == (kind == "packages") and name != "__main__":
+            rows.append(f"| `{name}` | {first_line(path)} |")
+    return "\n".join([f"| {what[:-1]} | what is in it |", "| --- | --- |", *rows])
 
 
-def test_the_table_of_packages_is_that_of_the_code() -> None:
-    found = PAGE.split("<!-- packages -->\n")[1].split("\n<!-- /packages -->")[0]
-    assert found == table_of_packages(), f"docs/code.md wants this table:\n{table_of_packages()}"
+@pytest.mark.parametrize("what", ["packages", "modules"])
+def test_the_tables_are_those_of_the_code(what: str) -> None:
+    found = PAGE.split(f"<!-- {what} -->\n")[1].split(f"<!-- /{what} -->")[0].rstrip("\n")
+    assert found == table(what), f"docs/code.md wants this table:\n{table(what)}"
 
 
 def test_the_layers_are_those_that_are_checked() -> None:

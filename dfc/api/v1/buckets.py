@@ -11,6 +11,7 @@ from dfc.http.answers import Answer, StreamAnswer, json_answer
 from dfc.http.common import LISTING_QUERY, flag, page_limit
 from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
+from dfc.limits import LIST_PAGE_DEFAULT
 from dfc.names import check_bucket_name
 from dfc.placement.map import Durability
 from dfc.wire import NDJSON
@@ -84,7 +85,7 @@ class BucketHandlers(Handlers):
         bucket_id = self._listings.bucket_id(check_bucket_name(parameters[0]))
         parameters_given = exchange.query_parameters(None)
         query = listing_query(bucket_id, parameters_given)
-        page = await self._listings.page(query, page_limit(parameters_given, 1000))
+        page = await self._listings.page(query, page_limit(parameters_given, LIST_PAGE_DEFAULT))
         return listing_answer(page, "msgpack" if wants(exchange) == "msgpack" else "json")
 
     async def samples(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:

@@ -14,13 +14,13 @@ from dfc.http.answers import Answer, StreamAnswer, json_answer, text_answer
 from dfc.http.common import SAFETY_HEADERS, flag, page_limit
 from dfc.http.exchange import Exchange
 from dfc.http.relay import Relay
+from dfc.limits import LIST_PAGE_DEFAULT
 from dfc.names import check_bucket_name, parse_object_path
 from dfc.pages import ListingQuery, Page, listed
 from dfc.proxy.uses import ProxyUses
 from dfc.wire import NEXT_TOKEN_HEADER
 
 HTML: Final = "text/html; charset=utf-8"
-HTML_PAGE: Final = 1000
 
 
 class ProxyPaths:
@@ -54,7 +54,7 @@ class ProxyPaths:
         if kind == "html":
             return await self._html(bucket, query, parameters)
         if kind in ("json", "msgpack"):
-            return listing_answer(await self._listings.page(query, page_limit(parameters, 1000)), kind)
+            return listing_answer(await self._listings.page(query, page_limit(parameters, LIST_PAGE_DEFAULT)), kind)
         limit = page_limit(parameters) if "limit" in parameters else None
         if limit is not None:
             return await self._text_page(query, limit)
@@ -79,7 +79,7 @@ class ProxyPaths:
         return Answer(200, _name_lines([row[0] for row in page.rows], page.prefixes), headers)
 
     async def _html(self, bucket: str, query: ListingQuery, parameters: Mapping[str, str]) -> Answer:
-        page = await self._listings.page(query, page_limit(parameters, HTML_PAGE))
+        page = await self._listings.page(query, page_limit(parameters, LIST_PAGE_DEFAULT))
         following = {**parameters, "token": page.last}
         next_url = f"/{quote(bucket)}/?{urlencode(following)}" if page.more else None
         return text_answer(object_list(bucket, page.prefixes, listed(page.rows), next_url), HTML)

@@ -12,7 +12,8 @@ from dfc.storage.blobs.newblob import NewBlob, new_row, observe
 from dfc.storage.catalog.changes import Put
 from dfc.storage.catalog.commit import OutcomeUnknown
 from dfc.storage.parts import DiskParts
-from dfc.storage.rows import GOOD, UNSYNCED, Durability, Precondition, PutResult, Supplied
+from dfc.storage.preconditions import Precondition
+from dfc.storage.rows import GOOD, UNSYNCED, Durability, PutResult, Supplied
 
 
 def put_whole(

@@ -22,7 +22,8 @@ from dfc.storage.catalog.changes import Put
 from dfc.storage.catalog.commit import OutcomeUnknown
 from dfc.storage.catalog.staged import KeepStaged, StagedName
 from dfc.storage.parts import DiskParts
-from dfc.storage.rows import ALWAYS, GOOD, NOTHING, UNSYNCED, Durability, ObjectRow, Precondition, PutResult, Supplied
+from dfc.storage.preconditions import ALWAYS, Precondition
+from dfc.storage.rows import GOOD, NOTHING, UNSYNCED, Durability, ObjectRow, PutResult, Supplied
 from dfc.tar.header import TarError
 from dfc.tar.index.builder import IndexSummary
 from dfc.tar.index.format import index_kind

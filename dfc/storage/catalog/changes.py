@@ -15,7 +15,8 @@ from dfc.errors import Conflict, ObjectNotFound, PreconditionFailed
 from dfc.storage.catalog.cache import Key
 from dfc.storage.catalog.catalog import REMOVED_BUCKET
 from dfc.storage.catalog.transaction import UNVERIFIED, Transaction
-from dfc.storage.rows import QUARANTINED, UNSYNCED, ObjectRow, Precondition
+from dfc.storage.preconditions import Precondition
+from dfc.storage.rows import QUARANTINED, UNSYNCED, ObjectRow
 
 T = TypeVar("T")
 REMOVED_ROWS: Final = 1000  # rows that one transaction removes: other commits wait a few milliseconds

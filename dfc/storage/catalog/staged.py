@@ -18,7 +18,8 @@ from dfc.storage import layout
 from dfc.storage.catalog.catalog import STAGED_ROW_COLUMNS, Catalog, make_row, row_values
 from dfc.storage.catalog.changes import Change, Put, PutOutcome
 from dfc.storage.catalog.transaction import Transaction
-from dfc.storage.rows import ALWAYS, GOOD, UNSYNCED, ObjectRow, Precondition
+from dfc.storage.preconditions import ALWAYS, Precondition
+from dfc.storage.rows import GOOD, UNSYNCED, ObjectRow
 
 _COLUMNS: Final = f"{STAGED_ROW_COLUMNS}, boot, job, temporary"
 _WIDTH: Final = len(_COLUMNS.split(", "))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
 
+from dfc.formats import table
 from dfc.formats.table import FORMATS
 from dfc.jobs.operations import OPERATIONS, operation
 from dfc.jobs.options import SizeOptions
@@ -34,3 +36,18 @@ def test_every_format_has_a_row_and_is_listed_for_convert() -> None:
     assert sorted(rows) == sorted(FORMATS)
     listed = next(line for line in SECTIONS["convert"].splitlines() if line.startswith("| `format` |"))
     assert [name for name in FORMATS if f"`{name}`" not in listed] == []
+    sources = next(line for line in SECTIONS["convert"].splitlines() if line.startswith("| `from` |"))
+    assert [name for name in get_args(table.SourceName) if f"`{name}`" not in sources] == []
+
+
+def test_every_code_of_a_failed_job_is_on_the_page() -> None:
+    """Codes of classes where jobs run, and those that are given to JobFailure."""
+    listed = set(re.findall(r"`(\w+)`", (DOCS / "jobs.md").read_text().split("## Errors")[1].split("\n## ")[0]))
+    found = set()
+    for folder in ("jobs", "formats", "engine", "proxy/jobs"):
+        for path in (DOCS.parent / "dfc" / folder).rglob("*.py"):
+            source = path.read_text()
+            found |= set(re.findall(r'^    code = "(\w+)"', source, re.MULTILINE))
+            found |= set(re.findall(r'JobFailure\("(\w+)"', source))
+    assert {"split_sample", "output_lost", "result_too_large"} <= found
+    assert found - listed == set()

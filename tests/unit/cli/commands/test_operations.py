@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
+from typer.core import TyperCommand
 
+from dfc.cli import program
 from dfc.cli.commands.operations import describe_type, given_options, operation_commands, parse_pairs, read_option
 from dfc.cli.exits import UsageMistake
 from dfc.jobs.operations import OPERATIONS, operation
@@ -96,3 +98,9 @@ def test_what_is_sent(dfc, fake):
     assert json.loads(asked.err)["error"]["code"]
     mixed = dfc("reshuffle", "http://a:1/in/s", "out/r-%06d.tar")
     assert (mixed.code, "one cluster" in mixed.err) == (2, True)
+
+
+def test_no_operation_takes_the_name_of_another_command(monkeypatch):
+    monkeypatch.setattr(program, "operation_commands", lambda: [TyperCommand("sample")])
+    with pytest.raises(ValueError, match="dfc has a command 'sample' already"):
+        program.ProgramGroup(name="dfc", commands={"sample": TyperCommand("sample")})

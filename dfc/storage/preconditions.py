@@ -1,0 +1,38 @@
+"""Conditions of writes, such as `If-Match`, which are checked inside the catalog's transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from dfc.errors import PreconditionFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Precondition:
+    """A condition that must hold inside the transaction. Tags are a checksum in hex, or "*" for any object.
+
+    `guard` also runs inside the transaction; anything it raises refuses the operation and is raised to the caller. It must not
+    touch the disk.
+    """
+
+    if_match: str | None = None
+    if_none_match: str | None = None
+    guard: Callable[[], None] | None = None
+
+    @property
+    def names_an_object(self) -> bool:
+        return self.if_match is not None or self.if_none_match is not None
+
+    def check(self, checksum: str | None) -> None:
+        """Check against the current object (None: there is none). Raises PreconditionFailed, or what the guard raises."""
+        if self.guard is not None:
+            self.guard()
+        if self.if_match is not None and (checksum is None or self.if_match not in ("*", checksum)):
+            raise PreconditionFailed("If-Match: the object has changed" if checksum else "If-Match: the object does not exist")
+        if self.if_none_match is not None and checksum is not None and self.if_none_match in ("*", checksum):
+            raise PreconditionFailed("If-None-Match: the object already exists")
+
+
+ALWAYS: Final = Precondition()
