@@ -7,8 +7,14 @@ previous primary. When all have answered, the names are served, each as soon as 
 
 from __future__ import annotations
 
-from dfc.placement.roles import roles
+from dfc.placement.roles import Roles, roles
 from dfc.placement.state import Placement
+
+
+def counts(found: Roles, disk: str) -> bool:
+    """Whether a pending row on this disk is told to a new primary: only a reader's. A disk that is behind may have it from a
+    write that was never acknowledged, and after which others were; it will ask the primary, and take what that has."""
+    return disk in found.readers
 
 
 class Settling:
@@ -54,6 +60,11 @@ class Settling:
             return False
         self._settled, self._done = self._placement, True
         return True
+
+    def adopts(self, bucket_id: str, name: str, primary: str, *, newer: bool) -> bool:
+        """Whether this disk, the primary, takes a pending row that another target told of: a `newer` one of a name that is not
+        served yet. What has been served has an order already, and an older write must not come into it."""
+        return newer and not self.is_settled(bucket_id, name, primary)
 
     def is_settled(self, bucket_id: str, name: str, primary: str) -> bool:
         """Whether a name may be served whose primary is this disk of this target: it was its primary already when everything

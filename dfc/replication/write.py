@@ -64,6 +64,7 @@ class Writing:
         self._done: set[str] = set()
         self._failures: Counter[str] = Counter()
         self._tried: set[str] = set()
+        self._asked: set[str] = set()  # disks that the coordinator was asked to put behind
 
     def committed(self, disk: str) -> None:
         """A disk has the row, and has marked it pending."""
@@ -83,10 +84,13 @@ class Writing:
             return NotPrimary()
         missing = required(placement, found, self.disk, cleared) - self._done
         unreached = sorted(each for each in missing if self._failures[each] >= FAILURES_MAX)
-        if unreached:
-            self._failures[unreached[0]] = 0
-            if placement.copies_of(self._key[0]).written > 1:  # a disk with the only copy is read although it is behind
-                return PutBehind(unreached[0])
+        for each in unreached:
+            # A disk with the only copy is read although it is behind.
+            if each not in self._asked and placement.copies_of(self._key[0]).written > 1:
+                self._asked.add(each)
+                return PutBehind(each)
+            self._asked.discard(each)
+            self._failures[each] = 0  # the coordinator has refused: it may be reached after all
         passed_over = {each for each in self._failures if self._is_lost(each) and each not in found.members}
         others = standins(placement, *self._key, passed_over) if found.standins else ()
         wanted = [each for each in dict.fromkeys((*found.members, *others, *sorted(self._done))) if each != self.disk]

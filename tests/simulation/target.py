@@ -183,14 +183,19 @@ class SimTarget(Actor):
         for disk in self.disks.values():
             for name, version in disk.pending.items():
                 row, primary = disk.rows.get(name), self.roles(name).primary
-                if row is not None and row.version == version and primary is not None and self._node_of(primary) == node:
+                if row is None or row.version != version or not settle.counts(self.roles(name), disk.id):
+                    continue
+                if primary is not None and self._node_of(primary) == node:
                     found.append((name, row))
         return found
 
     def _adopt_pending(self, rows: list[tuple[str, Row]]) -> None:
         for name, row in rows:
             disk = self._serves(name)
-            if disk is not None and (name not in disk.rows or disk.rows[name].version < row.version):
+            if disk is None:
+                continue
+            newer = name not in disk.rows or disk.rows[name].version < row.version
+            if self.settling.adopts(BUCKET, name, disk.id, newer=newer):
                 disk.put(name, row, pending=True)
                 self._changes[Key(disk.id, name)] += 1
                 self._observe(row.version)

@@ -4,20 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from simulation.run import Run, Scenario
+from simulation.run import Run
+from simulation.scenarios import SCENARIOS, SEEDS_EACH
 
-SCENARIOS = {
-    "two copies": Scenario(copies=2),
-    "three copies": Scenario(copies=3),
-    "one copy": Scenario(copies=1),
-    "no moves": Scenario(copies=2, moves=False),
-    "wipes": Scenario(copies=2, moves=False, wipes=True),
-    "wipes and moves": Scenario(copies=3, wipes=True),
-    "copies change": Scenario(copies=2, changes_copies=True),
-    "late messages": Scenario(copies=3, moves=False, late=True),
-    "single disks": Scenario(copies=3, nodes=5, disks=1),
-}
-SEEDS_EACH = 40
 CHUNK = 10
 
 

@@ -84,6 +84,8 @@ class World:
         self.cuts: set[tuple[str, str]] = set()
         self.loss = 0.0
         self.slow: dict[str, Slowness] = {}
+        self.held: dict[tuple[str, str], float] = {}
+        """Messages by (sender, method) that arrive no earlier than at a time; for directed schedules."""
         self.events = 0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -181,7 +183,8 @@ class World:
 
             self.spawn(receiver, getattr(receiver, f"on_{call.method}")(sender.name, *call.arguments), reply)
 
-        self.after(self._delay(call.method), arrive)
+        held_s = self.held.get((sender.name, call.method), 0.0) - self.now
+        self.after(max(self._delay(call.method), held_s), arrive)
 
     def tell(self, sender: Actor, call: Call) -> None:
         """Like `call`, without an interest in the answer."""

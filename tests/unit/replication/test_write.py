@@ -39,10 +39,21 @@ def test_a_member_that_fails_is_asked_again_and_then_put_behind():
     writing.failed(other)
     assert writing.next(state, ()) == PutBehind(other)
     behind = with_disk(state, other, behind=frozenset((writing.disk,)))
-    assert writing.next(behind, ()) == Commit((other,)), "it is not required any more, but may have come back"
-    writing.failed(other)
-    writing.failed(other)
     assert writing.next(behind, ()) == Certain((other,), (), 1)
+
+
+def test_where_the_coordinator_refuses_the_member_is_tried_again():
+    state = placement(*DISKS)
+    writing, found = begin(state)
+    other = found.homes[1]
+    for _ in range(3):
+        for _ in range(2):
+            assert writing.next(state, ()) == Commit((other,))
+            writing.failed(other)
+        assert writing.next(state, ()) == PutBehind(other)
+    assert writing.next(state, ()) == Commit((other,))
+    writing.committed(other)
+    assert isinstance(writing.next(state, ()), Certain)
 
 
 def test_one_that_was_reported_clean_is_required_again():

@@ -1,0 +1,97 @@
+"""Directed schedules: faults at chosen moments, for mistakes that random seeds hardly ever meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dfc.placement.roles import Roles, roles
+from simulation.client import SimClient
+from simulation.run import COLD, HOT, Run, Scenario
+from simulation.target import BUCKET
+from simulation.world import Process, Sleep
+
+NAME = COLD[0]
+COORDINATOR = "coordinator"
+
+
+class Probe(SimClient):
+    """A client that asks one node, whatever the map says."""
+
+    def __init__(self, run: Run, name: str, node: str) -> None:
+        super().__init__(run.world, name, HOT, COLD, run.history)
+        self._node = node
+
+    def _choose(self, kind: object, name: str) -> str:
+        return self._node
+
+    def read_until(self, time: float) -> None:
+        """Read the name again and again."""
+
+        def reading() -> Process:
+            while self.world.now < time:
+                yield from self.do("get", NAME)
+                yield Sleep(0.1)
+
+        self.world.spawn(self, reading())
+
+    def write(self, value: str, expected: tuple[str] | None = None) -> None:
+        self.world.spawn(self, self.do("swap" if expected else "put", NAME, value, expected))
+
+
+class Directed(Run):
+    """A calm cluster of single disks with a script: what happens at which second."""
+
+    def __init__(self, script: Script, copies: int = 2, seed: int = 1) -> None:
+        super().__init__(seed, Scenario(copies=copies, nodes=4, disks=1, faults=False, moves=False))
+        self.clients = []
+        self.world.slow = {}
+        self.roles: Roles = roles(self.coordinator.placement, BUCKET, NAME)
+        self.nodes = [each[:-1] for each in self.roles.homes]
+        for time, action in script(self):
+            self.world.after(time, action)
+
+    def probe(self, node: str) -> Probe:
+        return Probe(self, f"probe{len(self.world.actors)}", node)
+
+    def cut(self, *links: tuple[str, str]) -> None:
+        self.world.cuts.update(links)
+
+    def heal(self) -> None:
+        self.world.cuts.clear()
+
+
+Script = Callable[[Directed], list[tuple[float, Callable[[], None]]]]
+
+
+def reader_that_did_not_hear(run: Directed) -> list[tuple[float, Callable[[], None]]]:
+    """A reader is cut off from the primary, and hears nothing of the step that puts it behind, while its lease lasts."""
+    primary, reader = run.nodes
+    return [
+        (1.0, lambda: run.probe(primary).write("old")),
+        (3.0, lambda: run.cut((primary, reader), (reader, primary))),
+        (3.1, lambda: run.probe(primary).write("new")),
+        (4.6, lambda: run.cut((COORDINATOR, reader))),
+        (3.2, lambda: run.probe(reader).read_until(10.0)),
+        (15.0, run.heal),
+    ]
+
+
+def commit_of_an_old_primary(run: Directed) -> list[tuple[float, Callable[[], None]]]:
+    """A primary with a fast clock sends its row and dies; the row arrives when another one has written since."""
+    primary, second, _third = run.nodes
+    run.targets[primary].skew, run.targets[second].skew = 5.0, -5.0
+    return [
+        (1.0, lambda: run.probe(primary).write("first")),
+        (3.0, lambda: run.world.held.update({(primary, "commit"): 14.0})),
+        (3.1, lambda: run.probe(primary).write("never acknowledged", ("first",))),
+        (3.6, lambda: run.targets[primary].crash(20.0)),
+        (10.0, lambda: run.probe(second).write("later")),
+        (13.0, run.world.held.clear),
+        (16.0, lambda: run.probe(second).read_until(18.0)),
+    ]
+
+
+SCHEDULES: dict[str, tuple[Script, int]] = {
+    "reader that did not hear": (reader_that_did_not_hear, 2),
+    "commit of an old primary": (commit_of_an_old_primary, 3),
+}

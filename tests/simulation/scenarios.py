@@ -1,0 +1,19 @@
+"""The scenarios of the suite, and how many seeds it runs of each."""
+
+from __future__ import annotations
+
+from simulation.run import Scenario
+
+SCENARIOS = {
+    "two copies": Scenario(copies=2),
+    "three copies": Scenario(copies=3),
+    "one copy": Scenario(copies=1),
+    "no moves": Scenario(copies=2, moves=False),
+    "wipes": Scenario(copies=2, moves=False, wipes=True),
+    "wipes and moves": Scenario(copies=3, wipes=True),
+    "copies change": Scenario(copies=2, changes_copies=True),
+    "late messages": Scenario(copies=3, moves=False, late=True),
+    "late moves": Scenario(copies=2, late=True),
+    "single disks": Scenario(copies=3, nodes=5, disks=1),
+}
+SEEDS_EACH = 30
