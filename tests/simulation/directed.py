@@ -64,13 +64,13 @@ Script = Callable[[Directed], list[tuple[float, Callable[[], None]]]]
 
 
 def reader_that_did_not_hear(run: Directed) -> list[tuple[float, Callable[[], None]]]:
-    """A reader is cut off from the primary, and hears nothing of the step that puts it behind, while its lease lasts."""
+    """A reader is cut off from all others, and hears nothing of the step that puts it behind, while its lease lasts."""
     primary, reader = run.nodes
     return [
         (1.0, lambda: run.probe(primary).write("old")),
         (3.0, lambda: run.cut((primary, reader), (reader, primary))),
         (3.1, lambda: run.probe(primary).write("new")),
-        (4.6, lambda: run.cut((COORDINATOR, reader))),
+        (4.6, lambda: run.cut(*((each, reader) for each in (COORDINATOR, *run.targets)))),
         (3.2, lambda: run.probe(reader).read_until(10.0)),
         (15.0, run.heal),
     ]
