@@ -30,7 +30,7 @@ def refusal(found: Roles, disk: str, *, leased: bool, settled: bool, uncertain: 
     return Refusal.BUSY if uncertain else None
 
 
-class Order(Enum):
+class UploadOrder(Enum):
     """Where an upload stands that began before the row which is there now."""
 
     FIRST = "first"  # nothing newer is there: it is committed
@@ -39,15 +39,15 @@ class Order(Enum):
     OVERTAKEN = "overtaken"  # it cannot be ordered before the conditional write that is there
 
 
-def order(version: V, present: V | None, *, conditional: bool, newest_conditional: V | None) -> Order:
+def order(version: V, present: V | None, *, conditional: bool, newest_conditional: V | None) -> UploadOrder:
     """An upload draws its version when it begins. `newest_conditional`: the version of the newest conditional write."""
     if present is None or present < version:
-        return Order.FIRST
+        return UploadOrder.FIRST
     if conditional:
-        return Order.FAILED
+        return UploadOrder.FAILED
     if newest_conditional is not None and newest_conditional > version:
-        return Order.OVERTAKEN
-    return Order.REPLACED
+        return UploadOrder.OVERTAKEN
+    return UploadOrder.REPLACED
 
 
 class Acceptance(NamedTuple):

@@ -7,7 +7,7 @@ from enum import Enum
 from dfc.placement.roles import Roles
 
 
-class Reading(Enum):
+class ReadVerdict(Enum):
     """What to do with a read of a name at one disk."""
 
     SERVE = "serve"  # the row, or its absence, is what every acknowledged write has made it
@@ -16,11 +16,11 @@ class Reading(Enum):
     ELSEWHERE = "elsewhere"  # this disk is not a reader of the name
 
 
-def reading(found: Roles, disk: str, *, settled: bool, uncertain: bool, pending: bool) -> Reading:
+def reading(found: Roles, disk: str, *, settled: bool, uncertain: bool, pending: bool) -> ReadVerdict:
     """`settled` and `uncertain` are about the primary's names: served by it already, and a write on its way. `pending`: the row
     on this disk has not been confirmed."""
     if disk not in found.readers:
-        return Reading.ELSEWHERE
+        return ReadVerdict.ELSEWHERE
     if disk == found.primary:
-        return Reading.SERVE if settled and not uncertain else Reading.WAIT
-    return Reading.ASK_PRIMARY if pending else Reading.SERVE
+        return ReadVerdict.SERVE if settled and not uncertain else ReadVerdict.WAIT
+    return ReadVerdict.ASK_PRIMARY if pending else ReadVerdict.SERVE

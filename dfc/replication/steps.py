@@ -24,7 +24,7 @@ gets more copies."""
 HANDOVERS_MAX: Final = 16  # slices that are handed over in one step
 
 
-class Report(NamedTuple):
+class ReadyReport(NamedTuple):
     """A disk reports that a slice can be handed over, or that a bucket has its copies. `to`: the layout, or the copies."""
 
     readiness: Readiness
@@ -50,7 +50,7 @@ class _Heard:
     incarnations: Mapping[str, str] = field(default_factory=dict)
 
 
-class Coordinator:
+class StepPlanner:
     """What a coordinator knows and decides. `placement` is the one that was published last."""
 
     def __init__(self, placement: Placement, down_after_s: float, now_s: float) -> None:
@@ -59,7 +59,7 @@ class Coordinator:
         self._began_s = now_s
         self._heard: dict[str, _Heard] = {}
         self._queue: deque[_Queued] = deque()
-        self._reports: set[Report] = set()
+        self._reports: set[ReadyReport] = set()
         self._wanted: LayoutSpec | None = None
 
     # --- what targets say
@@ -103,7 +103,7 @@ class Coordinator:
         self._put(("clean", behind, disk), put_clean(behind, disk))
         return True
 
-    def report_ready(self, report: Report, step: int) -> None:
+    def report_ready(self, report: ReadyReport, step: int) -> None:
         """A disk says that a slice can be handed over. What it says under another step counts for nothing."""
         if step == self.placement.step:
             self._reports.add(report)
@@ -204,7 +204,7 @@ class Coordinator:
         """Whether every disk has reported that the new homes of the bucket's objects have them."""
         disks = [self.placement.disks[each] for each in self._placed()]
         return all(
-            disk.is_up and not disk.behind and Report("raised", disk.id, bucket_id, copies.written) in self._reports
+            disk.is_up and not disk.behind and ReadyReport("raised", disk.id, bucket_id, copies.written) in self._reports
             for disk in disks
         )
 
@@ -245,7 +245,7 @@ class Coordinator:
                 continue
             spec = self.placement.layouts[state.at]
             readiness: Readiness = "copied" if state.phase == "copying" else "moved"
-            if all(Report(readiness, disk, number, state.to) in self._reports for disk in spec.disks - spec.gone):
+            if all(ReadyReport(readiness, disk, number, state.to) in self._reports for disk in spec.disks - spec.gone):
                 yield number
 
 
@@ -388,7 +388,7 @@ def _numbered(before: Placement, changed: Placement) -> Placement:
     return msgspec.structs.replace(changed, step=before.step + 1)
 
 
-def _stands(report: Report, before: Placement, after: Placement) -> bool:
+def _stands(report: ReadyReport, before: Placement, after: Placement) -> bool:
     """Whether what a report is about is as it was."""
     if isinstance(report.subject, int):
         return after.slices[report.subject] == before.slices[report.subject]

@@ -24,7 +24,7 @@ class NotPrimary:
 
 
 @dataclass(frozen=True)
-class Commit:
+class SendCommit:
     """Send the row to these disks; each has it once `committed` was called for it."""
 
     disks: tuple[str, ...]
@@ -38,7 +38,7 @@ class PutBehind:
 
 
 @dataclass(frozen=True)
-class Wait:
+class Pause:
     """Nothing to do before something changes, or a moment has passed."""
 
 
@@ -51,7 +51,7 @@ class Certain:
     copies: int
 
 
-Instruction = NotPrimary | Commit | PutBehind | Wait | Certain
+Instruction = NotPrimary | SendCommit | PutBehind | Pause | Certain
 
 
 class Writing:
@@ -102,7 +102,7 @@ class Writing:
             for each in passed_over:
                 self._failures[each] = 0
         self._tried.update(send)
-        return Commit(send) if send else Wait()
+        return SendCommit(send) if send else Pause()
 
     def _is_lost(self, disk: str) -> bool:
         return self._failures[disk] >= FAILURES_MAX and disk not in self._done

@@ -27,7 +27,7 @@ class SimCoordinator(Actor):
         self.boot()
 
     def boot(self) -> None:
-        self.core = steps.Coordinator(self.placement, self._down_after_s, self.world.now)
+        self.core = steps.StepPlanner(self.placement, self._down_after_s, self.world.now)
         self.world.spawn(self, self._run())
 
     def _run(self) -> Process:
@@ -84,7 +84,7 @@ class SimCoordinator(Actor):
         return self.core.report_clean(disk, behind, step)
         yield
 
-    def on_report(self, sender: str, report: steps.Report, step: int) -> Process:
+    def on_report(self, sender: str, report: steps.ReadyReport, step: int) -> Process:
         self.core.report_ready(report, step)
         return True
         yield

@@ -32,15 +32,15 @@ def _skip_settling(patch: pytest.MonkeyPatch) -> None:
 def _serve_pending_rows(patch: pytest.MonkeyPatch) -> None:
     honest = read.reading
 
-    def serve(found: Any, disk: str, *, settled: bool, **_: bool) -> read.Reading:
+    def serve(found: Any, disk: str, *, settled: bool, **_: bool) -> read.ReadVerdict:
         return honest(found, disk, settled=settled, uncertain=False, pending=False)
 
     patch.setattr(read, "reading", serve)
 
 
 def _serve_from_any_holder(patch: pytest.MonkeyPatch) -> None:
-    def serve(found: Any, disk: str, **_: bool) -> read.Reading:
-        return read.Reading.SERVE if disk in found.everywhere else read.Reading.ELSEWHERE
+    def serve(found: Any, disk: str, **_: bool) -> read.ReadVerdict:
+        return read.ReadVerdict.SERVE if disk in found.everywhere else read.ReadVerdict.ELSEWHERE
 
     patch.setattr(read, "reading", serve)
 
@@ -60,7 +60,7 @@ def _return_without_behind(patch: pytest.MonkeyPatch) -> None:
 
 
 def _publish_without_acknowledgements(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(steps.Coordinator, "_acknowledged", lambda *_: sys.maxsize)
+    patch.setattr(steps.StepPlanner, "_acknowledged", lambda *_: sys.maxsize)
 
 
 def _accept_an_older_primary(patch: pytest.MonkeyPatch) -> None:
@@ -73,10 +73,10 @@ def _accept_an_older_primary(patch: pytest.MonkeyPatch) -> None:
 
 
 def _hand_over_without_reports(patch: pytest.MonkeyPatch) -> None:
-    def all_of_them(self: steps.Coordinator) -> Iterator[int]:
+    def all_of_them(self: steps.StepPlanner) -> Iterator[int]:
         yield from (number for number, state in enumerate(self.placement.slices) if state.to is not None)
 
-    patch.setattr(steps.Coordinator, "_handovers", all_of_them)
+    patch.setattr(steps.StepPlanner, "_handovers", all_of_them)
 
 
 def _leave_out_moving(patch: pytest.MonkeyPatch) -> None:
@@ -92,9 +92,9 @@ def _believe_a_stale_state(patch: pytest.MonkeyPatch) -> None:
 def _order_before_a_conditional_write(patch: pytest.MonkeyPatch) -> None:
     honest = accept.order
 
-    def order(*given: Any, **facts: Any) -> accept.Order:
+    def order(*given: Any, **facts: Any) -> accept.UploadOrder:
         found = honest(*given, **facts)
-        return accept.Order.REPLACED if found is accept.Order.OVERTAKEN else found
+        return accept.UploadOrder.REPLACED if found is accept.UploadOrder.OVERTAKEN else found
 
     patch.setattr(accept, "order", order)
 

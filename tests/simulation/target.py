@@ -261,11 +261,11 @@ class SimTarget(Actor):
         ordered = accept.order(
             version, before, conditional=expected is not None, newest_conditional=self._conditional.get(name)
         )
-        if ordered is not accept.Order.FIRST:
+        if ordered is not accept.UploadOrder.FIRST:
             answers = {
-                accept.Order.FAILED: ("failed",),
-                accept.Order.REPLACED: ("ok",),
-                accept.Order.OVERTAKEN: ("retry", None),
+                accept.UploadOrder.FAILED: ("failed",),
+                accept.UploadOrder.REPLACED: ("ok",),
+                accept.UploadOrder.OVERTAKEN: ("retry", None),
             }
             return answers[ordered]
         row = Row(version, value)
@@ -291,14 +291,14 @@ class SimTarget(Actor):
                 return ("retry", None)
             found = self.roles(name)
             told = {each: self._reading(disk, name) for each, disk in self.disks.items()}
-            here = [each for each in told if told[each] is not read.Reading.ELSEWHERE]
+            here = [each for each in told if told[each] is not read.ReadVerdict.ELSEWHERE]
             if not here:
                 return ("retry", self.placement)
             disk = self.disks[here[0]]
-            if told[disk.id] is read.Reading.WAIT:
+            if told[disk.id] is read.ReadVerdict.WAIT:
                 yield Sleep(0.05)
                 continue
-            if told[disk.id] is read.Reading.ASK_PRIMARY:
+            if told[disk.id] is read.ReadVerdict.ASK_PRIMARY:
                 assert found.primary is not None
                 result = yield self._call(found.primary, "state", name, self.placement)
                 if result is not None and result[0] is not None and result[0].version == disk.pending.get(name):
@@ -309,7 +309,7 @@ class SimTarget(Actor):
             return ("ok", None if row is None else row.value)
         return ("retry", None)
 
-    def _reading(self, disk: SimDisk, name: str) -> read.Reading:
+    def _reading(self, disk: SimDisk, name: str) -> read.ReadVerdict:
         return read.reading(
             self.roles(name),
             disk.id,
@@ -337,13 +337,13 @@ class SimTarget(Actor):
                 told = writing.next(self.placement, self.cleared[disk.id])
                 if isinstance(told, write.NotPrimary):
                     return ("unknown",)
-                if isinstance(told, write.Commit):
+                if isinstance(told, write.SendCommit):
                     yield from self._send_commits(writing, disk, name, row, told.disks)
                 elif isinstance(told, write.PutBehind):
                     new = yield Call(coordinator.NAME, "behind", (disk.id, told.disk), 8.0)
                     if new is not None:
                         self.take(new)
-                elif isinstance(told, write.Wait):
+                elif isinstance(told, write.Pause):
                     yield Sleep(0.02)
                 else:
                     disk.owed.update(Note(each, name) for each in told.owed)
@@ -557,12 +557,12 @@ class SimTarget(Actor):
                 continue
             if any(key.disk == disk.id and placement.slice_of(BUCKET, key.name) == number for key in self.uncertain):
                 continue
-            self._report(steps.Report("copied" if state.phase == "copying" else "moved", disk.id, number, state.to))
+            self._report(steps.ReadyReport("copied" if state.phase == "copying" else "moved", disk.id, number, state.to))
         copies = placement.copies_of(BUCKET)
         if copies.reading < copies.wanted and not disk.owed and not any(key.disk == disk.id for key in self.uncertain):
-            self._report(steps.Report("raised", disk.id, BUCKET, copies.written))
+            self._report(steps.ReadyReport("raised", disk.id, BUCKET, copies.written))
 
-    def _report(self, report: steps.Report) -> None:
+    def _report(self, report: steps.ReadyReport) -> None:
         assert self.placement is not None
         self.world.tell(self, Call(coordinator.NAME, "report", (report, self.placement.step)))
 

@@ -6,9 +6,9 @@ import pytest
 from placements import BUCKET, placement, with_disk
 
 from dfc.placement.roles import roles
-from dfc.replication.accept import Acceptance, Order, Refusal, acceptance, order, refusal
+from dfc.replication.accept import Acceptance, Refusal, UploadOrder, acceptance, order, refusal
 from dfc.replication.lease import TargetLease, lease_s
-from dfc.replication.read import Reading, reading
+from dfc.replication.read import ReadVerdict, reading
 
 FOUND = roles(placement("n1a", "n2a", "n3a"), BUCKET, "x")
 PRIMARY, READER = FOUND.homes
@@ -18,13 +18,13 @@ OTHER = next(each for each in ("n1a", "n2a", "n3a") if each not in FOUND.homes)
 @pytest.mark.parametrize(
     ("version", "present", "conditional", "newest", "wanted"),
     [
-        ("2", None, False, None, Order.FIRST),
-        ("2", "1", False, None, Order.FIRST),
-        ("2", "1", True, "1", Order.FIRST),
-        ("2", "3", False, None, Order.REPLACED),
-        ("2", "3", True, None, Order.FAILED),
-        ("2", "4", False, "3", Order.OVERTAKEN),
-        ("4", "5", False, "3", Order.REPLACED),
+        ("2", None, False, None, UploadOrder.FIRST),
+        ("2", "1", False, None, UploadOrder.FIRST),
+        ("2", "1", True, "1", UploadOrder.FIRST),
+        ("2", "3", False, None, UploadOrder.REPLACED),
+        ("2", "3", True, None, UploadOrder.FAILED),
+        ("2", "4", False, "3", UploadOrder.OVERTAKEN),
+        ("4", "5", False, "3", UploadOrder.REPLACED),
     ],
 )
 def test_the_order_of_uploads(version, present, conditional, newest, wanted):
@@ -51,15 +51,15 @@ def test_who_takes_writes():
 
 def test_who_serves_reads():
     good = {"settled": True, "uncertain": False, "pending": False}
-    assert reading(FOUND, PRIMARY, **good) is Reading.SERVE
-    assert reading(FOUND, READER, **good) is Reading.SERVE
-    assert reading(FOUND, OTHER, **good) is Reading.ELSEWHERE
-    assert reading(FOUND, PRIMARY, **{**good, "pending": True}) is Reading.SERVE, "its own row, certain and not yet swept"
-    assert reading(FOUND, PRIMARY, **{**good, "uncertain": True}) is Reading.WAIT
-    assert reading(FOUND, PRIMARY, **{**good, "settled": False}) is Reading.WAIT
-    assert reading(FOUND, READER, **{**good, "pending": True}) is Reading.ASK_PRIMARY
+    assert reading(FOUND, PRIMARY, **good) is ReadVerdict.SERVE
+    assert reading(FOUND, READER, **good) is ReadVerdict.SERVE
+    assert reading(FOUND, OTHER, **good) is ReadVerdict.ELSEWHERE
+    assert reading(FOUND, PRIMARY, **{**good, "pending": True}) is ReadVerdict.SERVE, "its own row, certain and not yet swept"
+    assert reading(FOUND, PRIMARY, **{**good, "uncertain": True}) is ReadVerdict.WAIT
+    assert reading(FOUND, PRIMARY, **{**good, "settled": False}) is ReadVerdict.WAIT
+    assert reading(FOUND, READER, **{**good, "pending": True}) is ReadVerdict.ASK_PRIMARY
     behind = roles(with_disk(placement("n1a", "n2a", "n3a"), READER, behind=frozenset((PRIMARY,))), BUCKET, "x")
-    assert reading(behind, READER, **good) is Reading.ELSEWHERE
+    assert reading(behind, READER, **good) is ReadVerdict.ELSEWHERE
 
 
 def test_a_lease_counts_from_the_sending():

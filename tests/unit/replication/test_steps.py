@@ -8,8 +8,8 @@ from placements import BUCKET, place, placement, with_disk, with_slices
 
 from dfc.placement.state import Copies, LayoutSpec, SliceState
 from dfc.replication.steps import (
-    Coordinator,
-    Report,
+    ReadyReport,
+    StepPlanner,
     bring_up,
     declare_down,
     hand_over,
@@ -27,7 +27,7 @@ class Cluster:
     """A coordinator, and targets that acknowledge what they are told to."""
 
     def __init__(self, state=None):
-        self.core = Coordinator(state or placement(*DISKS), DOWN_S, 0.0)
+        self.core = StepPlanner(state or placement(*DISKS), DOWN_S, 0.0)
         self.now = 0.0
 
     @property
@@ -205,10 +205,10 @@ def test_a_move_goes_slice_by_slice_when_all_have_reported():
         cluster.all_beat()
         step = cluster.state.step
         for disk in DISKS[:-1]:
-            cluster.core.report_ready(Report(readiness, disk, 0, 2), step)
-        cluster.core.report_ready(Report(readiness, DISKS[-1], 0, 2), step - 1)
+            cluster.core.report_ready(ReadyReport(readiness, disk, 0, 2), step)
+        cluster.core.report_ready(ReadyReport(readiness, DISKS[-1], 0, 2), step - 1)
         assert cluster.step() is None, "one of them spoke of an older step"
-        cluster.core.report_ready(Report(readiness, DISKS[-1], 0, 2), step)
+        cluster.core.report_ready(ReadyReport(readiness, DISKS[-1], 0, 2), step)
         assert cluster.step().slices[0] == SliceState(1, 2, phase)
         assert cluster.state.slices[1] == SliceState(1, 2, "copying")
     cluster.all_beat()
@@ -230,7 +230,7 @@ def test_marking_somebody_withdraws_the_reports_of_the_marker():
     cluster = Cluster(state)
     cluster.all_beat()
     for disk in DISKS:
-        cluster.core.report_ready(Report("copied", disk, 0, 2), state.step)
+        cluster.core.report_ready(ReadyReport("copied", disk, 0, 2), state.step)
     cluster.core.mark_behind("n1a", "n2a")
     assert cluster.step().slices[0].phase == "copying", "the mark comes first"
     cluster.all_beat()
@@ -248,7 +248,7 @@ def test_copies_are_written_before_they_are_read():
     cluster.all_beat()
     for disk in DISKS:
         assert cluster.step() is None
-        cluster.core.report_ready(Report("raised", disk, BUCKET, 2), cluster.state.step)
+        cluster.core.report_ready(ReadyReport("raised", disk, BUCKET, 2), cluster.state.step)
     assert cluster.step().copies_of(BUCKET) == Copies.of(2)
     cluster.all_beat()
     cluster.core.queue(("copies",), want_copies(BUCKET, 1))

@@ -7,7 +7,7 @@ from placements import BUCKET, placement, with_disk, with_slices
 
 from dfc.placement.roles import roles
 from dfc.placement.state import Copies, SliceState
-from dfc.replication.write import Certain, Commit, NotPrimary, PutBehind, Wait, Writing, required
+from dfc.replication.write import Certain, NotPrimary, Pause, PutBehind, SendCommit, Writing, required
 
 DISKS = ("n1a", "n2a", "n3a", "n4a")
 NAME = "x.tar"
@@ -21,10 +21,10 @@ def begin(state, least=1):
 def test_it_is_certain_when_all_members_have_it():
     state = placement(*DISKS, copies=3)
     writing, found = begin(state)
-    assert writing.next(state, ()) == Commit(found.homes[1:])
-    assert writing.next(state, ()) == Wait()
+    assert writing.next(state, ()) == SendCommit(found.homes[1:])
+    assert writing.next(state, ()) == Pause()
     writing.committed(found.homes[1])
-    assert writing.next(state, ()) == Wait()
+    assert writing.next(state, ()) == Pause()
     writing.committed(found.homes[2])
     assert writing.next(state, ()) == Certain((), tuple(sorted(found.homes[1:])), 3)
 
@@ -33,9 +33,9 @@ def test_a_member_that_fails_is_asked_again_and_then_put_behind():
     state = placement(*DISKS)
     writing, found = begin(state)
     other = found.homes[1]
-    assert writing.next(state, ()) == Commit((other,))
+    assert writing.next(state, ()) == SendCommit((other,))
     writing.failed(other)
-    assert writing.next(state, ()) == Commit((other,))
+    assert writing.next(state, ()) == SendCommit((other,))
     writing.failed(other)
     assert writing.next(state, ()) == PutBehind(other)
     behind = with_disk(state, other, behind=frozenset((writing.disk,)))
@@ -48,10 +48,10 @@ def test_where_the_coordinator_refuses_the_member_is_tried_again():
     other = found.homes[1]
     for _ in range(3):
         for _ in range(2):
-            assert writing.next(state, ()) == Commit((other,))
+            assert writing.next(state, ()) == SendCommit((other,))
             writing.failed(other)
         assert writing.next(state, ()) == PutBehind(other)
-    assert writing.next(state, ()) == Commit((other,))
+    assert writing.next(state, ()) == SendCommit((other,))
     writing.committed(other)
     assert isinstance(writing.next(state, ()), Certain)
 
@@ -71,7 +71,7 @@ def test_a_standin_takes_the_place_of_a_home_that_is_down():
     writing, found = begin(state)
     down = with_disk(state, found.homes[1], status="down")
     (standin,) = roles(down, BUCKET, NAME).standins
-    assert writing.next(down, ()) == Commit((standin,))
+    assert writing.next(down, ()) == SendCommit((standin,))
     writing.committed(standin)
     assert writing.next(down, ()) == Certain((found.homes[1],), (standin,), 2), "the home gets it when it is back"
 
@@ -82,10 +82,10 @@ def test_a_standin_that_cannot_be_reached_does_not_hold_up_the_write():
     down = with_disk(state, found.homes[1], status="down")
     (standin,) = roles(down, BUCKET, NAME).standins
     for _ in range(2):
-        assert writing.next(down, ()) == Commit((standin,))
+        assert writing.next(down, ()) == SendCommit((standin,))
         writing.failed(standin)
     told = writing.next(down, ())
-    assert isinstance(told, Commit)
+    assert isinstance(told, SendCommit)
     assert told.disks != (standin,), "the next in the ranking takes its place"
     writing.failed(told.disks[0])
     writing.next(down, ())
@@ -102,7 +102,7 @@ def test_the_least_number_of_copies_is_never_gone_below():
     for _ in range(20):
         told = writing.next(down, ())
         assert not isinstance(told, Certain), "there is one copy"
-        if isinstance(told, Commit):
+        if isinstance(told, SendCommit):
             asked += told.disks
             for each in told.disks:
                 writing.failed(each)
@@ -127,7 +127,7 @@ def test_with_one_copy_nobody_is_put_behind():
     (other,) = found.writers
     for _ in range(6):
         told = writing.next(moving, ())
-        assert told == Commit((other,)), told
+        assert told == SendCommit((other,)), told
         writing.failed(other)
 
 
@@ -138,10 +138,10 @@ def test_both_layouts_of_a_move_must_have_it():
     moving = with_slices(state, SliceState(1, 2, "moving"), to=to)
     writing, found = begin(moving)
     assert set(found.members) > homes
-    assert writing.next(moving, ()) == Commit(found.writers)
+    assert writing.next(moving, ()) == SendCommit(found.writers)
     for each in found.writers[:-1]:
         writing.committed(each)
-    assert writing.next(moving, ()) == Wait()
+    assert writing.next(moving, ()) == Pause()
     writing.committed(found.writers[-1])
     assert isinstance(writing.next(moving, ()), Certain)
 
@@ -149,4 +149,4 @@ def test_both_layouts_of_a_move_must_have_it():
 def test_copies_that_are_added_are_written_at_once():
     state = msgspec.structs.replace(placement(*DISKS), copies={BUCKET: Copies(1, 2, 2)})
     writing, found = begin(state)
-    assert writing.next(state, ()) == Commit(found.homes[1:])
+    assert writing.next(state, ()) == SendCommit(found.homes[1:])
