@@ -1,25 +1,40 @@
-"""Every mistake that the simulation knows is caught, by a seed that has caught it before."""
+"""Mistakes that the simulation has caught before are caught again."""
 
 from __future__ import annotations
 
 import pytest
 
-from simulation.mutants import CAUGHT_BY, MUTANTS
+from simulation.directed import SCHEDULES, Directed
+from simulation.mutants import CAUGHT_BY, MUTANTS, NOT_CAUGHT
 from simulation.run import Run
 from simulation.scenarios import SCENARIOS
 
 
-def test_every_mutant_has_a_seed() -> None:
-    assert set(CAUGHT_BY) == set(MUTANTS)
+def replay(found: tuple[str, int] | str) -> list[str]:
+    """The problems of a seed or of a directed schedule."""
+    if isinstance(found, str):
+        script, copies = SCHEDULES[found]
+        return Directed(script, copies).go().problems
+    scenario, seed = found
+    return Run(seed, SCENARIOS[scenario]).go().problems
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+def test_what_is_known_of_each_mutant() -> None:
+    assert set(CAUGHT_BY) | NOT_CAUGHT == set(MUTANTS)
+    assert not set(CAUGHT_BY) & NOT_CAUGHT
+
+
+@pytest.mark.parametrize("mutant", CAUGHT_BY)
 def test_a_mutant_is_caught(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    scenario, seed = CAUGHT_BY[mutant]
-    assert Run(seed, SCENARIOS[scenario]).go().problems == [], "the rules as they are"
+    assert replay(CAUGHT_BY[mutant]) == [], "with the rules as they are"
     MUTANTS[mutant](monkeypatch)
     try:
-        problems = Run(seed, SCENARIOS[scenario]).go().problems
+        problems = replay(CAUGHT_BY[mutant])
     except AssertionError as error:  # two placements of one step
         problems = [str(error)]
     assert problems
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_directed_schedule(name: str) -> None:
+    assert replay(name) == []
