@@ -291,6 +291,26 @@ def bring_up(disk_id: str, incarnation: str) -> Change:
     return change
 
 
+def take_out(disk_id: str) -> Change:
+    """A disk is lost for good: it is no home any more, by any layout, and nobody waits for what it may have had.
+
+    That loses acknowledged writes if another disk is behind this one and nobody else has them; the caller has made sure, or an
+    operator has accepted it.
+    """
+
+    def change(placement: Placement) -> Placement:
+        layouts = {
+            number: LayoutSpec(spec.disks, spec.gone | {disk_id}) if disk_id in spec.disks else spec
+            for number, spec in placement.layouts.items()
+        }
+        disks = {each.id: msgspec.structs.replace(each, behind=each.behind - {disk_id}) for each in placement.disks.values()}
+        if layouts == placement.layouts and disks == placement.disks:
+            return placement
+        return msgspec.structs.replace(placement, layouts=layouts, disks=disks)
+
+    return change
+
+
 def put_behind(disk_id: str, primary: str) -> Change:
     """A disk may lack writes of a primary. Not where the primary is behind that disk itself, or either is not up."""
 

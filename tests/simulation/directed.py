@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dfc.placement.roles import Roles, roles
+from dfc.replication import steps
 from simulation.client import SimClient
 from simulation.run import COLD, HOT, Run, Scenario
 from simulation.target import BUCKET
@@ -91,7 +92,41 @@ def commit_of_an_old_primary(run: Directed) -> list[tuple[float, Callable[[], No
     ]
 
 
+def clean_report_that_is_late(run: Directed) -> list[tuple[float, Callable[[], None]]]:
+    """A primary reports that it owes nothing to a disk, and cannot reach it any more before the report arrives."""
+    primary, reader = run.nodes
+    apart = ((primary, reader), (reader, primary))
+    return [
+        (1.0, lambda: run.probe(primary).write("first")),
+        (2.0, lambda: run.cut(*apart)),
+        (2.1, lambda: run.probe(primary).write("second")),
+        (5.0, run.heal),
+        (5.0, lambda: run.world.held.update({(primary, "clean"): 12.0})),
+        (7.5, lambda: run.cut(*apart)),
+        (7.6, lambda: run.probe(primary).write("third")),
+        (11.9, run.world.held.clear),
+        (12.1, lambda: run.probe(reader).read_until(16.0)),
+        (20.0, run.heal),
+    ]
+
+
+def primary_that_is_lost(run: Directed) -> list[tuple[float, Callable[[], None]]]:
+    """A home is away while a row is written; the primary dies for good, and only the other members know what it lacks."""
+    primary, _second, away = run.nodes
+    lost = run.roles.homes[0]
+    return [
+        (1.0, lambda: run.probe(primary).write("first")),
+        (2.0, lambda: run.targets[away].crash(12.0)),
+        (7.5, lambda: run.probe(primary).write("second")),
+        (8.5, lambda: run.targets[primary].crash(1e9)),
+        (16.0, lambda: run.coordinator.core.queue(("out", lost), steps.take_out(lost))),
+        (18.0, lambda: run.probe(away).read_until(30.0)),
+    ]
+
+
 SCHEDULES: dict[str, tuple[Script, int]] = {
     "reader that did not hear": (reader_that_did_not_hear, 2),
     "commit of an old primary": (commit_of_an_old_primary, 3),
+    "clean report that is late": (clean_report_that_is_late, 2),
+    "primary that is lost": (primary_that_is_lost, 3),
 }

@@ -211,7 +211,12 @@ class Run:
         problems = outcome.problems
         if any(state.to is not None for state in placement.slices):
             problems.append(f"slices are still moving: {placement.slices}, wanted {self.coordinator.wanted}")
-        odd = {d.id: (d.status, sorted(d.behind)) for d in placement.disks.values() if not d.is_up or d.behind}
+        lost = {each for spec in placement.layouts.values() for each in spec.gone}
+        odd = {
+            d.id: (d.status, sorted(d.behind))
+            for d in placement.disks.values()
+            if d.id not in lost and (not d.is_up or d.behind)
+        }
         if odd:
             problems.append(f"disks are not up and clean: {odd}")
         copies = placement.copies_of(BUCKET)
@@ -222,14 +227,17 @@ class Run:
 
     def _check_rows(self, name: str, problems: list[str]) -> None:
         homes = roles(self.coordinator.placement, BUCKET, name).homes
-        rows = {each: self._disk(each).rows.get(name) for each in self.disk_ids}
+        lost = {each for spec in self.coordinator.placement.layouts.values() for each in spec.gone}
+        rows = {each: self._disk(each).rows.get(name) for each in self.disk_ids if each not in lost}
         if len({rows[each] for each in homes}) != 1:
             problems.append(f"{name}: copies differ at its homes {homes}: {rows}")
         if extra := [each for each, row in rows.items() if row is not None and each not in homes]:
             problems.append(f"{name}: surplus rows at {extra}, homes {homes}")
-        if pending := [each for each in self.disk_ids if name in self._disk(each).pending]:
+        if pending := [each for each in rows if name in self._disk(each).pending]:
             problems.append(f"{name}: still pending at {pending}")
-        if notes := [(each, note) for each in self.disk_ids for note in self._disk(each).owed if note.name == name]:
+        if notes := [
+            (each, note) for each in rows for note in self._disk(each).owed if note.name == name and note.disk not in lost
+        ]:
             problems.append(f"{name}: still owed {notes}")
 
 

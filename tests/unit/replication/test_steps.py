@@ -16,6 +16,7 @@ from dfc.replication.steps import (
     put_behind,
     put_clean,
     start_move,
+    take_out,
     want_copies,
 )
 
@@ -156,6 +157,14 @@ def test_what_a_lost_disk_owed_nobody_waits_for():
     state = placement("n1a", place("n2a", behind=frozenset(("n3a", "n1a"))), place("n3a", status="down"), step=2)
     new = bring_up("n3a", "second")(state)
     assert new.disks["n2a"].behind == {"n1a"}
+
+
+def test_a_disk_that_is_taken_out_is_no_home_and_nobody_waits_for_it():
+    state = placement("n1a", place("n2a", behind=frozenset(("n1a", "n3a"))), place("n3a", status="down"), step=2)
+    new = take_out("n3a")(state)
+    assert new.layouts[1] == LayoutSpec(frozenset(DISKS), frozenset(("n3a",)))
+    assert new.disks["n2a"].behind == {"n1a"}
+    assert take_out("n3a")(new) is new
 
 
 def test_who_is_behind_puts_nobody_behind():
