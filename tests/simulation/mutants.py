@@ -202,13 +202,13 @@ CAUGHT_BY: dict[str, tuple[str, int] | str] = {
     "take a new disk for the old": ("wipes and moves", 4),
     "act without a lease": ("wipes", 2),
     "drop notes unasked": ("no moves", 2),
+    "skip after a clean report": "clean report that is late",
+    "members note nothing": "primary that is lost",
 }
 # No seed or schedule is known for these. That the cores keep to the rules is tested by tests/unit/replication alone.
 NOT_CAUGHT = {
     "believe a stale state",
-    "skip after a clean report",
     "remove surplus unasked",
-    "members note nothing",
     "no direct delivery",
     "who is behind marks others",
 }
