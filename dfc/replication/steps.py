@@ -61,6 +61,7 @@ class StepPlanner:
         self._queue: deque[_Queued] = deque()
         self._reports: set[ReadyReport] = set()
         self._wanted: LayoutSpec | None = None
+        self._wanted_copies: dict[str, int] = {}
 
     # --- what targets say
 
@@ -112,6 +113,10 @@ class StepPlanner:
         """Move all slices to these disks, as soon as no other move is under way."""
         self._wanted = layout
 
+    def want_copies(self, bucket_id: str, count: int) -> None:
+        """Give the objects of a bucket so many copies, as soon as that may begin."""
+        self._wanted_copies[bucket_id] = count
+
     def queue(self, key: tuple[str, ...], change: Change) -> None:
         """Make this change in one of the next steps. While one with the same key waits, nothing is added."""
         self._put(key, change)
@@ -142,7 +147,7 @@ class StepPlanner:
             if changed != self.placement:
                 return _numbered(self.placement, changed)
             self._queue.popleft()
-        return self._raised() or self._moved()
+        return self._copies_changed() or self._moved()
 
     def published(self, placement: Placement) -> None:
         """This is in the registry now, and goes out to the targets."""
@@ -193,12 +198,23 @@ class StepPlanner:
             report for report in self._reports if report.disk not in gone | marked and _stands(report, before, after)
         }
 
-    def _raised(self) -> Placement | None:
-        """The step in which the copies of a bucket may all be read, or no more are written than may be."""
+    def _copies_changed(self) -> Placement | None:
+        """The next step of a change of how many copies the objects of a bucket have, if there is one that may be taken."""
+        for bucket_id, count in list(self._wanted_copies.items()):
+            now = self.placement.copies_of(bucket_id)
+            if now.wanted == count:
+                del self._wanted_copies[bucket_id]
+            elif now.reading == now.written and (count > 1 or self._is_all_well()):
+                return _numbered(self.placement, want_copies(bucket_id, count)(self.placement))
         for bucket_id, copies in self.placement.copies.items():
             if copies.reading < copies.written and (copies.wanted == copies.reading or self._is_raised(bucket_id, copies)):
                 return _numbered(self.placement, put_copies(bucket_id, Copies.of(copies.wanted))(self.placement))
         return None
+
+    def _is_all_well(self) -> bool:
+        """Whether all disks that hold anything are up and behind nobody. Only then may a bucket get down to one copy: its disk
+        is read from then on whatever it is behind of, since nobody else can have taken a write."""
+        return all(disk.is_up and not disk.behind for disk in self.placement.disks.values() if disk.id in self._placed())
 
     def _is_raised(self, bucket_id: str, copies: Copies) -> bool:
         """Whether every disk has reported that the new homes of the bucket's objects have them."""

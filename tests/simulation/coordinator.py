@@ -38,9 +38,7 @@ class SimCoordinator(Actor):
             if self.wanted is not None:
                 self.core.want_layout(self.wanted)
             if self.wanted_copies is not None:
-                bucket, count = self.wanted_copies
-                self.core.queue(("copies", bucket), steps.want_copies(bucket, count))
-                self.wanted_copies = None
+                self.core.want_copies(*self.wanted_copies)
             new = self.core.next_step(self.world.now)
             if new is not None:
                 self._publish(new)

@@ -252,7 +252,7 @@ def test_marking_somebody_withdraws_the_reports_of_the_marker():
 def test_copies_are_written_before_they_are_read():
     cluster = Cluster(placement(*DISKS, copies=1))
     cluster.all_beat()
-    cluster.core.queue(("copies",), want_copies(BUCKET, 2))
+    cluster.core.want_copies(BUCKET, 2)
     assert cluster.step().copies_of(BUCKET) == Copies(1, 2, 2)
     cluster.all_beat()
     for disk in DISKS:
@@ -260,10 +260,22 @@ def test_copies_are_written_before_they_are_read():
         cluster.core.report_ready(ReadyReport("raised", disk, BUCKET, 2), cluster.state.step)
     assert cluster.step().copies_of(BUCKET) == Copies.of(2)
     cluster.all_beat()
-    cluster.core.queue(("copies",), want_copies(BUCKET, 1))
+    cluster.core.want_copies(BUCKET, 1)
     assert cluster.step().copies_of(BUCKET) == Copies(1, 2, 1)
     cluster.all_beat()
     assert cluster.step().copies_of(BUCKET) == Copies.of(1)
+
+
+def test_a_bucket_gets_down_to_one_copy_only_while_all_is_well():
+    """Its disk is then read whatever it is behind of."""
+    cluster = Cluster(with_disk(placement(*DISKS), "n1a", behind=frozenset(("n2a",))))
+    cluster.all_beat()
+    cluster.core.want_copies(BUCKET, 1)
+    assert cluster.step() is None
+    cluster.core.report_clean("n2a", "n1a", cluster.state.step)
+    assert cluster.step().disks["n1a"].behind == frozenset()
+    cluster.all_beat()
+    assert cluster.step().copies_of(BUCKET) == Copies(1, 2, 1)
 
 
 def test_changes_give_the_placement_back_where_nothing_changes():
