@@ -29,7 +29,7 @@ from loadtest.cluster import Cluster, cluster, serve_command
 from loadtest.connection import Connection, HttpFailure
 from loadtest.demojobs import JobsDiffer, check_job, compare, job_commands, read_members
 from loadtest.images import make_dataset
-from loadtest.processes import ProcessFailed, interruptible, run
+from loadtest.processes import ProcessFailed, check_interrupted, interruptible, run
 from loadtest.report import format_bytes
 from loadtest.scenarios import expect
 
@@ -68,6 +68,7 @@ class Demo:
     part: int = 0
 
     def say(self, text: str) -> None:
+        check_interrupted()
         self.part += 1
         self.console.print(f"\n[bold]{self.part}/{PARTS} {text}[/bold]")
 
@@ -307,6 +308,7 @@ def main() -> int:
     demo = Demo(console, Path(tempfile.mkdtemp(prefix="dfc-demo-")))
     try:
         play(demo)
+        check_interrupted()
     except (DemoFailed, JobsDiffer, ProcessFailed, HttpFailure, OSError, subprocess.SubprocessError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1

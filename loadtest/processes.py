@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import IO
 
 END_S = 20.0  # between SIGTERM and SIGKILL: long reads are drained
 POLL_S = 0.02
+_INTERRUPTED = threading.Event()
 
 
 class ProcessFailed(RuntimeError):
@@ -131,10 +133,17 @@ def interruptible() -> None:
     """Let SIGTERM end this program like Ctrl-C does, through every `finally`; and Ctrl-C too, where a shell had it ignored."""
 
     def stop(number: int, frame: FrameType | None) -> None:
+        _INTERRUPTED.set()
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, stop)
+
+
+def check_interrupted() -> None:
+    """KeyboardInterrupt if there was one before: a finalizer or an import with a bare `except` may have swallowed it."""
+    if _INTERRUPTED.is_set():
+        raise KeyboardInterrupt
 
 
 def find_program(name: str) -> str | None:

@@ -216,3 +216,24 @@ def test_time_on_processors_counts_children(tmp_path):
         child.wait_until(lambda: processor_seconds(child.pid) > 0.3, 30, "0.3 s on a processor")
         for pid in descendants(child.pid):
             os.kill(pid, signal.SIGKILL)
+
+
+def test_an_interrupt_that_was_swallowed_is_remembered() -> None:
+    program = """
+import os, signal
+from loadtest.processes import check_interrupted, interruptible
+interruptible()
+check_interrupted()
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+except BaseException:
+    pass
+try:
+    check_interrupted()
+except KeyboardInterrupt:
+    print("remembered")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "remembered\n"
