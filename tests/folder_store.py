@@ -220,7 +220,7 @@ def run_job(folder: Path, spec: Mapping[str, Any], *, memory_bytes: int = 64 << 
         name = f"{checked.spec.operation}.{stage.name}"
         done = []
         for number, draft in enumerate(stage.tasks(results)):
-            task = Task("job", name, number, draft.label, draft.payload, bucket)
+            task = Task("job", name, number, draft.label, draft.payload, bucket, "0a")
             task = msgspec.msgpack.decode(msgspec.msgpack.encode(task), type=Task)
             for _ in range(2 if twice else 1):
                 result = find_function(name)(task, store)

@@ -113,6 +113,10 @@ class Cluster:
             found: dict[str, Any] = json.load(answer)
             return found
 
+    def bucket_id(self, name: str) -> str:
+        """The id of a bucket that exists."""
+        return next(bucket["id"] for bucket in self.map()["buckets"] if bucket["name"] == name)
+
     def children(self) -> dict[str, int]:
         """Process ids of the nodes by name: `proxy`, `target-0`, …"""
         assert self.process is not None

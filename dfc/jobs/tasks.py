@@ -98,7 +98,8 @@ class TaskDraft(msgspec.Struct, frozen=True):
 
 
 class Task(msgspec.Struct, frozen=True):
-    """A task as sent to a worker. `function` is `OPERATION.STAGE` (`dfc.jobs.operations.find_function`)."""
+    """A task as sent to a worker. `function` is `OPERATION.STAGE` (`dfc.jobs.operations.find_function`). By the id of the
+    output bucket, a worker whose map is older than the bucket finds the owners of outputs."""
 
     job: str
     function: str
@@ -106,6 +107,7 @@ class Task(msgspec.Struct, frozen=True):
     label: str
     payload: bytes
     output_bucket: str
+    output_bucket_id: str
 
     def decode(self, kind: type[T]) -> T:
         """Decode the payload as the operation's struct."""

@@ -150,7 +150,11 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def owner(self, bucket: BucketEntry, name: str) -> Owner | None:
         """Return the disk and node that own an object; None while no target is in placement."""
-        disk_id = self.__dict__["_layout"].best(bucket.id, name)
+        return self.owner_in(bucket.id, name)
+
+    def owner_in(self, bucket_id: str, name: str) -> Owner | None:
+        """Return the same as `owner`, also for a bucket that is younger than this map."""
+        disk_id = self.__dict__["_layout"].best(bucket_id, name)
         found: Owner | None = self.__dict__["_owners"].get(disk_id)
         return found
 

@@ -9,14 +9,13 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
-import msgspec
-
 from dfc.errors import BucketDeleting, BucketNotFound, Conflict, NoSpace, Unavailable
 from dfc.http.calls.peer import ControlClient
 from dfc.logs import timestamp
 from dfc.names import check_bucket_name
 from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap, Durability, NodeEntry, Owner
 from dfc.proxy.heartbeats import Heartbeats
+from dfc.proxy.pushing import Pushes
 from dfc.registry.base import Registry
 from dfc.registry.changes import (
     Change,
@@ -55,7 +54,7 @@ class Cluster:
         self._auto_create = auto_create
         self._expected_targets = expected_targets
         self._pushes: set[asyncio.Task[None]] = set()
-        self._encoded = EMPTY_MAP, msgspec.Raw(EMPTY_MAP.encode())
+        self.push = Pushes(control).push
         self._seen = EMPTY_MAP, EMPTY_MAP
 
     @property
@@ -172,16 +171,6 @@ class Cluster:
     async def _push_quietly(self) -> None:
         cluster_map = self.map
         await asyncio.gather(*(self.push(node, cluster_map) for node in cluster_map.cover().ask), return_exceptions=True)
-
-    async def push(self, node: NodeEntry, cluster_map: ClusterMap) -> None:
-        """Send a target the map; when this returns, the target uses it (or a newer one)."""
-        await self.control.call("POST", f"{node.url}/v1/node/map", dict, body=self._encode(cluster_map))
-
-    def _encode(self, cluster_map: ClusterMap) -> msgspec.Raw:
-        """Encode a map once for all targets: a large one takes a millisecond."""
-        if self._encoded[0] is not cluster_map:
-            self._encoded = cluster_map, msgspec.Raw(cluster_map.encode())
-        return self._encoded[1]
 
     # --- buckets and owners
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Final
 
@@ -46,17 +47,17 @@ class Deletions:
             raise BucketDeleting(f"bucket {name!r} is being deleted")
         self._busy.add(name)
         try:
-            await self._decide(bucket, force, leadership)
+            told = await self._decide(bucket, force, leadership)
             try:
-                await self._remove(bucket)
+                await self._remove(bucket, told=told)
             except (Unavailable, RemoteError) as error:
                 raise Unavailable(f"{error.message}; the deletion of bucket {name!r} continues by itself") from error
         finally:
             self._busy.discard(name)
 
-    async def _decide(self, bucket: BucketEntry, force: bool, leadership: Lease) -> None:
-        """Make the bucket `deleting`, or leave it `active`; no commit can slip in between counting and deleting. LeaseLost,
-        with nothing decided, when this proxy stops being the coordinator meanwhile."""
+    async def _decide(self, bucket: BucketEntry, force: bool, leadership: Lease) -> list[str]:
+        """Make the bucket `deleting`, or leave it `active`; no commit can slip in between counting and deleting. Return the ids
+        of the targets that know it. LeaseLost, with nothing decided, when this proxy stops being the coordinator meanwhile."""
         cluster, name = self._cluster, bucket.name
         targets = cluster.live_targets() if cluster.map.targets() else []
         if not force:
@@ -68,6 +69,7 @@ class Deletions:
                 await self._require_empty(bucket, targets)
             await self._mark(bucket, "deleting", targets, leadership)
             decided = True
+            return [node.id for node in targets]
         finally:
             # Nothing has been removed yet, even if the second mark was set and only sending it to the targets failed.
             if not decided and cluster.map.bucket(name) is not None:
@@ -87,11 +89,12 @@ class Deletions:
                 f"bucket {bucket.name!r} is not empty: it holds {objects} objects; '?force=1' deletes them too"
             )
 
-    async def _remove(self, bucket: BucketEntry, fence: Lease | None = None) -> None:
-        """Remove a bucket that is `deleting` from every target, then from the registry. Can be repeated to do what is left."""
+    async def _remove(self, bucket: BucketEntry, fence: Lease | None = None, told: Collection[str] = ()) -> None:
+        """Remove a bucket that is `deleting` from every target, then from the registry. Can be repeated to do what is left.
+        `told`: the ids of targets that know that it is `deleting`."""
         cluster = self._cluster
         targets = cluster.live_targets() if cluster.map.targets() else []
-        await self._spread(targets)
+        await self._spread([node for node in targets if node.id not in told])
 
         async def remove_from(node: NodeEntry) -> None:
             await cluster.control.call("DELETE", f"{node.url}/v1/node/buckets/{bucket.id}", dict, long=True)

@@ -89,7 +89,11 @@ class KeptMap:
         entry = cluster_map.bucket(bucket)
         if entry is None:
             raise BucketNotFound(f"bucket {bucket!r} does not exist")
-        owner = cluster_map.owner(entry, name)
+        return self.holder_in(entry.id, name)
+
+    def holder_in(self, bucket_id: str, name: str) -> NodeEntry | None:
+        """The same as `holder`, with no new map for a bucket that is younger than the map."""
+        owner = self.map().owner_in(bucket_id, name)
         return owner.node if owner is not None and owner.node.state == "up" else None
 
 

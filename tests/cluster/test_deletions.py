@@ -135,6 +135,6 @@ def test_a_deletion_killed_after_it_was_decided_is_finished(start_cluster: Calla
     wait_for(lambda: state(cluster, bucket) is None, "the deletion to be finished")
     wait_for(lambda: ask(cluster, "PUT", f"/{bucket}/0", b"new")[0] == 201, "a bucket made anew")
     assert ask(cluster, "GET", f"/{bucket}/1") == (404, "object_not_found")
-    identity = next(found["id"] for found in cluster.map()["buckets"] if found["name"] == bucket)
+    identity = cluster.bucket_id(bucket)
     folders = {path.name for path in Path(cluster.directory).glob("target-*/disk-*/objects/*")}
     assert identity in folders

@@ -140,7 +140,7 @@ def setting(nodes: Cluster, request: pytest.FixtureRequest) -> Iterator[Setting]
     proxy = JobsProxy(nodes)
     job = f"{JOB}-{abs(hash(request.node.name)) % 10**9}"
     workshop = Workshop(WorkerSettings(proxy_url=proxy.url))
-    with workshop.store(Task(job, "none.at_all", 0, "l", b"", "out")) as store:
+    with workshop.store(Task(job, "none.at_all", 0, "l", b"", "out", nodes.bucket_id("out"))) as store:
         yield Setting(nodes, proxy, store)
     workshop.close()
     for url in nodes.target_urls():
@@ -287,7 +287,7 @@ def test_a_length_that_was_announced_is_held_to(setting, way):
     output.write(b"x" * 1_500_000)
     with pytest.raises(LengthMismatch):
         output.commit()
-    assert setting.staged().get(setting.store._job, 0) == 0
+    assert setting.staged().get(setting.store._task.job, 0) == 0
 
 
 def test_what_is_not_committed_leaves_nothing(setting, way):
@@ -306,7 +306,7 @@ def test_what_is_not_committed_leaves_nothing(setting, way):
     kept.write(b"x")
     kept.commit()
     kept.abort()
-    assert setting.staged()[setting.store._job] == 1
+    assert setting.staged()[setting.store._task.job] == 1
 
 
 def test_a_cancelled_job_ends_its_tasks(setting, monkeypatch):
@@ -326,7 +326,7 @@ def test_a_discarded_job_can_write_nothing_more(setting, way):
     running = setting.store.create("running.bin")
     running.write(b"x" * 2_000_000)
     for url in setting.cluster.target_urls():
-        call("DELETE", f"{url}/v1/node/staged/{setting.store._job}")
+        call("DELETE", f"{url}/v1/node/staged/{setting.store._task.job}")
     with pytest.raises(JobCancelled):
         running.commit()
     late = setting.store.create("late.bin")
@@ -336,7 +336,7 @@ def test_a_discarded_job_can_write_nothing_more(setting, way):
     small.write(b"x")
     with pytest.raises(JobCancelled):
         small.commit()
-    assert setting.staged().get(setting.store._job, 0) == 0
+    assert setting.staged().get(setting.store._task.job, 0) == 0
     wait_for(lambda: not unfinished(setting), "nothing of them to be left")
 
 
@@ -350,7 +350,7 @@ def test_a_shard_is_deposited_with_its_index(setting):
         output.write(content[at : at + 700_000])
     assert isinstance(output._upload, Deposit)
     assert output.commit().checksum == checksum_of(content)
-    job = setting.store._job
+    job = setting.store._task.job
     found = setting.store._nodes.ask(
         lambda: f"{setting.store._nodes.owner('out', name).url}/v1/node/locate?bucket=out&object={name}&job={job}"
     )
@@ -377,7 +377,8 @@ import sys
 from dfc.engine.settings import WorkerSettings
 from dfc.engine.worker.store import Workshop
 from dfc.jobs.tasks import Task
-store = Workshop(WorkerSettings(proxy_url={setting.proxy.url!r})).store(Task("killed-1", "none.at_all", 0, "l", b"", "out"))
+task = Task("killed-1", "none.at_all", 0, "l", b"", "out", {setting.cluster.bucket_id("out")!r})
+store = Workshop(WorkerSettings(proxy_url={setting.proxy.url!r})).store(task)
 output = store.__enter__().create("killed.tar")
 output.write(bytes(30_000_000))
 print(type(output._upload).__name__, flush=True)

@@ -14,6 +14,7 @@ from dfc.engine.settings import WorkerSettings
 from dfc.errors import Unavailable
 from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX, Response, Transport, Upload
 from dfc.http.calls.retry import Cancellation, RetryPolicy, retried
+from dfc.jobs.tasks import Task
 from dfc.limits import CLUSTER_MAP_BYTES_MAX
 from dfc.placement.map import NodeEntry
 from dfc.reach.routing import KeptMap
@@ -42,10 +43,11 @@ class Nodes(KeptMap):
 
     def owner(self, bucket: str, name: str) -> NodeEntry:
         """Return the target that holds an object or will hold it. Unavailable while it is down; BucketNotFound."""
-        holder = self.holder(bucket, name)
-        if holder is None:
-            raise Unavailable(f"the target that holds {bucket}/{name} is down")
-        return holder
+        return _up(self.holder(bucket, name), bucket, name)
+
+    def output_owner(self, task: Task, name: str) -> NodeEntry:
+        """Return the target that will hold an output of a task, or holds a temporary object. Unavailable while it is down."""
+        return _up(self.holder_in(task.output_bucket_id, name), task.output_bucket, name)
 
     def _fetch_map(self, _patient: bool) -> bytes:
         with self._of_proxy("/v1/cluster") as answer:
@@ -106,6 +108,12 @@ class Nodes(KeptMap):
         if answer.status < 300:
             return answer
         raise answer.error()
+
+
+def _up(holder: NodeEntry | None, bucket: str, name: str) -> NodeEntry:
+    if holder is None:
+        raise Unavailable(f"the target that holds {bucket}/{name} is down")
+    return holder
 
 
 class _Bytes:

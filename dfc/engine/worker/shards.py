@@ -15,7 +15,7 @@ import msgspec
 from dfc.engine.worker.nodes import Nodes, query
 from dfc.errors import NotFound, PreconditionFailed, Unavailable
 from dfc.jobs.store import InputChanged
-from dfc.jobs.tasks import InputShard
+from dfc.jobs.tasks import InputShard, Task
 from dfc.limits import GIB, INDEX_CACHE_BYTES, MIB
 from dfc.storage.layout import FOOTER_BYTES_MAX, Footer, FooterDamaged, decode_footer
 from dfc.tar.header import TarError
@@ -125,11 +125,11 @@ class OpenShards:
             return None  # not what the target described: ask it for the object with a GET
         return self._files.put(key, file)
 
-    def temporary(self, job: str, bucket: str, name: str) -> tuple[OpenFile | None, int]:
-        """Return a temporary object of the job, if it is on this machine, and its size. It is not cached, because it is read
-        only once or twice."""
-        path = "/v1/node/locate?" + query(bucket=bucket, object=name, job=job, temporary="1")
-        found = self._nodes.ask(lambda: self._nodes.owner(bucket, name).url + path)
+    def temporary(self, task: Task, name: str) -> tuple[OpenFile | None, int]:
+        """Return a temporary object of the task's job, if it is on this machine, and its size. It is not cached, because it is
+        read only once or twice."""
+        path = "/v1/node/locate?" + query(bucket=task.output_bucket, object=name, job=task.job, temporary="1")
+        found = self._nodes.ask(lambda: self._nodes.output_owner(task, name).url + path)
         located = msgspec.convert(found, Located)
         opened = open_blob(located.path)
         if opened is None:

@@ -63,8 +63,7 @@ class JobStore:
         self._shards = workshop.shards
         self._deposits = workshop.deposits
         self._throttle = workshop.throttle
-        self._job = task.job
-        self._bucket = task.output_bucket
+        self._task = task
         self._outputs: set[StagedOutput] = set()
         self._checked_s = float("-inf")
 
@@ -89,11 +88,11 @@ class JobStore:
 
     def open_temporary(self, name: str) -> Source:
         self.check()
-        file, size = self._shards.temporary(self._job, self._bucket, name)
+        file, size = self._shards.temporary(self._task, name)
         if file is not None:
             return _Holding(file, name, self._throttle)
-        path = staged_path(self._job, self._bucket, name, True)
-        origin = Origin(name, lambda: self._nodes.owner(self._bucket, name).url + path, "")
+        path = staged_path(self._task.job, self._task.output_bucket, name, True)
+        origin = Origin(name, lambda: self._nodes.output_owner(self._task, name).url + path, "")
         return RemoteSource(self._nodes, origin, size, self._throttle)
 
     # --- writing
@@ -110,9 +109,9 @@ class JobStore:
             self._nodes,
             self._deposits,
             name,
-            lambda: self._nodes.owner(self._bucket, name),
-            staged_path(self._job, self._bucket, name, temporary),
-            site_path(self._bucket, name, temporary),
+            lambda: self._nodes.output_owner(self._task, name),
+            staged_path(self._task.job, self._task.output_bucket, name, temporary),
+            site_path(self._task.output_bucket, name, temporary),
             size,
             self._throttle,
             self.check,
@@ -134,9 +133,9 @@ class JobStore:
             return
         self._checked_s = now
         try:
-            self._nodes.ask_proxy(f"/v1/node/jobs/{self._job}")
+            self._nodes.ask_proxy(f"/v1/node/jobs/{self._task.job}")
         except (NotFound, Conflict):
-            raise JobCancelled(f"the job {self._job} was cancelled or has ended") from None
+            raise JobCancelled(f"the job {self._task.job} was cancelled or has ended") from None
         except DfcError:
             pass  # the proxy is unreachable for the moment: go on
 

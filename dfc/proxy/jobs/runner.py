@@ -183,7 +183,8 @@ class JobRunner:
     # --- a task
 
     async def _run_task(self, stage: int, function: str, number: int, draft: TaskDraft) -> TaskEntry:
-        task = Task(self.id, function, number, draft.label, draft.payload, self.record.bucket)
+        record = self.record
+        task = Task(self.id, function, number, draft.label, draft.payload, record.bucket, record.bucket_id)
         data = msgspec.msgpack.encode(task)
         for attempt in range(RETRIES + 1):
             try:

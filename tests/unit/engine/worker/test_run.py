@@ -22,7 +22,7 @@ SETTINGS = WorkerSettings("http://127.0.0.1:9", priority="normal", memory_bytes=
 
 
 def task(function: str, job: str = "job") -> bytes:
-    return msgspec.msgpack.encode(Task(job, function, 0, "label", b"", "out"))
+    return msgspec.msgpack.encode(Task(job, function, 0, "label", b"", "out", "0a"))
 
 
 def run(function: str, settings: WorkerSettings = SETTINGS) -> TaskResult:

@@ -1,0 +1,55 @@
+"""Send maps to targets. Callers that ask for the same push at the same time share one request."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from dfc.http.calls.peer import ControlClient
+from dfc.placement.map import EMPTY_MAP, ClusterMap, NodeEntry
+
+
+@dataclass
+class _Push:
+    """A map on its way to a target, and how many wait for it."""
+
+    version: int
+    request: asyncio.Task[Any]
+    waiting: int = 0
+
+
+class Pushes:
+    """Pushes under way, by the URL of the target."""
+
+    def __init__(self, control: ControlClient) -> None:
+        self._control = control
+        self._encoded = EMPTY_MAP, msgspec.Raw(EMPTY_MAP.encode())
+        self._under_way: dict[str, _Push] = {}
+
+    async def push(self, node: NodeEntry, cluster_map: ClusterMap) -> None:
+        """Send a target the map; when this returns, the target uses it (or a newer one)."""
+        push = self._under_way.get(node.url)
+        if push is None or push.version < cluster_map.version:
+            request = asyncio.create_task(self._send(node.url, cluster_map))
+            push = self._under_way[node.url] = _Push(cluster_map.version, request)
+        push.waiting += 1
+        try:
+            await asyncio.shield(push.request)  # a cancelled caller must not cancel it for the others
+        finally:
+            push.waiting -= 1
+            if not push.waiting:
+                push.request.cancel()
+                if self._under_way.get(node.url) is push:
+                    del self._under_way[node.url]
+
+    async def _send(self, url: str, cluster_map: ClusterMap) -> None:
+        await self._control.call("POST", f"{url}/v1/node/map", dict, body=self._encode(cluster_map))
+
+    def _encode(self, cluster_map: ClusterMap) -> msgspec.Raw:
+        """Encode a map once for all targets: a large one takes a millisecond."""
+        if self._encoded[0] is not cluster_map:
+            self._encoded = cluster_map, msgspec.Raw(cluster_map.encode())
+        return self._encoded[1]
