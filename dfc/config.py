@@ -76,7 +76,9 @@ class Settings:
     expected_targets: int = _setting(
         1, "Number of targets that must have joined before the proxy is ready for the first time.", ("proxy",)
     )
-    down_after_s: float = _setting(4.0, "Seconds without a heartbeat after which a target is marked down.", ("proxy",))
+    down_after_s: float = _setting(
+        10.0, "Seconds without a heartbeat after which a target is marked down; it writes for 0.8 times as long.", ("proxy",)
+    )
     jobs_running_max: int = _setting(2, "Maximum number of jobs that run at the same time; more are queued.", ("proxy",))
     jobs_queued_max: int = _setting(100, "Maximum number of queued jobs; more are answered 503.", ("proxy",))
     jobs_tasks_max: int = _setting(
@@ -98,6 +100,11 @@ class Settings:
     host_label: str = _setting("", "Name of the machine, if several targets share one; used where zone is empty.", ("target",))
     disks: tuple[str, ...] = _setting((), "Directories of the target's disks, each on a file system of its own.", ("target",))
     heartbeat_s: float = _setting(1.0, "Seconds between heartbeats to the registry.", ("target",))
+    reads_without_lease: Literal["serve", "refuse"] = _setting(
+        "serve",
+        "Reads while this target is cut off from the coordinator: serve them, marked as possibly stale, or answer 503.",
+        ("target",),
+    )
     object_size_max_bytes: int = _setting(
         5 * 1024 * GIB, "Maximum size of an object; larger ones are refused with 413.", ("target",)
     )

@@ -12,11 +12,12 @@ DfcError
  │   ├─ MethodNotAllowed 405 · BodyTimeout 408
  │   ├─ Conflict 409             BucketConflict, BucketNotEmpty, BucketDeleting, NotSeekable, NotAShard,
  │   │                         JobFinished, OutputExists, JobCancelled
- │   ├─ PreconditionFailed 412 · TooLarge 413 · RangeNotSatisfiable 416 · Misdirected 421
+ │   ├─ PreconditionFailed 412 · TooLarge 413 · RangeNotSatisfiable 416
+ │   ├─ Misdirected 421 · NotThePrimary 421
  │   ├─ ChecksumMismatch 422
  ├─ ServerTrouble                the request was fine, this server cannot serve it now
  │   ├─ ObjectCorrupt 500 · StorageFailed 500
- │   ├─ Unavailable 503          a holder is down, the map changes, too busy; carries Retry-After
+ │   ├─ Unavailable 503          a holder is down, the map changes, too busy; carries Retry-After; NoLease
  │   └─ NoSpace 507
  ├─ Unreachable                  in our client only: no node answered, or every answer broke off, after all retries
  │   └─ NotConnected             no connection could be made: nothing was sent
@@ -219,6 +220,13 @@ class Misdirected(ClientMistake):
     code = "misdirected"
 
 
+class NotThePrimary(ClientMistake):
+    """The target does not decide on this object, by its map or the client's; only for clients that say which map they use."""
+
+    status = 421
+    code = "not_the_primary"
+
+
 class ChecksumMismatch(ClientMistake):
     """The body does not have the checksum that the client sent; nothing was stored."""
 
@@ -250,6 +258,12 @@ class Unavailable(ServerTrouble):
 
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message, headers={"Retry-After": str(retry_after_s)})
+
+
+class NoLease(Unavailable):
+    """The target has not heard from the coordinator for too long: it writes nothing, and cannot tell what does not exist."""
+
+    code = "no_lease"
 
 
 class NoSpace(ServerTrouble):

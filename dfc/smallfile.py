@@ -59,17 +59,17 @@ class SmallFileDamaged(OperatorError):
         self.what = what
 
 
-def read_small_file(path: str, way_out: str) -> bytes | None:
+def read_small_file(path: str, way_out: str, bytes_max: int = SMALL_FILE_BYTES_MAX) -> bytes | None:
     """Return the content of a file; None if it does not exist. SmallFileDamaged, with `way_out`: what an operator can do."""
     try:
         with open(path, "rb") as file:
-            data = file.read(SMALL_FILE_BYTES_MAX + 1)
+            data = file.read(bytes_max + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise SmallFileDamaged(path, f"cannot be read ({error.strerror})", way_out) from error
     if not data.strip(b"\0 \r\n\t"):
         raise SmallFileDamaged(path, "is empty" if not data else "contains nothing but blanks", way_out)
-    if len(data) > SMALL_FILE_BYTES_MAX:
-        raise SmallFileDamaged(path, f"is longer than {SMALL_FILE_BYTES_MAX} bytes", way_out)
+    if len(data) > bytes_max:
+        raise SmallFileDamaged(path, f"is longer than {bytes_max} bytes", way_out)
     return data

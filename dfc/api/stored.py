@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
 from dfc.checksum import CHECKSUM_NAME, ExpectedChecksums
-from dfc.errors import BadRequest
+from dfc.errors import BadRequest, NotThePrimary
 from dfc.http.answers import Answer, FileAnswer, StreamAnswer, header_lines, json_answer
 from dfc.http.common import INSIDE_QUERY, SAFETY_HEADERS, content_type
 from dfc.http.conditions import entity_tags, http_date, is_not_modified, is_plain, requested_range
@@ -19,10 +20,12 @@ from dfc.target.members import Extract, Members, StoredShard
 from dfc.target.objects import OwnObject, OwnObjects, WriteConditions
 from dfc.target.threads import Content, FileRange
 from dfc.target.uploads import Uploaded
-from dfc.wire import CHECKSUM_HEADER, HOP_HEADER, NDJSON, OCTETS, SAMPLES_HEADER, TAR
+from dfc.wire import CHECKSUM_HEADER, HOP_HEADER, MAP_HEADER, NDJSON, OCTETS, SAMPLES_HEADER, STALE_HEADER, TAR
 
 _SAFETY_LINES: Final = header_lines(SAFETY_HEADERS)
+_STALE_LINE: Final = f"{STALE_HEADER}: 1\r\n"
 _RANGES_LINE: Final = "Accept-Ranges: bytes\r\n"
+_VERSION: Final = re.compile("[0-9]{1,18}")
 _QUERIES: Final = ("member", "archpath", "sample", "list")
 _MEMBER_ALONE: Final = frozenset(("member",))
 
@@ -185,14 +188,15 @@ class Elsewhere:
 class StoredHandlers:
     """Handles GET, PUT and DELETE of an object, for paths of any face."""
 
-    def __init__(self, objects: OwnObjects, members: Members, elsewhere: Elsewhere) -> None:
+    def __init__(self, local: Local, objects: OwnObjects, members: Members, elsewhere: Elsewhere) -> None:
+        self._local = local
         self._objects = objects
         self._members = members
         self._elsewhere = elsewhere
 
     def at_once(self, exchange: Exchange, path: ObjectPath) -> Answer | None:
         """`answer` for a GET of what is in memory: small objects, and small members of plain tars; else None."""
-        if not path.name or not is_plain(exchange.headers):
+        if not path.name or not is_plain(exchange.headers) or not self._local.is_leased:
             return None
         found = self._objects.known(path)
         if found is None:
@@ -212,17 +216,45 @@ class StoredHandlers:
         """Answer a request for the object of a path; if it belongs to another target, pass the request to a proxy, once."""
         method, name = exchange.method, path.name
         place = await self._objects.place(path, create=method == "PUT") if name else None
+        if place is None and name and MAP_HEADER in exchange.headers and HOP_HEADER not in exchange.headers:
+            place = await self._place_again(path, exchange.headers[MAP_HEADER])
         if place is None:
             return await self._elsewhere.answer(exchange)
         inside = bool(query) and not query.keys().isdisjoint(INSIDE_QUERY)
         if method in ("GET", "HEAD"):
-            return await self._objects.read(place, name, lambda found: self.stored(exchange, found, query if inside else {}))
+            return await self._read(exchange, place, name, query if inside else {})
         if inside:
             raise BadRequest("what is inside a shard can only be read; leave out the query to write or delete the whole object")
         if method == "PUT":
             return await self._put(exchange, place, name)
         await self._objects.delete(place, name, write_conditions(exchange.headers))
         return Answer(204)
+
+    async def _place_again(self, path: ObjectPath, version: str) -> OwnPlace:
+        """Return the place of an object for a client with this version of the map, after getting a map that is as new.
+        NotThePrimary."""
+        if not _VERSION.fullmatch(version):
+            raise BadRequest(f"{MAP_HEADER} must be the version of a cluster map")
+        local, place = self._local, None
+        if int(version) > local.map.version:
+            await local.refresh_map(at_once=True)
+            place = await self._objects.place(path)
+        if place is None:
+            raise NotThePrimary(
+                f"by version {local.map.version} of the cluster map, this target does not hold the object",
+                headers={MAP_HEADER: str(local.map.version)},
+            )
+        return place
+
+    async def _read(self, exchange: Exchange, place: OwnPlace, name: str, query: Mapping[str, str]) -> Answer:
+        is_leased = self._local.is_leased  # what is read from now on is at least as new as this
+        if not is_leased and exchange.settings.reads_without_lease == "refuse":
+            self._local.check_leased()
+        with self._local.certain():
+            answer = await self._objects.read(place, name, lambda found: self.stored(exchange, found, query))
+        if not is_leased:
+            answer.headers += _STALE_LINE
+        return answer
 
     async def stored(self, exchange: Exchange, found: OwnObject, query: Mapping[str, str]) -> Answer:
         """Answer with an object, or with what a query selects inside it. RowChanged: try again."""

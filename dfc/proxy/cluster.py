@@ -35,10 +35,14 @@ _log: Final = logging.getLogger("dfc.proxy")
 T = TypeVar("T")
 RETRY_DOWN_S: Final = 2
 WATCH_S: Final = 0.5
+CLOCK_AHEAD_S_MAX: Final = 3600.0  # a target whose clock is further ahead of the others gets no lease
 
 
 class Cluster:
-    """The registry, the calls to targets and their last heartbeats. Owns the registry and closes it."""
+    """The registry, the calls to targets and their last heartbeats. Owns the registry and closes it.
+
+    `grant_s` says for how many seconds this proxy may now let a target act: 0 while it is not the coordinator.
+    """
 
     def __init__(
         self,
@@ -47,9 +51,11 @@ class Cluster:
         auto_create: bool,
         expected_targets: int,
         heartbeats: Heartbeats | None = None,
+        grant_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._registry = registry
         self._heartbeats = heartbeats or Heartbeats()
+        self._grant_s = grant_s
         self.control = control
         self._auto_create = auto_create
         self._expected_targets = expected_targets
@@ -126,7 +132,24 @@ class Cluster:
             raise Unavailable(f"node {said.node_id} was removed from the cluster while it registered")
         shown = newest.with_use(self._heartbeats.refresh(node))
         self._seen = kept, shown
-        return Registered(node_number=node.number, map=shown if said.map_version != shown.version else None)
+        lease_s, why_none = self._lease_for(node)
+        return Registered(
+            node_number=node.number,
+            map=shown if said.map_version != shown.version else None,
+            lease_s=lease_s,
+            why_no_lease=why_none,
+        )
+
+    def _lease_for(self, node: NodeEntry) -> tuple[float, str]:
+        """Return for how long a node that was heard just now may act, and if it may not, why."""
+        if node.state != "up":
+            return 0.0, ""
+        ahead_s = self._heartbeats.clock_ahead_s(node.id)
+        if ahead_s > CLOCK_AHEAD_S_MAX:
+            # Versions follow the newest clock, so all nodes would soon count from its time.
+            return 0.0, f"its clock is {ahead_s / 3600:.1f} h ahead of the other nodes; set it right"
+        lease_s = self._grant_s()
+        return lease_s, "" if lease_s else "no proxy is the coordinator of the cluster at the moment"
 
     async def watch_nodes(self, leadership: Lease, down_after_s: float) -> None:
         """Mark targets down whose heartbeats are missing: a duty of the coordinator. Silence counts from its election at the

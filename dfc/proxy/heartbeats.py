@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from statistics import median_low
 
 import msgspec
 
 from dfc.logs import timestamp
 from dfc.placement.map import ClusterMap, NodeEntry
+from dfc.registry.leases import boot_s
 from dfc.registry.registration import Registration, with_use
 
 
@@ -20,12 +22,13 @@ class _Beat(msgspec.Struct, frozen=True):
     at_s: float  # on the clock of Heartbeats
     time: str  # RFC 3339, for people
     said: Registration
+    ahead_us: int  # its wall clock, compared with ours at the receipt
 
 
 class Heartbeats:
     """The last heartbeat of each node. `clock_s` is a monotonic clock, `wall_s` counts since 1970; tests replace them."""
 
-    def __init__(self, wall_s: Callable[[], float] = time.time, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, wall_s: Callable[[], float] = time.time, clock_s: Callable[[], float] = boot_s) -> None:
         self._wall_s = wall_s
         self._clock_s = clock_s
         self._last: dict[str, _Beat] = {}
@@ -34,7 +37,9 @@ class Heartbeats:
         return self._clock_s()
 
     def take(self, said: Registration) -> None:
-        self._last[said.node_id] = _Beat(self._clock_s(), timestamp(self._wall_s()), said)
+        wall_s = self._wall_s()
+        ahead_us = said.now_us - int(wall_s * 1e6) if said.now_us else 0
+        self._last[said.node_id] = _Beat(self._clock_s(), timestamp(wall_s), said, ahead_us)
 
     def forget(self, node_id: str) -> None:
         self._last.pop(node_id, None)
@@ -50,6 +55,12 @@ class Heartbeats:
         beat = self._last.get(node_id)
         heard_s = since_s if beat is None else max(beat.at_s, since_s)
         return heard_s < self._clock_s() - for_s
+
+    def clock_ahead_s(self, node_id: str) -> float:
+        """How far a node's wall clock is ahead of the median of all nodes, this proxy included; negative if it is behind."""
+        beat = self._last.get(node_id)
+        others = [0, *(each.ahead_us for each in self._last.values())]
+        return 0.0 if beat is None else (beat.ahead_us - median_low(others)) / 1e6
 
     def refresh(self, node: NodeEntry) -> NodeEntry:
         """Return the node with the disk usage of its last heartbeat."""

@@ -1,7 +1,8 @@
 """Object requests with retries: the owner first, a relay if the owner cannot be reached, then backoff.
 
 States of a try: direct → (cannot connect) relay, at one address after the other → (503, broken) wait, new map → direct …
-A 307 is followed. Uploads are retried only from sources that can be replayed; every method used here is idempotent.
+A 307 is followed; a 421 `not_the_primary` leads to the owner by a new map. Uploads are retried only from sources that can be
+replayed; every method used here is idempotent.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 from urllib.parse import urljoin
 
-from dfc.errors import DfcError, NotConnected, Unavailable, Unreachable
+from dfc.errors import DfcError, NotConnected, NotThePrimary, Unavailable, Unreachable
 from dfc.http.calls.blocking import Body, Response, Transport
 from dfc.http.calls.problems import error_from_answer, is_worth_retrying
 from dfc.http.calls.retry import Cancellation, RetryPolicy, current_cancellation, retried
 from dfc.reach.routing import Location, Locator, Query
-from dfc.wire import LOST_HEADER
+from dfc.wire import LOST_HEADER, MAP_HEADER
 
 _REDIRECTS: Final = frozenset((307, 308))
 _HOPS_MAX: Final = 5
@@ -149,6 +150,12 @@ class ObjectCalls:
                 self._router.refresh()
                 route = self._router.relay(bucket, name, query)
                 continue
+            except NotThePrimary:
+                self._router.map(at_once=True)
+                newer = self._router.route(bucket, name, query)
+                # If that is the same, the node's map is the older one, and another node finds the owner.
+                route = self._router.relay(bucket, name, query) if newer.url == route.url else newer
+                continue
             location = answer.headers.get("Location")
             if answer.status in _REDIRECTS and location:
                 route = self._router.redirected(urljoin(answer.url, location))
@@ -162,6 +169,9 @@ class ObjectCalls:
     def _ask(self, method: str, route: Location, headers: Mapping[str, str], source: SpendableBody | None) -> Response:
         """Send one request; unsuccessful answers are raised as errors."""
         headers = self._with_token(headers, route)
+        if route.direct and (source is None or source.replayable):
+            # So that a node which is not the owner says so. What cannot be sent again it passes on.
+            headers = {**headers, MAP_HEADER: str(self._router.version)}
         # A second try may get another answer, so the caller must know of it: `Tries` says so.
         once = method == "DELETE" or not _CONDITIONS.isdisjoint(headers)
 

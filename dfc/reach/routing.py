@@ -76,6 +76,11 @@ class KeptMap:
             self._fetched_s = self._now_s()
             return self._map
 
+    @property
+    def version(self) -> int:
+        """The version of the map; 0: there is none yet."""
+        return 0 if self._map is None else self._map.version
+
     def refresh(self) -> None:
         """Fetch the map before the next use: a node has a newer one, or did not answer."""
         self._wanted = True

@@ -13,7 +13,10 @@ _SAID: Final = ("url", "advertise_url", "role", "labels")  # fields of the map t
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A node's description of itself, sent at first and with every heartbeat. `map_version`: the version of its map."""
+    """A node's description of itself, sent at first and with every heartbeat.
+
+    `map_version`: the version of its map. `now_us`: its wall clock, in microseconds since 1970; 0: not told.
+    """
 
     node_id: Id
     role: Role
@@ -21,15 +24,22 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     advertise_url: Url
     cluster_id: str
     map_version: int = 0
+    now_us: int = 0
     disks: Annotated[tuple[DiskEntry, ...], msgspec.Meta(max_length=NODE_DISKS_MAX)] = ()
     labels: Labels = Labels()
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):
-    """The registry's answer; it contains the `map` only when the node's is older."""
+    """The registry's answer; it contains the `map` only when the node's is older.
+
+    The node may act for `lease_s` seconds from when it sent its message, by `dfc.registry.leases.boot_s`; if that is 0,
+    `why_no_lease` says why, unless the node is not up yet.
+    """
 
     node_number: int
     map: ClusterMap | None = None
+    lease_s: float = 0.0
+    why_no_lease: str = ""
 
 
 def is_known(node: NodeEntry | None, said: Registration) -> bool:

@@ -62,7 +62,7 @@ class Resolution(Enum):
 
 def resolution(placement: Placement, found: Roles, holder: str, own: V, theirs: V | None, *, changed: bool) -> Resolution:
     """`own` version, `theirs` (None: the primary has no row). `changed`: something about the name arrived here after the
-    question was sent, so the answer may be older than that.
+    question was sent, or the row is no longer pending, so the answer may be older than that.
 
     An acknowledged row is at the primary, so a different state there means that ours was never acknowledged. It does not count
     where this disk is a reader and the primary's row is older: then the primary lacks the row, and will be told.
@@ -75,11 +75,13 @@ def resolution(placement: Placement, found: Roles, holder: str, own: V, theirs: 
     return Resolution.REVERT if not is_reader or (theirs is not None and theirs > own) else Resolution.KEEP
 
 
-def surplus(placement: Placement, found: Roles, holder: str) -> bool:
+def surplus(placement: Placement, found: Roles, holder: str, *, pending: bool, owes: bool) -> bool:
     """Whether a row here may go once every home has said that it holds this version or a newer one: this disk is no home by any
-    layout that matters, and all homes are readers."""
+    layout that matters, all homes are readers, and the row here is neither `pending` nor in a note of this disk (`owes`)."""
     return (
-        found.everywhere == found.homes  # nothing moves
+        not pending
+        and not owes
+        and found.everywhere == found.homes  # nothing moves
         and holder not in found.homes
         and found.primary is not None
         and all(placement.disks[each].is_up and not placement.disks[each].behind for each in found.homes)

@@ -35,6 +35,7 @@ from dfc.registry.embedded import EmbeddedRegistry
 from dfc.registry.file import RegistryFile
 from dfc.registry.identity import new_node_id, node_file, read_node_id, write_node_id
 from dfc.registry.leases import Lease
+from dfc.replication.lease import lease_s
 from dfc.smallfile import SmallFileDamaged
 
 _log: Final = logging.getLogger("dfc.proxy")
@@ -52,7 +53,7 @@ class ProxyNode:
         self.id = file.node_id
         self._pool = PeerPool(settings.peer_timeout_s)
         self._control = ControlClient(settings.token, settings.peer_timeout_s)
-        self.cluster = Cluster(registry, self._control, settings.auto_create, settings.expected_targets)
+        self.cluster = Cluster(registry, self._control, settings.auto_create, settings.expected_targets, grant_s=self._grant_s)
         deletions = Deletions(self.cluster, self._lead)
         self.jobs = JobService(self.cluster, settings, directory, self._make_engine, self._lead, filesystem)
         uses = self.uses = ProxyUses(
@@ -85,6 +86,10 @@ class ProxyNode:
 
     async def _lead(self) -> Lease:
         return await self.coordinator.lead()
+
+    def _grant_s(self) -> float:
+        """Return for how long a target may act that has just been heard; nothing unless this proxy is the coordinator."""
+        return lease_s(self.settings.down_after_s) if self.coordinator.leads else 0.0
 
     def _make_engine(self) -> Engine:
         """Make the engine that runs the tasks of jobs; called for the first task."""

@@ -30,10 +30,12 @@ from dfc.http.run import run_node
 from dfc.http.server import NodeServer
 from dfc.http.shutdown import in_time
 from dfc.limits import STOP_CLOSE_S
+from dfc.registry.leases import boot_s
 from dfc.target.batch.opening import OwnBatches
 from dfc.target.disks import Scrubbers, open_disks
-from dfc.target.families import DiskReport, disk_families
+from dfc.target.families import DiskReport, disk_families, membership_families
 from dfc.target.job_inputs import JobInputs
+from dfc.target.keptmap import MapKeeper
 from dfc.target.listing import OwnListings
 from dfc.target.local import Local
 from dfc.target.members import Members
@@ -55,6 +57,7 @@ class TargetNode:
         self._control = ControlClient(settings.token, settings.peer_timeout_s)
         self.local = Local(self._control, settings.proxy_url, settings.transfer_threads)
         self._membership = Membership(self.local, settings, self._filesystem)
+        self._map_keeper = MapKeeper(self.local, self._filesystem)
         self._scrubbers = Scrubbers(self.local)
         self._uploads = OwnUploads(self.local, settings.object_size_max_bytes)
         self._members = Members()
@@ -70,7 +73,7 @@ class TargetNode:
         local, may_use = self.local, TokenAccess(self.settings).check
         objects, selection = OwnObjects(local, self._uploads), ShardSelection(local)
         elsewhere = Elsewhere(local, Relay(self._pool, self.settings.peer_timeout_s))
-        stored = StoredHandlers(objects, self._members, elsewhere)
+        stored = StoredHandlers(local, objects, self._members, elsewhere)
         return [
             v1.target_face(local, stored, self._batches, elsewhere, self._metrics, may_use),
             node.target_face(
@@ -92,6 +95,7 @@ class TargetNode:
         await self.local.call(open_disks, self.local, self._scrubbers, self.settings, cluster_id, clock, self._filesystem)
         await self.server.serve()
         self._heart = asyncio.create_task(self._membership.beat())
+        self._map_keeper.start()
         if self.settings.jobs_scheduler:
             self._workers = WorkersBeside(self.settings, self.settings.dir or self.settings.disks[0], self.id)
             self._workers.start()
@@ -102,7 +106,7 @@ class TargetNode:
         abandoned."""
         if self._heart is not None:
             self._heart.cancel()
-        await asyncio.gather(self.server.stop(), self._stop_workers(), self._scrubbers.stop())
+        await asyncio.gather(self.server.stop(), self._stop_workers(), self._scrubbers.stop(), self._map_keeper.stop())
         if self._heart is not None:
             await asyncio.wait((self._heart,))
         self._pool.close()
@@ -119,7 +123,9 @@ class TargetNode:
         return self._registry
 
     def _families(self) -> Iterable[Metric]:
-        return disk_families(self.local.map.version, self._reports)
+        local = self.local
+        yield from membership_families(local.map.version, local.lease.left_s(boot_s()), local.lease_refusals)
+        yield from disk_families(self._reports)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a target's disks. Names and meanings: docs/metrics.md."""
+"""Prometheus metrics of a target and its disks. Names and meanings: docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -33,9 +33,15 @@ def report_on(disk: Disk) -> DiskReport:
         return DiskReport(disk.id, "failed", replace(disk.last_stats), 0, None)
 
 
-def disk_families(map_version: int, reports: Sequence[DiskReport]) -> Iterable[Metric]:
-    """Make the metric families. A disk that does not answer is shown as in its last report, but not up."""
+def membership_families(map_version: int, lease_left_s: float, refusals: int) -> Iterable[Metric]:
+    """Make the metric families of a target's part in the cluster."""
     yield GaugeMetricFamily("dfc_map_version", "Version of the cluster map", map_version)
+    yield GaugeMetricFamily("dfc_lease_left_seconds", "Time for which this target may still act", lease_left_s)
+    yield CounterMetricFamily("dfc_lease_refusals", "Answers refused for want of a lease", refusals)
+
+
+def disk_families(reports: Sequence[DiskReport]) -> Iterable[Metric]:
+    """Make the metric families of disks. A disk that does not answer is shown as in its last report, but not up."""
     stats = {report.disk_id: report.stats for report in reports}
     for each in fields(DiskStats):
         described: MetricOf = each.metadata["metric"]

@@ -58,8 +58,11 @@ class JobInputs:
         have one.
         """
         bucket = await self._local.bucket(bucket_name)
-        async with self._selection.rows(bucket, shards, anything=anything) as rows:
-            return await self._local.call(self._encode, bucket.name, rows)
+        with self._local.certain():
+            async with self._selection.rows(bucket, shards, anything=anything) as rows:
+                found = await self._local.call(self._encode, bucket.name, rows)
+        self._local.check_leased()
+        return found
 
     def _encode(self, bucket: str, rows: Iterator[tuple[Disk, ObjectRow]]) -> bytes:
         """Encode block by block, so that only the encoded bytes of all shards are in memory."""
@@ -110,12 +113,13 @@ class JobInputs:
     async def _find(self, path: ObjectPath, version: str | None, staged: StagedName | None = None) -> _Found:
         bucket = await self._local.bucket(path.bucket)
         disk = self._local.own_disk(bucket, path.name)
-        if staged is not None:
-            entry = await self._local.threads(disk).read(disk.staging.find, bucket.id, path.name, staged)
-            row, where = entry.row, disk.staging.path(entry)
-        else:
-            row = await self._local.threads(disk).read(disk.lookup, bucket.id, path.name)
-            where = disk.blob_path(row)
+        with self._local.certain():
+            if staged is not None:
+                entry = await self._local.threads(disk).read(disk.staging.find, bucket.id, path.name, staged)
+                row, where = entry.row, disk.staging.path(entry)
+            else:
+                row = await self._local.threads(disk).read(disk.lookup, bucket.id, path.name)
+                where = disk.blob_path(row)
         if version not in (None, row.version):
             raise PreconditionFailed(f"{path.name!r} was replaced: its version is now {row.version}")
         return _Found(disk, row, where)

@@ -20,17 +20,20 @@ class OwnListings:
         self._local = local
 
     async def page(self, bucket_id: str, prefix: str, start_after: str, delimiter: str, limit: int) -> Page:
-        """Return at most `limit` names and prefixes after `start_after`, over all disks."""
+        """Return at most `limit` names and prefixes after `start_after`, over all disks. NoLease."""
         asked = (bucket_id, prefix, start_after, delimiter, limit)
-        return merge_pages(await self._local.of_each(lambda disk: list_page(disk, *asked)), limit)
+        pages = await self._local.of_each(lambda disk: list_page(disk, *asked))
+        self._local.check_leased()
+        return merge_pages(pages, limit)
 
     async def counts(self) -> dict[str, tuple[int, int]]:
-        """Return (objects, bytes) by bucket id."""
+        """Return (objects, bytes) by bucket id. NoLease."""
         total: dict[str, tuple[int, int]] = {}
         for counts in await self._local.of_each(_counts):
             for bucket_id, more in counts.items():
                 before = total.get(bucket_id, (0, 0))
                 total[bucket_id] = (before[0] + more[0], before[1] + more[1])
+        self._local.check_leased()
         return total
 
 

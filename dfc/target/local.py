@@ -1,20 +1,23 @@
-"""The shared state of a target: its disks with their threads, its cluster map, and threads for other work."""
+"""The shared state of a target: its disks with their threads, its cluster map and lease, and threads for other work."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
 from dfc.addresses import Addresses, addresses_of
-from dfc.errors import BucketDeleting, BucketNotFound, StorageFailed, Unavailable
+from dfc.errors import BucketDeleting, BucketNotFound, NoLease, NotFound, StorageFailed, Unavailable
 from dfc.http.calls.peer import ControlClient
 from dfc.http.shutdown import ends_in_time
 from dfc.limits import BATCH_THREADS, DISK_ANSWER_S, NODE_THREADS, STOP_CLOSE_S
 from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap
+from dfc.registry.leases import boot_s
+from dfc.replication.lease import TargetLease
 from dfc.storage.disk import Disk
 from dfc.target.families import DiskReport
 from dfc.target.threads import DiskThreads
@@ -41,6 +44,9 @@ class Local:
         self.proxies = addresses_of(proxy_url)
         self.node_id = ""
         self.map: ClusterMap = EMPTY_MAP
+        self.lease = TargetLease()
+        self.why_no_lease = ""  # the coordinator's reason for granting none
+        self.lease_refusals = 0
         self.disks: dict[str, Disk] = {}
         self.batches = ThreadPoolExecutor(BATCH_THREADS, thread_name_prefix="batch")  # they read from many disks at once
         self._transfer_threads = transfer_threads
@@ -197,11 +203,35 @@ class Local:
             raise Unavailable(NOT_HERE)
         return disk
 
+    # --- the lease
+
+    @property
+    def is_leased(self) -> bool:
+        """Whether the coordinator's last answer still allows this target to act. Usable from any thread."""
+        return self.lease.is_held(boot_s())
+
+    def check_leased(self) -> None:
+        """Raise NoLease without a lease. What was read before this call was true when it was read."""
+        if not self.is_leased:
+            self.lease_refusals += 1  # by several threads: now and then one too few
+            reason = self.why_no_lease or "it has not heard from the coordinator of the cluster for too long"
+            raise NoLease(f"this target must not act now: {reason}")
+
+    @contextmanager
+    def certain(self) -> Iterator[None]:
+        """In this context a NotFound becomes NoLease while this target has no lease, since the cluster may know better."""
+        try:
+            yield
+        except NotFound:
+            self.check_leased()
+            raise
+
     def commit_guard(self, bucket: BucketEntry, name: str, disk: Disk) -> Callable[[], None]:
         """Return a check to run inside the catalog's transaction, so that the map of that moment decides, not the one from the
         start of the upload."""
 
         def guard() -> None:
+            self.check_leased()
             current = self.map.bucket(bucket.name)
             if current is None or current.id != bucket.id or current.state == "deleting":
                 raise BucketDeleting(f"bucket {bucket.name!r} is being deleted")

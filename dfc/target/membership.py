@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from typing import Final, NamedTuple
 
 from dfc.config import Settings
@@ -12,12 +13,17 @@ from dfc.errors import DfcError, OperatorError, Unavailable
 from dfc.filesystem import FileSystem
 from dfc.http.calls.problems import RemoteError
 from dfc.placement.map import ClusterMap, DiskEntry, Labels
+from dfc.registry.identity import read_node_id
+from dfc.registry.leases import boot_s
 from dfc.registry.registration import Registered, Registration
+from dfc.smallfile import SmallFileDamaged
 from dfc.target.disks import describe, describe_unopened
 from dfc.target.identity import settle_identity
+from dfc.target.keptmap import read_maps
 from dfc.target.local import Local
 
 _log: Final = logging.getLogger("dfc.target")
+START_ALONE_S: Final = 10.0  # a target waits so long for the registry before it starts with the map that it kept
 RETRY_S: Final = 0.25  # first retry delay at start, while the registry cannot be reached
 RETRY_MAX_S: Final = 2.0
 BEAT_ANSWER_S: Final = 2.0  # per address if there are several; a target that is silent for twice as long is down
@@ -44,15 +50,32 @@ class Membership:
         then, but not open yet. Raises OperatorError, and what `settle_identity` raises."""
         self._url, self._advertised = url, advertised
         settings, local = self._settings, self._local
-        known = await self._cluster_map()
         directory = os.path.abspath(settings.dir or settings.disks[0])
+        kept = await local.call(_kept_map, directory, settings.disks)
+        known = await self._cluster_map(kept)
         local.node_id = await local.call(settle_identity, directory, settings.disks, known, self._filesystem)
+        if known is kept:
+            return self._started_alone(known)
         entries = await local.call(describe_unopened, settings.disks)
         return Joined(known.cluster_id, await self._first_registration(known.cluster_id, entries))
 
-    async def _cluster_map(self) -> ClusterMap:
-        """Fetch the registry's map, retrying until it answers."""
-        wait_s = RETRY_S
+    def _started_alone(self, kept: ClusterMap) -> Joined:
+        """Join with the map that this target kept; the heartbeats register it when the registry answers."""
+        _log.warning(
+            "no registry has answered for %g s: starting with the cluster map of version %d that was kept; "
+            "reads are served and marked as possibly stale, until the registry at %s answers",
+            START_ALONE_S,
+            kept.version,
+            self._local.proxies,
+        )
+        self._local.take_map(kept)
+        own = kept.node(self._local.node_id)
+        assert own is not None  # see `_kept_map`
+        return Joined(kept.cluster_id, own.number)
+
+    async def _cluster_map(self, kept: ClusterMap | None = None) -> ClusterMap:
+        """Fetch the registry's map, retrying until it answers, or if there is a kept map for START_ALONE_S."""
+        wait_s, begun_s = RETRY_S, boot_s()
         while True:
             try:
                 return await self._local.ask_registry("GET", "/v1/cluster", ClusterMap)
@@ -62,6 +85,8 @@ class Membership:
                         f"the registry at {self._local.proxies} refuses this target: {error.message}"
                     ) from error
                 _log.info("waiting for the registry at %s: %s", self._local.proxies, error.message)
+                if kept is not None and boot_s() - begun_s >= START_ALONE_S:
+                    return kept
             await asyncio.sleep(wait_s)
             wait_s = min(RETRY_MAX_S, wait_s * 2)
 
@@ -83,19 +108,31 @@ class Membership:
             advertise_url=self._advertised,
             cluster_id=cluster_id,
             map_version=self._local.map.version,
+            now_us=time.time_ns() // 1000,
             disks=entries,
             labels=Labels(zone=self._settings.zone, host=self._settings.host_label),
         )
+        sent_s = boot_s()  # of the first try: whichever address answers, it was asked later
         answer = await self._local.ask_registry("POST", "/v1/nodes", Registered, said, answer_s=BEAT_ANSWER_S)
         if answer.map is not None:
             self._local.take_map(answer.map)
+        self._take_lease(answer, sent_s)
         return answer
+
+    def _take_lease(self, answer: Registered, sent_s: float) -> None:
+        local = self._local
+        if answer.why_no_lease and answer.why_no_lease != local.why_no_lease:
+            _log.error("the coordinator grants this target no lease: %s", answer.why_no_lease)
+        local.why_no_lease = answer.why_no_lease
+        local.lease.extend(sent_s, answer.lease_s)
 
     async def beat(self) -> None:
         """Send heartbeats forever; if the registry cannot be reached, keep serving and retry."""
         local, failing = self._local, False
         while True:
-            await asyncio.sleep(self._settings.heartbeat_s)
+            # Without a lease soon again: a proxy that has just started may not have been elected yet.
+            waits_for_lease = local.standing() == "up" and not local.is_leased
+            await asyncio.sleep(min(RETRY_S, self._settings.heartbeat_s) if waits_for_lease else self._settings.heartbeat_s)
             try:
                 reports = await local.reports()
                 await self._register(local.map.cluster_id, describe(reports, local.map, local.node_id))
@@ -106,6 +143,16 @@ class Membership:
                 failing = True
             except Exception:
                 _log.exception("sending a heartbeat failed; trying again")
+
+
+def _kept_map(directory: str, disks: tuple[str, ...]) -> ClusterMap | None:
+    """Return the map that this target kept, if it says which node this is. Blocking."""
+    kept = read_maps(disks)
+    try:
+        own = read_node_id(directory)
+    except SmallFileDamaged:
+        return None  # only the registry can tell
+    return kept if kept is not None and own is not None and kept.node(own) is not None else None
 
 
 def _may_be_asked_again(error: DfcError) -> bool:

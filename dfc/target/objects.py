@@ -121,6 +121,7 @@ class OwnObjects:
         """Delete an object. ObjectNotFound, PreconditionFailed, and what the guard of a commit raises."""
         precondition = self._precondition(place, name, conditions)
         await self._local.threads(place.disk).write(place.disk.delete, place.bucket.id, name, precondition=precondition)
+        self._local.check_leased()  # see OwnUploads
 
     def _precondition(self, place: OwnPlace, name: str, conditions: WriteConditions) -> Precondition:
         guard = self._local.commit_guard(place.bucket, name, place.disk)

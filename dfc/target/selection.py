@@ -33,8 +33,9 @@ class ShardSelection:
         """Iterate over the matching rows: named shards in their order, others by disk; with `anything` also objects without an
         index.
 
-        Raises BadShardSpec; for named ones ObjectNotFound, ObjectCorrupt and, unless `anything`, NotAShard.
+        Raises BadShardSpec, NoLease; for named ones ObjectNotFound, ObjectCorrupt and, unless `anything`, NotAShard.
         """
+        self._local.check_leased()
         async with self._expanding:
             selection = await self._local.call(expand, shards)
             if isinstance(selection, list):

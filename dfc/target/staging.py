@@ -132,7 +132,8 @@ class JobStaging:
         owner = output.owner()
         bucket = await self._local.bucket(output.path.bucket)
         disk = self._local.own_disk(bucket, output.path.name)
-        entry = await self._local.threads(disk).read(disk.staging.find, bucket.id, output.path.name, owner)
+        with self._local.certain():
+            entry = await self._local.threads(disk).read(disk.staging.find, bucket.id, output.path.name, owner)
         return StagedBlob(self._local, disk, entry)
 
     # --- whole jobs, on every disk of this target
@@ -153,17 +154,20 @@ class JobStaging:
         """Make everything that is to become an object durable and verify it, so that publishing cannot fail because of it."""
         check_job_id(job)
         names = {bucket.id: bucket.name for bucket in self._local.map.buckets}
-        return [
+        prepared = [
             PreparedObject(names.get(row.bucket_id, row.bucket_id), row.name, row.size, row.checksum)
             for disk in self._local.in_order()
             for row in await self._local.threads(disk).write(disk.staging.prepare, job)
         ]
+        self._local.check_leased()
+        return prepared
 
     async def publish(self, job: str) -> PublishedTotal:
         """Publish the outputs of a job, on each disk in one transaction."""
         check_job_id(job)
         disks, threads = self._local.in_order(), self._local.threads
         done = await asyncio.gather(*(threads(disk).write(disk.staging.publish, job, self._is_open) for disk in disks))
+        self._local.check_leased()
         return PublishedTotal(sum(each.objects for each in done), sum(each.bytes for each in done))
 
     async def discard(self, job: str) -> int:
@@ -173,7 +177,8 @@ class JobStaging:
         return sum(await asyncio.gather(*(threads(disk).write(disk.staging.discard, job) for disk in disks)))
 
     def _is_open(self, bucket_id: str) -> bool:
-        """Whether objects may be put into a bucket. Unavailable while that is undecided; publishing is retried then."""
+        """Whether objects may be put into a bucket. Unavailable while undecided, NoLease; publishing is retried then."""
+        self._local.check_leased()
         bucket = next((bucket for bucket in self._local.map.buckets if bucket.id == bucket_id), None)
         if bucket is not None and bucket.state == "checking":
             raise Unavailable(f"bucket {bucket.name!r} is being checked for deletion; try again")

@@ -118,6 +118,7 @@ class OwnUploads:
         finally:
             if has_slot:
                 self.slots.give()
+        self._local.check_leased()  # the lease may have ended while the commit was synced: then nothing is acknowledged
         return Uploaded(place.bucket.name, result.row, result.replaced, result.warnings)
 
     async def _receive(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 
+import msgspec
 import pytest
+
+from dfc.client import Client
 
 LARGE = 300_000
 
@@ -161,3 +164,48 @@ def test_request_ids_go_through_relays(http, nodes, bucket):
         assert missing.json()["error"]["request_id"] == "my-id.2"
         assert http.get(f"{url}/{bucket}/x").headers.get_list("Date", split_commas=False) != []
         assert len(http.get(f"{url}/{bucket}/x").headers.get_list("Server")) == 1
+
+
+# --- clients that say which map they use
+
+
+def test_who_sends_its_map_to_another_than_the_owner_is_told_so(http, nodes, bucket, error_of):
+    http.put(f"/{bucket}/x", content=b"abc")
+    owner, other = nodes.owner(bucket, "x"), nodes.other(bucket, "x")
+    version = http.get(f"{other}/v1/cluster").json()["version"]
+    for path in (f"/{bucket}/x", f"/v1/objects/{bucket}/x", f"/v1/objects/{bucket}/x?relay=1"):
+        for asked in (version, version - 1, version + 1000):
+            headers = {"X-DFC-Map": str(asked)}
+            for method in ("GET", "PUT", "DELETE"):
+                answer = http.request(method, other + path, headers=headers, content=b"new" if method == "PUT" else None)
+                error_of(answer, 421, "not_the_primary")
+                assert answer.headers["X-DFC-Map"] == str(version)
+            answer = http.head(other + path, headers=headers)
+            assert (answer.status_code, answer.headers["X-DFC-Map"]) == (421, str(version))
+            assert http.get(owner + path, headers=headers).content == b"abc"
+        error_of(http.get(other + path, headers={"X-DFC-Map": "-1"}), 400, "bad_request")
+    # Listings and other hosts' requests are passed on as ever.
+    assert http.get(f"{other}/{bucket}/", headers={"X-DFC-Map": "1"}).status_code == 200
+    assert http.get(f"{http.base_url}/{bucket}/x", headers={"X-DFC-Map": "1"}).content == b"abc"
+
+
+def test_our_client_learns_from_it(http, nodes, bucket):
+    with Client(str(http.base_url)) as client:
+        client.put(bucket, "x", b"abc")
+        router, right = client._router, client._router.map(at_once=True)  # with the bucket in it
+        urls = [node.advertise_url for node in right.nodes]
+        moved = zip(right.nodes, urls[1:] + urls[:1], strict=True)
+        turned = tuple(msgspec.structs.replace(node, advertise_url=url) for node, url in moved)
+        wrong = msgspec.structs.replace(right, nodes=turned)
+        for method in (client.get, client.stat, lambda *at: client.put(*at, b"abc"), lambda *at: client.open(*at).read()):
+            router._map = wrong
+            method(bucket, "x")
+            assert [node.advertise_url for node in router.map().nodes] == urls
+        # What cannot be sent twice is passed on by the node.
+        router._map = wrong
+        client.put(bucket, "x", iter([b"new", b"er"]))
+        assert router._map is wrong
+        assert client.get(bucket, "x") == b"newer"
+        # A node whose map is the older one is not asked again and again.
+        router._map, router._fetch = wrong, lambda _: wrong.encode()
+        assert client.get(bucket, "x") == b"newer"

@@ -460,15 +460,15 @@ class SimTarget(Actor):
             key = Key(disk.id, name)
             changes = self._changes[key]
             result = yield self._call(found.primary, "state", name, self.placement)
-            if result is None or disk.pending.get(name) != version:
+            if result is None:
                 continue
             row: Row | None = result[0]
             theirs = None if row is None else row.version
-            changed = self._changes[key] != changes
+            changed = self._changes[key] != changes or disk.pending.get(name) != version
             assert self.placement is not None
             told = owed.resolution(self.placement, self.roles(name), disk.id, version, theirs, changed=changed)
             if told is owed.Resolution.CONFIRM:
-                del disk.pending[name]
+                disk.pending.pop(name, None)
             elif told is owed.Resolution.REVERT:
                 if row is None:
                     disk.rows.pop(name, None)
@@ -571,9 +571,8 @@ class SimTarget(Actor):
             placement = self.placement
             assert placement is not None
             found, row = self.roles(name), disk.rows.get(name)
-            if row is None or name in disk.pending or any(note.name == name for note in disk.owed):
-                continue
-            if not owed.surplus(placement, found, disk.id):
+            owes = any(note.name == name for note in disk.owed)
+            if row is None or not owed.surplus(placement, found, disk.id, pending=name in disk.pending, owes=owes):
                 continue
             results = yield All({each: self._call(each, "have", each, name, row.version, placement) for each in found.homes})
             if owed.may_remove(results.values()) and self.placement is placement and disk.rows.get(name) == row:

@@ -23,6 +23,7 @@ from dfc.errors import (
     Misdirected,
     NoSpace,
     NotFound,
+    NotThePrimary,
     ObjectNotFound,
     PreconditionFailed,
     RangeNotSatisfiable,
@@ -32,7 +33,7 @@ from dfc.errors import (
     Unavailable,
     Unreachable,
 )
-from dfc.wire import ITEM_HEADER, LOST_HEADER
+from dfc.wire import ITEM_HEADER, LOST_HEADER, MAP_HEADER
 
 # Statuses to retry: the node, or a gateway before it, cannot serve now. A 500 is final: it is about the object or its disk.
 RETRY_STATUSES: Final = frozenset((408, 429, 502, 503, 504))
@@ -104,6 +105,8 @@ def error_from_answer(status: int, headers: Headers, body: bytes, what: str) -> 
     kind = _BY_STATUS.get(status)
     if kind is None or kind.code != problem.code:
         kind = _BY_CODE.get(problem.code, kind)
+    if status == NotThePrimary.status and headers.get(MAP_HEADER):
+        kind = NotThePrimary  # an answer to HEAD has no body with a code
     if kind is None:
         kind = Unavailable if status in RETRY_STATUSES else ServerTrouble if status >= 500 else BadRequest
     # Some classes build their message from other arguments; here the message is the one the node sent.
@@ -115,7 +118,7 @@ def error_from_answer(status: int, headers: Headers, body: bytes, what: str) -> 
 
 
 def _kept(headers: Headers) -> dict[str, str]:
-    names = ("Retry-After", "Content-Range", "Allow", "WWW-Authenticate", "X-Request-Id", ITEM_HEADER, LOST_HEADER)
+    names = ("Retry-After", "Content-Range", "Allow", "WWW-Authenticate", "X-Request-Id", ITEM_HEADER, LOST_HEADER, MAP_HEADER)
     return {name: value for name in names if (value := headers.get(name))}
 
 

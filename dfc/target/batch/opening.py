@@ -95,7 +95,7 @@ class OwnBatches:
         """Open the items of this target. ItemError."""
         from dfc.target.batch.resolving import resolve  # so that a node that serves no batches does not load numpy
 
-        resolving = self._local.batches.submit(resolve, items, on_missing, self._find)
+        resolving = self._local.batches.submit(resolve, items, on_missing, self._find, self._local.check_leased)
         try:
             resolved = await shielded(resolving)
         except asyncio.CancelledError:

@@ -60,11 +60,15 @@ class Resolved:
     source: PieceSource | None = None
 
 
-def resolve(items: Sequence[BatchItem], on_missing: OnMissing, find: Finder) -> Resolved:
-    """Find all items. Blocking. Raises ItemError for the first item that cannot be served; then nothing stays open."""
+def resolve(
+    items: Sequence[BatchItem], on_missing: OnMissing, find: Finder, check_missing: Callable[[], None] = lambda: None
+) -> Resolved:
+    """Find all items. Blocking. Raises ItemError for the first item that cannot be served; then nothing stays open.
+
+    `check_missing` raises an error if it is not certain now that what is not found does not exist."""
     resolved = Resolved(Files())
     try:
-        work = _Work(items, on_missing, find, resolved)
+        work = _Work(items, on_missing, find, check_missing, resolved)
         work.run()
         return resolved
     except BaseException:
@@ -73,10 +77,18 @@ def resolve(items: Sequence[BatchItem], on_missing: OnMissing, find: Finder) -> 
 
 
 class _Work:
-    def __init__(self, items: Sequence[BatchItem], on_missing: OnMissing, find: Finder, resolved: Resolved) -> None:
+    def __init__(
+        self,
+        items: Sequence[BatchItem],
+        on_missing: OnMissing,
+        find: Finder,
+        check_missing: Callable[[], None],
+        resolved: Resolved,
+    ) -> None:
         self._items = items
         self._on_missing = on_missing
         self._find = find
+        self._check_missing = check_missing
         self._resolved = resolved
         self._text = bytearray(_BLOCK)  # padding, headers; begins with zeros
         self._columns: list[tuple[Integers, Integers, Integers, Integers]] = []  # item, file, offset, size
@@ -233,6 +245,11 @@ class _Work:
             self._error = ItemError(place, error)
 
     def _miss(self, place: int, error: NotFound) -> None:
+        try:
+            self._check_missing()
+        except DfcError as doubt:
+            self._fail(place, doubt)
+            return
         if self._on_missing == "fail":
             self._fail(place, error)
         elif self._on_missing == "empty":

@@ -400,3 +400,51 @@ async def test_a_coordinator_calls_nobody_silent_before_it_has_listened(make, no
             await store.changed.wait()
         assert cluster.map.node("t0").state == "down"
         await end(duty)
+
+
+# --- leases
+
+
+class Grants:
+    """For how long a target may act, set by the test."""
+
+    seconds = 8.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+async def test_a_target_that_is_up_gets_a_lease_from_the_coordinator_only(make):
+    cluster = await make(joined=0)
+    grants = cluster._grant_s = Grants()
+    answer = await cluster.register(said())
+    assert (answer.lease_s, answer.why_no_lease) == (8.0, "")
+    grants.seconds = 0.0
+    answer = await cluster.register(said())
+    assert answer.lease_s == 0
+    assert "no proxy is the coordinator" in answer.why_no_lease
+    grants.seconds = 8.0
+    await cluster.bucket_for_write("b")
+    late = await cluster.register(said("late", ("d9",)))
+    assert cluster.map.node("late").state == "joining"
+    assert (late.lease_s, late.why_no_lease) == (0.0, "")
+
+
+async def test_a_target_whose_clock_is_far_ahead_gets_no_lease(make):
+    cluster = await make(joined=0)
+    cluster._grant_s = Grants()
+    hour_us = 3600 * 10**6
+
+    async def lease(name: str, ahead_us: int) -> tuple[float, str]:
+        now_us = int(cluster._heartbeats._wall_s() * 1e6)
+        answer = await cluster.register(said(name, (f"d{name}",), now_us=now_us + ahead_us))
+        return answer.lease_s, answer.why_no_lease
+
+    assert await lease("t1", hour_us - 10**6) == (8.0, "")
+    assert await lease("t1", 2 * hour_us) == (0.0, "its clock is 2.0 h ahead of the other nodes; set it right")
+    assert await lease("t2", -9 * hour_us) == (8.0, ""), "a clock that is behind pushes nobody's"
+    assert await lease("t1", 0) == (8.0, "")
+    # Where most targets agree, it is the proxy's clock that is wrong.
+    for name in ("t1", "t2", "t3"):
+        await lease(name, 5 * hour_us)
+    assert await lease("t1", 5 * hour_us) == (8.0, "")

@@ -153,11 +153,13 @@ def test_a_row_is_surplus_only_when_all_homes_are_well():
     state = placement(*DISKS)
     homes = found(state).homes
     other = next(each for each in DISKS if each not in homes)
-    assert surplus(state, found(state), other)
-    assert not any(surplus(state, found(state), home) for home in homes)
+    assert surplus(state, found(state), other, pending=False, owes=False)
+    assert not any(surplus(state, found(state), home, pending=False, owes=False) for home in homes)
     for change in ({"status": "down"}, {"behind": frozenset((other,))}):
         ill = with_disk(state, homes[1], **change)
-        assert not surplus(ill, found(ill), other)
+        assert not surplus(ill, found(ill), other, pending=False, owes=False)
     moving = with_slices(state, SliceState(1, 2, "moving"), to=frozenset(DISKS) - {homes[0]})
-    if found(moving).everywhere != found(moving).homes:
-        assert not surplus(moving, found(moving), other)
+    assert found(moving).everywhere != found(moving).homes
+    assert not surplus(moving, found(moving), other, pending=False, owes=False)
+    assert not surplus(state, found(state), other, pending=True, owes=False)
+    assert not surplus(state, found(state), other, pending=False, owes=True)

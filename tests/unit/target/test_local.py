@@ -8,8 +8,9 @@ import gc
 import msgspec
 import pytest
 
-from dfc.errors import BucketDeleting, BucketNotFound, Unavailable
+from dfc.errors import BucketDeleting, BucketNotFound, NoLease, ObjectNotFound, Unavailable
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
+from dfc.registry.leases import boot_s
 from dfc.storage.rows import DiskSpace
 from dfc.storage.stats import DiskStats
 from dfc.target.disks import weight_of
@@ -79,6 +80,7 @@ def local(registry):
     for name in ("d1", "d2"):
         made.add(FakeDisk(name))
     made.take_map(MAP)
+    made.lease.extend(boot_s(), 600)
     yield made
     made.close()
 
@@ -164,6 +166,39 @@ def test_the_guard_decides_by_the_map_of_the_commit(local):
     local.take_map(changed(21, nodes=(node("t2", "d3"),)))
     with pytest.raises(Unavailable):
         guard()
+
+
+# --- the lease
+
+
+def test_the_guard_refuses_without_a_lease_before_anything_else(local):
+    guard = local.commit_guard(MAP.bucket("b"), name_on("d1"), local.disks["d1"])
+    local.lease.end()
+    with pytest.raises(NoLease):
+        guard()
+    local.take_map(changed(6, buckets=()))
+    with pytest.raises(NoLease):  # the map may be an old one
+        guard()
+    local.lease.extend(boot_s(), 60)
+    with pytest.raises(BucketDeleting):
+        guard()
+
+
+def test_nothing_is_denied_without_a_lease(local):
+    with pytest.raises(ObjectNotFound), local.certain():
+        raise ObjectNotFound("none")
+    local.lease.end()
+    with pytest.raises(NoLease), local.certain():
+        raise ObjectNotFound("none")
+    with pytest.raises(BucketDeleting), local.certain():
+        raise BucketDeleting("said by the map")
+
+
+def test_the_reason_of_the_coordinator_is_given(local):
+    local.lease.end()
+    local.why_no_lease = "its clock is 2.0 h ahead"
+    with pytest.raises(NoLease, match=r"2\.0 h ahead"):
+        local.check_leased()
 
 
 # --- threads

@@ -90,7 +90,7 @@ def test_the_event_loop_waits_for_no_index(disk: Disk, row: ObjectRow, query: di
 
     local = Local(cast(ControlClient, None), "http://proxy:1", 2)
     local.add(disk)
-    handlers = StoredHandlers(cast(OwnObjects, None), Members(), cast(Elsewhere, None))
+    handlers = StoredHandlers(local, cast(OwnObjects, None), Members(), cast(Elsewhere, None))
     monkeypatch.setattr(os, "pread", elsewhere)
     # Now and then the thread may wait for a page of something else.
     assert sorted(asyncio.run(run()))[:5] == [0] * 5

@@ -27,6 +27,7 @@ from dfc.http.transfer import BodySink
 from dfc.limits import SMALL_BODY_BYTES, SMALL_READ_BYTES
 from dfc.names import ObjectPath
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
+from dfc.registry.leases import boot_s
 from dfc.storage import Disk, DiskOptions
 from dfc.target import objects as objects_module
 from dfc.target.local import Local
@@ -82,6 +83,7 @@ def local(disk: Disk) -> Iterator[Local]:
     made.node_id = "t1"
     made.add(disk)
     made.take_map(map_of(1, node("t1", "d1")))
+    made.lease.extend(boot_s(), 600)
     yield made
     made.close()
 

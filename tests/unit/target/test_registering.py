@@ -10,9 +10,11 @@ from dfc.config import Settings
 from dfc.errors import OperatorError
 from dfc.filesystem import FileSystem
 from dfc.http.calls.peer import ControlClient, RemoteError
-from dfc.placement.map import ClusterMap
+from dfc.placement.map import ClusterMap, NodeEntry
+from dfc.registry.identity import write_node_id
 from dfc.registry.registration import Registered
 from dfc.target import membership
+from dfc.target.keptmap import write_map
 from dfc.target.local import Local
 from dfc.target.membership import Membership
 
@@ -58,3 +60,27 @@ async def test_a_registry_that_refuses_ends_the_target(make, status):
         await make(status)._cluster_map()
     with pytest.raises(OperatorError, match="refuses this target: said the registry"):
         await make(status)._first_registration("c", ())
+
+
+async def test_the_kept_map_is_used_only_when_no_registry_has_answered_for_a_while(make, monkeypatch):
+    kept = ClusterMap(cluster_id="c", version=9)
+    async with asyncio.timeout(10):
+        assert (await make(503, 503)._cluster_map(kept)).version == 1
+        monkeypatch.setattr(membership, "START_ALONE_S", 0.05)
+        assert await make(*[503] * 1000)._cluster_map(kept) is kept
+    with pytest.raises(OperatorError, match="refuses this target"):
+        await make(401)._cluster_map(kept)
+
+
+def test_a_kept_map_counts_only_if_it_says_which_node_this_is(tmp_path):
+    known = NodeEntry(id="t1", number=3, role="target", url="http://t1", advertise_url="http://t1", state="up")
+    kept, directory, filesystem = ClusterMap(cluster_id="c", version=9, nodes=(known,)), str(tmp_path), FileSystem()
+    assert membership._kept_map(directory, (directory,)) is None
+    write_map(directory, kept, filesystem)
+    assert membership._kept_map(directory, (directory,)) is None, "the id is not known"
+    write_node_id(directory, "t2", filesystem)
+    assert membership._kept_map(directory, (directory,)) is None, "another node's map"
+    write_node_id(directory, "t1", filesystem)
+    assert membership._kept_map(directory, (directory,)) == kept
+    (tmp_path / "dfc-node-id").write_bytes(b"")
+    assert membership._kept_map(directory, (directory,)) is None
