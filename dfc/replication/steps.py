@@ -35,10 +35,11 @@ class ReadyReport(NamedTuple):
 
 @dataclass(frozen=True)
 class _Queued:
-    """A change that waits for its step. Two with the same key are one."""
+    """A change that waits for its step. Two with the same key are one. `always`: it makes a step even if it changes nothing."""
 
     key: tuple[str, ...]
     change: Change
+    always: bool = False
 
 
 @dataclass
@@ -88,14 +89,19 @@ class StepPlanner:
             self._heard[node].acknowledged = max(self._heard[node].acknowledged, step)
 
     def mark_behind(self, primary: str, disk: str) -> None:
-        """A primary cannot reach a disk that must have its write. `is_behind` says when that is settled."""
-        self._put(("behind", disk, primary), put_behind(disk, primary))
+        """A primary cannot reach a disk that must have its write. `is_behind` says when that is settled.
+
+        That withdraws the primary's earlier report that the disk is clean, even one that is still on its way: if the disk is
+        behind already, there is a step without a change, and a report made under an older one counts for nothing.
+        """
+        self._put(("behind", disk, primary), put_behind(disk, primary), always=primary in self.placement.disks[disk].behind)
         self._drop_queued(("clean", disk, primary))
 
     def is_behind(self, primary: str, disk: str) -> bool:
         """Whether the disk is behind the primary, or not up, and every target knows."""
         place = self.placement.disks[disk]
-        return (not place.is_up or primary in place.behind) and self.all_acknowledged
+        is_queued = any(each.key == ("behind", disk, primary) for each in self._queue)
+        return (not place.is_up or primary in place.behind) and not is_queued and self.all_acknowledged
 
     def report_clean(self, disk: str, behind: str, step: int) -> bool:
         """`disk` owes nothing to the disk `behind`, and will not skip it without asking. False: the step is out of date."""
@@ -144,7 +150,7 @@ class StepPlanner:
             return None
         while self._queue:
             changed = self._queue[0].change(self.placement)
-            if changed != self.placement:
+            if changed != self.placement or self._queue[0].always:
                 return _numbered(self.placement, changed)
             self._queue.popleft()
         return self._copies_changed() or self._moved()
@@ -152,7 +158,7 @@ class StepPlanner:
     def published(self, placement: Placement) -> None:
         """This is in the registry now, and goes out to the targets."""
         before, self.placement = self.placement, placement
-        if self._queue and self._queue[0].change(before) is not before and _same(self._queue[0].change(before), placement):
+        if self._queue and self._makes(self._queue[0], before, placement):
             self._queue.popleft()
         self._forget_reports(before, placement)
         if self._wanted is not None and any(spec == self._wanted for spec in placement.layouts.values()):
@@ -160,9 +166,15 @@ class StepPlanner:
 
     # --- inside
 
-    def _put(self, key: tuple[str, ...], change: Change) -> None:
+    def _put(self, key: tuple[str, ...], change: Change, *, always: bool = False) -> None:
         if all(each.key != key for each in self._queue):
-            self._queue.append(_Queued(key, change))
+            self._queue.append(_Queued(key, change, always))
+
+    @staticmethod
+    def _makes(queued: _Queued, before: Placement, after: Placement) -> bool:
+        """Whether this change is what made the placement."""
+        changed = queued.change(before)
+        return (queued.always or changed is not before) and _same(changed, after)
 
     def _drop_queued(self, key: tuple[str, ...]) -> None:
         self._queue = deque(each for each in self._queue if each.key != key)

@@ -207,11 +207,11 @@ CAUGHT_BY: dict[str, tuple[str, int] | str] = {
     "drop notes unasked": ("no moves", 2),
     "skip after a clean report": "clean report that is late",
     "members note nothing": "primary that is lost",
+    "remove surplus unasked": ("single disks", 315),
 }
 # No seed or schedule is known for these. That the cores keep to the rules is tested by tests/unit/replication alone.
 NOT_CAUGHT = {
     "believe a stale state",
-    "remove surplus unasked",
     "no direct delivery",
     "who is behind marks others",
 }

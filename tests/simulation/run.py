@@ -1,14 +1,8 @@
-"""A seed: a cluster under faults, what must hold while they last and after they have ended.
-
-`python -m simulation.run FIRST LAST [--copies N] [--wipe] [--still] [--calm]`, in `tests/`, prints the seeds that fail.
-"""
+"""A seed: a cluster under faults, what must hold while they last and after they have ended."""
 
 from __future__ import annotations
 
-import argparse
 import random
-import sys
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -239,34 +233,3 @@ class Run:
             (each, note) for each in rows for note in self._disk(each).owed if note.name == name and note.disk not in lost
         ]:
             problems.append(f"{name}: still owed {notes}")
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m simulation.run")
-    parser.add_argument("first", type=int)
-    parser.add_argument("last", type=int)
-    parser.add_argument("--copies", type=int, default=2)
-    parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--disks", type=int, default=2)
-    parser.add_argument("--wipe", action="store_true", help="empty disks, too")
-    parser.add_argument("--change-copies", action="store_true", help="change the number of copies, too")
-    parser.add_argument("--late", action="store_true", help="deliver messages late")
-    parser.add_argument("--still", action="store_true", help="change no layouts")
-    parser.add_argument("--calm", action="store_true", help="no faults")
-    given = parser.parse_args()
-    scenario = Scenario(
-        given.copies, given.nodes, given.disks, not given.calm, not given.still, given.wipe, given.change_copies, given.late
-    )
-    begin, bad, counts = time.monotonic(), 0, Counter[str]()
-    for seed in range(given.first, given.last):
-        outcome = Run(seed, scenario).go()
-        counts.update(outcome.counts)
-        if outcome.problems:
-            bad += 1
-            print(seed, "; ".join(outcome.problems[:4]))
-    print(f"{given.last - given.first} seeds, {bad} bad, {time.monotonic() - begin:.1f} s, {dict(counts)}")
-    return 1 if bad else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

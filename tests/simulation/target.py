@@ -342,6 +342,8 @@ class SimTarget(Actor):
                 elif isinstance(told, write.PutBehind):
                     new = yield Call(coordinator.NAME, "behind", (disk.id, told.disk), 8.0)
                     if new is not None:
+                        # While this write is uncertain, nothing is reported clean; earlier reports have been withdrawn.
+                        self.cleared[disk.id].discard(told.disk)
                         self.take(new)
                 elif isinstance(told, write.Pause):
                     yield Sleep(0.02)

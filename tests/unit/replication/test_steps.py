@@ -191,8 +191,14 @@ def test_asking_again_withdraws_a_clean_report(cluster):
     cluster.all_beat()
     cluster.core.report_clean("n1a", "n2a", 2)
     cluster.core.mark_behind("n1a", "n2a")
-    assert cluster.step() is None
-    assert cluster.state.disks["n2a"].behind == {"n1a"}
+    assert not cluster.core.is_behind("n1a", "n2a"), "a report may still be on its way"
+    assert cluster.step().disks["n2a"].behind == {"n1a"}
+    assert not cluster.core.report_clean("n1a", "n2a", 2)
+    cluster.all_beat()
+    assert cluster.core.is_behind("n1a", "n2a")
+    assert cluster.step() is None, "one step for one question"
+    assert cluster.core.report_clean("n1a", "n2a", 3)
+    assert cluster.step().disks["n2a"].behind == frozenset()
 
 
 def test_the_last_one_to_be_clean_ends_a_comparison():
