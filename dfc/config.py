@@ -72,6 +72,10 @@ class Settings:
     drain_timeout_s: float = _setting(30.0, "Seconds that running requests get to finish when the node stops.")
     peer_timeout_s: float = _setting(10.0, "Seconds for another node to accept a connection or to begin its answer.")
 
+    hold_s: float = _setting(
+        15.0, "Seconds for which a request, its body unread, waits for a target that restarts, or for a lease."
+    )
+
     auto_create: bool = _setting(True, "Create a bucket on the first PUT into it.", ("proxy",))
     expected_targets: int = _setting(
         1, "Number of targets that must have joined before the proxy is ready for the first time.", ("proxy",)

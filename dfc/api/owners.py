@@ -1,12 +1,19 @@
-"""Find the owner of an object and redirect clients to it, for the faces of a proxy."""
+"""Find the owner of an object, and redirect clients or relay their requests to it, for the faces of a proxy."""
 
 from __future__ import annotations
 
+import asyncio
+from typing import Final
+
+from dfc.errors import Unavailable
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
+from dfc.http.relay import Relay
 from dfc.names import ObjectPath
 from dfc.placement.map import NodeEntry
 from dfc.proxy.objects import ObjectOwners
+
+HOLD_RETRY_S: Final = 0.1
 
 
 async def owner_for(exchange: Exchange, owners: ObjectOwners, path: ObjectPath) -> NodeEntry:
@@ -14,6 +21,20 @@ async def owner_for(exchange: Exchange, owners: ObjectOwners, path: ObjectPath) 
     if exchange.method == "PUT":
         return await owners.for_write(path.bucket, path.name)
     return owners.of(path.bucket, path.name)
+
+
+async def relay_to(owner: NodeEntry, exchange: Exchange, relay: Relay, owners: ObjectOwners, path: ObjectPath) -> Answer:
+    """Relay the request to the owner. While that cannot be reached, though it is not marked down, hold the request for
+    `hold_s`: it may be restarting. Unavailable."""
+    deadline_s = asyncio.get_running_loop().time() + exchange.settings.hold_s
+
+    async def again(problem: Unavailable) -> str:
+        if asyncio.get_running_loop().time() >= deadline_s:
+            raise problem
+        await asyncio.sleep(HOLD_RETRY_S)
+        return (await owner_for(exchange, owners, path)).url  # it may have another address now
+
+    return await relay.forward(exchange, owner.url, again=again)
 
 
 def redirect_to(node: NodeEntry, exchange: Exchange) -> Answer:

@@ -225,6 +225,7 @@ class StoredHandlers:
             return await self._read(exchange, place, name, query if inside else {})
         if inside:
             raise BadRequest("what is inside a shard can only be read; leave out the query to write or delete the whole object")
+        await self._local.until_leased(exchange.settings.hold_s)
         if method == "PUT":
             return await self._put(exchange, place, name)
         await self._objects.delete(place, name, write_conditions(exchange.headers))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import select
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from email.message import Message
@@ -39,6 +39,8 @@ _NOT_PASSED_BACK: Final = frozenset(
 
 
 Lines = list[tuple[str, str]]
+Again = Callable[[Unavailable], Awaitable[str]]
+"""Called when no connection to a node can be made, so nothing was sent: waits, and returns the URL to try next; or raises."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,9 @@ class Relay:
         self._pool = pool
         self._answer_timeout_s = answer_timeout_s
 
-    async def forward(self, exchange: Exchange, to: str | Addresses, rewrite: Rewrite = UNCHANGED) -> Answer:
+    async def forward(
+        self, exchange: Exchange, to: str | Addresses, rewrite: Rewrite = UNCHANGED, again: Again | None = None
+    ) -> Answer:
         """Pass the request on, unchanged except for `rewrite`, and return the answer. Unavailable when the node cannot be
         reached, or the connection is lost before it answers.
 
@@ -75,8 +79,8 @@ class Relay:
         length = exchange.declared_length
         if length is not None and length <= SMALL_BODY_BYTES:
             body = await exchange.read_small(SMALL_BODY_BYTES) if length else b""
-            return await self._forward_small(exchange, to, body, rewrite)
-        return await self._forward_large(exchange, to, length, rewrite)
+            return await self._forward_small(exchange, to, body, rewrite, again)
+        return await self._forward_large(exchange, to, length, rewrite, again)
 
     # --- requests
 
@@ -96,14 +100,21 @@ class Relay:
         target = exchange.raw_target if rewrite.target is None else rewrite.target
         return connection.start_request(exchange.method, target, headers)
 
-    async def _open(self, to: str | Addresses) -> PeerConnection:
-        if isinstance(to, str):
-            return await self._pool.open(to)
+    async def _open(self, to: str | Addresses, again: Again | None) -> PeerConnection:
+        while isinstance(to, str):
+            try:
+                return await self._pool.open(to)
+            except Unavailable as problem:
+                if again is None:
+                    raise
+                to = await again(problem)
         return await to.reach_async(lambda url, limit_s: self._pool.open(url, limit_s=limit_s))
 
-    async def _forward_small(self, exchange: Exchange, to: str | Addresses, body: bytes, rewrite: Rewrite) -> Answer:
+    async def _forward_small(
+        self, exchange: Exchange, to: str | Addresses, body: bytes, rewrite: Rewrite, again: Again | None
+    ) -> Answer:
         if isinstance(to, str) or exchange.method not in ("GET", "HEAD"):
-            connection = await self._open(to)
+            connection = await self._open(to, again)
             with _noted(to, connection):
                 return await self._forward_to(connection, exchange, body, rewrite)
 
@@ -145,8 +156,10 @@ class Relay:
             connection.close()
             raise
 
-    async def _forward_large(self, exchange: Exchange, to: str | Addresses, length: int | None, rewrite: Rewrite) -> Answer:
-        connection = await self._open(to)
+    async def _forward_large(
+        self, exchange: Exchange, to: str | Addresses, length: int | None, rewrite: Rewrite, again: Again | None
+    ) -> Answer:
+        connection = await self._open(to, again)
         with _noted(to, connection):
             return await self._forward_body(connection, exchange, length, rewrite)
 

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
 from dfc.addresses import Addresses, addresses_of
@@ -45,6 +45,7 @@ class Local:
         self.node_id = ""
         self.map: ClusterMap = EMPTY_MAP
         self.lease = TargetLease()
+        self._extended = asyncio.Event()
         self.why_no_lease = ""  # the coordinator's reason for granting none
         self.lease_refusals = 0
         self.disks: dict[str, Disk] = {}
@@ -216,6 +217,21 @@ class Local:
             self.lease_refusals += 1  # by several threads: now and then one too few
             reason = self.why_no_lease or "it has not heard from the coordinator of the cluster for too long"
             raise NoLease(f"this target must not act now: {reason}")
+
+    async def until_leased(self, hold_s: float) -> None:
+        """Wait for a lease, so that a write whose body is unread need not fail while the coordinator restarts. NoLease."""
+        if not self.is_leased:
+            self._extended.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(hold_s):
+                    await self._extended.wait()
+        self.check_leased()
+
+    def extend_lease(self, sent_s: float, length_s: float) -> None:
+        """Note the answer to a heartbeat: a lease of `length_s` from when it was sent, by `boot_s`."""
+        self.lease.extend(sent_s, length_s)
+        if self.is_leased:
+            self._extended.set()
 
     @contextmanager
     def certain(self) -> Iterator[None]:

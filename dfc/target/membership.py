@@ -124,7 +124,7 @@ class Membership:
         if answer.why_no_lease and answer.why_no_lease != local.why_no_lease:
             _log.error("the coordinator grants this target no lease: %s", answer.why_no_lease)
         local.why_no_lease = answer.why_no_lease
-        local.lease.extend(sent_s, answer.lease_s)
+        local.extend_lease(sent_s, answer.lease_s)
 
     async def beat(self) -> None:
         """Send heartbeats forever; if the registry cannot be reached, keep serving and retry."""

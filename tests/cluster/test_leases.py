@@ -8,9 +8,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,7 +22,7 @@ from harness import Cluster, wait_for
 
 from dfc.wire import STALE_HEADER
 
-LEASE = {"DFC_DOWN_AFTER_S": "5"}  # so a lease is 4 s
+LEASE = {"DFC_DOWN_AFTER_S": "5", "DFC_HOLD_S": "0.1"}  # so a lease is 4 s
 
 
 class Answer:
@@ -131,6 +133,34 @@ def test_a_proxy_that_starts_again_grants_leases_at_once(nodes: Cluster) -> None
     wait_for(nodes.is_healthy, "the proxy to be back")
     wait_for(lambda: ask(f"{nodes.url}/b/again.bin", "PUT", b"z").code in ("200", "201"), "writes to go on")
     assert leased(url)
+
+
+def test_a_write_is_held_until_there_is_a_lease(start_cluster: Callable[..., Cluster]) -> None:
+    nodes: Cluster = start_cluster(targets=1, disks=1, environment={"DFC_DOWN_AFTER_S": "5"})
+    assert ask(f"{nodes.url}/b/there.bin", "PUT", b"x").code == "201"
+    url = only(nodes)
+    with ThreadPoolExecutor(2) as threads:
+        with stopped(nodes.children()["proxy"]):
+            wait_for(lambda: not leased(url), "the lease to end")
+            put = threads.submit(ask, f"{url}/b/held.bin", "PUT", b"y" * 3_000_000)
+            deletion = threads.submit(ask, f"{url}/b/there.bin", "DELETE")
+            done, _ = wait((put, deletion), timeout=1.5)
+            assert not done
+        assert (put.result(20).code, deletion.result(20).code) == ("201", "204")
+
+
+def test_requests_are_held_while_a_target_restarts(start_cluster: Callable[..., Cluster]) -> None:
+    nodes: Cluster = start_cluster(targets=2, disks=1)
+    names = [f"{nodes.url}/b/{number}.bin" for number in range(24)]
+    assert {ask(name, "PUT", b"x").code for name in names} == {"201"}
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(3):
+            os.kill(nodes.children()["target-0"], signal.SIGKILL)  # `dfc serve` starts it again
+            time.sleep(0.2)
+            assert {answer.code for answer in threads.map(lambda name: ask(name, "PUT", b"y" * 2_000_000), names)} == {"200"}
+            os.kill(nodes.children()["target-1"], signal.SIGKILL)
+            time.sleep(0.2)
+            assert {answer.code for answer in threads.map(ask, names)} == {"200"}
 
 
 def test_reads_can_be_refused(start_cluster: Callable[..., Cluster]) -> None:

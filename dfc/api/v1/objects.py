@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dfc.api.owners import owner_for, redirect_to
+from dfc.api.owners import owner_for, redirect_to, relay_to
 from dfc.http.answers import Answer
 from dfc.http.common import OBJECT_QUERY, flag
 from dfc.http.exchange import Exchange
@@ -24,7 +24,7 @@ class ProxyObjectHandlers:
         path = parse_object_path(f"/{parameters[0]}/{parameters[1]}")
         relays = exchange.raw_query and flag(exchange.query_parameters(OBJECT_QUERY), "relay")
         owner = await owner_for(exchange, owners, path)
-        return await self._relay.forward(exchange, owner.url) if relays else redirect_to(owner, exchange)
+        return await relay_to(owner, exchange, self._relay, owners, path) if relays else redirect_to(owner, exchange)
 
     def object_at_once(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer | None:
         """`object` for a read that is simply redirected; else None."""
