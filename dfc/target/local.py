@@ -44,6 +44,7 @@ class Local:
         self.proxies = addresses_of(proxy_url)
         self.node_id = ""
         self.map: ClusterMap = EMPTY_MAP
+        self._settled = 0  # the newest version for which `decide_by` has returned
         self.lease = TargetLease()
         self._extended = asyncio.Event()
         self.why_no_lease = ""  # the coordinator's reason for granting none
@@ -117,10 +118,16 @@ class Local:
         return True
 
     async def decide_by(self, new: ClusterMap) -> int:
-        """`take_map`, then wait until no commit decided by an older map is under way; return the version now in use."""
-        if self.take_map(new):
+        """`take_map`, then wait until no commit decided by an older map is under way; return the version now in use.
+
+        The map may have been taken a moment ago, with the answer to a heartbeat: then commits are waited for all the same.
+        """
+        self.take_map(new)
+        version = self.map.version
+        if self._settled < version:
             await asyncio.gather(*(self.threads(disk).write(disk.settle) for disk in self.in_order()))
-        return self.map.version
+            self._settled = max(self._settled, version)
+        return version
 
     def standing(self) -> str:
         """Return this target's state in the map; "joining" when it is not in it yet."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 
 import msgspec
 import pytest
@@ -99,6 +100,24 @@ def test_only_newer_maps_of_the_same_cluster_are_taken(local):
     assert not local.take_map(changed(9, cluster_id="other"))
     assert local.take_map(changed(6))
     assert local.map.version == 6
+
+
+@pytest.mark.parametrize("taken_before", [False, True])
+async def test_a_map_is_decided_by_when_older_commits_are_done(local, taken_before):
+    """Also if it came with a heartbeat's answer: the one who sends it now counts on that."""
+    release = threading.Event()
+    for disk in local.disks.values():
+        disk.settle = release.wait
+    if taken_before:
+        assert local.take_map(changed(6))
+    first, second = (asyncio.create_task(local.decide_by(changed(6))) for _ in range(2))
+    done, _ = await asyncio.wait((first, second), timeout=0.1)
+    assert not done
+    release.set()
+    assert await asyncio.gather(first, second) == [6, 6]
+    for disk in local.disks.values():
+        disk.settle = None  # not called again
+    assert await local.decide_by(changed(6)) == await local.decide_by(changed(5)) == 6
 
 
 def test_owners(local):
