@@ -27,7 +27,7 @@ FORMAT: Final = 1
 KEEP_S: Final = 1.0  # how often a disk's file is brought up to date, if the map has changed
 
 
-class KeptMap(msgspec.Struct, frozen=True):
+class MapFile(msgspec.Struct, frozen=True):
     """The contents of the file."""
 
     format: int
@@ -70,7 +70,7 @@ class MapKeeper:
 
 def write_map(directory: str, cluster_map: ClusterMap, filesystem: FileSystem) -> None:
     """Write the map to a disk, durably. Blocking. OSError."""
-    write_small_file(os.path.join(directory, FILE), msgspec.json.encode(KeptMap(FORMAT, cluster_map)), filesystem)
+    write_small_file(os.path.join(directory, FILE), msgspec.json.encode(MapFile(FORMAT, cluster_map)), filesystem)
 
 
 def read_maps(directories: Sequence[str]) -> ClusterMap | None:
@@ -85,7 +85,7 @@ def read_maps(directories: Sequence[str]) -> ClusterMap | None:
 def _read(path: str) -> ClusterMap | None:
     try:
         data = read_small_file(path, "It is written again once the registry answers.", CLUSTER_MAP_BYTES_MAX)
-        kept = None if data is None else msgspec.json.decode(data, type=KeptMap)
+        kept = None if data is None else msgspec.json.decode(data, type=MapFile)
     except (SmallFileDamaged, msgspec.MsgspecError) as error:
         _log.warning("%s is not used: %s", path, error)
         return None

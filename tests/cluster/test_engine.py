@@ -29,7 +29,7 @@ NO_PROXY = "http://127.0.0.1:9"  # nobody listens there: a proxy that is away
 
 def task(function: str, payload: Any = None, number: int = 0) -> bytes:
     payload = {} if payload is None else payload
-    return msgspec.msgpack.encode(Task("job", f"probe.{function}", number, "l", msgspec.msgpack.encode(payload), "out"))
+    return msgspec.msgpack.encode(Task("job", f"probe.{function}", number, "l", msgspec.msgpack.encode(payload), "out", "0a"))
 
 
 async def facts(

@@ -29,7 +29,7 @@ PROBE = str(Path(__file__).parents[1] / "probe")
 
 def task(function: str, payload: Any = None, number: int = 0) -> bytes:
     payload = {} if payload is None else payload
-    return msgspec.msgpack.encode(Task("job", f"probe.{function}", number, "l", msgspec.msgpack.encode(payload), "out"))
+    return msgspec.msgpack.encode(Task("job", f"probe.{function}", number, "l", msgspec.msgpack.encode(payload), "out", "0a"))
 
 
 async def facts(engine: LinkedEngine, payload: Any = None, near: str | None = None) -> Any:
