@@ -221,7 +221,7 @@ class Misdirected(ClientMistake):
 
 
 class NotThePrimary(ClientMistake):
-    """The target does not decide on this object, by its map or the client's; only for clients that say which map they use."""
+    """This target does not hold the object. Told only to clients that send the version of their map; others are relayed."""
 
     status = 421
     code = "not_the_primary"

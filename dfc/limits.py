@@ -86,6 +86,7 @@ BATCH_BODY_BYTES_MAX: Final = 32 * MIB  # that many items with names of 250 byte
 BATCH_WINDOW_BYTES: Final = 1 * MIB  # read in order of offset, then sent; also all that a batch holds in memory of its data
 BATCH_DECODED_BYTES_MAX: Final = 4 * GIB  # of decompressed shards, in unnamed files, per request
 BATCH_OPEN_SHARDS_MAX: Final = 512  # that one request keeps open
+HELD_MAX: Final = 512  # requests that a proxy holds while a target restarts; more are answered 503
 BATCHES_MAX: Final = 128  # at a time per node; more are answered 503. Each holds its window and its list
 BATCH_RETRY_S: Final = 30.0  # how long a target that broke off mid-stream has to come back: longer than a restart takes
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Final
 
 from dfc.errors import Unavailable
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
 from dfc.http.relay import Relay
+from dfc.limits import HELD_MAX
 from dfc.names import ObjectPath
 from dfc.placement.map import NodeEntry
 from dfc.proxy.objects import ObjectOwners
 
-HOLD_RETRY_S: Final = 0.1
+HOLD_RETRY_S: Final = 0.3
 
 
 async def owner_for(exchange: Exchange, owners: ObjectOwners, path: ObjectPath) -> NodeEntry:
@@ -29,9 +31,14 @@ async def relay_to(owner: NodeEntry, exchange: Exchange, relay: Relay, owners: O
     deadline_s = asyncio.get_running_loop().time() + exchange.settings.hold_s
 
     async def again(problem: Unavailable) -> str:
-        if asyncio.get_running_loop().time() >= deadline_s:
+        if asyncio.get_running_loop().time() >= deadline_s or relay.held >= HELD_MAX:
             raise problem
-        await asyncio.sleep(HOLD_RETRY_S)
+        relay.held += 1
+        try:
+            await asyncio.sleep(HOLD_RETRY_S * (0.5 + random.random()))
+        finally:
+            relay.held -= 1
+        exchange.check_still_open()
         return (await owner_for(exchange, owners, path)).url  # it may have another address now
 
     return await relay.forward(exchange, owner.url, again=again)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from dfc.checksum import CHECKSUM_NAME, ExpectedChecksums
-from dfc.errors import BadRequest, NotThePrimary
+from dfc.errors import BadRequest, NotThePrimary, Unavailable
 from dfc.http.answers import Answer, FileAnswer, StreamAnswer, header_lines, json_answer
 from dfc.http.common import INSIDE_QUERY, SAFETY_HEADERS, content_type
 from dfc.http.conditions import entity_tags, http_date, is_not_modified, is_plain, requested_range
@@ -172,6 +172,12 @@ def inside_query(query: Mapping[str, str]) -> str:
 # --- handlers
 
 
+def hold_s(exchange: Exchange) -> float:
+    """How long a request may wait for a lease. One that a proxy has passed on, not for as long as that waits for an answer."""
+    settings = exchange.settings
+    return min(settings.hold_s, settings.peer_timeout_s / 2) if HOP_HEADER in exchange.headers else settings.hold_s
+
+
 class Elsewhere:
     """Passes requests that are not for this target on to a proxy."""
 
@@ -225,11 +231,21 @@ class StoredHandlers:
             return await self._read(exchange, place, name, query if inside else {})
         if inside:
             raise BadRequest("what is inside a shard can only be read; leave out the query to write or delete the whole object")
-        await self._local.until_leased(exchange.settings.hold_s)
+        if not self._local.is_leased:
+            place = await self._held(exchange, path)
         if method == "PUT":
             return await self._put(exchange, place, name)
         await self._objects.delete(place, name, write_conditions(exchange.headers))
         return Answer(204)
+
+    async def _held(self, exchange: Exchange, path: ObjectPath) -> OwnPlace:
+        """Hold a write until there is a lease, and return the place of its object by the map of then. NoLease, Unavailable."""
+        await self._local.until_leased(hold_s(exchange))
+        exchange.check_still_open()
+        place = await self._objects.place(path, create=exchange.method == "PUT")
+        if place is None:
+            raise Unavailable("the cluster map changed while the request was held; try again")
+        return place
 
     async def _place_again(self, path: ObjectPath, version: str) -> OwnPlace:
         """Return the place of an object for a client with this version of the map, after getting a map that is as new.
@@ -238,7 +254,7 @@ class StoredHandlers:
             raise BadRequest(f"{MAP_HEADER} must be the version of a cluster map")
         local, place = self._local, None
         if int(version) > local.map.version:
-            await local.refresh_map(at_once=True)
+            await local.refresh_map()  # at most one request in a while, however many clients say this
             place = await self._objects.place(path)
         if place is None:
             raise NotThePrimary(

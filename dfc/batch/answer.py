@@ -13,7 +13,7 @@ from dfc.http.common import SAFETY_HEADERS, flag
 from dfc.http.exchange import Exchange
 from dfc.http.transfer import ReadStalled, drive, duplicate
 from dfc.limits import BATCH_BODY_BYTES_MAX
-from dfc.wire import OCTETS, TAR
+from dfc.wire import OCTETS, STALE_HEADER, TAR
 
 BATCH_QUERY: Final = frozenset(("lengths",))
 
@@ -35,12 +35,19 @@ def batch_answer(batch: GatheredBatch, *, with_lengths: bool) -> Answer:
     return BatchAnswer([("Content-Type", OCTETS if with_lengths else TAR), *SAFETY_HEADERS], batch)
 
 
+def part_answer(batch: GatheredBatch) -> Answer:
+    """The answer to another node: the lengths first, then plain bytes."""
+    return BatchAnswer([("Content-Type", OCTETS)], batch)
+
+
 class BatchAnswer(BulkAnswer):
     """One body of known length, merged from the parts. Owns the parts; on failure the connection is cut."""
 
     __slots__ = ("_batch", "_whole")
 
     def __init__(self, headers: list[tuple[str, str]], batch: GatheredBatch) -> None:
+        if any(part.possibly_stale for part in batch.parts):
+            headers = [*headers, (STALE_HEADER, "1")]
         super().__init__(200, b"", headers, content_length=len(batch.begin) + batch.total + len(batch.tail))
         self._batch = batch
         self._whole = False

@@ -42,10 +42,13 @@ class ItemError(Exception):
 
 
 class Part(Protocol):
-    """The items of one owner, found and ready to read: `lengths` in bytes, in order."""
+    """The items of one owner, found and ready to read: `lengths` in bytes, in order. `possibly_stale`: the owner had no lease
+    when it found them."""
 
     @property
     def lengths(self) -> Sequence[int]: ...
+    @property
+    def possibly_stale(self) -> bool: ...
     @property
     def source(self) -> ByteSource: ...
 

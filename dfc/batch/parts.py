@@ -20,7 +20,7 @@ from dfc.errors import DfcError, Unavailable
 from dfc.http.calls.peer import PeerConnection, PeerGone, PeerPool, PeerResponse
 from dfc.http.calls.problems import RemoteError
 from dfc.limits import BATCH_RETRY_S, KIB
-from dfc.wire import ITEM_HEADER, MSGPACK
+from dfc.wire import ITEM_HEADER, MSGPACK, STALE_HEADER
 
 _log: Final = logging.getLogger("dfc.http")
 ANSWER_S: Final = 300.0  # an owner that has to decompress shards first may take this long
@@ -132,6 +132,7 @@ class PeerPart:
         self._total = 0
         self.lengths: array[int] = array("Q")
         self.checksums: dict[tuple[str, str], str] = {}
+        self.possibly_stale = False
 
     async def begin(self) -> None:
         """Request all items."""
@@ -191,6 +192,7 @@ class PeerPart:
         if len(lengths) != len(items) or sum(lengths) != left:
             raise Unavailable(f"target {self._owner} sent an invalid answer to a batch read")
         self._reusable = response.header(b"connection") != b"close"
+        self.possibly_stale = self.possibly_stale or response.header(STALE_HEADER.lower().encode()) is not None
         self.source = SocketSource(connection.socket, begun[4 + size :], left)
         return lengths, checksums
 

@@ -23,7 +23,7 @@ from aiohttp import HttpVersion10
 from aiohttp.web import BaseRequest
 
 from dfc.config import Settings
-from dfc.errors import BadRequest, LengthMismatch, TooLarge
+from dfc.errors import BadRequest, LengthMismatch, TooLarge, Unavailable
 from dfc.http.pipeline import HelperPool
 from dfc.http.transfer import STALL_S, BodySink, BufferPool, Pace, ReadStalled, Receive, drive, duplicate, to_its_end
 from dfc.limits import JSON_BODY_BYTES_MAX, SMALL_BODY_BYTES, TRANSFER_BUFFER_BYTES
@@ -88,6 +88,12 @@ class Exchange(BaseRequest):
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client closed the connection")
         return transport
+
+    def check_still_open(self) -> None:
+        """Raise Unavailable if the client has closed its sending side: what it asked for a while ago, it may no longer want."""
+        transport = self.transport
+        if transport is None or transport.is_closing() or getattr(self.protocol, "half_closed", False):
+            raise Unavailable("the client closed the connection while the request was held; nothing was done")
 
     def socket(self) -> socket_module.socket:
         found = self.open_transport().get_extra_info("socket")

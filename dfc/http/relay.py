@@ -67,6 +67,7 @@ class Relay:
     def __init__(self, pool: PeerPool, answer_timeout_s: float) -> None:
         self._pool = pool
         self._answer_timeout_s = answer_timeout_s
+        self.held = 0  # requests that wait for a node to come back
 
     async def forward(
         self, exchange: Exchange, to: str | Addresses, rewrite: Rewrite = UNCHANGED, again: Again | None = None

@@ -59,6 +59,7 @@ class Cluster:
         self.control = control
         self._auto_create = auto_create
         self._expected_targets = expected_targets
+        self._marking: set[str] = set()
         self._pushes: set[asyncio.Task[None]] = set()
         self.push = Pushes(control).push
         self._seen = EMPTY_MAP, EMPTY_MAP
@@ -133,6 +134,9 @@ class Cluster:
         shown = newest.with_use(self._heartbeats.refresh(node))
         self._seen = kept, shown
         lease_s, why_none = self._lease_for(node)
+        if said.map_version > shown.version:
+            # It would go on with that map until the registry's has passed it, perhaps knowing buckets that nobody else knows.
+            lease_s, why_none = 0.0, f"its map has version {said.map_version}, but the registry is at {shown.version}"
         return Registered(
             node_number=node.number,
             map=shown if said.map_version != shown.version else None,
@@ -142,12 +146,12 @@ class Cluster:
 
     def _lease_for(self, node: NodeEntry) -> tuple[float, str]:
         """Return for how long a node that was heard just now may act, and if it may not, why."""
-        if node.state != "up":
+        if node.state != "up" or node.id in self._marking:
             return 0.0, ""
         ahead_s = self._heartbeats.clock_ahead_s(node.id)
         if ahead_s > CLOCK_AHEAD_S_MAX:
             # Versions follow the newest clock, so all nodes would soon count from its time.
-            return 0.0, f"its clock is {ahead_s / 3600:.1f} h ahead of the other nodes; set it right"
+            return 0.0, f"its clock is {ahead_s / 3600:.1f} h ahead of most nodes; set the clock that is wrong"
         lease_s = self._grant_s()
         return lease_s, "" if lease_s else "no proxy is the coordinator of the cluster at the moment"
 
@@ -167,7 +171,11 @@ class Cluster:
         if not silent:
             return []
         heard = {node.id: self._heartbeats.last(node.id) for node in silent}
-        await self.change(mark_down(silent), fence=leadership)
+        self._marking |= heard.keys()  # no leases for them until that is decided
+        try:
+            await self.change(mark_down(silent), fence=leadership)
+        finally:
+            self._marking -= heard.keys()
         for node_id, before in heard.items():
             # A heartbeat that came meanwhile found its node still up, and changed nothing.
             if (said := self._heartbeats.last(node_id)) is not None and said is not before:

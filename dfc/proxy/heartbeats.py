@@ -59,8 +59,8 @@ class Heartbeats:
     def clock_ahead_s(self, node_id: str) -> float:
         """How far a node's wall clock is ahead of the median of all nodes, this proxy included; negative if it is behind."""
         beat = self._last.get(node_id)
-        others = [0, *(each.ahead_us for each in self._last.values())]
-        return 0.0 if beat is None else (beat.ahead_us - median_low(others)) / 1e6
+        all_us = [0, *(each.ahead_us for each in self._last.values())]
+        return 0.0 if beat is None else (beat.ahead_us - median_low(all_us)) / 1e6
 
     def refresh(self, node: NodeEntry) -> NodeEntry:
         """Return the node with the disk usage of its last heartbeat."""

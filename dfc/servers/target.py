@@ -61,7 +61,13 @@ class TargetNode:
         self._scrubbers = Scrubbers(self.local)
         self._uploads = OwnUploads(self.local, settings.object_size_max_bytes)
         self._members = Members()
-        self._batches = OwnBatches(self.local, self._pool, settings.token, self._members.slots)
+        self._batches = OwnBatches(
+            self.local,
+            self._pool,
+            settings.token,
+            self._members.slots,
+            refuses_stale=settings.reads_without_lease == "refuse",
+        )
         self.server = NodeServer(settings, self._faces())
         self._registry = metrics.make_registry(self.server.stats, self._families)
         self._reports: list[DiskReport] = []
@@ -104,11 +110,12 @@ class TargetNode:
     async def stop(self) -> None:
         """Finish running requests, then close everything; safe to call when `start` failed half-way. Hanging disks are
         abandoned."""
-        if self._heart is not None:
-            self._heart.cancel()
+        # The heart goes on meanwhile: without a lease, running uploads could not be committed.
         await asyncio.gather(self.server.stop(), self._stop_workers(), self._scrubbers.stop(), self._map_keeper.stop())
         if self._heart is not None:
+            self._heart.cancel()
             await asyncio.wait((self._heart,))
+        self.local.lease.end()
         self._pool.close()
         await self._control.close()
         await in_time(self.local.close, "the disks", 2.5 * STOP_CLOSE_S)

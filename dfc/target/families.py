@@ -37,7 +37,7 @@ def membership_families(map_version: int, lease_left_s: float, refusals: int) ->
     """Make the metric families of a target's part in the cluster."""
     yield GaugeMetricFamily("dfc_map_version", "Version of the cluster map", map_version)
     yield GaugeMetricFamily("dfc_lease_left_seconds", "Time for which this target may still act", lease_left_s)
-    yield CounterMetricFamily("dfc_lease_refusals", "Answers refused for want of a lease", refusals)
+    yield CounterMetricFamily("dfc_lease_refusals", "Answers refused because there was no lease", refusals)
 
 
 def disk_families(reports: Sequence[DiskReport]) -> Iterable[Metric]:

@@ -24,6 +24,7 @@ from dfc.target.local import Local
 _log: Final = logging.getLogger("dfc.target")
 FILE: Final = "dfc-map.json"
 FORMAT: Final = 1
+RETRY_S: Final = 10.0  # after a write has failed
 KEEP_S: Final = 1.0  # how often a disk's file is brought up to date, if the map has changed
 
 
@@ -62,10 +63,12 @@ class MapKeeper:
             try:
                 await self._local.threads(disk).write(write_map, disk.path, newest, self._filesystem)
                 kept, failing = newest.version, False
-            except (OSError, DfcError) as error:
+            except Exception as error:
                 if not failing:
-                    _log.warning("cannot keep the cluster map on disk %s: %s", disk.id, error)
+                    bug = error if not isinstance(error, OSError | DfcError) else None
+                    _log.warning("cannot keep the cluster map on disk %s: %s", disk.id, error, exc_info=bug)
                 failing = True
+                await asyncio.sleep(RETRY_S)
 
 
 def write_map(directory: str, cluster_map: ClusterMap, filesystem: FileSystem) -> None:
@@ -73,12 +76,13 @@ def write_map(directory: str, cluster_map: ClusterMap, filesystem: FileSystem) -
     write_small_file(os.path.join(directory, FILE), msgspec.json.encode(MapFile(FORMAT, cluster_map)), filesystem)
 
 
-def read_maps(directories: Sequence[str]) -> ClusterMap | None:
-    """Return the newest map on these disks; None if there is none that can be read. Blocking.
+def read_maps(directories: Sequence[str], cluster_id: str) -> ClusterMap | None:
+    """Return the newest map of a cluster on these disks; None if there is none that can be read. Blocking.
 
     Files that are damaged or of another version of DFC are skipped, since they are written anew when the registry answers.
     """
-    found = [kept for directory in directories if (kept := _read(os.path.join(directory, FILE))) is not None]
+    read = (_read(os.path.join(directory, FILE)) for directory in directories)
+    found = [kept for kept in read if kept is not None and kept.cluster_id == cluster_id]
     return max(found, key=lambda kept: kept.version, default=None)
 
 
@@ -86,7 +90,7 @@ def _read(path: str) -> ClusterMap | None:
     try:
         data = read_small_file(path, "It is written again once the registry answers.", CLUSTER_MAP_BYTES_MAX)
         kept = None if data is None else msgspec.json.decode(data, type=MapFile)
-    except (SmallFileDamaged, msgspec.MsgspecError) as error:
+    except (SmallFileDamaged, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         _log.warning("%s is not used: %s", path, error)
         return None
     if kept is not None and kept.format != FORMAT:

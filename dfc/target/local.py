@@ -223,7 +223,7 @@ class Local:
         if not self.is_leased:
             self.lease_refusals += 1  # by several threads: now and then one too few
             reason = self.why_no_lease or "it has not heard from the coordinator of the cluster for too long"
-            raise NoLease(f"this target must not act now: {reason}")
+            raise NoLease(f"this target may not write now, nor say what does not exist: {reason}")
 
     async def until_leased(self, hold_s: float) -> None:
         """Wait for a lease, so that a write whose body is unread need not fail while the coordinator restarts. NoLease."""

@@ -9,7 +9,7 @@ import time
 from typing import Final, NamedTuple
 
 from dfc.config import Settings
-from dfc.errors import DfcError, OperatorError, Unavailable
+from dfc.errors import DfcError, DiskRefused, OperatorError, Unavailable
 from dfc.filesystem import FileSystem
 from dfc.http.calls.problems import RemoteError
 from dfc.placement.map import ClusterMap, DiskEntry, Labels
@@ -17,6 +17,7 @@ from dfc.registry.identity import read_node_id
 from dfc.registry.leases import boot_s
 from dfc.registry.registration import Registered, Registration
 from dfc.smallfile import SmallFileDamaged
+from dfc.storage.identity import read_identity
 from dfc.target.disks import describe, describe_unopened
 from dfc.target.identity import settle_identity
 from dfc.target.keptmap import read_maps
@@ -26,7 +27,9 @@ _log: Final = logging.getLogger("dfc.target")
 START_ALONE_S: Final = 10.0  # a target waits so long for the registry before it starts with the map that it kept
 RETRY_S: Final = 0.25  # first retry delay at start, while the registry cannot be reached
 RETRY_MAX_S: Final = 2.0
-BEAT_ANSWER_S: Final = 2.0  # per address if there are several; a target that is silent for twice as long is down
+BEAT_ANSWER_S: Final = 2.0  # per address, if another one is left
+BEAT_S_MAX: Final = 5.0  # then the next one is sent, on another connection: this one may lead nowhere
+HASTY_BEATS: Final = 20  # heartbeats at short intervals, for a lease
 
 
 class Joined(NamedTuple):
@@ -62,7 +65,7 @@ class Membership:
     def _started_alone(self, kept: ClusterMap) -> Joined:
         """Join with the map that this target kept; the heartbeats register it when the registry answers."""
         _log.warning(
-            "no registry has answered for %g s: starting with the cluster map of version %d that was kept; "
+            "no registry has answered for %g s: starting with version %d of the cluster map, which was kept on the disks; "
             "reads are served and marked as possibly stale, until the registry at %s answers",
             START_ALONE_S,
             kept.version,
@@ -113,7 +116,11 @@ class Membership:
             labels=Labels(zone=self._settings.zone, host=self._settings.host_label),
         )
         sent_s = boot_s()  # of the first try: whichever address answers, it was asked later
-        answer = await self._local.ask_registry("POST", "/v1/nodes", Registered, said, answer_s=BEAT_ANSWER_S)
+        try:
+            async with asyncio.timeout(BEAT_S_MAX * max(1, len(self._local.proxies.urls))):
+                answer = await self._local.ask_registry("POST", "/v1/nodes", Registered, said, answer_s=BEAT_ANSWER_S)
+        except TimeoutError:
+            raise Unavailable(f"the registry at {self._local.proxies} did not answer in time") from None
         if answer.map is not None:
             self._local.take_map(answer.map)
         self._take_lease(answer, sent_s)
@@ -122,36 +129,41 @@ class Membership:
     def _take_lease(self, answer: Registered, sent_s: float) -> None:
         local = self._local
         if answer.why_no_lease and answer.why_no_lease != local.why_no_lease:
-            _log.error("the coordinator grants this target no lease: %s", answer.why_no_lease)
+            _log.warning("the coordinator grants this target no lease: %s", answer.why_no_lease)
         local.why_no_lease = answer.why_no_lease
         local.extend_lease(sent_s, answer.lease_s)
 
     async def beat(self) -> None:
         """Send heartbeats forever; if the registry cannot be reached, keep serving and retry."""
-        local, failing = self._local, False
+        local, failing, in_vain = self._local, False, 0
         while True:
             # Without a lease soon again: a proxy that has just started may not have been elected yet.
-            waits_for_lease = local.standing() == "up" and not local.is_leased
-            await asyncio.sleep(min(RETRY_S, self._settings.heartbeat_s) if waits_for_lease else self._settings.heartbeat_s)
+            hastens = local.standing() == "up" and not local.is_leased and in_vain < HASTY_BEATS
+            await asyncio.sleep(min(RETRY_S, self._settings.heartbeat_s) if hastens else self._settings.heartbeat_s)
             try:
                 reports = await local.reports()
                 await self._register(local.map.cluster_id, describe(reports, local.map, local.node_id))
-                failing = False
+                failing, in_vain = False, 0 if local.is_leased else in_vain + 1
             except (Unavailable, RemoteError) as error:
+                if not _may_be_asked_again(error):
+                    local.why_no_lease = f"the registry refuses it: {error.message}"
                 if not failing:
                     _log.warning("cannot send heartbeats: %s", error.message)
-                failing = True
+                failing, in_vain = True, in_vain + 1
             except Exception:
                 _log.exception("sending a heartbeat failed; trying again")
 
 
 def _kept_map(directory: str, disks: tuple[str, ...]) -> ClusterMap | None:
-    """Return the map that this target kept, if it says which node this is. Blocking."""
-    kept = read_maps(disks)
+    """Return the map that this target kept, if it leaves no doubt which node this is and that all disks are its own: new disks,
+    and disks from elsewhere, are only taken with the registry. Blocking."""
     try:
-        own = read_node_id(directory)
-    except SmallFileDamaged:
-        return None  # only the registry can tell
+        own, identities = read_node_id(directory), [read_identity(disk) for disk in disks]
+    except (SmallFileDamaged, DiskRefused):
+        return None
+    clusters = {None if each is None or each.node_id != own else each.cluster_id for each in identities}
+    cluster_id = clusters.pop() if len(clusters) == 1 else None
+    kept = None if cluster_id is None else read_maps(disks, cluster_id)
     return kept if kept is not None and own is not None and kept.node(own) is not None else None
 
 

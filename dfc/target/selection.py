@@ -75,8 +75,9 @@ class ShardSelection:
         """Yield the samples of the shards in pieces, one line each (`dfc.tar.index.listing.list_keys`). Named shards must exist
         and have an index."""
         bucket = await self._local.bucket(bucket_name)
-        async with self.rows(bucket, shards) as rows:
-            return self._keys(rows, fields)
+        with self._local.certain():
+            async with self.rows(bucket, shards) as rows:
+                return self._keys(rows, fields)
 
     async def _keys(self, rows: Iterator[tuple[Disk, ObjectRow]], fields: str) -> AsyncIterator[bytes]:
         while (entry := await to_its_end(self._local.begin(next, rows, None))) is not None:
@@ -85,3 +86,4 @@ class ShardSelection:
             index = await threads.read(disk.open_index, row)
             async for piece in threads.iterate(list_keys(index, row.name, "key" if fields == "key" else "all")):
                 yield piece
+        self._local.check_leased()  # else the list may lack shards: it is broken off

@@ -113,6 +113,10 @@ class JobStaging:
             place, name, body, deposit, size=size, durability=durability, precondition=precondition, staged=owner
         )
 
+    async def until_leased(self, hold_s: float) -> None:
+        """Wait for a lease, before the body of an output is read. NoLease."""
+        await self._local.until_leased(hold_s)
+
     async def _bucket(self, name: str) -> BucketEntry:
         """Return the bucket, which was created when the job was accepted. Creating it here could undo its deletion."""
         if self._local.map.bucket(name) is None:

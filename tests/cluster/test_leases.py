@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ from harness import Cluster, wait_for
 
 from dfc.wire import STALE_HEADER
 
-LEASE = {"DFC_DOWN_AFTER_S": "5", "DFC_HOLD_S": "0.1"}  # so a lease is 4 s
+LEASE = {"DFC_DOWN_AFTER_S": "5", "DFC_HOLD_S": "0.1", "DFC_DRAIN_TIMEOUT_S": "20"}  # so a lease is 4 s
 
 
 class Answer:
@@ -92,6 +93,8 @@ def test_a_target_that_is_cut_off_writes_and_denies_nothing(nodes: Cluster) -> N
             assert (found.code, found.headers["Retry-After"]) == ("no_lease", "1"), question
         missing = {"items": [{"bucket": "b", "object": "none.bin"}], "on_missing": "empty"}
         assert ask(f"{url}/v1/batch", "POST", json.dumps(missing).encode()).code == "no_lease"
+        present = json.dumps({"items": [{"bucket": "b", "object": "there.bin"}]}).encode()
+        assert [ask(f"{url}/v1/{path}", "POST", present).headers[STALE_HEADER] for path in ("batch", "node/batch")] == ["1"] * 2
         for name, size in (("there.bin", 1), ("large.bin", 3_000_000)):
             found = ask(f"{url}/b/{name}")
             assert (found.code, len(found.body), found.headers[STALE_HEADER]) == ("200", size, "1")
@@ -100,6 +103,7 @@ def test_a_target_that_is_cut_off_writes_and_denies_nothing(nodes: Cluster) -> N
     assert ask(f"{url}/b/none.bin").code == "object_not_found"
     assert ask(f"{url}/b/new.bin").code == "object_not_found", "what was answered 503 was not done either"
     assert ask(f"{url}/b/there.bin").code == "200"
+    assert not ask(f"{url}/v1/batch", "POST", present).is_marked
     assert ask(f"{nodes.url}/b/new.bin", "PUT", b"y").code == "201"
 
 
@@ -122,6 +126,23 @@ def test_a_target_that_sleeps_in_an_upload_commits_nothing_after_its_lease(nodes
     assert ask(f"{url}/b/asleep.bin").code == "object_not_found"
 
 
+def test_a_target_that_stops_keeps_its_lease_while_it_drains(nodes: Cluster) -> None:
+    parts = urlsplit(only(nodes))
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
+    connection.putrequest("PUT", "/b/drained.bin")
+    connection.putheader("Content-Length", "2000000")
+    connection.endheaders()
+    connection.send(bytes(1_000_000))
+    os.kill(nodes.children()["target-0"], signal.SIGTERM)
+    wait_for_lease_to_end()
+    time.sleep(1.5)  # and until it would be marked down
+    assert [node["state"] for node in nodes.map()["nodes"]] == ["up"]
+    connection.send(bytes(1_000_000))
+    assert connection.getresponse().status == 201
+    connection.close()
+    wait_for(lambda: ask(f"{nodes.url}/b/drained.bin").code == "200", "the target to be started again")
+
+
 def wait_for_lease_to_end() -> None:
     """Nobody can ask a process that is stopped."""
     signal.sigtimedwait((), 4.5)
@@ -137,16 +158,20 @@ def test_a_proxy_that_starts_again_grants_leases_at_once(nodes: Cluster) -> None
 
 def test_a_write_is_held_until_there_is_a_lease(start_cluster: Callable[..., Cluster]) -> None:
     nodes: Cluster = start_cluster(targets=1, disks=1, environment={"DFC_DOWN_AFTER_S": "5"})
-    assert ask(f"{nodes.url}/b/there.bin", "PUT", b"x").code == "201"
+    for name in ("there", "kept"):
+        assert ask(f"{nodes.url}/b/{name}.bin", "PUT", b"x").code == "201"
     url = only(nodes)
     with ThreadPoolExecutor(2) as threads:
         with stopped(nodes.children()["proxy"]):
             wait_for(lambda: not leased(url), "the lease to end")
             put = threads.submit(ask, f"{url}/b/held.bin", "PUT", b"y" * 3_000_000)
             deletion = threads.submit(ask, f"{url}/b/there.bin", "DELETE")
+            with socket.create_connection((urlsplit(url).hostname, urlsplit(url).port)) as gone:
+                gone.sendall(b"DELETE /b/kept.bin HTTP/1.1\r\nHost: localhost\r\n\r\n")
             done, _ = wait((put, deletion), timeout=1.5)
             assert not done
         assert (put.result(20).code, deletion.result(20).code) == ("201", "204")
+    assert ask(f"{url}/b/kept.bin").code == "200", "its client has left"
 
 
 def test_requests_are_held_while_a_target_restarts(start_cluster: Callable[..., Cluster]) -> None:
@@ -170,6 +195,8 @@ def test_reads_can_be_refused(start_cluster: Callable[..., Cluster]) -> None:
     with stopped(nodes.children()["proxy"]):
         wait_for(lambda: ask(f"{url}/b/there.bin").code == "no_lease", "the lease to end")
         assert ask(f"{url}/b/there.bin", "HEAD").status == 503
+        batch = json.dumps({"items": [{"bucket": "b", "object": "there.bin"}]}).encode()
+        assert ask(f"{url}/v1/batch", "POST", batch).code == "no_lease"
     wait_for(lambda: ask(f"{url}/b/there.bin").code == "200", "a new lease")
 
 

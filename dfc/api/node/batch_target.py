@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dfc.batch.answer import BatchAnswer, read_request
+from dfc.batch.answer import part_answer, read_request
 from dfc.http.answers import Answer
 from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
 from dfc.target.batch.opening import OwnBatches
-from dfc.wire import OCTETS
 
 
 class OwnBatchHandlers(Handlers):
@@ -18,7 +17,6 @@ class OwnBatchHandlers(Handlers):
 
     async def batch(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Answer a list of this target's items: first the length of each, then their bytes."""
-        batch = await self._batches.gather_own(await read_request(exchange))
-        return BatchAnswer([("Content-Type", OCTETS)], batch)
+        return part_answer(await self._batches.gather_own(await read_request(exchange)))
 
     ENDPOINTS = (Endpoint("/v1/node/batch", {"POST": batch}, internal=True),)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from dfc.api.stored import asked_part, content_answer, upload_answer
+from dfc.api.stored import asked_part, content_answer, hold_s, upload_answer
 from dfc.checksum import ExpectedChecksums
 from dfc.errors import BadRequest
 from dfc.http.answers import Answer, header_lines, json_answer
@@ -35,6 +35,7 @@ class StagingHandlers(Handlers):
         if size is not None and not _SIZE.fullmatch(size):
             raise BadRequest("size must be a number of bytes")
         expected = ExpectedChecksums.from_headers(exchange.headers.get(CHECKSUM_HEADER), None)
+        await self._staging.until_leased(hold_s(exchange))
         return upload_answer(
             await self._staging.put(output, exchange, expected, query.get("deposit"), None if size is None else int(size))
         )

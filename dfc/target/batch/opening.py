@@ -32,8 +32,9 @@ class OwnBatches:
     """Opens the parts of batches. `slots` limit the reads that decompress. `asked` limits the batches that this target
     assembles, `own` the parts that it gives to others."""
 
-    def __init__(self, local: Local, pool: PeerPool, token: str, slots: Slots) -> None:
+    def __init__(self, local: Local, pool: PeerPool, token: str, slots: Slots, *, refuses_stale: bool = False) -> None:
         self._local = local
+        self.refuses_stale = refuses_stale
         self._slots = slots
         self._peers = PeerParts(pool, token, self._url_of)
         self.asked, self.own = BatchGate(), BatchGate()
@@ -92,7 +93,10 @@ class OwnBatches:
     # --- the part of this target
 
     async def open_own(self, items: list[BatchItem], on_missing: OnMissing) -> OwnPart:
-        """Open the items of this target. ItemError."""
+        """Open the items of this target. ItemError; NoLease if they may be stale and `refuses_stale`."""
+        is_leased = self._local.is_leased  # what is found from now on is at least as new as this
+        if not is_leased and self.refuses_stale:
+            self._local.check_leased()
         from dfc.target.batch.resolving import resolve  # so that a node that serves no batches does not load numpy
 
         resolving = self._local.batches.submit(resolve, items, on_missing, self._find, self._local.check_leased)
@@ -112,7 +116,7 @@ class OwnBatches:
         except BaseException:
             resolved.files.close()
             raise
-        return OwnPart(resolved)
+        return OwnPart(resolved, possibly_stale=not is_leased)
 
     async def _decode(self, resolved: Resolved, decoding: Decoding) -> None:
         has_slot = await self._slots.take(decoding.kind)
@@ -162,9 +166,10 @@ def _decoded(resolved: Resolved, decoding: Decoding) -> IO[Any]:
 class OwnPart:
     """This target's part of a batch, see `dfc.batch.answer.Part`."""
 
-    def __init__(self, resolved: Resolved) -> None:
+    def __init__(self, resolved: Resolved, *, possibly_stale: bool) -> None:
         assert resolved.source is not None
         self.resolved = resolved
+        self.possibly_stale = possibly_stale
         self.lengths: Sequence[int] = resolved.lengths
         self.checksums = resolved.checksums
         self.source: ByteSource = resolved.source

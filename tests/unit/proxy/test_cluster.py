@@ -441,10 +441,43 @@ async def test_a_target_whose_clock_is_far_ahead_gets_no_lease(make):
         return answer.lease_s, answer.why_no_lease
 
     assert await lease("t1", hour_us - 10**6) == (8.0, "")
-    assert await lease("t1", 2 * hour_us) == (0.0, "its clock is 2.0 h ahead of the other nodes; set it right")
+    assert await lease("t1", 2 * hour_us) == (0.0, "its clock is 2.0 h ahead of most nodes; set the clock that is wrong")
     assert await lease("t2", -9 * hour_us) == (8.0, ""), "a clock that is behind pushes nobody's"
     assert await lease("t1", 0) == (8.0, "")
     # Where most targets agree, it is the proxy's clock that is wrong.
     for name in ("t1", "t2", "t3"):
         await lease(name, 5 * hour_us)
     assert await lease("t1", 5 * hour_us) == (8.0, "")
+
+
+async def test_a_target_that_is_being_marked_down_gets_no_lease(make, now, monkeypatch):
+    cluster = await make(joined=2)
+    cluster._grant_s = Grants()
+    go_on, honest = asyncio.Event(), cluster._registry.change
+
+    async def slow(change, **rest):
+        await go_on.wait()
+        return await honest(change, **rest)
+
+    monkeypatch.setattr(cluster._registry, "change", slow)
+    now.seconds += 100
+    assert (await cluster.register(said("t1", ("d1",), url="http://t1"))).lease_s == 8.0
+    marking = asyncio.create_task(cluster.mark_silent_nodes(None, 10, 0))
+    await asyncio.sleep(0)
+    late = await cluster.register(said("t0", ("d0",), url="http://t0"))
+    assert late.lease_s == 0, "it has not heard yet that it is down"
+    go_on.set()
+    assert await marking == ["t0"]
+    assert cluster.map.node("t0").state == "up", "it was heard meanwhile"
+    assert (await cluster.register(said("t0", ("d0",), url="http://t0"))).lease_s == 8.0
+
+
+async def test_a_target_with_a_newer_map_than_the_registry_gets_no_lease(make):
+    cluster = await make(joined=1)
+    cluster._grant_s = Grants()
+    version = cluster.map.version
+    answer = await cluster.register(said("t0", ("d0",), url="http://t0", map_version=version + 1))
+    assert (answer.lease_s, answer.why_no_lease) == (
+        0.0, f"its map has version {version + 1}, but the registry is at {version}",
+    )  # fmt: skip
+    assert (await cluster.register(said("t0", ("d0",), url="http://t0", map_version=version))).lease_s == 8.0

@@ -32,22 +32,37 @@ def directories(tmp_path: Path, count: int) -> list[str]:
 
 def test_the_newest_of_several_is_read(tmp_path: Path) -> None:
     paths = directories(tmp_path, 4)
-    assert read_maps(paths) is None
+    assert read_maps(paths, "c") is None
     for path, version in zip(paths, (3, 9, 4), strict=False):
         write_map(path, map_of(version, 30_000), FileSystem())  # 3 MB: longer than what is a small file otherwise
-    assert read_maps(paths) == map_of(9, 30_000)
+    assert read_maps(paths, "c") == map_of(9, 30_000)
     write_map(paths[1], map_of(2), FileSystem())
-    assert read_maps(paths) == map_of(4, 30_000)
+    assert read_maps(paths, "c") == map_of(4, 30_000)
+    write_map(paths[3], ClusterMap(cluster_id="other", version=99), FileSystem())
+    assert read_maps(paths, "c") == map_of(4, 30_000)
+    assert read_maps(paths, "none") is None
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 100, b"{", b"[]", b'{"format": 1}', b'{"format": 2, "map": {}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\0" * 100,
+        b"{",
+        b"[]",
+        b'{"format": 1}',
+        b'{"format": 2, "map": {}}',
+        b'{"format": 1, "map": {"cluster_id": "\xff\xfe", "version": 1}}',
+        b'{"x": ' + b"[" * 100_000,
+    ],
+)
 def test_what_is_damaged_is_skipped_and_named(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     paths = directories(tmp_path, 2)
     (tmp_path / "0" / FILE).write_bytes(content)
-    assert read_maps(paths) is None
+    assert read_maps(paths, "c") is None
     assert f"{tmp_path}/0/{FILE} is not used" in caplog.text
     write_map(paths[1], map_of(1), FileSystem())
-    assert read_maps(paths) == map_of(1)
+    assert read_maps(paths, "c") == map_of(1)
 
 
 def test_another_format_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -55,7 +70,7 @@ def test_another_format_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixt
     write_map(path, map_of(1), FileSystem())
     kept = json.loads((tmp_path / "0" / FILE).read_bytes())
     (tmp_path / "0" / FILE).write_text(json.dumps({**kept, "format": 2}))
-    assert read_maps([path]) is None
+    assert read_maps([path], "c") is None
     assert "it is of format 2, and this version of DFC reads format 1" in caplog.text
 
 
@@ -88,6 +103,7 @@ async def test_each_disk_gets_each_map_that_lasts_and_one_that_hangs_holds_up_no
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(keptmap, "KEEP_S", 0.01)
+    monkeypatch.setattr(keptmap, "RETRY_S", 0.05)
     node = Node(directories(tmp_path, 3))
     node.hanging, node.broken = {"d0"}, {"d1"}
     keeper = MapKeeper(node, FileSystem())  # type: ignore[arg-type]
@@ -105,4 +121,4 @@ async def test_each_disk_gets_each_map_that_lasts_and_one_that_hangs_holds_up_no
         "cannot keep the cluster map on disk d1: input/output error"
     ], "said once"
     await keeper.stop()
-    assert read_maps([disk.path for disk in node.disks]) == map_of(2)
+    assert read_maps([disk.path for disk in node.disks], "c") == map_of(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 
 import pytest
 
@@ -13,7 +14,9 @@ from dfc.http.calls.peer import ControlClient, RemoteError
 from dfc.placement.map import ClusterMap, NodeEntry
 from dfc.registry.identity import write_node_id
 from dfc.registry.registration import Registered
+from dfc.storage.identity import give_to_node
 from dfc.target import membership
+from dfc.target.identity import settle_identity
 from dfc.target.keptmap import write_map
 from dfc.target.local import Local
 from dfc.target.membership import Membership
@@ -72,15 +75,34 @@ async def test_the_kept_map_is_used_only_when_no_registry_has_answered_for_a_whi
         await make(401)._cluster_map(kept)
 
 
-def test_a_kept_map_counts_only_if_it_says_which_node_this_is(tmp_path):
+def test_a_kept_map_counts_only_if_it_leaves_no_doubt(tmp_path):
+    """Which node this is, and that all disks are its own: new ones and those of others are taken only with the registry."""
+    filesystem, directory = FileSystem(), str(tmp_path / "node")
+    disks = tuple(str(tmp_path / f"disk-{number}") for number in range(2))
     known = NodeEntry(id="t1", number=3, role="target", url="http://t1", advertise_url="http://t1", state="up")
-    kept, directory, filesystem = ClusterMap(cluster_id="c", version=9, nodes=(known,)), str(tmp_path), FileSystem()
-    assert membership._kept_map(directory, (directory,)) is None
-    write_map(directory, kept, filesystem)
-    assert membership._kept_map(directory, (directory,)) is None, "the id is not known"
-    write_node_id(directory, "t2", filesystem)
-    assert membership._kept_map(directory, (directory,)) is None, "another node's map"
+    kept = ClusterMap(cluster_id="c", version=9, nodes=(known,))
+
+    def found() -> ClusterMap | None:
+        return membership._kept_map(directory, disks)
+
+    assert found() is None
+    settle_identity(directory, disks, ClusterMap(cluster_id="c", version=1), filesystem)
     write_node_id(directory, "t1", filesystem)
-    assert membership._kept_map(directory, (directory,)) == kept
-    (tmp_path / "dfc-node-id").write_bytes(b"")
-    assert membership._kept_map(directory, (directory,)) is None
+    for disk in disks:
+        give_to_node(disk, "t1", filesystem)
+    assert found() is None, "nothing was kept"
+    write_map(disks[1], kept, filesystem)
+    assert found() == kept
+    write_map(disks[0], ClusterMap(cluster_id="other", version=99, nodes=(known,)), filesystem)
+    assert found() == kept
+    give_to_node(disks[0], "t2", filesystem)
+    assert found() is None, "another node's disk"
+    give_to_node(disks[0], "t1", filesystem)
+    write_node_id(directory, "t2", filesystem)
+    assert found() is None, "another node's map"
+    (tmp_path / "node" / "dfc-node-id").write_bytes(b"")
+    assert found() is None
+    write_node_id(directory, "t1", filesystem)
+    assert found() == kept
+    shutil.rmtree(disks[0])
+    assert found() is None, "a disk that would be formatted"
