@@ -124,9 +124,26 @@ def primary_that_is_lost(run: Directed) -> list[tuple[float, Callable[[], None]]
     ]
 
 
+def readers_that_are_lost(run: Directed) -> list[tuple[float, Callable[[], None]]]:
+    """A home is away while a row is written; both others die for good before it has caught up. Only the stand-in has the row."""
+    primary, second, away = run.nodes
+    lost = run.roles.homes[:2]
+    return [
+        (1.0, lambda: run.probe(primary).write("first")),
+        (2.0, lambda: run.targets[away].crash(12.0)),
+        (7.5, lambda: run.probe(primary).write("second")),
+        (9.5, lambda: run.targets[primary].crash(1e9)),
+        (9.5, lambda: run.targets[second].crash(1e9)),
+        (20.0, lambda: run.coordinator.core.queue(("out", lost[0]), steps.take_out(lost[0]))),
+        (21.0, lambda: run.coordinator.core.queue(("out", lost[1]), steps.take_out(lost[1]))),
+        (24.0, lambda: run.probe(away).read_until(30.0)),
+    ]
+
+
 SCHEDULES: dict[str, tuple[Script, int]] = {
     "reader that did not hear": (reader_that_did_not_hear, 2),
     "commit of an old primary": (commit_of_an_old_primary, 3),
     "clean report that is late": (clean_report_that_is_late, 2),
     "primary that is lost": (primary_that_is_lost, 3),
+    "readers that are lost": (readers_that_are_lost, 3),
 }
