@@ -125,7 +125,7 @@ def primary_that_is_lost(run: Directed) -> list[tuple[float, Callable[[], None]]
 
 
 def readers_that_are_lost(run: Directed) -> list[tuple[float, Callable[[], None]]]:
-    """A home is away while a row is written; both others die for good before it has caught up. Only the stand-in has the row."""
+    """A home is away while a row is written; both others die for good before it has caught up, and a stand-in has the row."""
     primary, second, away = run.nodes
     lost = run.roles.homes[:2]
     return [
