@@ -61,7 +61,7 @@ class OwnUploads:
     def check_size(self, size: int | None) -> None:
         """Raise TooLarge if the size is over the limit for objects."""
         if size is not None and size > self._size_max:
-            raise TooLarge(f"the object is too large: at most {self._size_max} bytes are allowed")
+            raise TooLarge(f"the object is larger than the limit of {self._size_max} bytes")
 
     async def store(
         self,
