@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import sqlite3
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
+from types import MappingProxyType
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
@@ -24,6 +25,8 @@ _ENDINGS: Final = ("", "-journal", "-wal", "-shm")
 _MAGIC: Final = b"SQLite format 3\0"
 _HEADER: Final = struct.Struct(">60xI4xI28x")  # user version, application id
 Fill = Callable[[sqlite3.Connection], object]
+Upgrades = Mapping[int, Callable[[sqlite3.Connection], object]]
+"""By the version of a file: what makes it one version newer, within a transaction."""
 # Codes for trouble with the disk or the system. A short read is not one of them: there the file itself is damaged.
 _TROUBLES: Final = frozenset(
     (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_NOMEM)
@@ -31,16 +34,24 @@ _TROUBLES: Final = frozenset(
 
 
 def open_database(
-    path: str, what: str, schema: str, version: int, filesystem: FileSystem, *, way_out: str, fill: Fill | None = None
+    path: str,
+    what: str,
+    schema: str,
+    version: int,
+    filesystem: FileSystem,
+    *,
+    way_out: str,
+    fill: Fill | None = None,
+    upgrades: Upgrades = MappingProxyType({}),
 ) -> sqlite3.Connection:
     """Open a database; if it is missing, create it with `schema` and the rows that `fill` inserts.
 
     Only its owner can read the file. Returns one connection in autocommit mode, which threads may share by turns. Raises
     DiskRefused, whose message names `what` and the `way_out`, when the file is empty or damaged, or when it has another
-    `version`; then nothing in the directory was changed. OSError.
+    `version` that is not in `upgrades`; then nothing in the directory was changed. OSError.
     """
     directory = os.path.dirname(path)
-    check_format(path, what, version)
+    check_format(path, what, version, upgrades)
     make_directories(directory, filesystem)
     if not os.path.exists(path):
         _make(path + NEW_SUFFIX, schema, version, filesystem, fill)
@@ -54,10 +65,11 @@ def open_database(
         if os.path.getsize(path) == 0:
             raise DiskRefused(f"{path} is not {what}: it is empty. {way_out}")
         (found,) = database.execute("PRAGMA user_version").fetchone()
-        if found != version:
+        if found != version and found not in upgrades:
             raise DiskRefused(f"{path} is not {what}: it is some other database. {way_out}")
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
+        _upgrade(database, found, version, filesystem, upgrades)
         os.chmod(path, 0o600)
     except sqlite3.DatabaseError as error:
         database.close()
@@ -66,6 +78,22 @@ def open_database(
         database.close()
         raise
     return database
+
+
+def _upgrade(database: sqlite3.Connection, found: int, version: int, filesystem: FileSystem, upgrades: Upgrades) -> None:
+    """Bring a file to this version, in one transaction."""
+    if found == version:
+        return
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        for each in range(found, version):
+            upgrades[each](database)
+        database.execute(f"PRAGMA user_version = {version}")
+        filesystem.commit(database)
+    except BaseException:
+        if database.in_transaction:
+            database.execute("ROLLBACK")
+        raise
 
 
 def refusal(path: str, what: str, error: Exception, way_out: str) -> DiskRefused:
@@ -104,10 +132,11 @@ def other_format(found: int, known: int) -> str:
     )
 
 
-def check_format(path: str, what: str, version: int) -> None:
-    """Raise DiskRefused for a database of another version. Reads only its first bytes; a missing file is fine."""
+def check_format(path: str, what: str, version: int, upgrades: Upgrades = MappingProxyType({})) -> None:
+    """Raise DiskRefused for a database of a version that is neither this nor one of `upgrades`. Reads only its first bytes; a
+    missing file is fine."""
     header = read_header(path)
-    if header is not None and header.user_version not in (0, version):  # 0: not made by us
+    if header is not None and header.user_version not in (0, version, *upgrades):  # 0: not made by us
         raise DiskRefused(f"{path} is {what} {other_format(header.user_version, version)}")
 
 

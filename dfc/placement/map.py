@@ -12,7 +12,8 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from dfc.placement.layout import Layout, LayoutDisk
+from dfc.placement.layout import LayoutDisk
+from dfc.placement.state import layout_of
 
 NodeState = Literal["up", "down", "joining"]
 DiskState = Literal["up", "failed", "joining"]
@@ -32,10 +33,11 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 
 class DiskEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A disk as the registry knows it; id, weight and group are fixed when it joins, the rest is of the last heartbeat.
+    """A disk as the registry knows it.
 
-    `group` is the id of the node with which it joined. Placement goes by that: a disk that is moved to another node keeps its
-    objects.
+    Id, weight and `group` are fixed when it joins. `group` is the id of the node with which it joined; placement goes by that,
+    so a disk that is moved to another node keeps its objects. `capacity`, `used` and `objects` are of the last heartbeat, in
+    bytes and numbers. The rest only the coordinator changes: see `dfc.placement.state.DiskPlace`.
     """
 
     id: Id
@@ -45,6 +47,10 @@ class DiskEntry(msgspec.Struct, frozen=True, kw_only=True):
     capacity: Count = 0
     used: Count = 0
     objects: Count = 0
+    incarnation: Label = ""
+    down_step: Count = 0
+    behind: tuple[Id, ...] = ()
+    compare: Label = ""
 
 
 class Labels(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,10 +108,11 @@ class Cover(msgspec.Struct, frozen=True):
 
 
 class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """One version of the cluster map."""
+    """One version of the cluster map. `step` counts only the changes that move the right to read or write."""
 
     cluster_id: str
     version: int
+    step: int = 0
     nodes: tuple[NodeEntry, ...] = ()
     buckets: tuple[BucketEntry, ...] = ()
 
@@ -120,9 +127,10 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         cache = self.__dict__
         cache["_by_name"] = {bucket.name: bucket for bucket in self.buckets}
         cache["_owners"] = {owner.disk.id: owner for owner in owners}
-        cache["_layout"] = Layout(
+        cache["_layout"] = layout_of(
             tuple(
-                LayoutDisk(each.disk.id, each.disk.weight, each.disk.group or each.node.id, each.node.domain) for each in owners
+                LayoutDisk(each.disk.id, each.disk.weight, each.disk.group or each.node.id, each.node.domain)
+                for each in sorted(owners, key=lambda owner: owner.disk.id)
             )
         )
 
@@ -163,6 +171,11 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         are in `without`; fewer if there are fewer domains."""
         owners = self.__dict__["_owners"]
         return [owners[disk_id] for disk_id in self.__dict__["_layout"].owners(bucket.id, name, count, without)]
+
+    def placed(self) -> dict[str, Owner]:
+        """Return the disks in placement, by id."""
+        found: dict[str, Owner] = self.__dict__["_owners"]
+        return found
 
     def targets(self) -> list[NodeEntry]:
         """Return the targets with disks in placement, up or down, ordered by id."""

@@ -6,10 +6,12 @@ Proxies, targets and clients all ask here, and nowhere else.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from dfc.placement.layout import Layout
 from dfc.placement.state import Placement
+
+REMEMBERED_MAX: Final = 1 << 16  # names, for each placement
 
 
 class Roles(NamedTuple):
@@ -34,11 +36,13 @@ class Roles(NamedTuple):
 
 
 def roles(placement: Placement, bucket_id: str, name: str) -> Roles:
-    """The roles for one object. Remembered with the placement, as long as that is the newest."""
+    """The roles for one object. Remembered with the placement. Thread-safe."""
     known: dict[tuple[str, str], Roles] = placement.__dict__["roles"]
     key = (bucket_id, name)
     found = known.get(key)
     if found is None:
+        if len(known) >= REMEMBERED_MAX:
+            known.clear()
         found = known[key] = _roles(placement, bucket_id, name)
     return found
 
@@ -49,7 +53,11 @@ def _roles(placement: Placement, bucket_id: str, name: str) -> Roles:
     count = copies.written
     disks, up = placement.disks, placement.up
     homes = _homes(placement, state.reading, bucket_id, name, count)
-    readers = tuple(each for each in homes[: copies.reading] if each in up and (copies.reading == 1 or not disks[each].behind))
+    complete = homes[: copies.reading]
+    if copies.reading == 1:  # nobody else can have written; a disk that has failed may still be read
+        readers = tuple(each for each in complete if disks[each].status != "down")
+    else:
+        readers = tuple(each for each in complete if each in up and not disks[each].behind)
     others = () if state.other is None else _homes(placement, state.other, bucket_id, name, count)
     coming = () if state.to is None else _homes(placement, state.to, bucket_id, name, count)
     members = tuple(each for each in dict.fromkeys((*homes, *others)) if each in up)

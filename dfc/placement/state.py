@@ -23,9 +23,10 @@ Phase = Literal["settled", "copying", "moving", "moved"]
 class DiskPlace(msgspec.Struct, frozen=True, kw_only=True):
     """A disk and its rights.
 
-    `behind` are disks that may have acknowledged writes that this one lacks. `down_step` is the step at which it was last
-    declared down. `incarnation` names what is on it: a disk that was replaced or emptied has another one. `compare` is the
-    incarnation with which it came back empty or doubtful: who is in its `behind` owes it everything, not only what was noted.
+    `behind` are disks that may have acknowledged writes that this one lacks. `down_step` is the step at which it went down or
+    failed, 0 while it is up. `incarnation` names what is on it: a disk that was replaced or emptied has another one. `compare`
+    is the incarnation with which it came back empty or doubtful: who is in its `behind` owes it everything, not only what was
+    noted.
     """
 
     id: str
@@ -110,7 +111,17 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def layout(self, number: int) -> Layout:
         """The ranking of a layout. Two placements with the same disks in it share the object."""
         spec = self.layouts[number]
-        return _layout(tuple(_layout_disk(self.disks[each]) for each in sorted(spec.disks)))
+        return layout_of(tuple(_layout_disk(self.disks[each]) for each in sorted(spec.disks)))
+
+    def disks_of(self, node: str) -> list[DiskPlace]:
+        """The disks of a node."""
+        found: dict[str, list[DiskPlace]] | None = self.__dict__.get("by_node")
+        if found is None:
+            found = {}
+            for disk in self.disks.values():
+                found.setdefault(disk.node, []).append(disk)
+            self.__dict__["by_node"] = found
+        return found.get(node, [])
 
     @property
     def up(self) -> frozenset[str]:
@@ -136,5 +147,6 @@ def _layout_disk(disk: DiskPlace) -> LayoutDisk:
 
 
 @lru_cache(maxsize=16)
-def _layout(disks: tuple[LayoutDisk, ...]) -> Layout:
+def layout_of(disks: tuple[LayoutDisk, ...]) -> Layout:
+    """The layout over these disks. All who ask for the same one share it, since a large one takes milliseconds to make."""
     return Layout(disks)

@@ -10,6 +10,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from dfc.placement.map import ClusterMap, NodeEntry
 from dfc.proxy.cluster import Cluster
+from dfc.proxy.registrations import Registrations
 from dfc.registry.registration import Registered, Registration
 
 
@@ -25,8 +26,9 @@ class ProxyHealth(NamedTuple):
 class Administration:
     """The requests of operators, and of nodes that join."""
 
-    def __init__(self, cluster: Cluster, node_id: str) -> None:
+    def __init__(self, cluster: Cluster, registrations: Registrations, node_id: str) -> None:
         self._cluster = cluster
+        self._registrations = registrations
         self._node_id = node_id
 
     def health(self) -> ProxyHealth:
@@ -38,8 +40,8 @@ class Administration:
         return self._cluster.map
 
     async def register(self, said: Registration) -> Registered:
-        """Take a node's registration, which is also its heartbeat. See `Cluster.register`."""
-        return await self._cluster.register(said)
+        """Take a node's registration, which is also its heartbeat. See `Registrations.register`."""
+        return await self._registrations.register(said)
 
     async def start_scrub(self) -> None:
         """Start scrubbing every disk. Unavailable while a target is down."""
@@ -61,6 +63,7 @@ class Administration:
         """Return the cluster's metrics."""
         cluster_map = self._cluster.map
         yield GaugeMetricFamily("dfc_map_version", "Version of the cluster map", cluster_map.version)
+        yield GaugeMetricFamily("dfc_map_step", "Step of the placement in the cluster map", cluster_map.step)
         nodes = GaugeMetricFamily("dfc_nodes", "Targets by state", labels=("state",))
         counts = _states(cluster_map)
         for state in ("up", "down", "joining"):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final, TypeVar
 
 from dfc.errors import BucketDeleting, BucketNotFound, Conflict, NoSpace, Unavailable
@@ -25,23 +24,19 @@ from dfc.registry.changes import (
     create_bucket,
     ensure_bucket,
     join,
-    mark_down,
     remove_bucket,
 )
 from dfc.registry.leases import Lease
-from dfc.registry.registration import Registered, Registration, is_known
+from dfc.registry.registration import Registration, is_known
 
-_log: Final = logging.getLogger("dfc.proxy")
 T = TypeVar("T")
 RETRY_DOWN_S: Final = 2
-WATCH_S: Final = 0.5
-CLOCK_AHEAD_S_MAX: Final = 3600.0  # a target whose clock is further ahead of the others gets no lease
 
 
 class Cluster:
     """The registry, the calls to targets and their last heartbeats. Owns the registry and closes it.
 
-    `grant_s` says for how many seconds this proxy may now let a target act: 0 while it is not the coordinator.
+    `acknowledged` is called with a target's id and the step that it decides by when it has answered a push.
     """
 
     def __init__(
@@ -51,17 +46,15 @@ class Cluster:
         auto_create: bool,
         expected_targets: int,
         heartbeats: Heartbeats | None = None,
-        grant_s: Callable[[], float] = lambda: 0.0,
+        acknowledged: Callable[[str, int], None] = lambda _node_id, _step: None,
     ) -> None:
         self._registry = registry
         self._heartbeats = heartbeats or Heartbeats()
-        self._grant_s = grant_s
         self.control = control
         self._auto_create = auto_create
         self._expected_targets = expected_targets
-        self._marking: set[str] = set()
         self._pushes: set[asyncio.Task[None]] = set()
-        self.push = Pushes(control).push
+        self.push = Pushes(control, acknowledged).push
         self._seen = EMPTY_MAP, EMPTY_MAP
 
     @property
@@ -112,11 +105,9 @@ class Cluster:
 
     # --- nodes
 
-    async def register(self, said: Registration) -> Registered:
-        """Process a registration or heartbeat. Conflict when the node is not of this cluster, or no node number is left.
-
-        Most heartbeats change only disk usage, and then nothing waits for the registry.
-        """
+    async def hear(self, said: Registration) -> NodeEntry:
+        """Take a registration or heartbeat, and return the node as the registry has it now. Conflict when it is not of this
+        cluster, or no node number is left. Unavailable."""
         check_registration(self.map, said)
         known = self.map.node(said.node_id)
         self._heartbeats.take(said)  # first, since the node is alive, however long the registry takes
@@ -127,60 +118,25 @@ class Cluster:
                 if known is None:
                     self._heartbeats.forget(said.node_id)
                 raise
+        return self.shown(said.node_id)[0]
+
+    def shown(self, node_id: str) -> tuple[NodeEntry, ClusterMap]:
+        """Return a node that has just been heard, and the map with its disk usage. Unavailable if it was removed."""
         kept, newest = self._newest()  # once: a second call might return a later map
-        node = newest.node(said.node_id)
-        if node is None:  # removed since
-            raise Unavailable(f"node {said.node_id} was removed from the cluster while it registered")
+        node = newest.node(node_id)
+        if node is None:
+            raise Unavailable(f"node {node_id} was removed from the cluster while it registered")
         shown = newest.with_use(self._heartbeats.refresh(node))
         self._seen = kept, shown
-        lease_s, why_none = self._lease_for(node)
-        if said.map_version > shown.version:
-            # It would go on with that map until the registry's has passed it, perhaps knowing buckets that nobody else knows.
-            lease_s, why_none = 0.0, f"its map has version {said.map_version}, but the registry is at {shown.version}"
-        return Registered(
-            node_number=node.number,
-            map=shown if said.map_version != shown.version else None,
-            lease_s=lease_s,
-            why_no_lease=why_none,
-        )
+        return node, shown
 
-    def _lease_for(self, node: NodeEntry) -> tuple[float, str]:
-        """Return for how long a node that was heard just now may act, and if it may not, why."""
-        if node.state != "up" or node.id in self._marking:
-            return 0.0, ""
-        ahead_s = self._heartbeats.clock_ahead_s(node.id)
-        if ahead_s > CLOCK_AHEAD_S_MAX:
-            # Versions follow the newest clock, so all nodes would soon count from its time.
-            return 0.0, f"its clock is {ahead_s / 3600:.1f} h ahead of most nodes; set the clock that is wrong"
-        lease_s = self._grant_s()
-        return lease_s, "" if lease_s else "no proxy is the coordinator of the cluster at the moment"
+    def clock_ahead_s(self, node_id: str) -> float:
+        """Return how far a node's wall clock is ahead of most nodes' clocks; negative if it is behind."""
+        return self._heartbeats.clock_ahead_s(node_id)
 
-    async def watch_nodes(self, leadership: Lease, down_after_s: float) -> None:
-        """Mark targets down whose heartbeats are missing: a duty of the coordinator. Silence counts from its election at the
-        earliest, since the previous coordinator may have heard the targets."""
-        since_s = self._heartbeats.now_s()
-        while True:
-            await asyncio.sleep(WATCH_S)
-            for node_id in await self.mark_silent_nodes(leadership, down_after_s, since_s):
-                _log.warning("no heartbeat from target %s: marked down; its objects are answered 503", node_id)
-
-    async def mark_silent_nodes(self, leadership: Lease | None, down_after_s: float, since_s: float) -> list[str]:
-        """Mark nodes down that sent nothing for `down_after_s`; return their ids."""
-        up = [node for node in self.map.nodes if node.state == "up" and node.role == "target"]
-        silent = [node for node in up if self._heartbeats.is_silent(node.id, down_after_s, since_s)]
-        if not silent:
-            return []
-        heard = {node.id: self._heartbeats.last(node.id) for node in silent}
-        self._marking |= heard.keys()  # no leases for them until that is decided
-        try:
-            await self.change(mark_down(silent), fence=leadership)
-        finally:
-            self._marking -= heard.keys()
-        for node_id, before in heard.items():
-            # A heartbeat that came meanwhile found its node still up, and changed nothing.
-            if (said := self._heartbeats.last(node_id)) is not None and said is not before:
-                await self.change(join(said))
-        return list(heard)
+    def now_s(self) -> float:
+        """Return the time by which heartbeats are counted, in seconds since the machine booted."""
+        return self._heartbeats.now_s()
 
     # --- the map at the targets
 
@@ -191,17 +147,26 @@ class Cluster:
             while True:
                 version = (await self._registry.watch(version)).version
                 # Do not wait for a target that does not answer: the next map may be sent at the same time.
-                task = asyncio.create_task(self._push_quietly())
-                self._pushes.add(task)
-                task.add_done_callback(self._pushes.discard)
+                self._push_soon(self.map.cover().ask)
         finally:
             for task in self._pushes:
                 task.cancel()
             await asyncio.gather(*self._pushes, return_exceptions=True)
 
-    async def _push_quietly(self) -> None:
+    def push_again(self, node_ids: Collection[str]) -> None:
+        """Send the map to these targets once more, if they are up; only while `push_maps` runs."""
+        nodes = [node for node in self.map.cover().ask if node.id in node_ids]
+        if nodes:
+            self._push_soon(nodes)
+
+    def _push_soon(self, nodes: Sequence[NodeEntry]) -> None:
+        task = asyncio.create_task(self._push_quietly(nodes))
+        self._pushes.add(task)
+        task.add_done_callback(self._pushes.discard)
+
+    async def _push_quietly(self, nodes: Sequence[NodeEntry]) -> None:
         cluster_map = self.map
-        await asyncio.gather(*(self.push(node, cluster_map) for node in cluster_map.cover().ask), return_exceptions=True)
+        await asyncio.gather(*(self.push(node, cluster_map) for node in nodes), return_exceptions=True)
 
     # --- buckets and owners
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 
 from dfc.http.calls.peer import ControlClient
 from dfc.placement.map import EMPTY_MAP, ClusterMap, NodeEntry
+from dfc.registry.registration import MapTaken
 
 
 @dataclass
@@ -22,10 +24,11 @@ class _Push:
 
 
 class Pushes:
-    """Pushes under way, by the URL of the target."""
+    """Pushes under way, by the URL of the target. `acknowledged` is told of each that was answered."""
 
-    def __init__(self, control: ControlClient) -> None:
+    def __init__(self, control: ControlClient, acknowledged: Callable[[str, int], None]) -> None:
         self._control = control
+        self._acknowledged = acknowledged
         self._encoded = EMPTY_MAP, msgspec.Raw(EMPTY_MAP.encode())
         self._under_way: dict[str, _Push] = {}
 
@@ -33,7 +36,7 @@ class Pushes:
         """Send a target the map; when this returns, the target uses it (or a newer one)."""
         push = self._under_way.get(node.url)
         if push is None or push.version < cluster_map.version:
-            request = asyncio.create_task(self._send(node.url, cluster_map))
+            request = asyncio.create_task(self._send(node, cluster_map))
             push = self._under_way[node.url] = _Push(cluster_map.version, request)
         push.waiting += 1
         try:
@@ -45,8 +48,10 @@ class Pushes:
                 if self._under_way.get(node.url) is push:
                     del self._under_way[node.url]
 
-    async def _send(self, url: str, cluster_map: ClusterMap) -> None:
-        await self._control.call("POST", f"{url}/v1/node/map", dict, body=self._encode(cluster_map))
+    async def _send(self, node: NodeEntry, cluster_map: ClusterMap) -> None:
+        url, body = f"{node.url}/v1/node/map", self._encode(cluster_map)
+        taken = await self._control.call("POST", url, MapTaken, body=body)
+        self._acknowledged(node.id, taken.step)
 
     def _encode(self, cluster_map: ClusterMap) -> msgspec.Raw:
         """Encode a map once for all targets: a large one takes a millisecond."""

@@ -15,6 +15,8 @@ import msgspec
 from dfc.clock import NODE_NUMBER_MAX
 from dfc.errors import BucketConflict, BucketDeleting, BucketNotFound, Conflict, NotFound
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
+from dfc.placement.mapped import nodes_after, placement_of
+from dfc.placement.state import Placement
 from dfc.registry.registration import Registration, is_known, with_use
 
 
@@ -67,15 +69,23 @@ def check_registration(cluster_map: ClusterMap, said: Registration) -> None:
         raise Conflict(f"{said.node_id} is not a target: this cluster has one proxy, the one that keeps its registry")
 
 
-def mark_down(seen: Sequence[NodeEntry]) -> Change:
-    """Mark targets down, and keep their last reports, since no newer ones will come."""
+class StepOvertaken(Conflict):
+    """Placement has been changed otherwise since the step was computed: compute another. 409."""
+
+
+def take_step(before: Placement, new: Placement, seen: Sequence[NodeEntry] = ()) -> Change:
+    """Take the cluster from one placement to the next. `seen`: the last reports of targets that go down, which are kept, since
+    no newer ones will come. StepOvertaken."""
 
     def change(state: RegistryState) -> RegistryState:
+        if placement_of(state.map) != before or new.step != before.step + 1:
+            raise StepOvertaken(f"step {new.step} was made for another placement than that of step {state.map.step}")
         draft = _Draft(state)
-        for last in seen:
-            node = draft.nodes.get(last.id)
-            if node is not None and node.state == "up":
-                draft.put_node(msgspec.structs.replace(with_use(node, last.disks, last.last_heartbeat), state="down"))
+        last = {node.id: node for node in seen}
+        for node in nodes_after(state.map, new):
+            told = last.get(node.id)
+            draft.put_node(node if told is None else with_use(node, told.disks, told.last_heartbeat))
+        draft.step = new.step
         return draft.finish()
 
     return change
@@ -88,7 +98,7 @@ def remove_node(node_id: str) -> Change:
         node = state.map.node(node_id)
         if node is None:
             raise NotFound(f"node {node_id} does not exist")
-        if node.state == "up":
+        if node.state == "up" and node.disks:
             raise Conflict(f"node {node_id} is up; stop it first")
         for disk in node.disks:
             _check_empty(state.map, node, disk)
@@ -202,6 +212,7 @@ class _Draft:
         self._base: Final = base
         self._changed = False
         self._last_number = base.last_number
+        self.step = base.map.step
         self.nodes = {node.id: node for node in base.map.nodes}
         self.buckets = {bucket.name: bucket for bucket in base.map.buckets}
 
@@ -222,11 +233,12 @@ class _Draft:
 
     def finish(self) -> RegistryState:
         """Return the new state, with the map one version higher; the old state if nothing changed."""
-        if not self._changed:
+        if not self._changed and self.step == self._base.map.step:
             return self._base
         cluster_map = ClusterMap(
             cluster_id=self._base.map.cluster_id,
             version=self._base.map.version + 1,
+            step=self.step,
             nodes=tuple(sorted(self.nodes.values(), key=lambda node: node.id)),
             buckets=tuple(sorted(self.buckets.values(), key=lambda bucket: bucket.name)),
         )
@@ -243,21 +255,22 @@ class _Draft:
         entries = []
         for disk_id in dict.fromkeys((*old, *reported)):
             now, was = reported.get(disk_id), before.get(disk_id)
-            if now is None:
-                entry = msgspec.structs.replace(old[disk_id], state="failed")
-            elif was is None:
-                entry = msgspec.structs.replace(now, group=said.node_id)
-            else:
-                entry = msgspec.structs.replace(now, weight=was.weight, group=was.group)
-            outside = inside and not may_enter and disk_id not in placed
-            entries.append(msgspec.structs.replace(entry, state="joining") if outside else entry)
+            if disk_id not in placed:
+                entry = _unplaced(said.node_id, now, was)
+                entry = entry if may_enter or not inside else msgspec.structs.replace(entry, state="joining")
+            else:  # the coordinator decides what it may do
+                entry = before[disk_id] if now is None else _reported(before[disk_id], now)
+                if disk_id not in old:  # it was at another node, which does not have it any more
+                    entry = msgspec.structs.replace(entry, down_step=entry.down_step or max(1, self.step))
+            entries.append(entry)
+        is_back = known is not None and known.state == "down"  # the coordinator brings it up in its next step
         node = NodeEntry(
             id=said.node_id,
             number=known.number if known else self._free_number(),
             role=said.role,
             url=said.url,
             advertise_url=said.advertise_url,
-            state="up" if inside else "joining",
+            state=("down" if is_back else "up") if inside else "joining",
             disks=tuple(entries),
             labels=said.labels,
         )
@@ -280,3 +293,20 @@ class _Draft:
             raise Conflict(f"there is no number left for another node: {NODE_NUMBER_MAX} nodes have joined this cluster")
         self._last_number += 1
         return self._last_number
+
+
+def _unplaced(node_id: str, now: DiskEntry | None, was: DiskEntry | None) -> DiskEntry:
+    """Return the entry of a disk outside placement, from what its node reports `now` and what it `was`."""
+    if now is None:
+        assert was is not None
+        return msgspec.structs.replace(was, state="failed")
+    entry = DiskEntry(id=now.id, weight=now.weight, group=node_id, state=now.state, incarnation=now.incarnation)
+    if was is not None:
+        entry = msgspec.structs.replace(entry, weight=was.weight, group=was.group)
+    return _reported(entry, now)
+
+
+def _reported(entry: DiskEntry, now: DiskEntry) -> DiskEntry:
+    """Return the entry with the usage that its node reports, and the incarnation if that was not known."""
+    use = {"capacity": now.capacity, "used": now.used, "objects": now.objects}
+    return msgspec.structs.replace(entry, **use, incarnation=entry.incarnation or now.incarnation)

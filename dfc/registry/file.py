@@ -27,7 +27,7 @@ from dfc.smallfile import make_directories
 
 FILE_NAME: Final = "registry.sqlite"
 LOCK_NAME: Final = "registry.lock"
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 _SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE nodes (id TEXT PRIMARY KEY, number INTEGER NOT NULL UNIQUE, entry BLOB NOT NULL) STRICT;
@@ -52,11 +52,18 @@ class RegistryFile:
         if not may_create and not os.path.exists(path):
             mark = node_file(directory)
             raise DiskRefused(f"{path} is missing. {_WAY_OUT}, or remove {mark} to begin a new, empty cluster")
-        check_format(path, "a registry", SCHEMA_VERSION)  # before the lock, which leaves a file
+        check_format(path, "a registry", SCHEMA_VERSION, _UPGRADES)  # before the lock, which leaves a file
         self._directory_lock = _lock_directory(directory, self._filesystem)
         try:
             self._database = open_database(
-                path, "a registry", _SCHEMA, SCHEMA_VERSION, self._filesystem, way_out=_WAY_OUT, fill=_begin_cluster
+                path,
+                "a registry",
+                _SCHEMA,
+                SCHEMA_VERSION,
+                self._filesystem,
+                way_out=_WAY_OUT,
+                fill=_begin_cluster,
+                upgrades=_UPGRADES,
             )
             try:
                 self.state, self.node_id = self._load()
@@ -84,7 +91,11 @@ class RegistryFile:
         rows = database.execute("SELECT entry FROM buckets ORDER BY name")
         buckets = [msgspec.json.decode(entry, type=BucketEntry) for (entry,) in rows]
         cluster_map = ClusterMap(
-            cluster_id=meta["cluster_id"], version=int(meta["version"]), nodes=tuple(nodes), buckets=tuple(buckets)
+            cluster_id=meta["cluster_id"],
+            version=int(meta["version"]),
+            step=int(meta["step"]),
+            nodes=tuple(nodes),
+            buckets=tuple(buckets),
         )
         last_number = max([int(meta.get(_LAST_NUMBER, "0")), *(node.number for node in nodes)])
         return RegistryState(map=cluster_map, last_number=last_number), str(meta.get("node_id", ""))
@@ -119,7 +130,8 @@ class RegistryFile:
     def _store(self, old: RegistryState, new: RegistryState) -> None:
         self._database.execute("BEGIN IMMEDIATE")
         try:
-            self._database.execute("UPDATE meta SET value = ? WHERE key = 'version'", (str(new.map.version),))
+            for key, value in (("version", new.map.version), ("step", new.map.step)):
+                self._database.execute("UPDATE meta SET value = ? WHERE key = ?", (str(value), key))
             if new.last_number != old.last_number:
                 self._database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_LAST_NUMBER, str(new.last_number)))
             self._store_nodes(old.map, new.map)
@@ -146,8 +158,25 @@ class RegistryFile:
 
 
 def _begin_cluster(database: sqlite3.Connection) -> None:
-    values = (("cluster_id", secrets.token_hex(8)), ("version", "1"), ("node_id", new_node_id("proxy")))
+    values = (("cluster_id", secrets.token_hex(8)), ("version", "1"), ("step", "1"), ("node_id", new_node_id("proxy")))
     database.executemany("INSERT INTO meta VALUES (?, ?)", values)
+
+
+def _number_steps(database: sqlite3.Connection) -> None:
+    """Format 2 had no steps. Disks of targets that are down went down before the first one."""
+    database.execute("INSERT INTO meta VALUES ('step', '1')")
+    for node_id, entry in database.execute("SELECT id, entry FROM nodes").fetchall():
+        node = msgspec.json.decode(entry, type=NodeEntry)
+        stopped = tuple(
+            msgspec.structs.replace(disk, down_step=1) if node.state == "down" or disk.state == "failed" else disk
+            for disk in node.disks
+        )
+        if stopped != node.disks:
+            new = _encode(msgspec.structs.replace(node, disks=stopped))
+            database.execute("UPDATE nodes SET entry = ? WHERE id = ?", (new, node_id))
+
+
+_UPGRADES: Final = {2: _number_steps}
 
 
 def _lock_directory(directory: str, filesystem: FileSystem) -> int:

@@ -15,7 +15,8 @@ _SAID: Final = ("url", "advertise_url", "role", "labels")  # fields of the map t
 class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A node's description of itself, sent at first and with every heartbeat.
 
-    `map_version`: the version of its map. `now_us`: its wall clock, in microseconds since 1970; 0: not told.
+    `map_version`: the version of its map. `step`: the newest one by which it decides, and by nothing older any more.
+    `now_us`: its wall clock, in microseconds since 1970; 0: not told. `starting`: its disks are not open yet.
     """
 
     node_id: Id
@@ -24,7 +25,9 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     advertise_url: Url
     cluster_id: str
     map_version: int = 0
+    step: int = 0
     now_us: int = 0
+    starting: bool = False
     disks: Annotated[tuple[DiskEntry, ...], msgspec.Meta(max_length=NODE_DISKS_MAX)] = ()
     labels: Labels = Labels()
 
@@ -42,15 +45,27 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
     why_no_lease: str = ""
 
 
+class MapTaken(msgspec.Struct, frozen=True):
+    """A target's answer to a map that was sent to it: the version and the step that it decides by, and by nothing older."""
+
+    version: int
+    step: int = 0
+
+
 def is_known(node: NodeEntry | None, said: Registration) -> bool:
-    """Whether a heartbeat changes nothing but disk usage, so that the map stays the same: most heartbeats."""
-    if node is None or node.state == "down" or any(getattr(node, each) != getattr(said, each) for each in _SAID):
+    """Whether a heartbeat tells the registry nothing new but disk usage, so that the map stays the same: most heartbeats. What
+    disks in placement may do is up to the coordinator."""
+    if node is None or any(getattr(node, each) != getattr(said, each) for each in _SAID):
         return False
-    reported = {disk.id: disk.state for disk in said.disks}
-    kept = {disk.id: disk.state for disk in node.disks}
+    reported = {disk.id: disk for disk in said.disks}
+    kept = {disk.id: disk for disk in node.disks}
     if reported.keys() - kept.keys():
         return False
-    return all(state == "joining" or reported.get(disk_id, "failed") == state for disk_id, state in kept.items())
+    if any(disk.incarnation and not kept[disk.id].incarnation for disk in said.disks):
+        return False
+    if node.state != "joining":
+        return True
+    return all(disk.state == (reported[each].state if each in reported else "failed") for each, disk in kept.items())
 
 
 def with_use(node: NodeEntry, reported: tuple[DiskEntry, ...], heartbeat: str) -> NodeEntry:

@@ -7,14 +7,13 @@ in the registry, and sends it to the targets.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from dfc.placement.state import Copies, DiskPlace, LayoutSpec, Placement, SliceState
+from dfc.placement.state import Copies, DiskPlace, DiskStatus, LayoutSpec, Placement, SliceState
 
 Change = Callable[[Placement], Placement]
 """Makes the next placement of one, or gives it back as it is where there is nothing to change. The step is counted later."""
@@ -48,7 +47,6 @@ class _Heard:
 
     last_s: float
     acknowledged: int = 0
-    incarnations: Mapping[str, str] = field(default_factory=dict)
 
 
 class StepPlanner:
@@ -59,7 +57,8 @@ class StepPlanner:
         self._down_after_s = down_after_s
         self._began_s = now_s
         self._heard: dict[str, _Heard] = {}
-        self._queue: deque[_Queued] = deque()
+        self._queue: list[_Queued] = []
+        self._proposed: tuple[Placement, Sequence[_Queued]] | None = None  # the step to be published, and what makes it
         self._reports: set[ReadyReport] = set()
         self._wanted: LayoutSpec | None = None
         self._wanted_copies: dict[str, int] = {}
@@ -67,21 +66,28 @@ class StepPlanner:
     # --- what targets say
 
     def heartbeat(self, node: str, step: int, incarnations: Mapping[str, str], now_s: float) -> bool:
-        """A target that has this placement, with these disks: whether it gets a lease.
+        """A target that has this placement, with these disks that can be written: whether it gets a lease.
 
-        A disk that has come back is brought up in a later step. A disk that is another one under its id gets nothing before it
-        was declared down: nobody may take it for the one that was there.
+        Disks that have come back are brought up in a later step, and those that it no longer has are `failed`. A disk that is
+        another one under its id gets nothing before it was declared down: nobody may take it for the one that was there.
         """
-        disks = [disk for disk in self.placement.disks.values() if disk.node == node]
-        if any(disk.is_up and incarnations.get(disk.id, disk.incarnation) != disk.incarnation for disk in disks):
+        disks = self.placement.disks_of(node)
+        if any(disk.is_up and _is_another(disk, incarnations.get(disk.id)) for disk in disks):
             return False
         heard = self._heard.setdefault(node, _Heard(now_s))
-        heard.last_s, heard.incarnations = now_s, dict(incarnations)
+        heard.last_s = now_s
         heard.acknowledged = max(heard.acknowledged, step)
+        if any(not disk.is_up and disk.id in incarnations for disk in disks):
+            self._put(("up", node), bring_up(node, dict(incarnations)))
         for disk in disks:
-            if disk.status == "down" and disk.id in incarnations:
-                self._put(("up", disk.id), bring_up(disk.id, incarnations[disk.id]))
-        return any(disk.is_up for disk in disks)
+            if disk.is_up and disk.id not in incarnations:
+                self._put(("failed", disk.id), put_failed(disk.id))
+        return self.is_up(node)
+
+    def refresh(self, placement: Placement) -> None:
+        """The registry's placement of the same step: disks and buckets that nobody has used yet are added without a step."""
+        if placement.step == self.placement.step:
+            self.placement = placement
 
     def acknowledged(self, node: str, step: int) -> None:
         """A target has taken a placement, and nothing that it decided by an older one is under way any more."""
@@ -94,14 +100,16 @@ class StepPlanner:
         That withdraws the primary's earlier report that the disk is clean, even one that is still on its way: if the disk is
         behind already, there is a step without a change, and a report made under an older one counts for nothing.
         """
-        self._put(("behind", disk, primary), put_behind(disk, primary), always=primary in self.placement.disks[disk].behind)
-        self._drop_queued(("clean", disk, primary))
+        is_known = disk in self.placement.disks and primary in self.placement.disks[disk].behind
+        self._put(("behind", disk, primary), put_behind(disk, primary), always=is_known)
+        self._queue = [each for each in self._queue if each.key != ("clean", disk, primary)]
 
     def is_behind(self, primary: str, disk: str) -> bool:
         """Whether the disk is behind the primary, or not up, and every target knows."""
-        place = self.placement.disks[disk]
+        place = self.placement.disks.get(disk)
         is_queued = any(each.key == ("behind", disk, primary) for each in self._queue)
-        return (not place.is_up or primary in place.behind) and not is_queued and self.all_acknowledged
+        is_so = place is None or not place.is_up or primary in place.behind
+        return is_so and not is_queued and self.all_acknowledged
 
     def report_clean(self, disk: str, behind: str, step: int) -> bool:
         """`disk` owes nothing to the disk `behind`, and will not skip it without asking. False: the step is out of date."""
@@ -124,42 +132,58 @@ class StepPlanner:
         self._wanted_copies[bucket_id] = count
 
     def queue(self, key: tuple[str, ...], change: Change) -> None:
-        """Make this change in one of the next steps. While one with the same key waits, nothing is added."""
+        """Make this change in one of the next steps, in the place of one with the same key that waits."""
         self._put(key, change)
 
     # --- steps
 
+    def is_up(self, node: str) -> bool:
+        """Whether any disk of a target is up."""
+        return any(disk.is_up for disk in self.placement.disks_of(node))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether changes wait for their step."""
+        return bool(self._queue)
+
     @property
     def all_acknowledged(self) -> bool:
         """Whether all targets that are up have the newest placement."""
-        return all(self._acknowledged(node) >= self.placement.step for node in self._up_nodes(self.placement))
+        return all(self._acknowledged(node) >= self.placement.step for node in _present_nodes(self.placement))
 
     def waits_for(self) -> list[str]:
         """The targets that have not acknowledged the newest placement, in order of their ids."""
-        return sorted(n for n in self._up_nodes(self.placement) if self._acknowledged(n) < self.placement.step)
+        return sorted(n for n in _present_nodes(self.placement) if self._acknowledged(n) < self.placement.step)
 
     def next_step(self, now_s: float) -> Placement | None:
         """The placement to publish now, if any. It counts when `published` has been called, after it is durable."""
         silent = self._silent(now_s)
         if silent:
-            others = self._up_nodes(self.placement) - silent
+            others = _present_nodes(self.placement) - silent
             if any(self._acknowledged(node) < self.placement.step for node in others):
                 return None
             return _numbered(self.placement, declare_down(silent)(self.placement))
         if not self.all_acknowledged:
             return None
         while self._queue:
-            changed = self._queue[0].change(self.placement)
-            if changed != self.placement or self._queue[0].always:
-                return _numbered(self.placement, changed)
-            self._queue.popleft()
+            # All that wait of one kind make one step.
+            kind = self._queue[0].key[0]
+            these = [each for each in self._queue if each.key[0] == kind]
+            changed = self.placement
+            for each in these:
+                changed = each.change(changed)
+            if changed != self.placement or any(each.always for each in these):
+                self._proposed = _numbered(self.placement, changed), these
+                return self._proposed[0]
+            self._drop(these)
         return self._copies_changed() or self._moved()
 
     def published(self, placement: Placement) -> None:
         """This is in the registry now, and goes out to the targets."""
         before, self.placement = self.placement, placement
-        if self._queue and self._makes(self._queue[0], before, placement):
-            self._queue.popleft()
+        if self._proposed is not None and self._proposed[0] is placement:
+            self._drop(self._proposed[1])
+        self._proposed = None
         self._forget_reports(before, placement)
         if self._wanted is not None and any(spec == self._wanted for spec in placement.layouts.values()):
             self._wanted = None
@@ -167,32 +191,26 @@ class StepPlanner:
     # --- inside
 
     def _put(self, key: tuple[str, ...], change: Change, *, always: bool = False) -> None:
+        """Queue a change, in the place of one with the same key."""
+        new = _Queued(key, change, always)
         if all(each.key != key for each in self._queue):
-            self._queue.append(_Queued(key, change, always))
+            self._queue.append(new)
+        self._queue = [new if each.key == key else each for each in self._queue]
 
-    @staticmethod
-    def _makes(queued: _Queued, before: Placement, after: Placement) -> bool:
-        """Whether this change is what made the placement."""
-        changed = queued.change(before)
-        return (queued.always or changed is not before) and _same(changed, after)
-
-    def _drop_queued(self, key: tuple[str, ...]) -> None:
-        self._queue = deque(each for each in self._queue if each.key != key)
+    def _drop(self, these: Sequence[_Queued]) -> None:
+        self._queue = [each for each in self._queue if not any(each is one for one in these)]
 
     def _acknowledged(self, node: str) -> int:
         heard = self._heard.get(node)
         return 0 if heard is None else heard.acknowledged
 
-    @staticmethod
-    def _up_nodes(placement: Placement) -> set[str]:
-        return {disk.node for disk in placement.disks.values() if disk.is_up}
-
     def _silent(self, now_s: float) -> set[str]:
-        """Targets that are up and have not been heard of for `down_after_s`; nobody, so soon after this coordinator began."""
+        """Targets that are not down and have not been heard of for `down_after_s`; nobody so soon after this coordinator
+        began."""
         if now_s - self._began_s <= self._down_after_s:
             return set()
         found = set()
-        for node in self._up_nodes(self.placement):
+        for node in _present_nodes(self.placement):
             heard = self._heard.get(node)
             if now_s - (self._began_s if heard is None else heard.last_s) > self._down_after_s:
                 found.add(node)
@@ -200,12 +218,8 @@ class StepPlanner:
 
     def _forget_reports(self, before: Placement, after: Placement) -> None:
         """Drop reports of disks that went down, are behind or marked another one, and of what has moved on."""
-        gone = {
-            each.id
-            for each in after.disks.values()
-            if not each.is_up or each.behind or before.disks[each.id].status != each.status
-        }
-        marked = {primary for each in after.disks.values() for primary in each.behind - before.disks[each.id].behind}
+        gone = {each.id for each in after.disks.values() if not each.is_up or each.behind or _behind(before, each.id) is None}
+        marked = {primary for each in after.disks.values() for primary in each.behind - (_behind(before, each.id) or set())}
         self._reports = {
             report for report in self._reports if report.disk not in gone | marked and _stands(report, before, after)
         }
@@ -284,39 +298,78 @@ def declare_down(nodes: set[str]) -> Change:
     """Targets that were silent for too long: their disks are down."""
 
     def change(placement: Placement) -> Placement:
-        new = {
-            disk.id: msgspec.structs.replace(disk, status="down", down_step=placement.step + 1)
-            for disk in placement.disks.values()
-            if disk.is_up and disk.node in nodes
-        }
-        return _with_disks(placement, new)
+        return _with_disks(
+            placement,
+            {
+                disk.id: _stopped(disk, "down", placement.step + 1)
+                for disk in placement.disks.values()
+                if disk.status != "down" and disk.node in nodes
+            },
+        )
 
     return change
 
 
-def bring_up(disk_id: str, incarnation: str) -> Change:
-    """A disk that was down is heard of again: it takes part in writes, and serves nothing before it has caught up.
-
-    It is behind every disk of another node, but for those that went down no later than it did and have been down since:
-    they have acknowledged nothing without it. A disk that comes back empty or in doubt is behind all of them, and is compared.
-    """
+def put_failed(disk_id: str) -> Change:
+    """A disk cannot be written any more, although its target goes on."""
 
     def change(placement: Placement) -> Placement:
-        disk = placement.disks[disk_id]
-        if disk.is_up:
+        disk = placement.disks.get(disk_id)
+        if disk is None or not disk.is_up:
             return placement
-        others = {each.id for each in placement.disks.values() if each.node != disk.node}
-        if incarnation != disk.incarnation:
-            back = msgspec.structs.replace(
-                disk, status="up", behind=frozenset(others), incarnation=incarnation, compare=incarnation
-            )
-            new = {each.id: msgspec.structs.replace(each, behind=each.behind - {disk_id}) for each in placement.disks.values()}
-            return _with_disks(placement, {**new, disk_id: back})
-        asleep = {each.id for each in placement.disks.values() if each.status == "down" and each.down_step <= disk.down_step}
-        back = msgspec.structs.replace(disk, status="up", behind=disk.behind | (others - asleep))
-        return _with_disks(placement, {disk_id: back})
+        return _with_disks(placement, {disk_id: _stopped(disk, "failed", placement.step + 1)})
 
     return change
+
+
+def _stopped(disk: DiskPlace, status: DiskStatus, step: int) -> DiskPlace:
+    return msgspec.structs.replace(disk, status=status, down_step=step if disk.is_up else disk.down_step)
+
+
+def bring_up(node: str, incarnations: Mapping[str, str]) -> Change:
+    """A target that was down is heard of again, with these disks: they take part in writes, and serve nothing before they have
+    caught up. Its others have failed."""
+
+    def change(placement: Placement) -> Placement:
+        for disk in sorted(placement.disks):
+            place = placement.disks[disk]
+            if place.node == node and not place.is_up and disk in incarnations:
+                placement = _back(placement, place, incarnations[disk])
+        left = {
+            disk.id: msgspec.structs.replace(disk, status="failed")
+            for disk in placement.disks.values()
+            if disk.node == node and disk.status == "down"
+        }
+        return _with_disks(placement, left)
+
+    return change
+
+
+def _back(placement: Placement, disk: DiskPlace, incarnation: str) -> Placement:
+    """A disk is up again, behind every disk of another node, but for those that stopped no later than it did and have not been
+    up since: they have acknowledged nothing without it. A disk that comes back empty or in doubt is behind all of them, and is
+    compared. While no object has two copies, nobody else can have written what belongs on it."""
+    several = any(max(each) > 1 for each in placement.copies.values())
+    others = {each.id for each in placement.disks.values() if each.node != disk.node} if several else set()
+    if _is_another(disk, incarnation):
+        back = msgspec.structs.replace(
+            disk,
+            status="up",
+            behind=frozenset(others),
+            incarnation=incarnation,
+            compare=incarnation if others else "",
+            down_step=0,
+        )
+        new = {each.id: msgspec.structs.replace(each, behind=each.behind - {disk.id}) for each in placement.disks.values()}
+        return _with_disks(placement, {**new, disk.id: back})
+    asleep = {each.id for each in placement.disks.values() if not each.is_up and each.down_step <= disk.down_step}
+    back = msgspec.structs.replace(disk, status="up", behind=disk.behind | (others - asleep), down_step=0)
+    return _with_disks(placement, {disk.id: back})
+
+
+def _is_another(disk: DiskPlace, incarnation: str | None) -> bool:
+    """Whether what is on a disk has been replaced since the placement was made; not if either is unknown."""
+    return bool(incarnation and disk.incarnation) and incarnation != disk.incarnation
 
 
 def take_out(disk_id: str) -> Change:
@@ -343,8 +396,10 @@ def put_behind(disk_id: str, primary: str) -> Change:
     """A disk may lack writes of a primary. Not where the primary is behind that disk itself, or either is not up."""
 
     def change(placement: Placement) -> Placement:
-        disk, asking = placement.disks[disk_id], placement.disks[primary]
-        if not disk.is_up or not asking.is_up or primary in disk.behind or disk_id in asking.behind:
+        disk, asking = placement.disks.get(disk_id), placement.disks.get(primary)
+        if disk is None or asking is None or not disk.is_up or not asking.is_up:
+            return placement
+        if primary in disk.behind or disk_id in asking.behind:
             return placement
         return _with_disks(placement, {disk_id: msgspec.structs.replace(disk, behind=disk.behind | {primary})})
 
@@ -355,8 +410,8 @@ def put_clean(disk_id: str, other: str) -> Change:
     """A disk has everything that the other one has acknowledged."""
 
     def change(placement: Placement) -> Placement:
-        disk = placement.disks[disk_id]
-        if other not in disk.behind:
+        disk = placement.disks.get(disk_id)
+        if disk is None or other not in disk.behind:
             return placement
         behind = disk.behind - {other}
         return _with_disks(
@@ -443,5 +498,12 @@ def _stands(report: ReadyReport, before: Placement, after: Placement) -> bool:
     return after.slices == before.slices and after.copies_of(report.subject) == before.copies_of(report.subject)
 
 
-def _same(left: Placement, right: Placement) -> bool:
-    return msgspec.structs.replace(left, step=right.step) == right
+def _behind(placement: Placement, disk_id: str) -> frozenset[str] | None:
+    """Whom a disk that is up is behind of; None if it is not up."""
+    disk = placement.disks.get(disk_id)
+    return disk.behind if disk is not None and disk.is_up else None
+
+
+def _present_nodes(placement: Placement) -> set[str]:
+    """The targets that are not down: they act by the placement as long as they have a lease."""
+    return {disk.node for disk in placement.disks.values() if disk.status != "down"}

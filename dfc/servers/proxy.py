@@ -30,12 +30,13 @@ from dfc.proxy.jobs.service import JobService
 from dfc.proxy.keys import SampleKeys
 from dfc.proxy.listing import Listings
 from dfc.proxy.objects import Objects
+from dfc.proxy.registrations import Registrations
+from dfc.proxy.steps import Steps
 from dfc.proxy.uses import ProxyUses
 from dfc.registry.embedded import EmbeddedRegistry
 from dfc.registry.file import RegistryFile
 from dfc.registry.identity import new_node_id, node_file, read_node_id, write_node_id
 from dfc.registry.leases import Lease
-from dfc.replication.lease import lease_s
 from dfc.smallfile import SmallFileDamaged
 
 _log: Final = logging.getLogger("dfc.proxy")
@@ -53,7 +54,10 @@ class ProxyNode:
         self.id = file.node_id
         self._pool = PeerPool(settings.peer_timeout_s)
         self._control = ControlClient(settings.token, settings.peer_timeout_s)
-        self.cluster = Cluster(registry, self._control, settings.auto_create, settings.expected_targets, grant_s=self._grant_s)
+        self.cluster = Cluster(
+            registry, self._control, settings.auto_create, settings.expected_targets, acknowledged=self._acknowledged
+        )
+        self.steps = Steps(self.cluster, settings.down_after_s)
         deletions = Deletions(self.cluster, self._lead)
         self.jobs = JobService(self.cluster, settings, directory, self._make_engine, self._lead, filesystem)
         uses = self.uses = ProxyUses(
@@ -63,7 +67,7 @@ class ProxyNode:
             SampleKeys(self.cluster),
             ProxyBatches(self.cluster, self._pool, settings.token),
             self.jobs,
-            Administration(self.cluster, self.id),
+            Administration(self.cluster, Registrations(self.cluster, self.steps, settings.down_after_s), self.id),
         )
         relay, may_use = Relay(self._pool, settings.peer_timeout_s), TokenAccess(settings).check
         faces = [
@@ -77,7 +81,7 @@ class ProxyNode:
             registry,
             self.id,
             {
-                "watch over targets": lambda lease: self.cluster.watch_nodes(lease, settings.down_after_s),
+                "steps of placement": self.steps.run,
                 "pushes of maps": self.cluster.push_maps,
                 "deletions of buckets": deletions.finish_begun,
                 "sweep of staged objects": self.jobs.sweep,
@@ -87,9 +91,8 @@ class ProxyNode:
     async def _lead(self) -> Lease:
         return await self.coordinator.lead()
 
-    def _grant_s(self) -> float:
-        """Return for how long a target may act that has just been heard; nothing unless this proxy is the coordinator."""
-        return lease_s(self.settings.down_after_s) if self.coordinator.leads else 0.0
+    def _acknowledged(self, node_id: str, step: int) -> None:
+        self.steps.acknowledged(node_id, step)
 
     def _make_engine(self) -> Engine:
         """Make the engine that runs the tasks of jobs; called for the first task."""

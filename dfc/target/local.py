@@ -17,6 +17,7 @@ from dfc.http.shutdown import ends_in_time
 from dfc.limits import BATCH_THREADS, DISK_ANSWER_S, NODE_THREADS, STOP_CLOSE_S
 from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap
 from dfc.registry.leases import boot_s
+from dfc.registry.registration import MapTaken
 from dfc.replication.lease import TargetLease
 from dfc.storage.disk import Disk
 from dfc.target.families import DiskReport
@@ -44,7 +45,7 @@ class Local:
         self.proxies = addresses_of(proxy_url)
         self.node_id = ""
         self.map: ClusterMap = EMPTY_MAP
-        self._settled = 0  # the newest version for which `decide_by` has returned
+        self.decides_by = MapTaken(0)  # the newest map for which `decide_by` has returned
         self.lease = TargetLease()
         self._extended = asyncio.Event()
         self.why_no_lease = ""  # the coordinator's reason for granting none
@@ -115,19 +116,22 @@ class Local:
         if new.version <= self.map.version or (self.map.cluster_id and new.cluster_id != self.map.cluster_id):
             return False
         self.map = new
+        if not self.disks:  # it is starting: nothing is under way
+            self.decides_by = MapTaken(new.version, new.step)
         return True
 
-    async def decide_by(self, new: ClusterMap) -> int:
-        """`take_map`, then wait until no commit decided by an older map is under way; return the version now in use.
+    async def decide_by(self, new: ClusterMap) -> MapTaken:
+        """`take_map`, then wait until no commit decided by an older map is under way; return what is now in use.
 
         The map may have been taken a moment ago, with the answer to a heartbeat: then commits are waited for all the same.
         """
         self.take_map(new)
-        version = self.map.version
-        if self._settled < version:
+        taken = MapTaken(self.map.version, self.map.step)
+        if self.decides_by.version < taken.version:
             await asyncio.gather(*(self.threads(disk).write(disk.settle) for disk in self.in_order()))
-            self._settled = max(self._settled, version)
-        return version
+            if self.decides_by.version < taken.version:
+                self.decides_by = taken
+        return taken
 
     def standing(self) -> str:
         """Return this target's state in the map; "joining" when it is not in it yet."""

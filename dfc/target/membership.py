@@ -96,14 +96,14 @@ class Membership:
     async def _first_registration(self, cluster_id: str, entries: tuple[DiskEntry, ...]) -> int:
         while True:
             try:
-                return (await self._register(cluster_id, entries)).node_number
+                return (await self._register(cluster_id, entries, starting=True)).node_number
             except (Unavailable, RemoteError) as error:
                 if not _may_be_asked_again(error):
                     raise OperatorError(f"the registry refuses this target: {error.message}") from error
                 _log.info("the registry does not accept registrations yet: %s", error.message)
                 await asyncio.sleep(RETRY_S)
 
-    async def _register(self, cluster_id: str, entries: tuple[DiskEntry, ...]) -> Registered:
+    async def _register(self, cluster_id: str, entries: tuple[DiskEntry, ...], *, starting: bool = False) -> Registered:
         said = Registration(
             node_id=self._local.node_id,
             role="target",
@@ -111,7 +111,9 @@ class Membership:
             advertise_url=self._advertised,
             cluster_id=cluster_id,
             map_version=self._local.map.version,
+            step=self._local.decides_by.step,
             now_us=time.time_ns() // 1000,
+            starting=starting,
             disks=entries,
             labels=Labels(zone=self._settings.zone, host=self._settings.host_label),
         )
@@ -135,11 +137,12 @@ class Membership:
 
     async def beat(self) -> None:
         """Send heartbeats forever; if the registry cannot be reached, keep serving and retry."""
-        local, failing, in_vain = self._local, False, 0
+        local, failing, in_vain = self._local, False, -1
         while True:
             # Without a lease soon again: a proxy that has just started may not have been elected yet.
-            hastens = local.standing() == "up" and not local.is_leased and in_vain < HASTY_BEATS
-            await asyncio.sleep(min(RETRY_S, self._settings.heartbeat_s) if hastens else self._settings.heartbeat_s)
+            hastens = local.standing() != "joining" and not local.is_leased and in_vain < HASTY_BEATS
+            if in_vain >= 0:
+                await asyncio.sleep(min(RETRY_S, self._settings.heartbeat_s) if hastens else self._settings.heartbeat_s)
             try:
                 reports = await local.reports()
                 await self._register(local.map.cluster_id, describe(reports, local.map, local.node_id))

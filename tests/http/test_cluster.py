@@ -38,7 +38,7 @@ def test_the_map(http, url, bucket):
         return found if used and any(entry["name"] == bucket for entry in found["buckets"]) else None
 
     found = wait_for(described, "the bucket and the use of all disks in the map")  # heartbeats bring it
-    assert found.keys() == {"cluster_id", "version", "nodes", "buckets"}
+    assert found.keys() == {"cluster_id", "version", "step", "nodes", "buckets"}
     assert len(found["nodes"]) == 4
     for node in found["nodes"]:
         assert node.keys() == {"id", "number", "role", "url", "advertise_url", "state", "last_heartbeat", "disks", "labels"}
@@ -46,7 +46,8 @@ def test_the_map(http, url, bucket):
         assert node["labels"] == {"zone": "", "host": ""}
         assert len(node["disks"]) == 2
         for disk in node["disks"]:
-            assert disk.keys() == {"id", "weight", "group", "state", "capacity", "used", "objects"}
+            use = {"capacity", "used", "objects"}
+            assert disk.keys() == {"id", "weight", "group", "state", "incarnation", "down_step", "behind", "compare"} | use
             assert disk["group"] == node["id"]
             assert disk["state"] == "up"
             assert disk["weight"] > 0

@@ -53,7 +53,7 @@ class HoldingHandlers(Handlers):
     async def take_map(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Use this map from now on. Answers once no commit decided by an older map is under way."""
         new: ClusterMap = await exchange.json(ClusterMap, CLUSTER_MAP_BYTES_MAX)
-        return json_answer({"version": await self._local.decide_by(new)})
+        return json_answer(await self._local.decide_by(new))
 
     async def keys(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """List the samples of this target's shards that match a spec, one per line."""

@@ -17,6 +17,7 @@ from dfc.proxy.coordinator import OFFICE
 from dfc.proxy.deletions import Deletions
 from dfc.registry import changes
 from dfc.registry.leases import Lease, LeaseLost
+from dfc.registry.registration import MapTaken
 
 
 class Proxy:
@@ -35,11 +36,11 @@ class Proxy:
         assert self.lease is not None
         return self.lease
 
-    async def call(self, method: str, url: str, *_: object, **named: object) -> Any:
+    async def call(self, method: str, url: str, kind: object, **named: object) -> Any:
         self.asked.append(method)
         if method == self.held:
             await self.go_on.wait()
-        return {}
+        return MapTaken(0) if kind is MapTaken else {}
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def store() -> MemoryStore:
 @pytest.fixture
 async def proxies(store: MemoryStore) -> AsyncIterator[tuple[Proxy, Proxy]]:
     both = Proxy(store), Proxy(store)
-    await both[0].cluster.register(said("t0", ("d0",), url="http://t0"))
+    await both[0].cluster.hear(said("t0", ("d0",), url="http://t0"))
     await both[0].cluster.change(changes.create_bucket(bucket("b")))
     yield both
     for proxy in both:

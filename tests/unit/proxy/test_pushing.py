@@ -11,6 +11,7 @@ from registry_conformance import end
 from dfc.errors import Unavailable
 from dfc.placement.map import ClusterMap, NodeEntry
 from dfc.proxy.pushing import Pushes
+from dfc.registry.registration import MapTaken
 
 
 def node(number: int) -> NodeEntry:
@@ -42,6 +43,7 @@ class Targets:
             raise
         if self.error is not None:
             raise self.error
+        return MapTaken(push[1], push[1] + 100)
 
 
 @pytest.fixture
@@ -51,7 +53,8 @@ def targets():
 
 @pytest.fixture
 def begin(targets):
-    pushes = Pushes(targets)
+    acknowledged: list[tuple[str, int]] = []
+    pushes = Pushes(targets, lambda *told: acknowledged.append(told))
 
     async def begin(number: int, version: int) -> asyncio.Task[None]:
         task = asyncio.create_task(pushes.push(node(number), map_of(version)))
@@ -59,16 +62,18 @@ def begin(targets):
             await asyncio.sleep(0)
         return task
 
-    begin.pushes = pushes
+    begin.pushes, begin.acknowledged = pushes, acknowledged
     return begin
 
 
 async def test_pushes_of_one_version_share_a_request(begin, targets):
     tasks = [await begin(0, 5), await begin(0, 5), await begin(0, 4)]
     assert targets.arrived == [("t0", 5)]
+    assert not begin.acknowledged
     targets.gate.set()
     await asyncio.gather(*tasks)
     assert not begin.pushes._under_way
+    assert begin.acknowledged == [("t0", 105)]
 
 
 async def test_a_newer_map_waits_for_no_older_one_and_targets_not_for_each_other(begin, targets):

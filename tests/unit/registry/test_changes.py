@@ -8,9 +8,11 @@ from registering import CLUSTER, Kept, said
 
 from dfc.errors import BucketConflict, BucketDeleting, BucketNotFound, Conflict, NotFound
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, Labels
+from dfc.placement.mapped import placement_of
 from dfc.registry import changes
-from dfc.registry.changes import RegistryState, check_step
+from dfc.registry.changes import RegistryState, StepOvertaken, check_step
 from dfc.registry.registration import is_known
+from dfc.replication import steps
 
 
 @pytest.fixture
@@ -60,7 +62,9 @@ def test_a_registration_that_brings_nothing_new_changes_nothing(registry):
     assert is_known(registry.map.node("t1"), said(disks=fuller))
     registry.say(disks=fuller)
     assert registry.state is before
-    for news in (said(url="http://new:1"), said(disks=("d1", "d2")), said(disks=()), said(labels=Labels(zone="z"))):
+    assert is_known(registry.map.node("t1"), said(disks=())), "what its disks may do is up to the coordinator"
+    learned = (DiskEntry(id="d1", weight=1.0, incarnation="first"),)
+    for news in (said(url="http://new:1"), said(disks=("d1", "d2")), said(disks=learned), said(labels=Labels(zone="z"))):
         assert not is_known(registry.map.node("t1"), news)
 
 
@@ -214,7 +218,7 @@ def test_what_a_silent_target_said_last_is_kept(registry):
     disks = tuple(msgspec.structs.replace(disk, used=7, state="failed") for disk in node.disks)
     last = msgspec.structs.replace(node, disks=disks, last_heartbeat="2023-11-14T22:13:20.000Z")
     registry.say("t1", ("d1",))  # d2 is missing since
-    registry.apply(changes.mark_down([last]))
+    registry.step(steps.declare_down({"t1"}), [last])
     found = registry.map.node("t1")
     assert (found.state, found.last_heartbeat) == ("down", "2023-11-14T22:13:20.000Z")
     assert [(disk.used, disk.state) for disk in found.disks] == [(7, "up"), (7, "failed")]  # states are not what it told of
@@ -228,14 +232,60 @@ def test_a_joining_target_does_not_go_down(registry):
     assert states(registry) == {"t1": "down", "t2": "joining"}
 
 
-def test_who_was_taken_out_is_not_marked(registry):
+def test_a_step_for_another_placement_is_refused(registry):
     registry.say("t1", ("d1",))
-    gone = registry.map.nodes
+    registry.say("t2", ("d2",))
+    before = placement_of(registry.map)
+    down = msgspec.structs.replace(steps.declare_down({"t1"})(before), step=before.step + 1)
+    with pytest.raises(StepOvertaken):
+        registry.apply(changes.take_step(before, msgspec.structs.replace(down, step=before.step)))
+    registry.say("t3", ("d3",))
+    state = registry.state
+    with pytest.raises(StepOvertaken):
+        registry.apply(changes.take_step(before, down))
+    assert registry.state is state
+
+
+def test_a_step_is_counted_and_other_changes_are_not(registry):
+    registry.say("t1", ("d1",))
+    registry.create_bucket("b")
+    assert registry.map.step == 0
     registry.mark_down("t1")
-    registry.apply(changes.remove_node("t1"))
+    assert registry.map.step == 1
+    registry.create_bucket("c")
+    assert registry.map.step == 1
+
+
+def test_a_target_that_is_back_stays_down_until_its_step(registry):
+    registry.say("t1", ("d1",))
+    registry.mark_down("t1")
     before = registry.state
-    registry.apply(changes.mark_down(gone))
+    registry.apply(changes.join(said("t1", ("d1",))))
     assert registry.state is before
+    registry.apply(changes.join(said("t1", ("d1",), url="http://new:1")))
+    assert (registry.map.node("t1").url, states(registry)) == ("http://new:1", {"t1": "down"})
+
+
+def test_a_disk_that_another_node_has_now_is_down_until_its_step(registry):
+    registry.say("t1", ("d1", "d2"))
+    registry.say("t2", ("d3",))
+    registry.mark_down("t1")  # the first step
+    registry.create_bucket("b")
+    registry.apply(changes.join(said("t2", ("d2", "d3"))))
+    found = placement_of(registry.map).disks
+    assert {disk.id: (disk.node, disk.status) for disk in found.values()} == {
+        "d1": ("t1", "down"), "d2": ("t2", "down"), "d3": ("t2", "up"),
+    }  # fmt: skip
+    registry.step(steps.bring_up("t2", {"d2": "", "d3": ""}))
+    assert placement_of(registry.map).disks["d2"].status == "up"
+
+
+def test_the_incarnation_of_a_disk_is_learned_once(registry):
+    registry.say("t1", (DiskEntry(id="d1", weight=1.0),))
+    registry.say("t1", (DiskEntry(id="d1", weight=1.0, incarnation="first"),))
+    assert registry.map.node("t1").disks[0].incarnation == "first"
+    registry.say("t1", (DiskEntry(id="d1", weight=1.0, incarnation="second"),))
+    assert registry.map.node("t1").disks[0].incarnation == "first", "it is another disk: that takes a step"
 
 
 # --- nodes and disks that are gone for good

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sqlite3
 import tempfile
+from contextlib import closing
+from pathlib import Path
 
 import msgspec
 import pytest
+from faulty_filesystem import FaultyFileSystem, commit_and_fail, fail_with
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from registering import Kept
 
+from dfc.database import read_header
 from dfc.errors import BucketNotFound, Conflict, DiskRefused, OperatorError
 from dfc.placement.map import BucketEntry, DiskEntry
+from dfc.placement.mapped import placement_of
 from dfc.registry import changes
 from dfc.registry.file import RegistryFile
+
+DATA = Path(__file__).parents[2] / "data"
 
 
 class Filed(Kept):
@@ -162,6 +170,65 @@ def test_a_file_that_is_no_registry(tmp_path, content):
         path.write_bytes(content)
     with pytest.raises(DiskRefused):
         RegistryFile(str(tmp_path))
+
+
+# --- format 2, which had no steps
+
+
+@pytest.fixture
+def old_registry(tmp_path) -> str:
+    """The directory of a registry as the version before steps wrote it."""
+    directory = tmp_path / "old"
+    directory.mkdir()
+    with closing(sqlite3.connect(directory / "registry.sqlite")) as database:
+        database.executescript((DATA / "registry-format-2.sql").read_text())
+    return str(directory)
+
+
+def test_a_registry_without_steps_is_upgraded_with_all_that_is_in_it(old_registry):
+    for _ in range(2):
+        registry = Filed(old_registry)
+        found = registry.map
+        assert (found.cluster_id, found.version, found.step, registry.file.state.last_number) == ("418fc589dad47861", 9, 1, 4)
+        assert registry.file.node_id == "proxy-24d8c683"
+        assert {node.id: node.state for node in found.nodes} == {"t1": "up", "t2": "up", "t3": "down", "t4": "joining"}
+        placed = placement_of(found).disks
+        assert {disk.id: (disk.status, disk.down_step) for disk in placed.values()} == {
+            "d1": ("up", 0), "d2": ("failed", 1), "d3": ("up", 0), "d4": ("down", 1),
+        }  # fmt: skip
+        assert [(bucket.name, bucket.durability) for bucket in found.buckets] == [("photos", "fsync"), ("sounds", "relaxed")]
+        registry.close()
+    again = Filed(old_registry)
+    again.say("t3", ("d4",))
+    again.close()
+    last = Filed(old_registry)
+    assert (last.map.step, last.map.node("t3").state) == (2, "up")
+    last.close()
+
+
+def _fail_to_commit(name, real, *arguments, **named):
+    return fail_with(errno.EIO)(name, real, *arguments) if name == "commit" else real(*arguments, **named)
+
+
+@pytest.mark.parametrize(("fault", "left"), [(_fail_to_commit, 2), (commit_and_fail, 3)])
+def test_an_upgrade_that_fails_can_be_repeated(old_registry, fault, left):
+    filesystem = FaultyFileSystem(fault)
+    filesystem.arm(0, every=1)
+    with pytest.raises(DiskRefused, match="full, read-only or failing"):
+        RegistryFile(old_registry, filesystem=filesystem)
+    header = read_header(f"{old_registry}/registry.sqlite")
+    assert header is not None
+    assert header.user_version == left
+    registry = Filed(old_registry)
+    assert (registry.map.version, registry.map.step) == (9, 1)
+    registry.close()
+
+
+def test_an_upgraded_registry_is_refused_by_the_version_before(old_registry):
+    Filed(old_registry).close()
+    header = read_header(f"{old_registry}/registry.sqlite")
+    assert header is not None
+    assert header.user_version == 3, "which the version before compares with 2, its own"
 
 
 def test_the_file_is_for_its_owner_only(registry, tmp_path):

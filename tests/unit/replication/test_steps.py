@@ -131,13 +131,13 @@ def test_a_disk_that_comes_back_is_up_and_behind(cluster):
 
 def test_one_that_has_gone_down_before_has_acknowledged_nothing_since():
     state = placement(place("n1a", status="down", down_step=3), "n2a", place("n3a", status="down", down_step=5), step=6)
-    assert bring_up("n3a", "first")(state).disks["n3a"].behind == {"n2a"}
-    assert bring_up("n1a", "first")(state).disks["n1a"].behind == {"n2a", "n3a"}
+    assert bring_up("n3", {"n3a": "first"})(state).disks["n3a"].behind == {"n2a"}
+    assert bring_up("n1", {"n1a": "first"})(state).disks["n1a"].behind == {"n2a", "n3a"}
 
 
 def test_disks_of_one_target_are_not_behind_each_other():
     state = placement(place("n1a", status="down", down_step=1), "n1b", "n2a", step=2)
-    assert bring_up("n1a", "first")(state).disks["n1a"].behind == {"n2a"}
+    assert bring_up("n1", {"n1a": "first"})(state).disks["n1a"].behind == {"n2a"}
 
 
 def test_another_disk_under_an_id_is_down_first_and_then_compared(cluster):
@@ -155,7 +155,7 @@ def test_another_disk_under_an_id_is_down_first_and_then_compared(cluster):
 
 def test_what_a_lost_disk_owed_nobody_waits_for():
     state = placement("n1a", place("n2a", behind=frozenset(("n3a", "n1a"))), place("n3a", status="down"), step=2)
-    new = bring_up("n3a", "second")(state)
+    new = bring_up("n3", {"n3a": "second"})(state)
     assert new.disks["n2a"].behind == {"n1a"}
 
 
@@ -288,7 +288,7 @@ def test_changes_give_the_placement_back_where_nothing_changes():
     state = placement(*DISKS)
     assert declare_down({"n9"})(state) is state
     assert put_clean("n1a", "n2a")(state) is state
-    assert bring_up("n1a", "first")(state) is state
+    assert bring_up("n1", {"n1a": "first"})(state) is state
     assert want_copies(BUCKET, 2)(state) is state
     assert start_move(state.layouts[1])(state).slices == state.slices
     assert hand_over([])(state).slices == state.slices

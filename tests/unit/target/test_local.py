@@ -12,6 +12,7 @@ import pytest
 from dfc.errors import BucketDeleting, BucketNotFound, NoLease, ObjectNotFound, Unavailable
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
 from dfc.registry.leases import boot_s
+from dfc.registry.registration import MapTaken
 from dfc.storage.rows import DiskSpace
 from dfc.storage.stats import DiskStats
 from dfc.target.disks import weight_of
@@ -109,15 +110,17 @@ async def test_a_map_is_decided_by_when_older_commits_are_done(local, taken_befo
     for disk in local.disks.values():
         disk.settle = release.wait
     if taken_before:
-        assert local.take_map(changed(6))
-    first, second = (asyncio.create_task(local.decide_by(changed(6))) for _ in range(2))
+        assert local.take_map(changed(6, step=2))
+        assert local.decides_by.version < 6
+    first, second = (asyncio.create_task(local.decide_by(changed(6, step=2))) for _ in range(2))
     done, _ = await asyncio.wait((first, second), timeout=0.1)
     assert not done
     release.set()
-    assert await asyncio.gather(first, second) == [6, 6]
+    assert await asyncio.gather(first, second) == [MapTaken(6, 2), MapTaken(6, 2)]
+    assert local.decides_by == MapTaken(6, 2)
     for disk in local.disks.values():
         disk.settle = None  # not called again
-    assert await local.decide_by(changed(6)) == await local.decide_by(changed(5)) == 6
+    assert await local.decide_by(changed(6)) == await local.decide_by(changed(5)) == MapTaken(6, 2)
 
 
 def test_owners(local):

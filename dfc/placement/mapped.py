@@ -1,0 +1,82 @@
+"""The placement that a cluster map describes, and the map after the next step. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from dfc.placement.map import ClusterMap, DiskEntry, NodeEntry, Owner
+from dfc.placement.state import Copies, DiskPlace, DiskStatus, LayoutSpec, Placement, SliceState
+
+FIRST_LAYOUT: Final = 1
+
+
+def placement_of(cluster_map: ClusterMap) -> Placement:
+    """Return the placement; nodes and disks that are `joining` are not in it. Made once for each map."""
+    found: Placement | None = cluster_map.__dict__.get("_placement")
+    if found is None:
+        found = cluster_map.__dict__["_placement"] = _make(cluster_map)
+    return found
+
+
+def _make(cluster_map: ClusterMap) -> Placement:
+    disks = {disk_id: _place(owner) for disk_id, owner in sorted(cluster_map.placed().items())}
+    return Placement(
+        step=cluster_map.step,
+        disks=disks,
+        layouts={FIRST_LAYOUT: LayoutSpec(frozenset(disks))},
+        slices=(SliceState(FIRST_LAYOUT),),
+        copies={bucket.id: Copies.of(bucket.copies) for bucket in cluster_map.buckets if bucket.copies > 1},
+    )
+
+
+def _place(owner: Owner) -> DiskPlace:
+    disk, node = owner.disk, owner.node
+    return DiskPlace(
+        id=disk.id,
+        node=node.id,
+        group=disk.group or node.id,
+        domain=node.domain,
+        weight=disk.weight,
+        status=_status(disk, node),
+        behind=frozenset(disk.behind),
+        down_step=disk.down_step,
+        incarnation=disk.incarnation,
+        compare=disk.compare,
+    )
+
+
+def _status(disk: DiskEntry, node: NodeEntry) -> DiskStatus:
+    if node.state == "down":
+        return "down"
+    if disk.state == "failed":
+        return "failed"
+    return "down" if disk.down_step else "up"
+
+
+def nodes_after(cluster_map: ClusterMap, new: Placement) -> list[NodeEntry]:
+    """Return the nodes that the next placement changes, as they are in it. A node is down when all of its disks are."""
+    placed, changed = cluster_map.placed(), []
+    for node in cluster_map.nodes:
+        own = [disk.id for disk in node.disks if disk.id in placed and placed[disk.id].node.id == node.id]
+        if not own:
+            continue
+        entries = tuple(_entry(disk, new.disks[disk.id]) if disk.id in own else disk for disk in node.disks)
+        is_down = all(new.disks[each].status == "down" for each in own)
+        after = msgspec.structs.replace(node, state="down" if is_down else "up", disks=entries)
+        if after != node:
+            changed.append(after)
+    return changed
+
+
+def _entry(disk: DiskEntry, place: DiskPlace) -> DiskEntry:
+    states = {"up": "up", "failed": "failed", "down": disk.state}
+    return msgspec.structs.replace(
+        disk,
+        state=states[place.status],
+        behind=tuple(sorted(place.behind)),
+        down_step=place.down_step,
+        incarnation=place.incarnation,
+        compare=place.compare,
+    )

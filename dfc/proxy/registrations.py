@@ -1,0 +1,57 @@
+"""Registrations and heartbeats of targets, and the leases that answer them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dfc.placement.map import NodeEntry
+from dfc.proxy.cluster import Cluster
+from dfc.proxy.steps import Steps
+from dfc.registry.registration import Registered, Registration
+from dfc.replication.lease import lease_s
+
+CLOCK_AHEAD_S_MAX: Final = 3600.0  # a target whose clock is further ahead of the others gets no lease
+
+
+class Registrations:
+    """Takes what targets say of themselves."""
+
+    def __init__(self, cluster: Cluster, steps: Steps, down_after_s: float) -> None:
+        self._cluster = cluster
+        self._steps = steps
+        self._lease_s = lease_s(down_after_s)
+
+    async def register(self, said: Registration) -> Registered:
+        """Process a registration or heartbeat. Conflict when the node is not of this cluster, or no node number is left.
+
+        Most heartbeats change only disk usage, and then nothing waits for the registry.
+        """
+        cluster, steps = self._cluster, self._steps
+        node = await cluster.hear(said)
+        may_act = steps.heard(said)
+        if node.state == "down" and steps.leads and not said.starting:
+            await steps.until_up(node.id)
+            may_act = steps.heard(said)
+        node, shown = cluster.shown(said.node_id)
+        lease, why_none = (0.0, "") if said.starting else self._lease(node, said.map_version, shown.version, may_act)
+        return Registered(
+            node_number=node.number,
+            map=shown if said.map_version != shown.version else None,
+            lease_s=lease,
+            why_no_lease=why_none,
+        )
+
+    def _lease(self, node: NodeEntry, map_version: int, version: int, may_act: bool) -> tuple[float, str]:
+        """Return for how long a node that was heard just now may act, and if it may not, why."""
+        if node.state != "up":
+            return 0.0, ""
+        ahead_s = self._cluster.clock_ahead_s(node.id)
+        if ahead_s > CLOCK_AHEAD_S_MAX:
+            # Versions follow the newest clock, so all nodes would soon count from its time.
+            return 0.0, f"its clock is {ahead_s / 3600:.1f} h ahead of most nodes; set the clock that is wrong"
+        if map_version > version:
+            # It would go on with that map until the registry's has passed it, perhaps knowing buckets that nobody else knows.
+            return 0.0, f"its map has version {map_version}, but the registry is at {version}"
+        if not self._steps.leads:
+            return 0.0, "no proxy is the coordinator of the cluster at the moment"
+        return (self._lease_s, "") if may_act else (0.0, "its disks are not those of the cluster map any more, or are down")

@@ -1,0 +1,273 @@
+"""The coordinator's steps: who is silent, who is back, what the registry keeps, and who gets a lease."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from memory_registry import MemoryRegistry, MemoryStore
+from registering import said
+from registry_conformance import end, until
+
+from dfc.placement.map import ClusterMap, DiskEntry
+from dfc.placement.mapped import placement_of
+from dfc.proxy import steps as steps_module
+from dfc.proxy.cluster import Cluster
+from dfc.proxy.heartbeats import Heartbeats
+from dfc.proxy.registrations import Registrations
+from dfc.proxy.steps import Steps
+from dfc.registry import changes
+from dfc.registry.leases import LeaseLost
+from dfc.registry.registration import MapTaken, Registered
+
+DOWN_S = 10.0
+LEASE_S = 8.0
+
+
+class Proxy:
+    """A proxy over a registry in memory, with targets that take what is pushed to them unless they are `deaf`."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.store = store
+        self.seconds = 1000.0
+        self.deaf: set[str] = set()
+        self.told: dict[str, ClusterMap] = {}  # the map of each target
+        self.registry = MemoryRegistry(store)
+        heartbeats = Heartbeats(wall_s=lambda: 1_700_000_000.0, clock_s=lambda: self.seconds)
+        self.cluster = Cluster(
+            self.registry, self, True, 1, heartbeats, acknowledged=lambda node, step: self.steps.acknowledged(node, step)
+        )
+        self.steps = Steps(self.cluster, DOWN_S)
+        self.registrations = Registrations(self.cluster, self.steps, DOWN_S)
+
+    async def call(self, method, url, kind, *, body=None, headers=None):
+        name = url.removeprefix("http://").split("/")[0]
+        if name in self.deaf:
+            await asyncio.Event().wait()
+        self.told[name] = ClusterMap.decode(bytes(body))
+        return MapTaken(self.told[name].version, self.told[name].step)
+
+    async def beat(self, number: int, disks: tuple[object, ...] = (), **fields: object) -> Registered:
+        """A heartbeat of a target, by what it was told last."""
+        name = f"t{number}"
+        known = self.told.get(name)
+        if known is not None:
+            fields = {"map_version": known.version, "step": known.step, **fields}
+        answer = await self.registrations.register(said(name, disks or (f"d{number}",), url=f"http://{name}", **fields))
+        if answer.map is not None:
+            self.told[name] = answer.map
+        return answer
+
+    def states(self) -> list[str]:
+        return [node.state for node in self.cluster.map.nodes]
+
+
+@pytest.fixture
+async def proxy(monkeypatch) -> AsyncIterator[Proxy]:
+    """One that is the coordinator, of three targets that have joined and were heard by it."""
+    monkeypatch.setattr(steps_module, "LOOK_S", 0.001)
+    monkeypatch.setattr(steps_module, "UP_WAIT_S", 0.05)
+    found = Proxy(MemoryStore())
+    async with found.registry.elect("coordinator", "p1", 60) as lease:
+        duties = [asyncio.create_task(duty(lease)) for duty in (found.steps.run, found.cluster.push_maps)]
+        await until(lambda: found.steps.leads)
+        for number in range(3):
+            await found.beat(number)
+        await found.cluster.bucket_for_write("b")
+        yield found
+        for duty in duties:
+            await end(duty)
+    await found.cluster.close()
+
+
+async def test_a_silent_target_is_marked_down_and_comes_back(proxy):
+    step = proxy.cluster.map.step
+    proxy.deaf.add("t2")
+    proxy.seconds += DOWN_S + 1
+    await proxy.beat(0)
+    await proxy.beat(1)
+    await until(lambda: proxy.states() == ["up", "up", "down"])
+    assert proxy.cluster.map.step == step + 1
+    disk = placement_of(proxy.cluster.map).disks["d2"]
+    assert (disk.status, disk.down_step) == ("down", step + 1)
+    proxy.deaf.clear()
+    answer = await proxy.beat(2)
+    assert proxy.states() == ["up", "up", "up"]
+    assert (answer.lease_s, answer.map.version) == (LEASE_S, proxy.cluster.map.version)
+    assert proxy.cluster.map.step == step + 2
+
+
+async def test_its_last_report_is_kept(proxy):
+    await proxy.beat(2, (DiskEntry(id="d2", weight=1.0, capacity=100, used=7, objects=3),))
+    proxy.seconds += DOWN_S + 1
+    await until(lambda: proxy.states() == ["down"] * 3)
+    node = proxy.store.state.map.node("t2")
+    assert (node.disks[0].used, node.last_heartbeat) == (7, "2023-11-14T22:13:20.000Z")
+
+
+async def test_a_step_waits_for_a_target_that_has_not_heard_of_the_last_one(proxy):
+    step = proxy.cluster.map.step
+    proxy.deaf.add("t1")
+    await proxy.beat(2, (DiskEntry(id="d2", weight=1.0, state="failed"),))
+    await until(lambda: proxy.cluster.map.step == step + 1)
+    assert placement_of(proxy.cluster.map).disks["d2"].status == "failed"
+    await proxy.beat(2)  # it is usable again
+    await asyncio.sleep(0.05)
+    assert proxy.cluster.map.step == step + 1, "t1 has a lease, and decides by the step before"
+    await proxy.beat(1, step=step + 1)
+    await until(lambda: proxy.cluster.map.step == step + 2)
+    assert placement_of(proxy.cluster.map).disks["d2"].status == "up"
+
+
+async def test_a_target_that_does_not_answer_is_sent_the_map_again(proxy):
+    step = proxy.cluster.map.step
+    failures = []
+    honest = proxy.call
+
+    async def fail_once(method, url, kind, **rest):
+        if "t1" in url and not failures:
+            failures.append(url)
+            raise OSError("the connection was reset")
+        return await honest(method, url, kind, **rest)
+
+    proxy.call = fail_once
+    await proxy.beat(2, (DiskEntry(id="d2", weight=1.0, state="failed"),))
+    await until(lambda: proxy.cluster.map.step == step + 1)
+    await proxy.beat(2)
+    await until(lambda: proxy.cluster.map.step == step + 2)
+    assert failures
+
+
+async def test_nobody_is_silent_before_the_coordinator_has_listened(proxy):
+    proxy.seconds += DOWN_S - 1
+    await asyncio.sleep(0.03)
+    assert proxy.states() == ["up"] * 3
+
+
+async def test_targets_that_have_joined_without_a_heartbeat_since_are_silent_after_a_while(monkeypatch):
+    monkeypatch.setattr(steps_module, "LOOK_S", 0.001)
+    proxy = Proxy(MemoryStore())
+    await proxy.beat(0)
+    proxy.seconds += 1000.0  # another proxy led meanwhile, or this process was stopped
+    async with proxy.registry.elect("coordinator", "p1", 60) as lease:
+        duty = asyncio.create_task(proxy.steps.run(lease))
+        await asyncio.sleep(0.03)
+        assert proxy.states() == ["up"]
+        proxy.seconds += DOWN_S + 1
+        await until(lambda: proxy.states() == ["down"])
+        await end(duty)
+    assert not proxy.steps.leads
+    await proxy.cluster.close()
+
+
+async def test_who_leads_no_longer_takes_no_step():
+    proxy = Proxy(MemoryStore())
+    await proxy.beat(0)
+    async with proxy.registry.elect("coordinator", "p1", 60) as lease:
+        pass
+    duty = asyncio.create_task(proxy.steps.run(lease))
+    await asyncio.sleep(0)
+    proxy.seconds += DOWN_S + 1
+    with pytest.raises(LeaseLost):
+        await duty
+    assert proxy.states() == ["up"]
+    await proxy.cluster.close()
+
+
+async def test_a_change_that_comes_between_makes_another_step(proxy):
+    proxy.seconds += DOWN_S + 1
+    between = proxy.registry.between
+
+    async def join_another() -> None:
+        proxy.registry.between = between
+        state = proxy.store.state
+        assert proxy.store.swap(state, changes.join(said("t0", ("d0",), url="http://other"))(state))
+
+    proxy.registry.between = join_another
+    await until(lambda: proxy.states() == ["down"] * 3)
+    assert proxy.cluster.map.node("t0").url == "http://other"
+
+
+# --- leases
+
+
+async def test_a_target_that_is_up_gets_a_lease_from_the_coordinator_only(proxy):
+    answer = await proxy.beat(0)
+    assert (answer.lease_s, answer.why_no_lease) == (LEASE_S, "")
+    late = await proxy.beat(7)
+    assert proxy.cluster.map.node("t7").state == "joining"
+    assert (late.lease_s, late.why_no_lease) == (0.0, "")
+    other = Proxy(proxy.store)
+    other.told = proxy.told
+    answer = await other.beat(0)
+    assert answer.lease_s == 0
+    assert "no proxy is the coordinator" in answer.why_no_lease
+
+
+async def test_one_whose_disks_are_not_open_yet_gets_none_and_is_not_heard(proxy):
+    answer = await proxy.beat(0, starting=True)
+    assert (answer.lease_s, answer.why_no_lease) == (0.0, "")
+    proxy.seconds += DOWN_S + 1
+    await proxy.beat(1)
+    await proxy.beat(2)
+    await proxy.beat(0, starting=True)
+    await until(lambda: proxy.states() == ["down", "up", "up"])
+    assert (await proxy.beat(0)).lease_s == LEASE_S
+
+
+async def test_one_whose_clock_is_far_ahead_gets_none(proxy):
+    hour_us = 3600 * 10**6
+
+    async def lease(number: int, ahead_us: int) -> tuple[float, str]:
+        answer = await proxy.beat(number, now_us=int(1_700_000_000 * 1e6) + ahead_us)
+        return answer.lease_s, answer.why_no_lease
+
+    assert await lease(1, hour_us - 10**6) == (LEASE_S, "")
+    assert await lease(1, 2 * hour_us) == (0.0, "its clock is 2.0 h ahead of most nodes; set the clock that is wrong")
+    assert await lease(2, -9 * hour_us) == (LEASE_S, ""), "a clock that is behind pushes nobody's"
+    assert await lease(1, 0) == (LEASE_S, "")
+    # Where most targets agree, it is the proxy's clock that is wrong.
+    for number in range(3):
+        await lease(number, 5 * hour_us)
+    assert await lease(1, 5 * hour_us) == (LEASE_S, "")
+
+
+async def test_one_that_is_being_marked_down_gets_none(proxy):
+    go_on, between = asyncio.Event(), proxy.registry.between
+    proxy.registry.between = go_on.wait
+    proxy.seconds += DOWN_S + 1
+    await until(lambda: proxy.steps._going == {"t0", "t1", "t2"})
+    late = await proxy.beat(0)
+    assert late.lease_s == 0, "it has not heard yet that it is down"
+    proxy.registry.between = between
+    go_on.set()
+    await until(lambda: proxy.states() == ["down"] * 3)
+    assert (await proxy.beat(0)).lease_s == LEASE_S
+    assert proxy.states() == ["up", "down", "down"]
+
+
+async def test_one_with_a_newer_map_than_the_registry_gets_none(proxy):
+    version = proxy.cluster.map.version
+    answer = await proxy.beat(0, map_version=version + 1)
+    assert (answer.lease_s, answer.why_no_lease) == (
+        0.0, f"its map has version {version + 1}, but the registry is at {version}",
+    )  # fmt: skip
+    assert (await proxy.beat(0, map_version=version)).lease_s == LEASE_S
+
+
+async def test_one_whose_disk_is_another_under_its_id_gets_none_before_it_was_down(proxy):
+    def disk(incarnation: str) -> tuple[DiskEntry, ...]:
+        return (DiskEntry(id="d2", weight=1.0, incarnation=incarnation),)
+
+    assert (await proxy.beat(2, disk("first"))).lease_s == LEASE_S
+    answer = await proxy.beat(2, disk("second"))
+    assert answer.lease_s == 0
+    assert "not those of the cluster map" in answer.why_no_lease
+    proxy.seconds += DOWN_S + 1
+    for number in (0, 1):
+        await proxy.beat(number)
+    await proxy.beat(2, disk("second"))
+    await until(lambda: proxy.states() == ["up", "up", "down"])
+    assert (await proxy.beat(2, disk("second"))).lease_s == LEASE_S
+    assert placement_of(proxy.cluster.map).disks["d2"].incarnation == "second"
