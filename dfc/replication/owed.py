@@ -60,19 +60,17 @@ class Resolution(Enum):
     REVERT = "revert"  # take the primary's row instead, or none
 
 
-def resolution(placement: Placement, found: Roles, holder: str, own: V, theirs: V | None, *, changed: bool) -> Resolution:
-    """`own` version, `theirs` (None: the primary has no row). `changed`: something about the name arrived here after the
-    question was sent, or the row is no longer pending, so the answer may be older than that.
+def resolution(own: V, theirs: V | None, *, changed: bool) -> Resolution:
+    """What becomes of a row that is pending here, when its primary says that it has `theirs` (None: no row). `changed`:
+    something about the name arrived here after the question was sent, or the row is no longer pending, so the answer may be
+    older than that.
 
-    An acknowledged row is at the primary, so a different state there means that ours was never acknowledged. It does not count
-    where this disk is a reader and the primary's row is older: then the primary lacks the row, and will be told.
+    An acknowledged row is at the primary, and a primary that is settled takes no row of others any more; so a different one
+    there means that ours was never acknowledged, also if ours is newer.
     """
     if changed:
         return Resolution.KEEP
-    if theirs == own:
-        return Resolution.CONFIRM
-    is_reader = holder in found.readers and not placement.disks[holder].behind
-    return Resolution.REVERT if not is_reader or (theirs is not None and theirs > own) else Resolution.KEEP
+    return Resolution.CONFIRM if theirs == own else Resolution.REVERT
 
 
 def surplus(placement: Placement, found: Roles, holder: str, *, pending: bool, owes: bool) -> bool:

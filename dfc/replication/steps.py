@@ -375,8 +375,9 @@ def _is_another(disk: DiskPlace, incarnation: str | None) -> bool:
 def take_out(disk_id: str) -> Change:
     """A disk is lost for good: it is no home any more, by any layout, and nobody waits for what it may have had.
 
-    That loses acknowledged writes if another disk is behind this one and nobody else has them; the caller has made sure, or an
-    operator has accepted it.
+    That loses acknowledged writes if another disk is behind this one and nobody else has them, and for a while those of which
+    another disk becomes a home now, if it has not got them as a stand-in; the caller has made sure, or an operator has accepted
+    it. Nobody calls this yet: taking out a disk that is in use is a move to a layout without it.
     """
 
     def change(placement: Placement) -> Placement:

@@ -467,8 +467,7 @@ class SimTarget(Actor):
             row: Row | None = result[0]
             theirs = None if row is None else row.version
             changed = self._changes[key] != changes or disk.pending.get(name) != version
-            assert self.placement is not None
-            told = owed.resolution(self.placement, self.roles(name), disk.id, version, theirs, changed=changed)
+            told = owed.resolution(version, theirs, changed=changed)
             if told is owed.Resolution.CONFIRM:
                 disk.pending.pop(name, None)
             elif told is owed.Resolution.REVERT:
