@@ -17,7 +17,7 @@ DfcError
  │   ├─ ChecksumMismatch 422
  ├─ ServerTrouble                the request was fine, this server cannot serve it now
  │   ├─ ObjectCorrupt 500 · StorageFailed 500
- │   ├─ Unavailable 503          a holder is down, the map changes, too busy; carries Retry-After; NoLease
+ │   ├─ Unavailable 503          a holder is down, the map changes, too busy; carries Retry-After; NoLease, Overtaken
  │   └─ NoSpace 507
  ├─ Unreachable                  in our client only: no node answered, or every answer broke off, after all retries
  │   └─ NotConnected             no connection could be made: nothing was sent
@@ -264,6 +264,12 @@ class NoLease(Unavailable):
     """The target has not heard from the coordinator for too long: it writes nothing, and cannot tell what does not exist."""
 
     code = "no_lease"
+
+
+class Overtaken(Unavailable):
+    """A conditional write that began later has been stored: there is no order in which this one could have come before it."""
+
+    code = "overtaken"
 
 
 class NoSpace(ServerTrouble):

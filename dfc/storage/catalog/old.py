@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Iterator
 
 from dfc.database import connect
-from dfc.storage.catalog.catalog import read_removed_buckets, version_parts, version_text
+from dfc.storage.catalog.schema import read_removed_buckets, version_parts, version_text
 from dfc.storage.rows import GOOD, ObjectRow
 
 

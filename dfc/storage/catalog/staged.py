@@ -15,11 +15,12 @@ import msgspec
 from dfc.clock import HybridClock, version_us
 from dfc.errors import JobCancelled
 from dfc.storage import layout
-from dfc.storage.catalog.catalog import STAGED_ROW_COLUMNS, Catalog, make_row, row_values
-from dfc.storage.catalog.changes import Change, Put, PutOutcome
+from dfc.storage.catalog.catalog import Catalog
+from dfc.storage.catalog.changes import Change, PutOutcome, makes_good, store
+from dfc.storage.catalog.schema import STAGED_ROW_COLUMNS, make_row, row_values
 from dfc.storage.catalog.transaction import Transaction
 from dfc.storage.preconditions import ALWAYS, Precondition
-from dfc.storage.rows import GOOD, UNSYNCED, ObjectRow
+from dfc.storage.rows import ALONE, GOOD, UNSYNCED, ObjectRow
 
 _COLUMNS: Final = f"{STAGED_ROW_COLUMNS}, boot, job, temporary"
 _WIDTH: Final = len(_COLUMNS.split(", "))
@@ -138,8 +139,7 @@ class KeepStaged(Change[PutOutcome]):
         self.durable = row.state != UNSYNCED
 
     def apply(self, transaction: Transaction) -> PutOutcome:
-        if self._precondition.guard is not None:
-            self._precondition.guard()
+        self._precondition.check_guard()  # its standing is that of an object
         if _ended(transaction, self._owner.job):
             raise JobCancelled(f"job {self._owner.job} has already ended on this disk")
         row = self._row
@@ -206,19 +206,14 @@ class Publish(Change[Published]):
                 garbage.append(row)
                 continue
             current = transaction.current(row.bucket_id, row.name)
-            if current is not None and current.version == row.version and not _makes_good(row, current):
+            if current is not None and current.version == row.version and not makes_good(row, current):
                 garbage.append(row)  # published by another disk, it came here as a copy
                 continue
-            outcome = Put(row, ALWAYS).apply(transaction)
+            outcome = store(transaction, row, ALONE)
             garbage += outcome.garbage if outcome.stored else (row,)
             objects += outcome.stored
             size += row.size if outcome.stored else 0
         return Published(objects, size, tuple(garbage))
-
-
-def _makes_good(row: ObjectRow, current: ObjectRow) -> bool:
-    """Whether a sound blob equals the current one, which is lost or may be lost in a power cut."""
-    return current.state != GOOD and (current.checksum, current.attributes) == (row.checksum, row.attributes)
 
 
 class DiscardJob(Change[tuple[ObjectRow, ...]]):

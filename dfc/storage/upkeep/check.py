@@ -196,7 +196,7 @@ def _check_files(root: str, catalog: Catalog, filesystem: FileSystem, report: Ch
 def all_rows(catalog: Catalog, bucket_id: str) -> Iterator[ObjectRow]:
     """Iterate over the rows of a bucket; reads in pages."""
     after = ""
-    while page := catalog.list_rows(bucket_id, prefix="", start_after=after, after_prefix=False, limit=_PAGE_ROWS):
+    while page := catalog.list_rows(bucket_id, prefix="", start_after=after, after_prefix=False, limit=_PAGE_ROWS, ranks="all"):
         yield from page
         after = page[-1].name
 

@@ -19,8 +19,9 @@ from dfc.filesystem import FileSystem, remove_if_there
 from dfc.storage import identity, layout
 from dfc.storage.blobs.indexes import IndexWriter
 from dfc.storage.blobs.verify import find_damage
-from dfc.storage.catalog.catalog import REMOVED_BUCKET, Catalog
+from dfc.storage.catalog.catalog import Catalog
 from dfc.storage.catalog.old import OldCatalog
+from dfc.storage.catalog.schema import REMOVED_BUCKET
 from dfc.storage.catalog.staged import StagedName, StagedRow, insert_staged, staged_version
 from dfc.storage.catalog.transaction import UNVERIFIED, Transaction
 from dfc.storage.rows import UNSYNCED, ObjectRow

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from dfc.errors import DiskRefused, StorageFailed
 from dfc.filesystem import FileSystem
 from dfc.storage import Disk, ListedRow, ObjectRow
-from dfc.storage.catalog.catalog import Catalog, prefix_successor, version_parts, version_text
+from dfc.storage.catalog.catalog import Catalog, prefix_successor
+from dfc.storage.catalog.schema import version_parts, version_text
 from dfc.storage.catalog.transaction import Transaction
 
 LETTERS = st.text(st.sampled_from("ab/ä\U0010ffff\ue000"), min_size=1, max_size=5)
