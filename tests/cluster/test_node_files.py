@@ -69,9 +69,9 @@ def test_what_an_earlier_version_wrote_is_refused_and_left_as_it_is(tmp_path: Pa
     cluster: Cluster = start_cluster(targets=1)
     disk = old / "target-0" / "disk-0"
     target = stopped("target", "--dir", str(old / "target-0"), "--disks", str(disk), "--proxy-url", cluster.url, "--port", "0")
-    assert f"{disk} is a disk in format 2, and this version of DFC reads format 3. Nothing was changed" in target
+    assert f"{disk} is a disk in format 2, and this version of DFC reads format 4. Nothing was changed" in target
     for command in ("check", "rebuild", "release"):
-        assert "in format 2, and this version of DFC reads format 3" in stopped("disk", command, str(disk))
+        assert "in format 2, and this version of DFC reads format 4" in stopped("disk", command, str(disk))
     assert state() == before
 
 

@@ -32,7 +32,6 @@ from dfc.storage.catalog.schema import (
     make_row,
     read_removed_buckets,
     upgrade,
-    version_parts,
     version_text,
 )
 from dfc.storage.health import DiskHealth
@@ -309,6 +308,13 @@ class Catalog:
             found = connection.execute("SELECT copies, copy_bytes FROM buckets WHERE id = ?", (bucket_id,)).fetchone()
         return found or (0, 0)
 
+    def measure(self, bucket_id: str) -> tuple[tuple[int, int], tuple[int, int]]:
+        """What the counters should say, of rank 0 and of all others; reads every row of the bucket."""
+        query = "SELECT total(1), total(size) FROM objects WHERE bucket = ? AND (rank = 0) = ?"
+        with self.reader() as connection:
+            found = [connection.execute(query, (self._numbers.get(bucket_id, -1), first)).fetchone() for first in (1, 0)]
+        return (int(found[0][0]), int(found[0][1])), (int(found[1][0]), int(found[1][1]))
+
     def totals(self) -> tuple[int, int]:
         """The number of objects and bytes of all buckets, whatever the rank."""
         with self.reader() as connection:
@@ -343,43 +349,6 @@ class Catalog:
         with self.reader() as connection:
             count: int = connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
         return count
-
-    def unsynced_up_to(self, boot: str) -> tuple[int, int]:
-        """The number of unsynced rows of this boot of the machine, and their highest sequence number."""
-        with self.reader() as connection:
-            found = connection.execute("SELECT count(*), max(sequence) FROM unsynced WHERE boot = ?", (boot,)).fetchone()
-        return found[0], found[1] or 0
-
-    def unsynced(self, boot: str, up_to: int) -> list[ObjectRow]:
-        """The unsynced rows of this boot of the machine with sequence numbers up to `up_to`."""
-        with self.reader() as connection:
-            found = connection.execute(
-                f"SELECT id, CAST(name AS TEXT), {', '.join('o.' + c for c in ROW_COLUMNS.split(', '))}"
-                " FROM unsynced AS u JOIN buckets ON number = u.bucket JOIN objects AS o USING (bucket, name)"
-                " WHERE u.boot = ? AND u.sequence <= ?",
-                (boot, up_to),
-            ).fetchall()
-        return [make_row(bucket_id, name, columns) for bucket_id, name, *columns in found]
-
-    def unsynced_boot(self, row: ObjectRow) -> str | None:
-        """The boot of the machine in which an unsynced row was written; None when it is no longer unsynced."""
-        us, node = version_parts(row.version)
-        key = (self._numbers.get(row.bucket_id), row.name.encode(), us, node)
-        with self.reader() as connection:
-            found = connection.execute(
-                "SELECT boot FROM unsynced WHERE bucket = ? AND name = ? AND us = ? AND node = ?", key
-            ).fetchone()
-        return found[0] if found else None
-
-    def suspects(self, boot: str, after: tuple[int, bytes], limit: int) -> list[tuple[tuple[int, bytes], str, str]]:
-        """A page of unsynced rows of other boots: the position for the next `after`, the bucket id and the name."""
-        with self.reader() as connection:
-            found = connection.execute(
-                "SELECT bucket, name, id, CAST(name AS TEXT) FROM unsynced JOIN buckets ON number = bucket"
-                " WHERE boot <> ? AND (bucket, name) > (?, ?) ORDER BY bucket, name LIMIT ?",
-                (boot, *after, limit),
-            ).fetchall()
-        return [((number, key), bucket_id, name) for number, key, bucket_id, name in found]
 
     def blob_ids(self, connection: sqlite3.Connection, bucket_id: str) -> Iterator[str]:
         """The ids of all blobs that a bucket still needs."""
@@ -423,6 +392,12 @@ class Catalog:
         # Needed, but no version of the object itself.
         needed.update(_blob_ids(connection.execute("SELECT us, node, drawn FROM staged WHERE bucket = ? AND name = ?", key)))
         return needed, max(known, default=None)
+
+    def has_departed(self, connection: sqlite3.Connection, bucket_id: str, name: str, blob_id: str) -> bool:
+        """Whether a blob's row was removed and the file is to be unlinked."""
+        key = (self._numbers.get(bucket_id, -1), name.encode(), blob_id)
+        found = connection.execute("SELECT 1 FROM departed WHERE bucket = ? AND name = ? AND blob = ?", key)
+        return found.fetchone() is not None
 
     def newest_us(self) -> int:
         """The time in µs of the newest version or blob id of all rows, and of files still to be unlinked; reads every row."""

@@ -131,3 +131,25 @@ def departed_page(catalog: Catalog, limit: int) -> list[DepartedBlob]:
             (limit,),
         ).fetchall()
     return [DepartedBlob((number, key, blob), bucket_id, name, blob) for number, key, blob, bucket_id, name in found]
+
+
+def stray_marks(catalog: Catalog) -> list[tuple[str, str, str]]:
+    """Pending versions that are not there: bucket id, name and version."""
+    with catalog.reader() as connection:
+        found = connection.execute(
+            "SELECT coalesce(id, ''), CAST(p.name AS TEXT), p.us, p.node FROM pending AS p"
+            " LEFT JOIN buckets ON number = p.bucket LEFT JOIN objects AS o USING (bucket, name)"
+            " LEFT JOIN tombstones AS t USING (bucket, name)"
+            " WHERE (p.us, p.node) IS NOT (o.us, o.node) AND (p.us, p.node) IS NOT (t.us, t.node)"
+        ).fetchall()
+    return [(bucket_id, name, version_text(us, node)) for bucket_id, name, us, node in found]
+
+
+def stray_notes(catalog: Catalog) -> list[tuple[str, str, str]]:
+    """Notes about names of which nothing is there: disk, bucket id and name."""
+    with catalog.reader() as connection:
+        return connection.execute(
+            "SELECT disk, coalesce(id, ''), CAST(n.name AS TEXT) FROM owed AS n LEFT JOIN buckets ON number = n.bucket"
+            " WHERE NOT EXISTS (SELECT 1 FROM objects AS o WHERE (o.bucket, o.name) = (n.bucket, n.name))"
+            " AND NOT EXISTS (SELECT 1 FROM tombstones AS t WHERE (t.bucket, t.name) = (n.bucket, n.name))"
+        ).fetchall()

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from dfc.database import Header, read_header
 from dfc.filesystem import FileSystem
 from dfc.storage.rows import ObjectRow
 
@@ -97,6 +98,12 @@ def upgrade(connection: sqlite3.Connection, filesystem: FileSystem) -> None:
     # Into the file itself, so that its header, which programs read first, has the new version. If this fails or is interrupted,
     # closing the catalog does it.
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+
+
+def is_old(path: str) -> bool:
+    """Whether the header of a file is that of a catalog in the format before."""
+    header = read_header(path)
+    return header is not None and header == Header(UPGRADED_VERSION, APPLICATION_ID)
 
 
 def new_incarnation() -> str:
