@@ -35,7 +35,7 @@ class Precondition:
 
         Raises PreconditionFailed, or what the guard raises.
         """
-        standing = self.check_guard()
+        standing = ALONE if self.guard is None else self.check_guard()
         if self.if_match is not None and (checksum is None or self.if_match not in ("*", checksum)):
             raise PreconditionFailed("If-Match: the object has changed" if checksum else "If-Match: the object does not exist")
         if self.if_none_match is not None and checksum is not None and self.if_none_match in ("*", checksum):

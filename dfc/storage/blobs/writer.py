@@ -31,7 +31,7 @@ from dfc.tar.index.builder import IndexSummary
 from dfc.tar.index.format import index_kind
 
 
-class Ended(Protocol):
+class UploadOutcome(Protocol):
     """The outcome of the change that ends an upload."""
 
     @property
@@ -43,7 +43,7 @@ class Ended(Protocol):
         """Rows whose blobs nothing refers to any more."""
 
 
-E = TypeVar("E", bound=Ended)
+E = TypeVar("E", bound=UploadOutcome)
 
 
 def begin_upload(

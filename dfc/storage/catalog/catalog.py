@@ -58,6 +58,8 @@ class Catalog:
 
     marks: Marks
     """What is remembered of copies; the committer keeps it up to date."""
+    incarnation: str
+    """A random id of this life of the catalog: another one after a rebuild."""
 
     def __init__(self, path: str, disk_id: str, health: DiskHealth | None = None, *, upgrades: bool = False) -> None:
         """Open and check the catalog. Another schema version is refused, and nothing is changed.
@@ -81,7 +83,7 @@ class Catalog:
             self._numbers.update(self.writer.execute("SELECT id, number FROM buckets"))
             self._sequence: int = self.writer.execute("SELECT coalesce(max(sequence), 0) FROM unsynced").fetchone()[0]
             if not self.is_old:
-                self.marks = Marks(self.writer)
+                self._load_copies()
         except sqlite3.Error as error:
             self.writer.close()
             raise DiskRefused(_refusal(path, str(error))) from error
@@ -178,7 +180,14 @@ class Catalog:
         """Bring a catalog in the format before into this one, durably; before the committer takes the writer."""
         if self.is_old:
             upgrade(self.writer, filesystem)
+        self._load_copies()
+
+    def _load_copies(self) -> None:
         self.marks = Marks(self.writer)
+        found = self.writer.execute("SELECT value FROM meta WHERE key = ?", (INCARNATION,)).fetchone()
+        if found is None:
+            raise DiskRefused(_refusal(self.path, "it does not say which life of the disk it is of"))
+        self.incarnation = str(found[0])
 
     def close(self) -> None:
         """Checkpoint the log and close every connection. Reads still running fail."""
@@ -417,11 +426,6 @@ class Catalog:
         """The ids of recently removed buckets, and when each was removed, in µs since 1970."""
         with self.reader() as connection:
             return read_removed_buckets(connection)
-
-    @property
-    def incarnation(self) -> str:
-        """A random id of this life of the catalog: another one after a rebuild."""
-        return str(self.meta(INCARNATION))
 
     def meta(self, key: str) -> Any:
         """A value stored in `meta`, or None."""

@@ -63,14 +63,14 @@ class Put(Change[PutOutcome]):
 
     def apply(self, transaction: Transaction) -> PutOutcome:
         row, precondition = self._row, self._precondition
-        current = transaction.current(row.bucket_id, row.name)
+        current, tombstone = transaction.current(row.bucket_id, row.name), transaction.tombstone(row.bucket_id, row.name)
         standing = precondition.check(current.checksum if current else None)
-        present = current.version if current else transaction.tombstone(row.bucket_id, row.name)
+        present = current.version if current else tombstone
         if present is not None and present > row.version:
             self._require_order(transaction, present)
         elif precondition.names_an_object:
             transaction.note_conditional(row.bucket_id, row.name, row.version)
-        return store(transaction, row, standing)
+        return store(transaction, row, current, tombstone, standing)
 
     def _require_order(self, transaction: Transaction, present: str) -> None:
         """Raise unless this upload may count as overwritten or deleted at once, by what is present."""
@@ -87,9 +87,11 @@ class Put(Change[PutOutcome]):
             raise Overtaken("a conditional write of the object that began later has been stored; try again")
 
 
-def store(transaction: Transaction, row: ObjectRow, standing: Standing) -> PutOutcome:
-    """Store a finished blob by its version: as the object, or below a newer one that may not survive a power loss."""
-    current, tombstone = transaction.current(row.bucket_id, row.name), transaction.tombstone(row.bucket_id, row.name)
+def store(
+    transaction: Transaction, row: ObjectRow, current: ObjectRow | None, tombstone: str | None, standing: Standing
+) -> PutOutcome:
+    """Store a finished blob by its version: as the object, or below a newer one that may not survive a power loss. `current`
+    and `tombstone`: what is here of the name."""
     if (current is not None and current.version > row.version) or (tombstone is not None and tombstone > row.version):
         return _store_below(transaction, row, current, tombstone)
     if current is not None and current.version == row.version:

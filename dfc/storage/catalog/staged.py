@@ -209,7 +209,7 @@ class Publish(Change[Published]):
             if current is not None and current.version == row.version and not makes_good(row, current):
                 garbage.append(row)  # published by another disk, it came here as a copy
                 continue
-            outcome = store(transaction, row, ALONE)
+            outcome = store(transaction, row, current, transaction.tombstone(row.bucket_id, row.name), ALONE)
             garbage += outcome.garbage if outcome.stored else (row,)
             objects += outcome.stored
             size += row.size if outcome.stored else 0

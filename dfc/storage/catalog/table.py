@@ -13,7 +13,7 @@ UNKNOWN_BUCKET: Final = -1
 _CHUNK: Final = 64  # rows per statement; smaller powers of two for the rest, so that few statements are prepared
 
 
-class Table:
+class RowTable:
     """The cached rows of one table with the key (bucket, name): those read, and those to write."""
 
     def __init__(self, execute: Execute, name: str, columns: str) -> None:

@@ -25,7 +25,7 @@ from dfc.storage.catalog.schema import (
     version_parts,
     version_text,
 )
-from dfc.storage.catalog.table import UNKNOWN_BUCKET, Execute, RowKey, Table, in_chunks
+from dfc.storage.catalog.table import UNKNOWN_BUCKET, Execute, RowKey, RowTable, in_chunks
 from dfc.storage.rows import GOOD, QUARANTINED, UNSYNCED, ObjectRow, Standing
 
 # Stored instead of a boot id, for rows to be verified like those of another boot.
@@ -43,11 +43,11 @@ class Transaction:
         self._catalog = catalog
         self._execute: Execute = catalog.writer.execute
         self.boot = boot
-        self._objects = Table(self._execute, "objects", f"rank, {ROW_COLUMNS}")
-        self._tombstones = Table(self._execute, "tombstones", "us, node, written_us")
-        self._unsynced = Table(self._execute, "unsynced", "us, node, boot, sequence, previous")
-        self._quarantine = Table(self._execute, "quarantine", "us, node, size, reason, found_us")
-        self._pending = Table(self._execute, "pending", "us, node")
+        self._objects = RowTable(self._execute, "objects", f"rank, {ROW_COLUMNS}")
+        self._tombstones = RowTable(self._execute, "tombstones", "us, node, written_us")
+        self._unsynced = RowTable(self._execute, "unsynced", "us, node, boot, sequence, previous")
+        self._quarantine = RowTable(self._execute, "quarantine", "us, node, size, reason, found_us")
+        self._pending = RowTable(self._execute, "pending", "us, node")
         self._owed: list[tuple[str, int, bytes]] = []  # notes to write: disk, bucket number, name
         self._has_forgiven = False
         self._departed: list[tuple[int, bytes, str]] = []
@@ -207,8 +207,12 @@ class Transaction:
         self._execute("DELETE FROM buckets WHERE number = ?", (number,))
         self.buckets[bucket_id] = None
         remembered = self._catalog.marks.pending.keys() | self.marks.pending.keys()
-        self.marks.pending.update({key: None for key in remembered if key[0] == bucket_id})
+        gone = {key: None for key in remembered if key[0] == bucket_id}
+        self.marks.undone += len(gone)
+        self.marks.pending.update(gone)
         self._has_forgiven = True
+        for read in (self._tombstones, self._pending):
+            read.forget()  # another bucket may get the number
 
     def purge_tombstones(self, before_us: int, limit: int) -> int:
         """Remove old tombstones. One that is not everywhere yet stays: where it is missing, the object is still there."""
@@ -226,7 +230,7 @@ class Transaction:
         """Record the standing of the row or tombstone that was just written; a mark of the one before it goes."""
         if standing.pending:
             self.mark_pending(bucket_id, name, version)
-        else:
+        elif self.marks.pending or self._catalog.marks.pending:  # without copies, nothing ever is
             self.drop_mark(bucket_id, name, is_undone=True)
         if standing.owed:
             self.owe(bucket_id, name, standing.owed)

@@ -241,6 +241,20 @@ def test_a_write_of_the_disk_records_its_standing_and_a_later_one_removes_its_ma
     assert not open_disk().copies.has_pending
 
 
+@both_durabilities
+def test_a_disk_without_copies_executes_no_statement_for_them(open_disk: Any, durability: str) -> None:
+    disk = open_disk()
+    disk.put_small("b", "x", b"one")
+    statements: list[str] = []
+    disk.parts.catalog.writer.set_trace_callback(statements.append)
+    disk.put_small("b", "x", b"two", durability=durability)
+    disk.put_small("b", "y", b"two", durability=durability)
+    disk.delete("b", "x")
+    disk.parts.catalog.writer.set_trace_callback(None)
+    assert len(statements) > 10
+    assert not [each for each in statements if any(table in each for table in (" pending", " owed", " departed"))]
+
+
 def test_a_row_is_known_to_be_pending_before_it_can_be_read(open_disk: Any) -> None:
     disk, seen = open_disk(), []
     real = disk.parts.filesystem.commit
