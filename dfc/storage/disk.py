@@ -263,7 +263,7 @@ class Disk:
             return Put(row, precondition)
 
         row, outcome = store_small(self.parts, bucket_id, name, body, expected, durability, supplied, change)
-        return PutResult(row, outcome.replaced, row.warnings)
+        return PutResult(row, outcome.replaced, row.warnings, outcome.committed)
 
     def delete(self, bucket_id: str, name: str, *, precondition: Precondition = ALWAYS) -> ObjectRow:
         """Delete an object, durably; works on a full disk. Raises ObjectNotFound, PreconditionFailed, StorageFailed."""

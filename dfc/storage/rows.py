@@ -122,11 +122,13 @@ NOTHING: Final = Supplied()
 
 @dataclass(frozen=True, slots=True)
 class PutResult:
-    """The result of an upload. `replaced` is True if an object of that name existed, or a newer one has arrived meanwhile."""
+    """The result of an upload. `replaced` is True if an object of that name existed, or a newer one has arrived meanwhile;
+    `committed` is False in the latter case: nothing of it is to be copied."""
 
     row: ObjectRow
     replaced: bool
     warnings: tuple[str, ...] = ()
+    committed: bool = True
 
 
 class RowChanged(Exception):

@@ -185,7 +185,7 @@ class BlobWriter:
             return Put(row, precondition) if staged is None else KeepStaged(row, staged, precondition)
 
         row, outcome = self.commit_as(change)
-        return PutResult(row, outcome.replaced, row.warnings)
+        return PutResult(row, outcome.replaced, row.warnings, outcome.committed)
 
     def commit_as(self, change: Callable[[ObjectRow], Change[E]]) -> tuple[ObjectRow, E]:
         """Commit the change that is made of the finished blob's row; returns that row and the outcome. Raises what it raises;

@@ -45,11 +45,13 @@ class Settle(Change[None]):
 
 @dataclass(frozen=True, slots=True)
 class PutOutcome:
-    """`stored` False: the new blob itself is garbage, for instance because a newer version exists."""
+    """`stored` False: the new blob itself is garbage, for instance because a newer version exists. `committed` False: it is not
+    what the name points at, at most what a newer version comes back to."""
 
     stored: bool
     replaced: bool
     garbage: tuple[ObjectRow, ...] = ()
+    committed: bool = True
 
 
 class Put(Change[PutOutcome]):
@@ -104,14 +106,14 @@ def store(
 
 def _store_below(transaction: Transaction, row: ObjectRow, current: ObjectRow | None, tombstone: str | None) -> PutOutcome:
     """Store a version older than the current one: if that is not synced yet, a durable older object is its fallback."""
-    not_stored = PutOutcome(stored=False, replaced=True)
+    not_stored = PutOutcome(stored=False, replaced=True, committed=False)
     if current is None or current.state != UNSYNCED or row.state == UNSYNCED or (tombstone or "") > row.version:
         return not_stored
     previous = transaction.previous(current)
     if previous is not None and previous.version >= row.version:
         return not_stored
     transaction.replace_previous(current, row)
-    return PutOutcome(stored=True, replaced=True, garbage=() if previous is None else (previous,))
+    return PutOutcome(stored=True, replaced=True, garbage=() if previous is None else (previous,), committed=False)
 
 
 def require_same(row: ObjectRow, current: ObjectRow) -> None:

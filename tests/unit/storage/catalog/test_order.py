@@ -44,7 +44,8 @@ def test_an_upload_that_plain_writes_overtook_counts_as_replaced(open_disk: Any)
     disk.put_small("b", "other", b"1", precondition=Precondition(if_none_match="*"))
     with pytest.raises(PreconditionFailed):
         disk.put_small("b", "x", b"2", precondition=Precondition(if_none_match="*"))
-    assert slow.commit().replaced
+    result = slow.commit()
+    assert (result.replaced, result.committed) == (True, False)
     assert body(disk, "x") == b"1"
 
 
