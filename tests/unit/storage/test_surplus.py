@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from copying import PENDING, V1, V2, adopt, body
 from faulty_filesystem import FaultyFileSystem, fail_with
 
-from dfc.clock import version_us
+from dfc.clock import HybridClock, version_us
 from dfc.errors import BadName, ObjectCorrupt
 from dfc.storage import Precondition
 from dfc.storage.catalog.changes import PurgeTombstones
@@ -196,6 +197,16 @@ def test_a_file_that_cannot_be_unlinked_is_remembered(open_disk: Any) -> None:
     filesystem.arm(0)
     assert unlink_departed(disk.parts) == 2
     assert open_disk.files() == set()
+
+
+def test_no_new_blob_gets_the_id_of_one_that_is_to_be_unlinked(open_disk: Any) -> None:
+    """Even if the clock has gone back: the new one would be unlinked."""
+    disk = open_disk(clock=HybridClock(7, lambda: time.time_ns() // 1000 + 10**9))
+    adopt(disk, "x", V1, b"one")
+    blob_id = disk.find("b", "x").blob_id
+    disk.copies.remove_surplus([("b", "x", V1)])
+    disk.close()
+    assert blob_id < open_disk().parts.clock.next_version()
 
 
 def test_a_removed_bucket_forgets_what_was_to_be_unlinked_and_the_sweep_does_not(open_disk: Any) -> None:
