@@ -120,8 +120,7 @@ class Supplied:
 NOTHING: Final = Supplied()
 
 
-@dataclass(frozen=True, slots=True)
-class PutResult:
+class PutResult(msgspec.Struct, frozen=True, gc=False):
     """The result of an upload. `replaced` is True if an object of that name existed, or a newer one has arrived meanwhile;
     `committed` is False in the latter case: nothing of it is to be copied."""
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, TypeVar
 
+import msgspec
+
 from dfc.clock import HybridClock, version_us
 from dfc.errors import Conflict, ObjectNotFound, Overtaken, PreconditionFailed
 from dfc.replication.accept import UploadOrder, order
@@ -43,8 +45,7 @@ class Settle(Change[None]):
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class PutOutcome:
+class PutOutcome(msgspec.Struct, frozen=True, gc=False):
     """`stored` False: the new blob itself is garbage, for instance because a newer version exists. `committed` False: it is not
     what the name points at, at most what a newer version comes back to."""
 
@@ -131,21 +132,24 @@ def makes_good(row: ObjectRow, current: ObjectRow) -> bool:
 def place(transaction: Transaction, row: ObjectRow, current: ObjectRow | None, standing: Standing) -> tuple[ObjectRow, ...]:
     """Make a finished blob the object in place of the current one; returns the rows whose blobs are garbage then."""
     garbage: tuple[ObjectRow, ...] = ()
-    if current is None or current.blob_id != row.blob_id:  # else this very blob is the object already, and no garbage
+    if current is None:
+        transaction.put(row, None, standing.rank)
+        if row.state == UNSYNCED:
+            transaction.note_unsynced(row, None)
+    elif current.blob_id != row.blob_id:  # else this very blob is the object already, and no garbage
         garbage = _replace(transaction, row, current, standing.rank)
     transaction.record(row.bucket_id, row.name, row.version, standing)
     return garbage
 
 
-def _replace(transaction: Transaction, row: ObjectRow, current: ObjectRow | None, rank: int) -> tuple[ObjectRow, ...]:
-    is_durable = row.state != UNSYNCED
-    previous = None if current is None else transaction.previous(current)
+def _replace(transaction: Transaction, row: ObjectRow, current: ObjectRow, rank: int) -> tuple[ObjectRow, ...]:
+    previous = transaction.previous(current)
     transaction.put(row, current, rank)
-    if is_durable:
+    if row.state != UNSYNCED:
         return with_previous(current, previous)
-    if current is None or current.state == QUARANTINED:
+    if current.state == QUARANTINED:
         transaction.note_unsynced(row, None)
-        return with_previous(current, None)
+        return (current,)
     if current.state == UNSYNCED:
         transaction.note_unsynced(row, previous)
         return (current,)
@@ -154,9 +158,9 @@ def _replace(transaction: Transaction, row: ObjectRow, current: ObjectRow | None
     return ()
 
 
-def with_previous(current: ObjectRow | None, previous: ObjectRow | None) -> tuple[ObjectRow, ...]:
+def with_previous(current: ObjectRow, previous: ObjectRow | None) -> tuple[ObjectRow, ...]:
     """A row that is leaving and its fallback, as garbage."""
-    return tuple(row for row in (current, previous) if row is not None)
+    return (current,) if previous is None else (current, previous)
 
 
 @dataclass(frozen=True, slots=True)

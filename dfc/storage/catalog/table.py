@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Final
 
 Execute = Callable[[str, Sequence[object]], sqlite3.Cursor]
@@ -13,6 +14,12 @@ UNKNOWN_BUCKET: Final = -1
 _CHUNK: Final = 64  # rows per statement; smaller powers of two for the rest, so that few statements are prepared
 
 
+@cache
+def _placeholders(columns: str) -> str:
+    """Those of one row, with its key."""
+    return f"({', '.join('?' * (2 + len(columns.split(', '))))})"
+
+
 class RowTable:
     """The cached rows of one table with the key (bucket, name): those read, and those to write."""
 
@@ -20,7 +27,7 @@ class RowTable:
         self._execute = execute
         self._name = name
         self._columns = columns
-        self._row = f"({', '.join('?' * (2 + len(columns.split(', '))))})"
+        self._row = _placeholders(columns)
         self._seen: dict[RowKey, Values | None] = {}
         self._changed: set[RowKey] = set()
 

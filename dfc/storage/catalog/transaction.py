@@ -26,7 +26,7 @@ from dfc.storage.catalog.schema import (
     version_text,
 )
 from dfc.storage.catalog.table import UNKNOWN_BUCKET, Execute, RowKey, RowTable, in_chunks
-from dfc.storage.rows import GOOD, QUARANTINED, UNSYNCED, ObjectRow, Standing
+from dfc.storage.rows import ALONE, GOOD, QUARANTINED, UNSYNCED, ObjectRow, Standing
 
 # Stored instead of a boot id, for rows to be verified like those of another boot.
 SYNC_FAILED: Final = "sync failed"
@@ -100,12 +100,13 @@ class Transaction:
     def put(self, row: ObjectRow, replaced: ObjectRow | None, rank: int | None = None) -> None:
         """Point the name at a blob. `replaced` is what `current` gave; None: the `rank` stays as it is."""
         key = self._key_or_new(row.bucket_id, row.name)
-        before = None if replaced is None else self._rank(key)
-        rank = rank if rank is not None else before or 0
-        self._objects.set(key, (rank, *row_values(row)))
-        if replaced is not None and before is not None:
+        if replaced is not None:
+            before = self._rank(key)
+            rank = before if rank is None else rank
             self._count(key[0], before, -1, -replaced.size)
             self._forget_state(key, replaced)
+        rank = rank or 0
+        self._objects.set(key, (rank, *row_values(row)))
         self._count(key[0], rank, 1, row.size)
         self.rows[row.bucket_id, row.name] = row
 
@@ -232,7 +233,7 @@ class Transaction:
             self.mark_pending(bucket_id, name, version)
         elif self.marks.pending or self._catalog.marks.pending:  # without copies, nothing ever is
             self.drop_mark(bucket_id, name, is_undone=True)
-        if standing.owed:
+        if standing is not ALONE:
             self.owe(bucket_id, name, standing.owed)
 
     def pending(self, bucket_id: str, name: str) -> str | None:
