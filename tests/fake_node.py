@@ -7,6 +7,7 @@ import re
 import socket
 import threading
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -16,6 +17,8 @@ import msgspec
 
 from dfc.checksum import checksum_of
 from dfc.client import Client
+from dfc.placement.map import ClusterMap
+from dfc.placement.readers import readers_of
 
 
 @dataclass
@@ -47,6 +50,9 @@ class FakeNode:
         self.state = "up"
         self.replies: dict[str, bytes] = {}
         self.page_size = 1000
+        self.copies = 1  # of the objects of the bucket, by the map
+        self.extra: dict[str, str] = {}  # headers of answers to reads
+        self.open: set[socket.socket] = set()
         self.lock = threading.Lock()
         node = self
 
@@ -61,9 +67,17 @@ class FakeNode:
         self.thread.start()
 
     def stop(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
+        if self.thread.is_alive():
+            self.server.shutdown()
+            self.server.server_close()
+            self.thread.join()
+
+    def kill(self) -> None:
+        """End it and its connections, as the kernel does for a process that is killed."""
+        self.stop()
+        for connection in list(self.open):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def requests(self, method: str, path: str = "") -> list[tuple[str, dict[str, str]]]:
         return [(seen, headers) for verb, seen, headers in self.log if verb == method and path in seen]
@@ -93,7 +107,8 @@ class FakeNode:
                     "disks": disks,
                 }
             )
-        return json.dumps({"cluster_id": "c", "version": 1, "nodes": nodes, "buckets": [{"id": "b1", "name": "b"}]}).encode()
+        buckets = [{"id": "b1", "name": "b", "copies": self.copies}]
+        return json.dumps({"cluster_id": "c", "version": 1, "nodes": nodes, "buckets": buckets}).encode()
 
 
 class _Server(ThreadingHTTPServer):
@@ -110,6 +125,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         pass
+
+    def setup(self) -> None:
+        super().setup()
+        self.node.open.add(self.connection)
+
+    def finish(self) -> None:
+        self.node.open.discard(self.connection)
+        super().finish()
 
     def handle_expect_100(self) -> bool:
         if any(fault.method == self.command and fault.status and not fault.read_before for fault in self.node.faults):
@@ -200,7 +223,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._read(objects[bucket, name], etag, fault)
 
     def _read(self, body: bytes, etag: str, fault: Fault | None) -> None:
-        headers = {"ETag": etag, "X-DFC-Checksum": f"xxh3-128={etag[1:-1]}", "Last-Modified": "Sun, 01 Nov 2026 00:00:00 GMT"}
+        headers = {
+            "ETag": etag,
+            "X-DFC-Checksum": f"xxh3-128={etag[1:-1]}",
+            "Last-Modified": "Sun, 01 Nov 2026 00:00:00 GMT",
+            **self.node.extra,
+        }
         wanted = self.headers.get("Range")
         if wanted is None or self.headers.get("If-Range") not in (None, etag):
             self._answer(200, body, headers, fault)
@@ -278,6 +306,14 @@ class FakeCluster:
             for method, path, _ in node.log:
                 log[role].append(f"{method} {path}")
         return log
+
+
+def readers_among(nodes: list[FakeNode], cluster_map: ClusterMap, name: str, bucket: str = "b") -> list[FakeNode]:
+    """The nodes that have copies of an object, in the order to ask them."""
+    entry = cluster_map.bucket(bucket)
+    assert entry is not None
+    by_url = {node.url: node for node in nodes}
+    return [by_url[reader.url] for reader in readers_of(cluster_map, entry.id, name)]
 
 
 def quicken(client: Client) -> None:

@@ -126,6 +126,7 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         ]
         cache = self.__dict__
         cache["_by_name"] = {bucket.name: bucket for bucket in self.buckets}
+        cache["_copied"] = frozenset(bucket.id for bucket in self.buckets if bucket.copies > 1)
         cache["_owners"] = {owner.disk.id: owner for owner in owners}
         cache["_layout"] = layout_of(
             tuple(
@@ -154,6 +155,11 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def bucket(self, name: str) -> BucketEntry | None:
         found: BucketEntry | None = self.__dict__["_by_name"].get(name)
+        return found
+
+    def is_copied(self, bucket_id: str) -> bool:
+        """Return whether objects of this bucket have more than one copy; False for a bucket that is younger than this map."""
+        found: bool = bucket_id in self.__dict__["_copied"]
         return found
 
     def owner(self, bucket: BucketEntry, name: str) -> Owner | None:

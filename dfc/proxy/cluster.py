@@ -12,7 +12,8 @@ from dfc.errors import BucketDeleting, BucketNotFound, Conflict, NoSpace, Unavai
 from dfc.http.calls.peer import ControlClient
 from dfc.logs import timestamp
 from dfc.names import check_bucket_name
-from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap, Durability, NodeEntry, Owner
+from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap, Durability, NodeEntry
+from dfc.placement.readers import readers_of
 from dfc.proxy.heartbeats import Heartbeats
 from dfc.proxy.pushing import Pushes
 from dfc.registry.base import Registry
@@ -188,14 +189,22 @@ class Cluster:
             raise BucketDeleting(f"bucket {name!r} is being deleted")
         return found
 
-    def owner(self, bucket: BucketEntry, name: str) -> Owner:
-        """Return the owner of an object; Unavailable with Retry-After when it is down or there is none yet."""
-        owner = self.map.owner(bucket, name)
+    def readers(self, bucket: BucketEntry, name: str) -> list[NodeEntry]:
+        """Return the nodes that an object can be read from, in order; Unavailable with Retry-After when there is none."""
+        cluster_map = self.map
+        found = readers_of(cluster_map, bucket.id, name)
+        if found:
+            return found
+        owner = cluster_map.owner(bucket, name)
         if owner is None:
             raise Unavailable("no storage target has joined yet")
-        if owner.node.state != "up":
-            raise Unavailable(f"target {owner.node.id}, which holds this object, is down", retry_after_s=RETRY_DOWN_S)
-        return owner
+        if cluster_map.is_copied(bucket.id):
+            raise Unavailable("all targets that hold this object are down or incomplete", retry_after_s=RETRY_DOWN_S)
+        raise Unavailable(f"target {owner.node.id}, which holds this object, is down", retry_after_s=RETRY_DOWN_S)
+
+    def primary(self, bucket: BucketEntry, name: str) -> NodeEntry:
+        """Return the node that takes the writes of an object; raises like `readers`."""
+        return self.readers(bucket, name)[0]
 
     def check_free(self, size: int, what: str) -> None:
         """Raise NoSpace when all disks together have less than `size` bytes free, by the last heartbeats."""

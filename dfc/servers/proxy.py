@@ -61,7 +61,7 @@ class ProxyNode:
         deletions = Deletions(self.cluster, self._lead)
         self.jobs = JobService(self.cluster, settings, directory, self._make_engine, self._lead, filesystem)
         uses = self.uses = ProxyUses(
-            Objects(self.cluster),
+            Objects(self.cluster, self._pool.refusals),
             Buckets(self.cluster, deletions),
             Listings(self.cluster),
             SampleKeys(self.cluster),
