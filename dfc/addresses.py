@@ -157,18 +157,19 @@ class Refusals:
 
     def note(self, url: str) -> None:
         """Note that the node at a URL could not be reached."""
-        self._until_s[_origin(url)] = self._now_s() + self._keep_s
+        self._until_s[origin_of(url)] = self._now_s() + self._keep_s
 
     def forget(self, url: str) -> None:
         """Note that it has been reached."""
         if self._until_s:  # normally there are none, and this is called for each new connection
-            self._until_s.pop(_origin(url), None)
+            self._until_s.pop(origin_of(url), None)
 
     def __contains__(self, url: object) -> bool:
-        return bool(self._until_s) and self._until_s.get(_origin(str(url)), 0.0) > self._now_s()
+        return bool(self._until_s) and self._until_s.get(origin_of(str(url)), 0.0) > self._now_s()
 
 
-def _origin(url: str) -> str:
+def origin_of(url: str) -> str:
+    """Return scheme, host and port of a URL, which name a node."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}".lower()
 

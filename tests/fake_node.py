@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import threading
+from array import array
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,10 +16,15 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
+from dfc.batch.items import BatchItem, BatchRequest
+from dfc.batch.preamble import encode_preamble
 from dfc.checksum import checksum_of
 from dfc.client import Client
 from dfc.placement.map import ClusterMap
 from dfc.placement.readers import readers_of
+from dfc.tar.writer import member_header, padding
+
+PIECE_BYTES = 10_000  # of an object, in place of a sample
 
 
 @dataclass
@@ -160,6 +166,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif parts.path in node.replies or self.path in node.replies:
             self._body()
             self._answer(200, node.replies.get(self.path, node.replies.get(parts.path, b"")), {}, fault)
+        elif parts.path in ("/v1/batch", "/v1/node/batch"):
+            self._batch(parts.path, query, fault)
         elif parts.path.endswith("/objects"):
             self._list(parts.path.split("/")[3], query)
         elif match is not None:
@@ -241,6 +249,26 @@ class _Handler(BaseHTTPRequestHandler):
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(body)}"
         self._answer(206, body[start:end], headers, fault)
 
+    def _batch(self, path: str, query: dict[str, str], fault: Fault | None) -> None:
+        """Whole objects and ranges of them; `number` is the n-th piece of an object, as a sample."""
+        request = msgspec.msgpack.decode(self._body(), type=BatchRequest)
+        pieces, checksums = [], {}
+        for place, item in enumerate(request.items):
+            key = (item.bucket, item.object)
+            whole = self.node.objects.get(key)
+            checksum = "" if whole is None else checksum_of(whole)
+            if whole is None or item.if_match not in (None, checksum):
+                self._problem(404 if whole is None else 412, "gone", {"X-DFC-Item": str(place)})
+                return
+            checksums[key] = checksum
+            pieces.append(batch_item(item, whole))
+        lengths = array("Q", map(len, pieces))
+        if path == "/v1/node/batch":
+            begin = encode_preamble(lengths.tobytes(), checksums)
+        else:
+            begin = lengths.tobytes() if "lengths" in query else b""
+        self._answer(200, begin + b"".join(pieces), self.node.extra, fault)
+
     def _list(self, bucket: str, query: dict[str, str]) -> None:
         names = sorted(name for b, name in self.node.objects if b == bucket and name.startswith(query.get("prefix", "")))
         names = [name for name in names if name > max(query.get("token", ""), query.get("start_after", ""))]
@@ -289,6 +317,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
 
+def batch_item(item: BatchItem, whole: bytes) -> bytes:
+    """What a fake node answers for an item: a tar member."""
+    name, start, length = item.object, item.start or 0, item.length
+    if item.number is not None:
+        name, start, length = f"{item.number:05d}.bin", item.number * PIECE_BYTES, PIECE_BYTES
+    data = whole[start:] if length is None else whole[start : start + length]
+    return member_header(name, len(data)) + data + bytes(len(padding(len(data))))
+
+
 @dataclass
 class FakeCluster:
     """A proxy and one target."""
@@ -306,6 +343,35 @@ class FakeCluster:
             for method, path, _ in node.log:
                 log[role].append(f"{method} {path}")
         return log
+
+
+def fake_copies(proxy: FakeNode, *targets: FakeNode) -> FakeCopies:
+    """A proxy that knows targets which all have the same objects, in two copies by the map; it has none itself."""
+    proxy.nodes = [proxy, *targets]
+    proxy.copies = 2
+    for target in targets:
+        target.objects = targets[0].objects
+    return FakeCopies(proxy, list(targets))
+
+
+@dataclass
+class FakeCopies:
+    """A proxy and targets with the same objects."""
+
+    proxy: FakeNode
+    targets: list[FakeNode]
+
+    @property
+    def url(self) -> str:
+        return self.proxy.url
+
+    @property
+    def objects(self) -> dict[tuple[str, str], bytes]:
+        return self.targets[0].objects
+
+    def readers(self, name: str) -> list[FakeNode]:
+        """The two targets that have an object by the map, in the order to ask them."""
+        return readers_among(self.targets, ClusterMap.decode(self.proxy.map()), name)
 
 
 def readers_among(nodes: list[FakeNode], cluster_map: ClusterMap, name: str, bucket: str = "b") -> list[FakeNode]:

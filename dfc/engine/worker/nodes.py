@@ -43,11 +43,11 @@ class Nodes(KeptMap):
 
     def owner(self, bucket: str, name: str) -> NodeEntry:
         """Return the target that holds an object or will hold it. Unavailable while it is down; BucketNotFound."""
-        return _up(self.holder(bucket, name), bucket, name)
+        return _first(self.readers(bucket, name), bucket, name)
 
     def output_owner(self, task: Task, name: str) -> NodeEntry:
         """Return the target that will hold an output of a task, or holds a temporary object. Unavailable while it is down."""
-        return _up(self.holder_in(task.output_bucket_id, name), task.output_bucket, name)
+        return _first(self.readers_in(task.output_bucket_id, name), task.output_bucket, name)
 
     def _fetch_map(self, _patient: bool) -> bytes:
         with self._of_proxy("/v1/cluster") as answer:
@@ -110,10 +110,10 @@ class Nodes(KeptMap):
         raise answer.error()
 
 
-def _up(holder: NodeEntry | None, bucket: str, name: str) -> NodeEntry:
-    if holder is None:
+def _first(readers: list[NodeEntry], bucket: str, name: str) -> NodeEntry:
+    if not readers:
         raise Unavailable(f"the target that holds {bucket}/{name} is down")
-    return holder
+    return readers[0]
 
 
 class _Bytes:
