@@ -8,11 +8,13 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from doors import BlackHole
-from fake_node import FakeNode, readers_among
+from fake_node import FakeNode, batch_item, readers_among
 from registering import said
 
+from dfc.batch.items import BatchItem
 from dfc.config import Settings
 from dfc.servers.proxy import ProxyNode
 
@@ -225,3 +227,31 @@ async def test_one_copy_is_asked_of_its_owner_alone(make, http: httpx.AsyncClien
     assert (await http.get(url)).status_code == 503
     assert 0.7 < time.monotonic() - begun_s < 5  # it was held
     assert all(not node.requests("GET", "objects") for node in copies.targets if node is not owner)
+
+
+def batch(*names: str) -> bytes:
+    return msgspec.json.encode({"items": [{"bucket": "b", "object": name} for name in names]})
+
+
+@pytest.mark.parametrize("way", ["killed", "503", "cut"])
+async def test_batches_go_on_at_the_other_copy(make, http: httpx.AsyncClient, way: str) -> None:
+    copies = await make()
+    names = ["large", "small", "large", *(f"n{number}" for number in range(20)), "large"]
+    for name in names[3:-1]:
+        copies.objects["b", name] = name.encode() * 1000
+    wanted = b"".join(batch_item(BatchItem("b", name), copies.objects["b", name]) for name in names) + bytes(1024)
+    body = batch(*names)
+    assert (await http.post(f"{copies.url}/v1/batch", content=body)).content == wanted
+    first, second = copies.readers("large")
+    if way == "killed":
+        await asyncio.to_thread(first.kill)
+    elif way == "503":
+        first.fail("POST", status=503)
+    else:
+        first.fail("POST", cut_after=1_500_000)
+    before = len(second.requests("POST", "/v1/node/batch"))
+    begun_s = time.monotonic()
+    answer = await http.post(f"{copies.url}/v1/batch", content=body)
+    assert (answer.status_code, answer.content) == (200, wanted)
+    assert time.monotonic() - begun_s < 2
+    assert len(second.requests("POST", "/v1/node/batch")) > before

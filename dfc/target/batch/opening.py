@@ -10,12 +10,13 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 from dfc.batch.gathering import BatchGate, GatheredBatch, ItemError, Part, gather_batch
 from dfc.batch.items import BatchItem, BatchRequest, OnMissing
 from dfc.batch.merge import ByteSource
-from dfc.batch.parts import PeerParts
+from dfc.batch.parts import PeerParts, may_serve_elsewhere
 from dfc.batch.preamble import encode_preamble
 from dfc.errors import BucketNotFound, DfcError, NotSeekable, StorageFailed, Unavailable
 from dfc.http.calls.peer import PeerPool
 from dfc.http.transfer import to_its_end
 from dfc.limits import BATCH_DECODED_BYTES_MAX
+from dfc.placement.readers import in_order, readers_of
 from dfc.storage.disk import Disk
 from dfc.tar.header import TarError
 from dfc.tar.reader import read_member_range
@@ -36,7 +37,8 @@ class OwnBatches:
         self._local = local
         self.refuses_stale = refuses_stale
         self._slots = slots
-        self._peers = PeerParts(pool, token, self._url_of)
+        self._peers = PeerParts(pool, token, self._url_of, self._readers_of)
+        self._refusals = pool.refusals
         self.asked, self.own = BatchGate(), BatchGate()
 
     def _url_of(self, node_id: str) -> str | None:
@@ -77,14 +79,30 @@ class OwnBatches:
         entry = self._local.map.bucket(bucket)
         if entry is None:
             return self._local.node_id  # where the item is found to be missing
+        readers = self._readers_of(bucket, name)
+        if readers:
+            return readers[0]
         owner = self._local.map.owner(entry, name)
         if owner is None:
             raise Unavailable("this target has no cluster map yet")
+        if self._local.map.is_copied(entry.id):
+            raise Unavailable("all targets that hold items of the batch are down or incomplete", retry_after_s=2)
         return owner.node.id
+
+    def _readers_of(self, bucket: str, name: str) -> list[str]:
+        cluster_map = self._local.map
+        entry = cluster_map.bucket(bucket)
+        readers = [] if entry is None else readers_of(cluster_map, entry.id, name)
+        return [node.id for node in in_order(readers, self._refusals)]
 
     async def _open(self, owner: str, items: list[BatchItem], on_missing: OnMissing) -> Part:
         if owner == self._local.node_id:
-            return await self.open_own(items, on_missing)
+            try:
+                return await self.open_own(items, on_missing)
+            except (DfcError, ItemError) as error:
+                if not may_serve_elsewhere(error) or not self._peers.have_others(items, {owner}):
+                    raise
+                return await self._peers.open(owner, items, on_missing, passed={owner})
         node = self._local.map.node(owner)
         if node is not None and node.state == "down":
             raise Unavailable(f"target {owner}, which holds items of the batch, is down", retry_after_s=2)
