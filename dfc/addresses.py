@@ -9,7 +9,7 @@ This module sends nothing itself: callers pass the attempt to `reach` or `reach_
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
@@ -166,6 +166,16 @@ class Refusals:
 
     def __contains__(self, url: object) -> bool:
         return bool(self._until_s) and self._until_s.get(origin_of(str(url)), 0.0) > self._now_s()
+
+
+class Origins:
+    """The nodes that some URLs belong to: contains every URL of one of them."""
+
+    def __init__(self, urls: Iterable[str]) -> None:
+        self._origins = frozenset(map(origin_of, urls))
+
+    def __contains__(self, url: object) -> bool:
+        return origin_of(str(url)) in self._origins
 
 
 def origin_of(url: str) -> str:

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from dfc.addresses import Addresses, Refusals, addresses_of, origin_of
+from dfc.addresses import Addresses, Origins, Refusals, addresses_of
 from dfc.errors import BucketNotFound, DfcError, NotFound
 from dfc.names import object_path
 from dfc.placement.map import ClusterMap, NodeEntry
@@ -141,8 +141,8 @@ class Locator(KeptMap):
 
     def has_other(self, bucket: str, name: str, tried: Collection[str]) -> bool:
         """Whether an object can be read from a target that none of these URLs belongs to."""
-        origins = set(map(origin_of, tried))
-        return any(origin_of(url) not in origins for url in self.reading_urls(bucket, name))
+        nodes = Origins(tried)
+        return any(url not in nodes for url in self.reading_urls(bucket, name))
 
     def _known_readers(self, bucket: str, name: str) -> list[NodeEntry]:
         try:
@@ -154,8 +154,8 @@ class Locator(KeptMap):
         reachable = [node for node in nodes if self.is_reachable(node.advertise_url)]
         if not last or len(reachable) < 2:
             return reachable
-        origins = set(map(origin_of, last))
-        return sorted(reachable, key=lambda node: origin_of(node.advertise_url) in origins)
+        tried = Origins(last)
+        return sorted(reachable, key=lambda node: node.advertise_url in tried)
 
     def relay(self, bucket: str, name: str, query: Query) -> Location:
         """The route through a node that the client was given."""
@@ -173,7 +173,7 @@ class Locator(KeptMap):
 
     def _knows(self, url: str, cluster_map: ClusterMap) -> bool:
         urls = (*self.addresses.urls, *(url for node in cluster_map.nodes for url in (node.url, node.advertise_url)))
-        return origin_of(url) in map(origin_of, urls)
+        return url in Origins(urls)
 
     def is_reachable(self, url: str) -> bool:
         """Whether the node at a URL has not refused a connection recently."""
