@@ -42,6 +42,13 @@ def may_serve_elsewhere(error: BaseException) -> bool:
     return isinstance(error, PeerGone)
 
 
+class Found(NamedTuple):
+    """What is known of a part since its items were found: their lengths in bytes, and the checksums of their objects."""
+
+    lengths: array[int]
+    checksums: dict[tuple[str, str], str]
+
+
 class PeerParts:
     """Opens parts on other nodes. `url_of` returns the URL of a node, which may change when the node restarts."""
 
@@ -60,6 +67,12 @@ class PeerParts:
         RemoteError."""
         part = PeerPart(self, owner, items, on_missing)
         await part.begin(passed)
+        return part
+
+    async def go_on(self, broken: str, items: list[BatchItem], on_missing: OnMissing, found: Found, taken: int) -> PeerPart:
+        """Continue a part at other nodes, of which this one delivered so many bytes. Raises like `PeerPart.reopen`."""
+        part = PeerPart(self, broken, items, on_missing, found)
+        await part.go_on(taken, broken)
         return part
 
     def have_others(self, items: Iterable[BatchItem], passed: Collection[str]) -> bool:
@@ -116,14 +129,15 @@ class PeerPart:
 
     source: SocketSource | JoinedSource
 
-    def __init__(self, parts: PeerParts, owner: str, items: list[BatchItem], on_missing: OnMissing) -> None:
+    def __init__(
+        self, parts: PeerParts, owner: str, items: list[BatchItem], on_missing: OnMissing, found: Found | None = None
+    ) -> None:
         self._parts = parts
         self._owner = owner
         self._items = items
         self._on_missing: OnMissing = on_missing
         self._streams: list[PeerStream] = []
-        self.lengths: array[int] = array("Q")
-        self._checksums: dict[tuple[str, str], str] = {}
+        self.lengths, self._checksums = found or Found(array("Q"), {})
         self.possibly_stale = False
 
     async def begin(self, passed: Collection[str] = ()) -> None:
@@ -139,11 +153,14 @@ class PeerPart:
         the error that the owner answers."""
         broken = self._streams[self.source.number if isinstance(self.source, JoinedSource) else 0].node
         self._drop()
+        await self.go_on(sum(self.lengths) - self.source.left, broken)
+
+    async def go_on(self, taken: int, broken: str) -> None:
+        """`reopen` where so many bytes have been taken, after a node broke off."""
         ends = list(accumulate(self.lengths))
-        taken = ends[-1] - self.source.left
         first = bisect_right(ends, taken)
         items = [self._pinned(item) for item in self._items[first:]]
-        _log.warning("target %s closed the connection at item %d of %d in a batch; retrying", broken, first, len(ends))
+        _log.warning("target %s broke off at item %d of %d in a batch; retrying", broken, first, len(ends))
         loop = asyncio.get_running_loop()
         deadline, wait_s = loop.time() + BATCH_RETRY_S, RETRY_FIRST_S
         passed = {broken}

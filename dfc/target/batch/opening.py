@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 from dfc.batch.gathering import BatchGate, GatheredBatch, ItemError, Part, gather_batch
 from dfc.batch.items import BatchItem, BatchRequest, OnMissing
 from dfc.batch.merge import ByteSource
-from dfc.batch.parts import PeerParts, may_serve_elsewhere
+from dfc.batch.parts import Found, PeerParts, may_serve_elsewhere
 from dfc.batch.preamble import encode_preamble
 from dfc.errors import BucketNotFound, DfcError, NotSeekable, StorageFailed, Unavailable
 from dfc.http.calls.peer import PeerPool
@@ -27,6 +27,7 @@ from dfc.target.threads import shielded
 
 if TYPE_CHECKING:
     from dfc.target.batch.resolving import Decoding, Resolved
+    from dfc.target.batch.spans import PieceSource
 
 
 class OwnBatches:
@@ -97,16 +98,29 @@ class OwnBatches:
 
     async def _open(self, owner: str, items: list[BatchItem], on_missing: OnMissing) -> Part:
         if owner == self._local.node_id:
-            try:
-                return await self.open_own(items, on_missing)
-            except (DfcError, ItemError) as error:
-                if not may_serve_elsewhere(error) or not self._peers.have_others(items, {owner}):
-                    raise
-                return await self._peers.open(owner, items, on_missing, passed={owner})
+            return await self._open_own_first(items, on_missing)
         node = self._local.map.node(owner)
         if node is not None and node.state == "down":
             raise Unavailable(f"target {owner}, which holds items of the batch, is down", retry_after_s=2)
         return await self._peers.open(owner, items, on_missing)
+
+    async def _open_own_first(self, items: list[BatchItem], on_missing: OnMissing) -> Part:
+        """Open the items of this target here or, if it cannot serve them, at others that have copies."""
+        own_id = self._local.node_id
+        try:
+            part = await self.open_own(items, on_missing)
+        except (DfcError, ItemError) as error:
+            if not may_serve_elsewhere(error) or not self._peers.have_others(items, {own_id}):
+                raise
+            return await self._peers.open(own_id, items, on_missing, passed={own_id})
+        if not self._peers.have_others(items[:1], {own_id}):
+            return part
+
+        async def go_on(taken: int) -> Part:
+            found = Found(part.resolved.lengths, part.checksums)
+            return await self._peers.go_on(own_id, items, on_missing, found, taken)
+
+        return ContinuedPart(part, go_on)
 
     # --- the part of this target
 
@@ -190,10 +204,51 @@ class OwnPart:
         self.possibly_stale = possibly_stale
         self.lengths: Sequence[int] = resolved.lengths
         self.checksums = resolved.checksums
-        self.source: ByteSource = resolved.source
+        self.source = resolved.source
 
     async def close(self, *, whole: bool) -> None:
         self.resolved.files.close()
 
     async def reopen(self) -> None:
         raise StorageFailed("a disk of this target did not return the expected bytes")
+
+
+class ContinuedPart:
+    """This target's part of a batch, with which other targets that have copies go on if a disk fails in the middle."""
+
+    def __init__(self, own: OwnPart, go_on: Callable[[int], Awaitable[Part]]) -> None:
+        self._own = own
+        self._go_on = go_on
+        self._other: Part | None = None
+        self.lengths = own.lengths
+        self.source: ByteSource = BreakableSource(own.source)
+
+    @property
+    def possibly_stale(self) -> bool:
+        return self._own.possibly_stale
+
+    async def close(self, *, whole: bool) -> None:
+        await self._own.close(whole=whole)
+        if self._other is not None:
+            await self._other.close(whole=whole)
+
+    async def reopen(self) -> None:
+        if self._other is None:
+            self._other = await self._go_on(sum(self.lengths) - self._own.source.left)
+        else:
+            await self._other.reopen()
+        self.source = self._other.source
+
+
+class BreakableSource:
+    """Pieces of files whose errors end the source like a lost connection, so that another one can go on."""
+
+    def __init__(self, pieces: PieceSource) -> None:
+        self._pieces = pieces
+        self.event = pieces.event
+
+    def fill(self, view: memoryview) -> int:
+        try:
+            return self._pieces.fill(view)
+        except DfcError as error:
+            raise ConnectionError(error.message) from error
