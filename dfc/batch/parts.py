@@ -42,7 +42,7 @@ def may_serve_elsewhere(error: BaseException) -> bool:
     return isinstance(error, PeerGone)
 
 
-class Found(NamedTuple):
+class Pinned(NamedTuple):
     """What is known of a part since its items were found: their lengths in bytes, and the checksums of their objects."""
 
     lengths: array[int]
@@ -69,7 +69,7 @@ class PeerParts:
         await part.begin(passed)
         return part
 
-    async def go_on(self, broken: str, items: list[BatchItem], on_missing: OnMissing, found: Found, taken: int) -> PeerPart:
+    async def go_on(self, broken: str, items: list[BatchItem], on_missing: OnMissing, found: Pinned, taken: int) -> PeerPart:
         """Continue a part at other nodes, of which this one delivered so many bytes. Raises like `PeerPart.reopen`."""
         part = PeerPart(self, broken, items, on_missing, found)
         await part.go_on(taken, broken)
@@ -130,14 +130,14 @@ class PeerPart:
     source: SocketSource | JoinedSource
 
     def __init__(
-        self, parts: PeerParts, owner: str, items: list[BatchItem], on_missing: OnMissing, found: Found | None = None
+        self, parts: PeerParts, owner: str, items: list[BatchItem], on_missing: OnMissing, found: Pinned | None = None
     ) -> None:
         self._parts = parts
         self._owner = owner
         self._items = items
         self._on_missing: OnMissing = on_missing
         self._streams: list[PeerStream] = []
-        self.lengths, self._checksums = found or Found(array("Q"), {})
+        self.lengths, self._checksums = found or Pinned(array("Q"), {})
         self.possibly_stale = False
 
     async def begin(self, passed: Collection[str] = ()) -> None:

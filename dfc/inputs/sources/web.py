@@ -92,10 +92,13 @@ class WebStream(CopyReader, Stream):
         return self._sources[self._at].has_other(passed)
 
     def _goes_on(self, answer: Response, gained: int) -> bool:
-        goes_on = super()._goes_on(answer, gained)
-        if goes_on and self._counts is not None:
+        if not super()._goes_on(answer, gained):
+            return False
+        if gained:
+            self._tries = 0
+        if self._counts is not None:
             self._counts.add(retries=1)
-        return goes_on
+        return True
 
     def _broke(self, problem: Broken, gained: int) -> bool:
         if gained:

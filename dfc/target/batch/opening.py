@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 from dfc.batch.gathering import BatchGate, GatheredBatch, ItemError, Part, gather_batch
 from dfc.batch.items import BatchItem, BatchRequest, OnMissing
 from dfc.batch.merge import ByteSource
-from dfc.batch.parts import Found, PeerParts, may_serve_elsewhere
+from dfc.batch.parts import PeerParts, Pinned, may_serve_elsewhere
 from dfc.batch.preamble import encode_preamble
 from dfc.errors import BucketNotFound, DfcError, NotSeekable, StorageFailed, Unavailable
 from dfc.http.calls.peer import PeerPool
@@ -117,7 +117,7 @@ class OwnBatches:
             return part
 
         async def go_on(taken: int) -> Part:
-            found = Found(part.resolved.lengths, part.checksums)
+            found = Pinned(part.resolved.lengths, part.checksums)
             return await self._peers.go_on(own_id, items, on_missing, found, taken)
 
         return ContinuedPart(part, go_on)

@@ -11,7 +11,7 @@ import pytest
 from fake_node import FakeNode, batch_item
 
 from dfc.batch.items import BatchItem
-from dfc.batch.parts import Found, PeerParts
+from dfc.batch.parts import PeerParts, Pinned
 from dfc.checksum import checksum_of
 from dfc.errors import StorageFailed
 from dfc.http.calls.peer import PeerPool
@@ -64,7 +64,7 @@ async def test_another_target_goes_on_where_a_disk_failed(good: int, cut: int) -
         other.fail("POST", cut_after=cut)
     parts = PeerParts(pool, "", lambda _node: other.url, lambda _bucket, _name: ["own", "other"])
     own: Any = Own(good)
-    part = ContinuedPart(own, lambda taken: parts.go_on("own", ITEMS, "fail", Found(own.lengths, own.checksums), taken))
+    part = ContinuedPart(own, lambda taken: parts.go_on("own", ITEMS, "fail", Pinned(own.lengths, own.checksums), taken))
     found, memory = bytearray(), memoryview(bytearray(10_000))
     try:
         while len(found) < len(WHOLE):
