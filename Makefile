@@ -9,7 +9,7 @@ EXPORT := uv export --frozen --quiet --no-emit-project --no-annotate --no-header
 # Compiled modules are kept, whatever the environment says: tests start DFC hundreds of times.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup torch test-packages demo test test-long lint format bench bench-jobs bench-inputs compare compose-test lock clean
+.PHONY: setup torch test-packages demo test test-long test-cluster lint format bench bench-jobs bench-inputs compare compose-test lock clean
 
 setup: $(VENV)/.ready
 
@@ -37,6 +37,10 @@ test: test-packages setup
 # loop devices, also real power losses.
 test-long: test-packages torch
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m long --timeout=3600 --durations=0 $(or $(TESTS),tests)
+
+# Nodes of a real cluster are killed at random under writers for 20 minutes, and nothing acknowledged may be lost; SEED=2 kills others.
+test-cluster: setup
+	cd tests && PYTHONPATH=.. ../$(BIN)/python -m failures kills --seconds 1200 $(if $(SEED),--seed $(SEED))
 
 lint: setup
 	$(BIN)/ruff check .

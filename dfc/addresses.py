@@ -9,7 +9,7 @@ This module sends nothing itself: callers pass the attempt to `reach` or `reach_
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
@@ -20,6 +20,7 @@ from dfc.limits import ADDRESSES_MAX
 T = TypeVar("T")
 CONNECT_LIMIT_S: Final = 1.0  # per address while others are left: a connection across the world takes a third of it
 FAILED_S: Final = 30.0  # how long an address that failed stays behind the others
+REFUSED_S: Final = 10.0  # how long a node asks others first after it could not connect to one; by then that is marked down
 _LISTS_REMEMBERED: Final = 64  # all users of the same list in a process share what is known of its addresses
 
 
@@ -144,6 +145,43 @@ class Addresses:
         order = self.in_order()
         for number, url in enumerate(order, 1):
             yield url, CONNECT_LIMIT_S if number < len(order) else None
+
+
+class Refusals:
+    """Nodes to which no connection could be made a moment ago, for `keep_s` seconds. Usable from any thread."""
+
+    def __init__(self, keep_s: float = REFUSED_S, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._keep_s = keep_s
+        self._now_s = now_s
+        self._until_s: dict[str, float] = {}
+
+    def note(self, url: str) -> None:
+        """Note that the node at a URL could not be reached."""
+        self._until_s[origin_of(url)] = self._now_s() + self._keep_s
+
+    def forget(self, url: str) -> None:
+        """Note that it has been reached."""
+        if self._until_s:  # normally there are none, and this is called for each new connection
+            self._until_s.pop(origin_of(url), None)
+
+    def __contains__(self, url: object) -> bool:
+        return bool(self._until_s) and self._until_s.get(origin_of(str(url)), 0.0) > self._now_s()
+
+
+class Origins:
+    """The nodes that some URLs belong to: contains every URL of one of them."""
+
+    def __init__(self, urls: Iterable[str]) -> None:
+        self._origins = frozenset(map(origin_of, urls))
+
+    def __contains__(self, url: object) -> bool:
+        return origin_of(str(url)) in self._origins
+
+
+def origin_of(url: str) -> str:
+    """Return scheme, host and port of a URL, which name a node."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}".lower()
 
 
 @lru_cache(_LISTS_REMEMBERED)

@@ -10,14 +10,15 @@ DfcError
  │   ├─ NotFound 404             BucketNotFound, ObjectNotFound, MemberNotFound, SampleNotFound,
  │   │                         JobNotFound, NoShards
  │   ├─ MethodNotAllowed 405 · BodyTimeout 408
- │   ├─ Conflict 409             BucketConflict, BucketNotEmpty, BucketDeleting, NotSeekable, NotAShard,
- │   │                         JobFinished, OutputExists, JobCancelled
+ │   ├─ Conflict 409             BucketConflict, BucketNotEmpty, BucketDeleting, TooFewDomains, NotSeekable,
+ │   │                         NotAShard, JobFinished, OutputExists, JobCancelled
  │   ├─ PreconditionFailed 412 · TooLarge 413 · RangeNotSatisfiable 416
  │   ├─ Misdirected 421 · NotThePrimary 421
  │   ├─ ChecksumMismatch 422
  ├─ ServerTrouble                the request was fine, this server cannot serve it now
  │   ├─ ObjectCorrupt 500 · StorageFailed 500
- │   ├─ Unavailable 503          a holder is down, the map changes, too busy; carries Retry-After; NoLease
+ │   ├─ Unavailable 503          a holder is down, the map changes, too busy; carries Retry-After; NoLease, MapChanging,
+ │   │                         CopiesMissing, Overtaken
  │   └─ NoSpace 507
  ├─ Unreachable                  in our client only: no node answered, or every answer broke off, after all retries
  │   └─ NotConnected             no connection could be made: nothing was sent
@@ -161,6 +162,12 @@ class BucketDeleting(Conflict):
     code = "bucket_deleting"
 
 
+class TooFewDomains(Conflict):
+    """More copies are wanted than there are failure domains to put them in."""
+
+    code = "too_few_domains"
+
+
 class NotSeekable(Conflict):
     """A byte range inside a member of a compressed shard was asked for."""
 
@@ -264,6 +271,24 @@ class NoLease(Unavailable):
     """The target has not heard from the coordinator for too long: it writes nothing, and cannot tell what does not exist."""
 
     code = "no_lease"
+
+
+class MapChanging(Unavailable):
+    """Nodes have different versions of the cluster map at this moment."""
+
+    code = "map_changing"
+
+
+class CopiesMissing(Unavailable):
+    """Not all disks that must have the write have it in time. It may still be stored, or not."""
+
+    code = "copies_missing"
+
+
+class Overtaken(Unavailable):
+    """A conditional write that began later has been stored: there is no order in which this one could have come before it."""
+
+    code = "overtaken"
 
 
 class NoSpace(ServerTrouble):

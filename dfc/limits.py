@@ -51,6 +51,12 @@ NODE_THREADS: Final = 16  # per target, for work that does not concern a single 
 BATCH_THREADS: Final = 32  # per target, for batch reads, which read from many disks at once
 DISK_ANSWER_S: Final = 2.0  # a disk that does not answer for this long is reported as failed until it does
 
+# Copies: how many, and messages between targets.
+COPIES_MAX: Final = 8
+COPY_ITEMS_MAX: Final = 1024  # rows, names or confirmations in one message
+COPY_REQUEST_BYTES: Final = 4 * MIB  # of small bodies in one message
+COPY_MESSAGE_BYTES_MAX: Final = 16 * MIB  # what a target reads: the items above with their longest names
+
 # What a node keeps.
 SMALL_FILE_BYTES_MAX: Final = 64 * KIB  # ids and identities; the longest has about 200 bytes
 

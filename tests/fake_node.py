@@ -6,7 +6,9 @@ import json
 import re
 import socket
 import threading
+from array import array
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -14,8 +16,15 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
+from dfc.batch.items import BatchItem, BatchRequest
+from dfc.batch.preamble import encode_preamble
 from dfc.checksum import checksum_of
 from dfc.client import Client
+from dfc.placement.map import ClusterMap
+from dfc.placement.readers import readers_of
+from dfc.tar.writer import member_header, padding
+
+PIECE_BYTES = 10_000  # of an object, in place of a sample
 
 
 @dataclass
@@ -47,6 +56,9 @@ class FakeNode:
         self.state = "up"
         self.replies: dict[str, bytes] = {}
         self.page_size = 1000
+        self.copies = 1  # of the objects of the bucket, by the map
+        self.extra: dict[str, str] = {}  # headers of answers to reads
+        self.open: set[socket.socket] = set()
         self.lock = threading.Lock()
         node = self
 
@@ -61,9 +73,17 @@ class FakeNode:
         self.thread.start()
 
     def stop(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
+        if self.thread.is_alive():
+            self.server.shutdown()
+            self.server.server_close()
+            self.thread.join()
+
+    def kill(self) -> None:
+        """End it and its connections, as the kernel does for a process that is killed."""
+        self.stop()
+        for connection in list(self.open):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def requests(self, method: str, path: str = "") -> list[tuple[str, dict[str, str]]]:
         return [(seen, headers) for verb, seen, headers in self.log if verb == method and path in seen]
@@ -93,7 +113,8 @@ class FakeNode:
                     "disks": disks,
                 }
             )
-        return json.dumps({"cluster_id": "c", "version": 1, "nodes": nodes, "buckets": [{"id": "b1", "name": "b"}]}).encode()
+        buckets = [{"id": "b1", "name": "b", "copies": self.copies}]
+        return json.dumps({"cluster_id": "c", "version": 1, "nodes": nodes, "buckets": buckets}).encode()
 
 
 class _Server(ThreadingHTTPServer):
@@ -110,6 +131,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         pass
+
+    def setup(self) -> None:
+        super().setup()
+        self.node.open.add(self.connection)
+
+    def finish(self) -> None:
+        self.node.open.discard(self.connection)
+        super().finish()
 
     def handle_expect_100(self) -> bool:
         if any(fault.method == self.command and fault.status and not fault.read_before for fault in self.node.faults):
@@ -137,6 +166,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif parts.path in node.replies or self.path in node.replies:
             self._body()
             self._answer(200, node.replies.get(self.path, node.replies.get(parts.path, b"")), {}, fault)
+        elif parts.path in ("/v1/batch", "/v1/node/batch"):
+            self._batch(parts.path, query, fault)
         elif parts.path.endswith("/objects"):
             self._list(parts.path.split("/")[3], query)
         elif match is not None:
@@ -200,7 +231,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._read(objects[bucket, name], etag, fault)
 
     def _read(self, body: bytes, etag: str, fault: Fault | None) -> None:
-        headers = {"ETag": etag, "X-DFC-Checksum": f"xxh3-128={etag[1:-1]}", "Last-Modified": "Sun, 01 Nov 2026 00:00:00 GMT"}
+        headers = {
+            "ETag": etag,
+            "X-DFC-Checksum": f"xxh3-128={etag[1:-1]}",
+            "Last-Modified": "Sun, 01 Nov 2026 00:00:00 GMT",
+            **self.node.extra,
+        }
         wanted = self.headers.get("Range")
         if wanted is None or self.headers.get("If-Range") not in (None, etag):
             self._answer(200, body, headers, fault)
@@ -212,6 +248,26 @@ class _Handler(BaseHTTPRequestHandler):
             return
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(body)}"
         self._answer(206, body[start:end], headers, fault)
+
+    def _batch(self, path: str, query: dict[str, str], fault: Fault | None) -> None:
+        """Whole objects and ranges of them; `number` is the n-th piece of an object, as a sample."""
+        request = msgspec.msgpack.decode(self._body(), type=BatchRequest)
+        pieces, checksums = [], {}
+        for place, item in enumerate(request.items):
+            key = (item.bucket, item.object)
+            whole = self.node.objects.get(key)
+            checksum = "" if whole is None else checksum_of(whole)
+            if whole is None or item.if_match not in (None, checksum):
+                self._problem(404 if whole is None else 412, "gone", {"X-DFC-Item": str(place)})
+                return
+            checksums[key] = checksum
+            pieces.append(batch_item(item, whole))
+        lengths = array("Q", map(len, pieces))
+        if path == "/v1/node/batch":
+            begin = encode_preamble(lengths.tobytes(), checksums)
+        else:
+            begin = lengths.tobytes() if "lengths" in query else b""
+        self._answer(200, begin + b"".join(pieces), self.node.extra, fault)
 
     def _list(self, bucket: str, query: dict[str, str]) -> None:
         names = sorted(name for b, name in self.node.objects if b == bucket and name.startswith(query.get("prefix", "")))
@@ -261,6 +317,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
 
+def batch_item(item: BatchItem, whole: bytes) -> bytes:
+    """What a fake node answers for an item: a tar member."""
+    name, start, length = item.object, item.start or 0, item.length
+    if item.number is not None:
+        name, start, length = f"{item.number:05d}.bin", item.number * PIECE_BYTES, PIECE_BYTES
+    data = whole[start:] if length is None else whole[start : start + length]
+    return member_header(name, len(data)) + data + bytes(len(padding(len(data))))
+
+
 @dataclass
 class FakeCluster:
     """A proxy and one target."""
@@ -278,6 +343,43 @@ class FakeCluster:
             for method, path, _ in node.log:
                 log[role].append(f"{method} {path}")
         return log
+
+
+def fake_copies(proxy: FakeNode, *targets: FakeNode) -> FakeCopies:
+    """A proxy that knows targets which all have the same objects, in two copies by the map; it has none itself."""
+    proxy.nodes = [proxy, *targets]
+    proxy.copies = 2
+    for target in targets:
+        target.objects = targets[0].objects
+    return FakeCopies(proxy, list(targets))
+
+
+@dataclass
+class FakeCopies:
+    """A proxy and targets with the same objects."""
+
+    proxy: FakeNode
+    targets: list[FakeNode]
+
+    @property
+    def url(self) -> str:
+        return self.proxy.url
+
+    @property
+    def objects(self) -> dict[tuple[str, str], bytes]:
+        return self.targets[0].objects
+
+    def readers(self, name: str) -> list[FakeNode]:
+        """The two targets that have an object by the map, in the order to ask them."""
+        return readers_among(self.targets, ClusterMap.decode(self.proxy.map()), name)
+
+
+def readers_among(nodes: list[FakeNode], cluster_map: ClusterMap, name: str, bucket: str = "b") -> list[FakeNode]:
+    """The nodes that have copies of an object, in the order to ask them."""
+    entry = cluster_map.bucket(bucket)
+    assert entry is not None
+    by_url = {node.url: node for node in nodes}
+    return [by_url[reader.url] for reader in readers_of(cluster_map, entry.id, name)]
 
 
 def quicken(client: Client) -> None:

@@ -104,6 +104,8 @@ def upload_answer(uploaded: Uploaded) -> Answer:
         "size": row.size,
         "checksum": row.checksum,
         "version": row.version,
+        "copies": uploaded.copies,
+        "copies_wanted": uploaded.copies_wanted,
         "samples": row.samples,
         "members": row.members,
         "warnings": uploaded.warnings,
@@ -221,13 +223,14 @@ class StoredHandlers:
     async def answer(self, exchange: Exchange, path: ObjectPath, query: Mapping[str, str]) -> Answer:
         """Answer a request for the object of a path; if it belongs to another target, pass the request to a proxy, once."""
         method, name = exchange.method, path.name
-        place = await self._objects.place(path, create=method == "PUT") if name else None
+        writes = method not in ("GET", "HEAD")
+        place = await self._objects.place(path, writes=writes, create=method == "PUT") if name else None
         if place is None and name and MAP_HEADER in exchange.headers and HOP_HEADER not in exchange.headers:
-            place = await self._place_again(path, exchange.headers[MAP_HEADER])
+            place = await self._place_again(path, exchange.headers[MAP_HEADER], writes=writes)
         if place is None:
             return await self._elsewhere.answer(exchange)
         inside = bool(query) and not query.keys().isdisjoint(INSIDE_QUERY)
-        if method in ("GET", "HEAD"):
+        if not writes:
             return await self._read(exchange, place, name, query if inside else {})
         if inside:
             raise BadRequest("what is inside a shard can only be read; leave out the query to write or delete the whole object")
@@ -242,12 +245,12 @@ class StoredHandlers:
         """Hold a write until there is a lease, and return the place of its object by the map of then. NoLease, Unavailable."""
         await self._local.until_leased(hold_s(exchange))
         exchange.check_still_open()
-        place = await self._objects.place(path, create=exchange.method == "PUT")
+        place = await self._objects.place(path, writes=True, create=exchange.method == "PUT")
         if place is None:
             raise Unavailable("the cluster map changed while the request was held; try again")
         return place
 
-    async def _place_again(self, path: ObjectPath, version: str) -> OwnPlace:
+    async def _place_again(self, path: ObjectPath, version: str, *, writes: bool) -> OwnPlace:
         """Return the place of an object for a client with this version of the map, after getting a map that is as new.
         NotThePrimary."""
         if not _VERSION.fullmatch(version):
@@ -255,7 +258,7 @@ class StoredHandlers:
         local, place = self._local, None
         if int(version) > local.map.version:
             await local.refresh_map()  # at most one request in a while, however many clients say this
-            place = await self._objects.place(path)
+            place = await self._objects.place(path, writes=writes)
         if place is None:
             raise NotThePrimary(
                 f"by version {local.map.version} of the cluster map, this target does not hold the object",

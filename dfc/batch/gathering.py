@@ -1,9 +1,10 @@
 """Batch reads: return a list of items from anywhere in the cluster as one tar, in the order of the list.
 
-The node that gets the request splits the list by owner and asks each owner for its part (`POST /v1/node/batch`). An owner
-finds all its items before it answers: its answer begins with the length of each. So missing items and the total length are
-known before the first byte goes out, and merging only copies runs of bytes. If an owner closes the connection, the rest of
-its part is requested again, in the same versions; if that fails for good, the client's connection is cut.
+The node that gets the request splits the list by owner (the first node that an object can be read from) and asks each owner
+for its part (`POST /v1/node/batch`). An owner finds all its items before it answers: its answer begins with the length of each.
+So missing items and the total length are known before the first byte goes out, and merging only copies runs of bytes. If an
+owner closes the connection, the rest of its part is requested again, in the same versions, of other nodes with copies or of the
+same; if that fails for good, the client's connection is cut.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ async def gather_batch(
         ended = await asyncio.gather(*(open_for(owner, items) for owner, items in by_owner.items()), return_exceptions=True)
         _raise_first(ended, list(places.values()))
         parts = [found[owner] for owner in by_owner]
-        runs, total = await loop.run_in_executor(threads, _runs, owners, [part.lengths for part in parts])
+        runs, total = await loop.run_in_executor(threads, runs_of, owners, [part.lengths for part in parts])
         begin = _lengths(owners, [part.lengths for part in parts]) if with_lengths else b""
     except BaseException:
         gate.leave()
@@ -150,8 +151,9 @@ def _split(
     return owners, dict(zip(numbers, parts, strict=True)), dict(zip(numbers, places, strict=True))
 
 
-def _runs(owners: array[int], lengths: list[Sequence[int]]) -> tuple[list[Run], int]:
-    """How many bytes to take from which part, in order, and the total."""
+def runs_of(owners: array[int], lengths: list[Sequence[int]]) -> tuple[list[Run], int]:
+    """How many bytes to take from which part, in order, and the total. `owners`: the number of each item's part; `lengths`: of
+    the items, by part."""
     if len(lengths) == 1:
         total = sum(lengths[0])
         return [(0, total)], total

@@ -67,6 +67,28 @@ class SocketSource:
         return count
 
 
+class JoinedSource:
+    """The bytes of several sockets in a given order of runs, as one source. `number` is that of the socket it reads from."""
+
+    def __init__(self, sources: Sequence[SocketSource], runs: Sequence[Run]) -> None:
+        self._sources = sources
+        self._runs = iter([run for run in runs if run[1]])
+        self.left = sum(size for _, size in runs)
+        self.number, self._left = next(self._runs, (0, 0))
+
+    @property
+    def event(self) -> tuple[int, int]:
+        return self._sources[self.number].event
+
+    def fill(self, view: memoryview) -> int:
+        if not self._left:
+            self.number, self._left = next(self._runs, (self.number, 0))
+        count = self._sources[self.number].fill(view[: self._left])
+        self._left -= count
+        self.left -= count
+        return count
+
+
 class Merge:
     """Sends to a socket: a head, then runs of bytes from sources, then a tail."""
 

@@ -12,7 +12,8 @@ import msgspec
 
 from dfc.batch.items import BatchItem, BatchRequest, OnMissing
 from dfc.client.source import make_source
-from dfc.errors import BadRequest, DfcError, ObjectCorrupt
+from dfc.errors import BadRequest, DfcError, ObjectCorrupt, Unreachable
+from dfc.http.calls.retry import Retries
 from dfc.limits import MIB
 from dfc.reach.batch import BatchReader, read_lengths
 from dfc.reach.objects import ObjectCalls
@@ -32,8 +33,14 @@ def open_batch(calls: ObjectCalls, items: Sequence[BatchItem], on_missing: OnMis
     # Ask the owner of a random item: its own items take one hop less, and the load is spread over the nodes.
     near = random.choice(items) if items else None
     owned = None if near is None else (near.bucket, near.object)
-    answer = calls.stream(f"/v1/batch{query}", "POST", {"Content-Type": MSGPACK}, body, near=owned)
-    return read_lengths(answer, len(items)) if lengths else BatchReader(answer)
+    retries = Retries(calls.policy)
+    while True:
+        answer = calls.stream(f"/v1/batch{query}", "POST", {"Content-Type": MSGPACK}, body, near=owned)
+        try:
+            return read_lengths(answer, len(items)) if lengths else BatchReader(answer)
+        except Unreachable as problem:  # nothing has been handed out yet
+            if not retries.again(problem, calls.wait):
+                raise
 
 
 def read_batch(calls: ObjectCalls, items: Items, on_missing: OnMissing) -> Iterator[tuple[str, bytes]]:

@@ -1,4 +1,5 @@
-"""Read an object like a raw file: `readinto` fills buffers straight from the socket and resumes after broken connections.
+"""Read an object like a raw file: `readinto` fills buffers straight from the socket and resumes after broken connections, at
+another node if the object has copies.
 
 An object that is read from start to end is compared with its checksum before the last piece is returned.
 """
@@ -6,6 +7,7 @@ An object that is read from start to end is compared with its checksum before th
 from __future__ import annotations
 
 import io
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
 from dfc.checksum import is_checksum
@@ -16,7 +18,7 @@ from dfc.http.calls.retry import Retries
 from dfc.limits import MIB
 from dfc.reach.facts import checksum_in, described
 from dfc.reach.objects import ObjectCalls
-from dfc.reach.reading import ResumingReader
+from dfc.reach.reading import CopyReader
 from dfc.reach.routing import Query
 
 if TYPE_CHECKING:
@@ -34,20 +36,27 @@ class ObjectRequest:
         self.name = name
         self.query = query
 
-    def open(self, start: int = 0, end: int | None = None, etag: str | None = None) -> Response:
-        """Request bytes `start` to `end` (exclusive; None: to the end); with an etag, the whole object if it has changed."""
+    def open(self, start: int = 0, end: int | None = None, etag: str | None = None, last: Collection[str] = ()) -> Response:
+        """Request bytes `start` to `end` (exclusive; None: to the end); with an etag, the whole object if it has changed.
+
+        The nodes of the URLs in `last` are asked after others with the same object.
+        """
         headers: dict[str, str] = {}
         if start or end is not None:
             headers["Range"] = f"bytes={start}-{'' if end is None else end - 1}"
             if etag:
                 headers["If-Range"] = f'"{etag}"'
-        return self.calls.call("GET", self.bucket, self.name, query=self.query, headers=headers)
+        return self.calls.call("GET", self.bucket, self.name, query=self.query, headers=headers, last=last)
+
+    def has_other(self, tried: Collection[str]) -> bool:
+        """Whether the object can be read from a node that none of these URLs belongs to."""
+        return self.calls.has_other(self.bucket, self.name, tried)
 
     def __str__(self) -> str:
         return f"{self.bucket}/{self.name}" + "".join(f" {key}={value}" for key, value in self.query)
 
 
-class ObjectReader(ResumingReader, io.RawIOBase):
+class ObjectReader(CopyReader, io.RawIOBase):
     """An unbuffered, seekable reader of one object or a range of it; positions count from the object's first byte.
 
     `info` has name, size and etag as of opening; if the object is replaced and the connection then breaks, PreconditionFailed
@@ -124,13 +133,19 @@ class ObjectReader(ResumingReader, io.RawIOBase):
             self._drop()
         super().close()
 
+    def _has_other(self, passed: Collection[str]) -> bool:
+        return self._request.has_other(passed)
+
+    def _goes_on(self, answer: Response, gained: int) -> bool:
+        return self._size is not None and super()._goes_on(answer, gained)
+
     def _broke(self, problem: Broken, gained: int) -> bool:
         return self._size is not None and self._retries.again(problem, self._request.calls.wait, useful=gained > 0)
 
     def _connect(self) -> Response:
         if self._size is None:
             raise NotSeekable(f"{self._request} can only be read as a whole, and the connection was closed early")
-        answer = self._request.open(self._position, self._end, self.info.etag)
+        answer = self._request.open(self._position, self._end, self.info.etag, self._passed)
         start, version = described(answer)
         if (start, version.size, version.etag) == (self._position, self.info.size, self.info.etag):
             return answer

@@ -16,7 +16,7 @@ from email.message import Message
 from time import monotonic
 from typing import Any, Final
 
-from dfc.addresses import Addresses
+from dfc.addresses import CONNECT_LIMIT_S, Addresses
 from dfc.errors import BodyTimeout, DfcError, LengthMismatch, Unavailable
 from dfc.http.answers import Answer, AnswerCut, BulkAnswer, StreamAnswer
 from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX
@@ -26,7 +26,7 @@ from dfc.http.exchange import Exchange
 from dfc.http.face import RenderError
 from dfc.http.transfer import Splice, drive, duplicate, wait_ready
 from dfc.limits import SMALL_BODY_BYTES, SMALL_READ_BYTES
-from dfc.wire import HOP_HEADER, LOST_HEADER
+from dfc.wire import HOP_HEADER, LOST_HEADER, MAP_HEADER
 
 _HOP_BY_HOP: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer", b"transfer-encoding",
@@ -39,8 +39,12 @@ _NOT_PASSED_BACK: Final = frozenset(
 
 
 Lines = list[tuple[str, str]]
-Again = Callable[[Unavailable], Awaitable[str]]
-"""Called when no connection to a node can be made, so nothing was sent: waits, and returns the URL to try next; or raises."""
+To = str | list[str] | Addresses
+"""Where a request goes: one node, the nodes with copies of an object in the order to ask, or the addresses of a cluster."""
+Again = Callable[[Unavailable], Awaitable[list[str]]]
+"""Called when no connection to a node can be made, so nothing was sent: waits, and returns the URLs to try next; or raises."""
+_READS: Final = ("GET", "HEAD")
+_MISDIRECTED: Final = 421
 
 
 @dataclass(frozen=True)
@@ -69,14 +73,15 @@ class Relay:
         self._answer_timeout_s = answer_timeout_s
         self.held = 0  # requests that wait for a node to come back
 
-    async def forward(
-        self, exchange: Exchange, to: str | Addresses, rewrite: Rewrite = UNCHANGED, again: Again | None = None
-    ) -> Answer:
+    async def forward(self, exchange: Exchange, to: To, rewrite: Rewrite = UNCHANGED, again: Again | None = None) -> Answer:
         """Pass the request on, unchanged except for `rewrite`, and return the answer. Unavailable when the node cannot be
         reached, or the connection is lost before it answers.
 
         If there are several addresses, the next one is tried when connecting fails; for reads, also when no answer comes.
+        A read goes on at the next node with a copy if one cannot be reached, gives no answer or refuses to serve it.
         """
+        if isinstance(to, str):
+            to = [to]
         length = exchange.declared_length
         if length is not None and length <= SMALL_BODY_BYTES:
             body = await exchange.read_small(SMALL_BODY_BYTES) if length else b""
@@ -101,10 +106,10 @@ class Relay:
         target = exchange.raw_target if rewrite.target is None else rewrite.target
         return connection.start_request(exchange.method, target, headers)
 
-    async def _open(self, to: str | Addresses, again: Again | None) -> PeerConnection:
-        while isinstance(to, str):
+    async def _open(self, to: list[str] | Addresses, again: Again | None) -> PeerConnection:
+        while isinstance(to, list):
             try:
-                return await self._pool.open(to)
+                return await self._pool.open(to[0])
             except Unavailable as problem:
                 if again is None:
                     raise
@@ -112,9 +117,11 @@ class Relay:
         return await to.reach_async(lambda url, limit_s: self._pool.open(url, limit_s=limit_s))
 
     async def _forward_small(
-        self, exchange: Exchange, to: str | Addresses, body: bytes, rewrite: Rewrite, again: Again | None
+        self, exchange: Exchange, to: list[str] | Addresses, body: bytes, rewrite: Rewrite, again: Again | None
     ) -> Answer:
-        if isinstance(to, str) or exchange.method not in ("GET", "HEAD"):
+        if isinstance(to, list) and exchange.method in _READS:
+            return await self._forward_read(exchange, to, body, rewrite, again)
+        if isinstance(to, list) or exchange.method not in _READS:
             connection = await self._open(to, again)
             with _noted(to, connection):
                 return await self._forward_to(connection, exchange, body, rewrite)
@@ -128,19 +135,60 @@ class Relay:
 
         return await to.reach_async(attempt)
 
+    async def _forward_read(
+        self, exchange: Exchange, urls: list[str], body: bytes, rewrite: Rewrite, again: Again | None
+    ) -> Answer:
+        while True:
+            url = urls[0]
+            if len(urls) > 1:
+                found = await self._first_to_serve(exchange, urls, body, rewrite)
+                if isinstance(found, Answer):
+                    return found
+                url = found
+            try:
+                connection = await self._pool.open(url)
+            except Unavailable as problem:
+                if again is None:
+                    raise
+                urls = await again(problem)
+                continue
+            with _noted(urls, connection):
+                return await self._forward_to(connection, exchange, body, rewrite)
+
+    async def _first_to_serve(self, exchange: Exchange, urls: list[str], body: bytes, rewrite: Rewrite) -> Answer | str:
+        """Return the answer of the first node that serves a read. If none does, return the URL of the one that has the best
+        reason, whose answer is then the client's: one that refused, else the first."""
+        refusing = None
+        for url in urls:
+            try:
+                connection = await self._pool.open(url, limit_s=CONNECT_LIMIT_S)
+                return await self._forward_to(connection, exchange, body, rewrite, CONNECT_LIMIT_S, may_refuse=False)
+            except _Refused:
+                refusing = refusing or url
+            except (PeerGone, Unavailable):
+                pass  # nothing was sent to the client yet
+        return refusing or urls[0]
+
     async def _forward_to(
-        self, connection: PeerConnection, exchange: Exchange, body: bytes, rewrite: Rewrite, limit_s: float | None = None
+        self,
+        connection: PeerConnection,
+        exchange: Exchange,
+        body: bytes,
+        rewrite: Rewrite,
+        limit_s: float | None = None,
+        *,
+        may_refuse: bool = True,
     ) -> Answer:
         has_body = bool(body) or exchange.method in ("PUT", "POST", "PATCH")
         body_headers = [(b"Content-Length", str(len(body)).encode())] if has_body else []
         try:
-            return await self._ask(connection, exchange, rewrite, body_headers, body)
+            return await self._ask(connection, exchange, rewrite, body_headers, body, may_refuse)
         except PeerGone:
-            if not connection.reused or exchange.method not in ("GET", "HEAD"):
+            if not connection.reused or exchange.method not in _READS:
                 raise
         # The node closed the idle connection just as we took it: try once more on a new one.
         connection = await self._pool.open(connection.url, fresh=True, limit_s=limit_s)
-        return await self._ask(connection, exchange, rewrite, body_headers, body)
+        return await self._ask(connection, exchange, rewrite, body_headers, body, may_refuse)
 
     async def _ask(
         self,
@@ -149,16 +197,20 @@ class Relay:
         rewrite: Rewrite,
         body_headers: list[tuple[bytes, bytes]],
         body: bytes,
+        may_refuse: bool,
     ) -> Answer:
         try:
             await connection.send(self._head(connection, exchange, rewrite, body_headers) + body)
-            return await self._answer(exchange, connection, await self._read_response(connection), rewrite)
+            response = await self._read_response(connection)
+            if not may_refuse and _refuses(response):
+                raise _Refused
+            return await self._answer(exchange, connection, response, rewrite)
         except BaseException:
             connection.close()
             raise
 
     async def _forward_large(
-        self, exchange: Exchange, to: str | Addresses, length: int | None, rewrite: Rewrite, again: Again | None
+        self, exchange: Exchange, to: list[str] | Addresses, length: int | None, rewrite: Rewrite, again: Again | None
     ) -> Answer:
         connection = await self._open(to, again)
         with _noted(to, connection):
@@ -320,12 +372,23 @@ class Relay:
             connection.close()
 
 
+class _Refused(Exception):
+    """A node cannot serve a read that another one may be able to serve."""
+
+
+def _refuses(response: PeerResponse) -> bool:
+    """Whether a node cannot serve a read now, or is not where the object is by its own map: that says nothing about others."""
+    return response.status >= 500 or (
+        response.status == _MISDIRECTED and response.header(MAP_HEADER.lower().encode()) is not None
+    )
+
+
 def _lines(headers: Iterable[tuple[bytes, bytes]]) -> Lines:
     return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
 
 
 @contextmanager
-def _noted(to: str | Addresses, connection: PeerConnection) -> Iterator[None]:
+def _noted(to: list[str] | Addresses, connection: PeerConnection) -> Iterator[None]:
     """If a request was sent but not answered, tell the client so (LOST_HEADER), and begin the next try at another address."""
     begun_s = monotonic()
     try:

@@ -82,14 +82,36 @@ class NodeEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A bucket. If it is deleted and created again under the same name, it gets a new id."""
+    """A bucket. If it is deleted and created again under the same name, it gets a new id.
+
+    `copies` of each object are complete; `written` are written and `wanted` are wanted, 0 where these are the same. A write
+    counts with `min_copies` if no more can be had; 0: half of what is written.
+    """
 
     id: str
     name: str
     copies: int = 1
+    written: int = 0
+    wanted: int = 0
+    min_copies: int = 0
     durability: Durability = "fsync"
     state: BucketState = "active"
     created: str = ""
+
+    @property
+    def has_several(self) -> bool:
+        """Whether objects have, or are getting, more than one copy."""
+        return self.copies > 1 or self.written > 1
+
+    @property
+    def goal(self) -> int:
+        """How many copies each object is to have."""
+        return self.wanted or self.copies
+
+    @property
+    def least(self) -> int:
+        """How many copies an acknowledged write has at least."""
+        return self.min_copies or (max(self.copies, self.written) + 1) // 2
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -126,6 +148,7 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         ]
         cache = self.__dict__
         cache["_by_name"] = {bucket.name: bucket for bucket in self.buckets}
+        cache["_by_id"] = {bucket.id: bucket for bucket in self.buckets}
         cache["_owners"] = {owner.disk.id: owner for owner in owners}
         cache["_layout"] = layout_of(
             tuple(
@@ -155,6 +178,16 @@ class ClusterMap(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def bucket(self, name: str) -> BucketEntry | None:
         found: BucketEntry | None = self.__dict__["_by_name"].get(name)
         return found
+
+    def bucket_of(self, bucket_id: str) -> BucketEntry | None:
+        """Return the bucket with an id."""
+        found: BucketEntry | None = self.__dict__["_by_id"].get(bucket_id)
+        return found
+
+    def is_copied(self, bucket_id: str) -> bool:
+        """Return whether objects of this bucket have more than one copy; False for a bucket that is younger than this map."""
+        bucket = self.bucket_of(bucket_id)
+        return bucket is not None and bucket.has_several
 
     def owner(self, bucket: BucketEntry, name: str) -> Owner | None:
         """Return the disk and node that own an object; None while no target is in placement."""

@@ -6,7 +6,8 @@ from typing import Final
 
 import msgspec
 
-from dfc.placement.map import ClusterMap, DiskEntry, NodeEntry, Owner
+from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry, Owner
+from dfc.placement.roles import roles
 from dfc.placement.state import Copies, DiskPlace, DiskStatus, LayoutSpec, Placement, SliceState
 
 FIRST_LAYOUT: Final = 1
@@ -27,8 +28,12 @@ def _make(cluster_map: ClusterMap) -> Placement:
         disks=disks,
         layouts={FIRST_LAYOUT: LayoutSpec(frozenset(disks))},
         slices=(SliceState(FIRST_LAYOUT),),
-        copies={bucket.id: Copies.of(bucket.copies) for bucket in cluster_map.buckets if bucket.copies > 1},
+        copies={bucket.id: _copies(bucket) for bucket in cluster_map.buckets if max(_copies(bucket)) > 1},
     )
+
+
+def _copies(bucket: BucketEntry) -> Copies:
+    return Copies(bucket.copies, bucket.written or bucket.copies, bucket.wanted or bucket.copies)
 
 
 def _place(owner: Owner) -> DiskPlace:
@@ -55,6 +60,15 @@ def _status(disk: DiskEntry, node: NodeEntry) -> DiskStatus:
     return "down" if disk.down_step else "up"
 
 
+def decider_of(cluster_map: ClusterMap, bucket: BucketEntry, name: str) -> NodeEntry | None:
+    """Return the node that decides about an object: of its one disk, up or not, or of its primary; None if there is none."""
+    if not bucket.has_several:
+        owner = cluster_map.owner(bucket, name)
+        return None if owner is None else owner.node
+    primary = roles(placement_of(cluster_map), bucket.id, name).primary
+    return None if primary is None else cluster_map.placed()[primary].node
+
+
 def nodes_after(cluster_map: ClusterMap, new: Placement) -> list[NodeEntry]:
     """Return the nodes that the next placement changes, as they are in it. A node is down when all of its disks are."""
     placed, changed = cluster_map.placed(), []
@@ -67,6 +81,18 @@ def nodes_after(cluster_map: ClusterMap, new: Placement) -> list[NodeEntry]:
         after = msgspec.structs.replace(node, state="down" if is_down else "up", disks=entries)
         if after != node:
             changed.append(after)
+    return changed
+
+
+def buckets_after(cluster_map: ClusterMap, new: Placement) -> list[BucketEntry]:
+    """Return the buckets whose numbers of copies the next placement changes, as they are in it."""
+    changed = []
+    for bucket in cluster_map.buckets:
+        copies = new.copies_of(bucket.id)
+        if copies != _copies(bucket):
+            others = {"written": copies.written, "wanted": copies.wanted}
+            kept = {name: 0 if count == copies.reading else count for name, count in others.items()}
+            changed.append(msgspec.structs.replace(bucket, copies=copies.reading, **kept))
     return changed
 
 

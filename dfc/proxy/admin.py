@@ -11,6 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from dfc.placement.map import ClusterMap, NodeEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.registrations import Registrations
+from dfc.proxy.steps import Steps
 from dfc.registry.registration import Registered, Registration
 
 
@@ -26,8 +27,9 @@ class ProxyHealth(NamedTuple):
 class Administration:
     """The requests of operators, and of nodes that join."""
 
-    def __init__(self, cluster: Cluster, registrations: Registrations, node_id: str) -> None:
+    def __init__(self, cluster: Cluster, registrations: Registrations, steps: Steps, node_id: str) -> None:
         self._cluster = cluster
+        self.steps = steps
         self._registrations = registrations
         self._node_id = node_id
 

@@ -2,54 +2,72 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from dfc.errors import BadRequest
+from dfc.errors import TooFewDomains
 from dfc.placement.map import BucketEntry, ClusterMap, Durability
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.deletions import Deletions
+from dfc.proxy.steps import Steps
 
 
 class CountedBucket(NamedTuple):
-    """A bucket, and what is in it over the whole cluster."""
+    """A bucket, and what is in it over the whole cluster. Not `exact`: estimated, while disks are down or lack something."""
 
     entry: BucketEntry
     objects: int
     size: int
+    exact: bool = True
 
 
 class Buckets:
     """The buckets of one cluster."""
 
-    def __init__(self, cluster: Cluster, deletions: Deletions) -> None:
+    def __init__(self, cluster: Cluster, deletions: Deletions, steps: Steps) -> None:
         self._cluster = cluster
+        self._steps = steps
         self._deletions = deletions
 
     async def all(self) -> list[CountedBucket]:
-        """List all buckets with counts. Unavailable while a target is down: the counts would be incomplete."""
-        counts = await self._cluster.counts() if self._cluster.map.buckets else {}
-        return [_counted(bucket, counts) for bucket in self._cluster.map.buckets]
+        """List all buckets with counts. Unavailable while a target is down whose objects are counted nowhere else."""
+        buckets = self._cluster.map.buckets
+        fewest = min(buckets, key=lambda bucket: bucket.copies, default=None)
+        counts = {} if fewest is None else await self._cluster.counts(fewest.id)
+        return [self._counted(bucket, counts) for bucket in self._cluster.map.buckets]
 
     async def get(self, name: str) -> CountedBucket:
         """Return a bucket with its counts. BucketNotFound, Unavailable."""
         bucket = self._cluster.bucket(name)
-        return _counted(bucket, await self._cluster.counts())
+        return self._counted(bucket, await self._cluster.counts(bucket.id))
 
     async def create(self, name: str, copies: int, durability: Durability) -> tuple[CountedBucket, bool]:
         """Create a bucket; return it and whether it is new. BadName, BucketConflict for other settings, BucketDeleting."""
-        _check_copies(copies)
         self._cluster.check_ready()
+        self._check_copies(copies)
         bucket, created = await self._cluster.create_bucket(name, copies, durability)
-        return _counted(bucket, {} if created else await self._cluster.counts()), created
+        return self._counted(bucket, {} if created else await self._cluster.counts()), created
 
     async def change(self, name: str, copies: int | None, durability: Durability | None) -> CountedBucket:
-        """Change the settings that are not None. BucketNotFound, Unavailable."""
-        _check_copies(copies)
-        asked: dict[str, Any] = {"copies": copies, "durability": durability}
-        given = {key: value for key, value in asked.items() if value is not None}
-        self._cluster.bucket(name)
-        counts = await self._cluster.counts()  # before the change: no error may come after it was made
-        return _counted(await self._cluster.change_bucket(name, **given), counts)
+        """Change the settings that are not None; other copies are made or removed in the background. BucketNotFound,
+        TooFewDomains, Unavailable."""
+        bucket = self._cluster.bucket(name)
+        counts = await self._cluster.counts(bucket.id)  # before the change: no error may come after it was made
+        if copies is not None and copies != bucket.goal:
+            self._check_copies(copies)
+            self._steps.want_copies(bucket.id, copies)
+            await self._steps.until_wanted(bucket.id, copies)
+        if durability is not None:
+            await self._cluster.change_bucket(name, durability=durability)
+        return self._counted(self._cluster.bucket(name), counts)
+
+    def _check_copies(self, copies: int) -> None:
+        """Check that a bucket may have so many copies. TooFewDomains."""
+        domains = len({owner.node.domain for owner in self._cluster.map.placed().values()})
+        if copies > domains:
+            raise TooFewDomains(
+                f"{copies} copies need as many failure domains (targets, or what their settings 'zone' and 'host_label' name); "
+                f"this cluster has {domains}"
+            )
 
     async def delete(self, name: str, *, force: bool) -> None:
         """Delete a bucket, see `Deletions.delete`."""
@@ -60,11 +78,9 @@ class Buckets:
         await self._cluster.bucket_for_write(name)
         return self._cluster.map
 
-
-def _counted(bucket: BucketEntry, counts: dict[str, tuple[int, int]]) -> CountedBucket:
-    return CountedBucket(bucket, *counts.get(bucket.id, (0, 0)))
-
-
-def _check_copies(copies: int | None) -> None:
-    if copies not in (None, 1):
-        raise BadRequest("only copies=1 is supported so far")
+    def _counted(self, bucket: BucketEntry, counts: dict[str, tuple[int, int]]) -> CountedBucket:
+        objects, size = counts.get(bucket.id, (0, 0))
+        share = self._cluster.counted_share(bucket)
+        if share >= 1.0 or not share:
+            return CountedBucket(bucket, objects, size, share > 0)
+        return CountedBucket(bucket, round(objects / share), round(size / share), exact=False)

@@ -12,7 +12,9 @@ from dfc.errors import BucketDeleting, BucketNotFound, Conflict, NoSpace, Unavai
 from dfc.http.calls.peer import ControlClient
 from dfc.logs import timestamp
 from dfc.names import check_bucket_name
-from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap, Durability, NodeEntry, Owner
+from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap, Durability, NodeEntry
+from dfc.placement.mapped import placement_of
+from dfc.placement.readers import readers_of
 from dfc.proxy.heartbeats import Heartbeats
 from dfc.proxy.pushing import Pushes
 from dfc.registry.base import Registry
@@ -188,14 +190,22 @@ class Cluster:
             raise BucketDeleting(f"bucket {name!r} is being deleted")
         return found
 
-    def owner(self, bucket: BucketEntry, name: str) -> Owner:
-        """Return the owner of an object; Unavailable with Retry-After when it is down or there is none yet."""
-        owner = self.map.owner(bucket, name)
+    def readers(self, bucket: BucketEntry, name: str) -> list[NodeEntry]:
+        """Return the nodes that an object can be read from, in order; Unavailable with Retry-After when there is none."""
+        cluster_map = self.map
+        found = readers_of(cluster_map, bucket.id, name)
+        if found:
+            return found
+        owner = cluster_map.owner(bucket, name)
         if owner is None:
             raise Unavailable("no storage target has joined yet")
-        if owner.node.state != "up":
-            raise Unavailable(f"target {owner.node.id}, which holds this object, is down", retry_after_s=RETRY_DOWN_S)
-        return owner
+        if cluster_map.is_copied(bucket.id):
+            raise Unavailable("all targets that hold this object are down or incomplete", retry_after_s=RETRY_DOWN_S)
+        raise Unavailable(f"target {owner.node.id}, which holds this object, is down", retry_after_s=RETRY_DOWN_S)
+
+    def primary(self, bucket: BucketEntry, name: str) -> NodeEntry:
+        """Return the node that takes the writes of an object; raises like `readers`."""
+        return self.readers(bucket, name)[0]
 
     def check_free(self, size: int, what: str) -> None:
         """Raise NoSpace when all disks together have less than `size` bytes free, by the last heartbeats."""
@@ -215,6 +225,30 @@ class Cluster:
             raise Unavailable("no storage target has joined yet")
         return list(cover.ask)
 
+    def targets_of(self, bucket_id: str) -> list[NodeEntry]:
+        """Return the targets to ask for a complete answer about the objects of a bucket. Unavailable while some objects may
+        have no copy on a disk that can be read."""
+        bucket = self.map.bucket_of(bucket_id)
+        if bucket is None or not bucket.has_several:
+            return self.live_targets()
+        placement = placement_of(self.map)
+        unread = {disk.domain for disk in placement.disks.values() if not disk.is_up or disk.behind}
+        if len(unread) >= bucket.copies:
+            raise Unavailable(
+                f"disks in {len(unread)} failure domains are down or not up to date; an answer might be incomplete",
+                retry_after_s=RETRY_DOWN_S,
+            )
+        return list(self.map.cover().ask)
+
+    def counted_share(self, bucket: BucketEntry) -> float:
+        """Return which share of a bucket's objects the counters of the targets that are up are of: those whose first home is up
+        and lacks nothing."""
+        if not bucket.has_several:
+            return 1.0
+        disks = placement_of(self.map).disks.values()
+        complete = sum(disk.weight for disk in disks if disk.is_up and not disk.behind)
+        return complete / (sum(disk.weight for disk in disks) or 1.0)
+
     def any_target(self) -> NodeEntry:
         """Return some target that is up, for a question that any can answer. Unavailable when there is none."""
         up = self.map.cover().ask
@@ -226,13 +260,14 @@ class Cluster:
         """Ask all targets and return their answers, ordered by target id; the first failure fails the whole."""
         return list(await asyncio.gather(*(ask(node) for node in (self.live_targets() if nodes is None else nodes))))
 
-    async def counts(self) -> dict[str, tuple[int, int]]:
-        """Return (objects, bytes) by bucket id for the whole cluster."""
+    async def counts(self, bucket_id: str | None = None) -> dict[str, tuple[int, int]]:
+        """Return (objects, bytes) by bucket id for the whole cluster, or only what is needed for one bucket."""
 
         async def ask(node: NodeEntry) -> dict[str, tuple[int, int]]:
             return await self.control.call("GET", f"{node.url}/v1/node/buckets", dict[str, tuple[int, int]])
 
-        return await asyncio.to_thread(_add_up, await self.ask_all(ask))
+        nodes = None if bucket_id is None else self.targets_of(bucket_id)
+        return await asyncio.to_thread(_add_up, await self.ask_all(ask, nodes))
 
 
 def _new_bucket(name: str, copies: int = 1, durability: Durability = "fsync") -> BucketEntry:

@@ -6,19 +6,25 @@ again. The proxy holds one page of each target in memory, whatever the size of t
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from typing import Final
 from urllib.parse import urlencode
 
+from dfc.errors import MapChanging
+from dfc.http.calls.problems import RemoteError
 from dfc.limits import LIST_PAGE_MAX
 from dfc.pages import ListingQuery, Page, merge_pages
 from dfc.placement.map import NodeEntry
 from dfc.proxy.cluster import Cluster
 
 MARGIN: Final = 64  # names asked for beyond a target's share of a small page
+STEPS_MAX: Final = 20  # during one listing, after which it fails
+STEP_S: Final = 0.02  # times the number of steps so far
 
 
 class Listings:
@@ -40,7 +46,8 @@ class Listings:
         return merged_pages(self._cluster, query, LIST_PAGE_MAX)
 
 
-async def _ask(cluster: Cluster, node: NodeEntry, query: ListingQuery, limit: int) -> Page:
+async def _ask(cluster: Cluster, wanted: Mapping[str, ListingQuery], limit: int, step: int, node: NodeEntry) -> Page:
+    query = wanted[node.id]
     parameters = urlencode(
         {
             "bucket_id": query.bucket_id,
@@ -48,6 +55,7 @@ async def _ask(cluster: Cluster, node: NodeEntry, query: ListingQuery, limit: in
             "start_after": query.start_after,
             "delimiter": query.delimiter,
             "limit": limit,
+            "step": step,
         }
     )
     return await cluster.control.call("GET", f"{node.url}/v1/node/objects?{parameters}", Page)
@@ -55,29 +63,36 @@ async def _ask(cluster: Cluster, node: NodeEntry, query: ListingQuery, limit: in
 
 async def merged_pages(cluster: Cluster, query: ListingQuery, first_limit: int) -> AsyncIterator[Page]:
     """Yield the listing in pieces: the first is sized for `first_limit` names, all have at most LIST_PAGE_MAX per target."""
-    targets = cluster.live_targets()
-    share = min(LIST_PAGE_MAX, first_limit // len(targets) + first_limit // (8 * len(targets)) + MARGIN)
-    held: dict[str, Page] = {}
-    positions = {node.id: query.start_after for node in targets}
-    more = True
+    shown, more, changes = query.start_after, True, 0
     while more:
-        hungry = [node for node in targets if node.id not in held]
+        # Each object is listed by its primary, so all pages must be of one step.
+        step, targets = cluster.map.step, cluster.targets_of(query.bucket_id)
+        share = min(LIST_PAGE_MAX, first_limit // len(targets) + first_limit // (8 * len(targets)) + MARGIN)
+        held: dict[str, Page] = {}
+        positions = {node.id: shown for node in targets}
+        try:
+            while more:
+                hungry = [node for node in targets if node.id not in held]
 
-        async def ask(node: NodeEntry) -> Page:
-            return await _ask(cluster, node, replace(query, start_after=positions[node.id]), share)
-
-        for node, page in zip(hungry, await cluster.ask_all(ask, hungry), strict=True):
-            held[node.id] = page
-            positions[node.id] = page.last or positions[node.id]
-        merged = merge_pages(list(held.values()), LIST_PAGE_MAX * len(targets))
-        yield merged
-        more = merged.more
-        for node_id, page in list(held.items()):
-            rest = _after(page, merged.last)
-            if rest is None:
-                del held[node_id]
-            else:
-                held[node_id] = rest
+                wanted = {node.id: replace(query, start_after=positions[node.id]) for node in hungry}
+                ask = partial(_ask, cluster, wanted, share, step)
+                for node, page in zip(hungry, await cluster.ask_all(ask, hungry), strict=True):
+                    held[node.id] = page
+                    positions[node.id] = page.last or positions[node.id]
+                merged = merge_pages(list(held.values()), LIST_PAGE_MAX * len(targets))
+                yield merged
+                more, shown = merged.more, merged.last or shown
+                for node_id, page in list(held.items()):
+                    rest = _after(page, merged.last)
+                    if rest is None:
+                        del held[node_id]
+                    else:
+                        held[node_id] = rest
+        except RemoteError as error:
+            if error.code != MapChanging.code or changes == STEPS_MAX:
+                raise
+            changes += 1
+            await asyncio.sleep(STEP_S * changes)
 
 
 def _after(page: Page, last: str) -> Page | None:

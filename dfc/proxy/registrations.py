@@ -29,11 +29,13 @@ class Registrations:
         cluster, steps = self._cluster, self._steps
         node = await cluster.hear(said)
         may_act = steps.heard(said)
-        if node.state == "down" and steps.leads and not said.starting:
+        if node.state == "down" and steps.leads and not said.starting and not said.leaving:
             await steps.until_up(node.id)
             may_act = steps.heard(said)
         node, shown = cluster.shown(said.node_id)
-        lease, why_none = (0.0, "") if said.starting else self._lease(node, said.map_version, shown.version, may_act)
+        lease, why_none = (
+            (0.0, "") if said.starting or said.leaving else self._lease(node, said.map_version, shown.version, may_act)
+        )
         return Registered(
             node_number=node.number,
             map=shown if said.map_version != shown.version else None,

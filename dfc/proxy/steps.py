@@ -9,16 +9,19 @@ import logging
 from contextlib import suppress
 from typing import Final
 
+from dfc.errors import NotFound, Unavailable
+from dfc.placement.map import ClusterMap
 from dfc.placement.mapped import placement_of
 from dfc.placement.state import Placement
 from dfc.proxy.cluster import Cluster
 from dfc.registry.changes import StepOvertaken, take_step
 from dfc.registry.leases import Lease
 from dfc.registry.registration import Registration
-from dfc.replication.steps import StepPlanner
+from dfc.replication.steps import ReadyReport, StepPlanner
 
 _log: Final = logging.getLogger("dfc.proxy")
 LOOK_S: Final = 0.5  # between two looks at who is silent; targets that have not acknowledged the last step get it again
+BEHIND_S: Final = 15.0  # how long a primary waits here until a disk is behind it
 UP_WAIT_S: Final = 1.0  # how long the answer to a target that is back waits for the step that takes it in
 
 
@@ -45,6 +48,10 @@ class Steps:
         if planner is None or not self.leads or said.starting or said.node_id in self._going:
             return False
         planner.refresh(placement_of(self._cluster.map))
+        if said.leaving:
+            planner.leave(said.node_id)
+            self._changed.set()
+            return False
         incarnations = {disk.id: disk.incarnation for disk in said.disks if disk.state == "up"}
         may_act = planner.heartbeat(said.node_id, said.step, incarnations, self._cluster.now_s())
         if planner.is_busy:
@@ -56,6 +63,70 @@ class Steps:
         if self._planner is not None:
             self._planner.acknowledged(node_id, step)
             self._changed.set()
+
+    async def put_behind(self, primary: str, disk: str) -> ClusterMap:
+        """Put a disk behind a primary that cannot reach it, and return the map when all targets decide by it. Unavailable."""
+        planner = self._leading()
+        self._check_disks(planner, primary, disk)
+        planner.mark_behind(primary, disk)
+        self._changed.set()
+        try:
+            async with asyncio.timeout(BEHIND_S):
+                while not planner.is_behind(primary, disk):
+                    await self._wait_for_change()
+        except TimeoutError:
+            raise Unavailable(f"not all targets know yet that disk {disk} may lack writes") from None
+        return self._cluster.map
+
+    def report_clean(self, disk: str, behind: str, step: int) -> None:
+        """By this step, `disk` owes nothing to the disk `behind`. Unavailable when the step is out of date."""
+        planner = self._leading()
+        self._check_disks(planner, disk, behind)
+        if not planner.report_clean(disk, behind, step):
+            raise Unavailable(f"step {step} is out of date: the cluster is at step {planner.placement.step}")
+        self._changed.set()
+
+    def report_raised(self, disk: str, bucket_id: str, copies: int, step: int) -> None:
+        """By this step, `disk` owes nothing to the new homes of a bucket's objects."""
+        planner = self._leading()
+        self._check_disks(planner, disk)
+        planner.report_ready(ReadyReport("raised", disk, bucket_id, copies), step)
+        self._changed.set()
+
+    def want_copies(self, bucket_id: str, count: int) -> None:
+        """Begin to give the objects of a bucket so many copies. Unavailable unless this proxy is the coordinator."""
+        self._leading().want_copies(bucket_id, count)
+        self._changed.set()
+
+    async def until_wanted(self, bucket_id: str, count: int) -> None:
+        """Wait until the map says that so many copies of a bucket's objects are wanted. Unavailable: they will be, later."""
+        try:
+            async with asyncio.timeout(BEHIND_S):
+                while placement_of(self._cluster.map).copies_of(bucket_id).wanted != count:
+                    await self._wait_for_change()
+        except TimeoutError:
+            raise Unavailable(
+                "the number of copies cannot be changed at the moment; it will be when all targets agree"
+            ) from None
+
+    def _leading(self) -> StepPlanner:
+        if self._planner is None or not self.leads:
+            raise Unavailable("this proxy is not the coordinator of its cluster at the moment", retry_after_s=1)
+        self._planner.refresh(placement_of(self._cluster.map))
+        return self._planner
+
+    @staticmethod
+    def _check_disks(planner: StepPlanner, *disks: str) -> None:
+        for disk in disks:
+            if disk not in planner.placement.disks:
+                raise NotFound(f"disk {disk[:80]} is not in placement")
+
+    async def _wait_for_change(self) -> None:
+        """Wait until a step is taken or acknowledged."""
+        stepped = self._stepped
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S / 10):
+                await stepped.wait()
 
     async def until_up(self, node_id: str) -> None:
         """Wait a moment for the step that takes in a target which is back."""
@@ -112,9 +183,11 @@ def _down(placement: Placement) -> set[str]:
 
 def _log_step(before: Placement, new: Placement) -> None:
     for node in sorted(_down(new) - _down(before)):
-        _log.warning("no heartbeat from target %s: marked down; its objects are answered 503", node)
+        _log.warning("target %s leaves, or sends no heartbeats: marked down", node)
     for node in sorted(_down(before) - _down(new)):
         _log.info("target %s is back", node)
     for disk in new.disks.values():
+        if disk.is_up and not disk.behind and before.disks[disk.id].behind:
+            _log.info("disk %s of target %s has caught up", disk.id, disk.node)
         if disk.status == "failed" and before.disks[disk.id].status == "up":
             _log.warning("disk %s of target %s cannot be written any more: it is marked failed", disk.id, disk.node)

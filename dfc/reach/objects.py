@@ -1,18 +1,20 @@
-"""Object requests with retries: the owner first, a relay if the owner cannot be reached, then backoff.
+"""Object requests with retries: the nodes that have the object first, a relay if they cannot be reached, then backoff.
 
 States of a try: direct → (cannot connect) relay, at one address after the other → (503, broken) wait, new map → direct …
+A read of an object with several copies asks the next node that has one, at once, whatever kept the one before from serving it.
 A 307 is followed; a 421 `not_the_primary` leads to the owner by a new map. Uploads are retried only from sources that can be
 replayed; every method used here is idempotent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 from urllib.parse import urljoin
 
-from dfc.errors import DfcError, NotConnected, NotThePrimary, Unavailable, Unreachable
+from dfc.addresses import CONNECT_LIMIT_S
+from dfc.errors import DfcError, NotConnected, NotThePrimary, ServerTrouble, Unavailable, Unreachable
 from dfc.http.calls.blocking import Body, Response, Transport
 from dfc.http.calls.problems import error_from_answer, is_worth_retrying
 from dfc.http.calls.retry import Cancellation, RetryPolicy, current_cancellation, retried
@@ -24,6 +26,7 @@ _HOPS_MAX: Final = 5
 _NOT_MODIFIED: Final = 304
 _CONDITIONS: Final = frozenset(("If-Match", "If-None-Match"))
 _READS: Final = frozenset(("GET", "HEAD", "POST"))  # only the list of a batch read is posted here
+_OBJECT_READS: Final = frozenset(("GET", "HEAD"))
 _FOR_CALLERS: Final = _REDIRECTS | {_NOT_MODIFIED}
 
 
@@ -48,6 +51,11 @@ def may_be_done(error: DfcError) -> bool:
     return LOST_HEADER in error.headers
 
 
+def may_serve_elsewhere(error: DfcError) -> bool:
+    """Whether a read that failed with this error may succeed at another node with a copy: all that is wrong is this node."""
+    return isinstance(error, Unreachable | ServerTrouble | NotThePrimary)
+
+
 class ObjectCalls:
     """Makes the object requests of one client. Thread-safe."""
 
@@ -70,10 +78,18 @@ class ObjectCalls:
         headers: Mapping[str, str] | None = None,
         source: SpendableBody | None = None,
         tries: Tries | None = None,
+        last: Collection[str] = (),
     ) -> Response:
-        """Return a successful answer, its body unread, or raise the error of the last try. `tries` records what happened."""
+        """Return a successful answer, its body unread, or raise the error of the last try. `tries` records what happened.
+
+        Nodes to which the URLs in `last` belong are asked after others with the same object.
+        """
         self._router.map()  # with its own tries, before those of the object: without the map, the cluster is unknown
-        return self._retrying(lambda: self._try(method, bucket, name, query, headers or {}, source), source, tries)
+        return self._retrying(lambda: self._try(method, bucket, name, query, headers or {}, source, last), source, tries)
+
+    def has_other(self, bucket: str, name: str, tried: Collection[str]) -> bool:
+        """Whether an object can be read from a node that none of these URLs belongs to."""
+        return self._router.has_other(bucket, name, tried)
 
     def stream(
         self,
@@ -86,7 +102,7 @@ class ObjectCalls:
     ) -> Response:
         """Read any path (and query) from a node that the client was given; returns a successful answer, its body unread.
 
-        With `near`, the bucket and name of an object, its owner is tried first, once.
+        With `near`, the bucket and name of an object, the nodes that have it are tried first, once.
         """
         if near is not None and (answer := self._near(path, method, headers or {}, source, near)) is not None:
             return answer
@@ -100,25 +116,25 @@ class ObjectCalls:
     def _near(
         self, path: str, method: str, headers: Mapping[str, str], source: SpendableBody | None, near: tuple[str, str]
     ) -> Response | None:
-        """The answer of an object's owner, or None if another node should be tried. Final errors are raised."""
-        owner = self._router.owner_url(*near)
-        if owner is None or (source is not None and not source.replayable):
+        """The answer of a node that has the object, or None if another node should be tried. Final errors are raised."""
+        if source is not None and not source.replayable:
             return None
-        route = Location(owner + path, direct=True)
-        try:
-            answer = self._ask(method, route, headers, source)
-        except NotConnected:
-            current_cancellation(self._cancellation).check()
-            self._router.mark_unreachable(owner)
-            return None
-        except DfcError as error:
-            current_cancellation(self._cancellation).check()
-            if not is_worth_retrying(error):
-                raise
-            return None
-        if answer.status < 300:
-            return answer
-        answer.close()
+        for url in self._router.reading_urls(*near):
+            try:
+                answer = self._ask(method, Location(url + path, direct=True), headers, source)
+            except NotConnected:
+                current_cancellation(self._cancellation).check()
+                self._router.mark_unreachable(url)
+                continue
+            except DfcError as error:
+                current_cancellation(self._cancellation).check()
+                if not is_worth_retrying(error):
+                    raise
+                continue
+            if answer.status < 300:
+                return answer
+            answer.close()
+            break
         return None
 
     def _retrying(self, attempt: Callable[[], Response], source: SpendableBody | None, tries: Tries | None) -> Response:
@@ -137,24 +153,31 @@ class ObjectCalls:
         self._router.refresh()
 
     def _try(
-        self, method: str, bucket: str, name: str, query: Query, headers: Mapping[str, str], source: SpendableBody | None
+        self,
+        method: str,
+        bucket: str,
+        name: str,
+        query: Query,
+        headers: Mapping[str, str],
+        source: SpendableBody | None,
+        last: Collection[str],
     ) -> Response:
-        route = self._router.route(bucket, name, query)
-        for _ in range(_HOPS_MAX):
+        if method in _OBJECT_READS:
+            route, *others = self._router.reading_routes(bucket, name, query, last)
+        else:
+            route, others = self._router.route(bucket, name, query), []
+        for _ in range(_HOPS_MAX + len(others)):
             try:
-                answer = self._ask(method, route, headers, source)
-            except NotConnected:
-                if not route.direct:
-                    raise
-                self._router.mark_unreachable(route.url)
-                self._router.refresh()
-                route = self._router.relay(bucket, name, query)
-                continue
-            except NotThePrimary:
-                self._router.map(at_once=True)
-                newer = self._router.route(bucket, name, query)
-                # If that is the same, the node's map is the older one, and another node finds the owner.
-                route = self._router.relay(bucket, name, query) if newer.url == route.url else newer
+                answer = self._ask(method, route, headers, source, CONNECT_LIMIT_S if others else None)
+            except DfcError as error:
+                if isinstance(error, NotConnected) and route.direct:
+                    self._router.mark_unreachable(route.url)
+                if others and may_serve_elsewhere(error):
+                    current_cancellation(self._cancellation).check()
+                    self._router.refresh()
+                    route = others.pop(0)
+                else:
+                    route = self._elsewhere(error, route, bucket, name, query)
                 continue
             location = answer.headers.get("Location")
             if answer.status in _REDIRECTS and location:
@@ -166,8 +189,28 @@ class ObjectCalls:
             answer.close()
         raise Unavailable(f"{method} {bucket}/{name}: redirected more than {_HOPS_MAX} times")
 
-    def _ask(self, method: str, route: Location, headers: Mapping[str, str], source: SpendableBody | None) -> Response:
-        """Send one request; unsuccessful answers are raised as errors."""
+    def _elsewhere(self, error: DfcError, route: Location, bucket: str, name: str, query: Query) -> Location:
+        """Where the only node to ask may be reached, or who it is by a newer map. Raises the error if it is about neither."""
+        if isinstance(error, NotConnected) and route.direct:
+            self._router.refresh()
+            return self._router.relay(bucket, name, query)
+        if isinstance(error, NotThePrimary):
+            self._router.map(at_once=True)
+            newer = self._router.route(bucket, name, query)
+            # If that is the same, the node's map is the older one, and another node finds the owner.
+            return self._router.relay(bucket, name, query) if newer.url == route.url else newer
+        raise error
+
+    def _ask(
+        self,
+        method: str,
+        route: Location,
+        headers: Mapping[str, str],
+        source: SpendableBody | None,
+        limit_s: float | None = None,
+    ) -> Response:
+        """Send one request; unsuccessful answers are raised as errors. Connecting to the node of a direct route takes at most
+        `limit_s`."""
         headers = self._with_token(headers, route)
         if route.direct and (source is None or source.replayable):
             # So that a node which is not the owner says so. What cannot be sent again it passes on.
@@ -179,7 +222,7 @@ class ObjectCalls:
             return self._transport.request(method, url, headers, source, limit_s=limit_s, once=once)
 
         if route.direct:
-            answer = ask(route.url)
+            answer = ask(route.url, limit_s)
         else:
             addresses = self._router.addresses
             answer = addresses.reach(lambda base, limit_s: ask(base + route.path, limit_s), repeatable=method in _READS)

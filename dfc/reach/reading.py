@@ -1,13 +1,21 @@
-"""Reads of an object that resume where a connection broke. Each reader decides whom to ask, and for how long."""
+"""Reads of an object that resume where a connection broke, at another node if the object has copies.
+
+Each reader decides whom to ask, and for how long.
+"""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Collection
+from typing import Final
 
 import xxhash
 
 from dfc.http.calls.blocking import Broken, Response
+from dfc.limits import KIB
+
+PROGRESS_BYTES: Final = 64 * KIB  # an answer that delivered this much before it broke off was worth asking for
 
 
 class ResumingReader(ABC):
@@ -39,6 +47,10 @@ class ResumingReader(ABC):
     @abstractmethod
     def _broke(self, problem: Broken, gained: int) -> bool:
         """Handle an answer that ended early after `gained` bytes: wait before a retry; return False or raise to give up."""
+
+    def _goes_on(self, answer: Response, gained: int) -> bool:
+        """Whether to connect again at once, without `_broke`, after an answer that ended early after `gained` bytes."""
+        return False
 
     def _mismatch(self, found: str) -> Exception:
         """The error for bytes that do not match `_checksum`; for readers that call `_verify`."""
@@ -86,8 +98,10 @@ class ResumingReader(ABC):
                 if count == 0 and answer is not None:
                     self._check_end(answer)
             except Broken as problem:
+                assert answer is not None
                 self._answer = None
-                if not self._broke(problem, self._position - self._begun_at):
+                gained = self._position - self._begun_at
+                if not self._goes_on(answer, gained) and not self._broke(problem, gained):
                     raise
                 continue
             if count == 0:
@@ -110,3 +124,22 @@ class ResumingReader(ABC):
                 answer.close()
             else:
                 answer.forget()
+
+
+class CopyReader(ResumingReader):
+    """Base class of readers of objects that may have several copies: where an answer breaks off, the next node goes on at once.
+
+    `_passed` are the URLs of the answers that broke off since the reader last got on; their nodes are to be asked last.
+    """
+
+    _passed: tuple[str, ...] = ()
+
+    @abstractmethod
+    def _has_other(self, passed: Collection[str]) -> bool:
+        """Whether a node can be asked that none of these URLs belongs to."""
+
+    def _goes_on(self, answer: Response, gained: int) -> bool:
+        passed = (answer.url,) if gained >= PROGRESS_BYTES else (*self._passed, answer.url)
+        goes_on = self._has_other(passed)
+        self._passed = passed if goes_on else ()  # if all have broken off, all get another turn after a wait
+        return goes_on

@@ -1,20 +1,24 @@
-"""Routing of object requests: to the owner, computed from the cluster map, or through a node that relays."""
+"""Routing of object requests: to the nodes that have the object, by the cluster map, or through a node that relays.
+
+Reads go to any of these nodes, in order; everything else goes to the first of them, or through the relay.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 import msgspec
 
-from dfc.addresses import Addresses, addresses_of
+from dfc.addresses import Addresses, Origins, Refusals, addresses_of
 from dfc.errors import BucketNotFound, DfcError, NotFound
 from dfc.names import object_path
 from dfc.placement.map import ClusterMap, NodeEntry
+from dfc.placement.readers import readers_of
 
 UNREACHABLE_S: Final = 30.0  # how long a target that refused a connection is not tried again
 REFRESH_INTERVAL_S: Final = 0.5  # so that many threads that fail at once fetch one new map
@@ -85,8 +89,9 @@ class KeptMap:
         """Fetch the map before the next use: a node has a newer one, or did not answer."""
         self._wanted = True
 
-    def holder(self, bucket: str, name: str) -> NodeEntry | None:
-        """The target that holds an object, or will; None while it is down. Raises BucketNotFound."""
+    def readers(self, bucket: str, name: str) -> list[NodeEntry]:
+        """The targets to read an object from, in order; none while they are down. The first also takes its writes. Raises
+        BucketNotFound."""
         cluster_map = self.map()
         if cluster_map.bucket(bucket) is None:
             self.refresh()  # the bucket may be younger than the map
@@ -94,12 +99,11 @@ class KeptMap:
         entry = cluster_map.bucket(bucket)
         if entry is None:
             raise BucketNotFound(f"bucket {bucket!r} does not exist")
-        return self.holder_in(entry.id, name)
+        return readers_of(cluster_map, entry.id, name)
 
-    def holder_in(self, bucket_id: str, name: str) -> NodeEntry | None:
-        """The same as `holder`, with no new map for a bucket that is younger than the map."""
-        owner = self.map().owner_in(bucket_id, name)
-        return owner.node if owner is not None and owner.node.state == "up" else None
+    def readers_in(self, bucket_id: str, name: str) -> list[NodeEntry]:
+        """The same as `readers`, with no new map for a bucket that is younger than the map."""
+        return readers_of(self.map(), bucket_id, name)
 
 
 class Locator(KeptMap):
@@ -107,30 +111,51 @@ class Locator(KeptMap):
 
     def __init__(self, url: str, fetch: Callable[[bool], bytes], now_s: Callable[[], float] = time.monotonic) -> None:
         super().__init__(addresses_of(url), fetch, now_s)
-        self._unreachable: dict[str, float] = {}
+        self._refusals = Refusals(UNREACHABLE_S, now_s)
 
     def mark_unreachable(self, url: str) -> None:
-        """Avoid a target for a while; its objects go through a relay."""
-        with self._lock:
-            self._unreachable[_origin(url)] = self._now_s() + UNREACHABLE_S
+        """Avoid a target for a while; its objects are read elsewhere, or go through a relay."""
+        self._refusals.note(url)
 
     def route(self, bucket: str, name: str, query: Query) -> Location:
-        """Where to send the next try for an object."""
-        owner = self.owner_url(bucket, name)
-        if owner is not None:
-            return Location(owner + path_of(bucket, name, query), direct=True)
+        """Where to send the next try for an object to, if it may change it: the primary, or the relay."""
+        nodes = self._known_readers(bucket, name)
+        if nodes and self.is_reachable(nodes[0].advertise_url):
+            return Location(_base(nodes[0]) + path_of(bucket, name, query), direct=True)
         return self.relay(bucket, name, query)
 
-    def owner_url(self, bucket: str, name: str) -> str | None:
-        """The URL of the target that owns an object; None while it is down or unreachable from here, or if the bucket is not
-        known yet."""
+    def reading_routes(self, bucket: str, name: str, query: Query, last: Collection[str] = ()) -> list[Location]:
+        """Where to read an object from, in the order to try; never empty. If it has several copies, the relay comes at the end.
+
+        `last` are URLs whose nodes broke off an answer: they are asked after the others.
+        """
+        nodes = self._known_readers(bucket, name)
+        path = path_of(bucket, name, query)
+        routes = [Location(_base(node) + path, direct=True) for node in self._reachable(nodes, last)]
+        return routes if routes and len(nodes) == 1 else [*routes, self.relay(bucket, name, query)]
+
+    def reading_urls(self, bucket: str, name: str, last: Collection[str] = ()) -> list[str]:
+        """The URLs of the targets that an object can be read from, as far as they can be reached from here; none if the bucket
+        is not known yet."""
+        return [_base(node) for node in self._reachable(self._known_readers(bucket, name), last)]
+
+    def has_other(self, bucket: str, name: str, tried: Collection[str]) -> bool:
+        """Whether an object can be read from a target that none of these URLs belongs to."""
+        nodes = Origins(tried)
+        return any(url not in nodes for url in self.reading_urls(bucket, name))
+
+    def _known_readers(self, bucket: str, name: str) -> list[NodeEntry]:
         try:
-            holder = self.holder(bucket, name)
+            return self.readers(bucket, name)
         except BucketNotFound:
-            return None
-        if holder is None or not self.is_reachable(holder.advertise_url):
-            return None
-        return holder.advertise_url.rstrip("/")
+            return []
+
+    def _reachable(self, nodes: list[NodeEntry], last: Collection[str]) -> list[NodeEntry]:
+        reachable = [node for node in nodes if self.is_reachable(node.advertise_url)]
+        if not last or len(reachable) < 2:
+            return reachable
+        tried = Origins(last)
+        return sorted(reachable, key=lambda node: node.advertise_url in tried)
 
     def relay(self, bucket: str, name: str, query: Query) -> Location:
         """The route through a node that the client was given."""
@@ -148,13 +173,12 @@ class Locator(KeptMap):
 
     def _knows(self, url: str, cluster_map: ClusterMap) -> bool:
         urls = (*self.addresses.urls, *(url for node in cluster_map.nodes for url in (node.url, node.advertise_url)))
-        return _origin(url) in map(_origin, urls)
+        return url in Origins(urls)
 
     def is_reachable(self, url: str) -> bool:
         """Whether the node at a URL has not refused a connection recently."""
-        return self._unreachable.get(_origin(url), 0.0) <= self._now_s()
+        return url not in self._refusals
 
 
-def _origin(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}".lower()
+def _base(node: NodeEntry) -> str:
+    return node.advertise_url.rstrip("/")

@@ -15,7 +15,7 @@ import msgspec
 from dfc.clock import NODE_NUMBER_MAX
 from dfc.errors import BucketConflict, BucketDeleting, BucketNotFound, Conflict, NotFound
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
-from dfc.placement.mapped import nodes_after, placement_of
+from dfc.placement.mapped import buckets_after, nodes_after, placement_of
 from dfc.placement.state import Placement
 from dfc.registry.registration import Registration, is_known, with_use
 
@@ -85,6 +85,8 @@ def take_step(before: Placement, new: Placement, seen: Sequence[NodeEntry] = ())
         for node in nodes_after(state.map, new):
             told = last.get(node.id)
             draft.put_node(node if told is None else with_use(node, told.disks, told.last_heartbeat))
+        for bucket in buckets_after(state.map, new):
+            draft.put_bucket(bucket.name, bucket)
         draft.step = new.step
         return draft.finish()
 

@@ -16,7 +16,8 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """A node's description of itself, sent at first and with every heartbeat.
 
     `map_version`: the version of its map. `step`: the newest one by which it decides, and by nothing older any more.
-    `now_us`: its wall clock, in microseconds since 1970; 0: not told. `starting`: its disks are not open yet.
+    `now_us`: its wall clock, in microseconds since 1970; 0: not told. `starting`: its disks are not open yet. `leaving`: it
+    has given up its lease and is about to end.
     """
 
     node_id: Id
@@ -28,6 +29,7 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     step: int = 0
     now_us: int = 0
     starting: bool = False
+    leaving: bool = False
     disks: Annotated[tuple[DiskEntry, ...], msgspec.Meta(max_length=NODE_DISKS_MAX)] = ()
     labels: Labels = Labels()
 

@@ -57,6 +57,7 @@ class StepPlanner:
         self._down_after_s = down_after_s
         self._began_s = now_s
         self._heard: dict[str, _Heard] = {}
+        self._leaving: set[str] = set()
         self._queue: list[_Queued] = []
         self._proposed: tuple[Placement, Sequence[_Queued]] | None = None  # the step to be published, and what makes it
         self._reports: set[ReadyReport] = set()
@@ -76,6 +77,7 @@ class StepPlanner:
             return False
         heard = self._heard.setdefault(node, _Heard(now_s))
         heard.last_s = now_s
+        self._leaving.discard(node)
         heard.acknowledged = max(heard.acknowledged, step)
         if any(not disk.is_up and disk.id in incarnations for disk in disks):
             self._put(("up", node), bring_up(node, dict(incarnations)))
@@ -83,6 +85,11 @@ class StepPlanner:
             if disk.is_up and disk.id not in incarnations:
                 self._put(("failed", disk.id), put_failed(disk.id))
         return self.is_up(node)
+
+    def leave(self, node: str) -> None:
+        """A target has given up its lease, and is about to end: it is declared down at once. A heartbeat takes that back."""
+        if node in self._heard:
+            self._leaving.add(node)
 
     def refresh(self, placement: Placement) -> None:
         """The registry's placement of the same step: disks and buckets that nobody has used yet are added without a step."""
@@ -144,7 +151,7 @@ class StepPlanner:
     @property
     def is_busy(self) -> bool:
         """Whether changes wait for their step."""
-        return bool(self._queue)
+        return bool(self._queue or self._leaving)
 
     @property
     def all_acknowledged(self) -> bool:
@@ -184,6 +191,7 @@ class StepPlanner:
         if self._proposed is not None and self._proposed[0] is placement:
             self._drop(self._proposed[1])
         self._proposed = None
+        self._leaving &= _present_nodes(placement)
         self._forget_reports(before, placement)
         if self._wanted is not None and any(spec == self._wanted for spec in placement.layouts.values()):
             self._wanted = None
@@ -205,11 +213,11 @@ class StepPlanner:
         return 0 if heard is None else heard.acknowledged
 
     def _silent(self, now_s: float) -> set[str]:
-        """Targets that are not down and have not been heard of for `down_after_s`; nobody so soon after this coordinator
-        began."""
+        """Targets that are not down and leave, or have not been heard of for `down_after_s`; of these nobody so soon after this
+        coordinator began."""
+        found = self._leaving & _present_nodes(self.placement)
         if now_s - self._began_s <= self._down_after_s:
-            return set()
-        found = set()
+            return found
         for node in _present_nodes(self.placement):
             heard = self._heard.get(node)
             if now_s - (self._began_s if heard is None else heard.last_s) > self._down_after_s:

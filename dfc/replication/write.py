@@ -8,7 +8,7 @@ every target has acknowledged; from then on nobody reads from it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -77,8 +77,8 @@ class Writing:
         self._tried.discard(disk)
 
     def next(self, placement: Placement, cleared: Collection[str]) -> Instruction:
-        """What to do now. `cleared`: disks towards which this one has reported itself clean; they are required again, although
-        the placement still says that they are behind."""
+        """What to do now. `cleared`: disks that are required although the placement says that they are behind: those towards
+        which this one has reported itself clean, and those of `marked_just_now`."""
         found = roles(placement, *self._key)
         if found.primary != self.disk:
             return NotPrimary()
@@ -92,7 +92,9 @@ class Writing:
             self._asked.discard(each)
             self._failures[each] = 0  # the coordinator has refused: it may be reached after all
         passed_over = {each for each in self._failures if self._is_lost(each) and each not in found.members}
-        others = standins(placement, *self._key, passed_over) if found.standins else ()
+        lost = {placement.disks[each].node for each in found.members if self._is_lost(each)}  # and put behind by now
+        out_of_reach = {disk.id for node in lost for disk in placement.disks_of(node)}
+        others = standins(placement, *self._key, passed_over | out_of_reach) if found.standins or out_of_reach else ()
         wanted = [each for each in dict.fromkeys((*found.members, *others, *sorted(self._done))) if each != self.disk]
         if not missing and self._copies(placement) >= self._enough(placement, found, wanted):
             owed = tuple(each for each in found.everywhere if each != self.disk and each not in self._done)
@@ -108,13 +110,17 @@ class Writing:
         return self._failures[disk] >= FAILURES_MAX and disk not in self._done
 
     def _copies(self, placement: Placement) -> int:
-        return 1 + sum(placement.disks[each].is_up for each in self._done)
+        """How many failure domains have the row: two disks of one are no more than one."""
+        return self._domains(placement, (each for each in self._done if placement.disks[each].is_up))
+
+    def _domains(self, placement: Placement, others: Iterable[str]) -> int:
+        return len({placement.disks[each].domain for each in (self.disk, *others)})
 
     def _enough(self, placement: Placement, found: Roles, wanted: Collection[str]) -> int:
         """How many copies there must be: those that the bucket wants, or as many as can be had, or the least."""
         count = placement.copies_of(self._key[0]).written
-        reachable = [each for each in wanted if not self._is_lost(each)]
-        return max(min(count, 1 + len(reachable)), min(self._least, 1 + len(found.writers)))
+        reachable = self._domains(placement, (each for each in wanted if not self._is_lost(each)))
+        return max(min(count, reachable), min(self._least, self._domains(placement, found.writers)))
 
 
 def required(placement: Placement, found: Roles, primary: str, cleared: Collection[str]) -> set[str]:
@@ -122,3 +128,18 @@ def required(placement: Placement, found: Roles, primary: str, cleared: Collecti
     return {
         each for each in found.members if each != primary and (primary not in placement.disks[each].behind or each in cleared)
     }
+
+
+def marked_just_now(before: Placement | None, placement: Placement, primary: str) -> set[str]:
+    """The disks that this placement puts behind a primary, and that could be read from by the one `before`: by that, somebody
+    may still decide. They are required until the coordinator says that all know, or a step later."""
+    return {
+        disk.id
+        for disk in placement.disks.values()
+        if disk.is_up and primary in disk.behind and (before is None or _could_be_read(before, disk.id, primary))
+    }
+
+
+def _could_be_read(before: Placement, disk_id: str, primary: str) -> bool:
+    disk = before.disks.get(disk_id)
+    return disk is not None and disk.is_up and primary not in disk.behind

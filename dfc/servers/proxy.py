@@ -61,13 +61,13 @@ class ProxyNode:
         deletions = Deletions(self.cluster, self._lead)
         self.jobs = JobService(self.cluster, settings, directory, self._make_engine, self._lead, filesystem)
         uses = self.uses = ProxyUses(
-            Objects(self.cluster),
-            Buckets(self.cluster, deletions),
+            Objects(self.cluster, self._pool.refusals),
+            Buckets(self.cluster, deletions, self.steps),
             Listings(self.cluster),
             SampleKeys(self.cluster),
             ProxyBatches(self.cluster, self._pool, settings.token),
             self.jobs,
-            Administration(self.cluster, Registrations(self.cluster, self.steps, settings.down_after_s), self.id),
+            Administration(self.cluster, Registrations(self.cluster, self.steps, settings.down_after_s), self.steps, self.id),
         )
         relay, may_use = Relay(self._pool, settings.peer_timeout_s), TokenAccess(settings).check
         faces = [

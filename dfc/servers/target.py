@@ -12,6 +12,7 @@ from prometheus_client.core import Metric
 from dfc import metrics
 from dfc.api.node import target as node
 from dfc.api.node.batch_target import OwnBatchHandlers
+from dfc.api.node.copies import CopyHandlers
 from dfc.api.node.holdings import HoldingHandlers
 from dfc.api.node.job_inputs import JobInputHandlers
 from dfc.api.node.staging import StagingHandlers
@@ -32,6 +33,7 @@ from dfc.http.shutdown import in_time
 from dfc.limits import STOP_CLOSE_S
 from dfc.registry.leases import boot_s
 from dfc.target.batch.opening import OwnBatches
+from dfc.target.copies.service import TargetCopies
 from dfc.target.disks import Scrubbers, open_disks
 from dfc.target.families import DiskReport, disk_families, membership_families
 from dfc.target.job_inputs import JobInputs
@@ -61,11 +63,13 @@ class TargetNode:
         self._scrubbers = Scrubbers(self.local)
         self._uploads = OwnUploads(self.local, settings.object_size_max_bytes)
         self._members = Members()
+        self._copies = TargetCopies(self.local, self._control, settings)
         self._batches = OwnBatches(
             self.local,
             self._pool,
             settings.token,
             self._members.slots,
+            self._copies.objects,
             refuses_stale=settings.reads_without_lease == "refuse",
         )
         self.server = NodeServer(settings, self._faces())
@@ -77,16 +81,17 @@ class TargetNode:
 
     def _faces(self) -> list[Face]:
         local, may_use = self.local, TokenAccess(self.settings).check
-        objects, selection = OwnObjects(local, self._uploads), ShardSelection(local)
+        objects, selection = OwnObjects(local, self._uploads, self._copies.objects), ShardSelection(local, self._copies.listed)
         elsewhere = Elsewhere(local, Relay(self._pool, self.settings.peer_timeout_s))
         stored = StoredHandlers(local, objects, self._members, elsewhere)
         return [
             v1.target_face(local, stored, self._batches, elsewhere, self._metrics, may_use),
             node.target_face(
-                HoldingHandlers(local, objects, OwnListings(local), selection, self._scrubbers),
-                StagingHandlers(JobStaging(local, self._uploads)),
-                JobInputHandlers(JobInputs(local, selection)),
+                HoldingHandlers(local, objects, OwnListings(local, self._copies.listed), selection, self._scrubbers),
+                StagingHandlers(JobStaging(local, self._uploads, self._copies.objects)),
+                JobInputHandlers(JobInputs(local, selection, self._copies.objects)),
                 OwnBatchHandlers(self._batches),
+                CopyHandlers(self._copies.receiver),
                 may_use,
             ),
             web.target_face(stored, may_use),
@@ -99,6 +104,7 @@ class TargetNode:
         cluster_id, number = await self._membership.join(self._url, advertised)
         self.id, clock = self.local.node_id, HybridClock(number)
         await self.local.call(open_disks, self.local, self._scrubbers, self.settings, cluster_id, clock, self._filesystem)
+        self._copies.start()
         await self.server.serve()
         self._heart = asyncio.create_task(self._membership.beat())
         self._map_keeper.start()
@@ -110,11 +116,16 @@ class TargetNode:
     async def stop(self) -> None:
         """Finish running requests, then close everything; safe to call when `start` failed half-way. Hanging disks are
         abandoned."""
-        # The heart goes on meanwhile: without a lease, running uploads could not be committed.
+        if self._heart is not None and self._membership.leaves:
+            self._heart.cancel()
+            await asyncio.wait((self._heart,))
+            await self._membership.leave()
+        # Else the heart goes on meanwhile: without a lease, running uploads could not be committed.
         await asyncio.gather(self.server.stop(), self._stop_workers(), self._scrubbers.stop(), self._map_keeper.stop())
         if self._heart is not None:
             self._heart.cancel()
             await asyncio.wait((self._heart,))
+        await self._copies.stop()
         self.local.lease.end()
         self._pool.close()
         await self._control.close()

@@ -6,36 +6,31 @@ the disk for itself. All errors are those of `dfc.errors`; nothing raises OSErro
 
 from __future__ import annotations
 
+import logging
 import os
-import sqlite3
 import tempfile
-import uuid
 from contextlib import suppress
 from typing import IO, Final
 
-from dfc.attributes import check_attributes
 from dfc.checksum import ExpectedChecksums
 from dfc.clock import HybridClock
-from dfc.errors import DiskRefused, ObjectCorrupt, ObjectNotFound, ServerTrouble, StorageFailed
-from dfc.filesystem import FileSystem, remove_if_there
+from dfc.errors import ObjectCorrupt, ObjectNotFound, ServerTrouble, StorageFailed
+from dfc.filesystem import FileSystem
 from dfc.pages import Row
 from dfc.storage import identity, layout
 from dfc.storage.blobs.adopting import AdoptingWriter
-from dfc.storage.blobs.deposit import DepositSite, boot_id
-from dfc.storage.blobs.directories import Directories
-from dfc.storage.blobs.discard import Discarder
-from dfc.storage.blobs.indexes import OpenIndexes
-from dfc.storage.blobs.newblob import observe
+from dfc.storage.blobs.deposit import DepositSite
 from dfc.storage.blobs.reader import BlobReader
 from dfc.storage.blobs.staging import Staging
-from dfc.storage.blobs.whole import put_whole
-from dfc.storage.blobs.writer import BlobWriter
-from dfc.storage.catalog.cache import RowCache
-from dfc.storage.catalog.catalog import Catalog
-from dfc.storage.catalog.changes import Bury, Delete, RemoveSome, Settle
-from dfc.storage.catalog.commit import GroupCommitter
+from dfc.storage.blobs.whole import store_small
+from dfc.storage.blobs.writer import BlobWriter, begin_upload
+from dfc.storage.catalog.catalog import Ranks
+from dfc.storage.catalog.changes import Put, RemoveSome, Settle
+from dfc.storage.catalog.copies import take_newer
 from dfc.storage.catalog.staged import StagedName
-from dfc.storage.health import DiskHealth, DiskState
+from dfc.storage.copies import DiskCopies
+from dfc.storage.health import DiskState
+from dfc.storage.opening import open_parts
 from dfc.storage.parts import DiskParts
 from dfc.storage.preconditions import ALWAYS, Precondition
 from dfc.storage.rows import (
@@ -54,10 +49,9 @@ from dfc.storage.stats import DiskStats
 from dfc.storage.upkeep import sweep
 from dfc.storage.upkeep.maintenance import Maintenance
 from dfc.storage.upkeep.relaxed import RelaxedRows
-from dfc.storage.upkeep.space import SpaceKeeper
-from dfc.tar.index.format import index_kind
 from dfc.tar.index.reader import ShardIndex
 
+_log = logging.getLogger(__name__)
 NO_CHECKSUMS: Final = ExpectedChecksums()
 # Inside the class, `Disk.list` shadows the built-in.
 Rows = list[ObjectRow]
@@ -78,6 +72,7 @@ class Disk:
         self._reader = BlobReader(parts)
         self._relaxed = RelaxedRows(parts)
         self.staging = Staging(parts)
+        self.copies = DiskCopies(parts)
         self._maintenance = Maintenance(parts, self._relaxed, self._opened_at)
         self._cached = parts.cache.get
 
@@ -116,7 +111,7 @@ class Disk:
         lock_fd = identity.lock_disk(root)
         try:
             who = identity.require_identity(root, cluster_id)
-            parts = _open_parts(root, who.disk_id, clock, options or DiskOptions(), filesystem or FileSystem())
+            parts = open_parts(root, who, clock, options or DiskOptions(), filesystem or FileSystem())
         except BaseException:
             os.close(lock_fd)
             raise
@@ -247,10 +242,7 @@ class Disk:
 
         `staged`: it does not become an object but an output that a job may publish; see `staging`.
         """
-        self.parts.health.require_writable()
-        layout.check_bucket_id(bucket_id)
-        check_attributes(supplied.attributes)
-        return BlobWriter(
+        return begin_upload(
             self.parts, bucket_id, name, size=size, expected=expected, durability=durability, staged=staged, supplied=supplied
         )
 
@@ -266,35 +258,23 @@ class Disk:
         supplied: Supplied = NOTHING,
     ) -> PutResult:
         """Store a whole object at once. Threads that do so at the same time share the catalog's commits."""
-        if index_kind(name) is None:
-            self.parts.health.require_writable()
-            layout.check_bucket_id(bucket_id)
-            check_attributes(supplied.attributes)
-            return put_whole(self.parts, bucket_id, name, body, expected, durability, precondition, supplied)
-        writer = self.begin_put(bucket_id, name, size=len(body), expected=expected, durability=durability, supplied=supplied)
-        writer.write(body)
-        writer.finish()
-        return writer.commit(precondition)
+
+        def change(row: ObjectRow) -> Put:
+            return Put(row, precondition)
+
+        row, outcome = store_small(self.parts, bucket_id, name, body, expected, durability, supplied, change)
+        return PutResult(row, outcome.replaced, row.warnings, outcome.committed)
 
     def delete(self, bucket_id: str, name: str, *, precondition: Precondition = ALWAYS) -> ObjectRow:
         """Delete an object, durably; works on a full disk. Raises ObjectNotFound, PreconditionFailed, StorageFailed."""
-        parts = self.parts
-        outcome = parts.committer.submit(Delete(bucket_id, name, precondition, parts.clock))
-        parts.stats.deletes += 1
-        parts.discard(outcome.garbage)
-        return outcome.row
+        return self.copies.delete(bucket_id, name, precondition=precondition)[0]
 
     def bury(self, bucket_id: str, name: str, version: str) -> ObjectRow | None:
         """Apply a delete whose version was assigned elsewhere: remove anything older for good. Returns the removed row.
 
         Raises BadRequest for an invalid version, StorageFailed.
         """
-        parts = self.parts
-        layout.check_bucket_id(bucket_id)
-        observe(parts, version)
-        outcome = parts.committer.submit(Bury(bucket_id, name, version, parts.clock))
-        parts.discard(outcome.garbage)
-        return outcome.row
+        return self.copies.adopt_tombstone(bucket_id, name, version, lambda present: take_newer(present, version)).row
 
     def deposit_site(self, durability: Durability) -> DepositSite:
         """Where a worker on this machine may write a file for `adopt`."""
@@ -349,7 +329,7 @@ class Disk:
             outcome = parts.committer.submit(RemoveSome(bucket_id, parts.clock))
             parts.discard(outcome.garbage)
             removed += outcome.removed
-            if not outcome.removed:
+            if outcome.is_done:
                 break
         sweep.remove_directories(parts, bucket_id)  # the sweep removes leftovers
         return removed
@@ -357,27 +337,37 @@ class Disk:
     # --- listings
 
     def list_tuples(
-        self, bucket_id: str, *, prefix: str = "", start_after: str = "", after_prefix: bool = False, limit: int
+        self,
+        bucket_id: str,
+        *,
+        prefix: str = "",
+        start_after: str = "",
+        after_prefix: bool = False,
+        limit: int,
+        ranks: Ranks = "first",
     ) -> ListedTuples:
         """At most `limit` tuples `(name, size, checksum, version_us, samples, members)`, sorted by the UTF-8 bytes of the name.
 
         Names begin with `prefix` and come after `start_after`; with `after_prefix` also after every name that begins with
-        `start_after`, as needed for listings with a delimiter. `start_after` need not be the name of an object.
+        `start_after`, as needed for listings with a delimiter. `start_after` need not be the name of an object. `ranks`:
+        "first" for the objects whose first home this disk is, "all" for copies as well.
         """
         return self.parts.catalog.list_tuples(
-            bucket_id, prefix=prefix, start_after=start_after, after_prefix=after_prefix, limit=limit
+            bucket_id, prefix=prefix, start_after=start_after, after_prefix=after_prefix, limit=limit, ranks=ranks
         )
 
-    def list(self, bucket_id: str, *, prefix: str = "", start_after: str = "", limit: int) -> Rows:
+    def list(self, bucket_id: str, *, prefix: str = "", start_after: str = "", limit: int, ranks: Ranks = "first") -> Rows:
         """The same page as whole rows, including quarantined ones."""
-        return self.parts.catalog.list_rows(bucket_id, prefix=prefix, start_after=start_after, after_prefix=False, limit=limit)
+        return self.parts.catalog.list_rows(
+            bucket_id, prefix=prefix, start_after=start_after, after_prefix=False, limit=limit, ranks=ranks
+        )
 
     def counts(self, bucket_id: str) -> tuple[int, int]:
-        """The number of objects and bytes of a bucket, in constant time."""
+        """The number of objects and bytes of a bucket whose first home this disk is, in constant time."""
         return self.parts.catalog.counts(bucket_id)
 
     def totals(self) -> tuple[int, int]:
-        """The number of objects and bytes of the disk."""
+        """The number of objects and bytes of the disk, with copies."""
         return self.parts.catalog.totals()
 
     def bucket_ids(self) -> Names:
@@ -390,6 +380,11 @@ class Disk:
     def state(self) -> DiskState:
         """ "failed" once the error budget is used up: writes are refused, reads continue."""
         return self.parts.health.state
+
+    @property
+    def incarnation(self) -> str:
+        """A random id of the catalog's present life: it changes when the catalog is rebuilt, since that may forget rows."""
+        return self.parts.catalog.incarnation
 
     @property
     def failure(self) -> str | None:
@@ -433,77 +428,3 @@ class Disk:
     def wait_until_settled(self, timeout_s: float) -> bool:
         """Wait until the sweep after opening is done and rows from other boots of the machine are verified."""
         return self._maintenance.settled.wait(timeout_s)
-
-
-def _open_parts(root: str, disk_id: str, clock: HybridClock, options: DiskOptions, filesystem: FileSystem) -> DiskParts:
-    stats = DiskStats()
-    health = DiskHealth(disk_id, options.error_budget)
-    space = SpaceKeeper(root, filesystem, reserve_bytes=options.reserve_bytes, ballast_bytes=options.ballast_bytes)
-    catalog: Catalog | None = None
-    try:
-        space.prepare_opening()
-        catalog = _open_catalog(root, disk_id, filesystem, space, health)
-        clock.observe(f"{catalog.newest_us():014x}ffff")
-        temporary = f"{root}/{layout.TEMPORARY}"
-        filesystem.make_directories(temporary)
-        remove_if_there(filesystem, [f"{temporary}/{name}" for name in os.listdir(temporary)])
-        space.keep_ballast()
-    except OSError as error:
-        if catalog is not None:
-            catalog.close()
-        raise DiskRefused(f"{root}: {error}; check the disk, then open it again") from error
-    except BaseException:
-        if catalog is not None:
-            catalog.close()
-        raise
-    cache = RowCache(options.row_cache_rows)
-    boot = options.boot_id or boot_id() or uuid.uuid4().hex  # without a boot id every unsynced row is suspect
-    indexes = OpenIndexes(options.open_indexes, health)
-    committer = GroupCommitter(catalog, filesystem, cache, health, stats, boot=boot, on_full=space.give_up_ballast)
-    return DiskParts(
-        disk_id=disk_id,
-        root=root,
-        boot=boot,
-        options=options,
-        filesystem=filesystem,
-        clock=clock,
-        health=health,
-        stats=stats,
-        space=space,
-        cache=cache,
-        catalog=catalog,
-        committer=committer,
-        directories=Directories(root, filesystem),
-        indexes=indexes,
-        discarder=Discarder(root, filesystem, health, indexes),
-    )
-
-
-def _open_catalog(root: str, disk_id: str, filesystem: FileSystem, space: SpaceKeeper, health: DiskHealth) -> Catalog:
-    catalog = Catalog.open(root, disk_id, health)
-    try:
-        _advance_epoch(root, catalog, filesystem, space)
-    except sqlite3.Error as error:
-        catalog.close()
-        raise DiskRefused(f"{catalog.path} cannot be written: {error}") from error
-    except BaseException:
-        catalog.close()
-        raise
-    return catalog
-
-
-def _advance_epoch(root: str, catalog: Catalog, filesystem: FileSystem, space: SpaceKeeper) -> None:
-    """Refuse a catalog that was restored from an older copy; count this opening, in the catalog first."""
-    known = catalog.meta("epoch") or 0
-    if known < identity.read_epoch(root):
-        raise DiskRefused(
-            f"{catalog.path} is older than the disk: it was restored from a copy. Objects stored since then would be lost."
-            f" Restore the newest catalog, or rebuild it from the blobs: dfc disk rebuild {root}"
-        )
-    try:
-        catalog.set_epoch(known + 1, filesystem)
-    except sqlite3.OperationalError:
-        if not space.give_up_ballast():
-            raise
-        catalog.set_epoch(known + 1, filesystem)
-    identity.write_epoch(root, known + 1, filesystem)

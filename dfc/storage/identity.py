@@ -23,7 +23,8 @@ from dfc.smallfile import SmallFileDamaged, make_directories, read_small_file, w
 from dfc.storage import layout
 from dfc.storage.catalog.catalog import Catalog
 
-IDENTITY_FORMAT: Final = 3  # of the whole disk; 1 had no `node_id`, 2 no attributes in footers and catalog
+IDENTITY_FORMAT: Final = 4  # of the whole disk; 1 had no `node_id`, 2 no attributes in footers and catalog, 3 no copies
+UPGRADED_FORMAT: Final = 3  # read, too: opening the disk upgrades it
 _EPOCH: Final = re.compile(rb"[0-9]{16}\n")
 
 
@@ -66,7 +67,7 @@ def read_identity(path: str) -> DiskIdentity | None:
         raise DiskRefused(f"{file_name} {damage.what}. {_way_out(path)}") from damage
     except msgspec.DecodeError as error:
         raise DiskRefused(f"{file_name} cannot be read ({error}). {_way_out(path)}") from error
-    if identity.format != IDENTITY_FORMAT:
+    if identity.format not in (UPGRADED_FORMAT, IDENTITY_FORMAT):
         raise DiskRefused(f"{path} is a disk {other_format(identity.format, IDENTITY_FORMAT)}")
     return identity
 
@@ -142,8 +143,7 @@ def give_to_node(path: str, node_id: str, filesystem: FileSystem) -> str | None:
     try:
         identity = require_identity(path, None)
         if identity.node_id != node_id:
-            new = msgspec.structs.replace(identity, format=IDENTITY_FORMAT, node_id=node_id)
-            write_identity(path, new, filesystem)
+            write_identity(path, msgspec.structs.replace(identity, node_id=node_id), filesystem)
         return identity.node_id
     finally:
         os.close(lock)

@@ -52,6 +52,31 @@ class ObjectRow(msgspec.Struct, frozen=True, gc=False):
         return self.state == QUARANTINED
 
 
+@dataclass(frozen=True, slots=True)
+class NameState:
+    """What a disk has of a name: an object, or (`row` None) the tombstone of one that was deleted."""
+
+    version: str
+    row: ObjectRow | None = None
+
+
+NO_HOME: Final = 255  # the rank of a row on a disk that is no home of the object
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a row is recorded beside its copies. `rank`: which home of the object this disk is, counted from 0. `pending`: it is
+    not yet known that all have it who must. `owed`: ids of disks that lack it."""
+
+    rank: int = 0
+    pending: bool = False
+    owed: tuple[str, ...] = ()
+
+
+ALONE: Final = Standing()
+"""The standing of a row that has no copies."""
+
+
 class ListedRow(NamedTuple):
     """A reduced row for listings; the storage engine returns plain tuples of this shape."""
 
@@ -95,13 +120,14 @@ class Supplied:
 NOTHING: Final = Supplied()
 
 
-@dataclass(frozen=True, slots=True)
-class PutResult:
-    """The result of an upload. `replaced` is True if an object of that name existed, or a newer one has arrived meanwhile."""
+class PutResult(msgspec.Struct, frozen=True, gc=False):
+    """The result of an upload. `replaced` is True if an object of that name existed, or a newer one has arrived meanwhile;
+    `committed` is False in the latter case: nothing of it is to be copied."""
 
     row: ObjectRow
     replaced: bool
     warnings: tuple[str, ...] = ()
+    committed: bool = True
 
 
 class RowChanged(Exception):

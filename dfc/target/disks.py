@@ -143,7 +143,9 @@ def describe(reports: Iterable[DiskReport], known: ClusterMap, node_id: str) -> 
     entries = []
     for report in reports:
         weight = weights.get(report.disk_id, 1.0)
-        entry = DiskEntry(id=report.disk_id, weight=weight, state=report.state, objects=report.objects)
+        entry = DiskEntry(
+            id=report.disk_id, weight=weight, state=report.state, objects=report.objects, incarnation=report.incarnation
+        )
         if report.space is not None:
             entry = msgspec.structs.replace(entry, capacity=report.space.capacity, used=report.space.used)
         entries.append(entry)

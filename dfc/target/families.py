@@ -16,19 +16,21 @@ from dfc.storage.stats import DiskStats, MetricOf
 
 
 class DiskReport(NamedTuple):
-    """A disk's report on itself. `space` is None when its file system could not be measured."""
+    """A disk's report on itself. `space` is None when its file system could not be measured. `incarnation` names what is on
+    it."""
 
     disk_id: str
     state: DiskState
     stats: DiskStats
     objects: int
     space: DiskSpace | None
+    incarnation: str = ""
 
 
 def report_on(disk: Disk) -> DiskReport:
     """Make a disk's report from its catalog and file system. Blocking."""
     try:
-        return DiskReport(disk.id, disk.state, replace(disk.stats), disk.totals()[0], disk.space())
+        return DiskReport(disk.id, disk.state, replace(disk.stats), disk.totals()[0], disk.space(), disk.incarnation)
     except DfcError:
         return DiskReport(disk.id, "failed", replace(disk.last_stats), 0, None)
 

@@ -18,6 +18,7 @@ from dfc.storage.layout import INDEX_SUFFIX
 from dfc.storage.rows import ObjectRow, RowChanged
 from dfc.tar.header import TarError
 from dfc.tar.index.format import HEADER_BYTES, IndexHeader, decode_header
+from dfc.target.copies.storing import CopiedObjects
 from dfc.target.local import Local
 from dfc.target.selection import ShardSelection
 from dfc.target.staging import OutputName
@@ -45,9 +46,10 @@ class BlobPaths:
 class JobInputs:
     """The inputs of jobs that this target holds."""
 
-    def __init__(self, local: Local, selection: ShardSelection) -> None:
+    def __init__(self, local: Local, selection: ShardSelection, copied: CopiedObjects) -> None:
         self._local = local
         self._selection = selection
+        self._copied = copied
 
     # --- which
 
@@ -112,13 +114,14 @@ class JobInputs:
 
     async def _find(self, path: ObjectPath, version: str | None, staged: StagedName | None = None) -> _Found:
         bucket = await self._local.bucket(path.bucket)
-        disk = self._local.own_disk(bucket, path.name)
+        disk = self._local.own_disk(bucket, path.name) if staged is not None else self._local.reader_disk(bucket, path.name)
         with self._local.certain():
             if staged is not None:
                 entry = await self._local.threads(disk).read(disk.staging.find, bucket.id, path.name, staged)
                 row, where = entry.row, disk.staging.path(entry)
             else:
                 row = await self._local.threads(disk).read(disk.lookup, bucket.id, path.name)
+                self._copied.check_served(disk, bucket.id, path.name)
                 where = disk.blob_path(row)
         if version not in (None, row.version):
             raise PreconditionFailed(f"{path.name!r} was replaced: its version is now {row.version}")

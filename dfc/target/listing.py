@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
+from dfc.errors import MapChanging
 from dfc.names import HIDDEN_PREFIX, is_hidden
 from dfc.pages import Page, Row, merge_pages
 from dfc.storage.disk import Disk
+from dfc.target.copies.listed import FIRST, Listed, ListedRows
 from dfc.target.local import Local
 
 PROBE_ROWS: Final = 200  # rows read at a time while prefixes are rolled up
@@ -16,15 +18,29 @@ PROBE_ROWS: Final = 200  # rows read at a time while prefixes are rolled up
 class OwnListings:
     """Listings over the disks of this target."""
 
-    def __init__(self, local: Local) -> None:
+    def __init__(self, local: Local, listed: ListedRows) -> None:
         self._local = local
+        self._listed = listed
 
-    async def page(self, bucket_id: str, prefix: str, start_after: str, delimiter: str, limit: int) -> Page:
-        """Return at most `limit` names and prefixes after `start_after`, over all disks. NoLease."""
+    async def page(
+        self, bucket_id: str, prefix: str, start_after: str, delimiter: str, limit: int, step: int | None = None
+    ) -> Page:
+        """Return at most `limit` names and prefixes after `start_after`, over all disks. `step`: by which the others answer.
+        NoLease; MapChanging if this target is at another step."""
+        await self._check_step(step)
         asked = (bucket_id, prefix, start_after, delimiter, limit)
-        pages = await self._local.of_each(lambda disk: list_page(disk, *asked))
+        pages = await self._local.of_each(lambda disk: list_page(disk, *asked, self._listed.of(disk, bucket_id)))
         self._local.check_leased()
+        await self._check_step(step)
         return merge_pages(pages, limit)
+
+    async def _check_step(self, step: int | None) -> None:
+        if step is None or step == self._local.map.step:
+            return
+        if step > self._local.map.step:
+            await self._local.refresh_map(at_once=True)
+        if step != self._local.map.step:
+            raise MapChanging(f"this target is at step {self._local.map.step} of placement, not at step {step}; try again")
 
     async def counts(self) -> dict[str, tuple[int, int]]:
         """Return (objects, bytes) by bucket id. NoLease."""
@@ -41,20 +57,30 @@ def _counts(disk: Disk) -> dict[str, tuple[int, int]]:
     return {bucket_id: disk.counts(bucket_id) for bucket_id in disk.bucket_ids()}
 
 
-def list_page(disk: Disk, bucket_id: str, prefix: str, start_after: str, delimiter: str, limit: int) -> Page:
+def list_page(
+    disk: Disk, bucket_id: str, prefix: str, start_after: str, delimiter: str, limit: int, listed: Listed = FIRST
+) -> Page:
     """Return at most `limit` names and prefixes of one disk after `start_after`. Blocking."""
-    if delimiter:
-        return _rolled_up(disk, bucket_id, prefix, start_after, delimiter, limit)
-    return _plain(disk, bucket_id, prefix, start_after, limit)
+
+    def scan(start_after: str, limit: int, *, after_prefix: bool = False) -> list[Row]:
+        return listed.tuples(disk, bucket_id, prefix=prefix, start_after=start_after, after_prefix=after_prefix, limit=limit)
+
+    return _rolled_up(scan, prefix, start_after, delimiter, limit) if delimiter else _plain(scan, prefix, start_after, limit)
 
 
-def _plain(disk: Disk, bucket_id: str, prefix: str, start_after: str, limit: int) -> Page:
-    rows: list[Row] = disk.list_tuples(bucket_id, prefix=prefix, start_after=start_after, limit=limit)
+class Scan(Protocol):
+    """Lists rows after a name, or with `after_prefix` after all names that begin with it."""
+
+    def __call__(self, start_after: str, limit: int, *, after_prefix: bool = False) -> list[Row]: ...
+
+
+def _plain(scan: Scan, prefix: str, start_after: str, limit: int) -> Page:
+    rows = scan(start_after, limit)
     more = len(rows) == limit
     hidden = _first_hidden(rows, prefix)
     if hidden is not None:
         # Hidden names are adjacent, so one seek skips them all, however many there are.
-        rest = disk.list_tuples(bucket_id, prefix=prefix, start_after=HIDDEN_PREFIX, after_prefix=True, limit=limit - hidden)
+        rest = scan(HIDDEN_PREFIX, limit - hidden, after_prefix=True)
         more = len(rest) == limit - hidden
         rows = rows[:hidden] + rest
     return Page(rows, [], more)
@@ -65,7 +91,7 @@ def _first_hidden(rows: Sequence[Row], prefix: str) -> int | None:
     return next((at for at, row in enumerate(rows) if is_hidden(row[0], prefix)), None)
 
 
-def _rolled_up(disk: Disk, bucket_id: str, prefix: str, start_after: str, delimiter: str, limit: int) -> Page:
+def _rolled_up(scan: Scan, prefix: str, start_after: str, delimiter: str, limit: int) -> Page:
     """List the names without the delimiter after the prefix, and for the others their part up to it, each once.
 
     An entry is shown only if it comes after `start_after`, so names below a prefix that is not greater are skipped.
@@ -78,9 +104,7 @@ def _rolled_up(disk: Disk, bucket_id: str, prefix: str, start_after: str, delimi
         position = rolled
     after_prefix = rolled is not None
     while len(rows) + len(prefixes) < limit:
-        page = disk.list_tuples(
-            bucket_id, prefix=prefix, start_after=position, after_prefix=after_prefix, limit=min(PROBE_ROWS, limit)
-        )
+        page = scan(position, min(PROBE_ROWS, limit), after_prefix=after_prefix)
         if not page:
             return Page(rows, prefixes, False)
         after_prefix = False

@@ -15,7 +15,9 @@ from dfc.errors import BucketDeleting, BucketNotFound, NoLease, NotFound, Storag
 from dfc.http.calls.peer import ControlClient
 from dfc.http.shutdown import ends_in_time
 from dfc.limits import BATCH_THREADS, DISK_ANSWER_S, NODE_THREADS, STOP_CLOSE_S
-from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap
+from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap, Durability
+from dfc.placement.mapped import placement_of
+from dfc.placement.roles import roles
 from dfc.registry.leases import boot_s
 from dfc.registry.registration import MapTaken
 from dfc.replication.lease import TargetLease
@@ -46,6 +48,7 @@ class Local:
         self.node_id = ""
         self.map: ClusterMap = EMPTY_MAP
         self.decides_by = MapTaken(0)  # the newest map for which `decide_by` has returned
+        self.before_map: Callable[[ClusterMap], None] = lambda _new: None  # called with each map before it is used
         self.lease = TargetLease()
         self._extended = asyncio.Event()
         self.why_no_lease = ""  # the coordinator's reason for granting none
@@ -115,6 +118,7 @@ class Local:
         """Use this map from now on if it is newer; whether it is."""
         if new.version <= self.map.version or (self.map.cluster_id and new.cluster_id != self.map.cluster_id):
             return False
+        self.before_map(new)
         self.map = new
         if not self.disks:  # it is starting: nothing is under way
             self.decides_by = MapTaken(new.version, new.step)
@@ -198,6 +202,8 @@ class Local:
 
     def owned_disk(self, bucket: BucketEntry, name: str) -> Disk | None:
         """Return the disk of this target that owns an object; None if another target does. Unavailable for a missing disk."""
+        if bucket.has_several:
+            return self._disk_with_copy(bucket, name)
         owner = self.map.owner(bucket, name)
         if owner is None:
             raise Unavailable("this target has no cluster map yet")
@@ -208,8 +214,35 @@ class Local:
             raise Unavailable(f"disk {owner.disk.id} of this target is missing", retry_after_s=5)
         return disk
 
+    def _disk_with_copy(self, bucket: BucketEntry, name: str) -> Disk | None:
+        """Return the first disk of this target from which an object with copies may be read. Unavailable if there is none in
+        the whole cluster."""
+        readers = roles(placement_of(self.map), bucket.id, name).readers
+        if not readers:
+            raise Unavailable("no disk is up that is known to have the newest version of this object", retry_after_s=2)
+        return next((self.disks[each] for each in readers if each in self.disks), None)
+
+    def primary_disk(self, bucket: BucketEntry, name: str) -> Disk | None:
+        """Return the disk of this target that decides about an object; None if another target has it. Unavailable."""
+        disk = self.owned_disk(bucket, name)
+        if disk is None or not bucket.has_several:
+            return disk
+        return disk if roles(placement_of(self.map), bucket.id, name).primary == disk.id else None
+
+    def durability_of(self, bucket_id: str) -> Durability:
+        """Return how durable objects of a bucket are."""
+        bucket = self.map.bucket_of(bucket_id)
+        return "fsync" if bucket is None else bucket.durability
+
     def own_disk(self, bucket: BucketEntry, name: str) -> Disk:
-        """`owned_disk` for objects that must be here. Unavailable when another target owns the object by now."""
+        """`primary_disk` for objects that must be here. Unavailable when another target decides about the object by now."""
+        disk = self.primary_disk(bucket, name)
+        if disk is None:
+            raise Unavailable(NOT_HERE)
+        return disk
+
+    def reader_disk(self, bucket: BucketEntry, name: str) -> Disk:
+        """`owned_disk` for objects that must be readable here. Unavailable when only other targets have them by now."""
         disk = self.owned_disk(bucket, name)
         if disk is None:
             raise Unavailable(NOT_HERE)
@@ -253,17 +286,21 @@ class Local:
             self.check_leased()
             raise
 
+    def check_bucket(self, bucket: BucketEntry) -> None:
+        """Raise BucketDeleting, or Unavailable, if nothing may be written into a bucket by the map of now."""
+        current = self.map.bucket(bucket.name)
+        if current is None or current.id != bucket.id or current.state == "deleting":
+            raise BucketDeleting(f"bucket {bucket.name!r} is being deleted")
+        if current.state == "checking":
+            raise Unavailable(f"bucket {bucket.name!r} is being checked for deletion; try again")
+
     def commit_guard(self, bucket: BucketEntry, name: str, disk: Disk) -> Callable[[], None]:
         """Return a check to run inside the catalog's transaction, so that the map of that moment decides, not the one from the
         start of the upload."""
 
         def guard() -> None:
             self.check_leased()
-            current = self.map.bucket(bucket.name)
-            if current is None or current.id != bucket.id or current.state == "deleting":
-                raise BucketDeleting(f"bucket {bucket.name!r} is being deleted")
-            if current.state == "checking":
-                raise Unavailable(f"bucket {bucket.name!r} is being checked for deletion; try again")
+            self.check_bucket(bucket)
             if self.owned_disk(bucket, name) is not disk:
                 raise Unavailable("the cluster map changed during the upload; try again")
 

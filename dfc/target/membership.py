@@ -28,6 +28,7 @@ START_ALONE_S: Final = 10.0  # a target waits so long for the registry before it
 RETRY_S: Final = 0.25  # first retry delay at start, while the registry cannot be reached
 RETRY_MAX_S: Final = 2.0
 BEAT_ANSWER_S: Final = 2.0  # per address, if another one is left
+LEAVE_S: Final = 2.0  # to tell the coordinator that this target stops
 BEAT_S_MAX: Final = 5.0  # then the next one is sent, on another connection: this one may lead nowhere
 HASTY_BEATS: Final = 20  # heartbeats at short intervals, for a lease
 
@@ -103,7 +104,27 @@ class Membership:
                 _log.info("the registry does not accept registrations yet: %s", error.message)
                 await asyncio.sleep(RETRY_S)
 
-    async def _register(self, cluster_id: str, entries: tuple[DiskEntry, ...], *, starting: bool = False) -> Registered:
+    @property
+    def leaves(self) -> bool:
+        """Whether others should take over at once when this target stops. With one copy of each object nobody can, so requests
+        rather wait for its return."""
+        return self._local.standing() == "up" and any(bucket.has_several for bucket in self._local.map.buckets)
+
+    async def leave(self) -> None:
+        """Give up the lease and tell the coordinator, so that others take over. No heartbeat may follow."""
+        local = self._local
+        local.lease.end()
+        local.why_no_lease = "it is stopping"
+        entries = next(node.disks for node in local.map.nodes if node.id == local.node_id)
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                await self._register(local.map.cluster_id, entries, leaving=True)
+        except (Unavailable, RemoteError, TimeoutError) as error:
+            _log.info("cannot tell the coordinator that this target stops: %s", error)
+
+    async def _register(
+        self, cluster_id: str, entries: tuple[DiskEntry, ...], *, starting: bool = False, leaving: bool = False
+    ) -> Registered:
         said = Registration(
             node_id=self._local.node_id,
             role="target",
@@ -114,6 +135,7 @@ class Membership:
             step=self._local.decides_by.step,
             now_us=time.time_ns() // 1000,
             starting=starting,
+            leaving=leaving,
             disks=entries,
             labels=Labels(zone=self._settings.zone, host=self._settings.host_label),
         )

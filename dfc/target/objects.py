@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from dfc.checksum import ExpectedChecksums
@@ -14,9 +15,10 @@ from dfc.storage.blobs.nowait import read_object
 from dfc.storage.disk import Disk
 from dfc.storage.preconditions import Precondition
 from dfc.storage.rows import ObjectRow, RowChanged
+from dfc.target.copies.storing import CopiedObjects
 from dfc.target.local import Local, OwnPlace
 from dfc.target.threads import Content, FileRange
-from dfc.target.uploads import OwnUploads, UploadBody, Uploaded
+from dfc.target.uploads import OwnUploads, Storing, UploadBody, Uploaded, store_here
 
 REREADS_MAX: Final = 8  # a row that changes this often during one read means a storm of uploads
 T = TypeVar("T")
@@ -64,9 +66,10 @@ class WriteConditions(NamedTuple):
 class OwnObjects:
     """Operations on the objects of this target. For objects of others, `place` and `known` return None."""
 
-    def __init__(self, local: Local, uploads: OwnUploads) -> None:
+    def __init__(self, local: Local, uploads: OwnUploads, copied: CopiedObjects) -> None:
         self._local = local
         self._uploads = uploads
+        self._copied = copied
 
     def known(self, path: ObjectPath) -> OwnObject | None:
         """Return an object whose row is in memory; None if that is not known. Never waits. Unavailable."""
@@ -74,18 +77,25 @@ class OwnObjects:
         disk = self._local.owned_disk(bucket, path.name) if bucket is not None else None
         if bucket is None or disk is None:
             return None
+        undone = disk.copies.undone
         row = disk.lookup_cached(bucket.id, path.name)
-        return None if row is None else OwnObject(self._local, disk, row)
+        if row is None:
+            return None
+        if bucket.has_several and not (self._copied.may_serve(disk, bucket.id, path.name) and undone == disk.copies.undone):
+            return None
+        return OwnObject(self._local, disk, row)
 
-    async def place(self, path: ObjectPath, *, create: bool = False) -> OwnPlace | None:
-        """Return where an object of this name belongs; None: at another target. `create` creates the bucket.
+    async def place(self, path: ObjectPath, *, writes: bool = False, create: bool = False) -> OwnPlace | None:
+        """Return where an object of this name may be read here, or with `writes` written; None: at another target. `create`
+        creates the bucket.
 
         Raises BucketNotFound, BucketDeleting and Unavailable.
         """
         bucket = self._local.map.bucket(path.bucket)
         if bucket is None or create:
             bucket = await self._local.bucket(path.bucket, create=create)
-        disk = self._local.owned_disk(bucket, path.name)
+        find = self._local.primary_disk if writes else self._local.owned_disk
+        disk = find(bucket, path.name)
         return None if disk is None else OwnPlace(bucket, disk)
 
     async def read(self, place: OwnPlace, name: str, render: Callable[[OwnObject], Awaitable[T]]) -> T:
@@ -94,38 +104,69 @@ class OwnObjects:
         Raises ObjectNotFound, ObjectCorrupt, Unavailable, and what `render` raises.
         """
         bucket, disk = place
-        row = disk.lookup_cached(bucket.id, name)
-        if row is None:
-            row = await self._local.threads(disk).read(disk.lookup, bucket.id, name)
+        row = None if bucket.has_several else disk.lookup_cached(bucket.id, name)
         for _ in range(REREADS_MAX):
+            if row is None:
+                row = await self._row(place, name)
             try:
                 return await render(OwnObject(self._local, disk, row))
             except RowChanged as change:
-                row = change.row
+                row = None if bucket.has_several else change.row
         raise Unavailable("the object is being replaced faster than it can be read")
+
+    async def _row(self, place: OwnPlace, name: str) -> ObjectRow:
+        bucket, disk = place
+        if bucket.has_several:
+            return await self._copied.row(place, name)
+        return await self._local.threads(disk).read(disk.lookup, bucket.id, name)
 
     async def put(
         self, place: OwnPlace, name: str, body: UploadBody, expected: ExpectedChecksums, conditions: WriteConditions
     ) -> Uploaded:
         """Store a body as the object. Raises TooLarge, PreconditionFailed, and what `OwnUploads.store` raises."""
         self._uploads.check_size(body.declared_length)
+        storing: Storing = store_here
+        if place.bucket.has_several:
+            await self._copied.until_served(place, name)
+            storing = partial(self._copied.put, place, name)
         precondition = self._precondition(place, name, conditions)
         if precondition.names_an_object:
             # Checked before the body is read, to refuse early; decided inside the transaction.
-            await self._local.threads(place.disk).read(_check_early, precondition, place, name)
+            await self._local.threads(place.disk).read(self._check_early, precondition, place, name)
         return await self._uploads.store(
-            place, name, body, expected=expected, durability=place.bucket.durability, precondition=precondition
+            place,
+            name,
+            body,
+            expected=expected,
+            durability=place.bucket.durability,
+            precondition=precondition,
+            storing=storing,
         )
 
     async def delete(self, place: OwnPlace, name: str, conditions: WriteConditions) -> None:
         """Delete an object. ObjectNotFound, PreconditionFailed, and what the guard of a commit raises."""
         precondition = self._precondition(place, name, conditions)
-        await self._local.threads(place.disk).write(place.disk.delete, place.bucket.id, name, precondition=precondition)
+        if place.bucket.has_several:
+            await self._copied.until_served(place, name)
+            await self._copied.delete(place, name, precondition)
+        else:
+            await self._local.threads(place.disk).write(place.disk.delete, place.bucket.id, name, precondition=precondition)
         self._local.check_leased()  # see OwnUploads
 
     def _precondition(self, place: OwnPlace, name: str, conditions: WriteConditions) -> Precondition:
         guard = self._local.commit_guard(place.bucket, name, place.disk)
         return Precondition(conditions.if_match, conditions.if_none_match, guard)
+
+    def _check_early(self, precondition: Precondition, place: OwnPlace, name: str) -> None:
+        row = place.disk.find(place.bucket.id, name)
+        if place.bucket.has_several and not self._copied.may_serve(place.disk, place.bucket.id, name):
+            return  # what is there now may be undone
+        try:
+            precondition.check(row.checksum if row is not None else None)
+        except PreconditionFailed:
+            raise
+        except Exception:  # the guard is called again inside the transaction
+            pass
 
     async def remove_bucket(self, bucket_id: str) -> int:
         """Delete what is left of a bucket that is `deleting` or gone in the map; return the number of objects. Conflict."""
@@ -136,13 +177,3 @@ class OwnObjects:
         for disk in self._local.in_order():
             removed += await self._local.threads(disk).write(disk.remove_bucket, bucket_id)
         return removed
-
-
-def _check_early(precondition: Precondition, place: OwnPlace, name: str) -> None:
-    row = place.disk.find(place.bucket.id, name)
-    try:
-        precondition.check(row.checksum if row is not None else None)
-    except PreconditionFailed:
-        raise
-    except Exception:  # the guard is called again inside the transaction
-        pass

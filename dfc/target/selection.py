@@ -16,14 +16,16 @@ from dfc.storage.disk import Disk
 from dfc.storage.rows import ObjectRow
 from dfc.tar.index.format import index_kind
 from dfc.tar.index.listing import list_keys
+from dfc.target.copies.listed import ListedRows
 from dfc.target.local import Local
 
 
 class ShardSelection:
     """Finds the rows of this target that match a shard spec, and the keys of their samples."""
 
-    def __init__(self, local: Local) -> None:
+    def __init__(self, local: Local, listed: ListedRows) -> None:
         self._local = local
+        self._listed = listed
         self._expanding = asyncio.Lock()  # a short spec may stand for a million names: one at a time in memory
 
     @asynccontextmanager
@@ -48,7 +50,7 @@ class ShardSelection:
     def _named(self, bucket: BucketEntry, names: list[str], anything: bool) -> list[tuple[Disk, ObjectRow]]:
         rows = []
         for name in names:
-            disk = self._local.owned_disk(bucket, name)
+            disk = self._local.primary_disk(bucket, name)
             if disk is None:
                 continue
             row = disk.lookup(bucket.id, name)
@@ -59,10 +61,14 @@ class ShardSelection:
 
     def _matching(self, bucket_id: str, selection: Glob | Prefix, anything: bool) -> Iterator[tuple[Disk, ObjectRow]]:
         for disk in self._local.in_order():
-            position = ""
-            while page := disk.list(bucket_id, prefix=selection.prefix, start_after=position, limit=LIST_PAGE_MAX):
+            position, listed = "", self._listed.of(disk, bucket_id)
+            while page := disk.list(
+                bucket_id, prefix=selection.prefix, start_after=position, limit=LIST_PAGE_MAX, ranks=listed.ranks
+            ):
                 position = page[-1].name
                 for row in page:
+                    if listed.wanted is not None and not listed.wanted(row.name):
+                        continue
                     indexed = row.samples is not None and index_kind(row.name) is not None
                     if is_hidden(row.name, selection.prefix):
                         continue

@@ -19,6 +19,7 @@ from dfc.storage.disk import Disk
 from dfc.storage.layout import check_job_id
 from dfc.storage.preconditions import Precondition
 from dfc.storage.rows import Durability
+from dfc.target.copies.storing import CopiedObjects
 from dfc.target.local import Local, OwnPlace
 from dfc.target.threads import FileRange
 from dfc.target.uploads import OwnUploads, UploadBody, Uploaded
@@ -79,9 +80,10 @@ class PublishedTotal(NamedTuple):
 class JobStaging:
     """The outputs of jobs on this target."""
 
-    def __init__(self, local: Local, uploads: OwnUploads) -> None:
+    def __init__(self, local: Local, uploads: OwnUploads, copied: CopiedObjects) -> None:
         self._local = local
         self._uploads = uploads
+        self._copied = copied
 
     async def put(
         self,
@@ -169,8 +171,7 @@ class JobStaging:
     async def publish(self, job: str) -> PublishedTotal:
         """Publish the outputs of a job, on each disk in one transaction."""
         check_job_id(job)
-        disks, threads = self._local.in_order(), self._local.threads
-        done = await asyncio.gather(*(threads(disk).write(disk.staging.publish, job, self._is_open) for disk in disks))
+        done = await asyncio.gather(*(self._copied.publish(disk, job, self._is_open) for disk in self._local.in_order()))
         self._local.check_leased()
         return PublishedTotal(sum(each.objects for each in done), sum(each.bytes for each in done))
 

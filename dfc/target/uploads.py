@@ -42,12 +42,26 @@ class UploadBody(Protocol):
 
 
 class Uploaded(NamedTuple):
-    """What was stored; `replaced`: it replaced something."""
+    """What was stored, on how many disks, and on how many it is to be; `replaced`: it replaced something."""
 
     bucket: str
     row: ObjectRow
     replaced: bool
     warnings: tuple[str, ...]
+    copies: int = 1
+    copies_wanted: int = 1
+
+
+Commit = Callable[[Precondition], Awaitable[PutResult]]
+"""Commits a finished upload under a condition."""
+Storing = Callable[[Precondition, Commit, bytes | None], Awaitable[tuple[PutResult, int]]]
+"""Calls a `Commit`, and returns its result when enough disks have the object, and how many have it. It is given the object as
+well, if that is small."""
+
+
+async def store_here(precondition: Precondition, commit: Commit, _content: bytes | None) -> tuple[PutResult, int]:
+    """Store one copy, which is here."""
+    return await commit(precondition), 1
 
 
 class OwnUploads:
@@ -73,26 +87,32 @@ class OwnUploads:
         durability: Durability,
         precondition: Precondition,
         staged: StagedName | None = None,
+        storing: Storing = store_here,
     ) -> Uploaded:
-        """Store a body as an object, or as a staged output of a job. Raises what `BlobWriter` and `UploadBody` raise."""
+        """Store a body as an object, or as a staged output of a job. Raises what `BlobWriter`, `UploadBody` and `storing`
+        raise."""
         (bucket, disk), length = place, body.declared_length
         if staged is None and length is not None and length <= SMALL_BODY_BYTES:
 
-            async def put() -> PutResult:
+            async def put() -> tuple[PutResult, int]:
                 content = await body.read_small(SMALL_BODY_BYTES)
-                return await self._local.threads(disk).write(
-                    disk.put_small,
-                    bucket.id,
-                    name,
-                    content,
-                    expected=expected,
-                    durability=durability,
-                    precondition=precondition,
-                )
+
+                async def commit(condition: Precondition) -> PutResult:
+                    return await self._local.threads(disk).write(
+                        disk.put_small,
+                        bucket.id,
+                        name,
+                        content,
+                        expected=expected,
+                        durability=durability,
+                        precondition=condition,
+                    )
+
+                return await storing(precondition, commit, content)
 
             return await self._with_slot(place, name, put)
         begin = partial(disk.begin_put, bucket.id, name, size=length, expected=expected, durability=durability, staged=staged)
-        return await self._with_slot(place, name, lambda: self._receive(place, body, begin, precondition))
+        return await self._with_slot(place, name, lambda: self._receive(place, body, begin, precondition, storing))
 
     async def adopt(
         self,
@@ -109,21 +129,26 @@ class OwnUploads:
         """Adopt a file that a worker on this machine writes and the body describes (`dfc.storage.blobs.deposit`)."""
         (bucket, disk) = place
         begin = partial(disk.adopt, bucket.id, name, deposit, size=size, durability=durability, staged=staged)
-        return await self._with_slot(place, name, lambda: self._receive(place, body, begin, precondition))
+        return await self._with_slot(place, name, lambda: self._receive(place, body, begin, precondition, store_here))
 
-    async def _with_slot(self, place: OwnPlace, name: str, put: Callable[[], Awaitable[PutResult]]) -> Uploaded:
+    async def _with_slot(self, place: OwnPlace, name: str, put: Callable[[], Awaitable[tuple[PutResult, int]]]) -> Uploaded:
         has_slot = await self.slots.take(index_kind(name))
         try:
-            result = await put()
+            result, copies = await put()
         finally:
             if has_slot:
                 self.slots.give()
         self._local.check_leased()  # the lease may have ended while the commit was synced: then nothing is acknowledged
-        return Uploaded(place.bucket.name, result.row, result.replaced, result.warnings)
+        return Uploaded(place.bucket.name, result.row, result.replaced, result.warnings, copies, place.bucket.goal)
 
     async def _receive(
-        self, place: OwnPlace, body: UploadBody, begin: Callable[[], BlobWriter], precondition: Precondition
-    ) -> PutResult:
+        self,
+        place: OwnPlace,
+        body: UploadBody,
+        begin: Callable[[], BlobWriter],
+        precondition: Precondition,
+        storing: Storing,
+    ) -> tuple[PutResult, int]:
         """Receive the body into what `begin` opens on the disk, and commit it."""
         threads = self._local.threads(place.disk)
         writer = await threads.begin(begin, release=BlobWriter.abort)
@@ -135,4 +160,4 @@ class OwnUploads:
                 await threads.go_on(writer.abort)
             raise
         # If the client disconnects now, its object may still be stored.
-        return await threads.go_on(writer.commit, precondition)
+        return await storing(precondition, lambda condition: threads.go_on(writer.commit, condition), None)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from copying import newer
 from depositing import deposit
 
 from dfc.clock import HybridClock
@@ -22,6 +23,7 @@ from dfc.errors import ObjectCorrupt, ObjectNotFound
 from dfc.filesystem import FileSystem
 from dfc.limits import KIB
 from dfc.storage import Disk, DiskOptions, Durability
+from dfc.storage.rows import Standing, Supplied
 from dfc.storage.upkeep.check import check
 
 BUCKET = "b1"
@@ -73,6 +75,19 @@ def put(disk: Disk, name: str, data: bytes, durability: Durability = "fsync") ->
     writer.commit()
 
 
+def adopt(disk: Disk, name: str, data: bytes | None, durability: Durability = "fsync") -> None:
+    """A copy that is newer than all that is here, pending, and that some other disk lacks; `data` None: a tombstone."""
+    version = disk.parts.clock.next_version()
+    decide = newer(version, Standing(1, pending=True, owed=("disk-2",)))
+    if data is None:
+        disk.copies.adopt_tombstone(BUCKET, name, version, decide)
+        return
+    writer = disk.begin_put(BUCKET, name, size=len(data), durability=durability, supplied=Supplied(version))
+    writer.write(data)
+    writer.finish()
+    disk.copies.adopt(writer, decide)
+
+
 def read(disk: Disk, name: str) -> bytes | None:
     """The object as a client would get it: None when it is missing or, after a power loss, quarantined."""
     try:
@@ -117,6 +132,10 @@ def scenarios() -> dict[str, Scenario]:
         "delete small": Scenario(lambda d: d.delete(BUCKET, "old-small"), {"old-small": None}),
         "delete tar": Scenario(lambda d: d.delete(BUCKET, "old.tar"), {"old.tar": None}),
         "remove bucket": Scenario(lambda d: d.remove_bucket(BUCKET), {"old-small": None, "old.tar": None}),
+        "adopt small": Scenario(lambda d: adopt(d, "new-small", NEW_SMALL), {"new-small": NEW_SMALL}),
+        "adopt tar": Scenario(lambda d: adopt(d, "old.tar", NEW_TAR), {"old.tar": NEW_TAR}),
+        "adopt relaxed": Scenario(lambda d: adopt(d, "old.tar", NEW_TAR, "relaxed"), {"old.tar": NEW_TAR}),
+        "adopt tombstone": Scenario(lambda d: adopt(d, "old-small", None), {"old-small": None}),
     }
 
 
@@ -185,8 +204,9 @@ class CrashLab:
             for name, contents in allowed.items():
                 found[name] = read(disk, name)
                 assert found[name] in list(contents), f"{name!r} is none of what it may be"
-            rows = disk.list(BUCKET, limit=1000)
-            assert disk.counts(BUCKET) == (len(rows), sum(row.size for row in rows))
+            rows = disk.list(BUCKET, limit=1000, ranks="all")
+            assert disk.totals() == (len(rows), sum(row.size for row in rows))
+            expect_marks(disk)
             assert {row.name for row in rows} <= set(allowed), "an object came from nowhere"
             for row in rows:
                 if row.samples is not None and not row.quarantined:
@@ -204,6 +224,16 @@ class CrashLab:
         assert not problems.counts or None in [content for contents in allowed.values() for content in contents]
         shutil.rmtree(path)
         return found
+
+
+def expect_marks(disk: Disk) -> None:
+    """What is pending, and what is owed, is there: a copy of the scenarios came with both, or not at all."""
+    assert {name for _, name, _, rank in disk.copies.rows()[0] if rank} <= {row.name for row in disk.copies.pending()[0]}
+    for bucket_id, name, version in disk.copies.pending()[0]:
+        state = disk.copies.state(bucket_id, name)
+        assert state is not None
+        assert state.version == version
+        assert disk.copies.owes_name(bucket_id, name)
 
 
 @pytest.fixture

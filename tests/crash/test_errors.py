@@ -25,6 +25,10 @@ SCENARIOS = (
     "replace relaxed",
     "delete small",
     "delete tar",
+    "adopt small",
+    "adopt tar",
+    "adopt relaxed",
+    "adopt tombstone",
     "remove bucket",
 )
 
@@ -39,7 +43,7 @@ def files(path: Path) -> set[str]:
 
 
 def needed(lab: Any, disk: Any) -> set[str]:
-    return {disk.blob_path(row) for row in disk.list(lab.bucket, limit=100)}
+    return {disk.blob_path(row) for row in disk.list(lab.bucket, limit=100, ranks="all")}
 
 
 def count_calls(lab: Any, scenario: str) -> int:

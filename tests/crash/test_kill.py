@@ -23,6 +23,10 @@ SCENARIOS = (
     "replace relaxed",
     "delete small",
     "delete tar",
+    "adopt small",
+    "adopt tar",
+    "adopt relaxed",
+    "adopt tombstone",
     "remove bucket",
 )
 FAULTS = pytest.mark.parametrize("fault", [kill, kill_after], ids=["before", "after"])

@@ -10,7 +10,7 @@ import pytest
 from harness import wait_for
 
 LARGE = 300_000
-DESCRIPTION = {"name", "created", "objects", "bytes", "copies", "durability"}
+DESCRIPTION = {"name", "created", "objects", "bytes", "exact", "copies", "copies_wanted", "durability"}
 
 
 @pytest.fixture(params=["proxy", "target"])
@@ -96,7 +96,7 @@ def test_objects_of_either_durability(http, bucket, durability):
 @pytest.mark.parametrize(
     "body",
     [
-        b'{"copies": 2}',
+        b'{"copies": 9}',
         b'{"copies": 0}',
         b'{"copies": -1}',
         b'{"copies": "1"}',

@@ -53,7 +53,8 @@ def test_the_map(http, url, bucket):
             assert disk["weight"] > 0
             assert disk["capacity"] > disk["used"] > 0
     (mine,) = [entry for entry in found["buckets"] if entry["name"] == bucket]
-    assert mine.keys() == {"id", "name", "copies", "durability", "state", "created"}
+    numbers = {"copies", "written", "wanted", "min_copies"}
+    assert mine.keys() == {"id", "name", "durability", "state", "created"} | numbers
     assert (mine["copies"], mine["durability"], mine["state"]) == (1, "relaxed", "active")
     assert owner_of(ClusterMap.decode(http.get(f"{url}/v1/cluster").content), bucket, "x").node.state == "up"
 

@@ -32,6 +32,8 @@ def test_what_is_put_comes_back(http, nodes, bucket, via):
             "version": stored.json()["version"],
             "samples": None,
             "members": None,
+            "copies": 1,
+            "copies_wanted": 1,
             "warnings": [],
         }
         assert re.fullmatch(r"[0-9a-f]{18}", stored.json()["version"])

@@ -87,7 +87,7 @@ def test_unknown_repeated_and_broken_query_parameters_are_400(unchanged: Nodes, 
 JSON = {
     "not json": b"{", "a list": b"[]", "a number": b"1", "text": b'"x"', "two": b"{}{}", "true": b'{"copies": true}',
     "float": b'{"copies": 1.5}', "huge float": b'{"copies": 1e400}', "nan": b'{"copies": NaN}', "negative": b'{"copies": -1}',
-    "zero": b'{"copies": 0}', "two copies": b'{"copies": 2}', "huge": b'{"copies": ' + b"9" * 100_000 + b"}",
+    "zero": b'{"copies": 0}', "nine copies": b'{"copies": 9}', "huge": b'{"copies": ' + b"9" * 100_000 + b"}",
     "unknown": b'{"copies": 1, "x": 1}', "durability": b'{"durability": "none"}',
     "null": b'{"durability": null, "copies": null}',
     "deep": b'{"copies": ' + b"[" * 400_000, "deep unknown": b'{"x": ' + b"[" * 400_000, "deep objects": b'{"x":' * 100_000,

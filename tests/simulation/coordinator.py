@@ -70,6 +70,11 @@ class SimCoordinator(Actor):
         return (leased, lease_s(self._down_after_s), self.placement if self.placement.step > step else None)
         yield
 
+    def on_leave(self, sender: str) -> Process:
+        self.core.leave(sender)
+        return True
+        yield
+
     def on_behind(self, sender: str, primary: str, disk: str) -> Process:
         self.core.mark_behind(primary, disk)
         for _ in range(60):

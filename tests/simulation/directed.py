@@ -9,7 +9,7 @@ from dfc.replication import steps
 from simulation.client import SimClient
 from simulation.run import COLD, HOT, Run, Scenario
 from simulation.target import BUCKET
-from simulation.world import Process, Sleep
+from simulation.world import Process, Sleep, Slowness
 
 NAME = COLD[0]
 COORDINATOR = "coordinator"
@@ -140,10 +140,28 @@ def readers_that_are_lost(run: Directed) -> list[tuple[float, Callable[[], None]
     ]
 
 
+def answer_that_is_late(run: Directed) -> list[tuple[float, Callable[[], None]]]:
+    """A home asks whether its row counts; before it hears that, the next write arrives, which does not count yet, since the
+    primary cannot reach the third home."""
+    primary, asking, last = run.nodes
+    return [
+        (1.0, lambda: run.world.held.update({(primary, "confirm"): 9.0})),
+        (1.0, lambda: run.world.slow.update(state=Slowness(1.0, 0.5))),
+        (2.0, lambda: run.probe(primary).write("first")),
+        (2.6, lambda: run.cut((primary, last), (last, primary))),
+        (2.7, lambda: run.probe(primary).write("second")),
+        (2.7, lambda: run.probe(asking).read_until(6.0)),
+        (2.7, lambda: run.probe(last).read_until(6.0)),
+        (9.0, run.world.held.clear),
+        (12.0, run.heal),
+    ]
+
+
 SCHEDULES: dict[str, tuple[Script, int]] = {
     "reader that did not hear": (reader_that_did_not_hear, 2),
     "commit of an old primary": (commit_of_an_old_primary, 3),
     "clean report that is late": (clean_report_that_is_late, 2),
     "primary that is lost": (primary_that_is_lost, 3),
     "readers that are lost": (readers_that_are_lost, 3),
+    "answer that is late": (answer_that_is_late, 3),
 }

@@ -187,7 +187,7 @@ CAUGHT_BY: dict[str, tuple[str, int] | str] = {
     "acknowledge without a required member": "reader that did not hear",
     "skip settling": ("three copies", 8),
     "serve pending rows": ("single disks", 0),
-    "serve from any holder": ("two copies", 0),
+    "serve from any holder": ("three copies", 0),
     "return without behind": "commit of an old primary",
     "publish without acknowledgements": "reader that did not hear",
     "accept an older primary": "commit of an old primary",
@@ -199,7 +199,7 @@ CAUGHT_BY: dict[str, tuple[str, int] | str] = {
     "drop notes unasked": ("three copies", 3),
     "skip after a clean report": "clean report that is late",
     "members note nothing": "primary that is lost",
-    "believe a stale state": ("single disks", 58),
+    "believe a stale state": "answer that is late",
 }
 # No seed or schedule is known for these; that the cores keep to the rules is tested by tests/unit/replication alone. Why:
 # - surplus: a disk is behind everybody who may owe it a row, so homes that are behind nobody have it; asking is a second guard;

@@ -28,7 +28,8 @@ CLIENTS = 6
 @dataclass(frozen=True)
 class Scenario:
     """What happens in a run. `nodes` have `disks` each; with `moves`, layouts change; with `wipes`, disks are emptied; with
-    `late`, messages between targets arrive long after their sender has given up."""
+    `late`, messages between targets arrive long after their sender has given up; with `leaves`, most targets that end say so
+    before."""
 
     copies: int = 2
     nodes: int = 4
@@ -38,6 +39,7 @@ class Scenario:
     wipes: bool = False
     changes_copies: bool = False
     late: bool = False
+    leaves: bool = False
 
 
 @dataclass
@@ -128,7 +130,10 @@ class Run:
             return
         dice, nodes = chance.random(), list(self.targets)
         if dice < 0.35:
-            self.targets[chance.choice(nodes)].crash(chance.choice([0.2, 1, 3, 6]) * chance.uniform(0.5, 1.5))
+            target = self.targets[chance.choice(nodes)]
+            if self.scenario.leaves and dice < 0.25 and not target.is_dead:
+                target.leave()
+            target.crash(chance.choice([0.2, 1, 3, 6]) * chance.uniform(0.5, 1.5))
         elif dice < 0.55:
             self.targets[chance.choice(nodes)].paused_until = world.now + chance.uniform(0.5, 7)
         elif dice < 0.8:

@@ -14,6 +14,7 @@ SCENARIOS = {
     "copies change": Scenario(copies=2, changes_copies=True),
     "late messages": Scenario(copies=3, moves=False, late=True),
     "late moves": Scenario(copies=2, late=True),
+    "leaving": Scenario(copies=2, leaves=True),
     "single disks": Scenario(copies=3, nodes=5, disks=1),
 }
 SEEDS_EACH = 30

@@ -79,6 +79,7 @@ class SimTarget(Actor):
         self.settling = settle.Settling(self.name)
         self.uncertain: set[Key] = set()
         self.cleared: dict[str, set[str]] = defaultdict(set)
+        self.marked: dict[str, set[str]] = defaultdict(set)
         self._locked: set[str] = set()
         self._driven: set[Key] = set()
         self._changes: dict[Key, int] = defaultdict(int)
@@ -138,9 +139,16 @@ class SimTarget(Actor):
             self.world.call(self, Call(coordinator.NAME, "beat", (step, incarnations)), answered)
             yield Sleep(BEAT_S)
 
+    def leave(self) -> None:
+        """Give up the lease, and say so."""
+        self.lease.end()
+        self.world.tell(self, Call(coordinator.NAME, "leave"))
+
     def take(self, placement: Placement) -> None:
         if self.placement is not None and placement.step <= self.placement.step:
             return
+        for own in self.disks:
+            self.marked[own] = write.marked_just_now(self.placement, placement, own)
         self.placement = placement
         for disk, cleared in self.cleared.items():
             cleared.intersection_update({each.id for each in placement.disks.values() if each.is_up and disk in each.behind})
@@ -334,7 +342,7 @@ class SimTarget(Actor):
                 if not self.leased:
                     yield Sleep(0.1)
                     continue
-                told = writing.next(self.placement, self.cleared[disk.id])
+                told = writing.next(self.placement, self.cleared[disk.id] | self.marked[disk.id])
                 if isinstance(told, write.NotPrimary):
                     return ("unknown",)
                 if isinstance(told, write.SendCommit):
@@ -345,6 +353,8 @@ class SimTarget(Actor):
                         # While this write is uncertain, nothing is reported clean; earlier reports have been withdrawn.
                         self.cleared[disk.id].discard(told.disk)
                         self.take(new)
+                        if self.placement is new or self.placement.step == new.step:
+                            self.marked[disk.id].discard(told.disk)
                 elif isinstance(told, write.Pause):
                     yield Sleep(0.02)
                 else:

@@ -136,8 +136,8 @@ def test_the_workflow_of_the_night_makes_targets_that_exist() -> None:
         assert ("uses" in step) != ("run" in step), step
         for line in step.get("run", "").splitlines():
             words = shlex.split(line)
-            made += words[words.index("make") + 1 :]
-    assert "test-long" in made
+            made += [word for word in words[words.index("make") + 1 :] if "=" not in word]
+    assert {"test-long", "test-cluster"} <= set(made)
     for name in made:
         assert _targets(name)
 
@@ -145,6 +145,12 @@ def test_the_workflow_of_the_night_makes_targets_that_exist() -> None:
 def test_long_runs_are_left_out_by_default_and_run_at_night() -> None:
     assert " -m long " in _targets("test-long")[-1]
     assert " -m " not in RUNNER.replace(" -m pytest", "")
+
+
+def test_nodes_are_killed_for_a_while_every_night() -> None:
+    first, command = _targets("test-cluster")
+    assert first == "setup"
+    assert " -m failures kills --seconds 1200" in command
 
 
 def _imported(path: Path) -> set[str]:

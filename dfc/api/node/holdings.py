@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
 
+from dfc.errors import BadRequest
 from dfc.http.answers import Answer, StreamAnswer, json_answer
 from dfc.http.common import page_limit
 from dfc.http.exchange import Exchange
@@ -19,7 +21,8 @@ from dfc.target.objects import OwnObjects
 from dfc.target.selection import ShardSelection
 from dfc.wire import MSGPACK, NDJSON
 
-PAGE_QUERY: Final = frozenset(("bucket_id", "prefix", "start_after", "delimiter", "limit"))
+PAGE_QUERY: Final = frozenset(("bucket_id", "prefix", "start_after", "delimiter", "limit", "step"))
+_STEP: Final = re.compile("[0-9]{1,18}")
 KEYS_QUERY: Final = frozenset(("bucket", "shards", "fields"))
 
 
@@ -39,7 +42,10 @@ class HoldingHandlers(Handlers):
         """List a page of the objects of a bucket."""
         query = exchange.query_parameters(None)
         asked = (query.get("bucket_id", ""), query.get("prefix", ""), query.get("start_after", ""), query.get("delimiter", ""))
-        page = await self._listings.page(*asked, page_limit(query))
+        step = query.get("step")
+        if step is not None and not _STEP.fullmatch(step):
+            raise BadRequest("step must be a number")
+        page = await self._listings.page(*asked, page_limit(query), None if step is None else int(step))
         return Answer(200, msgspec.msgpack.encode(page), [("Content-Type", MSGPACK)])
 
     async def counts(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:

@@ -9,6 +9,7 @@ from dfc.http.router import Endpoint, Handlers, routes_of
 from dfc.names import check_bucket_name
 from dfc.proxy.uses import ProxyUses
 from dfc.registry.registration import Registration
+from dfc.registry.reports import CleanReport, MarkBehind, RaisedReport
 from dfc.wire import JSON
 
 
@@ -33,8 +34,29 @@ class ProxyNodeHandlers(Handlers):
         self._jobs.check_running(parameters[0])
         return json_answer({"running": True})
 
+    async def put_behind(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """For targets: put a disk behind one whose writes it cannot be given, and return the map in which it is."""
+        asked: MarkBehind = await exchange.json(MarkBehind)
+        cluster_map = await self._admin.steps.put_behind(asked.primary, asked.disk)
+        return Answer(200, cluster_map.encode(), [("Content-Type", JSON)])
+
+    async def clean(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """For targets: take the report that a disk has caught up with another one."""
+        said: CleanReport = await exchange.json(CleanReport)
+        self._admin.steps.report_clean(said.disk, said.behind, said.step)
+        return json_answer({"taken": True})
+
+    async def raised(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """For targets: take the report that the new homes of a bucket's objects have everything that a disk has."""
+        said: RaisedReport = await exchange.json(RaisedReport)
+        self._admin.steps.report_raised(said.disk, said.bucket_id, said.copies, said.step)
+        return json_answer({"taken": True})
+
     ENDPOINTS = (
         Endpoint("/v1/nodes", {"POST": register}, internal=True),
+        Endpoint("/v1/cluster/behind", {"POST": put_behind}, internal=True),
+        Endpoint("/v1/cluster/reports/clean", {"POST": clean}, internal=True),
+        Endpoint("/v1/cluster/reports/raised", {"POST": raised}, internal=True),
         Endpoint("/v1/buckets/{bucket}/ensure", {"POST": ensure}, internal=True),
         Endpoint("/v1/node/jobs/{job}", {"GET": running}, internal=True),
     )

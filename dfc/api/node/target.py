@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dfc.api.node.batch_target import OwnBatchHandlers
+from dfc.api.node.copies import CopyHandlers
 from dfc.api.node.holdings import HoldingHandlers
 from dfc.api.node.job_inputs import JobInputHandlers
 from dfc.api.node.staging import StagingHandlers
@@ -15,7 +16,8 @@ def target_face(
     staging: StagingHandlers,
     inputs: JobInputHandlers,
     batches: OwnBatchHandlers,
+    copies: CopyHandlers,
     may_use: Authenticate,
 ) -> Face:
     """Make the face; all its routes require the token."""
-    return Face("node", routes_of(holdings, staging, inputs, batches), may_use)
+    return Face("node", routes_of(holdings, staging, inputs, batches, copies), may_use)

@@ -11,7 +11,7 @@ from dfc.http.answers import Answer, StreamAnswer, json_answer
 from dfc.http.common import LISTING_QUERY, flag, page_limit
 from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
-from dfc.limits import LIST_PAGE_DEFAULT
+from dfc.limits import COPIES_MAX, LIST_PAGE_DEFAULT
 from dfc.names import check_bucket_name
 from dfc.placement.map import Durability
 from dfc.wire import NDJSON
@@ -28,14 +28,14 @@ NO_QUERY: Final[frozenset[str]] = frozenset()  # `force` goes with DELETE only
 class BucketSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of PUT."""
 
-    copies: Annotated[int, msgspec.Meta(ge=1)] = 1
+    copies: Annotated[int, msgspec.Meta(ge=1, le=COPIES_MAX)] = 1
     durability: Durability = "fsync"
 
 
 class BucketChanges(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of PATCH: only what changes."""
 
-    copies: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    copies: Annotated[int, msgspec.Meta(ge=1, le=COPIES_MAX)] | None = None
     durability: Durability | None = None
 
 
@@ -45,7 +45,9 @@ def _described(bucket: CountedBucket) -> dict[str, Any]:
         "created": bucket.entry.created,
         "objects": bucket.objects,
         "bytes": bucket.size,
+        "exact": bucket.exact,
         "copies": bucket.entry.copies,
+        "copies_wanted": bucket.entry.goal,
         "durability": bucket.entry.durability,
     }
 

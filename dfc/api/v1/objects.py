@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dfc.api.owners import owner_for, redirect_to, relay_to
+from dfc.api.owners import nodes_for, redirect_to, relay_to
 from dfc.http.answers import Answer
 from dfc.http.common import OBJECT_QUERY, flag
 from dfc.http.exchange import Exchange
@@ -23,8 +23,8 @@ class ProxyObjectHandlers:
         owners = self._when_ready()
         path = parse_object_path(f"/{parameters[0]}/{parameters[1]}")
         relays = exchange.raw_query and flag(exchange.query_parameters(OBJECT_QUERY), "relay")
-        owner = await owner_for(exchange, owners, path)
-        return await relay_to(owner, exchange, self._relay, owners, path) if relays else redirect_to(owner, exchange)
+        nodes = await nodes_for(exchange, owners, path)
+        return await relay_to(nodes, exchange, self._relay, owners, path) if relays else redirect_to(nodes[0], exchange)
 
     def object_at_once(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer | None:
         """`object` for a read that is simply redirected; else None."""
@@ -32,4 +32,4 @@ class ProxyObjectHandlers:
             return None
         owners = self._when_ready()
         path = parse_object_path(f"/{parameters[0]}/{parameters[1]}")
-        return redirect_to(owners.of(path.bucket, path.name), exchange)
+        return redirect_to(owners.readers(path.bucket, path.name)[0], exchange)

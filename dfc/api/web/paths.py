@@ -7,7 +7,7 @@ from typing import Final
 from urllib.parse import quote, urlencode
 
 from dfc.api.listings import listing_answer, listing_query, wants
-from dfc.api.owners import owner_for, redirect_to, relay_to
+from dfc.api.owners import nodes_for, redirect_to, relay_to
 from dfc.api.web.html import bucket_list, object_list
 from dfc.errors import BadRequest
 from dfc.http.answers import Answer, StreamAnswer, json_answer, text_answer
@@ -37,8 +37,8 @@ class ProxyPaths:
         if not path.name:
             return await self._directory(exchange, path.bucket)
         redirects = exchange.raw_query and flag(exchange.query_parameters(None), "redirect")
-        owner = await owner_for(exchange, owners, path)
-        return redirect_to(owner, exchange) if redirects else await relay_to(owner, exchange, self._relay, owners, path)
+        nodes = await nodes_for(exchange, owners, path)
+        return redirect_to(nodes[0], exchange) if redirects else await relay_to(nodes, exchange, self._relay, owners, path)
 
     # --- directories
 

@@ -1,22 +1,24 @@
-"""A worker's connections to the nodes: the cluster map, the owners of objects, and requests with retries."""
+"""A worker's connections to the nodes: the cluster map, the nodes of objects, and requests with retries."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
 
-from dfc.addresses import addresses_of
+from dfc.addresses import Origins, Refusals, addresses_of
 from dfc.engine.settings import WorkerSettings
-from dfc.errors import Unavailable
+from dfc.errors import DfcError, NotConnected, Unavailable
 from dfc.http.calls.blocking import ERROR_BODY_BYTES_MAX, Response, Transport, Upload
 from dfc.http.calls.retry import Cancellation, RetryPolicy, retried
 from dfc.jobs.tasks import Task
 from dfc.limits import CLUSTER_MAP_BYTES_MAX
 from dfc.placement.map import NodeEntry
+from dfc.placement.readers import in_order
+from dfc.reach.objects import may_serve_elsewhere
 from dfc.reach.routing import KeptMap
 from dfc.wire import MSGPACK
 
@@ -31,6 +33,7 @@ class Nodes(KeptMap):
         super().__init__(addresses_of(settings.proxy_url), self._fetch_map)
         self._headers = {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
         self._transport = Transport(Cancellation(), STALL_S)
+        self._refusals = Refusals()
         self.policy = RetryPolicy()
         self.check = check
 
@@ -42,12 +45,34 @@ class Nodes(KeptMap):
         self._map = None
 
     def owner(self, bucket: str, name: str) -> NodeEntry:
-        """Return the target that holds an object or will hold it. Unavailable while it is down; BucketNotFound."""
-        return _up(self.holder(bucket, name), bucket, name)
+        """Return the target that decides about an object or will do so. Unavailable while it is down; BucketNotFound."""
+        return _first(self.readers(bucket, name), bucket, name)
+
+    def sources(self, bucket: str, name: str, last: Collection[str] = ()) -> list[NodeEntry]:
+        """Return the targets to read an object from, in the order to ask them: those of the URLs in `last` after the others.
+        Unavailable while all are down; BucketNotFound."""
+        found = self.readers(bucket, name)
+        if len(found) < 2:
+            return [_first(found, bucket, name)]
+        return in_order(in_order(found, self._refusals), Origins(last))
+
+    def first_to_serve(self, sources: Sequence[NodeEntry], attempt: Callable[[NodeEntry], T]) -> T:
+        """Return the result of `attempt` at the first of these targets that serves the read; without waiting. Raises the error
+        of the last one."""
+        *others, last = sources
+        for node in others:
+            try:
+                return attempt(node)
+            except DfcError as error:
+                if not may_serve_elsewhere(error):
+                    raise
+                if isinstance(error, NotConnected):
+                    self._refusals.note(node.url)
+        return attempt(last)
 
     def output_owner(self, task: Task, name: str) -> NodeEntry:
         """Return the target that will hold an output of a task, or holds a temporary object. Unavailable while it is down."""
-        return _up(self.holder_in(task.output_bucket_id, name), task.output_bucket, name)
+        return _first(self.readers_in(task.output_bucket_id, name), task.output_bucket, name)
 
     def _fetch_map(self, _patient: bool) -> bytes:
         with self._of_proxy("/v1/cluster") as answer:
@@ -110,10 +135,10 @@ class Nodes(KeptMap):
         raise answer.error()
 
 
-def _up(holder: NodeEntry | None, bucket: str, name: str) -> NodeEntry:
-    if holder is None:
+def _first(readers: list[NodeEntry], bucket: str, name: str) -> NodeEntry:
+    if not readers:
         raise Unavailable(f"the target that holds {bucket}/{name} is down")
-    return holder
+    return readers[0]
 
 
 class _Bytes:

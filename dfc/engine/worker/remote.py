@@ -1,30 +1,36 @@
-"""Reads objects on other machines over HTTP: single ranges, many ranges at once, or one long stream."""
+"""Reads objects on other machines over HTTP: single ranges, many ranges at once, or one long stream.
+
+If several targets have an object, the next one is asked when one does not serve it or breaks off.
+"""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO, Final, cast
+from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar, cast
 
 import msgspec
 
+from dfc.addresses import Origins
 from dfc.batch.items import BatchItem, BatchRequest
 from dfc.engine.worker.nodes import Nodes
 from dfc.engine.worker.sources import STREAM_BYTES, check_filled, joined
 from dfc.engine.worker.throttle import Throttle
-from dfc.errors import NotFound, ObjectCorrupt, PreconditionFailed
+from dfc.errors import DfcError, NotFound, ObjectCorrupt, PreconditionFailed
 from dfc.http.calls.blocking import Broken, Response
 from dfc.http.calls.retry import Retries
 from dfc.jobs.store import InputChanged
 from dfc.limits import MIB
+from dfc.placement.map import NodeEntry
 from dfc.reach.batch import BatchReader, read_preamble
 from dfc.reach.facts import etag_in
-from dfc.reach.reading import ResumingReader
+from dfc.reach.reading import CopyReader
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
+T = TypeVar("T")
 BATCH_RANGES_MIN: Final = 3  # fewer are requested one by one
 BATCH_RANGES_MAX: Final = 10_000  # some megabytes of request
 BATCH_BYTES: Final = 16 * MIB  # of one request, whose answer is held in memory
@@ -33,11 +39,12 @@ AROUND_ITEM_BYTES: Final = 8192  # more than the header of an item takes
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where to get the bytes over HTTP. `find_url` looks in the current map; `etag` empty: any version. `batched`: bucket and
-    name, if many ranges can be requested at once."""
+    """Where to get the bytes over HTTP: a path at the targets that `sources` finds in the current map, those of the given URLs
+    last. `etag` empty: any version. `batched`: bucket and name, if many ranges can be requested at once."""
 
     label: str
-    find_url: Callable[[], str]
+    sources: Callable[[Collection[str]], list[NodeEntry]]
+    path: str
     etag: str
     batched: tuple[str, str] | None = None
 
@@ -94,39 +101,52 @@ class RemoteSource:
         items = [BatchItem(bucket, name, start=offset, length=size, if_match=self._origin.etag) for offset, size in ranges]
         body = msgspec.msgpack.encode(BatchRequest(items))
 
-        def attempt() -> None:
-            answer = self._guarded(lambda: self._nodes.post_batch(self._nodes.owner(bucket, name).url, body))
+        def attempt(node: NodeEntry) -> None:
+            answer = self._nodes.post_batch(node.url, body)
             try:
                 with read_preamble(answer, len(items)) as reader:
                     _unpack(reader, ranges, buffer)
             except ObjectCorrupt as problem:  # damaged on the way, not on the disk: a retry may succeed
                 raise Broken(f"{self._origin.label}: {problem.message}") from None
 
-        self._nodes.retrying(attempt)
+        self._nodes.retrying(lambda: self._at_sources(attempt))
 
-    def _guarded(self, ask: Callable[[], Response]) -> Response:
-        """Send a request. InputChanged if the object has been replaced."""
+    def _at_sources(self, attempt: Callable[[NodeEntry], T], last: Collection[str] = ()) -> T:
+        """Call `attempt` for the targets that have the object until one serves it. InputChanged if it has been replaced."""
         try:
-            return ask()
+            return self._nodes.first_to_serve(self._origin.sources(last), attempt)
         except (PreconditionFailed, NotFound) as error:
             if not self._origin.etag:
                 raise
             raise InputChanged(f"{self._origin.label} was replaced or deleted while the job ran: {error.message}") from None
 
-    def request(self, start: int, stop: int) -> Response:
-        """GET these bytes, without retries. InputChanged if the object has been replaced."""
+    def request(self, start: int, stop: int, last: Collection[str] = ()) -> Response:
+        """GET these bytes, without retries, from the targets of the URLs in `last` after others. InputChanged if the object has
+        been replaced."""
         origin = self._origin
         headers = {"Range": f"bytes={start}-{stop - 1}"}
         if origin.etag:
             headers["If-Match"] = f'"{origin.etag}"'
-        answer = self._guarded(lambda: self._nodes.get(origin.find_url(), headers))
-        if origin.etag and etag_in(answer.headers) != origin.etag:
-            answer.close()
-            raise InputChanged(f"{origin.label} was replaced while the job ran")
-        if answer.status != 206 or answer.length != stop - start:
-            answer.close()
-            raise Broken(f"{origin.label}: the node answered with a different range than requested")
-        return answer
+
+        def attempt(node: NodeEntry) -> Response:
+            answer = self._nodes.get(node.url + origin.path, headers)
+            if origin.etag and etag_in(answer.headers) != origin.etag:
+                answer.close()
+                raise InputChanged(f"{origin.label} was replaced while the job ran")
+            if answer.status != 206 or answer.length != stop - start:
+                answer.close()
+                raise Broken(f"{origin.label}: the node answered with a different range than requested")
+            return answer
+
+        return self._at_sources(attempt, last)
+
+    def has_other(self, tried: Collection[str]) -> bool:
+        """Whether a target has the object that none of these URLs belongs to."""
+        nodes = Origins(tried)
+        try:
+            return any(node.url not in nodes for node in self._origin.sources(()))
+        except DfcError:  # nobody is known to have it now
+            return False
 
     def open(self) -> BinaryIO:
         return cast(BinaryIO, io.BufferedReader(self._stream(0, self.size), STREAM_BYTES))
@@ -141,7 +161,7 @@ class RemoteSource:
         """Do nothing: the connections belong to the worker."""
 
 
-class _RemoteStream(ResumingReader, io.RawIOBase):
+class _RemoteStream(CopyReader, io.RawIOBase):
     """A long GET that is resumed where it breaks off."""
 
     def __init__(self, source: RemoteSource, nodes: Nodes, throttle: Throttle, start: int, stop: int) -> None:
@@ -166,7 +186,10 @@ class _RemoteStream(ResumingReader, io.RawIOBase):
         super().close()
 
     def _connect(self) -> Response:
-        return self._nodes.retrying(lambda: self._source.request(self._position, self._stop))
+        return self._nodes.retrying(lambda: self._source.request(self._position, self._stop, self._passed))
+
+    def _has_other(self, passed: Collection[str]) -> bool:
+        return self._source.has_other(passed)
 
     def _broke(self, problem: Broken, gained: int) -> bool:
         return self._retries.again(problem, self._nodes.wait, useful=gained > 0)

@@ -6,6 +6,7 @@ import os
 import resource
 import tempfile
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
@@ -17,6 +18,7 @@ from dfc.errors import NotFound, PreconditionFailed, Unavailable
 from dfc.jobs.store import InputChanged
 from dfc.jobs.tasks import InputShard, Task
 from dfc.limits import GIB, INDEX_CACHE_BYTES, MIB
+from dfc.placement.map import NodeEntry
 from dfc.storage.layout import FOOTER_BYTES_MAX, Footer, FooterDamaged, decode_footer
 from dfc.tar.header import TarError
 from dfc.tar.index.file import PageCache
@@ -30,12 +32,13 @@ COPY_BYTES: Final = 1 * MIB
 
 
 class Located(msgspec.Struct, frozen=True):
-    """Where a target on this machine stores an object."""
+    """Where a target on this machine stores an object. `node` is the target's id."""
 
     path: str
     size: int
     version: str
     index_path: str | None = None
+    node: str = ""
 
 
 class Kept(Generic[T]):
@@ -112,7 +115,7 @@ class OpenShards:
             return None
         opened = open_blob(located.path)
         if opened is None:
-            self._far.add(shard.node)
+            self._far.add(located.node)
             return None
         descriptor, footer = opened
         file = OpenFile(descriptor, footer.size)
@@ -160,8 +163,8 @@ class OpenShards:
     def _fetch_index(self, shard: InputShard) -> tuple[ShardIndex, int]:
         path = "/v1/node/index?" + query(bucket=shard.bucket, object=shard.name, version=shard.version)
 
-        def attempt() -> tuple[ShardIndex, int]:
-            with tempfile.TemporaryFile() as file, self._get(shard, path) as answer:
+        def attempt(node: NodeEntry) -> tuple[ShardIndex, int]:
+            with tempfile.TemporaryFile() as file, self._nodes.get(node.url + path) as answer:
                 buffer = memoryview(bytearray(COPY_BYTES))
                 while count := answer.readinto(buffer):
                     file.write(buffer[:count])
@@ -171,27 +174,33 @@ class OpenShards:
                 except TarError as error:
                     raise Unavailable(f"the index of {shard.label} arrived damaged: {error}") from None
 
-        return self._nodes.retrying(attempt)
+        return self._at_sources(shard, attempt)
 
     def _locate(self, shard: InputShard) -> Located | None:
-        """Ask the owner where it stores the shard; None if the owner is known to be on another machine."""
+        """Ask a target that has the shard where it stores it; None if it is known to be on another machine."""
         if shard.node in self._far:
             return None
         key = (shard.bucket, shard.name, shard.version)
         found = self._located.get(key)
-        if found is None:
-            path = "/v1/node/locate?" + query(bucket=shard.bucket, object=shard.name, version=shard.version)
+        if found is not None:
+            return found
+        path = "/v1/node/locate?" + query(bucket=shard.bucket, object=shard.name, version=shard.version)
 
-            def attempt() -> Located:
-                with self._get(shard, path) as answer:
-                    return msgspec.json.decode(answer.read_all(COPY_BYTES), type=Located)
+        def attempt(node: NodeEntry) -> Located | None:
+            if node.id in self._far:
+                return None
+            with self._nodes.get(node.url + path) as answer:
+                located = msgspec.json.decode(answer.read_all(COPY_BYTES), type=Located)
+            return msgspec.structs.replace(located, node=node.id)
 
-            found = self._located.put(key, self._nodes.retrying(attempt))
-        return found
+        located = self._at_sources(shard, attempt)
+        return None if located is None else self._located.put(key, located)
 
-    def _get(self, shard: InputShard, path: str) -> Any:
+    def _at_sources(self, shard: InputShard, attempt: Callable[[NodeEntry], T]) -> T:
+        """Call `attempt` for the targets that have a shard until one serves it, with retries. InputChanged."""
+        nodes = self._nodes
         try:
-            return self._nodes.get(self._nodes.owner(shard.bucket, shard.name).url + path)
+            return nodes.retrying(lambda: nodes.first_to_serve(nodes.sources(shard.bucket, shard.name), attempt))
         except (PreconditionFailed, NotFound) as error:
             raise InputChanged(f"{shard.label} was replaced or deleted while the job ran: {error.message}") from None
 

@@ -75,9 +75,8 @@ class JobStore:
         if file is not None:
             return _Holding(file, shard.label, self._throttle)
         path = f"/v1/objects{object_path(shard.bucket, shard.name)}"
-        owner = self._nodes.owner
-        batched = (shard.bucket, shard.name)
-        origin = Origin(shard.label, lambda: owner(shard.bucket, shard.name).url + path, shard.checksum, batched)
+        bucket, name, sources = shard.bucket, shard.name, self._nodes.sources
+        origin = Origin(shard.label, lambda last: sources(bucket, name, last), path, shard.checksum, (bucket, name))
         return RemoteSource(self._nodes, origin, shard.size, self._throttle)
 
     def index(self, shard: InputShard) -> ShardIndex:
@@ -92,7 +91,7 @@ class JobStore:
         if file is not None:
             return _Holding(file, name, self._throttle)
         path = staged_path(self._task.job, self._task.output_bucket, name, True)
-        origin = Origin(name, lambda: self._nodes.output_owner(self._task, name).url + path, "")
+        origin = Origin(name, lambda _last: [self._nodes.output_owner(self._task, name)], path, "")
         return RemoteSource(self._nodes, origin, size, self._throttle)
 
     # --- writing

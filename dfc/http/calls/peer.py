@@ -13,6 +13,7 @@ import aiohttp
 import h11
 import msgspec
 
+from dfc.addresses import Refusals
 from dfc.errors import Unavailable
 from dfc.http.calls.problems import RemoteError
 from dfc.http.calls.receiving import reset_on_close
@@ -114,12 +115,13 @@ class PeerConnection:
 
 
 class PeerPool:
-    """A pool of idle connections to nodes, by URL."""
+    """A pool of idle connections to nodes, by URL. `refusals` are the nodes to which it could not connect a moment ago."""
 
     def __init__(self, connect_timeout_s: float) -> None:
         self._connect_timeout_s = connect_timeout_s
         self._idle: dict[str, list[PeerConnection]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
+        self.refusals = Refusals()
 
     async def open(self, url: str, *, fresh: bool = False, limit_s: float | None = None) -> PeerConnection:
         """Return an idle connection or a new one; Unavailable when connecting fails or takes too long (or over `limit_s`)."""
@@ -135,9 +137,12 @@ class PeerPool:
         try:
             async with asyncio.timeout(min(self._connect_timeout_s, limit_s or self._connect_timeout_s)):
                 found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-                return PeerConnection(url, await _connect(found))
+                connection = PeerConnection(url, await _connect(found))
         except (OSError, TimeoutError) as error:
+            self.refusals.note(url)
             raise Unavailable(f"cannot connect to the node at {url}") from error
+        self.refusals.forget(url)
+        return connection
 
     def give_back(self, connection: PeerConnection) -> None:
         """Keep a connection whose answer was read to its end."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -52,10 +52,19 @@ class SourceCluster:
 
         return Client(self._url, self._token)
 
-    def request(self, place: ObjectPlace, headers: Mapping[str, str], transport: Transport) -> Response:
-        """Try once to get an object, from its owner or through the given node. Raises the node's errors."""
+    def request(
+        self, place: ObjectPlace, headers: Mapping[str, str], transport: Transport, last: Collection[str] = ()
+    ) -> Response:
+        """Try once to get an object, from the nodes that have it or through the given node. Raises the node's errors.
+
+        The nodes of the URLs in `last` are asked after others with the same object.
+        """
         calls = ObjectCalls(self._router, transport, self._token, _ONCE, self._cancellation)
-        return calls.call("GET", place.bucket, place.name, headers=headers)
+        return calls.call("GET", place.bucket, place.name, headers=headers, last=last)
+
+    def has_other(self, place: ObjectPlace, tried: Collection[str]) -> bool:
+        """Whether an object can be read from a node that none of these URLs belongs to."""
+        return self._router.has_other(place.bucket, place.name, tried)
 
     def refresh(self) -> None:
         """Look up the owner again before the next try."""

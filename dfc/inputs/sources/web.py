@@ -2,12 +2,13 @@
 
 Each try asks one of the shard's URLs for the bytes from the current position on. The answer must be the same version as before
 (ETag, date, size). If a server does not support ranges, it is read from the start and the known part is skipped. A truncated
-body, a stall, a refused connection and answers like 503 cost a try; every new byte resets the count.
+body, a stall, a refused connection and answers like 503 cost a try; every new byte resets the count. In a cluster where other
+nodes have copies of the object, the next of them goes on at once, which costs none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from dfc.checksum import is_checksum
@@ -20,17 +21,16 @@ from dfc.inputs.sources.cluster import hint_at_bucket, is_in_vain
 from dfc.inputs.sources.streams import Stream, StreamOptions
 from dfc.inputs.sources.urls import shown
 from dfc.inputs.sources.websource import WebSource, retry_after_s, said
-from dfc.limits import KIB, MIB
+from dfc.limits import MIB
 from dfc.reach.facts import Facts, checksum_in, described, size_beyond
-from dfc.reach.reading import ResumingReader
+from dfc.reach.reading import PROGRESS_BYTES, CopyReader
 from dfc.wire import SAMPLES_HEADER
 
 _SKIP_BYTES: Final = 1 * MIB
 _TRIES_SILENT: Final = 3  # failed tries, about a second, before a warning, since the URL may be mistyped
-_PROGRESS_BYTES: Final = 64 * KIB  # a connection that delivered this much before it broke is replaced without waiting
 
 
-class WebStream(ResumingReader, Stream):
+class WebStream(CopyReader, Stream):
     """A `Stream` from one or more web URLs. The constructor connects."""
 
     _handed_out = InputError
@@ -87,17 +87,30 @@ class WebStream(ResumingReader, Stream):
             f"{shown(self.url)}: checksum mismatch: received xxh3-128={found}, expected {self._checksum}", url=self.url
         )
 
+    def _has_other(self, passed: Collection[str]) -> bool:
+        self._cancellation.check()
+        return self._sources[self._at].has_other(passed)
+
+    def _goes_on(self, answer: Response, gained: int) -> bool:
+        if not super()._goes_on(answer, gained):
+            return False
+        if gained:
+            self._tries = 0
+        if self._counts is not None:
+            self._counts.add(retries=1)
+        return True
+
     def _broke(self, problem: Broken, gained: int) -> bool:
         if gained:
             self._tries = 0
-        self._failed(problem, at_once=gained >= _PROGRESS_BYTES)
+        self._failed(problem, at_once=gained >= PROGRESS_BYTES)
         return True
 
     def _connect(self) -> Response | None:
         while True:
             source = self._sources[self._at]
             try:
-                answer = source.request(self._headers(source))
+                answer = source.request(self._headers(source), self._passed)
                 try:
                     self._accept(source, answer)
                 except BaseException:

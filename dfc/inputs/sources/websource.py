@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Final
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
@@ -34,8 +34,11 @@ class WebSource:
         self._options = options
         self._transport = transport_for(options)
 
-    def request(self, headers: Mapping[str, str]) -> Response:
-        """Make one request. Returns an answer of 200 or 206, or raises the error that the answer means."""
+    def request(self, headers: Mapping[str, str], last: Collection[str] = ()) -> Response:
+        """Make one request. Returns an answer of 200 or 206, or raises the error that the answer means.
+
+        If the URL names an object of a cluster, the nodes of the URLs in `last` are asked after others that have it.
+        """
         try:
             place = locate(self.url, self._options)
             if place is None:
@@ -45,10 +48,18 @@ class WebSource:
                 raise
             raise BadRequest(f"{shown(self.url)} is not a valid URL, or redirects to an invalid one: {problem}") from None
         try:
-            return place.cluster.request(place, headers, self._transport)
+            return place.cluster.request(place, headers, self._transport, last)
         except DfcError:
             place.cluster.refresh()
             raise
+
+    def has_other(self, tried: Collection[str]) -> bool:
+        """Whether the URL names an object of a cluster in which another node than those of these URLs has it, too."""
+        try:
+            place = locate(self.url, self._options)
+            return place is not None and place.cluster.has_other(place, tried)
+        except (ValueError, DfcError):
+            return False
 
     def _follow(self, headers: Mapping[str, str]) -> Response:
         url, secrets = _without_user(self.url)

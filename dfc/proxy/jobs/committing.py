@@ -12,6 +12,7 @@ from dfc.jobs.shards.digest import digest_in_order
 from dfc.jobs.spec import CheckedSpec
 from dfc.jobs.tasks import InputShard
 from dfc.placement.map import NodeEntry
+from dfc.placement.mapped import decider_of
 from dfc.proxy.jobs.context import JobFailure, Means
 from dfc.proxy.jobs.inputs import check_free, existing_outputs
 from dfc.proxy.jobs.lineage import lineage_name, lineage_pieces
@@ -98,7 +99,7 @@ class Commit:
                 raise JobFailure("internal_error", f"{each.object!r} is staged, but no known task wrote it")
             if (record.size, record.checksum) != (each.size, each.checksum):
                 raise JobFailure("output_lost", f"the staged bytes of {each.object!r} differ from what its task wrote")
-            owner = cluster_map.owner(bucket, each.object)
-            if owner is None or owner.node.id != node_id:
+            decider = decider_of(cluster_map, bucket, each.object)
+            if decider is None or decider.id != node_id:
                 raise JobFailure("map_changed", "targets joined or left while the job was running; submit it again")
         return len(known)

@@ -43,7 +43,7 @@ class Staged:
 
     async def put(self, job_id: str, bucket: str, name: str, pieces: AsyncIterator[bytes]) -> None:
         """Write an output of the job from the proxy itself."""
-        node = self._cluster.owner(self._cluster.bucket(bucket), name).node
+        node = self._cluster.primary(self._cluster.bucket(bucket), name)
         url = f"{node.url}/v1/node/staged/{job_id}/{bucket}/{quote(name)}"
         await self._cluster.control.upload(url, pieces)
 

@@ -31,7 +31,7 @@ from dfc.storage.catalog.staged import (
     staged_totals,
 )
 from dfc.storage.parts import DiskParts
-from dfc.storage.rows import ObjectRow
+from dfc.storage.rows import ALONE, ObjectRow, Standing
 
 # From this many blobs on, one sync of the whole file system is cheaper than an fdatasync for each.
 _SYNC_ALL_FROM: Final = 64
@@ -100,11 +100,13 @@ class Staging:
             self._parts.committer.submit(MarkStaged(job))
         return [entry.row for entry in entries]
 
-    def publish(self, job: str, is_open: Callable[[str], bool]) -> Published:
+    def publish(
+        self, job: str, is_open: Callable[[str], bool], standing: Callable[[ObjectRow], Standing] = lambda _row: ALONE
+    ) -> Published:
         """Turn all rows of a job into objects, and drop temporary ones. Idempotent: the second time nothing is left to do.
 
-        `is_open` says whether objects may be put into a bucket, given its id; if it raises, nothing is published. Raises
-        ObjectCorrupt when a blob is no longer sound; StorageFailed, NoSpace.
+        `is_open` says whether objects may be put into a bucket, given its id, and `standing` how an object is recorded; if
+        either raises, nothing is published. Raises ObjectCorrupt when a blob is no longer sound; StorageFailed, NoSpace.
         """
         parts = self._parts
         with self._publishing:
@@ -115,7 +117,7 @@ class Staging:
             for entry in entries:
                 self._write_footer(entry)
             self._sync(entries)
-            done = parts.committer.submit(Publish(job, (entry.row.bucket_id for entry in entries), is_open))
+            done = parts.committer.submit(Publish(job, (entry.row for entry in entries), is_open, standing))
         parts.discard(done.garbage)
         return done
 

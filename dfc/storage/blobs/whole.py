@@ -5,28 +5,52 @@ Many small uploads are limited by the interpreter, so this path has one write, n
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dfc.checksum import BodyHasher, ExpectedChecksums, checksum_of
 from dfc.filesystem import write_all
 from dfc.storage import layout
 from dfc.storage.blobs.newblob import NewBlob, new_row, observe
-from dfc.storage.catalog.changes import Put
+from dfc.storage.blobs.writer import E, begin_upload, check_upload
+from dfc.storage.catalog.changes import Change
 from dfc.storage.catalog.commit import OutcomeUnknown
 from dfc.storage.parts import DiskParts
-from dfc.storage.preconditions import Precondition
-from dfc.storage.rows import GOOD, UNSYNCED, Durability, PutResult, Supplied
+from dfc.storage.rows import GOOD, UNSYNCED, Durability, ObjectRow, Supplied
+from dfc.tar.index.format import index_kind
 
 
-def put_whole(
+def store_small(
     parts: DiskParts,
     bucket_id: str,
     name: str,
     body: bytes,
     expected: ExpectedChecksums,
     durability: Durability,
-    precondition: Precondition,
     supplied: Supplied,
-) -> PutResult:
-    """Store `body`; see `Disk.put_small`. On any failure, no file and no descriptor is left behind."""
+    change: Callable[[ObjectRow], Change[E]],
+) -> tuple[ObjectRow, E]:
+    """Store `body` and commit the change that is made of its row; returns that row and the outcome. A shard, which needs an
+    index, takes the way of larger uploads."""
+    if index_kind(name) is None:
+        check_upload(parts, bucket_id, supplied)
+        return _store_whole(parts, bucket_id, name, body, expected, durability, supplied, change)
+    writer = begin_upload(parts, bucket_id, name, size=len(body), expected=expected, durability=durability, supplied=supplied)
+    writer.write(body)
+    writer.finish()
+    return writer.commit_as(change)
+
+
+def _store_whole(
+    parts: DiskParts,
+    bucket_id: str,
+    name: str,
+    body: bytes,
+    expected: ExpectedChecksums,
+    durability: Durability,
+    supplied: Supplied,
+    change: Callable[[ObjectRow], Change[E]],
+) -> tuple[ObjectRow, E]:
+    """On any failure, no file and no descriptor is left behind."""
     checksum = _checksum(body, expected)
     parts.space.require(len(body))
     durable = durability == "fsync"
@@ -48,7 +72,7 @@ def put_whole(
         blob.discard()
         raise
     try:
-        outcome = parts.committer.submit(Put(row, precondition))
+        outcome = parts.committer.submit(change(row))
     except OutcomeUnknown:
         raise  # decided when the disk is next opened, so both blobs stay
     except Exception:
@@ -56,10 +80,10 @@ def put_whole(
         raise
     parts.stats.puts += 1
     parts.stats.put_bytes += len(body)
-    garbage = outcome.garbage if outcome.stored else (row,)
+    garbage = outcome.garbage if outcome.stored else (*outcome.garbage, row)
     if garbage:
         parts.discard(garbage)
-    return PutResult(row, outcome.replaced)
+    return row, outcome
 
 
 def _checksum(body: bytes, expected: ExpectedChecksums) -> str:

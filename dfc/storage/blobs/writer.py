@@ -1,4 +1,4 @@
-"""One upload: a new blob, hashed and indexed as it arrives, and the commit that makes it the object.
+"""One upload: a new blob, hashed and indexed as it arrives, and the commit that makes it the object, or another change.
 
 Until `commit` returns, the old object is served. `abort` always leaves no file and no descriptor; it runs automatically when
 a method raises. Another thread may call it at any time: while bytes are being written it takes effect after that, and once
@@ -8,9 +8,11 @@ a method raises. Another thread may call it at any time: while bytes are being w
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol, TypeVar
 
+from dfc.attributes import check_attributes
 from dfc.checksum import BodyHasher, Buffer, ExpectedChecksums
 from dfc.errors import LengthMismatch, NoSpace, TooLarge, Unavailable
 from dfc.filesystem import pwrite_all, write_all
@@ -18,7 +20,7 @@ from dfc.storage import layout
 from dfc.storage.blobs.indexes import IndexWriter
 from dfc.storage.blobs.newblob import NewBlob, new_row, observe
 from dfc.storage.blobs.writeback import Writeback
-from dfc.storage.catalog.changes import Put
+from dfc.storage.catalog.changes import Change, Put, PutOutcome
 from dfc.storage.catalog.commit import OutcomeUnknown
 from dfc.storage.catalog.staged import KeepStaged, StagedName
 from dfc.storage.parts import DiskParts
@@ -27,6 +29,46 @@ from dfc.storage.rows import GOOD, NOTHING, UNSYNCED, Durability, ObjectRow, Put
 from dfc.tar.header import TarError
 from dfc.tar.index.builder import IndexSummary
 from dfc.tar.index.format import index_kind
+
+
+class UploadOutcome(Protocol):
+    """The outcome of the change that ends an upload."""
+
+    @property
+    def stored(self) -> bool:
+        """False: the new blob is garbage."""
+
+    @property
+    def garbage(self) -> tuple[ObjectRow, ...]:
+        """Rows whose blobs nothing refers to any more."""
+
+
+E = TypeVar("E", bound=UploadOutcome)
+
+
+def begin_upload(
+    parts: DiskParts,
+    bucket_id: str,
+    name: str,
+    *,
+    size: int | None,
+    expected: ExpectedChecksums,
+    durability: Durability,
+    staged: StagedName | None = None,
+    supplied: Supplied = NOTHING,
+) -> BlobWriter:
+    """See `Disk.begin_put`."""
+    check_upload(parts, bucket_id, supplied)
+    return BlobWriter(
+        parts, bucket_id, name, size=size, expected=expected, durability=durability, staged=staged, supplied=supplied
+    )
+
+
+def check_upload(parts: DiskParts, bucket_id: str, supplied: Supplied) -> None:
+    """Raise StorageFailed if the disk takes no uploads, BadName or BadRequest if it does not take this one."""
+    parts.health.require_writable()
+    layout.check_bucket_id(bucket_id)
+    check_attributes(supplied.attributes)
 
 
 class BlobWriter:
@@ -134,8 +176,20 @@ class BlobWriter:
         """Make the blob the object, or an output staged for its job; blocks until that is durable (or, if relaxed, visible to
         every reader).
 
-        Raises PreconditionFailed, JobCancelled, what the guard raises, NoSpace or StorageFailed; then nothing has changed.
+        Raises PreconditionFailed, Overtaken, JobCancelled, what the guard raises, NoSpace or StorageFailed; then nothing has
+        changed.
         """
+        staged = self._staged
+
+        def change(row: ObjectRow) -> Change[PutOutcome]:
+            return Put(row, precondition) if staged is None else KeepStaged(row, staged, precondition)
+
+        row, outcome = self.commit_as(change)
+        return PutResult(row, outcome.replaced, row.warnings, outcome.committed)
+
+    def commit_as(self, change: Callable[[ObjectRow], Change[E]]) -> tuple[ObjectRow, E]:
+        """Commit the change that is made of the finished blob's row; returns that row and the outcome. Raises what it raises;
+        then nothing has changed, and the blob is removed."""
         row = self._row
         with self._lock:
             if row is None or (self._ended and not self._aborted):
@@ -145,9 +199,7 @@ class BlobWriter:
             self._ended = True  # before the commit: an abort must not touch what may already be the object
         parts = self._parts
         try:
-            staged = self._staged
-            operation = Put(row, precondition) if staged is None else KeepStaged(row, staged, precondition)
-            outcome = parts.committer.submit(operation)
+            outcome = parts.committer.submit(change(row))
         except OutcomeUnknown:
             raise  # decided when the disk is next opened, so both blobs stay
         except Exception:
@@ -157,8 +209,8 @@ class BlobWriter:
             self._release(self._claimed)
         parts.stats.puts += 1
         parts.stats.put_bytes += row.size
-        parts.discard(outcome.garbage if outcome.stored else (row,))
-        return PutResult(row, outcome.replaced, row.warnings)
+        parts.discard(outcome.garbage if outcome.stored else (*outcome.garbage, row))
+        return row, outcome
 
     def abort(self) -> None:
         """Discard the upload. Idempotent; does nothing once `commit` has begun. Never waits for another thread."""

@@ -12,80 +12,39 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from typing import Any, Final
-
-import msgspec
+from typing import Any, Final, Literal
 
 from dfc.clock import version_us
 from dfc.database import connect, other_format, read_header
 from dfc.errors import DiskRefused, StorageFailed
 from dfc.filesystem import FileSystem, sync_file
 from dfc.pages import Row
+from dfc.storage.catalog.marks import Marks
+from dfc.storage.catalog.schema import (
+    APPLICATION_ID,
+    INCARNATION,
+    REMOVED_BUCKET,
+    ROW_COLUMNS,
+    SCHEMA_VERSION,
+    UPGRADED_VERSION,
+    create_tables,
+    decode_previous,
+    make_row,
+    read_removed_buckets,
+    upgrade,
+    version_text,
+)
 from dfc.storage.health import DiskHealth
 from dfc.storage.layout import CATALOG_FILE
 from dfc.storage.rows import ObjectRow, QuarantinedObject
 
-SCHEMA_VERSION: Final = 3
-REMOVED_BUCKET: Final = "removed_bucket/"  # prefix of the keys in `meta` that record removed buckets; the value is when, in µs
-_APPLICATION_ID: Final = 0x44464331  # "DFC1": SQLite files of other applications are refused
 _IDLE_READERS_MAX: Final = 16  # more than this are closed when they are returned
 _READER_CACHE_KIB: Final = 1024
 _WRITER_CACHE_KIB: Final = 8192
 
-# Names are BLOBs, so that they sort by their UTF-8 bytes. `us` and `node` are the two parts of a version. The counters of a
-# bucket change in the transactions that change its objects. `staged` has outputs of jobs that are not objects yet, `ended_jobs`
-# the jobs that may not stage anything any more; `boot` is the boot of the machine in which a blob was written that is not known
-# to be synced.
-_SCHEMA: Final = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
-CREATE TABLE buckets (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, objects INTEGER NOT NULL, bytes INTEGER NOT NULL);
-CREATE TABLE objects (
-    bucket INTEGER NOT NULL, name BLOB NOT NULL, us INTEGER NOT NULL, node INTEGER NOT NULL, size INTEGER NOT NULL,
-    checksum TEXT NOT NULL, samples INTEGER, members INTEGER, state INTEGER NOT NULL, warnings TEXT, attributes BLOB,
-    drawn TEXT, PRIMARY KEY (bucket, name)) WITHOUT ROWID;
-CREATE TABLE tombstones (
-    bucket INTEGER NOT NULL, name BLOB NOT NULL, us INTEGER NOT NULL, node INTEGER NOT NULL, written_us INTEGER NOT NULL,
-    PRIMARY KEY (bucket, name)) WITHOUT ROWID;
-CREATE INDEX tombstones_by_age ON tombstones (written_us);
-CREATE TABLE unsynced (
-    bucket INTEGER NOT NULL, name BLOB NOT NULL, us INTEGER NOT NULL, node INTEGER NOT NULL, boot TEXT NOT NULL,
-    sequence INTEGER NOT NULL, previous BLOB, PRIMARY KEY (bucket, name)) WITHOUT ROWID;
-CREATE TABLE quarantine (
-    bucket INTEGER NOT NULL, name BLOB NOT NULL, us INTEGER NOT NULL, node INTEGER NOT NULL, size INTEGER NOT NULL,
-    reason TEXT NOT NULL, found_us INTEGER NOT NULL, PRIMARY KEY (bucket, name)) WITHOUT ROWID;
-CREATE TABLE staged (
-    job TEXT NOT NULL, bucket INTEGER NOT NULL, name BLOB NOT NULL, temporary INTEGER NOT NULL, us INTEGER NOT NULL,
-    node INTEGER NOT NULL, size INTEGER NOT NULL, checksum TEXT NOT NULL, samples INTEGER, members INTEGER, warnings TEXT,
-    attributes BLOB, drawn TEXT, boot TEXT, PRIMARY KEY (job, bucket, name, temporary)) WITHOUT ROWID;
-CREATE INDEX staged_by_name ON staged (bucket, name);
-CREATE TABLE ended_jobs (job TEXT PRIMARY KEY, us INTEGER NOT NULL) WITHOUT ROWID;
-"""
-ROW_COLUMNS: Final = "us, node, size, checksum, samples, members, warnings, attributes, drawn, state"
-STAGED_ROW_COLUMNS: Final = ROW_COLUMNS.removesuffix(", state")
 _FIND: Final = f"SELECT {ROW_COLUMNS} FROM objects WHERE bucket = ? AND name = ?"
+Ranks = Literal["first", "all"]
 _LISTED: Final = "CAST(name AS TEXT), size, checksum, us, samples, members"
-
-
-def version_text(us: int, node: int) -> str:
-    return f"{us:014x}{node:04x}"
-
-
-def version_parts(version: str) -> tuple[int, int]:
-    return int(version[:14], 16), int(version[14:], 16)
-
-
-def make_row(bucket_id: str, name: str, columns: Any) -> ObjectRow:
-    """Make an ObjectRow from ROW_COLUMNS."""
-    us, node, size, checksum, samples, members, warnings, attributes, drawn, state = columns
-    texts = tuple(warnings.split("\n")) if warnings else ()
-    version, attributes, drawn = version_text(us, node), attributes or b"", drawn or ""
-    return ObjectRow(bucket_id, name, version, size, checksum, samples, members, texts, state, attributes, drawn)
-
-
-def row_values(row: ObjectRow) -> tuple[Any, ...]:
-    """The values of ROW_COLUMNS for a row."""
-    more = "\n".join(row.warnings) or None, row.attributes or None, row.drawn or None
-    return (*version_parts(row.version), row.size, row.checksum, row.samples, row.members, *more, row.state)
 
 
 def prefix_successor(prefix: bytes) -> bytes | None:
@@ -97,10 +56,16 @@ def prefix_successor(prefix: bytes) -> bytes | None:
 class Catalog:
     """The catalog of a disk. Reads are thread-safe; the writer connection belongs to one thread at a time."""
 
-    def __init__(self, path: str, disk_id: str, health: DiskHealth | None = None) -> None:
+    marks: Marks
+    """What is remembered of copies; the committer keeps it up to date."""
+    incarnation: str
+    """A random id of this life of the catalog: another one after a rebuild."""
+
+    def __init__(self, path: str, disk_id: str, health: DiskHealth | None = None, *, upgrades: bool = False) -> None:
         """Open and check the catalog. Another schema version is refused, and nothing is changed.
 
-        `health` translates read errors; without it they are SQLite's.
+        `health` translates read errors; without it they are SQLite's. `upgrades`: one in the format before is opened, too;
+        before anything else but `set_epoch`, call `upgrade`.
         """
         self._health = health
         self.path = path
@@ -109,6 +74,7 @@ class Catalog:
         self._lock = threading.Lock()
         self._closed = False
         self._numbers: dict[str, int] = {}
+        self._upgrades = upgrades
         self._check_schema()
         self.writer = _connect(path)
         try:
@@ -116,6 +82,8 @@ class Catalog:
             _tune(self.writer, _WRITER_CACHE_KIB)
             self._numbers.update(self.writer.execute("SELECT id, number FROM buckets"))
             self._sequence: int = self.writer.execute("SELECT coalesce(max(sequence), 0) FROM unsynced").fetchone()[0]
+            if not self.is_old:
+                self._load_copies()
         except sqlite3.Error as error:
             self.writer.close()
             raise DiskRefused(_refusal(path, str(error))) from error
@@ -126,12 +94,12 @@ class Catalog:
     # --- making and opening
 
     @classmethod
-    def open(cls, root: str, disk_id: str, health: DiskHealth | None = None) -> Catalog:
+    def open(cls, root: str, disk_id: str, health: DiskHealth | None = None, *, upgrades: bool = False) -> Catalog:
         """Open the catalog of the disk at `root`; DiskRefused when it is missing, foreign or fails its check."""
         path = f"{root}/{CATALOG_FILE}"
         if not os.path.exists(path):
             raise DiskRefused(_refusal(path, "it is missing"))
-        return cls(path, disk_id, health)
+        return cls(path, disk_id, health, upgrades=upgrades)
 
     @staticmethod
     def create(path: str, disk_id: str, filesystem: FileSystem) -> None:
@@ -141,9 +109,7 @@ class Catalog:
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             _tune(connection, _WRITER_CACHE_KIB)
-            marks = f"PRAGMA application_id = {_APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
-            connection.executescript(f"BEGIN; {_SCHEMA} {marks} COMMIT;")
-            connection.execute("INSERT INTO meta VALUES ('disk_id', ?), ('epoch', 0)", (disk_id,))
+            create_tables(connection, disk_id)
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         finally:
             connection.close()
@@ -181,21 +147,47 @@ class Catalog:
             header = read_header(self.path)
         except OSError as error:
             raise DiskRefused(_refusal(self.path, str(error))) from error
-        if header is not None and header.application_id == _APPLICATION_ID and header.user_version != SCHEMA_VERSION:
+        if header is None or header.application_id != APPLICATION_ID or header.user_version == SCHEMA_VERSION:
+            return
+        if header.user_version != UPGRADED_VERSION:
             raise DiskRefused(f"{self.path} is a catalog {other_format(header.user_version, SCHEMA_VERSION)}")
+        if not self._upgrades:
+            raise DiskRefused(
+                f"{self.path} is a catalog in format {UPGRADED_VERSION}. Start the target with this disk once: that upgrades it"
+                " in place. Nothing was changed"
+            )
 
     def _check(self) -> None:
         """Check that it is a sound catalog of this disk."""
         size = os.path.getsize(self.path)
         if size == 0:
             raise DiskRefused(_refusal(self.path, "it is empty"))
-        if self.writer.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
+        if self.writer.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
             raise DiskRefused(_refusal(self.path, "it is not a DFC catalog"))
         if self.writer.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
             raise DiskRefused(_refusal(self.path, "it fails SQLite's integrity check"))
         owner = self.writer.execute("SELECT value FROM meta WHERE key = 'disk_id'").fetchone()
         if owner is None or owner[0] != self.disk_id:
             raise DiskRefused(_refusal(self.path, f"it is the catalog of disk {owner and owner[0]}, not of {self.disk_id}"))
+
+    @property
+    def is_old(self) -> bool:
+        """Whether it has the format before and must be upgraded. The log counts, unlike in the header."""
+        version: int = self.writer.execute("PRAGMA user_version").fetchone()[0]
+        return version == UPGRADED_VERSION
+
+    def upgrade(self, filesystem: FileSystem) -> None:
+        """Bring a catalog in the format before into this one, durably; before the committer takes the writer."""
+        if self.is_old:
+            upgrade(self.writer, filesystem)
+        self._load_copies()
+
+    def _load_copies(self) -> None:
+        self.marks = Marks(self.writer)
+        found = self.writer.execute("SELECT value FROM meta WHERE key = ?", (INCARNATION,)).fetchone()
+        if found is None:
+            raise DiskRefused(_refusal(self.path, "it does not say which life of the disk it is of"))
+        self.incarnation = str(found[0])
 
     def close(self) -> None:
         """Checkpoint the log and close every connection. Reads still running fail."""
@@ -277,16 +269,22 @@ class Catalog:
             self._give_back(connection)
         return None if columns is None else make_row(bucket_id, name, columns)
 
-    def list_tuples(self, bucket_id: str, *, prefix: str, start_after: str, after_prefix: bool, limit: int) -> list[Row]:
+    def list_tuples(
+        self, bucket_id: str, *, prefix: str, start_after: str, after_prefix: bool, limit: int, ranks: Ranks = "first"
+    ) -> list[Row]:
         """See `Disk.list_tuples`."""
-        return self._page(_LISTED, bucket_id, prefix, start_after, after_prefix, limit)
+        return self._page(_LISTED, bucket_id, prefix, start_after, after_prefix, limit, ranks)
 
-    def list_rows(self, bucket_id: str, *, prefix: str, start_after: str, after_prefix: bool, limit: int) -> list[ObjectRow]:
+    def list_rows(
+        self, bucket_id: str, *, prefix: str, start_after: str, after_prefix: bool, limit: int, ranks: Ranks = "first"
+    ) -> list[ObjectRow]:
         """See `Disk.list`."""
-        page = self._page(f"CAST(name AS TEXT), {ROW_COLUMNS}", bucket_id, prefix, start_after, after_prefix, limit)
+        page = self._page(f"CAST(name AS TEXT), {ROW_COLUMNS}", bucket_id, prefix, start_after, after_prefix, limit, ranks)
         return [make_row(bucket_id, columns[0], columns[1:]) for columns in page]
 
-    def _page(self, columns: str, bucket_id: str, prefix: str, start_after: str, after_prefix: bool, limit: int) -> list[Any]:
+    def _page(
+        self, columns: str, bucket_id: str, prefix: str, start_after: str, after_prefix: bool, limit: int, ranks: Ranks
+    ) -> list[Any]:
         number = self._numbers.get(bucket_id)
         if number is None:
             return []
@@ -299,20 +297,38 @@ class Catalog:
         high = prefix_successor(prefix.encode())
         if high is not None:
             bounds.append(high)
-        query = f"SELECT {columns} FROM objects WHERE bucket = ? AND name >= ?{' AND name < ?' if high is not None else ''}"
+        # The rank is looked at while the range is scanned: an index of the rows of rank 0 would cost every upload a second key.
+        query = (
+            f"SELECT {columns} FROM objects WHERE bucket = ? AND name >= ?{' AND name < ?' if high is not None else ''}"
+            f"{' AND rank = 0' if ranks == 'first' else ''} ORDER BY name LIMIT ?"
+        )
         with self.reader() as connection:
-            return connection.execute(f"{query} ORDER BY name LIMIT ?", (*bounds, limit)).fetchall()
+            return connection.execute(query, (*bounds, limit)).fetchall()
 
     def counts(self, bucket_id: str) -> tuple[int, int]:
-        """The number of objects and bytes of a bucket, from its counters."""
+        """The number of objects and bytes of a bucket, from its counters: rows of rank 0."""
         with self.reader() as connection:
             found = connection.execute("SELECT objects, bytes FROM buckets WHERE id = ?", (bucket_id,)).fetchone()
         return found or (0, 0)
 
-    def totals(self) -> tuple[int, int]:
-        """The number of objects and bytes of all buckets."""
+    def copy_counts(self, bucket_id: str) -> tuple[int, int]:
+        """The same of rows of all other ranks."""
         with self.reader() as connection:
-            objects, size = connection.execute("SELECT total(objects), total(bytes) FROM buckets").fetchone()
+            found = connection.execute("SELECT copies, copy_bytes FROM buckets WHERE id = ?", (bucket_id,)).fetchone()
+        return found or (0, 0)
+
+    def measure(self, bucket_id: str) -> tuple[tuple[int, int], tuple[int, int]]:
+        """What the counters should say, of rank 0 and of all others; reads every row of the bucket."""
+        query = "SELECT total(1), total(size) FROM objects WHERE bucket = ? AND (rank = 0) = ?"
+        with self.reader() as connection:
+            found = [connection.execute(query, (self._numbers.get(bucket_id, -1), first)).fetchone() for first in (1, 0)]
+        return (int(found[0][0]), int(found[0][1])), (int(found[1][0]), int(found[1][1]))
+
+    def totals(self) -> tuple[int, int]:
+        """The number of objects and bytes of all buckets, whatever the rank."""
+        with self.reader() as connection:
+            query = "SELECT total(objects) + total(copies), total(bytes) + total(copy_bytes) FROM buckets"
+            objects, size = connection.execute(query).fetchone()
         return int(objects), int(size)
 
     def tombstone(self, bucket_id: str, name: str) -> str | None:
@@ -342,43 +358,6 @@ class Catalog:
         with self.reader() as connection:
             count: int = connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
         return count
-
-    def unsynced_up_to(self, boot: str) -> tuple[int, int]:
-        """The number of unsynced rows of this boot of the machine, and their highest sequence number."""
-        with self.reader() as connection:
-            found = connection.execute("SELECT count(*), max(sequence) FROM unsynced WHERE boot = ?", (boot,)).fetchone()
-        return found[0], found[1] or 0
-
-    def unsynced(self, boot: str, up_to: int) -> list[ObjectRow]:
-        """The unsynced rows of this boot of the machine with sequence numbers up to `up_to`."""
-        with self.reader() as connection:
-            found = connection.execute(
-                f"SELECT id, CAST(name AS TEXT), {', '.join('o.' + c for c in ROW_COLUMNS.split(', '))}"
-                " FROM unsynced AS u JOIN buckets ON number = u.bucket JOIN objects AS o USING (bucket, name)"
-                " WHERE u.boot = ? AND u.sequence <= ?",
-                (boot, up_to),
-            ).fetchall()
-        return [make_row(bucket_id, name, columns) for bucket_id, name, *columns in found]
-
-    def unsynced_boot(self, row: ObjectRow) -> str | None:
-        """The boot of the machine in which an unsynced row was written; None when it is no longer unsynced."""
-        us, node = version_parts(row.version)
-        key = (self._numbers.get(row.bucket_id), row.name.encode(), us, node)
-        with self.reader() as connection:
-            found = connection.execute(
-                "SELECT boot FROM unsynced WHERE bucket = ? AND name = ? AND us = ? AND node = ?", key
-            ).fetchone()
-        return found[0] if found else None
-
-    def suspects(self, boot: str, after: tuple[int, bytes], limit: int) -> list[tuple[tuple[int, bytes], str, str]]:
-        """A page of unsynced rows of other boots: the position for the next `after`, the bucket id and the name."""
-        with self.reader() as connection:
-            found = connection.execute(
-                "SELECT bucket, name, id, CAST(name AS TEXT) FROM unsynced JOIN buckets ON number = bucket"
-                " WHERE boot <> ? AND (bucket, name) > (?, ?) ORDER BY bucket, name LIMIT ?",
-                (boot, *after, limit),
-            ).fetchall()
-        return [((number, key), bucket_id, name) for number, key, bucket_id, name in found]
 
     def blob_ids(self, connection: sqlite3.Connection, bucket_id: str) -> Iterator[str]:
         """The ids of all blobs that a bucket still needs."""
@@ -423,10 +402,17 @@ class Catalog:
         needed.update(_blob_ids(connection.execute("SELECT us, node, drawn FROM staged WHERE bucket = ? AND name = ?", key)))
         return needed, max(known, default=None)
 
+    def has_departed(self, connection: sqlite3.Connection, bucket_id: str, name: str, blob_id: str) -> bool:
+        """Whether a blob's row was removed and the file is to be unlinked."""
+        key = (self._numbers.get(bucket_id, -1), name.encode(), blob_id)
+        found = connection.execute("SELECT 1 FROM departed WHERE bucket = ? AND name = ? AND blob = ?", key)
+        return found.fetchone() is not None
+
     def newest_us(self) -> int:
-        """The time in µs of the newest version or blob id among objects, tombstones and staged blobs; reads every row."""
+        """The time in µs of the newest version or blob id of all rows, and of files still to be unlinked; reads every row."""
         versions = (f"coalesce((SELECT max(us) FROM {table}), 0)" for table in ("objects", "tombstones", "staged"))
-        drawn = (f"coalesce((SELECT max(drawn) FROM {table}), '')" for table in ("objects", "staged"))
+        tables = {"objects": "drawn", "staged": "drawn", "departed": "blob"}
+        drawn = (f"coalesce((SELECT max({column}) FROM {table}), '')" for table, column in tables.items())
         with self.reader() as connection:
             us, blob_id = connection.execute(f"SELECT max({', '.join(versions)}), max({', '.join(drawn)})").fetchone()
         return max(int(us), version_us(blob_id) if blob_id else 0)
@@ -451,22 +437,6 @@ class Catalog:
 def _blob_ids(rows: Iterable[tuple[int, int, str | None]]) -> Iterator[str]:
     for us, node, drawn in rows:
         yield drawn or version_text(us, node)
-
-
-def read_removed_buckets(connection: sqlite3.Connection) -> dict[str, int]:
-    found = connection.execute(
-        "SELECT key, value FROM meta WHERE key >= ? AND key < ?", (REMOVED_BUCKET, REMOVED_BUCKET[:-1] + "0")
-    )
-    return {key.removeprefix(REMOVED_BUCKET): us for key, us in found}
-
-
-def encode_previous(row: ObjectRow) -> bytes:
-    """Encode the row that an unsynced one replaced, to be restored if the new blob does not survive a power loss."""
-    return msgspec.msgpack.encode(row)
-
-
-def decode_previous(data: bytes) -> ObjectRow:
-    return msgspec.msgpack.decode(data, type=ObjectRow)
 
 
 def _connect(path: str) -> sqlite3.Connection:

@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, TypeVar
 
+import msgspec
+
 from dfc.clock import HybridClock, version_us
-from dfc.errors import Conflict, ObjectNotFound, PreconditionFailed
+from dfc.errors import Conflict, ObjectNotFound, Overtaken, PreconditionFailed
+from dfc.replication.accept import UploadOrder, order
 from dfc.storage.catalog.cache import Key
-from dfc.storage.catalog.catalog import REMOVED_BUCKET
+from dfc.storage.catalog.schema import REMOVED_BUCKET
 from dfc.storage.catalog.transaction import UNVERIFIED, Transaction
 from dfc.storage.preconditions import Precondition
-from dfc.storage.rows import QUARANTINED, UNSYNCED, ObjectRow
+from dfc.storage.rows import GOOD, QUARANTINED, UNSYNCED, ObjectRow, Standing
 
 T = TypeVar("T")
 REMOVED_ROWS: Final = 1000  # rows that one transaction removes: other commits wait a few milliseconds
@@ -42,13 +45,14 @@ class Settle(Change[None]):
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class PutOutcome:
-    """`stored` False: a newer version exists, so the new blob itself is garbage."""
+class PutOutcome(msgspec.Struct, frozen=True, gc=False):
+    """`stored` False: the new blob itself is garbage, for instance because a newer version exists. `committed` False: it is not
+    what the name points at, at most what a newer version comes back to."""
 
     stored: bool
     replaced: bool
     garbage: tuple[ObjectRow, ...] = ()
+    committed: bool = True
 
 
 class Put(Change[PutOutcome]):
@@ -61,62 +65,110 @@ class Put(Change[PutOutcome]):
         self.keys = ((row.bucket_id, row.name),)
 
     def apply(self, transaction: Transaction) -> PutOutcome:
+        row, precondition = self._row, self._precondition
+        current, tombstone = transaction.current(row.bucket_id, row.name), transaction.tombstone(row.bucket_id, row.name)
+        standing = precondition.check(current.checksum if current else None)
+        present = current.version if current else tombstone
+        if present is not None and present > row.version:
+            self._require_order(transaction, present)
+        elif precondition.names_an_object:
+            transaction.note_conditional(row.bucket_id, row.name, row.version)
+        return store(transaction, row, current, tombstone, standing)
+
+    def _require_order(self, transaction: Transaction, present: str) -> None:
+        """Raise unless this upload may count as overwritten or deleted at once, by what is present."""
         row = self._row
-        current = transaction.current(row.bucket_id, row.name)
-        self._precondition.check(current.checksum if current else None)
-        tombstone = transaction.tombstone(row.bucket_id, row.name)
-        if (current is not None and current.version > row.version) or (tombstone is not None and tombstone > row.version):
-            # As if this upload had been overwritten or deleted at once. But if it had a condition, that was checked against an
-            # object that is newer than this upload.
-            if self._precondition.names_an_object:
-                raise PreconditionFailed("the object was changed during this upload")
-            return self._put_under(transaction, current, tombstone)
-        if current is not None and current.version == row.version:
-            self._require_same(current)  # the same version again, perhaps because its blob was lost
-        garbage = self._replace(transaction, current)
-        if tombstone is not None:
-            transaction.remove_tombstone(row.bucket_id, row.name)
-        return PutOutcome(stored=True, replaced=current is not None, garbage=garbage)
+        ordered = order(
+            row.version,
+            present,
+            conditional=self._precondition.names_an_object,
+            newest_conditional=transaction.newest_conditional(row.bucket_id, row.name),
+        )
+        if ordered is UploadOrder.FAILED:  # its condition was checked against an object that is newer than itself
+            raise PreconditionFailed("the object was changed during this upload")
+        if ordered is UploadOrder.OVERTAKEN:
+            raise Overtaken("a conditional write of the object that began later has been stored; try again")
 
-    def _put_under(self, transaction: Transaction, current: ObjectRow | None, tombstone: str | None) -> PutOutcome:
-        """Store a version older than the current one: if that is not synced yet, a durable older object is its fallback."""
-        not_stored = PutOutcome(stored=False, replaced=True)
-        if current is None or current.state != UNSYNCED or not self.durable or (tombstone or "") > self._row.version:
-            return not_stored
-        previous = transaction.previous(current)
-        if previous is not None and previous.version >= self._row.version:
-            return not_stored
-        transaction.replace_previous(current, self._row)
-        return PutOutcome(stored=True, replaced=True, garbage=() if previous is None else (previous,))
 
-    def _require_same(self, current: ObjectRow) -> None:
-        if (current.checksum, current.attributes) != (self._row.checksum, self._row.attributes):
-            raise Conflict(f"version {current.version} of {current.name!r} is stored here with different bytes or attributes")
+def store(
+    transaction: Transaction, row: ObjectRow, current: ObjectRow | None, tombstone: str | None, standing: Standing
+) -> PutOutcome:
+    """Store a finished blob by its version: as the object, or below a newer one that may not survive a power loss. `current`
+    and `tombstone`: what is here of the name."""
+    if (current is not None and current.version > row.version) or (tombstone is not None and tombstone > row.version):
+        return _store_below(transaction, row, current, tombstone)
+    if current is not None and current.version == row.version:
+        require_same(row, current)  # the same version again, perhaps because its blob was lost
+    garbage = place(transaction, row, current, standing)
+    if tombstone is not None:
+        transaction.remove_tombstone(row.bucket_id, row.name)
+    return PutOutcome(stored=True, replaced=current is not None, garbage=garbage)
 
-    def _replace(self, transaction: Transaction, current: ObjectRow | None) -> tuple[ObjectRow, ...]:
-        if current is None:
-            transaction.put(self._row, None)
-            if not self.durable:
-                transaction.note_unsynced(self._row, None)
-            return ()
-        previous = transaction.previous(current)
-        transaction.put(self._row, current)
-        if self.durable:
-            return (current,) if previous is None else (current, previous)
-        if current.state == UNSYNCED:
-            transaction.note_unsynced(self._row, previous)
-            return (current,)
-        if current.state == QUARANTINED:
-            transaction.note_unsynced(self._row, None)
-            return (current,)
-        # A durable object is replaced by one that is not durable yet: the old blob stays until the new one is synced.
-        transaction.note_unsynced(self._row, current)
-        return ()
+
+def _store_below(transaction: Transaction, row: ObjectRow, current: ObjectRow | None, tombstone: str | None) -> PutOutcome:
+    """Store a version older than the current one: if that is not synced yet, a durable older object is its fallback."""
+    not_stored = PutOutcome(stored=False, replaced=True, committed=False)
+    if current is None or current.state != UNSYNCED or row.state == UNSYNCED or (tombstone or "") > row.version:
+        return not_stored
+    previous = transaction.previous(current)
+    if previous is not None and previous.version >= row.version:
+        return not_stored
+    transaction.replace_previous(current, row)
+    return PutOutcome(stored=True, replaced=True, garbage=() if previous is None else (previous,), committed=False)
+
+
+def require_same(row: ObjectRow, current: ObjectRow) -> None:
+    """Raise Conflict unless two blobs of one version have the same content."""
+    if (current.checksum, current.attributes) != (row.checksum, row.attributes):
+        raise Conflict(f"version {current.version} of {current.name!r} is stored here with different bytes or attributes")
+
+
+def makes_good(row: ObjectRow, current: ObjectRow) -> bool:
+    """Whether a blob of the current version should take the place of one that is lost, or may be lost in a power cut."""
+    is_same = (current.checksum, current.attributes) == (row.checksum, row.attributes)
+    return is_same and current.state != GOOD and (row.state == GOOD or current.state == QUARANTINED)
+
+
+def place(transaction: Transaction, row: ObjectRow, current: ObjectRow | None, standing: Standing) -> tuple[ObjectRow, ...]:
+    """Make a finished blob the object in place of the current one; returns the rows whose blobs are garbage then."""
+    garbage: tuple[ObjectRow, ...] = ()
+    if current is None:
+        transaction.put(row, None, standing.rank)
+        if row.state == UNSYNCED:
+            transaction.note_unsynced(row, None)
+    elif current.blob_id != row.blob_id:  # else this very blob is the object already, and no garbage
+        garbage = _replace(transaction, row, current, standing.rank)
+    transaction.record(row.bucket_id, row.name, row.version, standing)
+    return garbage
+
+
+def _replace(transaction: Transaction, row: ObjectRow, current: ObjectRow, rank: int) -> tuple[ObjectRow, ...]:
+    previous = transaction.previous(current)
+    transaction.put(row, current, rank)
+    if row.state != UNSYNCED:
+        return with_previous(current, previous)
+    if current.state == QUARANTINED:
+        transaction.note_unsynced(row, None)
+        return (current,)
+    if current.state == UNSYNCED:
+        transaction.note_unsynced(row, previous)
+        return (current,)
+    # A durable object is replaced by one that is not durable yet: the old blob stays until the new one is synced.
+    transaction.note_unsynced(row, current)
+    return ()
+
+
+def with_previous(current: ObjectRow, previous: ObjectRow | None) -> tuple[ObjectRow, ...]:
+    """A row that is leaving and its fallback, as garbage."""
+    return (current,) if previous is None else (current, previous)
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteOutcome:
+    """`row` is the deleted row, `version` that of its tombstone."""
+
     row: ObjectRow
+    version: str
     garbage: tuple[ObjectRow, ...]
 
 
@@ -133,57 +185,21 @@ class Delete(Change[DeleteOutcome]):
         self.keys = ((bucket_id, name),)
 
     def apply(self, transaction: Transaction) -> DeleteOutcome:
-        current = transaction.current(self._bucket_id, self._name)
+        bucket_id, name = self._bucket_id, self._name
+        current = transaction.current(bucket_id, name)
         if current is None:
-            if self._precondition.guard is not None:
-                self._precondition.guard()
-            raise ObjectNotFound(f"object {self._name!r} does not exist")
-        self._precondition.check(current.checksum)
+            self._precondition.check_guard()
+            raise ObjectNotFound(f"object {name!r} does not exist")
+        standing = self._precondition.check(current.checksum)
         previous = transaction.previous(current)
         self._clock.observe(current.version)
         transaction.remove(current)
         version = self._clock.next_version()
-        transaction.write_tombstone(self._bucket_id, self._name, version, version_us(version))
-        return DeleteOutcome(current, (current,) if previous is None else (current, previous))
-
-
-@dataclass(frozen=True, slots=True)
-class BuryOutcome:
-    """`row` is the deleted row, None if there was nothing older."""
-
-    row: ObjectRow | None
-    garbage: tuple[ObjectRow, ...] = ()
-
-
-class Bury(Change[BuryOutcome]):
-    """Apply a delete that already has a version: remove anything older, and leave a tombstone against its return."""
-
-    frees_space = True
-
-    def __init__(self, bucket_id: str, name: str, version: str, clock: HybridClock) -> None:
-        self._bucket_id = bucket_id
-        self._name = name
-        self._version = version
-        self._clock = clock
-        self.keys = ((bucket_id, name),)
-
-    def apply(self, transaction: Transaction) -> BuryOutcome:
-        bucket_id, name, version = self._bucket_id, self._name, self._version
-        current, tombstone = transaction.current(bucket_id, name), transaction.tombstone(bucket_id, name)
-        previous = None if current is None else transaction.previous(current)
-        if transaction.was_removed(bucket_id):
-            return BuryOutcome(None)
-        if current is not None and current.version > version:
-            if previous is None or previous.version > version:
-                return BuryOutcome(None)
-            transaction.replace_previous(current, None)
-            return BuryOutcome(None, (previous,))
-        if current is not None:
-            transaction.remove(current)
-        # Its time counts from now, however old the version: older uploads may still be on their way here.
-        written_us = version_us(self._clock.next_version())
-        transaction.write_tombstone(bucket_id, name, max(version, tombstone or ""), written_us)
-        return BuryOutcome(current, tuple(row for row in (current, previous) if row is not None))
+        transaction.write_tombstone(bucket_id, name, version, version_us(version))
+        transaction.record(bucket_id, name, version, standing)  # notes of the object stay: they mean the tombstone now
+        if self._precondition.names_an_object:
+            transaction.note_conditional(bucket_id, name, version)
+        return DeleteOutcome(current, version, with_previous(current, previous))
 
 
 QuarantineOutcome = Literal["changed", "quarantined", "restored"]
@@ -210,6 +226,9 @@ class Quarantine(Change[tuple[QuarantineOutcome, tuple[ObjectRow, ...]]]):
         previous = transaction.previous(current)
         if self._restore and previous is not None:
             transaction.put(previous, current)
+            if transaction.pending(current.bucket_id, current.name) is not None:
+                # Nor is it known of this one: what was pending was lost before it was confirmed.
+                transaction.mark_pending(current.bucket_id, current.name, previous.version)
             if previous.state == UNSYNCED:
                 transaction.note_unsynced(previous, None, UNVERIFIED)
             return "restored", (current,)
@@ -271,12 +290,15 @@ class MarkSyncedUpTo(Change[list[ObjectRow]]):
 
 @dataclass(frozen=True, slots=True)
 class RemoveOutcome:
+    """`is_done`: nothing is left."""
+
     removed: int
     garbage: tuple[ObjectRow, ...]
+    is_done: bool = True
 
 
 class RemoveSome(Change[RemoveOutcome]):
-    """Remove the first rows of a bucket, without tombstones: its id is never used again. 0 removed: the bucket is gone.
+    """Remove the first rows of a bucket and of the notes about it, without tombstones: its id is never used again.
 
     Outputs that jobs have staged in it are dropped first, since the bucket's number disappears with its last object. The
     removal is recorded, because a crash during it leaves more blobs without rows than any other crash.
@@ -289,17 +311,20 @@ class RemoveSome(Change[RemoveOutcome]):
         self._clock = clock
 
     def apply(self, transaction: Transaction) -> RemoveOutcome:
-        rows = transaction.some_rows(self._bucket_id, REMOVED_ROWS)
-        garbage = transaction.drop_staged(self._bucket_id)
+        bucket_id = self._bucket_id
+        rows = transaction.some_rows(bucket_id, REMOVED_ROWS)
+        garbage = transaction.drop_staged(bucket_id)
         for row in rows:
             previous = transaction.previous(row)
             transaction.remove(row)
-            garbage += [row] if previous is None else [row, previous]
-        if garbage:
-            transaction.set_meta(REMOVED_BUCKET + self._bucket_id, version_us(self._clock.next_version()))
-        if not rows:
-            transaction.remove_empty_bucket(self._bucket_id)
-        return RemoveOutcome(len(rows), tuple(garbage))
+            transaction.drop_mark(bucket_id, row.name, is_undone=True)
+            garbage += with_previous(row, previous)
+        if garbage or transaction.has_departed(bucket_id):
+            transaction.set_meta(REMOVED_BUCKET + bucket_id, version_us(self._clock.next_version()))
+        is_done = not rows and not transaction.forget_owed("bucket", transaction.bucket_number(bucket_id), REMOVED_ROWS)
+        if is_done:
+            transaction.remove_empty_bucket(bucket_id)
+        return RemoveOutcome(len(rows), tuple(garbage), is_done)
 
 
 class ForgetRemovedBuckets(Change[None]):

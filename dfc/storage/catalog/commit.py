@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from dfc.errors import StorageFailed
 from dfc.filesystem import FileSystem
-from dfc.storage.catalog.cache import RowCache
+from dfc.storage.catalog.cache import Key, RowCache
 from dfc.storage.catalog.catalog import Catalog
 from dfc.storage.catalog.changes import Change
 from dfc.storage.catalog.transaction import Transaction
@@ -174,7 +174,9 @@ class GroupCommitter:
     def _transact(self, batch: list[_Ticket[Any]]) -> None:
         connection = self._catalog.writer
         self._set_synchronous(any(ticket.operation.durable for ticket in batch))
+        marks = self._catalog.marks
         transaction = Transaction(self._catalog, self._boot)
+        expected: list[Key] = []
         connection.execute("BEGIN IMMEDIATE")
         try:
             transaction.load(key for ticket in batch for key in ticket.operation.keys)
@@ -189,14 +191,23 @@ class GroupCommitter:
                     ticket.error = error
             transaction.finish()
             self._cache.forget(transaction.rows)
+            expected = marks.expect(transaction.marks)
             self._end(connection)
+        except OutcomeUnknown:
+            self._roll_back(connection)
+            raise  # what may be committed stays marked
         except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
+            self._roll_back(connection)
+            marks.withdraw(expected)
             raise
         self._log_pages += 3 + transaction.changes
         self._catalog.learn_buckets(transaction.buckets)
+        marks.accept(transaction.marks)
         self._cache.store(transaction.rows)
+
+    def _roll_back(self, connection: sqlite3.Connection) -> None:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
 
     def _end(self, connection: sqlite3.Connection) -> None:
         try:

@@ -1,6 +1,6 @@
-"""Salvage facts from a catalog that is no longer trusted: deletes, and which blobs were synced.
+"""Salvage facts from a catalog that is no longer trusted: deletes, which blobs were synced, what is recorded of copies.
 
-It may be missing, damaged or too old. Every query returns an answer, possibly "nothing".
+It may be missing, damaged, too old, or in the format before. Every query returns an answer, possibly "nothing".
 """
 
 from __future__ import annotations
@@ -8,9 +8,17 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
+from typing import Any
 
 from dfc.database import connect
-from dfc.storage.catalog.catalog import read_removed_buckets, version_parts, version_text
+from dfc.storage.catalog.schema import (
+    ONE_COPY_LAYOUT,
+    RANKED_LAYOUT,
+    UPGRADED_VERSION,
+    read_removed_buckets,
+    version_parts,
+    version_text,
+)
 from dfc.storage.rows import GOOD, ObjectRow
 
 
@@ -24,6 +32,7 @@ class OldCatalog:
                 self._connection = connect(path)
             except sqlite3.Error:
                 pass
+        self._has_ranks = self._one("PRAGMA user_version", ()) != (UPGRADED_VERSION,)
 
     def close(self) -> None:
         if self._connection is not None:
@@ -39,15 +48,38 @@ class OldCatalog:
 
     def tombstones(self) -> Iterator[tuple[str, str, str, int]]:
         """Bucket id, name and version of every readable tombstone, and when it was written."""
-        if self._connection is None:
-            return
-        try:
-            for bucket_id, name, us, node, written_us in self._connection.execute(
-                "SELECT id, CAST(name AS TEXT), us, node, written_us FROM tombstones JOIN buckets ON number = bucket"
-            ):
-                yield bucket_id, name, version_text(us, node), written_us
-        except sqlite3.Error:
-            return
+        query = "SELECT id, CAST(name AS TEXT), us, node, written_us FROM tombstones JOIN buckets ON number = bucket"
+        for bucket_id, name, us, node, written_us in self._all(query):
+            yield bucket_id, name, version_text(us, node), written_us
+
+    def pending(self) -> Iterator[tuple[str, str, str]]:
+        """Bucket id, name and version of every readable row that is marked as pending."""
+        query = "SELECT id, CAST(name AS TEXT), us, node FROM pending JOIN buckets ON number = bucket"
+        for bucket_id, name, us, node in self._all(query):
+            yield bucket_id, name, version_text(us, node)
+
+    def notes(self) -> Iterator[tuple[str, str, str]]:
+        """Disk, bucket id and name of every readable note of what another disk lacks."""
+        yield from self._all("SELECT disk, id, CAST(name AS TEXT) FROM owed JOIN buckets ON number = bucket")
+
+    def has_departed(self, row: ObjectRow) -> bool:
+        """Whether this blob was about to be unlinked."""
+        query = "SELECT 1 FROM departed JOIN buckets ON number = bucket WHERE id = ? AND name = ? AND blob = ?"
+        return self._one(query, (row.bucket_id, row.name.encode(), row.blob_id)) is not None
+
+    def rank(self, row: ObjectRow) -> int | None:
+        """The rank of the object of this name; None if it does not know the object."""
+        column = "rank" if self._has_ranks else "0"  # with one copy, every row was of rank 0
+        query = f"SELECT {column} FROM objects JOIN buckets ON number = bucket WHERE id = ? AND name = ?"
+        found = self._one(query, (row.bucket_id, row.name.encode()))
+        return found[0] if found else None
+
+    def ranked_layout(self) -> int:
+        """The layout by which its ranks were computed; 0: unknown."""
+        if not self._has_ranks:
+            return ONE_COPY_LAYOUT
+        found = self._one("SELECT value FROM meta WHERE key = ?", (RANKED_LAYOUT,))
+        return found[0] if found else 0
 
     def removed_buckets(self) -> dict[str, int]:
         """The removed buckets that it records, and when each was removed, in µs since 1970."""
@@ -66,6 +98,14 @@ class OldCatalog:
             (row.bucket_id, row.name.encode(), *version_parts(row.version), row.size, row.checksum, row.drawn or None),
         )
         return found is not None and found[0] == GOOD
+
+    def _all(self, query: str) -> Iterator[Any]:
+        if self._connection is None:
+            return
+        try:
+            yield from self._connection.execute(query)
+        except sqlite3.Error:
+            return
 
     def _one(self, query: str, values: tuple[object, ...]) -> tuple[int, ...] | None:
         if self._connection is None:

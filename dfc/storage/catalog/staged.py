@@ -15,11 +15,12 @@ import msgspec
 from dfc.clock import HybridClock, version_us
 from dfc.errors import JobCancelled
 from dfc.storage import layout
-from dfc.storage.catalog.catalog import STAGED_ROW_COLUMNS, Catalog, make_row, row_values
-from dfc.storage.catalog.changes import Change, Put, PutOutcome
+from dfc.storage.catalog.catalog import Catalog
+from dfc.storage.catalog.changes import Change, PutOutcome, makes_good, store
+from dfc.storage.catalog.schema import STAGED_ROW_COLUMNS, make_row, row_values
 from dfc.storage.catalog.transaction import Transaction
 from dfc.storage.preconditions import ALWAYS, Precondition
-from dfc.storage.rows import GOOD, UNSYNCED, ObjectRow
+from dfc.storage.rows import ALONE, GOOD, UNSYNCED, ObjectRow, Standing
 
 _COLUMNS: Final = f"{STAGED_ROW_COLUMNS}, boot, job, temporary"
 _WIDTH: Final = len(_COLUMNS.split(", "))
@@ -138,8 +139,7 @@ class KeepStaged(Change[PutOutcome]):
         self.durable = row.state != UNSYNCED
 
     def apply(self, transaction: Transaction) -> PutOutcome:
-        if self._precondition.guard is not None:
-            self._precondition.guard()
+        self._precondition.check_guard()  # its standing is that of an object
         if _ended(transaction, self._owner.job):
             raise JobCancelled(f"job {self._owner.job} has already ended on this disk")
         row = self._row
@@ -186,16 +186,22 @@ class Publish(Change[Published]):
     """Turn the rows of a job into objects, all at once, by the rules of Put; this ends the job.
 
     Before this, staging must have been stopped (EndJob) and every blob must have its final footer. `is_open` says for each
-    bucket whether objects may be put into it, or raises to refuse publishing altogether; it must not touch the disk.
+    bucket whether objects may be put into it, and `standing` how an object is recorded; or they raise to refuse publishing
+    altogether. Neither may touch the disk.
     """
 
-    def __init__(self, job: str, bucket_ids: Iterable[str], is_open: Callable[[str], bool]) -> None:
+    def __init__(
+        self, job: str, rows: Iterable[ObjectRow], is_open: Callable[[str], bool], standing: Callable[[ObjectRow], Standing]
+    ) -> None:
         self._job = job
-        self._bucket_ids = set(bucket_ids)
+        self._rows = list(rows)
         self._is_open = is_open
+        self._standing = standing
 
     def apply(self, transaction: Transaction) -> Published:
-        are_open = {bucket_id for bucket_id in self._bucket_ids if self._is_open(bucket_id)}  # before anything is changed
+        # Before anything is changed.
+        are_open = {bucket_id for bucket_id in {row.bucket_id for row in self._rows} if self._is_open(bucket_id)}
+        standings = {(row.bucket_id, row.name): self._standing(row) for row in self._rows if row.bucket_id in are_open}
         staged = _take_rows(transaction, self._job)
         transaction.load((entry.row.bucket_id, entry.row.name) for entry in staged if not entry.owner.temporary)
         garbage: list[ObjectRow] = []
@@ -206,19 +212,15 @@ class Publish(Change[Published]):
                 garbage.append(row)
                 continue
             current = transaction.current(row.bucket_id, row.name)
-            if current is not None and current.version == row.version and not _makes_good(row, current):
+            if current is not None and current.version == row.version and not makes_good(row, current):
                 garbage.append(row)  # published by another disk, it came here as a copy
                 continue
-            outcome = Put(row, ALWAYS).apply(transaction)
+            standing = standings.get((row.bucket_id, row.name), ALONE)
+            outcome = store(transaction, row, current, transaction.tombstone(row.bucket_id, row.name), standing)
             garbage += outcome.garbage if outcome.stored else (row,)
             objects += outcome.stored
             size += row.size if outcome.stored else 0
         return Published(objects, size, tuple(garbage))
-
-
-def _makes_good(row: ObjectRow, current: ObjectRow) -> bool:
-    """Whether a sound blob equals the current one, which is lost or may be lost in a power cut."""
-    return current.state != GOOD and (current.checksum, current.attributes) == (row.checksum, row.attributes)
 
 
 class DiscardJob(Change[tuple[ObjectRow, ...]]):

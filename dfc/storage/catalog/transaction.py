@@ -8,15 +8,16 @@ the rows of a batch are read together, changed in memory, and written together b
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from dfc.storage.catalog.cache import Key
-from dfc.storage.catalog.catalog import (
+from dfc.storage.catalog.catalog import Catalog
+from dfc.storage.catalog.marks import MarkChanges
+from dfc.storage.catalog.schema import (
     REMOVED_BUCKET,
     ROW_COLUMNS,
     STAGED_ROW_COLUMNS,
-    Catalog,
     decode_previous,
     encode_previous,
     make_row,
@@ -24,33 +25,34 @@ from dfc.storage.catalog.catalog import (
     version_parts,
     version_text,
 )
-from dfc.storage.rows import GOOD, QUARANTINED, UNSYNCED, ObjectRow
+from dfc.storage.catalog.table import UNKNOWN_BUCKET, Execute, RowKey, RowTable, in_chunks
+from dfc.storage.rows import ALONE, GOOD, QUARANTINED, UNSYNCED, ObjectRow, Standing
 
-_Execute = Callable[[str, Sequence[object]], sqlite3.Cursor]
-_RowKey = tuple[int, bytes]  # bucket number, name
-_Values = tuple[Any, ...]
 # Stored instead of a boot id, for rows to be verified like those of another boot.
 SYNC_FAILED: Final = "sync failed"
 UNVERIFIED: Final = "unverified"
-_UNKNOWN_BUCKET: Final = -1
-_CHUNK: Final = 64  # rows per statement; smaller powers of two for the rest, so that few statements are prepared
 
 
 class Transaction:
     """The state between BEGIN and COMMIT on the catalog's writer. `boot` is the machine's current boot id.
 
-    `rows` (updates for the cache) and `buckets` (numbers, None for removed ones) are valid once it is committed.
+    `rows` (updates for the cache), `buckets` (numbers, None for removed ones) and `marks` are valid once it is committed.
     """
 
     def __init__(self, catalog: Catalog, boot: str) -> None:
         self._catalog = catalog
-        self._execute: _Execute = catalog.writer.execute
+        self._execute: Execute = catalog.writer.execute
         self.boot = boot
-        self._objects = _Table(self._execute, "objects", ROW_COLUMNS)
-        self._tombstones = _Table(self._execute, "tombstones", "us, node, written_us")
-        self._unsynced = _Table(self._execute, "unsynced", "us, node, boot, sequence, previous")
-        self._quarantine = _Table(self._execute, "quarantine", "us, node, size, reason, found_us")
+        self._objects = RowTable(self._execute, "objects", f"rank, {ROW_COLUMNS}")
+        self._tombstones = RowTable(self._execute, "tombstones", "us, node, written_us")
+        self._unsynced = RowTable(self._execute, "unsynced", "us, node, boot, sequence, previous")
+        self._quarantine = RowTable(self._execute, "quarantine", "us, node, size, reason, found_us")
+        self._pending = RowTable(self._execute, "pending", "us, node")
+        self._owed: list[tuple[str, int, bytes]] = []  # notes to write: disk, bucket number, name
+        self._has_forgiven = False
+        self._departed: list[tuple[int, bytes, str]] = []
         self._counters: dict[int, list[int]] = {}
+        self.marks = MarkChanges()
         self.rows: dict[Key, ObjectRow | None] = {}
         self.buckets: dict[str, int | None] = {}
         self.changes = 0
@@ -60,7 +62,7 @@ class Transaction:
     def load(self, keys: Iterable[Key]) -> None:
         """Read the rows of many objects at once; after that, the lookups below are answered from memory."""
         found = [self._key(*key) for key in dict.fromkeys(keys)]
-        known = [key for key in found if key[0] != _UNKNOWN_BUCKET]
+        known = [key for key in found if key[0] != UNKNOWN_BUCKET]
         self._objects.load(known)
         self._tombstones.load(known)
         self._unsynced.load([key for key in known if (values := self._objects.get(key)) and values[-1] == UNSYNCED])
@@ -68,7 +70,7 @@ class Transaction:
     def current(self, bucket_id: str, name: str) -> ObjectRow | None:
         """The row as this transaction sees it."""
         values = self._objects.get(self._key(bucket_id, name))
-        return None if values is None else make_row(bucket_id, name, values)
+        return None if values is None else make_row(bucket_id, name, values[1:])
 
     def tombstone(self, bucket_id: str, name: str) -> str | None:
         """The version of the tombstone of a name, or None."""
@@ -95,16 +97,31 @@ class Transaction:
 
     # --- changes
 
-    def put(self, row: ObjectRow, replaced: ObjectRow | None) -> None:
-        """Point the name at a blob. `replaced` is what `current` gave."""
+    def put(self, row: ObjectRow, replaced: ObjectRow | None, rank: int | None = None) -> None:
+        """Point the name at a blob. `replaced` is what `current` gave; None: the `rank` stays as it is."""
         key = self._key_or_new(row.bucket_id, row.name)
-        self._objects.set(key, row_values(row))
-        if replaced is None:
-            self._count(key[0], 1, row.size)
-        else:
-            self._count(key[0], 0, row.size - replaced.size)
+        if replaced is not None:
+            before = self._rank(key)
+            rank = before if rank is None else rank
+            self._count(key[0], before, -1, -replaced.size)
             self._forget_state(key, replaced)
+        rank = rank or 0
+        self._objects.set(key, (rank, *row_values(row)))
+        self._count(key[0], rank, 1, row.size)
         self.rows[row.bucket_id, row.name] = row
+
+    def rank(self, row: ObjectRow) -> int:
+        """The rank of the current row."""
+        return self._rank(self._key(row.bucket_id, row.name))
+
+    def set_rank(self, row: ObjectRow, rank: int) -> None:
+        """Change the rank of the current row."""
+        key = self._key(row.bucket_id, row.name)
+        before, values = self._rank(key), self._objects.get(key)
+        if values is not None and before != rank:
+            self._objects.set(key, (rank, *values[1:]))
+            self._count(key[0], before, -1, -row.size)
+            self._count(key[0], rank, 1, row.size)
 
     def note_unsynced(self, row: ObjectRow, previous: ObjectRow | None, boot: str | None = None) -> None:
         """Mark the current row as unsynced; if `boot` is not the current boot, it is verified before it is served."""
@@ -126,8 +143,8 @@ class Transaction:
     def remove(self, row: ObjectRow) -> None:
         """Remove a row; writing a tombstone is up to the caller."""
         key = self._key(row.bucket_id, row.name)
+        self._count(key[0], self._rank(key), -1, -row.size)
         self._objects.remove(key)
-        self._count(key[0], -1, -row.size)
         self._forget_state(key, row)
         self.rows[row.bucket_id, row.name] = None
 
@@ -136,7 +153,10 @@ class Transaction:
         self._tombstones.set(self._key_or_new(bucket_id, name), (*version_parts(version), written_us))
 
     def remove_tombstone(self, bucket_id: str, name: str) -> None:
-        self._tombstones.remove(self._key(bucket_id, name))
+        """Remove the tombstone of a name, if there is one."""
+        key = self._key(bucket_id, name)
+        if self._tombstones.get(key) is not None:
+            self._tombstones.remove(key)
 
     def mark_synced(self, row: ObjectRow) -> None:
         """Record that the blob of the current, unsynced row is synced."""
@@ -180,19 +200,114 @@ class Transaction:
         self.rows[row.bucket_id, row.name] = None
 
     def remove_empty_bucket(self, bucket_id: str) -> None:
-        """Remove a bucket without rows, with its tombstones."""
+        """Remove a bucket without rows, with its tombstones and all that is noted of its names."""
         self._flush()
         number = self._number(bucket_id)
-        self._execute("DELETE FROM tombstones WHERE bucket = ?", (number,))
+        for table in ("tombstones", "pending", "owed", "departed"):
+            self._execute(f"DELETE FROM {table} WHERE bucket = ?", (number,))
         self._execute("DELETE FROM buckets WHERE number = ?", (number,))
         self.buckets[bucket_id] = None
+        remembered = self._catalog.marks.pending.keys() | self.marks.pending.keys()
+        gone = {key: None for key in remembered if key[0] == bucket_id}
+        self.marks.undone += len(gone)
+        self.marks.pending.update(gone)
+        self._has_forgiven = True
+        for read in (self._tombstones, self._pending):
+            read.forget()  # another bucket may get the number
 
     def purge_tombstones(self, before_us: int, limit: int) -> int:
+        """Remove old tombstones. One that is not everywhere yet stays: where it is missing, the object is still there."""
         self._flush()
         return self._execute(
-            "DELETE FROM tombstones WHERE (bucket, name) IN (SELECT bucket, name FROM tombstones WHERE written_us < ? LIMIT ?)",
+            "DELETE FROM tombstones WHERE (bucket, name) IN (SELECT bucket, name FROM tombstones AS t WHERE written_us < ?"
+            " AND NOT EXISTS (SELECT 1 FROM pending AS p WHERE p.bucket = t.bucket AND p.name = t.name)"
+            " AND NOT EXISTS (SELECT 1 FROM owed AS o WHERE o.bucket = t.bucket AND o.name = t.name) LIMIT ?)",
             (before_us, limit),
         ).rowcount
+
+    # --- copies
+
+    def record(self, bucket_id: str, name: str, version: str, standing: Standing) -> None:
+        """Record the standing of the row or tombstone that was just written; a mark of the one before it goes."""
+        if standing.pending:
+            self.mark_pending(bucket_id, name, version)
+        elif self.marks.pending or self._catalog.marks.pending:  # without copies, nothing ever is
+            self.drop_mark(bucket_id, name, is_undone=True)
+        if standing is not ALONE:
+            self.owe(bucket_id, name, standing.owed)
+
+    def pending(self, bucket_id: str, name: str) -> str | None:
+        """The version that is pending. Answered from memory."""
+        key = (bucket_id, name)
+        changed = self.marks.pending
+        return changed[key] if key in changed else self._catalog.marks.pending.get(key)
+
+    def mark_pending(self, bucket_id: str, name: str, version: str) -> None:
+        before = self.pending(bucket_id, name)
+        self.marks.undone += before not in (None, version)
+        self.marks.pending[bucket_id, name] = version
+        self._pending.set(self._key_or_new(bucket_id, name), version_parts(version))
+
+    def drop_mark(self, bucket_id: str, name: str, *, is_undone: bool) -> None:
+        """Nothing of this name is pending any more: it was confirmed, or it is not there any more (`is_undone`)."""
+        if self.pending(bucket_id, name) is not None:
+            self.marks.undone += is_undone
+            self.marks.pending[bucket_id, name] = None
+            self._pending.remove(self._key(bucket_id, name))
+
+    def owe(self, bucket_id: str, name: str, disks: Iterable[str]) -> None:
+        """Note that these disks lack what is here of a name. In a bucket of which nothing is here, there is nothing to lack."""
+        key = self._key(bucket_id, name)
+        notes = [] if key[0] == UNKNOWN_BUCKET else [(disk, *key) for disk in disks]
+        if notes:
+            self._owed += notes
+            self.marks.owes = True
+
+    def forgive(self, notes: Iterable[tuple[str, str, str]]) -> None:
+        """Drop notes: disk, bucket id and name."""
+        self._flush_notes()
+        gone = [(disk, *self._key(bucket_id, name)) for disk, bucket_id, name in notes]
+        in_chunks(self._execute, "DELETE FROM owed WHERE (disk, bucket, name) IN (VALUES ", "(?, ?, ?)", ")", gone)
+        self.changes += 2 * len(gone)
+        self._has_forgiven = True
+
+    def forget_owed(self, column: str, value: object, limit: int) -> int:
+        """Drop at most `limit` notes for a disk, or of names of a bucket; returns how many."""
+        self._flush_notes()
+        chosen = f"SELECT disk, bucket, name FROM owed WHERE {column} = ? LIMIT ?"
+        found = self._execute(f"DELETE FROM owed WHERE (disk, bucket, name) IN ({chosen})", (value, limit)).rowcount
+        self.changes += 2 * found
+        self._has_forgiven = True
+        return found
+
+    def is_owed(self, bucket_id: str, name: str) -> bool:
+        """Whether some disk lacks what is here of a name."""
+        if not self._may_owe():
+            return False
+        self._flush_notes()
+        found = self._execute("SELECT 1 FROM owed WHERE bucket = ? AND name = ? LIMIT 1", self._key(bucket_id, name))
+        return found.fetchone() is not None
+
+    def depart(self, row: ObjectRow) -> None:
+        """Remember a blob without a row until its file is gone, since nothing else here explains it."""
+        self._departed.append((*self._key(row.bucket_id, row.name), row.blob_id))
+
+    def forget_departed(self, blobs: Sequence[tuple[int, bytes, str]]) -> None:
+        """Forget blobs whose files are gone: bucket number, name and blob id."""
+        self._flush_notes()
+        in_chunks(self._execute, "DELETE FROM departed WHERE (bucket, name, blob) IN (VALUES ", "(?, ?, ?)", ")", blobs)
+        self.changes += len(blobs)
+
+    def has_departed(self, bucket_id: str) -> bool:
+        """Whether files of a bucket are remembered that may not be unlinked yet."""
+        self._flush_notes()
+        return self._execute("SELECT 1 FROM departed WHERE bucket = ?", (self._number(bucket_id),)).fetchone() is not None
+
+    def note_conditional(self, bucket_id: str, name: str, version: str) -> None:
+        self._catalog.marks.note_conditional((bucket_id, name), version)
+
+    def newest_conditional(self, bucket_id: str, name: str) -> str | None:
+        return self._catalog.marks.newest_conditional((bucket_id, name))
 
     def run(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
         """Execute a statement on tables that are not cached here: those of staged rows."""
@@ -218,17 +333,44 @@ class Transaction:
     def finish(self) -> None:
         """Write all changes. Call it before COMMIT."""
         self._flush()
-        for number, (objects, size) in self._counters.items():
+        for number, changes in self._counters.items():
             self._execute(
-                "UPDATE buckets SET objects = objects + ?, bytes = bytes + ? WHERE number = ?", (objects, size, number)
+                "UPDATE buckets SET objects = objects + ?, bytes = bytes + ?, copies = copies + ?, copy_bytes = copy_bytes + ?"
+                " WHERE number = ?",
+                (*changes, number),
             )
         self.changes += len(self._counters)
         self._counters.clear()
+        if self._has_forgiven and self._may_owe():
+            self.marks.owes = self._execute("SELECT 1 FROM owed LIMIT 1", ()).fetchone() is not None
 
     # --- inside
 
     def _flush(self) -> None:
-        self.changes += sum(table.flush() for table in (self._objects, self._tombstones, self._unsynced, self._quarantine))
+        tables = (self._objects, self._tombstones, self._unsynced, self._quarantine, self._pending)
+        self.changes += sum(table.flush() for table in tables)
+        self._flush_notes()
+
+    def _flush_notes(self) -> None:
+        if self._owed:
+            in_chunks(self._execute, "INSERT OR IGNORE INTO owed (disk, bucket, name) VALUES ", "(?, ?, ?)", "", self._owed)
+            self.changes += 2 * len(self._owed)
+            self._owed.clear()
+        if self._departed:
+            insert = "INSERT OR IGNORE INTO departed (bucket, name, blob) VALUES "
+            in_chunks(self._execute, insert, "(?, ?, ?)", "", self._departed)
+            self.changes += len(self._departed)
+            self._departed.clear()
+
+    def _may_owe(self) -> bool:
+        return self._catalog.marks.owes if self.marks.owes is None else self.marks.owes
+
+    def _rank(self, key: RowKey) -> int:
+        """The rank of the current row."""
+        values = self._objects.get(key)
+        assert values is not None, "the caller has seen the row in this transaction"
+        rank: int = values[0]
+        return rank
 
     def _set_state(self, row: ObjectRow, state: int) -> None:
         key = self._key(row.bucket_id, row.name)
@@ -237,7 +379,7 @@ class Transaction:
         self._objects.set(key, (*values[:-1], state))
         self._forget_state(key, row)
 
-    def _forget_state(self, key: _RowKey, row: ObjectRow) -> None:
+    def _forget_state(self, key: RowKey, row: ObjectRow) -> None:
         """Remove the entries of the side tables for a row that is leaving its state."""
         if row.state == UNSYNCED:
             self._unsynced.remove(key)
@@ -249,85 +391,18 @@ class Transaction:
             return self.buckets[bucket_id]
         return self._catalog.bucket_number(bucket_id)
 
-    def _key(self, bucket_id: str, name: str) -> _RowKey:
+    def _key(self, bucket_id: str, name: str) -> RowKey:
         number = self._number(bucket_id)
-        return (_UNKNOWN_BUCKET if number is None else number, name.encode())
+        return (UNKNOWN_BUCKET if number is None else number, name.encode())
 
-    def _key_or_new(self, bucket_id: str, name: str) -> _RowKey:
+    def _key_or_new(self, bucket_id: str, name: str) -> RowKey:
         if self._number(bucket_id) is None:
             cursor = self._execute("INSERT INTO buckets (id, objects, bytes) VALUES (?, 0, 0)", (bucket_id,))
             self.buckets[bucket_id] = cursor.lastrowid
         return self._key(bucket_id, name)
 
-    def _count(self, number: int, objects: int, size: int) -> None:
-        counter = self._counters.setdefault(number, [0, 0])
-        counter[0] += objects
-        counter[1] += size
-
-
-class _Table:
-    """The cached rows of one table with the key (bucket, name): those read, and those to write."""
-
-    def __init__(self, execute: _Execute, name: str, columns: str) -> None:
-        self._execute = execute
-        self._name = name
-        self._columns = columns
-        self._row = f"({', '.join('?' * (2 + len(columns.split(', '))))})"
-        self._seen: dict[_RowKey, _Values | None] = {}
-        self._changed: set[_RowKey] = set()
-
-    def load(self, keys: Sequence[_RowKey]) -> None:
-        missing = [key for key in keys if key not in self._seen]
-        for start in range(0, len(missing), _CHUNK):
-            chunk = missing[start : start + _CHUNK]
-            self._seen.update(dict.fromkeys(chunk))
-            # Padded to the next power of two with NULLs, which match nothing.
-            count = 1 << (len(chunk) - 1).bit_length()
-            bindings = [value for key in chunk for value in key] + [None, None] * (count - len(chunk))
-            for bucket, name, *values in self._execute(
-                f"WITH wanted (bucket, name) AS (VALUES {', '.join(['(?, ?)'] * count)})"
-                f" SELECT bucket, name, {self._columns} FROM wanted CROSS JOIN {self._name} USING (bucket, name)",
-                bindings,
-            ).fetchall():
-                self._seen[bucket, name] = tuple(values)
-
-    def get(self, key: _RowKey) -> _Values | None:
-        if key not in self._seen:
-            if key[0] == _UNKNOWN_BUCKET:
-                return None
-            self.load((key,))
-        return self._seen[key]
-
-    def set(self, key: _RowKey, values: _Values) -> None:
-        self._seen[key] = values
-        self._changed.add(key)
-
-    def remove(self, key: _RowKey) -> None:
-        self._seen[key] = None
-        self._changed.add(key)
-
-    def flush(self) -> int:
-        """Write the changed rows; returns how many."""
-        if not self._changed:
-            return 0
-        gone = [key for key in self._changed if self._seen[key] is None]
-        kept = [(*key, *values) for key in self._changed if (values := self._seen[key]) is not None]
-        delete = f"DELETE FROM {self._name} WHERE (bucket, name) IN (VALUES "
-        insert = f"INSERT OR REPLACE INTO {self._name} (bucket, name, {self._columns}) VALUES "
-        self._in_chunks(delete, "(?, ?)", ")", gone)
-        self._in_chunks(insert, self._row, "", kept)
-        changes = len(self._changed)
-        self._changed.clear()
-        return changes
-
-    def forget(self) -> None:
-        """Drop the rows read, which other statements may have changed. Call it after `flush`."""
-        self._seen.clear()
-
-    def _in_chunks(self, head: str, row: str, tail: str, rows: Sequence[_Values]) -> None:
-        start = 0
-        while start < len(rows):
-            count = min(_CHUNK, 1 << ((len(rows) - start).bit_length() - 1))
-            bindings = [value for values in rows[start : start + count] for value in values]
-            self._execute(head + ", ".join([row] * count) + tail, bindings)
-            start += count
+    def _count(self, number: int, rank: int, objects: int, size: int) -> None:
+        counter = self._counters.setdefault(number, [0, 0, 0, 0])
+        at = 0 if rank == 0 else 2
+        counter[at] += objects
+        counter[at + 1] += size

@@ -13,11 +13,13 @@ from typing import Final
 
 import msgspec
 
-from dfc.errors import DfcError
+from dfc.errors import DfcError, DiskRefused
 from dfc.filesystem import FileSystem
 from dfc.storage import identity, layout
 from dfc.storage.blobs.verify import find_damage, find_index_damage
 from dfc.storage.catalog.catalog import Catalog
+from dfc.storage.catalog.copyreads import departed_page, stray_marks, stray_notes
+from dfc.storage.catalog.schema import is_old
 from dfc.storage.catalog.staged import StagedRow, staged_rows
 from dfc.storage.rows import ObjectRow
 from dfc.storage.upkeep.sweep import blob_directories, find_orphans, read_footer
@@ -31,6 +33,9 @@ HARMLESS: Final = frozenset(
     (
         "torn_blob",
         "superseded_blob",
+        "note_without_row",
+        "mark_without_row",
+        "departed_without_blob",
         "removed_blob",
         "uncommitted_blob",
         "unpublished_blob",
@@ -84,6 +89,7 @@ def check(path: str, *, full: bool = False, filesystem: FileSystem | None = None
     lock = identity.lock_disk(root)
     try:
         who = identity.require_identity(root, None)
+        require_upgraded(root, who)
         report.disk_id, report.cluster_id = who.disk_id, who.cluster_id
         report.orphans = _count_files(f"{root}/{layout.ORPHANS}")
         report.damaged_files = _count_files(f"{root}/{layout.DAMAGED}")
@@ -94,6 +100,7 @@ def check(path: str, *, full: bool = False, filesystem: FileSystem | None = None
             return report
         try:
             _check_rows(root, catalog, filesystem, report)
+            _check_copies(root, catalog, report)
             _check_staged(root, catalog, filesystem, report)
             _check_files(root, catalog, filesystem, report)
         except sqlite3.Error as error:
@@ -105,6 +112,15 @@ def check(path: str, *, full: bool = False, filesystem: FileSystem | None = None
     return report
 
 
+def require_upgraded(root: str, who: identity.DiskIdentity) -> None:
+    """Raise DiskRefused for a disk in the format before: checking must change nothing, and upgrading would."""
+    if who.format < identity.IDENTITY_FORMAT or is_old(f"{root}/{layout.CATALOG_FILE}"):
+        raise DiskRefused(
+            f"{root} is a disk in format {identity.UPGRADED_FORMAT}, or its upgrade was interrupted. Start the target with this"
+            " disk once, which upgrades it in place, then check it. Nothing was changed"
+        )
+
+
 def _check_rows(root: str, catalog: Catalog, filesystem: FileSystem, report: CheckReport) -> None:
     for bucket_id in catalog.bucket_ids():
         objects = size = 0
@@ -112,14 +128,31 @@ def _check_rows(root: str, catalog: Catalog, filesystem: FileSystem, report: Che
             objects += 1
             size += row.size
             _check_row(root, row, filesystem, report)
-        counted = catalog.counts(bucket_id)
-        if counted != (objects, size):
-            detail = f"the counters say {counted[0]} objects with {counted[1]} bytes, but there are {objects} with {size} bytes"
-            report.add(Problem("counters", detail, bucket_id=bucket_id))
+        said = (catalog.counts(bucket_id), catalog.copy_counts(bucket_id))
+        for which, counted, there in zip(("", " of later ranks"), said, catalog.measure(bucket_id), strict=True):
+            if counted != there:
+                detail = (
+                    f"the counters say {counted[0]} objects{which} with {counted[1]} bytes,"
+                    f" but there are {there[0]} with {there[1]} bytes"
+                )
+                report.add(Problem("counters", detail, bucket_id=bucket_id))
         report.objects += objects
         report.bytes += size
     for found in catalog.quarantined():
         report.add(Problem("quarantined", found.reason, "", found.bucket_id, found.name, found.version))
+
+
+def _check_copies(root: str, catalog: Catalog, report: CheckReport) -> None:
+    """What is recorded of copies and refers to nothing. None of it does harm."""
+    for bucket_id, name, version in stray_marks(catalog):
+        report.add(Problem("mark_without_row", "this version is pending, but not there", "", bucket_id, name, version))
+    for disk, bucket_id, name in stray_notes(catalog):
+        report.add(Problem("note_without_row", f"disk {disk} lacks it, but there is nothing of it", "", bucket_id, name))
+    for blob in departed_page(catalog, -1):
+        path = layout.blob_path(root, blob.bucket_id, blob.name, blob.blob_id)
+        if not os.path.exists(path):
+            detail = "it was unlinked, and is forgotten when the disk is next opened"
+            report.add(Problem("departed_without_blob", detail, os.path.relpath(path, root), blob.bucket_id, blob.name))
 
 
 def _check_row(root: str, row: ObjectRow, filesystem: FileSystem, report: CheckReport) -> None:
@@ -183,6 +216,7 @@ def _check_files(root: str, catalog: Catalog, filesystem: FileSystem, report: Ch
         "torn": "torn_blob",
         "superseded": "superseded_blob",
         "removed": "removed_blob",
+        "departed": "superseded_blob",
         "complete": "uncommitted_blob",
         "unpublished": "unpublished_blob",
         "index": "index_without_blob",
@@ -196,7 +230,7 @@ def _check_files(root: str, catalog: Catalog, filesystem: FileSystem, report: Ch
 def all_rows(catalog: Catalog, bucket_id: str) -> Iterator[ObjectRow]:
     """Iterate over the rows of a bucket; reads in pages."""
     after = ""
-    while page := catalog.list_rows(bucket_id, prefix="", start_after=after, after_prefix=False, limit=_PAGE_ROWS):
+    while page := catalog.list_rows(bucket_id, prefix="", start_after=after, after_prefix=False, limit=_PAGE_ROWS, ranks="all"):
         yield from page
         after = page[-1].name
 

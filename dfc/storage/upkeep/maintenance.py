@@ -15,7 +15,7 @@ from dfc.storage.catalog.changes import REMOVED_ROWS, ForgetRemovedBuckets, Purg
 from dfc.storage.catalog.staged import PurgeEndedJobs
 from dfc.storage.parts import DiskParts
 from dfc.storage.upkeep.relaxed import RelaxedRows
-from dfc.storage.upkeep.sweep import delete_old_orphans, sweep
+from dfc.storage.upkeep.sweep import delete_old_orphans, sweep, unlink_departed
 
 _log = logging.getLogger(__name__)
 _HOUSEKEEPING_S: Final = 600.0  # interval between searches for old tombstones and orphans
@@ -72,8 +72,9 @@ class Maintenance:
 
 
 def keep_house(parts: DiskParts) -> None:
-    """Delete tombstones, orphans, ended jobs and removed buckets that are old enough."""
+    """Delete tombstones, orphans, ended jobs and removed buckets that are old enough, and the files of removed rows."""
     delete_old_orphans(parts)
+    unlink_departed(parts)
     before_us = int((time.time() - parts.options.tombstone_keep_s) * 1e6)
     if parts.health.reason is None:
         parts.committer.submit(PurgeEndedJobs(before_us))

@@ -1,8 +1,8 @@
 """Rebuild a disk's catalog from the footers of its blobs, when the catalog is lost or can no longer be trusted.
 
-Of each name the newest version counts. What the old catalog records of deletes and synced blobs is used if it can be read;
-other blobs are verified before they are served, since a footer says nothing about the bytes before it. Blobs without a valid
-footer are moved to `damaged/`, where nothing deletes them. The old catalog is kept beside the new one.
+Of each name the newest version counts. What the old catalog records of deletes, synced blobs and copies is used if it can be
+read; other blobs are verified before they are served, since a footer says nothing about the bytes before it. Blobs without a
+valid footer are moved to `damaged/`, where nothing deletes them. The old catalog is kept beside the new one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from dfc.filesystem import FileSystem, remove_if_there
 from dfc.storage import identity, layout
 from dfc.storage.blobs.indexes import IndexWriter
 from dfc.storage.blobs.verify import find_damage
-from dfc.storage.catalog.catalog import REMOVED_BUCKET, Catalog
+from dfc.storage.catalog.catalog import Catalog
 from dfc.storage.catalog.old import OldCatalog
+from dfc.storage.catalog.schema import RANKED_LAYOUT, REMOVED_BUCKET
 from dfc.storage.catalog.staged import StagedName, StagedRow, insert_staged, staged_version
 from dfc.storage.catalog.transaction import UNVERIFIED, Transaction
 from dfc.storage.rows import UNSYNCED, ObjectRow
@@ -80,6 +81,9 @@ def rebuild(
             catalog.set_epoch(identity.read_epoch(root), filesystem)
         finally:
             catalog.close()
+        if who.format < identity.IDENTITY_FORMAT:  # before the catalog, as when a disk is opened
+            new_identity = msgspec.structs.replace(who, format=identity.IDENTITY_FORMAT)
+            identity.write_identity(root, new_identity, filesystem)
         _exchange(root, new, filesystem, report)
         return report
     finally:
@@ -97,6 +101,8 @@ class _Rebuild:
         self._say = say
         self._old = OldCatalog(_old_catalog(root))
         self._removed = self._old.removed_buckets()
+        self._departed: list[ObjectRow] = []
+        self._ranks_known = True
 
     def close(self) -> None:
         self._old.close()
@@ -110,10 +116,8 @@ class _Rebuild:
                 batch = []
         self._commit(batch)
         self._keep_tombstones()
-        for bucket_id in self._catalog.bucket_ids():
-            objects, size = self._catalog.counts(bucket_id)
-            self._report.objects += objects
-            self._report.bytes += size
+        self._keep_what_is_known_of_copies()
+        self._report.objects, self._report.bytes = self._catalog.totals()
 
     def _rows(self) -> Iterator[ObjectRow | StagedRow]:
         """The rows of each name sorted by version, then by blob id: the one that counts comes last."""
@@ -140,6 +144,10 @@ class _Rebuild:
             return None
         if footer.job is not None:
             return self._staged_row(path, row, StagedName(footer.job, footer.temporary))
+        if self._old.has_departed(row):
+            self._departed.append(row)
+            self._report.deleted += 1
+            return None
         if self._old.tombstone(bucket_id, row.name) > row.version:
             self._report.deleted += 1
             return None
@@ -223,7 +231,9 @@ class _Rebuild:
         damage = self._damage(row)
         if damage is not None and current is not None:
             return  # an older, sound version is better than none
-        transaction.put(row, current)
+        rank = self._old.rank(row)
+        self._ranks_known = self._ranks_known and rank is not None
+        transaction.put(row, current, rank)
         if damage is not None:
             transaction.quarantine(row, damage, int(time.time() * 1e6))
         elif row.unsynced:
@@ -255,6 +265,25 @@ class _Rebuild:
                 self._report.tombstones += 1
         for bucket_id, us in self._removed.items():
             transaction.set_meta(REMOVED_BUCKET + bucket_id, us)
+        transaction.finish()
+        self._filesystem.commit(connection)
+        self._catalog.learn_buckets(transaction.buckets)
+
+    def _keep_what_is_known_of_copies(self) -> None:
+        """Keep the marks of rows that are there, notes, and blobs that are to be unlinked; ranks, if all are known."""
+        connection = self._catalog.writer
+        transaction = Transaction(self._catalog, "")
+        connection.execute("BEGIN IMMEDIATE")
+        for bucket_id, name, version in self._old.pending():
+            current = transaction.current(bucket_id, name)
+            if version == (current.version if current is not None else transaction.tombstone(bucket_id, name)):
+                transaction.mark_pending(bucket_id, name, version)
+        for disk, bucket_id, name in self._old.notes():
+            transaction.owe(bucket_id, name, (disk,))
+        for row in self._departed:
+            transaction.bucket_number(row.bucket_id, make=True)
+            transaction.depart(row)
+        transaction.set_meta(RANKED_LAYOUT, self._old.ranked_layout() if self._ranks_known else 0)
         transaction.finish()
         self._filesystem.commit(connection)
         self._catalog.learn_buckets(transaction.buckets)

@@ -18,6 +18,7 @@ from dfc.errors import DfcError, ObjectCorrupt, ObjectNotFound
 from dfc.storage.blobs.reader import quarantine
 from dfc.storage.blobs.verify import find_damage
 from dfc.storage.catalog.changes import MarkSynced, MarkSyncedUpTo
+from dfc.storage.catalog.unsynced import suspects, unsynced, unsynced_boot, unsynced_up_to
 from dfc.storage.layout import blob_directory
 from dfc.storage.parts import DiskParts
 from dfc.storage.rows import GOOD, ObjectRow
@@ -58,7 +59,7 @@ class RelaxedRows:
         return self.examine(current) if current.unsynced else current
 
     def _suspect(self, row: ObjectRow) -> bool:
-        return self._parts.catalog.unsynced_boot(row) not in (None, self._parts.boot)
+        return unsynced_boot(self._parts.catalog, row) not in (None, self._parts.boot)
 
     def _verify(self, row: ObjectRow) -> bool:
         """Verify the blob: mark the row as synced if it is sound, else quarantine it or go back to what it replaced."""
@@ -81,7 +82,7 @@ class RelaxedRows:
     def verify_suspects(self, stopped: Callable[[], bool]) -> int:
         """Verify every row from an earlier boot before it is requested; returns how many."""
         after, count = (0, b""), 0
-        while page := self._parts.catalog.suspects(self._parts.boot, after, _SUSPECTS_A_PAGE):
+        while page := suspects(self._parts.catalog, self._parts.boot, after, _SUSPECTS_A_PAGE):
             after = page[-1][0]
             for _, bucket_id, name in page:
                 if stopped():
@@ -99,7 +100,7 @@ class RelaxedRows:
     def sync(self) -> int:
         """Sync every object of relaxed durability of this boot; returns the number of rows."""
         parts = self._parts
-        count, up_to = parts.catalog.unsynced_up_to(parts.boot)
+        count, up_to = unsynced_up_to(parts.catalog, parts.boot)
         if not count:
             return 0
         failed = self._sync_blobs(count, up_to)
@@ -120,7 +121,7 @@ class RelaxedRows:
                 parts.health.count(error, "syncing the file system")
             else:
                 return []
-        rows = parts.catalog.unsynced(parts.boot, up_to)
+        rows = unsynced(parts.catalog, parts.boot, up_to)
         failed = [row for row in rows if not self._sync_blob(row)]
         of_directory: dict[str, list[ObjectRow]] = {}
         for row in rows:

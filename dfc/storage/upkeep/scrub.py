@@ -168,7 +168,7 @@ class Scrubber:
 
     def _scrub_bucket(self, bucket_id: str, after: str) -> None:
         saved_at = time.monotonic()
-        while page := self._disk.list(bucket_id, start_after=after, limit=_PAGE_ROWS):
+        while page := self._disk.list(bucket_id, start_after=after, limit=_PAGE_ROWS, ranks="all"):
             for row in page:
                 damaged = self._scrub(row)
                 done = self.progress

@@ -1,9 +1,9 @@
 """The sweep: move files in `objects/` that the catalog does not refer to into `orphans/`, and delete them later.
 
 Only files from before this opening of the disk are considered; the file of a running upload is newer, even if the upload
-brings an older version along. A crash leaves torn blobs, replaced ones, any number from a bucket that was being removed, and a
-few complete ones that were not committed. More complete blobs than that mean that the catalog is wrong, not the blobs: then
-nothing is moved and an alarm is raised.
+brings an older version along. A crash leaves torn blobs, replaced ones, any number from a bucket that was being removed or of
+surplus copies, and a few complete ones that were not committed. More complete blobs than that mean that the catalog is wrong,
+not the blobs: then nothing is moved and an alarm is raised.
 """
 
 from __future__ import annotations
@@ -17,20 +17,25 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from dfc.filesystem import FileSystem
+from dfc.filesystem import FileSystem, remove_if_there
 from dfc.storage import layout
 from dfc.storage.catalog.catalog import Catalog
+from dfc.storage.catalog.changes import REMOVED_ROWS
+from dfc.storage.catalog.copies import ForgetDeparted
+from dfc.storage.catalog.copyreads import DepartedBlob, departed_page
 from dfc.storage.parts import DiskParts
 
 _log = logging.getLogger(__name__)
 _ORPHANS_A_SWEEP: Final = 50_000  # limits memory; the rest waits until the disk is next opened
 
-OrphanKind = Literal["torn", "superseded", "complete", "unpublished", "index", "removed"]
+OrphanKind = Literal["torn", "superseded", "complete", "unpublished", "index", "removed", "departed"]
+_UNLINKED: Final = ("index", "removed", "departed")  # nothing to keep: an index, or a file that was about to be unlinked
 
 
 class Orphan(NamedTuple):
     """A file without a row. "complete": its footer is sound and no newer version of that name is known; "unpublished": a job
-    had staged it, or was about to; "removed": it belongs to a bucket whose removal the catalog records."""
+    had staged it, or was about to; "removed": it belongs to a bucket whose removal the catalog records; "departed": its row was
+    removed, as the catalog records."""
 
     path: str
     kind: OrphanKind
@@ -48,7 +53,8 @@ class SweepReport:
 
 
 def sweep(parts: DiskParts, before: str, stopped: Callable[[], bool] = lambda: False) -> SweepReport:
-    """Move every unreferenced file whose blob id is older than `before` to `orphans/`."""
+    """Move every unreferenced file whose blob id is older than `before` to `orphans/`, after what was to be unlinked is."""
+    unlink_departed(parts)
     orphans = []
     for orphan in find_orphans(parts.root, parts.catalog, parts.filesystem, before, stopped):
         orphans.append(orphan)
@@ -152,6 +158,8 @@ def _orphans_in(
             yield Orphan(path, "torn", bucket_id)
         elif removed:
             yield Orphan(path, "removed", bucket_id)
+        elif catalog.has_departed(connection, bucket_id, name, file.blob_id):
+            yield Orphan(path, "departed", bucket_id)
         elif footer.job is not None:
             yield Orphan(path, "unpublished", bucket_id)
         else:
@@ -178,8 +186,8 @@ def _footer_or_none(filesystem: FileSystem, path: str) -> layout.Footer | None:
 def _set_aside(parts: DiskParts, orphan: Orphan) -> bool:
     filesystem = parts.filesystem
     try:
-        if orphan.kind in ("index", "removed"):
-            filesystem.unlink(orphan.path)  # an index, or a file that a removal was about to unlink: nothing to keep
+        if orphan.kind in _UNLINKED:
+            filesystem.unlink(orphan.path)
             return True
         directory = f"{parts.root}/{layout.ORPHANS}/{orphan.bucket_id}"
         try:
@@ -192,6 +200,34 @@ def _set_aside(parts: DiskParts, orphan: Orphan) -> bool:
         return False
     except OSError as error:
         parts.health.count(error, "setting an orphan aside")
+        return False
+
+
+def unlink_departed(parts: DiskParts) -> int:
+    """Make sure that the files of removed rows are gone, and forget them; returns how many."""
+    count = 0
+    while parts.health.reason is None and (page := departed_page(parts.catalog, REMOVED_ROWS)):
+        gone = [blob.key for blob in page if _unlink(parts, blob)]
+        if not gone:
+            break
+        try:
+            parts.filesystem.sync_all(parts.root)  # until then, a power loss can bring the files back
+        except OSError as error:
+            parts.health.count(error, "syncing the removal of blobs")
+            break
+        parts.committer.submit(ForgetDeparted(gone))
+        count += len(gone)
+    return count
+
+
+def _unlink(parts: DiskParts, blob: DepartedBlob) -> bool:
+    path = layout.blob_path(parts.root, blob.bucket_id, blob.name, blob.blob_id)
+    parts.indexes.forget(path)
+    try:
+        remove_if_there(parts.filesystem, (path, path + layout.INDEX_SUFFIX))
+        return True
+    except OSError as error:
+        parts.health.count(error, "unlinking a removed blob")
         return False
 
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 from dfc.batch.gathering import BatchGate, GatheredBatch, ItemError, Part, gather_batch
 from dfc.batch.items import BatchItem, BatchRequest, OnMissing
 from dfc.batch.merge import ByteSource
-from dfc.batch.parts import PeerParts
+from dfc.batch.parts import PeerParts, Pinned, may_serve_elsewhere
 from dfc.batch.preamble import encode_preamble
 from dfc.errors import BucketNotFound, DfcError, NotSeekable, StorageFailed, Unavailable
 from dfc.http.calls.peer import PeerPool
 from dfc.http.transfer import to_its_end
 from dfc.limits import BATCH_DECODED_BYTES_MAX
+from dfc.placement.readers import in_order, readers_of
 from dfc.storage.disk import Disk
 from dfc.tar.header import TarError
 from dfc.tar.reader import read_member_range
+from dfc.target.copies.storing import CopiedObjects
 from dfc.target.decoders import Slots
 from dfc.target.local import Local
 from dfc.target.members import BlobBody
@@ -26,17 +28,29 @@ from dfc.target.threads import shielded
 
 if TYPE_CHECKING:
     from dfc.target.batch.resolving import Decoding, Resolved
+    from dfc.target.batch.spans import PieceSource
 
 
 class OwnBatches:
     """Opens the parts of batches. `slots` limit the reads that decompress. `asked` limits the batches that this target
     assembles, `own` the parts that it gives to others."""
 
-    def __init__(self, local: Local, pool: PeerPool, token: str, slots: Slots, *, refuses_stale: bool = False) -> None:
+    def __init__(
+        self,
+        local: Local,
+        pool: PeerPool,
+        token: str,
+        slots: Slots,
+        copied: CopiedObjects,
+        *,
+        refuses_stale: bool = False,
+    ) -> None:
         self._local = local
+        self._copied = copied
         self.refuses_stale = refuses_stale
         self._slots = slots
-        self._peers = PeerParts(pool, token, self._url_of)
+        self._peers = PeerParts(pool, token, self._url_of, self._readers_of)
+        self._refusals = pool.refusals
         self.asked, self.own = BatchGate(), BatchGate()
 
     def _url_of(self, node_id: str) -> str | None:
@@ -77,18 +91,47 @@ class OwnBatches:
         entry = self._local.map.bucket(bucket)
         if entry is None:
             return self._local.node_id  # where the item is found to be missing
+        readers = self._readers_of(bucket, name)
+        if readers:
+            return readers[0]
         owner = self._local.map.owner(entry, name)
         if owner is None:
             raise Unavailable("this target has no cluster map yet")
+        if self._local.map.is_copied(entry.id):
+            raise Unavailable("all targets that hold items of the batch are down or incomplete", retry_after_s=2)
         return owner.node.id
+
+    def _readers_of(self, bucket: str, name: str) -> list[str]:
+        cluster_map = self._local.map
+        entry = cluster_map.bucket(bucket)
+        readers = [] if entry is None else readers_of(cluster_map, entry.id, name)
+        return [node.id for node in in_order(readers, self._refusals)]
 
     async def _open(self, owner: str, items: list[BatchItem], on_missing: OnMissing) -> Part:
         if owner == self._local.node_id:
-            return await self.open_own(items, on_missing)
+            return await self._open_own_first(items, on_missing)
         node = self._local.map.node(owner)
         if node is not None and node.state == "down":
             raise Unavailable(f"target {owner}, which holds items of the batch, is down", retry_after_s=2)
         return await self._peers.open(owner, items, on_missing)
+
+    async def _open_own_first(self, items: list[BatchItem], on_missing: OnMissing) -> Part:
+        """Open the items of this target here or, if it cannot serve them, at others that have copies."""
+        own_id = self._local.node_id
+        try:
+            part = await self.open_own(items, on_missing)
+        except (DfcError, ItemError) as error:
+            if not may_serve_elsewhere(error) or not self._peers.have_others(items, {own_id}):
+                raise
+            return await self._peers.open(own_id, items, on_missing, passed={own_id})
+        if not self._peers.have_others(items[:1], {own_id}):
+            return part
+
+        async def go_on(taken: int) -> Part:
+            found = Pinned(part.resolved.lengths, part.checksums)
+            return await self._peers.go_on(own_id, items, on_missing, found, taken)
+
+        return ContinuedPart(part, go_on)
 
     # --- the part of this target
 
@@ -99,7 +142,8 @@ class OwnBatches:
             self._local.check_leased()
         from dfc.target.batch.resolving import resolve  # so that a node that serves no batches does not load numpy
 
-        resolving = self._local.batches.submit(resolve, items, on_missing, self._find, self._local.check_leased)
+        checks = self._local.check_leased, self._copied.check_served
+        resolving = self._local.batches.submit(resolve, items, on_missing, self._find, *checks)
         try:
             resolved = await shielded(resolving)
         except asyncio.CancelledError:
@@ -131,7 +175,7 @@ class OwnBatches:
         found = self._local.map.bucket(bucket)
         if found is None:
             raise BucketNotFound(f"bucket {bucket!r} does not exist")
-        return found.id, self._local.own_disk(found, name)
+        return found.id, self._local.reader_disk(found, name)
 
 
 def _let_go(resolving: Future[Resolved]) -> None:
@@ -172,10 +216,51 @@ class OwnPart:
         self.possibly_stale = possibly_stale
         self.lengths: Sequence[int] = resolved.lengths
         self.checksums = resolved.checksums
-        self.source: ByteSource = resolved.source
+        self.source = resolved.source
 
     async def close(self, *, whole: bool) -> None:
         self.resolved.files.close()
 
     async def reopen(self) -> None:
         raise StorageFailed("a disk of this target did not return the expected bytes")
+
+
+class ContinuedPart:
+    """This target's part of a batch, with which other targets that have copies go on if a disk fails in the middle."""
+
+    def __init__(self, own: OwnPart, go_on: Callable[[int], Awaitable[Part]]) -> None:
+        self._own = own
+        self._go_on = go_on
+        self._other: Part | None = None
+        self.lengths = own.lengths
+        self.source: ByteSource = BreakableSource(own.source)
+
+    @property
+    def possibly_stale(self) -> bool:
+        return self._own.possibly_stale
+
+    async def close(self, *, whole: bool) -> None:
+        await self._own.close(whole=whole)
+        if self._other is not None:
+            await self._other.close(whole=whole)
+
+    async def reopen(self) -> None:
+        if self._other is None:
+            self._other = await self._go_on(sum(self.lengths) - self._own.source.left)
+        else:
+            await self._other.reopen()
+        self.source = self._other.source
+
+
+class BreakableSource:
+    """Pieces of files whose errors end the source like a lost connection, so that another one can go on."""
+
+    def __init__(self, pieces: PieceSource) -> None:
+        self._pieces = pieces
+        self.event = pieces.event
+
+    def fill(self, view: memoryview) -> int:
+        try:
+            return self._pieces.fill(view)
+        except DfcError as error:
+            raise ConnectionError(error.message) from error

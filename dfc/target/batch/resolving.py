@@ -61,14 +61,19 @@ class Resolved:
 
 
 def resolve(
-    items: Sequence[BatchItem], on_missing: OnMissing, find: Finder, check_missing: Callable[[], None] = lambda: None
+    items: Sequence[BatchItem],
+    on_missing: OnMissing,
+    find: Finder,
+    check_missing: Callable[[], None] = lambda: None,
+    check_served: Callable[[Disk, str, str], None] = lambda _disk, _bucket_id, _name: None,
 ) -> Resolved:
     """Find all items. Blocking. Raises ItemError for the first item that cannot be served; then nothing stays open.
 
-    `check_missing` raises an error if it is not certain now that what is not found does not exist."""
+    `check_missing` raises an error if it is not certain now that what is not found does not exist, `check_served` if what was
+    just read of a name does not count for certain."""
     resolved = Resolved(Files())
     try:
-        work = _Work(items, on_missing, find, check_missing, resolved)
+        work = _Work(items, on_missing, find, check_missing, check_served, resolved)
         work.run()
         return resolved
     except BaseException:
@@ -83,12 +88,14 @@ class _Work:
         on_missing: OnMissing,
         find: Finder,
         check_missing: Callable[[], None],
+        check_served: Callable[[Disk, str, str], None],
         resolved: Resolved,
     ) -> None:
         self._items = items
         self._on_missing = on_missing
         self._find = find
         self._check_missing = check_missing
+        self._check_served = check_served
         self._resolved = resolved
         self._text = bytearray(_BLOCK)  # padding, headers; begins with zeros
         self._columns: list[tuple[Integers, Integers, Integers, Integers]] = []  # item, file, offset, size
@@ -130,7 +137,7 @@ class _Work:
     def _object(self, bucket: str, name: str, where: list[int]) -> None:
         try:
             bucket_id, disk = self._find(bucket, name)
-            row = disk.lookup(bucket_id, name)
+            row = self._lookup(disk, bucket_id, name)
         except (BucketNotFound, ObjectNotFound) as error:
             for place in where:
                 self._miss(place, error)
@@ -150,10 +157,22 @@ class _Work:
                 self._fail(where[0], error)
                 return
             else:
+                try:
+                    self._check_served(disk, bucket_id, name)  # after the last look-up
+                except DfcError as error:
+                    self._fail(where[0], error)
+                    return
                 self._resolved.checksums[bucket, name] = row.checksum
                 return
             del self._columns[marks[0] :], self._rest[marks[1] :], self._resolved.decodings[marks[2] :]
         self._fail(where[0], Unavailable("the object is being replaced faster than it can be read"))
+
+    def _lookup(self, disk: Disk, bucket_id: str, name: str) -> ObjectRow:
+        try:
+            return disk.lookup(bucket_id, name)
+        except ObjectNotFound:
+            self._check_served(disk, bucket_id, name)
+            raise
 
     def _in_row(self, disk: Disk, row: ObjectRow, where: list[int]) -> None:
         items = self._items

@@ -122,7 +122,7 @@ async def test_no_bucket_has_a_name_that_is_none_whoever_asks(make, name):
 async def test_a_cluster_without_targets(make):
     cluster = await make(joined=0)
     with pytest.raises(Unavailable):
-        cluster.owner(BUCKET, "x")
+        cluster.primary(BUCKET, "x")
     with pytest.raises(Unavailable):
         cluster.live_targets()
     with pytest.raises(Unavailable):
@@ -144,15 +144,15 @@ async def test_buckets_for_writes(make):
 
 async def test_a_target_that_is_down(make):
     cluster = await make(joined=2)
-    names = {cluster.owner(BUCKET, str(number)).node.id: str(number) for number in range(50)}
+    names = {cluster.primary(BUCKET, str(number)).id: str(number) for number in range(50)}
     assert names.keys() == {"t0", "t1"}
     assert [node.id for node in cluster.live_targets()] == ["t0", "t1"]
     before = placement_of(cluster.map)
     down = msgspec.structs.replace(steps.declare_down({"t1"})(before), step=before.step + 1)
     await cluster.change(changes.take_step(before, down))
-    assert cluster.owner(BUCKET, names["t0"]).node.id == "t0"
+    assert cluster.primary(BUCKET, names["t0"]).id == "t0"
     with pytest.raises(Unavailable) as caught:
-        cluster.owner(BUCKET, names["t1"])
+        cluster.primary(BUCKET, names["t1"])
     assert int(caught.value.headers["Retry-After"]) > 0
     with pytest.raises(Unavailable):  # an answer without it would be short
         cluster.live_targets()

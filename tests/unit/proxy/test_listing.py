@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dfc.errors import BadRequest, Unavailable
 from dfc.pages import ListingQuery, Page
-from dfc.placement.map import NodeEntry
+from dfc.placement.map import ClusterMap, NodeEntry
 from dfc.proxy import listing
 from dfc.proxy.listing import merged_pages, one_page
 
@@ -36,7 +36,10 @@ class FakeCluster:
         self.asked = []
         self.down = False
 
-    def live_targets(self):
+    map = ClusterMap(cluster_id="c", version=1)
+
+    def targets_of(self, bucket_id):
+        assert bucket_id == "id"
         if self.down:
             raise Unavailable("a target is down")
         return [
@@ -53,7 +56,7 @@ class FakeCluster:
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         prefix, delimiter, limit = query.get("prefix", ""), query.get("delimiter", ""), int(query["limit"])
         after = query.get("start_after", "").encode()
-        assert query["bucket_id"] == "id"
+        assert (query["bucket_id"], query["step"]) == ("id", "0")
         self.asked.append(limit)
         names = {entry_of(n, prefix, delimiter) for n in self.parts[parts.netloc] if n.startswith(prefix)}
         entries = in_bytes(entry for entry in names if entry.encode() > after)

@@ -98,6 +98,13 @@ async def test_a_silent_target_is_marked_down_and_comes_back(proxy):
     assert proxy.cluster.map.step == step + 2
 
 
+async def test_one_that_leaves_is_down_at_once(proxy):
+    await proxy.beat(2, leaving=True)
+    await until(lambda: proxy.states() == ["up", "up", "down"])
+    assert (await proxy.beat(2)).lease_s == LEASE_S
+    assert proxy.states() == ["up", "up", "up"]
+
+
 async def test_its_last_report_is_kept(proxy):
     await proxy.beat(2, (DiskEntry(id="d2", weight=1.0, capacity=100, used=7, objects=3),))
     proxy.seconds += DOWN_S + 1

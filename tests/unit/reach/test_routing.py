@@ -59,15 +59,13 @@ def test_a_bucket_that_is_younger_than_the_map_is_looked_for_in_a_new_one() -> N
     maps, left = kept(clock, EMPTY, KNOWN, DOWN)
     assert maps.map() == EMPTY
     with pytest.raises(BucketNotFound):  # the map is new
-        maps.holder("b", "x")
+        maps.readers("b", "x")
     clock.seconds += 1
-    holder = maps.holder("b", "x")
-    assert holder is not None
-    assert holder.id == "t1"
+    assert [node.id for node in maps.readers("b", "x")] == ["t1"]
     assert left == [DOWN]
     maps.refresh()
     clock.seconds += 1
-    assert maps.holder("b", "x") is None
+    assert maps.readers("b", "x") == []
 
 
 def test_a_map_that_cannot_be_had_leaves_the_old_one() -> None:

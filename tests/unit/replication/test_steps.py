@@ -107,6 +107,25 @@ def test_one_that_is_silent_is_not_waited_for(cluster):
     assert cluster.core.is_behind("n1a", "n2a")
 
 
+def test_one_that_leaves_is_down_at_once_but_not_before_the_others_know_the_step_before(cluster):
+    cluster.core.mark_behind("n1a", "n2a")
+    cluster.step()
+    cluster.core.leave("n3")
+    cluster.beat("n1")
+    assert cluster.step() is None
+    cluster.beat("n2")
+    assert cluster.step().disks["n3a"].status == "down"
+    assert not cluster.core.is_busy
+
+
+def test_a_heartbeat_takes_back_that_a_target_leaves(cluster):
+    cluster.core.leave("n3")
+    cluster.beat("n3")
+    assert cluster.step() is None
+    cluster.core.leave("n9")  # nobody knows it
+    assert not cluster.core.is_busy
+
+
 def test_nobody_is_declared_down_before_the_others_know_the_step_before(cluster):
     cluster.core.mark_behind("n1a", "n2a")
     cluster.step()

@@ -7,7 +7,7 @@ from placements import BUCKET, placement, with_disk, with_slices
 
 from dfc.placement.roles import roles
 from dfc.placement.state import Copies, SliceState
-from dfc.replication.write import Certain, NotPrimary, Pause, PutBehind, SendCommit, Writing, required
+from dfc.replication.write import Certain, NotPrimary, Pause, PutBehind, SendCommit, Writing, marked_just_now, required
 
 DISKS = ("n1a", "n2a", "n3a", "n4a")
 NAME = "x.tar"
@@ -39,7 +39,11 @@ def test_a_member_that_fails_is_asked_again_and_then_put_behind():
     writing.failed(other)
     assert writing.next(state, ()) == PutBehind(other)
     behind = with_disk(state, other, behind=frozenset((writing.disk,)))
-    assert writing.next(behind, ()) == Certain((other,), (), 1)
+    standin = next(each for each in DISKS if each not in found.homes)
+    assert set(writing.next(behind, ()).disks) == {other, standin}, "there is another disk: two copies are to be had"
+    writing.committed(standin)
+    writing.failed(other)
+    assert writing.next(behind, ()) == Certain((other,), (standin,), 2)
 
 
 def test_where_the_coordinator_refuses_the_member_is_tried_again():
@@ -150,3 +154,23 @@ def test_copies_that_are_added_are_written_at_once():
     state = msgspec.structs.replace(placement(*DISKS), copies={BUCKET: Copies(1, 2, 2)})
     writing, found = begin(state)
     assert writing.next(state, ()) == SendCommit(found.homes[1:])
+
+
+def test_who_is_marked_by_the_newest_step_is_required_until_all_know():
+    before = placement(*DISKS)
+    after = with_disk(before, "n2a", behind=frozenset(("n1a",)))
+    assert marked_just_now(before, after, "n1a") == {"n2a"}
+    assert marked_just_now(None, after, "n1a") == {"n2a"}, "what was before is not known"
+    assert marked_just_now(after, with_disk(after, "n3a", status="down"), "n1a") == set()
+    assert marked_just_now(before, after, "n3a") == set()
+    back = with_disk(with_disk(before, "n2a", status="down"), "n2a", status="up", behind=frozenset(("n1a",)))
+    assert marked_just_now(with_disk(before, "n2a", status="down"), back, "n1a") == set(), "nobody could read from it"
+
+
+def test_two_disks_of_one_target_are_one_copy():
+    state = placement("n1a", "n2a", "n2b")
+    writing, found = begin(state)
+    assert found.homes == ("n2b", "n1a")
+    writing.committed("n1a")
+    writing.committed("n2a")  # beside the primary
+    assert writing.next(state, ()) == Certain((), ("n1a", "n2a"), 2)

@@ -22,7 +22,7 @@ def test_a_disk_says_what_it_is(tmp_path: Path) -> None:
     Disk.format(path, "cluster")
     found = identity.read_identity(path)
     assert found is not None
-    assert (found.cluster_id, found.format, len(found.disk_id)) == ("cluster", 3, 32)
+    assert (found.cluster_id, found.format, len(found.disk_id)) == ("cluster", 4, 32)
     Disk.format(path, "cluster")
     Disk.format(path, "cluster", found.disk_id)
     assert identity.read_identity(path) == found
@@ -32,7 +32,7 @@ def test_a_disk_says_what_it_is(tmp_path: Path) -> None:
     assert sorted(os.listdir(path)) == ["catalog-epoch", "catalog.sqlite", "dfc-disk.json", "objects", "orphans", "temporary"]
 
 
-@pytest.mark.parametrize("change", [{"format": 4}, {"format": 0}, {"format": "1"}, {"more": 1}, {"node_id": "a/b"}])
+@pytest.mark.parametrize("change", [{"format": 5}, {"format": 0}, {"format": "1"}, {"more": 1}, {"node_id": "a/b"}])
 def test_an_identity_of_another_form_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
     Disk.format(str(tmp_path), "cluster")
     file = tmp_path / "dfc-disk.json"
@@ -101,7 +101,7 @@ def test_a_disk_names_its_node_and_can_be_released(tmp_path: Path) -> None:
     assert identity.read_identity(path) == msgspec.structs.replace(found, node_id="target-2")
 
 
-@pytest.mark.parametrize("form", [1, 2, 4])
+@pytest.mark.parametrize("form", [1, 2, 5])
 def test_a_disk_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path, form: int) -> None:
     Disk.format(str(tmp_path), "cluster", "d")
     file = tmp_path / "dfc-disk.json"
@@ -114,7 +114,7 @@ def test_a_disk_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path, f
         lambda: check(str(tmp_path)),
         lambda: rebuild(str(tmp_path)),
     ):
-        with pytest.raises(DiskRefused, match=f"in format {form}, and this version of DFC reads format 3. Nothing was changed"):
+        with pytest.raises(DiskRefused, match=f"in format {form}, and this version of DFC reads format 4. Nothing was changed"):
             use()
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 

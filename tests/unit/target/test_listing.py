@@ -27,7 +27,7 @@ class FakeDisk:
         self.names = sorted(names, key=str.encode)
         self.given = 0
 
-    def list_tuples(self, bucket_id, *, prefix="", start_after="", after_prefix=False, limit):
+    def list_tuples(self, bucket_id, *, prefix="", start_after="", after_prefix=False, limit, ranks="first"):
         assert bucket_id == "b"
         found = [
             (name, len(name), "0" * 32, 0, None, None)

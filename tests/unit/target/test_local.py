@@ -58,7 +58,7 @@ class FakeDisk:
     """As much of a disk as nobody asks for more."""
 
     def __init__(self, name: str) -> None:
-        self.id, self.state, self.stats = name, "up", DiskStats()
+        self.id, self.state, self.stats, self.incarnation = name, "up", DiskStats(), "first"
 
     def totals(self) -> tuple[int, int]:
         return 0, 0

@@ -30,6 +30,8 @@ from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
 from dfc.registry.leases import boot_s
 from dfc.storage import Disk, DiskOptions
 from dfc.target import objects as objects_module
+from dfc.target.copies.service import TargetCopies
+from dfc.target.copies.storing import CopiedObjects
 from dfc.target.local import Local
 from dfc.target.objects import OwnObject, OwnObjects, WriteConditions
 from dfc.target.staging import JobStaging, OutputName
@@ -94,8 +96,13 @@ def uploads(local: Local) -> OwnUploads:
 
 
 @pytest.fixture
-def objects(local: Local, uploads: OwnUploads) -> OwnObjects:
-    return OwnObjects(local, uploads)
+def copied(local: Local) -> CopiedObjects:
+    return TargetCopies(local, local.control, SimpleNamespace(token="", hold_s=1.0)).objects  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def objects(local: Local, uploads: OwnUploads, copied: CopiedObjects) -> OwnObjects:
+    return OwnObjects(local, uploads, copied)
 
 
 def content_of(found: bytes | Any) -> bytes:
@@ -224,8 +231,8 @@ async def test_only_a_bucket_that_is_being_deleted_is_emptied(objects: OwnObject
     assert [await objects.remove_bucket(bucket) for bucket in ("b2", "gone", "gone")] == [1, 1, 0]
 
 
-async def test_outputs_of_a_job(local: Local, uploads: OwnUploads, objects: OwnObjects) -> None:
-    staging = JobStaging(local, uploads)
+async def test_outputs_of_a_job(local: Local, uploads: OwnUploads, objects: OwnObjects, copied: CopiedObjects) -> None:
+    staging = JobStaging(local, uploads, copied)
     output, passing = (OutputName(JOB, ObjectPath("b", name), name == "temporary") for name in ("out", "temporary"))
     body = Sent(LARGE)
     assert (await staging.put(output, body, NO_CHECKSUMS)).row.size == len(LARGE)

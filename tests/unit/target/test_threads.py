@@ -16,7 +16,7 @@ from dfc.target.threads import DiskThreads
 class SlowDisk:
     """Says how it is when it is let; the first time at once."""
 
-    id, state = "disk", "up"
+    id, state, incarnation = "disk", "up", "first"
 
     def __init__(self) -> None:
         self.stats = DiskStats()

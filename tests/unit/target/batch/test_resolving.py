@@ -23,6 +23,7 @@ from dfc.storage import Disk, DiskOptions
 from dfc.target.batch import opening, spans
 from dfc.target.batch.opening import OwnBatches
 from dfc.target.batch.resolving import resolve
+from dfc.target.copies.service import TargetCopies
 from dfc.target.decoders import Slots
 from dfc.target.local import Local
 
@@ -218,7 +219,8 @@ def batches(disk: Disk):
         id="t1", number=1, role="target", url="http://t1", advertise_url="", state="up", disks=(DiskEntry(id="d1", weight=1.0),)
     )
     local.take_map(ClusterMap(cluster_id="c", version=1, nodes=(node,), buckets=(BucketEntry(id="b1", name="b"),)))
-    yield OwnBatches(local, PeerPool(1.0), "", Slots(0.1))
+    copied = TargetCopies(local, local.control, SimpleNamespace(token="", hold_s=1.0)).objects  # type: ignore[arg-type]
+    yield OwnBatches(local, PeerPool(1.0), "", Slots(0.1), copied)
     local.close()
 
 

@@ -1,0 +1,143 @@
+"""`/v1/node/copies…` at a target: what targets say to each other about copies of objects, in MessagePack."""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from dfc.api.stored import content_answer
+from dfc.checksum import ExpectedChecksums
+from dfc.errors import BadRequest
+from dfc.http.answers import Answer
+from dfc.http.common import flag
+from dfc.http.exchange import Exchange
+from dfc.http.router import Endpoint, Handlers
+from dfc.limits import COPY_MESSAGE_BYTES_MAX
+from dfc.names import check_object_name
+from dfc.target.copies.messages import (
+    Confirmed,
+    CopiesSent,
+    CopyItem,
+    CopyKey,
+    DiskAsked,
+    DiskTold,
+    Lacking,
+    NamesAsked,
+    PendingAsked,
+    RowState,
+    Sender,
+    StatesTold,
+)
+from dfc.target.copies.peers import ATTRIBUTES_HEADER
+from dfc.target.copies.receiving import CopyReceiver
+from dfc.wire import CHECKSUM_HEADER, MSGPACK, OCTETS
+
+T = TypeVar("T")
+COPY_QUERY: Final = frozenset(("kind", "of", "version", "durability", "pending", "node", "map"))
+_NUMBER: Final = re.compile("[0-9]{1,18}")
+
+
+class CopyHandlers(Handlers):
+    """Handlers for other targets."""
+
+    def __init__(self, receiver: CopyReceiver) -> None:
+        self._receiver = receiver
+
+    async def take(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Store rows of objects with small bodies, and tombstones."""
+        sent = await _read(exchange, CopiesSent)
+        for item in sent.items:
+            check_object_name(item.name)
+        return _answer(await self._receiver.take(sent.sender, sent.items))
+
+    async def put(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """Store the row of an object whose body this is."""
+        sender, item = _item(exchange, parameters)
+        return _answer(await self._receiver.receive(sender, item, exchange))
+
+    async def get(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """Return an object's bytes in one version, whatever the role of its disk."""
+        query = exchange.query_parameters(COPY_QUERY)
+        found = await self._receiver.open(CopyKey(*parameters), query.get("version", ""))
+        return content_answer(200, found, found.size, f"Content-Type: {OCTETS}\r\n")
+
+    async def states(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Say what disks here have of names."""
+        asked = await _read(exchange, NamesAsked)
+        return _answer(StatesTold(await self._receiver.states(asked.sender, asked.names)))
+
+    async def confirm(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Take rows that count."""
+        told = await _read(exchange, Confirmed)
+        await self._receiver.confirm(told.rows)
+        return _answer(DiskTold(True))
+
+    async def lacking(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Take notes about disks that lack rows, as the primary of those."""
+        told = await _read(exchange, Lacking)
+        await self._receiver.lacking(told.sender, told.names)
+        return _answer(DiskTold(True))
+
+    async def pending(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Return the pending rows of names whose primary is at the sender."""
+        asked = await _read(exchange, PendingAsked)
+        return _answer(await self._receiver.pending(asked.sender, asked.step))
+
+    async def settled(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """Say whether nothing is pending on a disk that an existing primary could settle."""
+        asked = await _read(exchange, DiskAsked)
+        return _answer(DiskTold(await self._receiver.is_settled(asked.sender, asked.disk)))
+
+    ENDPOINTS = (
+        Endpoint("/v1/node/copies", {"POST": take}, internal=True),
+        Endpoint("/v1/node/copies/states", {"POST": states}, internal=True),
+        Endpoint("/v1/node/copies/confirm", {"POST": confirm}, internal=True),
+        Endpoint("/v1/node/copies/lacking", {"POST": lacking}, internal=True),
+        Endpoint("/v1/node/copies/pending", {"POST": pending}, internal=True),
+        Endpoint("/v1/node/copies/settled", {"POST": settled}, internal=True),
+        Endpoint("/v1/node/copies/{disk}/{bucket}/{object…}", {"PUT": put, "GET": get}, COPY_QUERY, internal=True),
+    )
+
+
+def _answer(body: Any) -> Answer:
+    return Answer(200, msgspec.msgpack.encode(body), [("Content-Type", MSGPACK)])
+
+
+async def _read(exchange: Exchange, kind: type[T]) -> T:
+    body = await exchange.read_small(COPY_MESSAGE_BYTES_MAX)
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"invalid MessagePack: {error}") from None
+
+
+def _item(exchange: Exchange, parameters: tuple[str, ...]) -> tuple[Sender, CopyItem]:
+    """Parse the row in the head of a request whose body is the object. BadRequest, BadName."""
+    query, length = exchange.query_parameters(COPY_QUERY), exchange.declared_length
+    disk, bucket_id, name = parameters
+    if length is None:
+        raise BadRequest("a copy needs a Content-Length")
+    if not _NUMBER.fullmatch(query.get("map", "")):
+        raise BadRequest("map must be the version of a cluster map")
+    checksum = ExpectedChecksums.from_headers(exchange.headers.get(CHECKSUM_HEADER), None).xxh3_128
+    if checksum is None:
+        raise BadRequest(f"a copy needs {CHECKSUM_HEADER}")
+    try:
+        attributes = base64.b64decode(exchange.headers.get(ATTRIBUTES_HEADER, ""), validate=True)
+        state = {"version": query.get("version", ""), "size": length, "checksum": checksum, "attributes": attributes}
+        item = {
+            "kind": query.get("kind", ""),
+            "of": query.get("of", ""),
+            "to": disk,
+            "bucket_id": bucket_id,
+            "name": check_object_name(name),
+            "state": msgspec.convert(state, RowState),
+            "durability": query.get("durability", ""),
+            "is_pending": flag(query, "pending"),
+        }
+        return Sender(query.get("node", ""), int(query["map"])), msgspec.convert(item, CopyItem)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise BadRequest(f"not a copy: {error}") from None

@@ -1,0 +1,33 @@
+"""What targets tell the coordinator about their disks, besides heartbeats: who lacks what, and who lacks nothing any more."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from dfc.placement.map import Id
+
+
+class MarkBehind(msgspec.Struct, frozen=True, kw_only=True):
+    """The disk `primary` has a write that `disk` must have and cannot be given now."""
+
+    primary: Id
+    disk: Id
+
+
+class CleanReport(msgspec.Struct, frozen=True, kw_only=True):
+    """By this step, `disk` owes nothing to the disk `behind`, and will not skip it without asking."""
+
+    disk: Id
+    behind: Id
+    step: int
+
+
+class RaisedReport(msgspec.Struct, frozen=True, kw_only=True):
+    """By this step, `disk` owes nothing to the new homes of a bucket's objects, which are to have so many copies."""
+
+    disk: Id
+    bucket_id: Id
+    copies: Annotated[int, msgspec.Meta(ge=1)]
+    step: int

@@ -1,0 +1,155 @@
+"""Reads of what a catalog records of copies: states of names, pending rows, notes, ranks. In pages where there may be many."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from dfc.storage.catalog.catalog import Catalog
+from dfc.storage.catalog.schema import ROW_COLUMNS, make_row, version_text
+from dfc.storage.rows import NameState
+
+Position = tuple[int, bytes]
+"""Where a page ended: give it back to get the next one. It means something only to the catalog that it is from."""
+START: Final[Position] = (-1, b"")
+
+_STATE: Final = (
+    f"SELECT t.us, t.node, {', '.join(f'o.{column}' for column in ROW_COLUMNS.split(', '))}"
+    " FROM (SELECT ? AS bucket, ? AS name) LEFT JOIN objects AS o USING (bucket, name)"
+    " LEFT JOIN tombstones AS t USING (bucket, name)"
+)
+
+
+class RankedRow(NamedTuple):
+    """A row on a walk over all of them."""
+
+    bucket_id: str
+    name: str
+    version: str
+    rank: int
+
+
+class PendingRow(NamedTuple):
+    """The version of a name that is not known to count."""
+
+    bucket_id: str
+    name: str
+    version: str
+
+
+class DepartedBlob(NamedTuple):
+    """A blob whose row was removed, and whose file may not be unlinked yet."""
+
+    key: tuple[int, bytes, str]
+    bucket_id: str
+    name: str
+    blob_id: str
+
+
+def find_state(catalog: Catalog, bucket_id: str, name: str) -> NameState | None:
+    """What there is of a name, in any state. One statement, so that a row cannot become a tombstone in between."""
+    number = catalog.bucket_number(bucket_id)
+    if number is None:
+        return None
+    with catalog.reader() as connection:
+        us, node, *columns = connection.execute(_STATE, (number, name.encode())).fetchone()
+    if columns[0] is not None:
+        row = make_row(bucket_id, name, columns)
+        return NameState(row.version, row)
+    return None if us is None else NameState(version_text(us, node))
+
+
+def pending_page(catalog: Catalog, after: Position, limit: int) -> tuple[list[PendingRow], Position | None]:
+    """A page of pending rows, and where the next begins; None: this was the last."""
+    with catalog.reader() as connection:
+        found = connection.execute(
+            "SELECT bucket, name, id, CAST(name AS TEXT), us, node FROM pending JOIN buckets ON number = bucket"
+            " WHERE (bucket, name) > (?, ?) ORDER BY bucket, name LIMIT ?",
+            (*after, limit),
+        ).fetchall()
+    rows = [PendingRow(bucket_id, name, version_text(us, node)) for _, _, bucket_id, name, us, node in found]
+    return rows, found[-1][:2] if len(found) == limit else None
+
+
+def walk_page(catalog: Catalog, after: Position, limit: int) -> tuple[list[RankedRow], Position | None]:
+    """A page of the rows of all objects, and where the next begins."""
+    with catalog.reader() as connection:
+        found = connection.execute(
+            "SELECT bucket, name, id, CAST(name AS TEXT), us, node, rank FROM objects JOIN buckets ON number = bucket"
+            " WHERE (bucket, name) > (?, ?) ORDER BY bucket, name LIMIT ?",
+            (*after, limit),
+        ).fetchall()
+    rows = [RankedRow(bucket_id, name, version_text(us, node), rank) for _, _, bucket_id, name, us, node, rank in found]
+    return rows, found[-1][:2] if len(found) == limit else None
+
+
+def tombstone_page(catalog: Catalog, after: Position, limit: int) -> tuple[list[tuple[str, str, str]], Position | None]:
+    """A page of all tombstones: bucket id, name and version; and where the next begins."""
+    with catalog.reader() as connection:
+        found = connection.execute(
+            "SELECT bucket, name, id, CAST(name AS TEXT), us, node FROM tombstones JOIN buckets ON number = bucket"
+            " WHERE (bucket, name) > (?, ?) ORDER BY bucket, name LIMIT ?",
+            (*after, limit),
+        ).fetchall()
+    rows = [(bucket_id, name, version_text(us, node)) for _, _, bucket_id, name, us, node in found]
+    return rows, found[-1][:2] if len(found) == limit else None
+
+
+def notes_page(catalog: Catalog, disk: str, after: Position, limit: int) -> tuple[list[tuple[str, str]], Position | None]:
+    """A page of the names that a disk lacks, bucket id and name; and where the next begins."""
+    with catalog.reader() as connection:
+        found = connection.execute(
+            "SELECT bucket, name, id, CAST(name AS TEXT) FROM owed JOIN buckets ON number = bucket"
+            " WHERE disk = ? AND (bucket, name) > (?, ?) ORDER BY bucket, name LIMIT ?",
+            (disk, *after, limit),
+        ).fetchall()
+    return [(bucket_id, name) for _, _, bucket_id, name in found], found[-1][:2] if len(found) == limit else None
+
+
+def owes_disk(catalog: Catalog, disk: str) -> bool:
+    with catalog.reader() as connection:
+        return connection.execute("SELECT 1 FROM owed WHERE disk = ? LIMIT 1", (disk,)).fetchone() is not None
+
+
+def owes_name(catalog: Catalog, bucket_id: str, name: str) -> bool:
+    key = (catalog.bucket_number(bucket_id), name.encode())
+    with catalog.reader() as connection:
+        return connection.execute("SELECT 1 FROM owed WHERE bucket = ? AND name = ? LIMIT 1", key).fetchone() is not None
+
+
+def owed_disks(catalog: Catalog) -> dict[str, int]:
+    """The number of notes for each disk; reads all of them."""
+    with catalog.reader() as connection:
+        return dict(connection.execute("SELECT disk, count(*) FROM owed GROUP BY disk").fetchall())
+
+
+def departed_page(catalog: Catalog, limit: int) -> list[DepartedBlob]:
+    """The first of the blobs whose files may not be unlinked yet."""
+    with catalog.reader() as connection:
+        found = connection.execute(
+            "SELECT bucket, name, blob, id, CAST(name AS TEXT) FROM departed JOIN buckets ON number = bucket"
+            " ORDER BY bucket, name, blob LIMIT ?",
+            (limit,),
+        ).fetchall()
+    return [DepartedBlob((number, key, blob), bucket_id, name, blob) for number, key, blob, bucket_id, name in found]
+
+
+def stray_marks(catalog: Catalog) -> list[tuple[str, str, str]]:
+    """Pending versions that are not there: bucket id, name and version."""
+    with catalog.reader() as connection:
+        found = connection.execute(
+            "SELECT coalesce(id, ''), CAST(p.name AS TEXT), p.us, p.node FROM pending AS p"
+            " LEFT JOIN buckets ON number = p.bucket LEFT JOIN objects AS o USING (bucket, name)"
+            " LEFT JOIN tombstones AS t USING (bucket, name)"
+            " WHERE (p.us, p.node) IS NOT (o.us, o.node) AND (p.us, p.node) IS NOT (t.us, t.node)"
+        ).fetchall()
+    return [(bucket_id, name, version_text(us, node)) for bucket_id, name, us, node in found]
+
+
+def stray_notes(catalog: Catalog) -> list[tuple[str, str, str]]:
+    """Notes about names of which nothing is there: disk, bucket id and name."""
+    with catalog.reader() as connection:
+        return connection.execute(
+            "SELECT disk, coalesce(id, ''), CAST(n.name AS TEXT) FROM owed AS n LEFT JOIN buckets ON number = n.bucket"
+            " WHERE NOT EXISTS (SELECT 1 FROM objects AS o WHERE (o.bucket, o.name) = (n.bucket, n.name))"
+            " AND NOT EXISTS (SELECT 1 FROM tombstones AS t WHERE (t.bucket, t.name) = (n.bucket, n.name))"
+        ).fetchall()

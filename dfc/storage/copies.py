@@ -1,0 +1,249 @@
+"""Copies on one disk: rows from other disks, which of the rows here are certain, what other disks lack, and what is surplus.
+
+This carries out what the cores in `dfc.replication` say; every decision that must hold is made again inside the transaction.
+All methods may raise StorageFailed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TypeVar
+
+from dfc.checksum import ExpectedChecksums
+from dfc.storage import layout
+from dfc.storage.blobs.newblob import observe
+from dfc.storage.blobs.whole import store_small
+from dfc.storage.blobs.writer import BlobWriter
+from dfc.storage.catalog import copyreads
+from dfc.storage.catalog.changes import REMOVED_ROWS, Delete, SetMeta
+from dfc.storage.catalog.copies import (
+    Adopt,
+    AdoptOutcome,
+    Confirm,
+    Decide,
+    ForgetDisk,
+    Forgive,
+    Guard,
+    MakeCertain,
+    Owe,
+    RemoveSurplus,
+    Revert,
+    SetRanks,
+)
+from dfc.storage.catalog.copyreads import START, PendingRow, Position, RankedRow
+from dfc.storage.catalog.schema import RANKED_LAYOUT
+from dfc.storage.parts import DiskParts
+from dfc.storage.preconditions import ALWAYS, Precondition
+from dfc.storage.rows import Durability, NameState, ObjectRow, Supplied
+
+T = TypeVar("T")
+
+
+class DiskCopies:
+    """The copies of one disk: `Disk.copies`. Thread-safe. A tuple of three texts is a bucket id, a name and a version."""
+
+    def __init__(self, parts: DiskParts) -> None:
+        self._parts = parts
+
+    # --- what comes from elsewhere
+
+    def adopt(self, writer: BlobWriter, decide: Decide) -> AdoptOutcome:
+        """End an upload that brings a copy, with its version in `Supplied`, after `finish`: `decide` says inside the
+        transaction whether it is taken. Raises Conflict if that version is here with other content, and what `decide`
+        raises."""
+
+        def change(row: ObjectRow) -> Adopt:
+            return self._adoption(row.bucket_id, row.name, NameState(row.version, row), decide)
+
+        return writer.commit_as(change)[1]
+
+    def adopt_small(
+        self,
+        bucket_id: str,
+        name: str,
+        body: bytes,
+        decide: Decide,
+        *,
+        expected: ExpectedChecksums,
+        durability: Durability,
+        supplied: Supplied,
+    ) -> AdoptOutcome:
+        """The same for a whole object at once."""
+
+        def change(row: ObjectRow) -> Adopt:
+            return self._adoption(bucket_id, name, NameState(row.version, row), decide)
+
+        return store_small(self._parts, bucket_id, name, body, expected, durability, supplied, change)[1]
+
+    def adopt_tombstone(self, bucket_id: str, name: str, version: str, decide: Decide) -> AdoptOutcome:
+        """Take over a delete. Raises BadRequest for an invalid version, and what `decide` raises."""
+        layout.check_bucket_id(bucket_id)
+        observe(self._parts, version)
+        outcome = self._parts.committer.submit(self._adoption(bucket_id, name, NameState(version), decide))
+        self._parts.discard(outcome.garbage)
+        return outcome
+
+    def _adoption(self, bucket_id: str, name: str, state: NameState, decide: Decide) -> Adopt:
+        return Adopt(bucket_id, name, state, decide, self._parts.clock)
+
+    def revert(
+        self, bucket_id: str, name: str, over: str, to: str | None, *, guard: Guard | None = None, rank: int | None = None
+    ) -> bool:
+        """Undo what is pending in the version `over`: go back to a tombstone of the version `to`, or (None) to nothing. Returns
+        False, and changes nothing, if something else is there or it is not pending any more."""
+        if to is not None:
+            observe(self._parts, to)
+        state = None if to is None else NameState(to)
+        change = Revert(bucket_id, name, over, state, self._parts.clock, rank=rank, guard=guard)
+        outcome = self._parts.committer.submit(change)
+        self._parts.discard(outcome.garbage)
+        return outcome.stored
+
+    def revert_to(self, writer: BlobWriter, over: str, *, guard: Guard | None = None, rank: int | None = None) -> bool:
+        """The same, back to an object whose upload ends with this, after `finish`."""
+
+        def change(row: ObjectRow) -> Revert:
+            state = NameState(row.version, row)
+            return Revert(row.bucket_id, row.name, over, state, self._parts.clock, rank=rank, guard=guard)
+
+        return writer.commit_as(change)[1].stored
+
+    # --- what is certain
+
+    def delete(self, bucket_id: str, name: str, *, precondition: Precondition = ALWAYS) -> tuple[ObjectRow, str]:
+        """See `Disk.delete`. Also returns the version of the tombstone."""
+        parts = self._parts
+        outcome = parts.committer.submit(Delete(bucket_id, name, precondition, parts.clock))
+        parts.stats.deletes += 1
+        parts.discard(outcome.garbage)
+        return outcome.row, outcome.version
+
+    def confirm(self, rows: Iterable[tuple[str, str, str]]) -> None:
+        """Rows of exactly these versions count: they are not pending any more. Not durable: it is asked for again."""
+        for some in _chunks(rows):
+            self._parts.committer.submit(Confirm(some))
+
+    def make_certain(
+        self, bucket_id: str, name: str, version: str, owed: Sequence[str] = (), *, guard: Guard | None = None
+    ) -> None:
+        """A write of this disk counts: note the disks that lack it, durably, and drop its mark, all at once."""
+        self._parts.committer.submit(MakeCertain((bucket_id, name, version), owed, guard))
+
+    def is_pending(self, bucket_id: str, name: str) -> bool:
+        """Whether the row or tombstone here is not known to count. No I/O; it may be called from an event loop.
+
+        Ask after reading the row. If the answer is no, that row counted, unless `undone` has changed since before it was read.
+        """
+        return (bucket_id, name) in self._parts.catalog.marks.pending
+
+    @property
+    def undone(self) -> int:
+        """How many pending rows were replaced or removed instead of confirmed. No I/O."""
+        return self._parts.catalog.marks.undone
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether anything is pending. No I/O."""
+        return bool(self._parts.catalog.marks.pending)
+
+    def pending(self, after: Position = START, limit: int = REMOVED_ROWS) -> tuple[list[PendingRow], Position | None]:
+        """A page of pending rows, and the `after` of the next one; None: this was the last."""
+        return copyreads.pending_page(self._parts.catalog, after, limit) if self.has_pending else ([], None)
+
+    def state(self, bucket_id: str, name: str) -> NameState | None:
+        """What is here of a name, even an object that must not be served; None: neither an object nor a tombstone."""
+        return copyreads.find_state(self._parts.catalog, bucket_id, name)
+
+    # --- notes
+
+    def owe(self, notes: Iterable[tuple[str, str, str]]) -> None:
+        """Note durably that disks lack what is here: disk, bucket id and name."""
+        for some in _chunks(notes):
+            self._parts.committer.submit(Owe(some))
+
+    def forgive(self, notes: Iterable[tuple[str, str, str, str | None]]) -> None:
+        """Drop notes: disk, bucket id, name, and the version that the disk has; the note stays if another is here by now. With
+        None it is dropped in any case. Not durable: the disk is asked again."""
+        for some in _chunks(notes):
+            self._parts.committer.submit(Forgive(some))
+
+    def forget_disk(self, disk: str) -> int:
+        """Drop all notes for a disk, in short transactions; returns how many."""
+        count = 0
+        while found := self._parts.committer.submit(ForgetDisk(disk)):
+            count += found
+        return count
+
+    def notes(
+        self, disk: str, after: Position = START, limit: int = REMOVED_ROWS
+    ) -> tuple[list[tuple[str, str]], Position | None]:
+        """A page of the names that a disk lacks, bucket id and name, and the `after` of the next one."""
+        return copyreads.notes_page(self._parts.catalog, disk, after, limit) if self._owes else ([], None)
+
+    def owes(self, disk: str) -> bool:
+        """Whether there is a note for a disk."""
+        return self._owes and copyreads.owes_disk(self._parts.catalog, disk)
+
+    def owes_name(self, bucket_id: str, name: str) -> bool:
+        """Whether there is a note about a name."""
+        return self._owes and copyreads.owes_name(self._parts.catalog, bucket_id, name)
+
+    @property
+    def has_notes(self) -> bool:
+        """Whether there is any note. No I/O."""
+        return self._owes
+
+    def owed_disks(self) -> dict[str, int]:
+        """The number of notes for each disk that lacks something; counts them all."""
+        return copyreads.owed_disks(self._parts.catalog) if self._owes else {}
+
+    @property
+    def _owes(self) -> bool:
+        return self._parts.catalog.marks.owes
+
+    # --- ranks and surplus
+
+    def remove_surplus(self, rows: Iterable[tuple[str, str, str]], *, guard: Guard | None = None) -> int:
+        """Remove objects and tombstones of exactly these versions, unless they are pending or in a note; returns how many.
+
+        `guard` runs inside each transaction, and refuses it if it raises. A crash at any point leaves only what the next
+        opening removes.
+        """
+        removed = 0
+        for some in _chunks(rows):
+            outcome = self._parts.committer.submit(RemoveSurplus(some, guard))
+            self._parts.discard(outcome.garbage)
+            removed += outcome.removed
+        return removed
+
+    def rows(self, after: Position = START, limit: int = REMOVED_ROWS) -> tuple[list[RankedRow], Position | None]:
+        """A page of all objects on the disk, for a walk over them, and the `after` of the next one."""
+        return copyreads.walk_page(self._parts.catalog, after, limit)
+
+    def tombstones(
+        self, after: Position = START, limit: int = REMOVED_ROWS
+    ) -> tuple[list[tuple[str, str, str]], Position | None]:
+        """A page of all tombstones, for a walk over them, and the `after` of the next one."""
+        return copyreads.tombstone_page(self._parts.catalog, after, limit)
+
+    def set_ranks(self, ranks: Iterable[tuple[str, str, int]]) -> None:
+        """Record which home of each object this disk is: bucket id, name and rank. Not durable: it follows from the layout."""
+        for some in _chunks(ranks):
+            self._parts.committer.submit(SetRanks(some))
+
+    @property
+    def ranked_layout(self) -> int:
+        """The number of the layout by which the ranks were computed; 0: some are unknown."""
+        return int(self._parts.catalog.meta(RANKED_LAYOUT))
+
+    def set_ranked_layout(self, number: int) -> None:
+        """All ranks have been computed by this layout. Never survives a power loss that those do not."""
+        self._parts.committer.submit(SetMeta(RANKED_LAYOUT, number))
+
+
+def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
+    """Few enough for one transaction, so that other commits do not wait long."""
+    rest = iter(items)
+    while some := list(islice(rest, REMOVED_ROWS)):
+        yield some

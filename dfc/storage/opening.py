@@ -1,0 +1,127 @@
+"""Opening a disk: its catalog, upgraded if need be, its parts, and the count of openings that shows an old catalog."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import uuid
+from collections.abc import Callable
+
+import msgspec
+
+from dfc.clock import HybridClock
+from dfc.errors import DiskRefused
+from dfc.filesystem import FileSystem, remove_if_there
+from dfc.storage import identity, layout
+from dfc.storage.blobs.deposit import boot_id
+from dfc.storage.blobs.directories import Directories
+from dfc.storage.blobs.discard import Discarder
+from dfc.storage.blobs.indexes import OpenIndexes
+from dfc.storage.catalog.cache import RowCache
+from dfc.storage.catalog.catalog import Catalog
+from dfc.storage.catalog.commit import GroupCommitter
+from dfc.storage.health import DiskHealth
+from dfc.storage.parts import DiskParts
+from dfc.storage.rows import DiskOptions
+from dfc.storage.stats import DiskStats
+from dfc.storage.upkeep.space import SpaceKeeper
+
+_log = logging.getLogger(__name__)
+
+
+def open_parts(
+    root: str, who: identity.DiskIdentity, clock: HybridClock, options: DiskOptions, filesystem: FileSystem
+) -> DiskParts:
+    """Open the parts of a locked disk. Raises DiskRefused."""
+    disk_id = who.disk_id
+    stats = DiskStats()
+    health = DiskHealth(disk_id, options.error_budget)
+    space = SpaceKeeper(root, filesystem, reserve_bytes=options.reserve_bytes, ballast_bytes=options.ballast_bytes)
+    catalog: Catalog | None = None
+    try:
+        space.prepare_opening()
+        catalog = _open_catalog(root, who, filesystem, space, health)
+        clock.observe(f"{catalog.newest_us():014x}ffff")
+        temporary = f"{root}/{layout.TEMPORARY}"
+        filesystem.make_directories(temporary)
+        remove_if_there(filesystem, [f"{temporary}/{name}" for name in os.listdir(temporary)])
+        space.keep_ballast()
+    except OSError as error:
+        if catalog is not None:
+            catalog.close()
+        raise DiskRefused(f"{root}: {error}; check the disk, then open it again") from error
+    except BaseException:
+        if catalog is not None:
+            catalog.close()
+        raise
+    cache = RowCache(options.row_cache_rows)
+    boot = options.boot_id or boot_id() or uuid.uuid4().hex  # without a boot id every unsynced row is suspect
+    indexes = OpenIndexes(options.open_indexes, health)
+    committer = GroupCommitter(catalog, filesystem, cache, health, stats, boot=boot, on_full=space.give_up_ballast)
+    return DiskParts(
+        disk_id=disk_id,
+        root=root,
+        boot=boot,
+        options=options,
+        filesystem=filesystem,
+        clock=clock,
+        health=health,
+        stats=stats,
+        space=space,
+        cache=cache,
+        catalog=catalog,
+        committer=committer,
+        directories=Directories(root, filesystem),
+        indexes=indexes,
+        discarder=Discarder(root, filesystem, health, indexes),
+    )
+
+
+def _open_catalog(
+    root: str, who: identity.DiskIdentity, filesystem: FileSystem, space: SpaceKeeper, health: DiskHealth
+) -> Catalog:
+    catalog = Catalog.open(root, who.disk_id, health, upgrades=True)
+    try:
+        _advance_epoch(root, catalog, filesystem, space)
+        if who.format < identity.IDENTITY_FORMAT or catalog.is_old:
+            _upgrade(root, who, catalog, filesystem, space)
+    except sqlite3.Error as error:
+        catalog.close()
+        raise DiskRefused(f"{catalog.path} cannot be written: {error}") from error
+    except BaseException:
+        catalog.close()
+        raise
+    return catalog
+
+
+def _advance_epoch(root: str, catalog: Catalog, filesystem: FileSystem, space: SpaceKeeper) -> None:
+    """Refuse a catalog that was restored from an older copy; count this opening, in the catalog first."""
+    known = catalog.meta("epoch") or 0
+    if known < identity.read_epoch(root):
+        raise DiskRefused(
+            f"{catalog.path} is older than the disk: it was restored from a copy. Objects stored since then would be lost."
+            f" Restore the newest catalog, or rebuild it from the blobs: dfc disk rebuild {root}"
+        )
+    _with_room(lambda: catalog.set_epoch(known + 1, filesystem), space)
+    identity.write_epoch(root, known + 1, filesystem)
+
+
+def _upgrade(root: str, who: identity.DiskIdentity, catalog: Catalog, filesystem: FileSystem, space: SpaceKeeper) -> None:
+    """Bring a disk in the format before into this one. The identity first: from then on, programs that know only the format
+    before refuse the disk, while this one finishes whatever was interrupted."""
+    if who.format < identity.IDENTITY_FORMAT:
+        new = msgspec.structs.replace(who, format=identity.IDENTITY_FORMAT)
+        _with_room(lambda: identity.write_identity(root, new, filesystem), space)
+    _with_room(lambda: catalog.upgrade(filesystem), space)
+    _log.info("disk %s: upgraded in place to disk format %d", who.disk_id, identity.IDENTITY_FORMAT)
+
+
+def _with_room(action: Callable[[], None], space: SpaceKeeper) -> None:
+    """Run an action of opening; if it fails, once more without the ballast."""
+    try:
+        action()
+    except (OSError, sqlite3.OperationalError):
+        if not space.give_up_ballast():
+            raise
+        action()

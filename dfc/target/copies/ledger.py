@@ -1,0 +1,208 @@
+"""What a target knows about names whose objects have copies: which are settled, which have a write on its way, who was cleared.
+
+All of it is in memory: after a restart, the marks of pending rows on the disks and the other targets tell the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import cached_property
+from typing import Final
+
+from dfc.errors import Unavailable
+from dfc.placement.map import BucketEntry
+from dfc.placement.mapped import placement_of
+from dfc.placement.roles import Roles, roles
+from dfc.placement.state import Placement
+from dfc.replication.accept import Refusal, refusal
+from dfc.replication.read import ReadVerdict, reading
+from dfc.replication.settle import Settling
+from dfc.replication.write import marked_just_now
+from dfc.storage.rows import ALONE, NO_HOME, Standing
+from dfc.target.copies.messages import CopyKey
+from dfc.target.local import Local
+
+BUSY: Final = "another write of this object is on its way"
+
+
+def has_several(placement: Placement) -> bool:
+    """Whether any object may have more than one copy."""
+    return any(max(each) > 1 for each in placement.copies.values())
+
+
+def rank_of(found: Roles, disk: str) -> int:
+    """Which home of an object a disk is, for its catalog."""
+    return found.homes.index(disk) if disk in found.homes else NO_HOME
+
+
+class Ledger:
+    """For the event loop, except where a method says otherwise."""
+
+    def __init__(self, local: Local) -> None:
+        self._local = local
+        self.uncertain: set[CopyKey] = set()
+        self.cleared: defaultdict[str, set[str]] = defaultdict(set)  # by disk: those that it has reported clean
+        self._marked: dict[str, set[str]] = {}  # by disk: those that the newest step has put behind it
+        self._taken = False  # whether any placement was taken
+        self._watched: dict[CopyKey, int] = {}  # by name: how often something about it has arrived
+        self.unranked: set[str] = set()  # disks whose rows have no ranks yet, since their catalog was rebuilt
+        self._held: set[CopyKey] = set()
+        self._freed: dict[CopyKey, list[asyncio.Future[None]]] = {}
+
+    @cached_property
+    def settling(self) -> Settling:
+        """Which names are settled here. The target knows its id before it takes its first map."""
+        return Settling(self._local.node_id)
+
+    # --- roles
+
+    @property
+    def placement(self) -> Placement:
+        """The placement of the map in use. Usable from any thread."""
+        return placement_of(self._local.map)
+
+    def roles(self, bucket_id: str, name: str) -> Roles:
+        """Who does what for a name. Usable from any thread."""
+        return roles(self.placement, bucket_id, name)
+
+    def required_too(self, disk: str) -> set[str]:
+        """The disks that a write of this disk must reach although they are behind it."""
+        return self.cleared[disk] | self._marked.get(disk, set())
+
+    def passed_over(self, disk: str, other: str, step: int) -> None:
+        """The coordinator has said that by this step all know that `other` is behind `disk`."""
+        self.cleared[disk].discard(other)
+        if self.placement.step == step:
+            self._marked.get(disk, set()).discard(other)
+
+    def take(self, placement: Placement) -> None:
+        """A new placement is about to be used."""
+        before = self.placement if self._taken else None
+        self._marked = {disk: marked_just_now(before, placement, disk) for disk in self._local.disks}
+        self._taken = True
+        for disk, cleared in self.cleared.items():
+            cleared.intersection_update({each.id for each in placement.disks.values() if each.is_up and disk in each.behind})
+        self.settling.take(placement)
+
+    def is_settled(self, bucket_id: str, name: str, disk: str) -> bool:
+        """Whether a name may be served whose primary is this disk. Usable from any thread."""
+        return self.settling.is_settled(bucket_id, name, disk)
+
+    def own_primary(self, found: Roles) -> str | None:
+        """The disk of this target that is primary, if one is."""
+        return found.primary if found.primary in self._local.disks else None
+
+    def verdict(self, found: Roles, key: CopyKey, *, pending: bool) -> ReadVerdict:
+        """What to do with a read at a disk of this target."""
+        settled = self.is_settled(key.bucket_id, key.name, key.disk)
+        return reading(found, key.disk, settled=settled, uncertain=key in self.uncertain, pending=pending)
+
+    def speaks(self, key: CopyKey) -> bool:
+        """Whether what a disk has of a name is what counts: it is the primary, may act, and no write is on its way."""
+        return (
+            self._local.is_leased
+            and self.roles(key.bucket_id, key.name).primary == key.disk
+            and self.is_settled(key.bucket_id, key.name, key.disk)
+            and key not in self.uncertain
+        )
+
+    @contextmanager
+    def watching(self, keys: Sequence[CopyKey]) -> Iterator[Callable[[CopyKey], bool]]:
+        """In this context, what is yielded says whether something about a name has arrived since the beginning. It may be
+        called from any thread."""
+        before = {key: self._watched.setdefault(key, 0) for key in keys}
+        try:
+            yield lambda key: self._watched.get(key) != before[key]
+        finally:
+            for key in keys:
+                self._watched.pop(key, None)
+
+    def arrived(self, key: CopyKey) -> None:
+        """Something about a name arrives."""
+        if key in self._watched:
+            self._watched[key] += 1
+
+    def is_writing(self, disk: str) -> bool:
+        """Whether a write of a name of which a disk is primary is on its way."""
+        return any(key.disk == disk for key in tuple(self.uncertain))  # committers add to it meanwhile
+
+    # --- writes
+
+    def guard(self, bucket: BucketEntry, key: CopyKey, marked: Callable[[], None]) -> Standing:
+        """The check inside the transaction of a write at the primary, in the committer's thread: raises to refuse it, else says
+        how its row is recorded. `marked` is called when the name becomes uncertain with it."""
+        self._local.check_leased()
+        self._local.check_bucket(bucket)
+        found = self.roles(key.bucket_id, key.name)
+        refused = refusal(
+            found,
+            key.disk,
+            leased=True,
+            settled=self.is_settled(key.bucket_id, key.name, key.disk),
+            uncertain=key in self.uncertain,
+        )
+        if refused is not None:
+            raise _refused(refused)
+        rank = rank_of(found, key.disk)
+        if not found.writers and not found.everywhere[1:]:
+            return Standing(rank)  # nobody else takes part: it counts when it is committed
+        self.uncertain.add(key)
+        marked()
+        return Standing(rank, pending=True)
+
+    def guard_published(self, bucket: BucketEntry, key: CopyKey, marked: Callable[[], None]) -> Standing:
+        """The same for an output of a job, which may be published by this disk alone."""
+        if not bucket.has_several:
+            return ALONE
+        return self.guard(bucket, key, marked)
+
+    @asynccontextmanager
+    async def hold(self, key: CopyKey, until_s: float) -> AsyncIterator[None]:
+        """Wait until no write of a name is on its way, and keep other writes from beginning their commit. `until_s`: by the
+        loop's clock. Unavailable."""
+        try:
+            async with asyncio.timeout_at(until_s):
+                while key in self.uncertain or key in self._held:
+                    freed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    self._freed.setdefault(key, []).append(freed)
+                    await freed
+        except TimeoutError:
+            raise Unavailable(f"{BUSY}; try again") from None
+        self._held.add(key)
+        try:
+            yield
+        finally:
+            self._held.discard(key)
+            self._tell(key)
+
+    async def until_certain(self, key: CopyKey, until_s: float) -> None:
+        """Wait until no write of a name is on its way. Unavailable."""
+        try:
+            async with asyncio.timeout_at(until_s):
+                while key in self.uncertain:
+                    freed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    self._freed.setdefault(key, []).append(freed)
+                    await freed
+        except TimeoutError:
+            raise Unavailable(f"{BUSY}; try again") from None
+
+    def free(self, key: CopyKey) -> None:
+        """The write of a name is certain, or none of this target's any more."""
+        self.uncertain.discard(key)
+        self._tell(key)
+
+    def _tell(self, key: CopyKey) -> None:
+        for freed in self._freed.pop(key, ()):
+            if not freed.done():
+                freed.set_result(None)
+
+
+def _refused(refused: Refusal) -> Exception:
+    if refused is Refusal.NOT_PRIMARY:
+        return Unavailable("the cluster map changed during the upload; try again")
+    if refused is Refusal.UNSETTLED:
+        return Unavailable("the cluster map has just changed, and this target does not know yet what others have; try again")
+    return Unavailable(f"{BUSY}; try again")

@@ -1,0 +1,298 @@
+"""Calls of a target to other targets about copies. No answer in time is None: the caller asks again later.
+
+Rows with small bodies that go to one target at the same time share a request, as they share a commit there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import os
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import urlencode
+
+import msgspec
+
+from dfc.checksum import CHECKSUM_NAME, ExpectedChecksums
+from dfc.errors import DfcError, Unavailable
+from dfc.http.calls.blocking import Transport
+from dfc.http.calls.peer import ControlClient
+from dfc.http.calls.retry import Cancellation
+from dfc.limits import CLUSTER_MAP_BYTES_MAX, COPY_ITEMS_MAX, COPY_REQUEST_BYTES, TRANSFER_BUFFER_BYTES
+from dfc.names import object_path
+from dfc.placement.map import Durability, NodeEntry
+from dfc.storage.blobs.writer import BlobWriter
+from dfc.storage.disk import Disk
+from dfc.storage.rows import ObjectRow, RowChanged, Supplied
+from dfc.target.copies.messages import (
+    Confirmed,
+    ConfirmedRow,
+    CopiesSent,
+    CopiesTaken,
+    CopyItem,
+    CopyKey,
+    DiskAsked,
+    DiskTold,
+    Lacking,
+    NamesAsked,
+    Outcome,
+    PendingAsked,
+    PendingTold,
+    RowState,
+    Sender,
+    StatesTold,
+    Told,
+)
+from dfc.target.local import Local
+from dfc.wire import CHECKSUM_HEADER, MSGPACK
+
+CALL_S: Final = 5.0  # for an answer, except to a body that is being stored
+STREAM_S: Final = 30.0  # a body that does not move for so long is given up
+REQUESTS_MAX: Final = 2  # with rows, to one target at a time: while one is committed, the next gathers
+ATTRIBUTES_HEADER: Final = "X-DFC-Attributes"
+T = TypeVar("T")
+_log: Final = logging.getLogger("dfc.target")
+_encode: Final = msgspec.msgpack.encode
+
+
+class _Waiting(NamedTuple):
+    item: CopyItem
+    done: asyncio.Future[Outcome | None]
+
+
+class _Queue:
+    """Rows for one target that wait for a request."""
+
+    def __init__(self) -> None:
+        self.waiting: list[_Waiting] = []
+        self.requests = 0
+
+
+class Peers:
+    """The other targets, as this one calls them."""
+
+    def __init__(self, local: Local, control: ControlClient, token: str) -> None:
+        self._local = local
+        self._control = control
+        self._cancellation = Cancellation()
+        self._transport = Transport(self._cancellation, STREAM_S)
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._queues: dict[str, _Queue] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Give up what is under way."""
+        self._cancellation.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._transport.close()
+
+    def node_of(self, disk: str) -> NodeEntry | None:
+        """The target that has a disk, by the map."""
+        owner = self._local.map.placed().get(disk)
+        return owner.node if owner is not None else None
+
+    # --- rows
+
+    async def send(self, item: CopyItem) -> Outcome | None:
+        """Send a row, with its body if that is small; None: no answer."""
+        node = self.node_of(item.to)
+        if node is None:
+            return None
+        done: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
+        queue = self._queues.setdefault(node.url, _Queue())
+        queue.waiting.append(_Waiting(item, done))
+        if queue.requests < REQUESTS_MAX:
+            queue.requests += 1
+            task = asyncio.create_task(self._drain(node.url, queue))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return await done
+
+    async def _drain(self, url: str, queue: _Queue) -> None:
+        try:
+            while queue.waiting:
+                some = _take(queue.waiting)
+                outcomes: list[Outcome | None] = [None] * len(some)
+                try:
+                    outcomes = await self._send(url, [each.item for each in some])
+                finally:
+                    for each, outcome in zip(some, outcomes, strict=True):
+                        if not each.done.done():
+                            each.done.set_result(outcome)
+        finally:
+            queue.requests -= 1
+            if not queue.requests and not queue.waiting:
+                self._queues.pop(url, None)
+
+    async def _send(self, url: str, items: list[CopyItem]) -> list[Outcome | None]:
+        taken = await self._ask(url, "/v1/node/copies", CopiesSent(self._sender(), items), CopiesTaken)
+        if taken is None or len(taken.outcomes) != len(items):
+            return [None] * len(items)
+        if taken.map is not None:
+            self._local.take_map(taken.map)
+        return list(taken.outcomes)
+
+    async def stream(self, item: CopyItem, disk: Disk, row: ObjectRow) -> Outcome | None:
+        """Send a row with its body, from the file of its blob; None: no answer, or the blob cannot be read."""
+        node = self.node_of(item.to)
+        if node is None:
+            return None
+        try:
+            taken = await self._local.threads(disk).go_on(self._send_blob, node.url, item, disk, row)
+        except (DfcError, RowChanged) as error:
+            _log.info("cannot send %s to disk %s: %s", item.name, item.to, error)
+            return None
+        if taken.map is not None:
+            self._local.take_map(taken.map)
+        return taken.outcomes[0] if taken.outcomes else None
+
+    def _send_blob(self, url: str, item: CopyItem, disk: Disk, row: ObjectRow) -> CopiesTaken:
+        """`stream`, in a thread. DfcError."""
+        file = disk.open_blob(row)
+        try:
+            upload = self._transport.begin("PUT", url + self._path_of(item), self._copy_headers(item), row.size)
+            upload.send_parts([(b"", file, 0, row.size)])
+            answer = upload.finish()
+        finally:
+            os.close(file)
+        if answer.status != 200:
+            raise answer.error()
+        return _decoded(answer.read_all(CLUSTER_MAP_BYTES_MAX), CopiesTaken)
+
+    def _copy_headers(self, item: CopyItem) -> dict[str, str]:
+        return {
+            **self._headers,
+            CHECKSUM_HEADER: f"{CHECKSUM_NAME}={item.state.checksum}",
+            ATTRIBUTES_HEADER: base64.b64encode(item.state.attributes).decode(),
+        }
+
+    def _path_of(self, item: CopyItem) -> str:
+        query = {
+            "kind": item.kind,
+            "of": item.of,
+            "version": item.state.version,
+            "durability": item.durability,
+            "pending": int(item.is_pending),
+            "node": self._local.node_id,
+            "map": self._local.map.version,
+        }
+        return f"{_copy_path(item.key)}?{urlencode(query)}"
+
+    async def fetch(self, key: CopyKey, state: RowState, to: Disk, durability: Durability) -> BlobWriter | None:
+        """Fetch an object from a disk of a target into a new, finished blob; None: that disk does not have this version."""
+        node = self.node_of(key.disk)
+        if node is None:
+            return None
+        try:
+            fetch = partial(self._fetch, node.url, key, state, to, durability)
+            return await self._local.threads(to).begin(fetch, release=_abort)
+        except DfcError as error:
+            _log.info("cannot get %s from disk %s: %s", key.name, key.disk, error.message)
+            return None
+
+    def _fetch(self, url: str, key: CopyKey, state: RowState, to: Disk, durability: Durability) -> BlobWriter | None:
+        path = f"{_copy_path(key)}?{urlencode({'version': state.version})}"
+        with self._transport.request("GET", url + path, self._headers) as answer:
+            if answer.status == 404:
+                return None
+            if answer.status != 200:
+                raise answer.error()
+            expected = ExpectedChecksums(xxh3_128=state.checksum)
+            supplied = Supplied(state.version, state.attributes)
+            writer = to.begin_put(
+                key.bucket_id, key.name, size=state.size, expected=expected, durability=durability, supplied=supplied
+            )
+            try:
+                buffer = bytearray(TRANSFER_BUFFER_BYTES)
+                while count := answer.readinto(buffer):
+                    writer.write(memoryview(buffer)[:count])
+                writer.finish()
+            except BaseException:
+                writer.abort()
+                raise
+            return writer
+
+    # --- questions
+
+    async def states(self, disk: str, names: list[CopyKey]) -> list[Told] | None:
+        """What a disk has of names; None: no answer."""
+        node = self.node_of(disk)
+        if node is None:
+            return None
+        told = await self._ask(node.url, "/v1/node/copies/states", NamesAsked(self._sender(), names), StatesTold)
+        return told.told if told is not None and len(told.told) == len(names) else None
+
+    async def state(self, key: CopyKey) -> Told | None:
+        """What a disk has of a name; None: no answer."""
+        told = await self.states(key.disk, [key])
+        return None if told is None or not told[0].is_known else told[0]
+
+    async def pending(self, node: NodeEntry, step: int) -> PendingTold | None:
+        """The pending rows that a target has of names whose primary is here, by this step; None: no answer."""
+        return await self._ask(node.url, "/v1/node/copies/pending", PendingAsked(self._sender(), step), PendingTold)
+
+    async def is_settled(self, disk: str) -> bool:
+        """Whether nothing is pending on a disk that an existing primary could settle."""
+        node = self.node_of(disk)
+        if node is None:
+            return False
+        told = await self._ask(node.url, "/v1/node/copies/settled", DiskAsked(self._sender(), disk), DiskTold)
+        return told is not None and told.holds
+
+    async def hand_over(self, primary: str, lacking: list[CopyKey]) -> bool:
+        """Tell the primary of names which disks lack their rows."""
+        node = self.node_of(primary)
+        if node is None:
+            return False
+        told = await self._ask(node.url, "/v1/node/copies/lacking", Lacking(self._sender(), lacking), DiskTold)
+        return told is not None
+
+    async def confirm(self, url: str, rows: list[ConfirmedRow]) -> None:
+        """Tell a target which of its rows count. If that is lost, it asks."""
+        await self._ask(url, "/v1/node/copies/confirm", Confirmed(self._sender(), rows), DiskTold)
+
+    # --- inside
+
+    def _sender(self) -> Sender:
+        return Sender(self._local.node_id, self._local.map.version)
+
+    async def _ask(self, url: str, path: str, body: Any, kind: type[T]) -> T | None:
+        try:
+            async with asyncio.timeout(CALL_S):
+                status, _, content = await self._control.fetch("POST", url + path, _encode(body), {"Content-Type": MSGPACK})
+            return _decoded(content, kind) if status == 200 else None
+        except (Unavailable, TimeoutError):
+            return None
+
+
+def _abort(writer: BlobWriter | None) -> None:
+    """Drop a fetched blob whose caller has left."""
+    if writer is not None:
+        writer.abort()
+
+
+def _take(waiting: list[_Waiting]) -> list[_Waiting]:
+    """Take the first rows, at most so many and so large together."""
+    count = size = 0
+    for each in waiting[:COPY_ITEMS_MAX]:
+        size += len(each.item.body or b"")
+        if count and size > COPY_REQUEST_BYTES:
+            break
+        count += 1
+    taken, waiting[:] = waiting[:count], waiting[count:]
+    return taken
+
+
+def _decoded(content: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.msgpack.decode(content, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Unavailable(f"unexpected answer of another target: {error}") from None
+
+
+def _copy_path(key: CopyKey) -> str:
+    return f"/v1/node/copies/{key.disk}{object_path(key.bucket_id, key.name)}"

@@ -1,0 +1,304 @@
+"""What a target does with messages of other targets about copies. Rules: `dfc.replication.accept` and `dfc.replication.settle`.
+
+Whatever a message is about is decided by a map that is at least as new as the sender's: if it is newer than the one here, that
+is fetched first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from dfc.checksum import ExpectedChecksums
+from dfc.errors import DfcError, NotFound, Unavailable
+from dfc.placement.map import ClusterMap
+from dfc.replication.accept import acceptance
+from dfc.replication.owed import owes_after_commit
+from dfc.replication.settle import counts
+from dfc.storage.blobs.writer import BlobWriter
+from dfc.storage.catalog.copies import AdoptVerdict
+from dfc.storage.disk import Disk
+from dfc.storage.rows import ObjectRow, Standing, Supplied
+from dfc.target.copies.ledger import Ledger, rank_of
+from dfc.target.copies.messages import (
+    NOBODY,
+    ConfirmedRow,
+    CopiesTaken,
+    CopyItem,
+    CopyKey,
+    Outcome,
+    PendingCopy,
+    PendingTold,
+    Sender,
+    Told,
+    state_of,
+)
+from dfc.target.local import Local
+from dfc.target.threads import FileRange
+from dfc.target.uploads import UploadBody
+
+_log: Final = logging.getLogger("dfc.target")
+PAGE_ROWS: Final = 1000
+
+
+class _NewerMap(Exception):
+    """By the map here, the sender is not the primary."""
+
+
+class CopyReceiver:
+    """The receiving half of copies at one target."""
+
+    def __init__(self, local: Local, ledger: Ledger) -> None:
+        self._local = local
+        self._ledger = ledger
+
+    async def catch_up(self, sender: Sender) -> None:
+        """Take the sender's map if it is newer. Unavailable."""
+        if sender.version <= self._local.map.version:
+            return
+        node = self._local.map.node(sender.node)
+        if node is not None:
+            with suppress(DfcError):
+                self._local.take_map(await self._local.control.call("GET", f"{node.url}/v1/cluster", ClusterMap))
+        if sender.version > self._local.map.version:
+            await self._local.refresh_map(at_once=True)
+        if sender.version > self._local.map.version:
+            raise Unavailable(f"this target has not got version {sender.version} of the cluster map yet")
+
+    # --- rows
+
+    async def take(self, sender: Sender, items: list[CopyItem]) -> CopiesTaken:
+        """Store rows; what became of each. Unavailable."""
+        await self.catch_up(sender)
+        outcomes = await asyncio.gather(*(self._take(item) for item in items))
+        return self._taken(list(outcomes))
+
+    def _taken(self, outcomes: list[Outcome]) -> CopiesTaken:
+        return CopiesTaken(outcomes, self._local.map if "newer_map" in outcomes else None)
+
+    async def _take(self, item: CopyItem) -> Outcome:
+        disk = self._local.disks.get(item.to)
+        if disk is None:
+            return "refused"
+        try:
+            return await self._store(disk, item)
+        except _NewerMap:
+            return "newer_map"
+        except DfcError as error:
+            _log.info("disk %s does not take %s: %s", item.to, item.name, error.message)
+            return "refused"
+
+    async def _store(self, disk: Disk, item: CopyItem) -> Outcome:
+        threads, name = self._local.threads(disk), (item.bucket_id, item.name)
+        decide = self._decision(item)
+        if item.state.is_tombstone:
+            outcome = await threads.write(disk.copies.adopt_tombstone, *name, item.state.version, decide)
+            return "taken" if outcome.taken else "refused"
+        if item.body is None:
+            return await self._without_body(disk, item)
+        outcome = await threads.write(
+            disk.copies.adopt_small,
+            *name,
+            item.body,
+            decide,
+            expected=ExpectedChecksums(xxh3_128=item.state.checksum),
+            durability=item.durability,
+            supplied=Supplied(item.state.version, item.state.attributes),
+        )
+        return "taken" if outcome.taken else "refused"
+
+    async def _without_body(self, disk: Disk, item: CopyItem) -> Outcome:
+        """The row of a large object: it is wanted, unless this version is here, or something newer that counts."""
+        state = await self._local.threads(disk).read(disk.copies.state, item.bucket_id, item.name)
+        present = None if state is None else state.version
+        verdict = self._decision(item)(present)
+        if not verdict.taken:
+            return "refused"
+        if verdict.commits or (state is not None and state.row is not None and state.row.quarantined):
+            return "unknown"
+        if verdict.standing.owed:
+            notes = [(each, item.bucket_id, item.name) for each in verdict.standing.owed]
+            await self._local.threads(disk).go_on(disk.copies.owe, notes)
+        return "taken"
+
+    async def receive(self, sender: Sender, item: CopyItem, body: UploadBody) -> CopiesTaken:
+        """Store a row whose body comes now. Raises what uploads raise, and Unavailable."""
+        await self.catch_up(sender)
+        disk = self._local.disks.get(item.to)
+        if disk is None:
+            raise Unavailable(f"disk {item.to} is not here")
+        threads = self._local.threads(disk)
+        writer = await threads.begin(self._opening(disk, item, body.declared_length), release=BlobWriter.abort)
+        try:
+            await body.receive(writer, threads.receiving)
+            await threads.go_on(writer.finish)
+        except BaseException:
+            with suppress(asyncio.CancelledError):
+                await threads.go_on(writer.abort)
+            raise
+        try:
+            return self._taken([await self._adopt(disk, writer, item)])
+        except _NewerMap:
+            return self._taken(["newer_map"])
+
+    def _opening(self, disk: Disk, item: CopyItem, size: int | None) -> Callable[[], BlobWriter]:
+        supplied = Supplied(item.state.version, item.state.attributes)
+        expected = ExpectedChecksums(xxh3_128=item.state.checksum)
+
+        def begin() -> BlobWriter:
+            return disk.begin_put(
+                item.bucket_id, item.name, size=size, expected=expected, durability=item.durability, supplied=supplied
+            )
+
+        return begin
+
+    async def _adopt(self, disk: Disk, writer: BlobWriter, item: CopyItem) -> Outcome:
+        outcome = await self._local.threads(disk).go_on(disk.copies.adopt, writer, self._decision(item))
+        return "taken" if outcome.taken else "refused"
+
+    def _decision(self, item: CopyItem) -> Callable[[str | None], AdoptVerdict]:
+        """The check inside the transaction, in the committer's thread. It raises _NewerMap."""
+        self._ledger.arrived(item.key)
+        version = item.state.version
+
+        def decide(present: str | None) -> AdoptVerdict:
+            bucket = self._local.map.bucket_of(item.bucket_id)
+            if bucket is None or bucket.state == "deleting":
+                return AdoptVerdict(taken=False)
+            placement = self._ledger.placement
+            found = self._ledger.roles(item.bucket_id, item.name)
+            newer = present is None or present < version
+            standing = Standing(rank_of(found, item.to))
+            if item.kind == "commit":
+                told = acceptance(found, item.of, version, present, leased=self._local.is_leased)
+                if told.is_newer_map:
+                    raise _NewerMap
+                owed = tuple(owes_after_commit(placement, found, item.to))
+                return AdoptVerdict(told.taken, told.commits, Standing(standing.rank, pending=True, owed=owed))
+            if found.primary != (item.of if item.kind == "adopt" else None):
+                raise _NewerMap
+            is_pending = item.kind == "direct" and item.is_pending
+            return AdoptVerdict(taken=True, commits=newer, standing=Standing(standing.rank, pending=is_pending))
+
+        return decide
+
+    # --- what is here
+
+    async def states(self, sender: Sender, names: list[CopyKey]) -> list[Told]:
+        """What disks here have of names. Unavailable."""
+        await self.catch_up(sender)
+        return list(await asyncio.gather(*(self._told(key) for key in names)))
+
+    async def _told(self, key: CopyKey) -> Told:
+        disk = self._local.disks.get(key.disk)
+        if disk is None:
+            return NOBODY
+        placement, speaks = self._ledger.placement, self._ledger.speaks(key)  # before the row is read, and after it
+        try:
+            state = await self._local.threads(disk).read(disk.copies.state, key.bucket_id, key.name)
+        except DfcError:
+            return NOBODY
+        is_certain = key not in self._ledger.uncertain
+        speaks = speaks and self._ledger.speaks(key) and self._ledger.placement is placement
+        return Told(None if state is None else state_of(state), speaks, is_certain)
+
+    async def open(self, key: CopyKey, version: str) -> FileRange:
+        """Open the blob of an object in this version, whatever its disk's role. NotFound."""
+        disk = self._local.disks.get(key.disk)
+        if disk is None:
+            raise NotFound(f"disk {key.disk} is not here")
+        threads = self._local.threads(disk)
+        state = await threads.read(disk.copies.state, key.bucket_id, key.name)
+        if state is None or state.row is None or state.version != version:
+            raise NotFound(f"disk {key.disk} has no version {version} of {key.name!r}")
+        row: ObjectRow = state.row
+        file = await threads.open(disk.open_blob, row, release=os.close)
+
+        def failed(error: OSError, at: int) -> None:
+            disk.read_failed(row, at, error)
+
+        return FileRange(file, 0, row.size, threads.sending, failed)
+
+    async def confirm(self, rows: list[ConfirmedRow]) -> None:
+        """Rows here count. Not durable: if it is lost, the primary is asked."""
+        by_disk: dict[str, list[tuple[str, str, str]]] = {}
+        for disk_id, *row in rows:
+            by_disk.setdefault(disk_id, []).append((row[0], row[1], row[2]))
+        for disk_id, some in by_disk.items():
+            disk = self._local.disks.get(disk_id)
+            if disk is not None:
+                await self._local.threads(disk).write(disk.copies.confirm, some)
+
+    async def lacking(self, sender: Sender, names: list[CopyKey]) -> None:
+        """Note, as the primary of names, which disks lack their rows. Unavailable for names that are not settled here, or of
+        which no disk here is the primary."""
+        await self.catch_up(sender)
+        notes: dict[str, list[tuple[str, str, str]]] = {}
+        for key in names:
+            found = self._ledger.roles(key.bucket_id, key.name)
+            primary = self._ledger.own_primary(found)
+            if primary is None or not self._ledger.is_settled(key.bucket_id, key.name, primary):
+                raise Unavailable("this target does not serve all of these names now")
+            if key.disk != primary and key.disk in found.everywhere:
+                notes.setdefault(primary, []).append(key)
+        for disk_id, some in notes.items():
+            disk = self._local.disks[disk_id]
+            await self._local.threads(disk).go_on(disk.copies.owe, some)
+
+    # --- steps
+
+    async def pending(self, sender: Sender, step: int) -> PendingTold:
+        """Pending rows here of names whose primary is at the sender, for its settling; or this target's map, if that is of a
+        newer step. From then on nothing is committed here for the primary before. Unavailable."""
+        await self.catch_up(sender)
+        if self._ledger.placement.step > step:
+            return PendingTold([], self._local.map)
+        await self._local.decide_by(self._local.map)
+        rows = []
+        for disk in self._local.in_order():
+            rows += await self.pending_on(disk, sender.node)
+        return PendingTold(rows)
+
+    async def pending_on(self, disk: Disk, node: str) -> list[PendingCopy]:
+        """Pending rows on a disk of names whose primary is on a node."""
+        found = []
+        for bucket_id, name, version in await self.all_pending(disk):
+            told = self._ledger.roles(bucket_id, name)
+            if told.primary is None or self._ledger.placement.disks[told.primary].node != node or not counts(told, disk.id):
+                continue
+            state = await self._local.threads(disk).read(disk.copies.state, bucket_id, name)
+            if state is not None and state.version == version:
+                found.append(PendingCopy(CopyKey(disk.id, bucket_id, name), state_of(state)))
+        return found
+
+    async def all_pending(self, disk: Disk) -> list[tuple[str, str, str]]:
+        """Everything that is pending on a disk: bucket id, name and version."""
+        return await self._local.threads(disk).read(all_pending, disk) if disk.copies.has_pending else []
+
+    async def is_settled(self, sender: Sender, disk_id: str) -> bool:
+        """Whether nothing is pending on a disk that an existing primary could settle. Unavailable."""
+        await self.catch_up(sender)
+        disk = self._local.disks.get(disk_id)
+        if disk is None:
+            raise Unavailable(f"disk {disk_id} is not here")
+        primaries = {self._ledger.roles(bucket, name).primary for bucket, name, _ in await self.all_pending(disk)}
+        return primaries <= {None, disk_id}
+
+
+def all_pending(disk: Disk) -> list[tuple[str, str, str]]:
+    """Everything that is pending on a disk: bucket id, name and version. Blocking."""
+    found, after = disk.copies.pending(limit=PAGE_ROWS)
+    rows = [(each.bucket_id, each.name, each.version) for each in found]
+    while after is not None:
+        found, after = disk.copies.pending(after, PAGE_ROWS)
+        rows += [(each.bucket_id, each.name, each.version) for each in found]
+    return rows
+
+
+def _fill(writer: BlobWriter, body: bytes) -> None:
+    writer.write(body)
+    writer.finish()

@@ -1,0 +1,50 @@
+"""The copies of a target, put together: started when its disks are open, and stopped before they are closed."""
+
+from __future__ import annotations
+
+import asyncio
+
+from dfc.config import Settings
+from dfc.http.calls.peer import ControlClient
+from dfc.target.copies.ledger import Ledger
+from dfc.target.copies.listed import ListedRows
+from dfc.target.copies.peers import Peers
+from dfc.target.copies.receiving import CopyReceiver
+from dfc.target.copies.settling import Settler
+from dfc.target.copies.storing import CopiedObjects
+from dfc.target.copies.upkeep import Upkeep
+from dfc.target.copies.writing import Writes
+from dfc.target.local import Local
+
+
+class TargetCopies:
+    """Everything a target does about copies."""
+
+    def __init__(self, local: Local, control: ControlClient, settings: Settings) -> None:
+        self._local = local
+        self.ledger = Ledger(local)
+        self.peers = Peers(local, control, settings.token)
+        self.receiver = CopyReceiver(local, self.ledger)
+        self.writes = Writes(local, self.ledger, self.peers)
+        self.settler = Settler(local, self.ledger, self.peers, self.receiver, self.writes)
+        self.objects = CopiedObjects(local, self.ledger, self.peers, self.writes, settings.hold_s)
+        self.listed = ListedRows(local, self.ledger)
+        self._upkeep: list[asyncio.Task[None]] = []
+        local.before_map = self.settler.take
+
+    def start(self) -> None:
+        """The disks are open."""
+        self.ledger.unranked = {disk.id for disk in self._local.in_order() if not disk.copies.ranked_layout}
+        self.settler.start()
+        for disk in self._local.in_order():
+            upkeep = Upkeep(self._local, self.ledger, self.peers, self.receiver, self.writes, self.settler, disk)
+            self._upkeep.append(asyncio.create_task(upkeep.run()))
+
+    async def stop(self) -> None:
+        """Stop; what is under way goes on after the next start."""
+        for task in self._upkeep:
+            task.cancel()
+        await asyncio.gather(*self._upkeep, return_exceptions=True)
+        await self.settler.stop()
+        await self.writes.close()
+        await self.peers.close()

@@ -1,0 +1,226 @@
+"""Reads and writes of objects with copies at this target, for its use cases: what `dfc.target.objects` does for one copy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from dfc.errors import NotFound, Unavailable
+from dfc.replication.read import ReadVerdict
+from dfc.storage.catalog.staged import Published
+from dfc.storage.disk import Disk
+from dfc.storage.preconditions import Precondition
+from dfc.storage.rows import ALONE, NameState, ObjectRow, PutResult, Standing
+from dfc.target.copies.ledger import Ledger
+from dfc.target.copies.messages import CopyKey
+from dfc.target.copies.peers import Peers
+from dfc.target.copies.receiving import all_pending
+from dfc.target.copies.writing import CertainWrite, Writes
+from dfc.target.local import NOT_HERE, Local, OwnPlace
+
+T = TypeVar("T")
+PUBLISHED_AT_ONCE: Final = 32  # outputs of a job on their way from one disk
+PUBLISH_S: Final = 120.0  # for each of them
+READ_S: Final = 10.0  # a read waits so long for a write on its way, or for its primary
+LOOK_S: Final = 0.05
+
+
+class CopiedObjects:
+    """The objects with copies that this target serves."""
+
+    def __init__(self, local: Local, ledger: Ledger, peers: Peers, writes: Writes, hold_s: float) -> None:
+        self._local = local
+        self._ledger = ledger
+        self._peers = peers
+        self._writes = writes
+        self._hold_s = hold_s
+
+    # --- writes
+
+    async def until_served(self, place: OwnPlace, name: str) -> None:
+        """Wait until a name is settled, before the body of a write is read. Unavailable."""
+        key = CopyKey(place.disk.id, place.bucket.id, name)
+        try:
+            async with asyncio.timeout(self._hold_s):
+                while not self._ledger.is_settled(key.bucket_id, name, key.disk):  # noqa: ASYNC110  # by another thread's map
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            raise Unavailable("this target does not know yet what others have of this object; try again") from None
+
+    async def put(
+        self,
+        place: OwnPlace,
+        name: str,
+        precondition: Precondition,
+        commit: Callable[[Precondition], Awaitable[PutResult]],
+        content: bytes | None,
+    ) -> tuple[PutResult, int]:
+        """Commit a finished upload (of `content`, if it is small), bring it to all disks that must have it, and return how many
+        have it. `commit` runs to its end whatever happens to the caller. Unavailable; CopiesMissing; what `commit` raises."""
+
+        async def run(guarded: Precondition) -> tuple[PutResult, NameState | None]:
+            result = await commit(guarded)
+            return result, NameState(result.row.version, result.row) if result.committed else None
+
+        result, written = await self._write(place, name, precondition, run, content)
+        return result, written.copies if written is not None else 1
+
+    async def delete(self, place: OwnPlace, name: str, precondition: Precondition) -> None:
+        """Delete an object on all disks that have it. Raises what `Disk.delete` raises, Unavailable, CopiesMissing."""
+        disk = place.disk
+
+        async def run(guarded: Precondition) -> tuple[ObjectRow, NameState | None]:
+            row, version = await self._local.threads(disk).go_on(self._delete, disk, place.bucket.id, name, guarded)
+            return row, NameState(version)
+
+        await self._write(place, name, precondition, run)
+
+    def _delete(self, disk: Disk, bucket_id: str, name: str, precondition: Precondition) -> tuple[ObjectRow, str]:
+        return disk.copies.delete(bucket_id, name, precondition=precondition)
+
+    async def _write(
+        self,
+        place: OwnPlace,
+        name: str,
+        precondition: Precondition,
+        run: Callable[[Precondition], Awaitable[tuple[T, NameState | None]]],
+        content: bytes | None = None,
+    ) -> tuple[T, CertainWrite | None]:
+        """Commit at this disk, the primary, then wait until the write is certain."""
+        until_s = asyncio.get_running_loop().time() + self._hold_s
+        # A task of its own: if the client leaves during the commit, the row must be driven all the same.
+        begun = asyncio.create_task(self._commit(place, name, precondition, run, until_s, content))
+        begun.add_done_callback(_look_at)
+        result, task = await asyncio.shield(begun)
+        return result, None if task is None else await self._writes.until_certain(task, until_s)
+
+    async def _commit(
+        self,
+        place: OwnPlace,
+        name: str,
+        precondition: Precondition,
+        run: Callable[[Precondition], Awaitable[tuple[T, NameState | None]]],
+        until_s: float,
+        content: bytes | None,
+    ) -> tuple[T, asyncio.Task[CertainWrite | None] | None]:
+        key, marks = CopyKey(place.disk.id, place.bucket.id, name), list[bool]()
+
+        def guard() -> Standing:
+            return self._ledger.guard(place.bucket, key, lambda: marks.append(True))
+
+        guarded = Precondition(precondition.if_match, precondition.if_none_match, guard)
+        async with self._ledger.hold(key, until_s):
+            try:
+                result, state = await run(guarded)
+            except BaseException:
+                if marks:
+                    self._ledger.free(key)
+                raise
+            if not marks:
+                return result, None
+            if state is None:  # something newer is there: as if this had been overwritten at once
+                self._ledger.free(key)
+                return result, None
+            return result, self._writes.drive(place.disk, key, state.version, state, content)
+
+    # --- outputs of jobs
+
+    async def publish(self, disk: Disk, job: str, is_open: Callable[[str], bool]) -> Published:
+        """Publish what a job has staged on a disk, and bring what has copies to all disks that must have it. What an earlier
+        attempt has published is brought there, too. Raises what `Staging.publish` raises; Unavailable."""
+        # A task of its own: if the caller leaves during the commit, names that became uncertain are seen to all the same.
+        begun = asyncio.create_task(self._publish(disk, job, is_open))
+        begun.add_done_callback(_look_at)
+        done = await asyncio.shield(begun)
+        await self._until_certain(disk)
+        return done
+
+    async def _publish(self, disk: Disk, job: str, is_open: Callable[[str], bool]) -> Published:
+        marked: list[CopyKey] = []
+
+        def standing(row: ObjectRow) -> Standing:
+            bucket, key = self._local.map.bucket_of(row.bucket_id), CopyKey(disk.id, row.bucket_id, row.name)
+            return ALONE if bucket is None else self._ledger.guard_published(bucket, key, lambda: marked.append(key))
+
+        try:
+            return await self._local.threads(disk).go_on(disk.staging.publish, job, is_open, standing)
+        finally:
+            # Of names where nothing was committed, or something newer was there, no write is on its way.
+            for key in marked:
+                if not disk.copies.is_pending(key.bucket_id, key.name):
+                    self._ledger.free(key)
+
+    async def _until_certain(self, disk: Disk) -> None:
+        """Bring all rows that are pending on a disk, as their primary, to the others. CopiesMissing."""
+        if not disk.copies.has_pending:
+            return
+        rows = await self._local.threads(disk).read(all_pending, disk)
+        own = [row for row in rows if self._ledger.roles(row[0], row[1]).primary == disk.id]
+        slots = asyncio.Semaphore(PUBLISHED_AT_ONCE)
+
+        async def drive(bucket_id: str, name: str, version: str) -> None:
+            async with slots:
+                key = CopyKey(disk.id, bucket_id, name)
+                if not self._writes.is_certain(key, version) and disk.copies.is_pending(bucket_id, name):
+                    task = self._writes.drive(disk, key, version)
+                    await self._writes.until_certain(task, asyncio.get_running_loop().time() + PUBLISH_S)
+
+        await asyncio.gather(*(drive(*row) for row in own))
+
+    # --- reads
+
+    def may_serve(self, disk: Disk, bucket_id: str, name: str) -> bool:
+        """Whether what a disk here has of a name may be served now. Ask after reading it, and see `DiskCopies.is_pending`."""
+        found = self._ledger.roles(bucket_id, name)
+        pending = disk.copies.is_pending(bucket_id, name)
+        return self._ledger.verdict(found, CopyKey(disk.id, bucket_id, name), pending=pending) is ReadVerdict.SERVE
+
+    def check_served(self, disk: Disk, bucket_id: str, name: str) -> None:
+        """Raise Unavailable unless what was just read here of a name may be served. Usable from any thread."""
+        bucket = self._local.map.bucket_of(bucket_id)
+        if bucket is not None and bucket.has_several and not self.may_serve(disk, bucket_id, name):
+            raise Unavailable("it is not known yet whether the newest version of this object counts; try again")
+
+    async def row(self, place: OwnPlace, name: str) -> ObjectRow:
+        """Return the row of an object once it is known to count. Raises what `Disk.lookup` raises; Unavailable."""
+        (bucket, disk), loop = place, asyncio.get_running_loop()
+        key, threads, until_s = CopyKey(disk.id, bucket.id, name), self._local.threads(disk), loop.time() + READ_S
+        while True:
+            undone, missing, row = disk.copies.undone, None, disk.lookup_cached(bucket.id, name)
+            try:
+                row = row or await threads.read(disk.lookup, bucket.id, name)
+            except NotFound as error:
+                missing = error
+            found = self._ledger.roles(bucket.id, name)
+            told = self._ledger.verdict(found, key, pending=disk.copies.is_pending(bucket.id, name))
+            if told is ReadVerdict.SERVE and undone == disk.copies.undone:
+                if row is None:
+                    assert missing is not None
+                    raise missing
+                return row
+            if told is ReadVerdict.ELSEWHERE:
+                raise Unavailable(NOT_HERE)
+            if loop.time() >= until_s:
+                raise Unavailable("it is not known yet whether the newest version of this object counts; try again")
+            if told is ReadVerdict.WAIT and key in self._ledger.uncertain:
+                await self._ledger.until_certain(key, until_s)
+            elif told is ReadVerdict.ASK_PRIMARY and found.primary is not None:
+                await self._ask(disk, key, found.primary)
+            else:
+                await asyncio.sleep(LOOK_S)
+
+    async def _ask(self, disk: Disk, key: CopyKey, primary: str) -> None:
+        """Ask the primary whether the row that is pending here counts."""
+        told = await self._peers.state(CopyKey(primary, key.bucket_id, key.name))
+        if told is not None and told.speaks and told.state is not None:
+            # Only if that is the version here: anything else is left to the upkeep.
+            row = (key.bucket_id, key.name, told.state.version)
+            await self._local.threads(disk).go_on(disk.copies.confirm, [row])
+        await asyncio.sleep(LOOK_S / 5)
+
+
+def _look_at(task: asyncio.Task[object]) -> None:
+    """Retrieve the error of a task whose caller may have left."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,530 @@
+"""Objects with copies in real clusters: on as many disks as they should be, read and written while one is away, and healed."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import signal
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from failures.kills import check_homes
+from failures.nodes import Nodes
+from harness import Cluster, wait_for
+
+from dfc.client import Client, job_spec
+
+DOWN_AFTER_S = 3.0
+LARGE = random.Random(1).randbytes(1_500_000)
+NAMES = [f"o{number:02}" for number in range(16)]
+
+
+class Web:
+    """Requests to the proxy, which passes on what it does not redirect."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self.nodes = nodes
+        self._client = httpx.Client(base_url=nodes.url, timeout=30)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> httpx.Response:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self._client.request(method, path, content=body, headers=named)
+
+    def object(self, method: str, path: str, body: bytes | None = None, **headers: str) -> httpx.Response:
+        return self.ask(method, f"/v1/objects/{path}?relay=1", body, **headers)
+
+    def put(self, path: str, body: bytes, **headers: str) -> httpx.Response:
+        return self.object("PUT", path, body, **headers)
+
+    def get(self, path: str) -> bytes | None:
+        """The bytes of an object; None: there is none."""
+        answer = self.object("GET", path)
+        assert answer.status_code in (200, 404), (path, answer.status_code, answer.text[:300])
+        return answer.content if answer.status_code == 200 else None
+
+    def bucket(self, name: str) -> Any:
+        answer = self.ask("GET", f"/v1/buckets/{name}")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def create(self, name: str, copies: int = 2, durability: str = "fsync") -> str:
+        """Create a bucket; its id."""
+        settings = json.dumps({"copies": copies, "durability": durability}).encode()
+        answer = self.ask("PUT", f"/v1/buckets/{name}", settings)
+        assert answer.status_code == 201, answer.text
+        assert (answer.json()["copies"], answer.json()["copies_wanted"]) == (copies, copies)
+        return self.bucket_id(name)
+
+    def bucket_id(self, name: str) -> str:
+        return str(next(bucket["id"] for bucket in self.nodes.map()["buckets"] if bucket["name"] == name))
+
+    def names(self, bucket: str, **parameters: str) -> list[str]:
+        answer = self._client.get(f"/v1/buckets/{bucket}/objects", params={"limit": "1000", **parameters})
+        assert answer.status_code == 200, answer.text
+        return [each["name"] for each in answer.json()["objects"]]
+
+    def fill(self, bucket: str, names: list[str] = NAMES, tag: str = "") -> dict[str, bytes]:
+        """Objects of all sizes, each on two disks."""
+        bodies = {name: content(name, tag) for name in names}
+        with ThreadPoolExecutor(4) as threads:
+            answers = list(threads.map(lambda name: self.put(f"{bucket}/{name}", bodies[name]), names))
+        for name, answer in zip(names, answers, strict=True):
+            assert answer.status_code in (200, 201), (name, answer.text)
+            assert answer.json()["copies"] == 2, (name, answer.json())
+        return bodies
+
+    def check(self, bucket: str, bodies: dict[str, bytes | None]) -> None:
+        with ThreadPoolExecutor(4) as threads:
+            found = dict(zip(bodies, threads.map(lambda name: self.get(f"{bucket}/{name}"), bodies), strict=True))
+        assert {name for name in bodies if found[name] != bodies[name]} == set()
+
+
+def content(name: str, tag: str = "") -> bytes:
+    draw = random.Random(name + tag)
+    return draw.randbytes(draw.choice((0, 10, 5_000, 100_000, 400_000)))
+
+
+def code(answer: httpx.Response) -> str:
+    """The status, or the code of the error."""
+    return str(answer.json()["error"]["code"]) if answer.status_code >= 400 else str(answer.status_code)
+
+
+def rows_of(nodes: Nodes, bucket_id: str) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for row in nodes.rows():
+        if row.bucket_id == bucket_id:
+            found.setdefault(row.name, []).append(row)
+    return found
+
+
+def is_down(nodes: Nodes, name: str) -> bool:
+    return not nodes.is_serving([name])
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """Three targets with one disk each."""
+    made = Nodes(tmp_path_factory.mktemp("copies"), 3, 1, down_after_s=DOWN_AFTER_S, hold_s=15, drain_timeout_s=5)
+    try:
+        made.start_all()
+        yield made
+        made.stop_all()
+    finally:
+        made.kill_all()
+
+
+@pytest.fixture
+def web(nodes: Nodes) -> Iterator[Web]:
+    """All nodes are up and calm when a test begins; what it has killed it starts again here."""
+    nodes.start_all()
+    nodes.until(nodes.is_calm, "all disks to have caught up", 20)
+    made = Web(nodes)
+    yield made
+    made.close()
+
+
+def healed(nodes: Nodes, bucket_id: str, copies: int = 2) -> None:
+    """Wait until nothing is left to be done, and look at all disks."""
+    nodes.start_all()
+    nodes.until(nodes.is_calm, "all disks to have caught up", 20)
+    nodes.until(lambda: not nodes.standins(), "rows of stand-ins to go", 20)
+    assert check_homes(nodes, copies, bucket_id) == []
+
+
+def test_an_object_is_on_two_disks_and_shown_once(nodes: Nodes, web: Web) -> None:
+    bucket_id = web.create("twice")
+    bodies: dict[str, bytes] = {"large": LARGE, **web.fill("twice")}
+    answer = web.put("twice/large", LARGE)
+    assert (answer.status_code, answer.json()["copies"]) == (201, 2)
+    web.check("twice", dict(bodies))
+    rows = rows_of(nodes, bucket_id)
+    assert rows.keys() == bodies.keys()
+    for name, found in rows.items():
+        assert sorted(row.rank for row in found) == [0, 1], name
+        assert len({row.disk for row in found}) == 2, name
+        assert len({(row.version, row.checksum) for row in found}) == 1, name
+    assert web.names("twice") == sorted(bodies)
+    assert web.names("twice", prefix="o0") == [f"o0{number}" for number in range(10)]
+    assert web.ask("GET", "/twice/").text.split() == sorted(bodies)
+    described = web.bucket("twice")
+    size = sum(map(len, bodies.values()))
+    assert (described["objects"], described["bytes"], described["copies"]) == (len(bodies), size, 2)
+    assert web.put("twice/o00", b"new").status_code == 200
+    assert (web.get("twice/o00"), web.bucket("twice")["objects"]) == (b"new", len(bodies))
+    nodes.until(lambda: not any(nodes.count("pending")), "marks to be dropped", 10)
+    assert check_homes(nodes, 2, bucket_id) == []
+
+
+def tar_of(count: int) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for number in range(count):
+            info = tarfile.TarInfo(f"{number:03}.bin")
+            info.size = 2000
+            archive.addfile(info, io.BytesIO(bytes([number]) * 2000))
+    return buffer.getvalue()
+
+
+def test_members_of_shards_and_batches(nodes: Nodes, web: Web) -> None:
+    web.create("shards")
+    for number in range(4):
+        assert web.put(f"shards/s{number}.tar", tar_of(100)).json()["copies"] == 2
+    for number in range(4):
+        assert web.ask("GET", f"/v1/objects/shards/s{number}.tar?relay=1&member=007.bin").content == b"\x07" * 2000
+    keys = web.ask("GET", "/v1/buckets/shards/samples?fields=key").text.splitlines()
+    assert len(keys) == 400, "each shard once"
+    items = [{"bucket": "shards", "object": f"s{number}.tar", "sample": "042"} for number in range(4)]
+    batch = web.ask("POST", "/v1/batch", json.dumps({"items": items}).encode())
+    assert batch.status_code == 200, batch.text
+    with tarfile.open(fileobj=io.BytesIO(batch.content)) as archive:
+        assert archive.getnames() == ["042.bin"] * 4
+
+
+def test_too_many_copies_are_refused(nodes: Nodes, web: Web) -> None:
+    assert code(web.ask("PUT", "/v1/buckets/four", b'{"copies": 4}')) == "too_few_domains"
+    assert web.ask("PUT", "/v1/buckets/four", b'{"copies": 4}').status_code == 409
+    for count in (b"9", b"0", b"-1", b'"2"', b"1e9"):
+        assert web.ask("PUT", "/v1/buckets/nine", b'{"copies": %b}' % count).status_code == 400, count
+    web.create("three", copies=3)
+    assert code(web.ask("PATCH", "/v1/buckets/three", b'{"copies": 4}')) == "too_few_domains"
+    assert web.ask("PATCH", "/v1/buckets/three", b'{"copies": 9}').status_code == 400
+    answer = web.put("three/x", b"x")
+    assert (answer.json()["copies"], len(rows_of(nodes, web.bucket_id("three"))["x"])) == (3, 3)
+    assert code(web.ask("PUT", "/v1/buckets/three", b'{"copies": 2}')) == "bucket_conflict"
+
+
+def test_conditional_writes_and_deletes(nodes: Nodes, web: Web) -> None:
+    bucket_id = web.create("conditions")
+    for size in (10, 1_000_000):
+        first, second = b"1" * size, b"2" * size
+        answer = web.put(f"conditions/{size}", first, If_None_Match="*")
+        assert (answer.status_code, answer.json()["copies"]) == (201, 2)
+        assert web.put(f"conditions/{size}", second, If_None_Match="*").status_code == 412
+        tag = web.object("HEAD", f"conditions/{size}").headers["ETag"]
+        assert web.put(f"conditions/{size}", second, If_Match='"' + "0" * 32 + '"').status_code == 412
+        assert web.put(f"conditions/{size}", second, If_Match=tag).status_code == 200
+        assert web.put(f"conditions/{size}", first, If_Match=tag).status_code == 412
+        assert web.get(f"conditions/{size}") == second
+        assert web.object("DELETE", f"conditions/{size}", If_Match=tag).status_code == 412
+        assert web.object("DELETE", f"conditions/{size}").status_code == 204
+        assert web.object("DELETE", f"conditions/{size}").status_code == 404
+        assert web.get(f"conditions/{size}") is None
+        assert web.put(f"conditions/{size}", first, If_Match="*").status_code == 412
+    with ThreadPoolExecutor(8) as threads:  # exactly one of those who create it does
+        told = list(threads.map(lambda each: web.put("conditions/race", b"%d" % each, If_None_Match="*").status_code, range(8)))
+        assert sorted(told) == [201] + [412] * 7
+        tag = web.object("HEAD", "conditions/race").headers["ETag"]
+        told = list(threads.map(lambda each: web.put("conditions/race", b"m%d" % each, If_Match=tag).status_code, range(8)))
+        assert sorted(told) == [200] + [412] * 7
+    assert rows_of(nodes, bucket_id).keys() == {"race"}
+
+
+def test_one_target_of_three_dies_and_comes_back(nodes: Nodes, web: Web) -> None:
+    bucket_id = web.create("dies")
+    bodies: dict[str, bytes | None] = dict(web.fill("dies"))
+    more: dict[str, bytes | None] = dict(web.fill("dies", [f"gone{number}" for number in range(6)]))
+    nodes.kill("target-1")
+    killed_s = time.monotonic()
+    with ThreadPoolExecutor(4) as threads:  # also to names of which it was the primary
+        writes = list(threads.map(lambda name: web.put(f"dies/{name}", content(name, "new")), NAMES[:8]))
+    took_s = time.monotonic() - killed_s
+    assert [answer.status_code for answer in writes] == [200] * 8, [answer.text for answer in writes]
+    assert took_s <= DOWN_AFTER_S + 2, took_s
+    bodies.update({name: content(name, "new") for name in NAMES[:8]})
+    wait_for(lambda: is_down(nodes, "target-1"), "it to be marked down")
+    web.check("dies", {**bodies, **more})
+    assert web.names("dies") == sorted((*bodies, *more))
+    for name in more:
+        assert web.object("DELETE", f"dies/{name}").status_code == 204, name
+    assert web.object("DELETE", f"dies/{NAMES[15]}").status_code == 204
+    assert web.object("DELETE", f"dies/{NAMES[15]}").status_code == 404
+    assert web.put(f"dies/{NAMES[14]}", b"", If_None_Match="*").status_code == 412
+    bodies.update(dict.fromkeys((*more, NAMES[15])))
+    late: dict[str, bytes | None] = dict(web.fill("dies", ["late0", "late1", "late2"]))
+    bodies.update(late)
+    web.check("dies", bodies)
+    there = sorted(name for name, body in bodies.items() if body is not None)
+    assert web.names("dies") == there
+    healed(nodes, bucket_id)
+    web.check("dies", bodies)
+    assert web.names("dies") == there
+    assert web.bucket("dies")["objects"] == len(there)
+    assert rows_of(nodes, bucket_id).keys() == set(there), "what was deleted is nowhere"
+
+
+def test_a_write_has_two_copies_although_its_home_has_just_died(nodes: Nodes, web: Web) -> None:
+    """There is a third target that can stand in."""
+    bucket_id = web.create("dying")
+    bodies = web.fill("dying")
+    nodes.kill("target-1")
+    with ThreadPoolExecutor(8) as threads:
+        writes = list(threads.map(lambda name: web.put(f"dying/{name}", content(name, "new")), bodies))
+    assert {name: len(rows) for name, rows in rows_of(nodes, bucket_id).items() if len(on_running(nodes, rows)) < 2} == {}
+    assert [answer.json()["copies"] for answer in writes] == [2] * len(bodies)
+
+
+def on_running(nodes: Nodes, rows: list[Any]) -> list[Any]:
+    """Of rows in the newest version, those on disks of targets that run."""
+    newest = max(row.version for row in rows)
+    return [row for row in rows if row.version == newest and row.disk.partition("/")[0] in nodes.processes]
+
+
+def test_counts_are_estimates_while_a_home_is_away(nodes: Nodes, web: Web) -> None:
+    web.create("counted")
+    bodies = web.fill("counted")
+    expected = (len(bodies), sum(map(len, bodies.values())))
+    described = web.bucket("counted")
+    assert (described["objects"], described["bytes"], described["exact"]) == (*expected, True)
+    nodes.kill("target-1")
+    wait_for(lambda: is_down(nodes, "target-1"), "it to be marked down")
+    described = web.bucket("counted")
+    assert not described["exact"]
+    assert 0 < described["objects"] <= 1.5 * expected[0]  # 3/2 of those whose first home is up
+    assert [bucket["exact"] for bucket in nodes.ask("/v1/buckets")["buckets"] if bucket["name"] == "counted"] == [False]
+
+
+def test_reads_go_on_at_the_other_copy_at_once(nodes: Nodes, web: Web) -> None:
+    """Before the dead target is marked down."""
+    web.create("reads")
+    bodies = web.fill("reads")
+    nodes.until(nodes.is_calm, "the second homes to know that their rows count", 5)
+    nodes.kill("target-2")
+    took_s = {}
+    for name, body in bodies.items():
+        begun_s = time.monotonic()
+        assert web.get(f"reads/{name}") == body, name
+        took_s[name] = time.monotonic() - begun_s
+    assert max(took_s.values()) <= 1.0, took_s
+    assert sum(took_s.values()) < DOWN_AFTER_S, "all of them before it was marked down"
+
+
+def test_what_a_stopped_target_has_is_not_served_when_it_goes_on(nodes: Nodes, web: Web) -> None:
+    bucket_id = web.create("stopped")
+    bodies: dict[str, bytes | None] = dict(web.fill("stopped"))
+    url = next(node["advertise_url"] for node in nodes.map()["nodes"] if node["url"].endswith(f":{nodes.port_of('target-0')}"))
+    nodes.signal("target-0", signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as threads:
+        early = threads.submit(web.put, f"stopped/{NAMES[9]}", b"on its way when it stopped")
+        try:
+            wait_for(lambda: is_down(nodes, "target-0"), "it to be marked down")
+            new: dict[str, bytes | None] = {name: content(name, "new") + b"new" for name in NAMES[:8]}
+            for name, body in new.items():
+                answer = web.put(f"stopped/{name}", body or b"")
+                assert answer.status_code == 200
+                assert answer.json()["copies"] == 2
+            bodies.update(new)
+            assert web.object("DELETE", f"stopped/{NAMES[8]}").status_code == 204
+            bodies[NAMES[8]] = None
+        finally:
+            nodes.signal("target-0", signal.SIGCONT)
+        check_direct(url, bodies, NAMES[9])
+        answer = early.result()
+        assert answer.status_code in (200, 503), answer.text
+        if answer.status_code == 200 or web.get(f"stopped/{NAMES[9]}") != bodies[NAMES[9]]:
+            bodies[NAMES[9]] = b"on its way when it stopped"
+    web.check("stopped", bodies)
+    healed(nodes, bucket_id)
+    web.check("stopped", bodies)
+
+
+def check_direct(url: str, bodies: dict[str, bytes | None], without: str) -> None:
+    """Nothing old comes from the target itself, unless it is marked."""
+    with httpx.Client(base_url=url, timeout=30) as direct:
+        for _ in range(3):
+            for name, body in bodies.items():
+                answer = direct.get(f"/v1/objects/stopped/{name}", params={"relay": "1"})
+                if answer.status_code == 404:
+                    assert body is None, name
+                elif answer.status_code == 200 and "X-DFC-Possibly-Stale" not in answer.headers:
+                    assert answer.content == body or name == without, name
+                else:
+                    assert answer.status_code in (200, 503), (name, answer.status_code, answer.text[:200])
+
+
+def test_what_is_deleted_while_a_home_is_away_stays_deleted(nodes: Nodes, web: Web) -> None:
+    bucket_id = web.create("buried")
+    bodies = dict(web.fill("buried"))
+    nodes.kill("target-0")
+    for name in bodies:
+        assert web.object("DELETE", f"buried/{name}").status_code == 204
+    assert web.names("buried") == []
+    nodes.start("target-0")
+    nodes.until(lambda: nodes.is_serving(["target-0"]), "it to be back")
+    end = time.monotonic() + 2
+    while time.monotonic() < end:
+        assert web.names("buried") == []
+        assert [name for name in bodies if web.get(f"buried/{name}") is not None] == []
+    healed(nodes, bucket_id)
+    assert (rows_of(nodes, bucket_id), web.bucket("buried")["objects"]) == ({}, 0)
+    web.fill("buried", NAMES[:4], "again")
+    assert web.names("buried") == NAMES[:4]
+
+
+def test_relaxed_durability(nodes: Nodes, web: Web) -> None:
+    bucket_id = web.create("relaxed", durability="relaxed")
+    bodies: dict[str, bytes | None] = dict(web.fill("relaxed"))
+    nodes.kill("target-1")
+    web.check("relaxed", bodies)
+    nodes.start("target-1")
+    bodies.update(web.fill("relaxed", NAMES[:4], "new"))
+    healed(nodes, bucket_id)
+    web.check("relaxed", bodies)
+
+
+def test_more_copies_and_fewer_under_writes(nodes: Nodes, web: Web) -> None:
+    bucket_id = web.create("changes", copies=1)
+    known: dict[str, bytes | None] = {}
+    with ThreadPoolExecutor(4) as threads:
+        for answer in threads.map(lambda number: web.put(f"changes/old{number:02}", content(f"old{number}")), range(40)):
+            assert answer.json()["copies"] == 1
+    known.update({f"old{number:02}": content(f"old{number}") for number in range(40)})
+    stopping, problems = threading.Event(), list[str]()
+
+    def write(worker: int) -> None:
+        own, draw, number = Web(nodes), random.Random(worker), 0
+        try:
+            while not stopping.is_set():
+                number += 1
+                name, body = f"w{worker}-{draw.randrange(12)}", draw.randbytes(draw.choice((10, 3000, 100_000)))
+                if draw.random() < 0.8:
+                    answer = own.put(f"changes/{name}", body)
+                    if answer.status_code not in (200, 201):
+                        problems.append(f"{name}: {answer.text}")
+                    known[name] = body
+                else:
+                    answer = own.object("DELETE", f"changes/{name}")
+                    if answer.status_code not in (204, 404):
+                        problems.append(f"{name}: {answer.text}")
+                    known[name] = None
+                if own.get(f"changes/{name}") != known[name]:
+                    problems.append(f"{name} is not what was just written")
+        except Exception as error:
+            problems.append(repr(error))
+        finally:
+            own.close()
+
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(2)]
+    for writer in writers:
+        writer.start()
+    try:
+        answer = web.ask("PATCH", "/v1/buckets/changes", b'{"copies": 2}')
+        assert (answer.status_code, answer.json()["copies_wanted"]) == (200, 2), answer.text
+        nodes.until(lambda: web.bucket("changes")["copies"] == 2, "two copies of everything", 20)
+    finally:
+        stopping.set()
+        for writer in writers:
+            writer.join()
+    assert problems == []
+    nodes.until(nodes.is_calm, "no marks and notes", 10)
+    assert check_homes(nodes, 2, bucket_id) == []
+    there = sorted(name for name, body in known.items() if body is not None)
+    assert web.names("changes") == there
+    web.check("changes", known)
+    assert web.bucket("changes")["objects"] == len(there)
+    answer = web.ask("PATCH", "/v1/buckets/changes", b'{"copies": 1}')
+    assert (answer.status_code, answer.json()["copies_wanted"]) == (200, 1), answer.text
+    nodes.until(lambda: web.bucket("changes")["copies"] == 1, "one copy to be enough", 10)
+    nodes.until(lambda: not check_homes(nodes, 1, bucket_id), "the second copies to go", 20)
+    web.check("changes", known)
+    assert web.names("changes") == there
+    assert web.put("changes/one", b"1").json()["copies"] == 1
+
+
+def test_a_bucket_is_deleted_with_all_copies(nodes: Nodes, web: Web) -> None:
+    bucket_id = web.create("leaving")
+    web.fill("leaving")
+    web.object("DELETE", f"leaving/{NAMES[0]}")
+    assert web.ask("DELETE", "/v1/buckets/leaving").status_code == 409
+    assert web.ask("DELETE", "/v1/buckets/leaving?force=1").status_code == 204
+    assert rows_of(nodes, bucket_id) == {}
+    nodes.until(lambda: not blobs_of(nodes, bucket_id), "the files to go", 10)
+    assert nodes.count_of("objects", bucket_id) == nodes.count_of("tombstones", bucket_id) == 0
+    assert code(web.object("GET", f"leaving/{NAMES[1]}")) == "bucket_not_found"
+    web.create("leaving")
+    assert (web.names("leaving"), web.get(f"leaving/{NAMES[1]}")) == ([], None)
+
+
+def blobs_of(nodes: Nodes, bucket_id: str) -> list[Path]:
+    return [path for name in nodes.targets for disk in nodes.disks_of(name) for path in disk.rglob(f"*{bucket_id}*/**/*")
+            if path.is_file()]  # fmt: skip
+
+
+def test_everything_is_killed_in_the_middle_of_writes(nodes: Nodes, web: Web) -> None:
+    bucket_id = web.create("killed")
+    stopping, known, unknown = threading.Event(), dict[str, list[bytes]](), dict[str, list[bytes]]()
+
+    def write(worker: int) -> None:
+        own, draw = Web(nodes), random.Random(worker)
+        while not stopping.is_set():
+            name = f"w{worker}-{draw.randrange(10)}"
+            body = draw.randbytes(draw.choice((10, 3000, 30_000, 200_000)))
+            try:
+                answer = own.put(f"killed/{name}", body)
+            except httpx.HTTPError:
+                unknown.setdefault(name, []).append(body)
+                break
+            if answer.status_code in (200, 201):
+                known[name], unknown[name] = [body], []
+            else:
+                unknown.setdefault(name, []).append(body)
+        own.close()
+
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for writer in writers:
+        writer.start()
+    time.sleep(1.5)
+    for name in list(nodes.processes):
+        nodes.signal(name, signal.SIGKILL)
+    stopping.set()
+    for writer in writers:
+        writer.join()
+    nodes.kill_all()
+    nodes.start_all()
+    assert len(known) > 20
+    for name, bodies in known.items():
+        assert web.get(f"killed/{name}") in (*bodies, *unknown.get(name, ())), name
+    healed(nodes, bucket_id)
+    for name, bodies in known.items():
+        assert web.get(f"killed/{name}") in (*bodies, *unknown.get(name, ())), name
+    assert set(web.names("killed")) >= known.keys()
+
+
+def test_outputs_of_a_job_have_copies(start_cluster: Callable[..., Cluster]) -> None:
+    cluster: Cluster = start_cluster(targets=3, environment={"DFC_JOBS_WORKERS": "2"})
+    with Client(cluster.url) as client, httpx.Client(base_url=cluster.url, timeout=30) as http:
+        for number in range(3):
+            client.put("in", f"s-{number}.tar", tar_of(60))
+        assert http.put("/v1/buckets/two", json={"copies": 2}).status_code == 201
+        digests = []
+        for bucket in ("one", "two"):
+            spec = job_spec("reshuffle", "in/s-*.tar", f"{bucket}/r-%04d.tar", seed=7, samples_per_shard=10)
+            output = client.jobs.wait(client.jobs.submit(spec).id, timeout_s=60).output
+            assert output is not None
+            digests.append(output.digest)
+        assert digests[0] == digests[1]
+        names = [info.name for info in client.list("two")]
+        assert len(list(client.list("two", prefix=".dfc/"))) == 1
+        assert len(names) == 18
+        assert [client.get("two", name) for name in names] == [client.get("one", name) for name in names]
+        found = {path: path.stat().st_size for path in cluster.directory.glob("target-*/disk-*/catalog.sqlite")}
+        assert len(found) == 3
+        reading = Nodes(cluster.directory, 3, 1)
+        rows = rows_of(reading, cluster.bucket_id("two"))
+        lineage = [name for name in rows if name.startswith(".dfc/")]
+        assert rows.keys() == {*names, *lineage}
+        for name in rows:
+            assert sorted(row.rank for row in rows[name]) == [0, 1], name
+            assert len({(row.version, row.checksum) for row in rows[name]}) == 1, name
+        assert {len(each) for each in rows_of(reading, cluster.bucket_id("one")).values()} == {1}
+        wait_for(lambda: not any(reading.count("pending")), "the marks to go", 10)

@@ -1,0 +1,239 @@
+"""A target with one disk in a cluster of several, for tests of copies: the others are maps, messages and small fakes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dfc.checksum import checksum_of
+from dfc.clock import HybridClock
+from dfc.errors import Unavailable
+from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
+from dfc.placement.mapped import placement_of
+from dfc.placement.roles import roles
+from dfc.registry.leases import boot_s
+from dfc.storage import Disk, DiskOptions
+from dfc.storage.preconditions import Precondition
+from dfc.storage.rows import NameState, Standing
+from dfc.target.copies.ledger import Ledger
+from dfc.target.copies.messages import ConfirmedRow, CopyItem, CopyKey, RowState, Sender, Told
+from dfc.target.local import Local
+
+BUCKET = "b1"
+V1, V2, V3 = (f"0600000000000{number}00ff" for number in (1, 2, 3))
+
+
+def map_of(
+    version: int = 1,
+    step: int = 1,
+    *,
+    disks: tuple[str, ...] = ("d1", "d2", "d3"),
+    down: tuple[str, ...] = (),
+    behind: dict[str, tuple[str, ...]] | None = None,
+    copies: int = 2,
+    state: str = "active",
+    **bucket: Any,
+) -> ClusterMap:
+    """Disk d1 is of node t1, and so on."""
+    nodes = []
+    for disk in disks:
+        entry = DiskEntry(
+            id=disk, weight=1.0, behind=(behind or {}).get(disk, ()), down_step=1 if disk in down else 0, group=f"t{disk[1:]}"
+        )
+        nodes.append(
+            NodeEntry(
+                id=f"t{disk[1:]}",
+                number=int(disk[1:]),
+                role="target",
+                url=f"http://t{disk[1:]}",
+                advertise_url="",
+                state="down" if disk in down else "up",
+                disks=(entry,),
+            )
+        )
+    entry = BucketEntry(id=BUCKET, name="b", copies=copies, state=state, **bucket)
+    return ClusterMap(cluster_id="c", version=version, step=step, nodes=tuple(nodes), buckets=(entry,))
+
+
+def name_with(*homes: str, cluster_map: ClusterMap | None = None, number: int = 0) -> str:
+    """A name with these homes, the first one its primary; another one for each number."""
+    placement = placement_of(cluster_map or map_of())
+    found = (f"o{each}" for each in range(10_000) if roles(placement, BUCKET, f"o{each}").homes[: len(homes)] == homes)
+    return [next(found) for _ in range(number + 1)][number]
+
+
+def key_of(name: str, disk: str = "d1") -> CopyKey:
+    return CopyKey(disk, BUCKET, name)
+
+
+class Control:
+    """The client for other nodes. `maps` has the answer of each URL; what is not there cannot be reached. `said` is what the
+    coordinator was asked for, and `coordinator` answers it."""
+
+    def __init__(self) -> None:
+        self.maps: dict[str, ClusterMap] = {}
+        self.calls: list[str] = []
+        self.said: list[Any] = []
+        self.coordinator: Callable[[Any], ClusterMap] | None = None
+
+    async def call(self, method: str, url: str, kind: Any, *, body: Any = None, **more: Any) -> Any:
+        self.calls.append(f"{method} {url}")
+        await asyncio.sleep(0)
+        if body is not None:
+            self.said.append(body)
+            if self.coordinator is None:
+                raise Unavailable("there is no coordinator")
+            return self.coordinator(body)
+        base = url.removesuffix("/v1/cluster")
+        if base not in self.maps:
+            raise Unavailable(f"{base} cannot be reached")
+        return self.maps[base]
+
+
+class Target:
+    """Target t1 with disk d1, settled in each step at once unless `settles` is false."""
+
+    def __init__(self, root: Path) -> None:
+        Disk.format(str(root / "disk"), "c", "d1")
+        options = DiskOptions(reserve_bytes=0, ballast_bytes=0, maintenance=False)
+        self.disk = Disk.open(str(root / "disk"), "c", HybridClock(1), options)
+        self.control: Any = Control()
+        self.local = Local(self.control, "http://proxy", 2)
+        self.local.node_id = "t1"
+        self.local.add(self.disk)
+        self.ledger = Ledger(self.local)
+        self.settles = True
+        self.local.before_map = self._take
+        self.local.take_map(map_of())
+        self.local.lease.extend(boot_s(), 600)
+
+    def close(self) -> None:
+        self.local.close()
+        self.disk.close()
+
+    def _take(self, new: ClusterMap) -> None:
+        if placement_of(new).step != self.ledger.settling.step:
+            self.ledger.take(placement_of(new))
+            if self.settles:
+                self.settle()
+
+    def settle(self) -> None:
+        """All others have answered."""
+        settling = self.ledger.settling
+        for node in settling.to_ask():
+            settling.answered(node, settling.step)
+        settling.finish()
+
+    @property
+    def bucket(self) -> BucketEntry:
+        found = self.local.map.bucket("b")
+        assert found is not None
+        return found
+
+    # --- the disk
+
+    def write(self, name: str, body: bytes, *, pending: bool = True) -> NameState:
+        """Commit an object as the primary."""
+        guard = Precondition(guard=lambda: Standing(pending=pending))
+        row = self.disk.put_small(BUCKET, name, body, precondition=guard).row
+        return NameState(row.version, row)
+
+    def bury(self, name: str, *, pending: bool = True) -> NameState:
+        """Delete an object as the primary."""
+        guard = Precondition(guard=lambda: Standing(pending=pending))
+        return NameState(self.disk.copies.delete(BUCKET, name, precondition=guard)[1])
+
+    def version(self, name: str) -> str | None:
+        state = self.disk.copies.state(BUCKET, name)
+        return None if state is None else state.version
+
+    def body(self, name: str) -> bytes:
+        return self.disk.read_small(self.disk.lookup(BUCKET, name))
+
+    def is_pending(self, name: str) -> bool:
+        return self.disk.copies.is_pending(BUCKET, name)
+
+    def notes(self, disk: str) -> list[str]:
+        return [name for _, name in self.disk.copies.notes(disk)[0]]
+
+
+class Members:
+    """Other targets that answer what `answers` says for each disk, one after the other, and then "taken". A function is called,
+    and its result awaited."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.answers: dict[str, list[Any]] = {}
+        self.streamed: list[Any] = ["taken"]
+        self.sent: list[CopyItem] = []
+        self.streams: list[CopyItem] = []
+        self.confirmed: list[ConfirmedRow] = []
+        self.told: dict[CopyKey, Told] = {}
+        self.asked: list[CopyKey] = []
+        self.confirming: Callable[[], Any] | None = None
+
+    def node_of(self, disk: str) -> NodeEntry | None:
+        return self._target.local.map.node(f"t{disk[1:]}")
+
+    async def send(self, item: CopyItem) -> Any:
+        self.sent.append(item)
+        await asyncio.sleep(0)
+        answers = self.answers.get(item.to, [])
+        answer = answers.pop(0) if answers else "taken"
+        return await answer() if callable(answer) else answer
+
+    async def stream(self, item: CopyItem, disk: Any, row: Any) -> Any:
+        self.streams.append(item)
+        await asyncio.sleep(0)
+        return self.streamed.pop(0) if self.streamed else "taken"
+
+    async def state(self, key: CopyKey) -> Any:
+        self.asked.append(key)
+        await asyncio.sleep(0)
+        return self.told.get(key)
+
+    async def confirm(self, url: str, rows: list[ConfirmedRow]) -> None:
+        self.confirmed += rows
+        if self.confirming is not None:
+            await self.confirming()
+
+
+@contextmanager
+def opened(root: Path) -> Iterator[Target]:
+    target = Target(root)
+    try:
+        yield target
+    finally:
+        target.close()
+
+
+def state_of(version: str, body: bytes) -> RowState:
+    return RowState(version, len(body), checksum_of(body))
+
+
+def item(name: str, version: str, content: bytes | None = b"body", **changes: Any) -> CopyItem:
+    """A row from disk d2 to disk d1, with its body; None: a tombstone."""
+    given: dict[str, Any] = {
+        "kind": "commit",
+        "of": "d2",
+        "to": "d1",
+        "bucket_id": BUCKET,
+        "name": name,
+        "state": RowState(version) if content is None else state_of(version, content),
+        "body": content,
+    }
+    return CopyItem(**{**given, **changes})
+
+
+def sender(node: str = "t2", version: int = 1) -> Sender:
+    return Sender(node, version)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for what other tasks and threads do."""
+    async with asyncio.timeout(5):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)

@@ -1,0 +1,194 @@
+"""A cluster whose nodes are started, killed and paused one by one: no supervisor starts them again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness import QUICK
+
+PROXY = "proxy"
+
+
+class CatalogRow(NamedTuple):
+    """An object on a disk; `rank` 255: its disk is no home of it."""
+
+    disk: str
+    bucket_id: str
+    name: str
+    version: tuple[int, int]
+    checksum: str
+    rank: int
+
+
+class Nodes:
+    """One proxy and some targets, each a process on a port of its own, with `settings` as environment variables."""
+
+    def __init__(self, directory: Path, targets: int, disks: int, **settings: object) -> None:
+        self.directory = directory
+        self._settings = {f"DFC_{name.upper()}": str(value) for name, value in settings.items()}
+        self.targets = [f"target-{number}" for number in range(targets)]
+        self._disks = disks
+        self._ports = dict(zip((PROXY, *self.targets), free_ports(targets + 1), strict=True))
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.url = f"http://127.0.0.1:{self._ports[PROXY]}"
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def start_all(self) -> None:
+        """Start every node that does not run, and wait until all serve."""
+        for name in (PROXY, *self.targets):
+            if name not in self.processes:
+                self.start(name)
+        self.until(lambda: self.is_serving(self.targets), "all nodes to serve")
+
+    def start(self, name: str) -> None:
+        """Start a node; it serves some time later."""
+        node = self.directory / name
+        command = [sys.executable, "-m", "dfc", name.partition("-")[0], "--host", "127.0.0.1"]
+        command += ["--port", str(self._ports[name]), "--dir", str(node)]
+        if name != PROXY:
+            command += ["--disks", ",".join(map(str, self.disks_of(name))), "--proxy-url", self.url]
+        environment = {**os.environ, **QUICK, "DFC_EXPECTED_TARGETS": str(len(self.targets)), **self._settings}
+        with open(self.log_of(name), "ab") as log:
+            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
+        """End a node by a signal, and wait for its end."""
+        process = self.processes.pop(name)
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGCONT)
+        process.send_signal(number)
+        process.wait(60)
+
+    def signal(self, name: str, number: int) -> None:
+        """Send a running node a signal."""
+        self.processes[name].send_signal(number)
+
+    def stop_all(self) -> None:
+        """End all nodes in good order, the proxy last."""
+        for name in (*self.targets, PROXY):
+            if name in self.processes:
+                self.kill(name, signal.SIGTERM)
+
+    def kill_all(self) -> None:
+        """End all nodes, whatever they do."""
+        for name in list(self.processes):
+            self.kill(name)
+
+    def disks_of(self, name: str) -> list[Path]:
+        """The directories of a target's disks."""
+        return [self.directory / name / f"disk-{number}" for number in range(self._disks)]
+
+    def log_of(self, name: str) -> Path:
+        """The file of a node's output."""
+        return self.directory / f"{name}.log"
+
+    def port_of(self, name: str) -> int:
+        """The port of a node."""
+        return self._ports[name]
+
+    # --- questions
+
+    def ask(self, path: str, method: str = "GET", body: bytes | None = None, timeout_s: float = 10.0) -> Any:
+        """The JSON that the proxy answers; OSError."""
+        request = urllib.request.Request(self.url + path, body, method=method)
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            content = answer.read()
+            return json.loads(content) if content else None
+
+    def map(self) -> dict[str, Any]:
+        """The cluster map."""
+        found: dict[str, Any] = self.ask("/v1/cluster")
+        return found
+
+    def is_serving(self, names: Iterable[str]) -> bool:
+        """Whether the proxy is ready, and these targets are up with disks that are."""
+        with suppress(OSError, ValueError):
+            if self.ask("/v1/health")["ready"]:
+                wanted = {f":{self._ports[name]}" for name in names}
+                up = {":" + node["url"].rpartition(":")[2] for node in self.map()["nodes"] if node["state"] == "up"}
+                return wanted <= up
+        return False
+
+    def is_calm(self) -> bool:
+        """Whether all disks are up and behind nobody, and nothing is pending or owed on them."""
+        with suppress(OSError, ValueError):
+            disks = [disk for node in self.map()["nodes"] for disk in node["disks"]]
+            states_are_calm = all(disk["state"] == "up" and not disk["down_step"] and not disk["behind"] for disk in disks)
+            return states_are_calm and not any(self.count("pending")) and not any(self.count("owed"))
+        return False
+
+    def until(self, holds: Callable[[], bool], what: str, seconds: float = 90.0) -> float:
+        """Wait; returns for how long. AssertionError."""
+        begun = time.monotonic()
+        while time.monotonic() < begun + seconds:
+            if holds():
+                return time.monotonic() - begun
+            time.sleep(0.1)
+        raise AssertionError(f"waited {seconds:.0f} s in vain for {what}")
+
+    # --- catalogs
+
+    def rows(self) -> list[CatalogRow]:
+        """Every object in every catalog, read past the targets."""
+        query = (
+            "SELECT id, CAST(name AS TEXT), us, node, checksum, rank FROM objects JOIN buckets ON number = bucket"
+            " WHERE name NOT LIKE '.dfc/%'"
+        )
+        found = []
+        for disk in self._all_disks():
+            for bucket, name, us, node, checksum, rank in _query(disk, query):
+                found.append(CatalogRow(str(disk.relative_to(self.directory)), bucket, name, (us, node), checksum, rank))
+        return found
+
+    def count(self, table: str) -> list[int]:
+        """The number of rows of a table in each catalog."""
+        return [_query(disk, f"SELECT count(*) FROM {table}")[0][0] for disk in self._all_disks()]
+
+    def count_of(self, table: str, bucket_id: str) -> int:
+        """The number of rows of a bucket in a table of all catalogs."""
+        query = f"SELECT count(*) FROM {table} JOIN buckets ON number = bucket WHERE id = '{bucket_id}'"
+        return sum(_query(disk, query)[0][0] for disk in self._all_disks())
+
+    def standins(self) -> set[tuple[str, str, int]]:
+        """The rows on disks that are no homes of them: disk, name and version."""
+        return {
+            (str(disk), name, us)
+            for disk in self._all_disks()
+            for name, us in _query(disk, "SELECT CAST(name AS TEXT), us FROM objects WHERE rank = 255")
+        }
+
+    def _all_disks(self) -> list[Path]:
+        return [disk for name in self.targets for disk in self.disks_of(name)]
+
+
+def _query(disk: Path, query: str) -> list[Any]:
+    path = disk / "catalog.sqlite"
+    if not path.exists():
+        return []
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30)) as database:
+        return database.execute(query).fetchall()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that are free now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

@@ -1,0 +1,396 @@
+"""Copies on a disk: what is adopted and what is not, what is pending, and what is undone."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from copying import PENDING, V1, V2, V3, adopt, body, newer, version_of, written
+from faulty_filesystem import FaultyFileSystem, commit_and_fail, fail_with
+
+from dfc.errors import BadName, Conflict, NoSpace, ObjectCorrupt, ObjectNotFound, StorageFailed
+from dfc.storage import Precondition
+from dfc.storage.catalog.changes import Put
+from dfc.storage.catalog.copies import AdoptVerdict
+from dfc.storage.rows import ALONE, NameState, Standing, Supplied
+from dfc.storage.upkeep.check import check
+
+both_ways = pytest.mark.parametrize("small", [True, False])
+both_durabilities = pytest.mark.parametrize("durability", ["fsync", "relaxed"])
+
+
+# --- adopting
+
+
+@both_ways
+@both_durabilities
+def test_a_copy_is_adopted_with_its_version_and_its_standing(open_disk: Any, small: bool, durability: str) -> None:
+    disk = open_disk()
+    standing = Standing(rank=2, pending=True, owed=("disk-2", "disk-3"))
+    outcome = adopt(disk, "x", V1, b"one", standing, small=small, durability=durability)
+    assert (outcome.taken, outcome.commits, outcome.stored, outcome.replaced) == (True, True, True, False)
+    assert (body(disk, "x"), version_of(disk, "x")) == (b"one", V1)
+    assert disk.copies.rows() == ([("b", "x", V1, 2)], None)
+    assert disk.copies.pending() == ([("b", "x", V1)], None)
+    assert disk.copies.owed_disks() == {"disk-2": 1, "disk-3": 1}
+    assert (disk.counts("b"), disk.totals()) == ((0, 0), (1, 3))
+    disk.close()
+    disk = open_disk()
+    assert (body(disk, "x"), disk.copies.is_pending("b", "x"), disk.copies.owes("disk-3")) == (b"one", True, True)
+    assert disk.parts.clock.next_version() > V1
+
+
+@both_ways
+@both_durabilities
+def test_the_newer_version_stays_and_the_older_copy_leaves_nothing(open_disk: Any, small: bool, durability: str) -> None:
+    disk = open_disk()
+    adopt(disk, "x", V2, b"two", small=small)
+    outcome = adopt(disk, "x", V1, b"one", PENDING, small=small, durability=durability)
+    assert (outcome.taken, outcome.stored) == (False, False)
+    assert (body(disk, "x"), len(open_disk.files()), disk.copies.has_pending) == (b"two", 1, False)
+    outcome = adopt(disk, "x", V3, b"three", small=small, durability=durability)
+    assert (outcome.stored, outcome.row.version) == (True, V2)
+    assert body(disk, "x") == b"three"
+    disk.sync_relaxed()
+    assert len(open_disk.files()) == 1
+
+
+def test_tombstones_are_adopted_like_objects(open_disk: Any) -> None:
+    disk = open_disk()
+    adopt(disk, "x", V1, b"one", Standing(rank=1))
+    outcome = adopt(disk, "x", V2, None, Standing(pending=True, owed=("disk-2",)))
+    assert (outcome.taken, outcome.commits, outcome.row.version) == (True, True, V1)
+    assert disk.copies.state("b", "x") == NameState(V2)
+    assert disk.copies.tombstones() == ([("b", "x", V2)], None)
+    assert (disk.copies.pending()[0], disk.copies.notes("disk-2")) == ([("b", "x", V2)], ([("b", "x")], None))
+    assert (disk.totals(), open_disk.files()) == ((0, 0), set())
+    assert not adopt(disk, "x", V1, None).taken
+    assert not adopt(disk, "x", V1, b"one").taken
+    assert adopt(disk, "x", V3, b"three").commits
+    assert (disk.copies.tombstones(), body(disk, "x")) == (([], None), b"three")
+    assert not disk.copies.is_pending("b", "x"), "the mark was that of the tombstone"
+    assert disk.copies.owes_name("b", "x"), "the disk lacks the new object as well"
+
+
+@both_ways
+@both_durabilities
+def test_the_version_that_is_here_comes_again_and_the_object_stays(open_disk: Any, small: bool, durability: str) -> None:
+    disk = open_disk()
+    row = adopt(disk, "x", V1, b"one", PENDING, small=small, durability=durability) and disk.find("b", "x")
+    for _ in range(2):
+        outcome = adopt(disk, "x", V1, b"one", Standing(1, True, ("disk-2",)), small=small, durability=durability)
+        assert (outcome.taken, outcome.commits, outcome.stored) == (True, False, False)
+        assert (body(disk, "x"), disk.find("b", "x"), len(open_disk.files())) == (b"one", row, 1)
+    assert disk.copies.notes("disk-2") == ([("b", "x")], None)
+    assert disk.copies.rows()[0][0].rank == 1
+    assert disk.copies.is_pending("b", "x")
+    disk.copies.confirm([("b", "x", V1)])
+    adopt(disk, "x", V1, b"one", PENDING, small=small, durability=durability)
+    assert not disk.copies.is_pending("b", "x"), "what was confirmed stays so"
+    assert adopt(disk, "y", V1, None, PENDING).commits
+    assert not adopt(disk, "y", V1, None, PENDING).commits
+    assert disk.copies.is_pending("b", "y")
+    adopt(disk, "y", V1, None)
+    assert not disk.copies.is_pending("b", "y"), "who sends it knows that it counts"
+
+
+def test_a_blob_that_is_the_object_already_is_no_garbage(open_disk: Any) -> None:
+    """The same change twice, as after an answer that was lost."""
+    disk = open_disk()
+    writer = disk.begin_put("b", "x", size=3, supplied=Supplied(V1))
+    writer.write(b"one")
+    row = writer.finish()
+    for _ in range(2):
+        outcome = disk.parts.committer.submit(Put(row, Precondition()))
+        assert (outcome.stored, outcome.garbage) == (True, ())
+    assert disk.copies.adopt(writer, newer(V1)).stored
+    assert (body(disk, "x"), len(open_disk.files()), disk.counts("b")) == (b"one", 1, (1, 3))
+
+
+def test_one_version_with_two_contents_is_refused(open_disk: Any) -> None:
+    disk = open_disk()
+    adopt(disk, "x", V1, b"one")
+    for data, attributes in ((b"two", b""), (b"one", b"\x80")):
+        with pytest.raises(Conflict, match="different bytes or attributes"):
+            adopt(disk, "x", V1, data, attributes=attributes)
+    with pytest.raises(Conflict, match="both as an object and as its deletion"):
+        adopt(disk, "x", V1, None)
+    assert (body(disk, "x"), len(open_disk.files())) == (b"one", 1)
+
+
+@both_ways
+@both_durabilities
+def test_a_sound_copy_takes_the_place_of_a_quarantined_blob(open_disk: Any, small: bool, durability: str) -> None:
+    disk = open_disk()
+    adopt(disk, "x", V1, b"one", Standing(rank=1))
+    Path(disk.blob_path(disk.find("b", "x"))).unlink()
+    with pytest.raises(ObjectCorrupt):
+        body(disk, "x")
+    assert version_of(disk, "x") == V1
+    outcome = adopt(disk, "x", V1, b"one", Standing(1, pending=True), small=small, durability=durability)
+    assert (outcome.taken, outcome.commits, outcome.stored) == (True, False, True)
+    assert (body(disk, "x"), disk.quarantined()) == (b"one", [])
+    assert not disk.copies.is_pending("b", "x"), "it had been confirmed"
+    assert disk.parts.catalog.copy_counts("b") == (1, 3)
+    disk.close()
+    assert check(str(open_disk.root), full=True).counts == {}
+
+
+def test_a_durable_copy_takes_the_place_of_one_that_is_not_synced(open_disk: Any) -> None:
+    """Whoever asks for it to be durable is told that it is."""
+    disk = open_disk()
+    adopt(disk, "x", V1, b"old")
+    adopt(disk, "x", V2, b"two", PENDING, durability="relaxed")
+    assert (disk.stats.unsynced_rows, len(open_disk.files())) == (1, 2)
+    assert adopt(disk, "x", V2, b"two", PENDING).stored
+    assert (disk.stats.unsynced_rows, len(open_disk.files()), body(disk, "x")) == (0, 1, b"two")
+    assert disk.copies.is_pending("b", "x")
+
+
+def test_a_bucket_that_was_removed_takes_nothing(open_disk: Any) -> None:
+    disk = open_disk()
+    adopt(disk, "x", V1, b"one", Standing(2, True, ("disk-2",)))
+    adopt(disk, "y", V1, None, Standing(0, True, ("disk-2",)))
+    assert disk.remove_bucket("b") == 1
+    assert (disk.copies.has_pending, disk.copies.owed_disks(), disk.bucket_ids()) == (False, {}, [])
+    for name, data in (("x", b"two"), ("y", None)):
+        assert not adopt(disk, name, V2, data, PENDING).taken
+    disk.copies.owe([("disk-2", "b", "x")])
+    assert (disk.bucket_ids(), disk.copies.owed_disks(), open_disk.files()) == ([], {}, set())
+
+
+def test_what_decides_runs_in_the_transaction_and_may_refuse(open_disk: Any) -> None:
+    disk, seen = open_disk(), []
+
+    def decide(present: str | None) -> AdoptVerdict:
+        seen.append(present)
+        if len(seen) > 2:
+            raise BadName("not now")
+        return AdoptVerdict(taken=True, commits=present is None)
+
+    for _ in range(2):
+        disk.copies.adopt(written(disk, "x", b"one", V1), decide)
+    with pytest.raises(BadName, match="not now"):
+        disk.copies.adopt(written(disk, "x", b"one", V1), decide)
+    with pytest.raises(BadName, match="not now"):
+        disk.copies.adopt_tombstone("b", "x", V2, decide)
+    assert seen == [None, V1, V1, V1]
+    assert (body(disk, "x"), len(open_disk.files())) == (b"one", 1)
+    # What is taken but not committed leaves nothing.
+    outcome = disk.copies.adopt(written(disk, "y", b"one", V1), lambda present: AdoptVerdict(taken=True))
+    assert (outcome.taken, outcome.stored, version_of(disk, "y"), len(open_disk.files())) == (True, False, None, 1)
+
+
+def test_the_sweep_leaves_a_copy_alone_that_is_on_its_way(open_disk: Any, tar_of: Any) -> None:
+    """Its version is older than the opening of the disk, but its file is not."""
+    disk, data = open_disk(), tar_of(3)
+    writer = disk.begin_put("b", "x.tar", size=len(data), supplied=Supplied(V1))
+    writer.write(data)
+    assert disk.sweep().found == 0
+    writer.finish()
+    assert disk.sweep().found == 0
+    assert disk.copies.adopt(writer, newer(V1, PENDING)).stored
+    assert disk.sweep().found == 0
+    assert disk.open_index(disk.lookup("b", "x.tar")).member_count == 3
+
+
+def test_a_relaxed_copy_comes_back_to_what_it_replaced(open_disk: Any) -> None:
+    """And that is pending, too, if the copy was: nobody has confirmed anything since."""
+    for number, standing in enumerate((ALONE, PENDING)):
+        disk = open_disk(boot_id=f"boot-{number}")
+        name = f"n{number}"
+        adopt(disk, name, V1, b"one", Standing(rank=1))
+        adopt(disk, name, V2, b"two", Standing(rank=1, pending=standing.pending), durability="relaxed")
+        path = Path(disk.blob_path(disk.find("b", name)))
+        disk.parts.committer.close()  # as a power loss ends it: nothing more is synced
+        os.close(disk._lock_fd)
+        disk._lock_fd = -1
+        disk.parts.catalog.close()
+        path.write_bytes(bytes(path.stat().st_size))
+        disk = open_disk(boot_id=f"boot-{number}b")
+        assert body(disk, name) == b"one"
+        assert [row.version for row in disk.copies.pending()[0]] == [V1] * standing.pending
+        assert {row.rank for row in disk.copies.rows()[0]} == {1}
+        disk.close()
+
+
+# --- marks
+
+
+def test_a_write_of_the_disk_records_its_standing_and_a_later_one_removes_its_mark(open_disk: Any) -> None:
+    disk = open_disk()
+    guard = Precondition(guard=lambda: Standing(pending=True, owed=("disk-2",)))
+    first = disk.put_small("b", "x", b"one", precondition=guard).row
+    assert disk.copies.pending() == ([("b", "x", first.version)], None)
+    second = disk.put_small("b", "x", b"two", precondition=guard).row
+    assert disk.copies.pending() == ([("b", "x", second.version)], None)
+    assert disk.copies.undone == 1
+    disk.copies.confirm([("b", "x", first.version)])
+    assert disk.copies.is_pending("b", "x"), "another version is meant"
+    disk.put_small("b", "x", b"three")
+    assert (disk.copies.has_pending, disk.copies.undone) == (False, 2)
+    row, version = disk.copies.delete("b", "x", precondition=guard)
+    assert (row.size, disk.copies.state("b", "x")) == (5, NameState(version))
+    assert disk.copies.pending() == ([("b", "x", version)], None)
+    disk.copies.confirm([("b", "x", version)])
+    assert (disk.copies.has_pending, disk.copies.undone, disk.copies.owed_disks()) == (False, 2, {"disk-2": 1})
+    disk.close()
+    assert not open_disk().copies.has_pending
+
+
+@both_durabilities
+def test_a_disk_without_copies_executes_no_statement_for_them(open_disk: Any, durability: str) -> None:
+    disk = open_disk()
+    disk.put_small("b", "x", b"one")
+    statements: list[str] = []
+    disk.parts.catalog.writer.set_trace_callback(statements.append)
+    disk.put_small("b", "x", b"two", durability=durability)
+    disk.put_small("b", "y", b"two", durability=durability)
+    disk.delete("b", "x")
+    disk.parts.catalog.writer.set_trace_callback(None)
+    assert len(statements) > 10
+    assert not [each for each in statements if any(table in each for table in (" pending", " owed", " departed"))]
+
+
+def test_a_row_is_known_to_be_pending_before_it_can_be_read(open_disk: Any) -> None:
+    disk, seen = open_disk(), []
+    real = disk.parts.filesystem.commit
+
+    def watch(connection: Any) -> None:
+        seen.append(disk.copies.is_pending("b", "x"))
+        real(connection)
+        seen.append(disk.copies.is_pending("b", "x"))
+
+    disk.parts.filesystem.commit = watch
+    adopt(disk, "x", V1, b"one", PENDING)
+    disk.copies.confirm([("b", "x", V1)])
+    adopt(disk, "x", V2, b"two")
+    assert seen == [True, True, True, True, False, False]
+
+
+def test_what_was_not_committed_is_not_pending_and_what_may_be_is(open_disk: Any) -> None:
+    filesystem = FaultyFileSystem(fail_with(errno.ENOSPC))
+    disk = open_disk(filesystem)
+    adopt(disk, "x", V1, b"one")
+    filesystem.arm(0, every=1)
+    with pytest.raises(NoSpace):
+        adopt(disk, "x", V2, None, PENDING)
+    filesystem.arm()
+    assert disk.state == "up"
+    assert not disk.copies.has_pending
+    disk.close()
+    filesystem = FaultyFileSystem(commit_and_fail)
+    disk = open_disk(filesystem)
+    filesystem.arm(0, every=1)
+    with pytest.raises(StorageFailed):
+        adopt(disk, "x", V2, None, PENDING)
+    filesystem.arm()
+    assert disk.copies.is_pending("b", "x")
+    disk.close()
+    assert open_disk().copies.pending() == ([("b", "x", V2)], None)
+
+
+def test_a_write_is_made_certain_in_one_step(open_disk: Any) -> None:
+    disk = open_disk()
+    adopt(disk, "x", V1, b"one", PENDING)
+    adopt(disk, "y", V1, b"one", PENDING)
+    filesystem = disk.parts.filesystem
+    durable = []
+    real = filesystem.commit
+
+    def watch(connection: Any) -> None:
+        durable.append(connection.execute("PRAGMA synchronous").fetchone()[0] == 2)
+        real(connection)
+
+    filesystem.commit = watch
+    disk.copies.make_certain("b", "x", V1, ["disk-2", "disk-3"])
+    assert (disk.copies.is_pending("b", "x"), disk.copies.owed_disks()) == (False, {"disk-2": 1, "disk-3": 1})
+    disk.copies.make_certain("b", "y", V1)
+    assert (disk.copies.has_pending, disk.copies.owed_disks()) == (False, {"disk-2": 1, "disk-3": 1})
+    assert durable == [True, False]
+    adopt(disk, "x", V2, b"two", PENDING)
+    disk.copies.make_certain("b", "x", V1, ["disk-4"])
+    assert (disk.copies.is_pending("b", "x"), disk.copies.owes("disk-4")) == (True, True)
+
+    def guard() -> None:
+        raise BadName("no longer")
+
+    with pytest.raises(BadName):
+        disk.copies.make_certain("b", "x", V2, ["disk-5"], guard=guard)
+    assert (disk.copies.is_pending("b", "x"), disk.copies.owes("disk-5")) == (True, False)
+
+
+def test_pages_of_pending_rows_are_complete(open_disk: Any) -> None:
+    disk = open_disk()
+    names = [f"n{number:02d}" for number in range(23)]
+    for name in names:
+        adopt(disk, name, V1, b"" if name < "n10" else None, PENDING)
+    found, after, pages = [], (-1, b""), 0
+    while after is not None:
+        page, after = disk.copies.pending(after, 5)
+        found += [row.name for row in page]
+        pages += 1
+    assert (found, pages) == (names, 5)
+
+
+# --- undoing
+
+
+@pytest.mark.parametrize("pending_row", [True, False])
+@pytest.mark.parametrize("to", ["object", "tombstone", "nothing"])
+def test_what_is_pending_can_be_undone_by_an_older_state(open_disk: Any, pending_row: bool, to: str) -> None:
+    disk = open_disk()
+    adopt(disk, "x", V2, b"two" if pending_row else None, Standing(rank=1, pending=True))
+    if to == "object":
+        assert disk.copies.revert_to(written(disk, "x", b"one", V1), V2, rank=None if pending_row else 1)
+        assert (body(disk, "x"), disk.copies.rows()) == (b"one", ([("b", "x", V1, 1)], None))
+    else:
+        assert disk.copies.revert("b", "x", V2, V1 if to == "tombstone" else None)
+        assert disk.copies.state("b", "x") == (NameState(V1) if to == "tombstone" else None)
+        with pytest.raises(ObjectNotFound):
+            disk.lookup("b", "x")
+    assert (disk.copies.has_pending, disk.copies.undone) == (False, 1)
+    assert len(open_disk.files()) == (to == "object")
+    assert disk.totals() == ((1, 3) if to == "object" else (0, 0))
+    disk.close()
+    disk = open_disk()
+    assert (disk.sweep().found, disk.copies.has_pending) == (0, False)
+    disk.close()
+    assert check(str(open_disk.root), full=True).counts == {}
+
+
+def test_nothing_else_than_exactly_what_is_pending_is_undone(open_disk: Any) -> None:
+    disk = open_disk()
+    adopt(disk, "certain", V2, b"two")
+    adopt(disk, "newer", V3, b"three", PENDING)
+    for name in ("certain", "newer", "absent"):
+        assert not disk.copies.revert("b", name, V2, None)
+        assert not disk.copies.revert("b", name, V2, V1)
+        assert not disk.copies.revert_to(written(disk, name, b"one", V1), V2)
+    adopt(disk, "guarded", V2, b"two", PENDING)
+
+    def guard() -> None:
+        raise BadName("something has come")
+
+    with pytest.raises(BadName):
+        disk.copies.revert("b", "guarded", V2, None, guard=guard)
+    with pytest.raises(BadName):
+        disk.copies.revert_to(written(disk, "guarded", b"one", V1), V2, guard=guard)
+    assert (body(disk, "certain"), body(disk, "newer"), body(disk, "guarded")) == (b"two", b"three", b"two")
+    assert (len(open_disk.files()), disk.copies.undone) == (3, 0)
+
+
+def test_what_was_undone_does_not_come_back_after_a_power_loss(open_disk: Any) -> None:
+    disk = open_disk()
+    adopt(disk, "x", V1, b"one")
+    adopt(disk, "x", V3, b"three", PENDING, durability="relaxed")  # with the first as what it could come back to
+    writer = disk.begin_put("b", "x", size=3, durability="relaxed", supplied=Supplied(V2))
+    writer.write(b"two")
+    writer.finish()
+    assert disk.copies.revert_to(writer, V3)
+    assert (body(disk, "x"), len(open_disk.files())) == (b"two", 1)
+    [(_, previous)] = disk.parts.catalog.writer.execute("SELECT us, previous FROM unsynced").fetchall()
+    assert previous is None

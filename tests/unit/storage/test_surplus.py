@@ -1,0 +1,280 @@
+"""What is noted of copies: what other disks lack, ranks, surplus rows; and what a rebuild and a check make of it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from copying import PENDING, V1, V2, adopt, body
+from faulty_filesystem import FaultyFileSystem, fail_with
+
+from dfc.clock import HybridClock, version_us
+from dfc.errors import BadName, ObjectCorrupt
+from dfc.storage import Precondition
+from dfc.storage.catalog.changes import PurgeTombstones
+from dfc.storage.rows import NO_HOME, Standing
+from dfc.storage.upkeep.check import check
+from dfc.storage.upkeep.maintenance import keep_house
+from dfc.storage.upkeep.rebuild import rebuild
+from dfc.storage.upkeep.scrub import Scrubber
+from dfc.storage.upkeep.sweep import unlink_departed
+
+# --- notes
+
+
+def test_notes_are_kept_until_the_disk_has_what_is_here(open_disk: Any) -> None:
+    disk = open_disk()
+    assert (disk.copies.owes("disk-2"), disk.copies.notes("disk-2"), disk.copies.owed_disks()) == (False, ([], None), {})
+    for name in ("x", "y"):
+        adopt(disk, name, V1, b"one", Standing(owed=("disk-2", "disk-3")))
+    disk.copies.owe([("disk-2", "b", "x"), ("disk-4", "b", "x")])
+    assert disk.copies.owed_disks() == {"disk-2": 2, "disk-3": 2, "disk-4": 1}
+    disk.copies.forgive([("disk-2", "b", "x", V2), ("disk-3", "b", "x", V1), ("disk-4", "b", "x", None)])
+    assert disk.copies.owed_disks() == {"disk-2": 2, "disk-3": 1}
+    assert (disk.copies.owes_name("b", "x"), disk.copies.owes_name("b", "z")) == (True, False)
+    adopt(disk, "y", V2, None)
+    disk.copies.forgive([("disk-3", "b", "y", V1)])
+    assert disk.copies.notes("disk-3") == ([("b", "y")], None), "it lacks the delete now"
+    disk.copies.forgive([("disk-3", "b", "y", V2)])
+    assert not disk.copies.owes("disk-3")
+    disk.close()
+    disk = open_disk()
+    assert disk.copies.notes("disk-2") == ([("b", "x"), ("b", "y")], None)
+    assert disk.copies.forget_disk("disk-2") == 2
+    assert not disk.parts.catalog.marks.owes
+    assert disk.copies.owed_disks() == {}
+
+
+def test_many_notes_are_read_in_pages_and_forgotten_in_steps(open_disk: Any) -> None:
+    disk = open_disk()
+    adopt(disk, "x", V1, b"one")
+    names = [f"{number:05d}" for number in range(2500)]
+    commits = disk.stats.commits
+    disk.copies.owe([("disk-2", "b", name) for name in names])
+    assert disk.stats.commits - commits == 3
+    found, after = [], (-1, b"")
+    while after is not None:
+        page, after = disk.copies.notes("disk-2", after, 999)
+        found += [name for _, name in page]
+    assert found == names
+    assert disk.copies.forget_disk("disk-2") == 2500
+    disk.copies.owe([("disk-2", "b", name) for name in names])
+    assert disk.remove_bucket("b") == 1
+    assert (disk.copies.owed_disks(), disk.parts.catalog.marks.owes) == ({}, False)
+
+
+def test_a_tombstone_that_somebody_lacks_is_not_purged(open_disk: Any) -> None:
+    disk = open_disk(tombstone_keep_s=-3600)
+    adopt(disk, "pending", V1, None, PENDING)
+    adopt(disk, "owed", V1, None, Standing(owed=("disk-2",)))
+    adopt(disk, "old", V1, None)
+    later = version_us(disk.parts.clock.next_version()) + 1
+    assert disk.parts.committer.submit(PurgeTombstones(later)) == 1
+    keep_house(disk.parts)
+    assert [name for _, name, _ in disk.copies.tombstones()[0]] == ["owed", "pending"]
+    disk.copies.confirm([("b", "pending", V1)])
+    disk.copies.forgive([("disk-2", "b", "owed", V1)])
+    keep_house(disk.parts)
+    assert disk.copies.tombstones() == ([], None)
+
+
+# --- ranks and surplus
+
+
+def test_ranks_move_counters_and_listings_have_the_first_only(open_disk: Any) -> None:
+    disk = open_disk()
+    for number in range(5):
+        adopt(disk, f"n{number}", V1, bytes(10 + number), Standing(rank=number))
+    adopt(disk, "none", V1, b"x", Standing(rank=NO_HOME))
+    names = ["n0", "n1", "n2", "n3", "n4", "none"]
+    for listed in (
+        lambda **more: [row[0] for row in disk.list_tuples("b", limit=9, **more)],
+        lambda **more: [row.name for row in disk.list("b", limit=9, **more)],
+    ):
+        assert (listed(), listed(ranks="first"), listed(ranks="all")) == (["n0"], ["n0"], names)
+    assert (disk.counts("b"), disk.parts.catalog.copy_counts("b"), disk.totals()) == ((1, 10), (5, 51), (6, 61))
+    disk.copies.set_ranks([("b", "n0", 1), ("b", "n1", 0), ("b", "n2", 0), ("b", "n3", 3), ("b", "absent", 0), ("c", "x", 1)])
+    assert [row.rank for row in disk.copies.rows()[0]] == [1, 0, 0, 3, 4, NO_HOME]
+    assert (disk.counts("b"), disk.parts.catalog.copy_counts("b"), disk.totals()) == ((2, 23), (4, 38), (6, 61))
+    disk.put_small("b", "n1", b"")  # of rank 0, as it was
+    disk.put_small("b", "n4", b"", precondition=Precondition(guard=lambda: Standing(rank=2)))
+    disk.delete("b", "n2")
+    assert (disk.counts("b"), disk.parts.catalog.copy_counts("b")) == ((1, 0), (4, 24))
+    Scrubber(disk, bytes_per_s=0, interval_s=9).scrub_once()
+    assert disk.stats.scrubbed_objects == 5
+    disk.copies.set_ranked_layout(7)
+    disk.close()
+    assert check(str(open_disk.root), full=True).counts == {}
+    disk = open_disk()
+    assert disk.copies.ranked_layout == 7
+    assert disk.remove_bucket("b") == 5
+    assert disk.totals() == (0, 0)
+
+
+def test_a_walk_over_all_rows_is_complete(open_disk: Any) -> None:
+    disk = open_disk()
+    for bucket in ("b", "a"):
+        for number in range(7):
+            disk.put_small(bucket, f"n{number}", b"x")
+    found, after = [], (-1, b"")
+    while after is not None:
+        page, after = disk.copies.rows(after, 3)
+        found += [(row.bucket_id, row.name) for row in page]
+    assert found == [(bucket, f"n{number}") for bucket in ("b", "a") for number in range(7)]
+
+
+@pytest.mark.parametrize("ranks", ["first", "all"])
+def test_listings_by_rank_stay_scans_of_a_range(open_disk: Any, ranks: str) -> None:
+    disk = open_disk()
+    disk.put_small("b", "x", b"x")
+    catalog, statements = disk.parts.catalog, []
+    with catalog.reader() as connection:  # the only one, so that the listing gets it next
+        connection.set_trace_callback(statements.append)
+    assert len(disk.list_tuples("b", prefix="x", start_after="w", limit=10, ranks=ranks)) == 1
+    with catalog.reader() as connection:
+        connection.set_trace_callback(None)
+        [plan] = connection.execute(f"EXPLAIN QUERY PLAN {statements[-1]}").fetchall()
+    assert plan[3] == "SEARCH objects USING PRIMARY KEY (bucket=? AND name>? AND name<?)"
+
+
+def test_surplus_rows_go_if_they_are_still_what_they_were_and_nobody_needs_them(open_disk: Any) -> None:
+    disk = open_disk()
+    for name in ("gone", "changed", "pending", "owed", "quarantined"):
+        adopt(disk, name, V1, b"one", Standing(NO_HOME, name == "pending", ("disk-2",) if name == "owed" else ()))
+    adopt(disk, "deleted", V1, None)
+    adopt(disk, "changed", V2, b"two", Standing(NO_HOME))
+    Path(disk.blob_path(disk.find("b", "quarantined"))).unlink()
+    with pytest.raises(ObjectCorrupt):
+        body(disk, "quarantined")
+    names = ("gone", "changed", "pending", "owed", "quarantined", "deleted", "absent")
+    assert disk.copies.remove_surplus(("b", name, V1) for name in names) == 3
+    assert [row.name for row in disk.copies.rows()[0]] == ["changed", "owed", "pending"]
+    assert disk.copies.tombstones() == ([], None)
+    assert (disk.quarantined(), disk.totals(), len(open_disk.files())) == ([], (3, 9), 3)
+
+    def guard() -> None:
+        raise BadName("the map has changed")
+
+    with pytest.raises(BadName):
+        disk.copies.remove_surplus([("b", "changed", V2)], guard=guard)
+    assert body(disk, "changed") == b"two"
+    assert disk.sweep().found == 0
+
+
+def test_blobs_of_surplus_rows_are_remembered_until_they_are_gone(open_disk: Any, tar_of: Any) -> None:
+    disk = open_disk()
+    for name in ("x.tar", "y" * 300):
+        adopt(disk, name, V1, tar_of(2))
+    disk.parts.filesystem.unlink = lambda path: None
+    assert disk.copies.remove_surplus([("b", name, V1) for name in ("x.tar", "y" * 300)]) == 2
+    assert len(open_disk.files()) == 3
+    disk.close()
+    assert set(check(str(open_disk.root)).counts) == {"superseded_blob", "index_without_blob"}
+    disk = open_disk()
+    assert disk.sweep().found == 0
+    assert open_disk.files() == set()
+    assert unlink_departed(disk.parts) == 0
+    adopt(disk, "z", V1, b"one")
+    disk.copies.remove_surplus([("b", "z", V1)])
+    disk.close()
+    assert check(str(open_disk.root)).counts == {"departed_without_blob": 1}
+    disk = open_disk()
+    keep_house(disk.parts)
+    disk.close()
+    assert check(str(open_disk.root)).counts == {}
+
+
+def test_a_file_that_cannot_be_unlinked_is_remembered(open_disk: Any) -> None:
+    filesystem = FaultyFileSystem(fail_with(5))
+    disk = open_disk(filesystem)
+    for name in ("x", "y"):
+        adopt(disk, name, V1, b"one")
+    filesystem.arm(1)
+    disk.copies.remove_surplus([("b", "x", V1), ("b", "y", V1)])
+    assert filesystem.names[:2] == ["commit", "unlink"]
+    filesystem.arm(0)
+    assert unlink_departed(disk.parts) == 2
+    assert open_disk.files() == set()
+
+
+def test_no_new_blob_gets_the_id_of_one_that_is_to_be_unlinked(open_disk: Any) -> None:
+    """Even if the clock has gone back: the new one would be unlinked."""
+    disk = open_disk(clock=HybridClock(7, lambda: time.time_ns() // 1000 + 10**9))
+    adopt(disk, "x", V1, b"one")
+    blob_id = disk.find("b", "x").blob_id
+    disk.copies.remove_surplus([("b", "x", V1)])
+    disk.close()
+    assert blob_id < open_disk().parts.clock.next_version()
+
+
+def test_a_removed_bucket_forgets_what_was_to_be_unlinked_and_the_sweep_does_not(open_disk: Any) -> None:
+    disk = open_disk(orphan_alarm=0)
+    adopt(disk, "x", V1, b"one")
+    disk.parts.filesystem.unlink = lambda path: None
+    disk.copies.remove_surplus([("b", "x", V1)])
+    assert disk.remove_bucket("b") == 0
+    disk.close()
+    disk = open_disk(orphan_alarm=0)
+    assert not disk.sweep().alarm
+    assert open_disk.files() == set()
+
+
+# --- rebuilding and checking
+
+
+def test_a_rebuilt_catalog_keeps_what_is_known_of_copies(open_disk: Any) -> None:
+    disk = open_disk()
+    adopt(disk, "x", V1, b"one", Standing(1, True, ("disk-2",)))
+    adopt(disk, "y", V1, b"one", Standing(2))
+    adopt(disk, "z", V1, None, Standing(0, True, ("disk-3",)))
+    adopt(disk, "surplus", V1, b"one", Standing(NO_HOME))
+    disk.copies.set_ranked_layout(5)
+    incarnation = disk.incarnation
+    disk.parts.filesystem.unlink = lambda path: None
+    disk.copies.remove_surplus([("b", "surplus", V1)])
+    disk.close()
+    report = rebuild(str(open_disk.root))
+    assert (report.objects, report.deleted, report.tombstones) == (2, 1, 1)
+    disk = open_disk()
+    assert disk.copies.rows() == ([("b", "x", V1, 1), ("b", "y", V1, 2)], None)
+    assert disk.copies.pending() == ([("b", "x", V1), ("b", "z", V1)], None)
+    assert disk.copies.owed_disks() == {"disk-2": 1, "disk-3": 1}
+    assert (disk.counts("b"), disk.totals(), disk.copies.ranked_layout) == ((0, 0), (2, 6), 5)
+    assert disk.incarnation != incarnation
+    assert disk.sweep().found == 0
+    assert len(open_disk.files()) == 2
+    # A row that the old catalog does not know has an unknown rank, and with it the layout.
+    disk.parts.catalog.writer.execute("DELETE FROM objects WHERE name = CAST('y' AS BLOB)")
+    disk.close()
+    rebuild(str(open_disk.root))
+    disk = open_disk()
+    assert disk.copies.rows() == ([("b", "x", V1, 1), ("b", "y", V1, 0)], None)
+    assert disk.copies.ranked_layout == 0
+    disk.close()
+    for file in open_disk.root.glob("catalog.sqlite*"):
+        file.unlink()
+    rebuild(str(open_disk.root))
+    disk = open_disk()
+    assert {row.rank for row in disk.copies.rows()[0]} == {0}
+    assert (disk.copies.has_pending, disk.copies.owed_disks(), disk.copies.ranked_layout) == (False, {}, 0)
+
+
+def test_a_check_reports_what_refers_to_nothing_as_harmless(open_disk: Any) -> None:
+    disk = open_disk()
+    adopt(disk, "x", V1, b"one", Standing(1, True, ("disk-2",)))
+    adopt(disk, "y", V1, None, Standing(0, True, ("disk-2",)))
+    disk.close()
+    assert check(str(open_disk.root), full=True).counts == {}
+    disk = open_disk()
+    disk.parts.catalog.writer.execute("UPDATE pending SET us = us + 1 WHERE name = CAST('x' AS BLOB)")
+    disk.parts.catalog.writer.execute("DELETE FROM tombstones")
+    disk.parts.catalog.writer.execute("UPDATE buckets SET copies = 7")
+    disk.close()
+    report = check(str(open_disk.root))
+    assert report.counts == {"mark_without_row": 2, "note_without_row": 1, "counters": 1}
+    [counters] = [problem for problem in report.problems if problem.kind == "counters"]
+    assert counters.detail == "the counters say 7 objects of later ranks with 3 bytes, but there are 1 with 3 bytes"
+    del report.counts["counters"]
+    assert not report.damaged

@@ -1,0 +1,289 @@
+"""What a target learns before it serves names of which a step has made it the primary."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from copied import BUCKET, V1, V2, V3, Target, item, key_of, map_of, name_with, sender, state_of, until
+
+from dfc.checksum import ExpectedChecksums
+from dfc.errors import StorageFailed
+from dfc.placement.map import ClusterMap, NodeEntry
+from dfc.storage.rows import Supplied
+from dfc.target.copies import settling
+from dfc.target.copies.messages import CopyKey, PendingCopy, PendingTold, RowState
+from dfc.target.copies.receiving import CopyReceiver
+from dfc.target.copies.settling import Settler
+
+OWN, NAME = name_with("d1", "d2"), name_with("d2", "d1")
+DOWN = map_of(2, 2, down=("d2",))  # so d1 becomes the primary of NAME
+BODY = b"of the old primary"
+
+
+class FakePeers:
+    """`told` has what each target answers, by step; what is not there is no answer. `bodies` are what others hold."""
+
+    def __init__(self) -> None:
+        self.told: dict[tuple[str, int], PendingTold] = {}
+        self.bodies: dict[CopyKey, bytes] = {}
+        self.asked: list[tuple[str, int]] = []
+        self.fetched: list[CopyKey] = []
+        self.waiting: asyncio.Event | None = None
+
+    async def pending(self, node: NodeEntry, step: int) -> PendingTold | None:
+        self.asked.append((node.id, step))
+        if self.waiting is not None:
+            await self.waiting.wait()
+        await asyncio.sleep(0)
+        return self.told.get((node.id, step))
+
+    async def fetch(self, key: CopyKey, state: RowState, to: Any, durability: str) -> Any:
+        self.fetched.append(key)
+        if key not in self.bodies:
+            return None
+        writer = to.begin_put(
+            key.bucket_id, key.name, size=state.size, expected=ExpectedChecksums(), supplied=Supplied(state.version)
+        )
+        writer.write(self.bodies[key])
+        writer.finish()
+        return writer
+
+
+class FakeWrites:
+    """Notes what is driven."""
+
+    def __init__(self) -> None:
+        self.driven: list[tuple[CopyKey, str]] = []
+        self.ended: set[CopyKey] = set()
+
+    def wants(self, key: CopyKey, version: str) -> bool:
+        return key not in self.ended
+
+    def drive(self, disk: Any, key: CopyKey, version: str) -> None:
+        self.driven.append((key, version))
+
+
+class Settled:
+    """A target with its settler, whose others answer that nothing is pending unless a test says more."""
+
+    def __init__(self, target: Target, *, starts: bool = True) -> None:
+        self.target, self.peers, self.writes = target, FakePeers(), FakeWrites()
+        receiver = CopyReceiver(target.local, target.ledger)
+        self.settler = Settler(target.local, target.ledger, self.peers, receiver, self.writes)  # type: ignore[arg-type]
+        self.receiver = receiver
+        target.local.before_map = self.settler.take
+        if starts:
+            self.settler.start()
+
+    def take(self, new: ClusterMap) -> None:
+        assert self.target.local.take_map(new)
+
+    @property
+    def is_done(self) -> bool:
+        return self.target.ledger.settling.is_done
+
+    def serves(self, name: str) -> bool:
+        return self.target.ledger.is_settled(BUCKET, name, "d1")
+
+    async def until_done(self) -> None:
+        await until(lambda: self.is_done)
+
+
+NOTHING = PendingTold([])
+
+
+def row(name: str, version: str, body: bytes | None, disk: str = "d3") -> PendingCopy:
+    return PendingCopy(key_of(name, disk), RowState(version) if body is None else state_of(version, body))
+
+
+@pytest.fixture
+async def settled(target: Target, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(settling, "RETRY_S", 0.01)
+    made = Settled(target)
+    yield made
+    await made.settler.stop()
+
+
+async def test_names_wait_until_all_others_have_answered(settled: Settled) -> None:
+    settled.take(DOWN)
+    assert (settled.serves(OWN), settled.serves(NAME)) == (True, False), "what it has served already goes on"
+    await until(lambda: len(settled.peers.asked) >= 3)
+    assert set(settled.peers.asked) == {("t3", 2)}, "of those that are up, again and again"
+    assert not settled.serves(NAME)
+    settled.peers.told[("t3", 2)] = NOTHING
+    await settled.until_done()
+    assert settled.serves(NAME)
+    asked = len(settled.peers.asked)
+    await asyncio.sleep(0.05)
+    assert len(settled.peers.asked) == asked
+
+
+async def test_who_has_answered_is_not_asked_again(settled: Settled) -> None:
+    settled.peers.told[("t2", 2)] = NOTHING
+    settled.take(map_of(2, 2, behind={"d3": ("d1",)}))
+    await until(lambda: settled.peers.asked.count(("t3", 2)) >= 3)
+    assert settled.peers.asked.count(("t2", 2)) == 1
+    settled.peers.told[("t3", 2)] = NOTHING
+    await settled.until_done()
+
+
+async def test_a_target_that_never_answers_is_waited_for_until_it_is_down(settled: Settled) -> None:
+    settled.take(DOWN)
+    await until(lambda: len(settled.peers.asked) >= 3)
+    assert not settled.is_done
+    settled.take(map_of(3, 3, down=("d2", "d3")))
+    await settled.until_done()
+
+
+async def test_without_copies_there_is_nothing_to_ask(settled: Settled) -> None:
+    settled.take(map_of(2, 2, copies=1, down=("d2",)))
+    assert settled.is_done, "at once"
+    assert settled.peers.asked == []
+
+
+async def test_the_first_bucket_with_copies_is_settled_without_a_step(settled: Settled) -> None:
+    settled.take(map_of(2, 2, copies=1))
+    settled.peers.told = {("t2", 2): NOTHING, ("t3", 2): NOTHING}
+    settled.take(map_of(3, 2))
+    await settled.until_done()
+    assert set(settled.peers.asked) == {("t2", 2), ("t3", 2)}
+    settled.take(map_of(4, 2))
+    await asyncio.sleep(0.03)
+    assert len(settled.peers.asked) == 2, "a map without a new step changes nothing"
+
+
+async def test_a_newer_step_begins_again(settled: Settled) -> None:
+    settled.peers.waiting = asyncio.Event()
+    settled.take(DOWN)
+    await until(lambda: bool(settled.peers.asked))
+    settled.take(map_of(3, 3, down=("d2",), behind={"d3": ("d1",)}))
+    settled.peers.told = {("t3", 2): NOTHING, ("t3", 3): NOTHING}
+    settled.peers.waiting.set()
+    await settled.until_done()
+    assert settled.target.ledger.settling.step == 3
+    assert ("t3", 3) in settled.peers.asked
+
+
+async def test_pending_rows_of_the_old_primary_are_adopted_and_driven(settled: Settled) -> None:
+    gone = name_with("d2", "d1", number=1)
+    settled.peers.told[("t3", 2)] = PendingTold([row(NAME, V2, BODY), row(gone, V2, None)])
+    settled.peers.bodies[key_of(NAME, "d3")] = BODY
+    target = settled.target
+    with target.ledger.watching([key_of(NAME)]) as has_changed:
+        settled.take(DOWN)
+        await settled.until_done()
+        assert has_changed(key_of(NAME)), "an answer about the name that is on its way is out of date"
+    assert (target.body(NAME), target.version(NAME), target.version(gone)) == (BODY, V2, V2)
+    assert target.is_pending(NAME)
+    assert target.is_pending(gone)
+    assert sorted(settled.writes.driven) == sorted([(key_of(NAME), V2), (key_of(gone), V2)])
+
+
+async def test_own_pending_rows_are_driven(settled: Settled) -> None:
+    target = settled.target
+    await settled.receiver.take(sender(), [item(NAME, V1, BODY)])
+    mine = target.write(OWN, b"own").version
+    settled.peers.told[("t3", 2)] = NOTHING
+    settled.take(DOWN)
+    await settled.until_done()
+    assert sorted(settled.writes.driven) == sorted([(key_of(NAME), V1), (key_of(OWN), mine)])
+    settled.writes.driven.clear()
+    settled.writes.ended = {key_of(OWN)}
+    await settled.settler.drive_pending()
+    assert settled.writes.driven == [(key_of(NAME), V1)], "what is certain already is not driven again"
+
+
+async def test_rows_of_others_are_not_driven(settled: Settled) -> None:
+    await settled.receiver.take(sender(), [item(NAME, V1, BODY)])
+    await settled.settler.drive_pending()
+    assert settled.writes.driven == []
+
+
+async def test_an_older_row_is_not_adopted(settled: Settled) -> None:
+    await settled.receiver.take(sender(), [item(NAME, V3, b"newer")])
+    settled.peers.told[("t3", 2)] = PendingTold([row(NAME, V2, BODY), row(NAME, V3, b"newer")])
+    settled.take(DOWN)
+    await settled.until_done()
+    assert (settled.target.body(NAME), settled.peers.fetched) == (b"newer", [])
+
+
+async def test_a_name_that_is_served_takes_no_row_of_others(settled: Settled) -> None:
+    settled.peers.told[("t3", 2)] = PendingTold([row(OWN, V3, BODY)])
+    settled.peers.bodies[key_of(OWN, "d3")] = BODY
+    settled.take(DOWN)
+    await settled.until_done()
+    assert (settled.target.version(OWN), settled.peers.fetched) == (None, [])
+
+
+async def test_rows_of_names_with_another_primary_are_passed_over(settled: Settled) -> None:
+    name = name_with("d3", "d1")
+    settled.peers.told[("t3", 2)] = PendingTold([row(name, V2, BODY), row("x", V2, None, disk="d9")])
+    settled.take(DOWN)
+    await settled.until_done()
+    assert (settled.target.version(name), settled.peers.fetched) == (None, [])
+
+
+async def test_nothing_is_settled_before_a_row_has_come(settled: Settled) -> None:
+    settled.peers.told[("t3", 2)] = PendingTold([row(NAME, V2, BODY)])
+    settled.take(DOWN)
+    await until(lambda: len(settled.peers.fetched) >= 2)
+    assert not settled.serves(NAME)
+    settled.peers.bodies[key_of(NAME, "d3")] = BODY
+    await settled.until_done()
+    assert settled.target.body(NAME) == BODY
+
+
+async def test_a_row_that_is_gone_by_now_is_told_no_more(settled: Settled) -> None:
+    settled.peers.told[("t3", 2)] = PendingTold([row(NAME, V2, BODY)])
+    settled.take(DOWN)
+    await until(lambda: bool(settled.peers.fetched))
+    settled.peers.told[("t3", 2)] = NOTHING
+    await settled.until_done()
+    assert settled.target.version(NAME) is None
+
+
+async def test_a_newer_map_in_the_answer_is_taken(settled: Settled) -> None:
+    newer = map_of(9, 3, down=("d2",), behind={"d3": ("d1",)})
+    settled.peers.told = {("t3", 2): PendingTold([], newer), ("t3", 3): NOTHING}
+    settled.take(DOWN)
+    await settled.until_done()
+    assert (settled.target.local.map.version, settled.target.ledger.settling.step) == (9, 3)
+
+
+async def test_it_goes_on_after_an_error(
+    settled: Settled, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settled.peers.told[("t3", 2)] = NOTHING
+    errors: list[Exception] = [StorageFailed("the disk does not answer"), RuntimeError("a mistake")]
+    pending_on = settled.receiver.pending_on
+
+    async def fail(*arguments: Any) -> Any:
+        if errors:
+            raise errors.pop(0)
+        return await pending_on(*arguments)
+
+    monkeypatch.setattr(settled.receiver, "pending_on", fail)
+    settled.take(DOWN)
+    await settled.until_done()
+    assert ("the disk does not answer" in caplog.text, "settling failed" in caplog.text) == (True, True)
+
+
+async def test_nothing_is_asked_before_the_disks_are_open(target: Target) -> None:
+    settled = Settled(target, starts=False)
+    settled.take(DOWN)
+    await asyncio.sleep(0.02)
+    assert settled.peers.asked == []
+    settled.peers.told[("t3", 2)] = NOTHING
+    settled.settler.start()
+    await settled.until_done()
+    await settled.settler.stop()
+
+
+async def test_a_stop_in_the_middle(settled: Settled) -> None:
+    settled.peers.waiting = asyncio.Event()
+    settled.take(DOWN)
+    await until(lambda: bool(settled.peers.asked))
+    await settled.settler.stop()
+    assert not settled.is_done

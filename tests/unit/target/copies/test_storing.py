@@ -1,0 +1,315 @@
+"""Reads, writes and outputs of jobs of a target whose objects have copies."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from copied import BUCKET, V1, V2, Members, Target, item, key_of, map_of, name_with, sender, state_of, until
+
+from dfc.checksum import ExpectedChecksums
+from dfc.errors import CopiesMissing, ObjectNotFound, PreconditionFailed, Unavailable
+from dfc.names import ObjectPath
+from dfc.target.copies import storing, writing
+from dfc.target.copies.messages import CopyKey, RowState, Told
+from dfc.target.copies.receiving import CopyReceiver
+from dfc.target.copies.storing import CopiedObjects
+from dfc.target.copies.writing import Writes
+from dfc.target.local import OwnPlace
+from dfc.target.objects import OwnObjects, WriteConditions
+from dfc.target.staging import JobStaging, OutputName
+from dfc.target.uploads import OwnUploads
+
+JOB = "j" + "0" * 25
+OWN, OTHER = name_with("d1", "d2"), name_with("d2", "d1")
+KEY = key_of(OWN)
+LARGE = bytes(300_000)
+
+
+class Sent:
+    """A body from a client."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self.declared_length = len(content)
+        self.pause_s: float | None = None
+
+    async def read_small(self, limit_bytes: int) -> bytes:
+        return self._content
+
+    async def receive(self, sink: Any, threads: ThreadPoolExecutor) -> None:
+        await asyncio.wrap_future(threads.submit(sink.write, memoryview(self._content)))
+
+
+class Served:
+    """The use cases of one target, over others that answer as a test wants."""
+
+    def __init__(self, target: Target) -> None:
+        self.target, self.peers = target, Members(target)
+        self.writes = Writes(target.local, target.ledger, self.peers)  # type: ignore[arg-type]
+        self.copied = CopiedObjects(target.local, target.ledger, self.peers, self.writes, 2.0)  # type: ignore[arg-type]
+        uploads = OwnUploads(target.local, 10_000_000)
+        self.objects = OwnObjects(target.local, uploads, self.copied)
+        self.staging = JobStaging(target.local, uploads, self.copied)
+        self.receiver = CopyReceiver(target.local, target.ledger)
+
+    def place(self) -> OwnPlace:
+        return OwnPlace(self.target.bucket, self.target.disk)
+
+    async def put(self, body: bytes, name: str = OWN, **conditions: str) -> Any:
+        checks = ExpectedChecksums()
+        return await self.objects.put(self.place(), name, Sent(body), checks, WriteConditions(**conditions))
+
+    async def get(self, name: str = OWN) -> bytes:
+        row = await self.copied.row(self.place(), name)
+        return self.target.disk.read_small(row)
+
+    async def stage(self, body: bytes, name: str = OWN) -> None:
+        await self.staging.put(OutputName(JOB, ObjectPath("b", name)), Sent(body), ExpectedChecksums())
+
+    def hang(self, disk: str = "d2") -> asyncio.Event:
+        """The next row for a disk is taken when this is set."""
+        event = asyncio.Event()
+
+        async def slow() -> str:
+            await event.wait()
+            return "taken"
+
+        self.peers.answers[disk] = [slow]
+        return event
+
+
+@pytest.fixture
+async def served(target: Target, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(writing, "PAUSE_S", 0.002)
+    monkeypatch.setattr(writing, "CONFIRM_S", 0.01)
+    monkeypatch.setattr(storing, "LOOK_S", 0.002)
+    made = Served(target)
+    yield made
+    await made.writes.close()
+
+
+# --- writes
+
+
+@pytest.mark.parametrize("body", [b"small", LARGE], ids=["small", "large"])
+async def test_an_object_is_stored_read_and_deleted(served: Served, body: bytes) -> None:
+    stored = await served.put(body)
+    assert (stored.copies, stored.replaced, stored.row.size) == (2, False, len(body))
+    assert await served.get() == body
+    stored = await served.put(body[:-1])
+    assert (stored.copies, stored.replaced) == (2, True)
+    await served.objects.delete(served.place(), OWN, WriteConditions())
+    with pytest.raises(ObjectNotFound):
+        await served.get()
+    with pytest.raises(ObjectNotFound):
+        await served.objects.delete(served.place(), OWN, WriteConditions())
+    assert [(each.kind, each.to, each.state.is_tombstone) for each in served.peers.sent] == [
+        ("commit", "d2", False),
+        ("commit", "d2", False),
+        ("commit", "d2", True),
+    ]
+    await until(lambda: not served.target.disk.copies.has_pending)
+    assert served.target.ledger.uncertain == set()
+
+
+async def test_writes_of_a_name_go_one_after_the_other(served: Served) -> None:
+    stored = await asyncio.gather(*(served.put(b"%d" % number) for number in range(10)))
+    assert {each.copies for each in stored} <= {1, 2}, "1: something newer was there already"
+    versions = [each.state.version for each in served.peers.sent]
+    assert versions == sorted(versions)
+    newest = max(each.row.version for each in stored)
+    assert served.target.version(OWN) == newest
+    assert served.target.ledger.uncertain == set()
+
+
+async def test_one_of_many_creates_an_object(served: Served) -> None:
+    told = await asyncio.gather(*(served.put(b"%d" % each, if_none_match="*") for each in range(8)), return_exceptions=True)
+    assert sum(isinstance(each, PreconditionFailed) for each in told) == 7
+    assert served.target.ledger.uncertain == set()
+
+
+async def test_a_client_that_leaves_in_the_middle_has_written(served: Served) -> None:
+    hang = served.hang()
+    task = asyncio.create_task(served.put(b"body"))
+    await until(lambda: bool(served.peers.sent))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert KEY in served.target.ledger.uncertain
+    hang.set()
+    assert await served.get() == b"body"
+    assert KEY not in served.target.ledger.uncertain
+
+
+async def test_a_refused_commit_leaves_nothing_uncertain(served: Served) -> None:
+    with pytest.raises(PreconditionFailed):
+        await served.put(b"body", if_match="*")
+    served.target.local.take_map(map_of(2, 2, behind={"d1": ("d2",)}))
+    with pytest.raises(Unavailable):
+        await served.put(b"body")
+    assert (served.target.ledger.uncertain, served.target.version(OWN)) == (set(), None)
+
+
+async def test_who_waits_too_long_for_copies_is_told(target: Target, served: Served) -> None:
+    served.copied._hold_s = 0.05
+    hang = served.hang()
+    with pytest.raises(CopiesMissing):
+        await served.put(b"body")
+    with pytest.raises(Unavailable, match="another write"):
+        await served.put(b"second")
+    hang.set()
+    assert await served.get() == b"body"
+
+
+async def test_a_condition_is_not_decided_by_a_write_that_may_be_undone(served: Served) -> None:
+    """412 would say that an object exists which perhaps never counts."""
+    hang = served.hang()
+    first = asyncio.create_task(served.put(b"first"))
+    await until(lambda: bool(served.peers.sent))
+    second = asyncio.create_task(served.put(b"second", if_none_match="*"))
+    done, _ = await asyncio.wait((second,), timeout=0.1)
+    hang.set()
+    await first
+    with pytest.raises(PreconditionFailed):
+        await second
+    assert not done, "it was told while the first was uncertain"
+
+
+# --- reads
+
+
+async def test_a_read_waits_for_a_write_on_its_way(served: Served) -> None:
+    hang = served.hang()
+    put = asyncio.create_task(served.put(b"body"))
+    await until(lambda: bool(served.peers.sent))
+    get = asyncio.create_task(served.get())
+    done, _ = await asyncio.wait((get,), timeout=0.05)
+    assert not done
+    assert not served.copied.may_serve(served.target.disk, BUCKET, OWN)
+    hang.set()
+    assert (await get, (await put).copies) == (b"body", 2)
+    assert served.copied.may_serve(served.target.disk, BUCKET, OWN)
+
+
+async def test_a_second_home_serves_what_counts(served: Served) -> None:
+    await served.receiver.take(sender(), [item(OTHER, V1, b"one", kind="adopt")])
+    assert await served.get(OTHER) == b"one"
+    assert served.peers.asked == []
+
+
+async def test_a_second_home_asks_the_primary_about_a_pending_row(served: Served) -> None:
+    await served.receiver.take(sender(), [item(OTHER, V1, b"one")])
+    get = asyncio.create_task(served.get(OTHER))
+    await until(lambda: len(served.peers.asked) >= 2)
+    assert not get.done(), "the primary does not answer"
+    primary = CopyKey("d2", BUCKET, OTHER)
+    assert set(served.peers.asked) == {primary}
+    served.peers.told[primary] = Told(state_of(V1, b"one"), speaks=False)
+    count = len(served.peers.asked)
+    await until(lambda: len(served.peers.asked) >= count + 2)
+    assert not get.done(), "it does not know itself"
+    served.peers.told[primary] = Told(state_of(V1, b"one"), speaks=True)
+    assert await get == b"one"
+    assert not served.target.is_pending(OTHER)
+
+
+async def test_a_row_that_the_primary_does_not_have_is_not_served(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storing, "READ_S", 0.05)
+    await served.receiver.take(sender(), [item(OTHER, V2, b"two")])
+    for state in (None, state_of(V1, b"one"), RowState(V1)):
+        served.peers.told[CopyKey("d2", BUCKET, OTHER)] = Told(state, speaks=True)
+        with pytest.raises(Unavailable):
+            await served.get(OTHER)
+        assert served.target.is_pending(OTHER)
+
+
+async def test_a_disk_that_is_no_reader_sends_elsewhere(served: Served) -> None:
+    with pytest.raises(Unavailable):
+        await served.get(name_with("d2", "d3"))
+    served.target.write(OWN, b"old", pending=False)
+    served.target.local.take_map(map_of(2, 2, behind={"d1": ("d2",)}))
+    with pytest.raises(Unavailable):
+        await served.get()
+
+
+async def test_an_unsettled_name_is_not_served(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storing, "READ_S", 0.05)
+    served.copied._hold_s = 0.05
+    served.target.settles = False
+    served.target.local.take_map(map_of(2, 2, down=("d2",)))
+    with pytest.raises(Unavailable):
+        await served.get(OTHER)
+    with pytest.raises(Unavailable):
+        await served.put(b"x", OTHER)
+    served.target.settle()
+    with pytest.raises(ObjectNotFound):
+        await served.get(OTHER)
+    assert (await served.put(b"x", OTHER)).copies == 2
+
+
+# --- outputs of jobs
+
+
+async def test_outputs_are_published_with_copies(served: Served) -> None:
+    names = [name_with("d1", "d2", number=number) for number in range(5)]
+    for name in names:
+        await served.stage(name.encode(), name)
+    assert (await served.staging.publish(JOB)).objects == 5
+    assert sorted(each.name for each in served.peers.sent) == sorted(names)
+    assert [await served.get(name) for name in names] == [name.encode() for name in names]
+    assert served.target.ledger.uncertain == set()
+    assert (await served.staging.publish(JOB)).objects == 0, "again"
+    await until(lambda: not served.target.disk.copies.has_pending)
+
+
+async def test_publishing_waits_for_outputs_that_the_upkeep_drives(served: Served) -> None:
+    """It looks at pending rows twice a second, so it may come first."""
+    await served.stage(b"output")
+    hang = served.hang()
+    publishing = asyncio.create_task(served.staging.publish(JOB))
+    await until(lambda: bool(served.peers.sent))
+    again = asyncio.create_task(served.staging.publish(JOB))  # another attempt, while the first one drives the row
+    done, _ = await asyncio.wait((again,), timeout=0.1)
+    hang.set()
+    await asyncio.gather(publishing, again)
+    assert not done, "it was answered before the output was on two disks"
+
+
+async def test_an_output_that_is_older_than_what_is_there_leaves_the_name_served(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client has written the name while the job ran."""
+    monkeypatch.setattr(storing, "READ_S", 0.2)
+    served.copied._hold_s = 0.2
+    await served.stage(b"output")
+    await served.put(b"newer")
+    await until(lambda: not served.target.disk.copies.has_pending)
+    assert (await served.staging.publish(JOB)).objects == 0
+    assert served.target.ledger.uncertain == set()
+    assert await served.get() == b"newer"
+    assert (await served.put(b"newest")).copies == 2
+
+
+async def test_an_output_stays_uncertain_when_publishing_is_given_up(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy has left during the commit; it goes on, so the row may not be served before others have it."""
+    await served.stage(b"output")
+    entered, release = asyncio.Event(), asyncio.Event()
+    loop, publish = asyncio.get_running_loop(), served.target.disk.staging.publish
+
+    def slow(*arguments: Any) -> Any:
+        done = publish(*arguments)
+        loop.call_soon_threadsafe(entered.set)
+        asyncio.run_coroutine_threadsafe(release.wait(), loop).result(5)
+        return done
+
+    monkeypatch.setattr(served.target.disk.staging, "publish", slow)
+    publishing = asyncio.create_task(served.staging.publish(JOB))
+    await entered.wait()
+    publishing.cancel()
+    await asyncio.gather(publishing, return_exceptions=True)
+    release.set()
+    assert served.target.is_pending(OWN)
+    assert not served.copied.may_serve(served.target.disk, BUCKET, OWN), "nobody else has it"

@@ -1,0 +1,326 @@
+"""What a disk does about copies in the background: rows that are pending, notes, clean reports and surplus rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from copied import BUCKET, V1, V2, V3, Members, Target, item, key_of, map_of, name_with, sender, state_of
+
+from dfc.checksum import ExpectedChecksums
+from dfc.errors import Unavailable
+from dfc.registry.reports import CleanReport, RaisedReport
+from dfc.storage.rows import Supplied
+from dfc.target.copies import writing
+from dfc.target.copies.messages import CopyKey, RowState, Told
+from dfc.target.copies.receiving import CopyReceiver
+from dfc.target.copies.settling import Settler
+from dfc.target.copies.upkeep import Upkeep
+from dfc.target.copies.writing import Writes
+
+OWN, OTHER, NEITHER = name_with("d1", "d2"), name_with("d2", "d1"), name_with("d2", "d3")
+
+
+class Others(Members):
+    """They also answer what they have of names: what `states` says, or nothing at all where a disk is in `silent`."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        self.silent: set[str] = set()
+        self.bodies: dict[CopyKey, bytes] = {}
+        self.handed: list[CopyKey] = []
+        self.settled = True
+
+    def said(self, disk: str, name: str, version: str | None, body: bytes | None = None, **more: Any) -> None:
+        state = None if version is None else RowState(version) if body is None else state_of(version, body)
+        key = CopyKey(disk, BUCKET, name)
+        self.told[key] = Told(state, **{"speaks": True, "is_certain": True, **more})
+        if body is not None:
+            self.bodies[key] = body
+
+    async def states(self, disk: str, names: list[CopyKey]) -> list[Told] | None:
+        self.asked += names
+        return None if disk in self.silent else [self.told.get(key, Told(None, speaks=True, is_certain=True)) for key in names]
+
+    async def state(self, key: CopyKey) -> Told | None:
+        found = await self.states(key.disk, [key])
+        return None if found is None else found[0]
+
+    async def fetch(self, key: CopyKey, state: RowState, to: Any, durability: str) -> Any:
+        if key not in self.bodies:
+            return None
+        writer = to.begin_put(BUCKET, key.name, size=state.size, expected=ExpectedChecksums(), supplied=Supplied(state.version))
+        writer.write(self.bodies[key])
+        writer.finish()
+        return writer
+
+    async def is_settled(self, disk: str) -> bool:
+        return self.settled
+
+    async def hand_over(self, primary: str, lacking: list[CopyKey]) -> bool:
+        self.handed += lacking
+        return True
+
+
+class Kept:
+    """The upkeep of disk d1, which looks when a test says so."""
+
+    def __init__(self, target: Target) -> None:
+        self.target, self.peers = target, Others(target)
+        self.receiver = CopyReceiver(target.local, target.ledger)
+        self.writes = Writes(target.local, target.ledger, self.peers)  # type: ignore[arg-type]
+        settler = Settler(target.local, target.ledger, self.peers, self.receiver, self.writes)  # type: ignore[arg-type]
+        self.upkeep = Upkeep(
+            target.local, target.ledger, self.peers, self.receiver, self.writes, settler, target.disk  # type: ignore[arg-type]
+        )  # fmt: skip
+        target.control.coordinator = lambda body: {}
+
+    async def look(self, times: int = 1) -> None:
+        for _ in range(times):
+            await self.upkeep._look()
+
+    async def receive(self, *items: Any) -> None:
+        taken = await self.receiver.take(sender(version=self.target.local.map.version), list(items))
+        assert set(taken.outcomes) == {"taken"}
+
+
+@pytest.fixture
+async def kept(target: Target, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(writing, "CONFIRM_S", 0.01)
+    made = Kept(target)
+    yield made
+    await made.writes.close()
+
+
+# --- rows that are pending
+
+
+async def test_a_row_that_its_primary_has_counts(kept: Kept) -> None:
+    await kept.receive(item(OTHER, V1, b"one"))
+    kept.peers.said("d2", OTHER, V1, b"one")
+    await kept.look()
+    assert (kept.target.is_pending(OTHER), kept.peers.asked) == (True, []), "its confirmation is on its way"
+    await kept.look()
+    assert (kept.target.is_pending(OTHER), kept.target.body(OTHER)) == (False, b"one")
+
+
+@pytest.mark.parametrize("row", [b"new", None], ids=["object", "tombstone"])
+@pytest.mark.parametrize("version", [V1, V3], ids=["older", "newer"])
+async def test_a_row_that_its_primary_does_not_have_is_undone(kept: Kept, row: bytes | None, version: str) -> None:
+    await kept.receive(item(OTHER, V2, row))
+    kept.peers.said("d2", OTHER, version, b"of the primary")
+    await kept.look(2)
+    assert (kept.target.version(OTHER), kept.target.body(OTHER)) == (version, b"of the primary")
+    assert not kept.target.is_pending(OTHER)
+
+
+@pytest.mark.parametrize("version", [None, V1])
+async def test_a_row_of_a_name_that_its_primary_lacks_goes(kept: Kept, version: str | None) -> None:
+    await kept.receive(item(OTHER, V2, b"two"))
+    kept.peers.said("d2", OTHER, version)
+    await kept.look(2)
+    assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (version, False)
+    assert kept.target.disk.find(BUCKET, OTHER) is None
+
+
+async def test_a_row_stays_pending_until_its_primary_is_sure(kept: Kept) -> None:
+    await kept.receive(item(OTHER, V2, b"two"))
+    kept.peers.silent = {"d2"}
+    await kept.look(3)
+    kept.peers.silent = set()
+    kept.peers.said("d2", OTHER, V1, b"one", speaks=False)
+    await kept.look(2)
+    kept.peers.said("d2", OTHER, V1, b"one")
+    kept.peers.bodies.clear()  # it cannot be fetched
+    await kept.look(2)
+    assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (V2, True)
+
+
+async def test_an_answer_is_nothing_when_a_row_has_come_meanwhile(kept: Kept) -> None:
+    await kept.receive(item(OTHER, V2, b"two"))
+    states = kept.peers.states
+
+    async def late(disk: str, names: list[CopyKey]) -> Any:
+        found = await states(disk, names)
+        await kept.receive(item(OTHER, V3, b"three"))
+        return found
+
+    kept.peers.states = late  # type: ignore[method-assign]
+    kept.peers.said("d2", OTHER, V1, b"one")
+    await kept.look(2)
+    assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (V3, True)
+
+
+# --- notes
+
+
+async def test_the_primary_delivers_what_disks_lack(kept: Kept) -> None:
+    gone = name_with("d1", "d2", number=1)
+    first = kept.target.write(OWN, b"own", pending=False)
+    kept.target.write(gone, b"x", pending=False)
+    kept.target.bury(gone, pending=False)
+    kept.target.disk.copies.owe([("d2", BUCKET, OWN), ("d2", BUCKET, gone), ("d2", BUCKET, "never")])
+    kept.peers.answers["d2"] = [None, None]
+    await kept.look()
+    assert kept.target.notes("d2") == sorted([OWN, gone])
+    await kept.look()
+    assert kept.target.notes("d2") == []
+    sent = {each.name: each for each in kept.peers.sent[2:]}
+    assert (sent[OWN].kind, sent[OWN].state.version, sent[OWN].body) == ("adopt", first.version, b"own")
+    assert sent[gone].state.is_tombstone
+
+
+async def test_a_refusal_keeps_the_note(kept: Kept) -> None:
+    kept.target.write(OWN, b"own", pending=False)
+    kept.target.disk.copies.owe([("d2", BUCKET, OWN)])
+    kept.peers.answers["d2"] = ["refused", "newer_map"]
+    await kept.look(2)
+    assert kept.target.notes("d2") == [OWN]
+    await kept.look()
+    assert kept.target.notes("d2") == []
+
+
+async def test_another_holder_asks_and_tells_the_primary(kept: Kept) -> None:
+    kept.target.local.take_map(map_of(2, 2, down=("d3",)))
+    name = name_with("d2", "d3")
+    await kept.receive(item(name, V2, b"two"))
+    kept.peers.said("d2", name, V2, b"two")
+    await kept.look(2)
+    assert (kept.target.notes("d3"), kept.peers.handed) == ([name], []), "it is down"
+    kept.target.local.take_map(map_of(3, 3, behind={"d3": ("d2",)}))
+    kept.peers.said("d3", name, V1, b"one")
+    await kept.look()
+    assert (kept.target.notes("d3"), kept.peers.handed) == ([name], [CopyKey("d3", BUCKET, name)])
+    kept.peers.silent = {"d3"}
+    await kept.look()
+    assert kept.target.notes("d3") == [name]
+    kept.peers.silent = set()
+    kept.peers.said("d3", name, V3, b"three")
+    await kept.look()
+    assert kept.target.notes("d3") == []
+    assert kept.peers.sent == []
+
+
+async def test_without_a_primary_a_holder_gives_what_it_has(kept: Kept) -> None:
+    kept.target.write(OWN, b"own")
+    kept.target.disk.copies.owe([("d2", BUCKET, OWN)])
+    kept.target.local.take_map(map_of(2, 2, behind={"d1": ("d2",), "d2": ("d1",)}))
+    assert kept.target.ledger.roles(BUCKET, OWN).primary is None
+    kept.peers.said("d2", OWN, None)
+    await kept.look()
+    assert [(each.kind, each.is_pending, each.body) for each in kept.peers.sent] == [("direct", True, b"own")]
+
+
+async def test_notes_that_nobody_needs_are_dropped(kept: Kept) -> None:
+    kept.target.write(OWN, b"own", pending=False)
+    kept.target.disk.copies.owe([("d3", BUCKET, OWN), ("d9", BUCKET, OWN), ("d9", BUCKET, "x")])
+    await kept.look()
+    assert (kept.target.notes("d3"), kept.target.notes("d9"), kept.peers.sent) == ([], [], [])
+
+
+# --- reports
+
+
+def reports(kept: Kept) -> list[Any]:
+    return list(kept.target.control.said)
+
+
+async def test_a_disk_that_has_caught_up_is_reported(kept: Kept) -> None:
+    kept.target.write(OWN, b"own", pending=False)
+    kept.target.disk.copies.owe([("d2", BUCKET, OWN)])
+    kept.target.local.take_map(map_of(2, 2, behind={"d2": ("d1",)}))
+    kept.peers.answers["d2"] = [None]
+    await kept.look()
+    assert (reports(kept), kept.target.ledger.cleared["d1"]) == ([], set()), "it lacks something"
+    kept.peers.settled = False
+    await kept.look()
+    assert (reports(kept), kept.target.ledger.cleared["d1"]) == ([], {"d2"}), "writes need it from now on"
+    kept.peers.settled = True
+    await kept.look()
+    assert reports(kept) == [CleanReport(disk="d1", behind="d2", step=2)]
+
+
+async def test_nobody_is_reported_while_a_write_is_on_its_way(kept: Kept) -> None:
+    kept.target.local.take_map(map_of(2, 2, behind={"d2": ("d1",)}))
+    kept.target.ledger.uncertain.add(key_of(OWN))
+    await kept.look()
+    assert (reports(kept), kept.target.ledger.cleared["d1"]) == ([], set())
+    kept.target.ledger.free(key_of(OWN))
+    await kept.look()
+    assert len(reports(kept)) == 1
+
+
+async def test_more_copies_are_planned_made_and_reported(kept: Kept) -> None:
+    one = map_of(copies=1)
+    name = name_with("d1", cluster_map=one)
+    kept.target.write(name, b"own", pending=False)
+    kept.target.local.take_map(map_of(2, 2, copies=1, written=2, wanted=2))
+    second = kept.target.ledger.roles(BUCKET, name).homes[1]
+    kept.peers.answers[second] = [None]
+    await kept.look()
+    assert (kept.target.notes(second), reports(kept)) == ([name], [])
+    await kept.look()
+    assert kept.target.notes(second) == []
+    assert reports(kept) == [RaisedReport(disk="d1", bucket_id=BUCKET, copies=2, step=2)]
+
+
+# --- surplus
+
+
+async def test_a_row_goes_when_all_homes_have_it(kept: Kept) -> None:
+    await kept.receive(item(NEITHER, V2, b"two", kind="adopt"))
+    kept.target.write(OWN, b"own", pending=False)
+    kept.peers.said("d2", NEITHER, V2, b"two")
+    for version, more in ((V1, {}), (None, {}), (V2, {"is_known": False}), (V2, {"is_certain": False})):
+        kept.peers.said("d3", NEITHER, version, **more)
+        await kept.look()
+        assert kept.target.version(NEITHER) == V2, (version, more)
+    kept.peers.silent = {"d3"}
+    await kept.look()
+    assert kept.target.version(NEITHER) == V2
+    kept.peers.silent = set()
+    kept.peers.said("d3", NEITHER, V3)
+    await kept.look()
+    assert kept.target.version(NEITHER) is None
+    assert kept.target.body(OWN) == b"own"
+
+
+async def test_nothing_is_surplus_while_a_home_is_away_or_behind(kept: Kept) -> None:
+    await kept.receive(item(NEITHER, V2, b"two", kind="adopt"))
+    for disk in ("d2", "d3"):
+        kept.peers.said(disk, NEITHER, V2, b"two")
+    for number, given in enumerate(({"down": ("d3",)}, {"behind": {"d3": ("d2",)}}, {"behind": {"d2": ("d3",)}})):
+        kept.target.local.take_map(map_of(2 + number, 2 + number, **given))
+        await kept.look()
+        assert kept.target.version(NEITHER) == V2
+    kept.target.local.take_map(map_of(9, 9))
+    await kept.look()
+    assert kept.target.version(NEITHER) is None
+
+
+async def test_what_is_pending_or_in_a_note_stays(kept: Kept) -> None:
+    await kept.receive(item(NEITHER, V2, b"two"))
+    for disk in ("d2", "d3"):
+        kept.peers.said(disk, NEITHER, V2, b"two", speaks=False)
+    await kept.look(2)
+    assert kept.target.version(NEITHER) == V2
+    for disk in ("d2", "d3"):
+        kept.peers.said(disk, NEITHER, V2, b"two")
+    await kept.look(3)
+    assert kept.target.version(NEITHER) is None
+
+
+async def test_a_map_that_changes_meanwhile_removes_nothing(kept: Kept) -> None:
+    await kept.receive(item(NEITHER, V2, b"two", kind="adopt"))
+    states = kept.peers.states
+
+    async def late(disk: str, names: list[CopyKey]) -> Any:
+        kept.target.local.take_map(map_of(kept.target.local.map.version + 1, 1, durability="relaxed"))
+        return await states(disk, names)
+
+    kept.peers.states = late  # type: ignore[method-assign]
+    for disk in ("d2", "d3"):
+        kept.peers.said(disk, NEITHER, V2, b"two")
+    with pytest.raises(Unavailable):
+        await kept.look()
+    assert kept.target.version(NEITHER) == V2

@@ -1,0 +1,305 @@
+"""A write from its commit at the primary until it is certain."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from copied import BUCKET, Members, Target, key_of, map_of, name_with, until
+
+from dfc.errors import CopiesMissing, StorageFailed, Unavailable
+from dfc.limits import SMALL_BODY_BYTES
+from dfc.placement.map import ClusterMap
+from dfc.registry.leases import boot_s
+from dfc.registry.reports import MarkBehind
+from dfc.target.copies import writing
+from dfc.target.copies.messages import ConfirmedRow
+from dfc.target.copies.writing import CertainWrite, Writes
+
+NAME = name_with("d1", "d2")
+KEY = key_of(NAME)
+BODY = b"body"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "PAUSE_S", 0.002)
+    monkeypatch.setattr(writing, "CONFIRM_S", 0.01)
+
+
+@pytest.fixture
+def peers(target: Target) -> Members:
+    return Members(target)
+
+
+@pytest.fixture
+async def writes(target: Target, peers: Members) -> Any:
+    made = Writes(target.local, target.ledger, peers)  # type: ignore[arg-type]
+    yield made
+    await made.close()
+
+
+def begin(target: Target, writes: Writes, body: bytes = BODY, name: str = NAME) -> asyncio.Task[CertainWrite | None]:
+    state = target.write(name, body)
+    return writes.drive(target.disk, key_of(name), state.version)
+
+
+def soon(seconds: float = 5.0) -> float:
+    return asyncio.get_running_loop().time() + seconds
+
+
+# --- success
+
+
+async def test_a_write_is_certain_when_the_other_home_has_it(target: Target, writes: Writes, peers: Members) -> None:
+    state = target.write(NAME, BODY)
+    task = writes.drive(target.disk, KEY, state.version)
+    assert KEY in target.ledger.uncertain
+    assert not writes.wants(KEY, state.version)
+    assert writes.drive(target.disk, KEY, state.version) is task, "a second look begins nothing"
+    assert await writes.until_certain(task, soon()) == CertainWrite(2)
+    (sent,) = peers.sent
+    assert (sent.kind, sent.of, sent.to, sent.bucket_id, sent.name) == ("commit", "d1", "d2", BUCKET, NAME)
+    assert (sent.state.version, sent.state.size, sent.body, sent.durability) == (state.version, 4, BODY, "fsync")
+    assert KEY not in target.ledger.uncertain
+    assert target.is_pending(NAME), "the mark is dropped later, with others"
+    assert not writes.wants(KEY, state.version)
+    await until(lambda: not target.is_pending(NAME))
+    assert peers.confirmed == [ConfirmedRow("d2", BUCKET, NAME, state.version)]
+    assert target.notes("d2") == []
+
+
+async def test_a_tombstone_goes_the_same_way(target: Target, writes: Writes, peers: Members) -> None:
+    target.write(NAME, BODY, pending=False)
+    state = target.bury(NAME)
+    assert await writes.drive(target.disk, KEY, state.version, state) == CertainWrite(2)
+    (sent,) = peers.sent
+    assert (sent.state.version, sent.state.is_tombstone, sent.body) == (state.version, True, None)
+    await until(lambda: not target.is_pending(NAME))
+    assert target.version(NAME) == state.version
+
+
+async def test_a_large_body_is_streamed_when_it_is_wanted(target: Target, writes: Writes, peers: Members) -> None:
+    peers.answers["d2"] = ["unknown"]
+    assert await begin(target, writes, bytes(SMALL_BODY_BYTES + 1)) == CertainWrite(2)
+    assert [each.body for each in peers.sent] == [None]
+    assert [each.to for each in peers.streams] == ["d2"]
+
+
+async def test_a_stream_that_breaks_off_is_tried_again(target: Target, writes: Writes, peers: Members) -> None:
+    peers.answers["d2"] = ["unknown", "unknown"]
+    peers.streamed = [None, "taken"]
+    assert await begin(target, writes, bytes(SMALL_BODY_BYTES + 1)) == CertainWrite(2)
+    assert len(peers.streams) == 2
+
+
+async def test_a_member_that_has_a_large_body_already_is_sent_none(target: Target, writes: Writes, peers: Members) -> None:
+    assert await begin(target, writes, bytes(SMALL_BODY_BYTES + 1)) == CertainWrite(2)
+    assert peers.streams == []
+
+
+async def test_marks_of_writes_that_become_certain_meanwhile_are_dropped(
+    target: Target, writes: Writes, peers: Members
+) -> None:
+    """A target that does not answer to what counts keeps the marks of others only for a while."""
+    release, confirming, other = asyncio.Event(), asyncio.Event(), name_with("d1", "d2", number=1)
+
+    async def hang() -> None:
+        confirming.set()
+        await release.wait()
+
+    peers.confirming = hang
+    await begin(target, writes)
+    await confirming.wait()
+    assert await begin(target, writes, name=other) == CertainWrite(2)
+    release.set()
+    await until(lambda: not target.disk.copies.has_pending)
+    assert {row.name for row in peers.confirmed} == {NAME, other}
+
+
+async def test_what_was_overwritten_is_not_confirmed_in_its_place(target: Target, writes: Writes, peers: Members) -> None:
+    await begin(target, writes)
+    hang = asyncio.Event()
+    peers.answers["d2"] = [hang.wait]
+    second = begin(target, writes, b"second")
+    await asyncio.sleep(0.05)  # the mark of the first would be dropped by now
+    assert target.is_pending(NAME)
+    hang.set()
+    peers.answers["d2"] = []
+    await second
+    await until(lambda: not target.is_pending(NAME))
+
+
+# --- others that do not take it
+
+
+async def test_a_home_that_does_not_answer_is_put_behind(target: Target, writes: Writes, peers: Members) -> None:
+    peers.answers["d2"] = [None, None]
+    state = target.write(NAME, BODY)
+
+    def coordinator(body: Any) -> ClusterMap:
+        assert body == MarkBehind(primary="d1", disk="d2")
+        return map_of(2, 2, behind={"d2": ("d1",)}, down=("d2",))
+
+    target.control.coordinator = coordinator
+    target.ledger.cleared["d1"].add("d2")
+    assert await writes.drive(target.disk, KEY, state.version) == CertainWrite(2), "with a stand-in"
+    assert [each.to for each in peers.sent] == ["d2", "d2", "d3"]
+    assert target.ledger.cleared["d1"] == set()
+    assert target.notes("d2") == [NAME]
+    assert not target.is_pending(NAME), "the notes and the mark go together"
+    await until(lambda: bool(peers.confirmed))
+    assert peers.confirmed == [ConfirmedRow("d3", BUCKET, NAME, state.version)]
+
+
+async def test_where_the_coordinator_does_not_answer_it_goes_on(target: Target, writes: Writes, peers: Members) -> None:
+    peers.answers["d2"] = [None] * 5
+    assert await begin(target, writes) == CertainWrite(2)
+    assert target.control.said
+    assert {each.to for each in peers.sent} == {"d2"}
+    assert target.notes("d2") == []
+
+
+async def test_a_refusal_is_no_copy(target: Target, writes: Writes, peers: Members) -> None:
+    peers.answers["d2"] = ["refused"]
+    assert await begin(target, writes) == CertainWrite(2)
+    assert len(peers.sent) == 2
+
+
+async def test_all_others_are_away(target: Target, writes: Writes, peers: Members) -> None:
+    target.local.take_map(map_of(2, 2, down=("d2", "d3")))
+    assert await begin(target, writes) == CertainWrite(1)
+    assert (peers.sent, target.notes("d2"), target.is_pending(NAME)) == ([], [NAME], False)
+
+
+# --- another primary
+
+
+async def test_another_primary_decides_from_now_on(target: Target, writes: Writes, peers: Members) -> None:
+    async def newer() -> str:
+        target.local.take_map(map_of(2, 2, behind={"d1": ("d2",)}))
+        return "newer_map"
+
+    peers.answers["d2"] = [newer]
+    task = begin(target, writes)
+    with pytest.raises(CopiesMissing, match="may or may not"):
+        await writes.until_certain(task, soon())
+    assert await task is None
+    assert KEY not in target.ledger.uncertain, "reads and writes are not kept waiting for somebody else's decision"
+    assert target.is_pending(NAME), "the new primary is asked"
+
+
+async def test_a_row_that_is_not_there_any_more_is_not_driven(target: Target, writes: Writes, peers: Members) -> None:
+    first = target.write(NAME, BODY)
+    target.write(NAME, b"second", pending=False)
+    assert await writes.drive(target.disk, KEY, first.version) is None
+    assert peers.sent == []
+    assert KEY not in target.ledger.uncertain
+
+
+# --- waiting, leaving, failing
+
+
+async def test_a_client_that_leaves_ends_nothing(target: Target, writes: Writes, peers: Members) -> None:
+    hang = asyncio.Event()
+
+    async def slow() -> str:
+        await hang.wait()
+        return "taken"
+
+    peers.answers["d2"] = [slow]
+    task = begin(target, writes)
+    waiting = asyncio.create_task(writes.until_certain(task, soon()))
+    await until(lambda: bool(peers.sent))
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert not task.done()
+    hang.set()
+    assert await task == CertainWrite(2)
+    await until(lambda: not target.is_pending(NAME))
+
+
+async def test_who_waits_too_long_hears_that_the_outcome_is_open(target: Target, writes: Writes, peers: Members) -> None:
+    hang = asyncio.Event()
+
+    async def slow() -> str:
+        await hang.wait()
+        return "taken"
+
+    peers.answers["d2"] = [slow]
+    task = begin(target, writes)
+    with pytest.raises(CopiesMissing, match="may still be stored"):
+        await writes.until_certain(task, soon(0.01))
+    assert KEY in target.ledger.uncertain
+    hang.set()
+    assert await writes.until_certain(task, soon()) == CertainWrite(2)
+
+
+async def test_nothing_is_sent_without_a_lease(target: Target, writes: Writes, peers: Members) -> None:
+    target.local.lease.end()
+    task = begin(target, writes)
+    await asyncio.sleep(0.02)
+    assert (task.done(), peers.sent) == (False, [])
+    target.local.lease.extend(boot_s(), 600)
+    assert await task == CertainWrite(2)
+
+
+async def test_what_is_under_way_at_a_stop_goes_on_after_the_start(target: Target, writes: Writes, peers: Members) -> None:
+    peers.answers["d2"] = [asyncio.Event().wait]
+    task = begin(target, writes)
+    await until(lambda: bool(peers.sent))
+    await writes.close()
+    assert task.cancelled()
+    assert target.is_pending(NAME)
+    again = Writes(target.local, target.ledger, Members(target))  # type: ignore[arg-type]
+    version = target.version(NAME) or ""
+    assert again.wants(KEY, version)
+    assert await again.drive(target.disk, KEY, version) == CertainWrite(2)
+    await until(lambda: not target.is_pending(NAME))
+    await again.close()
+
+
+async def test_a_disk_that_fails_keeps_the_name_uncertain(
+    target: Target, writes: Writes, peers: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = target.write(NAME, BODY)
+
+    def fail(*_: Any) -> None:
+        raise StorageFailed("the disk is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(target.disk.copies, "state", fail)
+        assert await writes.drive(target.disk, KEY, state.version) is None
+    assert KEY in target.ledger.uncertain
+    assert writes.wants(KEY, state.version), "the upkeep drives it again"
+    assert await writes.drive(target.disk, KEY, state.version) == CertainWrite(2)
+
+
+async def test_marks_that_cannot_be_dropped_now_are_dropped_later(
+    target: Target, writes: Writes, peers: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise Unavailable("overloaded")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(target.disk.copies, "confirm", fail)
+        await begin(target, writes)
+        version = target.version(NAME) or ""
+        await until(lambda: writes.wants(KEY, version))
+    assert target.is_pending(NAME)
+    assert await writes.drive(target.disk, KEY, version) == CertainWrite(2), "as the upkeep does"
+    await until(lambda: not target.is_pending(NAME))
+
+
+async def test_a_row_is_given_to_a_disk_that_lacks_it(target: Target, writes: Writes, peers: Members) -> None:
+    state = target.write(NAME, BODY, pending=False)
+    assert await writes.give(target.disk, KEY, state, "d2", "adopt")
+    peers.answers["d3"] = ["refused", "newer_map", None]
+    for _ in range(3):
+        assert not await writes.give(target.disk, KEY, state, "d3", "direct", is_pending=True)
+    assert [(each.kind, each.to, each.is_pending, each.body) for each in peers.sent] == [
+        ("adopt", "d2", False, BODY),
+        *[("direct", "d3", True, BODY)] * 3,
+    ]
