@@ -75,13 +75,13 @@ class Web:
         return [each["name"] for each in answer.json()["objects"]]
 
     def fill(self, bucket: str, names: list[str] = NAMES, tag: str = "") -> dict[str, bytes]:
-        """Objects of all sizes, each on two disks."""
+        """Objects of all sizes, each on two disks; or on three, where one that was slow got its copy after a stand-in."""
         bodies = {name: content(name, tag) for name in names}
         with ThreadPoolExecutor(4) as threads:
             answers = list(threads.map(lambda name: self.put(f"{bucket}/{name}", bodies[name]), names))
         for name, answer in zip(names, answers, strict=True):
             assert answer.status_code in (200, 201), (name, answer.text)
-            assert answer.json()["copies"] == 2, (name, answer.json())
+            assert answer.json()["copies"] >= 2, (name, answer.json())
         return bodies
 
     def check(self, bucket: str, bodies: dict[str, bytes | None]) -> None:
@@ -146,7 +146,8 @@ def test_an_object_is_on_two_disks_and_shown_once(nodes: Nodes, web: Web) -> Non
     bucket_id = web.create("twice")
     bodies: dict[str, bytes] = {"large": LARGE, **web.fill("twice")}
     answer = web.put("twice/large", LARGE)
-    assert (answer.status_code, answer.json()["copies"]) == (201, 2)
+    assert answer.status_code == 201
+    assert answer.json()["copies"] >= 2
     web.check("twice", dict(bodies))
     rows = rows_of(nodes, bucket_id)
     assert rows.keys() == bodies.keys()
@@ -179,7 +180,7 @@ def tar_of(count: int) -> bytes:
 def test_members_of_shards_and_batches(nodes: Nodes, web: Web) -> None:
     web.create("shards")
     for number in range(4):
-        assert web.put(f"shards/s{number}.tar", tar_of(100)).json()["copies"] == 2
+        assert web.put(f"shards/s{number}.tar", tar_of(100)).json()["copies"] >= 2
     for number in range(4):
         assert web.ask("GET", f"/v1/objects/shards/s{number}.tar?relay=1&member=007.bin").content == b"\x07" * 2000
     keys = web.ask("GET", "/v1/buckets/shards/samples?fields=key").text.splitlines()
@@ -209,7 +210,8 @@ def test_conditional_writes_and_deletes(nodes: Nodes, web: Web) -> None:
     for size in (10, 1_000_000):
         first, second = b"1" * size, b"2" * size
         answer = web.put(f"conditions/{size}", first, If_None_Match="*")
-        assert (answer.status_code, answer.json()["copies"]) == (201, 2)
+        assert answer.status_code == 201
+        assert answer.json()["copies"] >= 2
         assert web.put(f"conditions/{size}", second, If_None_Match="*").status_code == 412
         tag = web.object("HEAD", f"conditions/{size}").headers["ETag"]
         assert web.put(f"conditions/{size}", second, If_Match='"' + "0" * 32 + '"').status_code == 412

@@ -26,7 +26,8 @@ from dfc.target.local import Local
 
 _log: Final = logging.getLogger("dfc.target")
 PAUSE_S: Final = 0.05  # between two looks at a write that cannot go on
-PAUSE_S_MAX: Final = 1.0
+AGAIN_S: Final = 0.3  # until a disk that has refused or not answered is asked again: it may be about to get its lease
+AGAIN_S_MAX: Final = 1.0
 CONFIRM_S: Final = 0.1  # rows that count are told to the others after so long, many at a time
 BEHIND_S: Final = 20.0  # for the coordinator's step, which may have to wait until the disk is declared down
 
@@ -126,7 +127,7 @@ class Writes:
         local, threads = self._local, self._local.threads(disk)
         bucket = self._local.map.bucket_of(key.bucket_id)
         writing = Writing(key.disk, key.bucket_id, key.name, bucket.least if bucket is not None else 1)
-        pause_s = PAUSE_S
+        pause_s = AGAIN_S
         while True:
             found = state or await threads.go_on(disk.copies.state, key.bucket_id, key.name)
             state = None  # at hand for the first look only
@@ -140,10 +141,10 @@ class Writes:
                 return None
             if isinstance(told, SendCommit):
                 if await self._send(writing, disk, key, found, body, told.disks):
-                    pause_s = PAUSE_S
+                    pause_s = AGAIN_S
                 else:
                     await asyncio.sleep(pause_s)
-                    pause_s = min(PAUSE_S_MAX, 2 * pause_s)
+                    pause_s = min(AGAIN_S_MAX, 2 * pause_s)
             elif isinstance(told, PutBehind):
                 await self._put_behind(key.disk, told.disk)
             elif isinstance(told, Pause):
