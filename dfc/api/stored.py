@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -22,6 +23,7 @@ from dfc.target.threads import Content, FileRange
 from dfc.target.uploads import Uploaded
 from dfc.wire import CHECKSUM_HEADER, HOP_HEADER, MAP_HEADER, NDJSON, OCTETS, SAMPLES_HEADER, STALE_HEADER, TAR
 
+HOLD_LOOK_S: Final = 0.2  # between two looks at whether the map has changed
 _SAFETY_LINES: Final = header_lines(SAFETY_HEADERS)
 _STALE_LINE: Final = f"{STALE_HEADER}: 1\r\n"
 _RANGES_LINE: Final = "Accept-Ranges: bytes\r\n"
@@ -227,6 +229,8 @@ class StoredHandlers:
         place = await self._objects.place(path, writes=writes, create=method == "PUT") if name else None
         if place is None and name and MAP_HEADER in exchange.headers and HOP_HEADER not in exchange.headers:
             place = await self._place_again(path, exchange.headers[MAP_HEADER], writes=writes)
+        if place is None and name and HOP_HEADER in exchange.headers:
+            place = await self._place_soon(exchange, path, writes=writes)
         if place is None:
             return await self._elsewhere.answer(exchange)
         inside = bool(query) and not query.keys().isdisjoint(INSIDE_QUERY)
@@ -248,6 +252,22 @@ class StoredHandlers:
         place = await self._objects.place(path, writes=True, create=exchange.method == "PUT")
         if place is None:
             raise Unavailable("the cluster map changed while the request was held; try again")
+        return place
+
+    async def _place_soon(self, exchange: Exchange, path: ObjectPath, *, writes: bool) -> OwnPlace | None:
+        """Return the place of an object with copies that a proxy has sent here by a newer map, once that has come here; None if
+        it does not."""
+        local, deadline_s = self._local, asyncio.get_running_loop().time() + hold_s(exchange)
+        place = None
+        while place is None and asyncio.get_running_loop().time() < deadline_s:
+            bucket = local.map.bucket(path.bucket)
+            if bucket is None or not bucket.has_several:
+                return None
+            await local.refresh_map(at_once=True)
+            place = await self._objects.place(path, writes=writes)
+            if place is None:
+                await asyncio.sleep(HOLD_LOOK_S)
+                exchange.check_still_open()
         return place
 
     async def _place_again(self, path: ObjectPath, version: str, *, writes: bool) -> OwnPlace:

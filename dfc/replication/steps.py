@@ -119,8 +119,9 @@ class StepPlanner:
         return is_so and not is_queued and self.all_acknowledged
 
     def report_clean(self, disk: str, behind: str, step: int) -> bool:
-        """`disk` owes nothing to the disk `behind`, and will not skip it without asking. False: the step is out of date."""
-        if step < self.placement.step:
+        """`disk` owes nothing to the disk `behind`, and will not skip it without asking. False: the step is out of date, or the
+        disk has asked to skip it since: the report was on its way."""
+        if step < self.placement.step or any(each.key == ("behind", behind, disk) for each in self._queue):
             return False
         self._put(("clean", behind, disk), put_clean(behind, disk))
         return True

@@ -294,13 +294,16 @@ class Local:
         if current.state == "checking":
             raise Unavailable(f"bucket {bucket.name!r} is being checked for deletion; try again")
 
-    def commit_guard(self, bucket: BucketEntry, name: str, disk: Disk) -> Callable[[], None]:
+    def commit_guard(self, bucket: BucketEntry, name: str, disk: Disk, *, alone: bool = False) -> Callable[[], None]:
         """Return a check to run inside the catalog's transaction, so that the map of that moment decides, not the one from the
-        start of the upload."""
+        start of the upload. `alone`: what is committed has one copy, so by now the bucket must not have more."""
 
         def guard() -> None:
             self.check_leased()
             self.check_bucket(bucket)
+            current = self.map.bucket(bucket.name)
+            if alone and current is not None and current.has_several:
+                raise Unavailable(f"objects of bucket {bucket.name!r} are getting more copies; try again")
             if self.owned_disk(bucket, name) is not disk:
                 raise Unavailable("the cluster map changed during the upload; try again")
 

@@ -154,7 +154,7 @@ class OwnObjects:
         self._local.check_leased()  # see OwnUploads
 
     def _precondition(self, place: OwnPlace, name: str, conditions: WriteConditions) -> Precondition:
-        guard = self._local.commit_guard(place.bucket, name, place.disk)
+        guard = self._local.commit_guard(place.bucket, name, place.disk, alone=not place.bucket.has_several)
         return Precondition(conditions.if_match, conditions.if_none_match, guard)
 
     def _check_early(self, precondition: Precondition, place: OwnPlace, name: str) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -311,6 +312,13 @@ def test_reads_go_on_at_the_other_copy_at_once(nodes: Nodes, web: Web) -> None:
     assert sum(took_s.values()) < DOWN_AFTER_S, "all of them before it was marked down"
 
 
+def put_if_served(web: Web, path: str, body: bytes) -> httpx.Response | None:
+    """The answer to a PUT; None for a 503, after which clients try again."""
+    answer = web.put(path, body)
+    assert answer.status_code in (200, 503), answer.text
+    return answer if answer.status_code == 200 else None
+
+
 def test_what_a_stopped_target_has_is_not_served_when_it_goes_on(nodes: Nodes, web: Web) -> None:
     bucket_id = web.create("stopped")
     bodies: dict[str, bytes | None] = dict(web.fill("stopped"))
@@ -322,8 +330,7 @@ def test_what_a_stopped_target_has_is_not_served_when_it_goes_on(nodes: Nodes, w
             wait_for(lambda: is_down(nodes, "target-0"), "it to be marked down")
             new: dict[str, bytes | None] = {name: content(name, "new") + b"new" for name in NAMES[:8]}
             for name, body in new.items():
-                answer = web.put(f"stopped/{name}", body or b"")
-                assert answer.status_code == 200
+                answer = wait_for(partial(put_if_served, web, f"stopped/{name}", body or b""), f"{name} to be stored", 45)
                 assert answer.json()["copies"] == 2
             bodies.update(new)
             assert web.object("DELETE", f"stopped/{NAMES[8]}").status_code == 204

@@ -118,6 +118,10 @@ class Upkeep:
         raised = {each for each, copies in placement.copies.items() if copies.reading < copies.written}
         if not raised:
             return
+        # What was decided by an older map, with one copy, is committed before the walk begins.
+        await self._local.decide_by(self._local.map)
+        if self._ledger.placement.step != placement.step:
+            raise Unavailable("the cluster map has changed")
         async for page in self._walk():
             notes = []
             for bucket_id, name, _ in page:

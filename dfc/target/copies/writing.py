@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from dfc.errors import CopiesMissing, DfcError
-from dfc.limits import SMALL_BODY_BYTES
+from dfc.limits import COPY_ITEMS_MAX, SMALL_BODY_BYTES
 from dfc.placement.map import ClusterMap
 from dfc.registry.reports import MarkBehind
 from dfc.replication.write import Certain, NotPrimary, Pause, PutBehind, SendCommit, Writing
@@ -228,7 +228,7 @@ class Writes:
             await asyncio.sleep(CONFIRM_S)
             certain, confirmed = dict(self._certain), self._confirmed
             self._confirmed = {}
-            await asyncio.gather(*(self._peers.confirm(url, rows) for url, rows in confirmed.items()))
+            await asyncio.gather(*(self._peers.confirm(url, some) for url, rows in confirmed.items() for some in _pages(rows)))
             for disk in self._local.in_order():
                 rows = [(key.bucket_id, key.name, version) for key, version in certain.items() if key.disk == disk.id]
                 try:
@@ -238,3 +238,8 @@ class Writes:
             for key, version in certain.items():
                 if self._certain.get(key) == version:
                     del self._certain[key]
+
+
+def _pages(rows: list[ConfirmedRow]) -> list[list[ConfirmedRow]]:
+    """As many as fit into a message."""
+    return [rows[at : at + COPY_ITEMS_MAX] for at in range(0, len(rows), COPY_ITEMS_MAX)]
