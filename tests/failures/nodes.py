@@ -48,9 +48,11 @@ class Nodes:
 
     def start_all(self) -> None:
         """Start every node that does not run, and wait until all serve."""
-        for name in (PROXY, *self.targets):
-            if name not in self.processes:
-                self.start(name)
+        started = [name for name in (PROXY, *self.targets) if name not in self.processes]
+        for name in started:
+            self.start(name)
+        # A target that was down for a moment only is still up in the map before it has registered: it is asked itself.
+        self.until(lambda: all(self.is_ready(name) for name in started), "all nodes to have started")
         self.until(lambda: self.is_serving(self.targets), "all nodes to serve")
 
     def start(self, name: str) -> None:
@@ -113,6 +115,15 @@ class Nodes:
         found: dict[str, Any] = self.ask("/v1/cluster")
         return found
 
+    def is_ready(self, name: str) -> bool:
+        """Whether a node itself says that it is ready."""
+        with (
+            suppress(OSError, ValueError),
+            urllib.request.urlopen(f"http://127.0.0.1:{self._ports[name]}/v1/health", timeout=5) as told,
+        ):
+            return bool(json.load(told)["ready"])
+        return False
+
     def is_serving(self, names: Iterable[str]) -> bool:
         """Whether the proxy is ready, and these targets are up with disks that are."""
         with suppress(OSError, ValueError):
@@ -121,6 +132,15 @@ class Nodes:
                 up = {":" + node["url"].rpartition(":")[2] for node in self.map()["nodes"] if node["state"] == "up"}
                 return wanted <= up
         return False
+
+    def until_calm(self, seconds: float = 20.0) -> None:
+        """Wait until all is calm, and still is a moment later: what a node has just reported may be about to take effect."""
+        begun_s = time.monotonic()
+        self.until(self.is_calm, "all disks to have caught up", seconds)
+        time.sleep(0.3)
+        while not self.is_calm():
+            self.until(self.is_calm, "all disks to have caught up", begun_s + seconds - time.monotonic())
+            time.sleep(0.3)
 
     def is_calm(self) -> bool:
         """Whether all disks are up and behind nobody, and nothing is pending or owed on them."""
