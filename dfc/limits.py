@@ -55,6 +55,7 @@ DISK_ANSWER_S: Final = 2.0  # a disk that does not answer for this long is repor
 COPIES_MAX: Final = 8
 COPY_ITEMS_MAX: Final = 1024  # rows, names or confirmations in one message
 COPY_REQUEST_BYTES: Final = 4 * MIB  # of small bodies in one message
+TEE_STREAMS_MAX: Final = 32  # bodies on their way to other disks while they are received; more are sent when they are here
 COPY_MESSAGE_BYTES_MAX: Final = 16 * MIB  # what a target reads: the items above with their longest names
 
 # What a node keeps.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,33 @@ class Members:
         self.confirmed += rows
         if self.confirming is not None:
             await self.confirming()
+
+
+class NoTees:
+    """No body is sent ahead of its row."""
+
+    def begin(self, *_: Any) -> None:
+        return None
+
+
+class Sent:
+    """A body that is being sent: its content, in pieces, and then an error, if there is one."""
+
+    def __init__(self, content: bytes, error: Exception | None = None, piece: int | None = None) -> None:
+        self._content, self._error, self._piece = content, error, piece or len(content) or 1
+        self.declared_length = len(content)
+        self.pause_s: float | None = None
+
+    async def read_small(self, limit_bytes: int) -> bytes:
+        assert len(self._content) <= limit_bytes
+        return self._content
+
+    async def receive(self, sink: Any, threads: ThreadPoolExecutor) -> None:
+        for at in range(0, len(self._content), self._piece):
+            piece = memoryview(self._content)[at : at + self._piece]
+            await asyncio.wrap_future(threads.submit(sink.write, piece))
+        if self._error is not None:
+            raise self._error
 
 
 @contextmanager

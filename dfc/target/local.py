@@ -39,6 +39,10 @@ class OwnPlace(NamedTuple):
     disk: Disk
 
 
+class MoreCopies(Unavailable):
+    """A write with one copy came to its commit when the objects of its bucket had begun to have several."""
+
+
 class Local:
     """The state that all use cases of a target share."""
 
@@ -303,7 +307,7 @@ class Local:
             self.check_bucket(bucket)
             current = self.map.bucket(bucket.name)
             if alone and current is not None and current.has_several:
-                raise Unavailable(f"objects of bucket {bucket.name!r} are getting more copies; try again")
+                raise MoreCopies(f"objects of bucket {bucket.name!r} are getting more copies; try again")
             if self.owned_disk(bucket, name) is not disk:
                 raise Unavailable("the cluster map changed during the upload; try again")
 

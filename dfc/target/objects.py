@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from dfc.checksum import ExpectedChecksums
@@ -16,9 +15,9 @@ from dfc.storage.disk import Disk
 from dfc.storage.preconditions import Precondition
 from dfc.storage.rows import ObjectRow, RowChanged
 from dfc.target.copies.storing import CopiedObjects
-from dfc.target.local import Local, OwnPlace
+from dfc.target.local import Local, MoreCopies, OwnPlace
 from dfc.target.threads import Content, FileRange
-from dfc.target.uploads import OwnUploads, Storing, UploadBody, Uploaded, store_here
+from dfc.target.uploads import OwnUploads, UploadBody, Uploaded
 
 REREADS_MAX: Final = 8  # a row that changes this often during one read means a storm of uploads
 T = TypeVar("T")
@@ -125,10 +124,8 @@ class OwnObjects:
     ) -> Uploaded:
         """Store a body as the object. Raises TooLarge, PreconditionFailed, and what `OwnUploads.store` raises."""
         self._uploads.check_size(body.declared_length)
-        storing: Storing = store_here
         if place.bucket.has_several:
             await self._copied.until_served(place, name)
-            storing = partial(self._copied.put, place, name)
         precondition = self._precondition(place, name, conditions)
         if precondition.names_an_object:
             # Checked before the body is read, to refuse early; decided inside the transaction.
@@ -140,7 +137,7 @@ class OwnObjects:
             expected=expected,
             durability=place.bucket.durability,
             precondition=precondition,
-            storing=storing,
+            storing=self._copied.storing(place, name),
         )
 
     async def delete(self, place: OwnPlace, name: str, conditions: WriteConditions) -> None:
@@ -150,8 +147,16 @@ class OwnObjects:
             await self._copied.until_served(place, name)
             await self._copied.delete(place, name, precondition)
         else:
-            await self._local.threads(place.disk).write(place.disk.delete, place.bucket.id, name, precondition=precondition)
+            await self._delete_here(place, name, precondition)
         self._local.check_leased()  # see OwnUploads
+
+    async def _delete_here(self, place: OwnPlace, name: str, precondition: Precondition) -> None:
+        """Delete the only copy; or all of them, if there have just begun to be more."""
+        try:
+            await self._local.threads(place.disk).write(place.disk.delete, place.bucket.id, name, precondition=precondition)
+        except MoreCopies:
+            await self._copied.until_served(place, name)
+            await self._copied.delete(place, name, precondition)
 
     def _precondition(self, place: OwnPlace, name: str, conditions: WriteConditions) -> Precondition:
         guard = self._local.commit_guard(place.bucket, name, place.disk, alone=not place.bucket.has_several)

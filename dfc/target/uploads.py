@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from dfc.checksum import ExpectedChecksums
-from dfc.errors import TooLarge
+from dfc.errors import CopiesMissing, DfcError, TooLarge
 from dfc.http.transfer import BodySink
 from dfc.limits import DECOMPRESSED_PUT_WAIT_S, SMALL_BODY_BYTES
 from dfc.storage.blobs.writer import BlobWriter
@@ -23,6 +23,7 @@ from dfc.storage.rows import Durability, ObjectRow, PutResult
 from dfc.tar.index.format import index_kind
 from dfc.target.decoders import Slots
 from dfc.target.local import Local, OwnPlace
+from dfc.target.threads import DiskThreads
 
 
 class UploadBody(Protocol):
@@ -54,14 +55,45 @@ class Uploaded(NamedTuple):
 
 Commit = Callable[[Precondition], Awaitable[PutResult]]
 """Commits a finished upload under a condition."""
-Storing = Callable[[Precondition, Commit, bytes | None], Awaitable[tuple[PutResult, int]]]
-"""Calls a `Commit`, and returns its result when enough disks have the object, and how many have it. It is given the object as
-well, if that is small."""
 
 
-async def store_here(precondition: Precondition, commit: Commit, _content: bytes | None) -> tuple[PutResult, int]:
-    """Store one copy, which is here."""
-    return await commit(precondition), 1
+class Follower(Protocol):
+    """What else takes the body of an upload."""
+
+    @property
+    def sink(self) -> BodySink:
+        """Where the body is to be fed in, instead of into its blob."""
+
+    async def finished(self) -> None:
+        """The blob is finished: wait until the follower has the whole body, or has failed."""
+
+    def give_up(self) -> None:
+        """The upload has failed, or does not count."""
+
+
+class Storing(Protocol):
+    """How an upload becomes an object."""
+
+    def follow(self, writer: BlobWriter, size: int) -> Follower | None:
+        """Follow a body of `size` bytes that is about to be received; None: nothing else takes it."""
+
+    async def store(self, precondition: Precondition, commit: Commit, content: bytes | None) -> tuple[PutResult, int]:
+        """Call `commit`; return its result when enough disks have the object, and how many have it. `content` is the object, if
+        it is small."""
+
+
+class StoreHere:
+    """One copy, which is here."""
+
+    def follow(self, _writer: BlobWriter, _size: int) -> None:
+        """Nothing else takes it."""
+
+    async def store(self, precondition: Precondition, commit: Commit, _content: bytes | None) -> tuple[PutResult, int]:
+        """Commit it."""
+        return await commit(precondition), 1
+
+
+HERE: Final = StoreHere()
 
 
 class OwnUploads:
@@ -87,7 +119,7 @@ class OwnUploads:
         durability: Durability,
         precondition: Precondition,
         staged: StagedName | None = None,
-        storing: Storing = store_here,
+        storing: Storing = HERE,
     ) -> Uploaded:
         """Store a body as an object, or as a staged output of a job. Raises what `BlobWriter`, `UploadBody` and `storing`
         raise."""
@@ -108,7 +140,7 @@ class OwnUploads:
                         precondition=condition,
                     )
 
-                return await storing(precondition, commit, content)
+                return await storing.store(precondition, commit, content)
 
             return await self._with_slot(place, name, put)
         begin = partial(disk.begin_put, bucket.id, name, size=length, expected=expected, durability=durability, staged=staged)
@@ -129,7 +161,7 @@ class OwnUploads:
         """Adopt a file that a worker on this machine writes and the body describes (`dfc.storage.blobs.deposit`)."""
         (bucket, disk) = place
         begin = partial(disk.adopt, bucket.id, name, deposit, size=size, durability=durability, staged=staged)
-        return await self._with_slot(place, name, lambda: self._receive(place, body, begin, precondition, store_here))
+        return await self._with_slot(place, name, lambda: self._receive(place, body, begin, precondition, HERE))
 
     async def _with_slot(self, place: OwnPlace, name: str, put: Callable[[], Awaitable[tuple[PutResult, int]]]) -> Uploaded:
         has_slot = await self.slots.take(index_kind(name))
@@ -139,7 +171,8 @@ class OwnUploads:
             if has_slot:
                 self.slots.give()
         self._local.check_leased()  # the lease may have ended while the commit was synced: then nothing is acknowledged
-        return Uploaded(place.bucket.name, result.row, result.replaced, result.warnings, copies, place.bucket.goal)
+        bucket = self._local.map.bucket_of(place.bucket.id) or place.bucket  # of now: it may have been changed meanwhile
+        return Uploaded(bucket.name, result.row, result.replaced, result.warnings, copies, bucket.goal)
 
     async def _receive(
         self,
@@ -151,13 +184,47 @@ class OwnUploads:
     ) -> tuple[PutResult, int]:
         """Receive the body into what `begin` opens on the disk, and commit it."""
         threads = self._local.threads(place.disk)
-        writer = await threads.begin(begin, release=BlobWriter.abort)
-        try:
-            await body.receive(writer, threads.receiving)
-            await threads.go_on(writer.finish)
-        except BaseException:
-            with suppress(asyncio.CancelledError):
-                await threads.go_on(writer.abort)
-            raise
+        received = await receive_blob(threads, begin, body, storing)
         # If the client disconnects now, its object may still be stored.
-        return await storing(precondition, lambda condition: threads.go_on(writer.commit, condition), None)
+        try:
+            return await storing.store(precondition, lambda condition: threads.go_on(received.writer.commit, condition), None)
+        except CopiesMissing:
+            raise  # it is still on its way
+        except DfcError:
+            received.give_up()
+            raise
+
+
+class ReceivedBlob(NamedTuple):
+    """A finished blob that nothing refers to yet."""
+
+    writer: BlobWriter
+    row: ObjectRow
+    follower: Follower | None
+
+    def give_up(self) -> None:
+        """It is not going to be an object."""
+        if self.follower is not None:
+            self.follower.give_up()
+
+
+async def receive_blob(
+    threads: DiskThreads, begin: Callable[[], BlobWriter], body: UploadBody, storing: Storing = HERE
+) -> ReceivedBlob:
+    """Receive a body into what `begin` opens on the disk with these threads. Raises what they raise; then nothing is left."""
+    writer = await threads.begin(begin, release=BlobWriter.abort)
+    follower = None
+    try:
+        if (length := body.declared_length) is not None:
+            follower = storing.follow(writer, length)
+        await body.receive(writer if follower is None else follower.sink, threads.receiving)
+        row = await threads.go_on(writer.finish)
+        if follower is not None:
+            await follower.finished()
+        return ReceivedBlob(writer, row, follower)
+    except BaseException:
+        if follower is not None:
+            follower.give_up()
+        with suppress(asyncio.CancelledError):
+            await threads.go_on(writer.abort)
+        raise

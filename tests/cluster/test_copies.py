@@ -200,6 +200,24 @@ def test_members_of_shards_and_batches(nodes: Nodes, web: Web) -> None:
         assert archive.getnames() == ["042.bin"] * 4
 
 
+def test_a_large_body_travels_to_the_other_disk_while_it_is_received(nodes: Nodes, web: Web) -> None:
+    """The log of the target that gets the copy shows the body once, before its row."""
+    bucket_id = web.create("large")
+    assert web.put("large/object", LARGE).json()["copies"] == 2
+    assert web.get("large/object") == LARGE
+    assert len(rows_of(nodes, bucket_id)["object"]) == 2
+
+    def requests() -> list[str]:
+        """Which bodies have come to targets, with their sizes."""
+        lines = [json.loads(line) for name in nodes.targets for line in nodes.log_of(name).read_text().splitlines()
+                 if bucket_id in line and '"access"' in line]  # fmt: skip
+        return [f"{line['access'].split('/')[3]} {line['received']}" for line in lines]
+
+    assert wait_for(requests, "the log") == [f"bodies {len(LARGE)}"]
+    assert code(web.put("large/object", LARGE, If_None_Match="*")) == "precondition_failed"
+    nodes.until(lambda: len(blobs_of(nodes, bucket_id)) == 2, "the refused body to be dropped everywhere", 10)
+
+
 def test_too_many_copies_are_refused(nodes: Nodes, web: Web) -> None:
     assert code(web.ask("PUT", "/v1/buckets/four", b'{"copies": 4}')) == "too_few_domains"
     assert web.ask("PUT", "/v1/buckets/four", b'{"copies": 4}').status_code == 409

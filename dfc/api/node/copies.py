@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -17,6 +18,7 @@ from dfc.http.exchange import Exchange
 from dfc.http.router import Endpoint, Handlers
 from dfc.limits import COPY_MESSAGE_BYTES_MAX
 from dfc.names import check_object_name
+from dfc.placement.map import Durability
 from dfc.target.copies.messages import (
     Confirmed,
     CopiesSent,
@@ -37,7 +39,9 @@ from dfc.wire import CHECKSUM_HEADER, MSGPACK, OCTETS
 
 T = TypeVar("T")
 COPY_QUERY: Final = frozenset(("kind", "of", "version", "durability", "pending", "node", "map"))
+BODY_QUERY: Final = frozenset(("version", "durability", "node", "map"))
 _NUMBER: Final = re.compile("[0-9]{1,18}")
+_VERSION: Final = re.compile("[0-9a-f]{18}")
 
 
 class CopyHandlers(Handlers):
@@ -63,6 +67,24 @@ class CopyHandlers(Handlers):
         query = exchange.query_parameters(COPY_QUERY)
         found = await self._receiver.open(CopyKey(*parameters), query.get("version", ""))
         return content_answer(200, found, found.size, f"Content-Type: {OCTETS}\r\n")
+
+    async def prepare(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """Keep a body whose row will follow."""
+        query, key = exchange.query_parameters(BODY_QUERY), CopyKey(*parameters)
+        check_object_name(key.name)
+        if exchange.declared_length is None:
+            raise BadRequest("a copy needs a Content-Length")
+        try:
+            durability = msgspec.convert(query.get("durability", ""), Durability)
+        except msgspec.ValidationError as error:
+            raise BadRequest(f"not a copy: {error}") from None
+        await self._receiver.prepare(_sender(query), key, _version(query), durability, exchange)
+        return _answer(DiskTold(True))
+
+    async def forget(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
+        """Drop a body whose row will not follow."""
+        self._receiver.forget(CopyKey(*parameters), _version(exchange.query_parameters(BODY_QUERY)))
+        return _answer(DiskTold(True))
 
     async def states(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Say what disks here have of names."""
@@ -99,6 +121,7 @@ class CopyHandlers(Handlers):
         Endpoint("/v1/node/copies/pending", {"POST": pending}, internal=True),
         Endpoint("/v1/node/copies/settled", {"POST": settled}, internal=True),
         Endpoint("/v1/node/copies/{disk}/{bucket}/{object…}", {"PUT": put, "GET": get}, COPY_QUERY, internal=True),
+        Endpoint("/v1/node/bodies/{disk}/{bucket}/{object…}", {"PUT": prepare, "DELETE": forget}, BODY_QUERY, internal=True),
     )
 
 
@@ -120,8 +143,7 @@ def _item(exchange: Exchange, parameters: tuple[str, ...]) -> tuple[Sender, Copy
     disk, bucket_id, name = parameters
     if length is None:
         raise BadRequest("a copy needs a Content-Length")
-    if not _NUMBER.fullmatch(query.get("map", "")):
-        raise BadRequest("map must be the version of a cluster map")
+    sender = _sender(query)
     checksum = ExpectedChecksums.from_headers(exchange.headers.get(CHECKSUM_HEADER), None).xxh3_128
     if checksum is None:
         raise BadRequest(f"a copy needs {CHECKSUM_HEADER}")
@@ -138,6 +160,19 @@ def _item(exchange: Exchange, parameters: tuple[str, ...]) -> tuple[Sender, Copy
             "durability": query.get("durability", ""),
             "is_pending": flag(query, "pending"),
         }
-        return Sender(query.get("node", ""), int(query["map"])), msgspec.convert(item, CopyItem)
+        return sender, msgspec.convert(item, CopyItem)
     except (msgspec.ValidationError, ValueError) as error:
         raise BadRequest(f"not a copy: {error}") from None
+
+
+def _sender(query: Mapping[str, str]) -> Sender:
+    if not _NUMBER.fullmatch(query.get("map", "")):
+        raise BadRequest("map must be the version of a cluster map")
+    return Sender(query.get("node", ""), int(query["map"]))
+
+
+def _version(query: Mapping[str, str]) -> str:
+    version = query.get("version", "")
+    if not _VERSION.fullmatch(version):
+        raise BadRequest("version must be the version of an object")
+    return version

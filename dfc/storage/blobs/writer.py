@@ -135,6 +135,11 @@ class BlobWriter:
         """Bytes of the body received so far."""
         return self._received
 
+    def open_again(self) -> int:
+        """Open the blob's file for reading what has been received, and return the descriptor, which the caller closes.
+        OSError, also after an abort."""
+        return self._parts.filesystem.open(self._blob.path)
+
     def write(self, data: Buffer) -> None:
         """Write the next bytes of the body. Raises LengthMismatch, TooLarge, NoSpace or StorageFailed."""
         self.digest(data)

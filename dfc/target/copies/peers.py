@@ -17,7 +17,7 @@ import msgspec
 
 from dfc.checksum import CHECKSUM_NAME, ExpectedChecksums
 from dfc.errors import DfcError, Unavailable
-from dfc.http.calls.blocking import Transport
+from dfc.http.calls.blocking import Transport, Upload
 from dfc.http.calls.peer import ControlClient
 from dfc.http.calls.retry import Cancellation
 from dfc.limits import CLUSTER_MAP_BYTES_MAX, COPY_ITEMS_MAX, COPY_REQUEST_BYTES, TRANSFER_BUFFER_BYTES
@@ -50,6 +50,7 @@ from dfc.wire import CHECKSUM_HEADER, MSGPACK
 
 CALL_S: Final = 5.0  # for an answer, except to a body that is being stored
 STREAM_S: Final = 30.0  # a body that does not move for so long is given up
+AHEAD_S: Final = 10.0  # and one that is sent while it is received, which holds up an upload
 REQUESTS_MAX: Final = 2  # with rows, to one target at a time: while one is committed, the next gathers
 ATTRIBUTES_HEADER: Final = "X-DFC-Attributes"
 T = TypeVar("T")
@@ -78,6 +79,7 @@ class Peers:
         self._control = control
         self._cancellation = Cancellation()
         self._transport = Transport(self._cancellation, STREAM_S)
+        self._ahead = Transport(self._cancellation, AHEAD_S)
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._queues: dict[str, _Queue] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -89,11 +91,17 @@ class Peers:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._transport.close()
+        self._ahead.close()
 
     def node_of(self, disk: str) -> NodeEntry | None:
         """The target that has a disk, by the map."""
         owner = self._local.map.placed().get(disk)
         return owner.node if owner is not None else None
+
+    def up_node_of(self, disk: str) -> NodeEntry | None:
+        """The other target that has a disk, if that is up by the map."""
+        node = self.node_of(disk)
+        return node if node is not None and node.state == "up" and node.id != self._local.node_id else None
 
     # --- rows
 
@@ -181,6 +189,18 @@ class Peers:
             "map": self._local.map.version,
         }
         return f"{_copy_path(item.key)}?{urlencode(query)}"
+
+    # --- bodies ahead of their rows; these block
+
+    def begin_body(self, url: str, key: CopyKey, version: str, durability: Durability, size: int) -> Upload:
+        """Begin to send a body whose row will follow. DfcError."""
+        query = {"version": version, "durability": durability, "node": self._local.node_id, "map": self._local.map.version}
+        return self._ahead.begin("PUT", f"{url}{_ahead_path(key)}?{urlencode(query)}", self._headers, size)
+
+    def drop_body(self, url: str, key: CopyKey, version: str) -> None:
+        """Say that no row follows. DfcError."""
+        path = f"{_ahead_path(key)}?{urlencode({'version': version})}"
+        self._ahead.request("DELETE", url + path, self._headers).close()
 
     async def fetch(self, key: CopyKey, state: RowState, to: Disk, durability: Durability) -> BlobWriter | None:
         """Fetch an object from a disk of a target into a new, finished blob; None: that disk does not have this version."""
@@ -296,3 +316,7 @@ def _decoded(content: bytes, kind: type[T]) -> T:
 
 def _copy_path(key: CopyKey) -> str:
     return f"/v1/node/copies/{key.disk}{object_path(key.bucket_id, key.name)}"
+
+
+def _ahead_path(key: CopyKey) -> str:
+    return f"/v1/node/bodies/{key.disk}{object_path(key.bucket_id, key.name)}"

@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from dfc.checksum import ExpectedChecksums
@@ -21,8 +22,8 @@ from dfc.replication.owed import owes_after_commit
 from dfc.replication.settle import counts
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.catalog.copies import AdoptVerdict
-from dfc.storage.disk import Disk
-from dfc.storage.rows import ObjectRow, Standing, Supplied
+from dfc.storage.disk import NO_CHECKSUMS, Disk
+from dfc.storage.rows import Durability, ObjectRow, Standing, Supplied
 from dfc.target.copies.ledger import Ledger, rank_of
 from dfc.target.copies.messages import (
     NOBODY,
@@ -37,12 +38,14 @@ from dfc.target.copies.messages import (
     Told,
     state_of,
 )
+from dfc.target.copies.prepared import Prepared
 from dfc.target.local import Local
 from dfc.target.threads import FileRange
-from dfc.target.uploads import UploadBody
+from dfc.target.uploads import UploadBody, receive_blob
 
 _log: Final = logging.getLogger("dfc.target")
 PAGE_ROWS: Final = 1000
+AHEAD_PAUSE_S: Final = 60.0  # between two pieces of a body that is sent while the primary receives it
 
 
 class _NewerMap(Exception):
@@ -52,9 +55,10 @@ class _NewerMap(Exception):
 class CopyReceiver:
     """The receiving half of copies at one target."""
 
-    def __init__(self, local: Local, ledger: Ledger) -> None:
+    def __init__(self, local: Local, ledger: Ledger, prepared: Prepared) -> None:
         self._local = local
         self._ledger = ledger
+        self._prepared = prepared
 
     async def catch_up(self, sender: Sender) -> None:
         """Take the sender's map if it is newer. Unavailable."""
@@ -119,7 +123,8 @@ class CopyReceiver:
         if not verdict.taken:
             return "refused"
         if verdict.commits or (state is not None and state.row is not None and state.row.quarantined):
-            return "unknown"
+            writer = self._prepared.take(item.key, item.state)
+            return "unknown" if writer is None else await self._adopt(disk, writer, item)
         if verdict.standing.owed:
             notes = [(each, item.bucket_id, item.name) for each in verdict.standing.owed]
             await self._local.threads(disk).go_on(disk.copies.owe, notes)
@@ -128,33 +133,47 @@ class CopyReceiver:
     async def receive(self, sender: Sender, item: CopyItem, body: UploadBody) -> CopiesTaken:
         """Store a row whose body comes now. Raises what uploads raise, and Unavailable."""
         await self.catch_up(sender)
-        disk = self._local.disks.get(item.to)
-        if disk is None:
-            raise Unavailable(f"disk {item.to} is not here")
-        threads = self._local.threads(disk)
-        writer = await threads.begin(self._opening(disk, item, body.declared_length), release=BlobWriter.abort)
-        try:
-            await body.receive(writer, threads.receiving)
-            await threads.go_on(writer.finish)
-        except BaseException:
-            with suppress(asyncio.CancelledError):
-                await threads.go_on(writer.abort)
-            raise
+        supplied = Supplied(item.state.version, item.state.attributes)
+        expected = ExpectedChecksums(xxh3_128=item.state.checksum)
+        disk, writer, _ = await self._receive(item.key, body, supplied, expected, item.durability)
         try:
             return self._taken([await self._adopt(disk, writer, item)])
         except _NewerMap:
             return self._taken(["newer_map"])
 
-    def _opening(self, disk: Disk, item: CopyItem, size: int | None) -> Callable[[], BlobWriter]:
-        supplied = Supplied(item.state.version, item.state.attributes)
-        expected = ExpectedChecksums(xxh3_128=item.state.checksum)
+    async def prepare(self, sender: Sender, key: CopyKey, version: str, durability: Durability, body: UploadBody) -> None:
+        """Keep a body whose row will follow. Raises what uploads raise, and Unavailable."""
+        await self.catch_up(sender)
+        self._prepared.check_room()
+        bucket = self._local.map.bucket_of(key.bucket_id)
+        if bucket is None or bucket.state == "deleting":
+            raise Unavailable("there is no such bucket")
+        body.pause_s = AHEAD_PAUSE_S
+        _, writer, row = await self._receive(key, body, Supplied(version), NO_CHECKSUMS, durability)
+        self._prepared.keep(key, writer, row)
 
-        def begin() -> BlobWriter:
-            return disk.begin_put(
-                item.bucket_id, item.name, size=size, expected=expected, durability=item.durability, supplied=supplied
-            )
+    def forget(self, key: CopyKey, version: str) -> None:
+        """No row follows such a body."""
+        self._prepared.drop(key, version)
 
-        return begin
+    async def _receive(
+        self, key: CopyKey, body: UploadBody, supplied: Supplied, expected: ExpectedChecksums, durability: Durability
+    ) -> tuple[Disk, BlobWriter, ObjectRow]:
+        """Receive a body into a finished blob."""
+        disk = self._local.disks.get(key.disk)
+        if disk is None:
+            raise Unavailable(f"disk {key.disk} is not here")
+        begin = partial(
+            disk.begin_put,
+            key.bucket_id,
+            key.name,
+            size=body.declared_length,
+            expected=expected,
+            durability=durability,
+            supplied=supplied,
+        )
+        received = await receive_blob(self._local.threads(disk), begin, body)
+        return disk, received.writer, received.row
 
     async def _adopt(self, disk: Disk, writer: BlobWriter, item: CopyItem) -> Outcome:
         outcome = await self._local.threads(disk).go_on(disk.copies.adopt, writer, self._decision(item))

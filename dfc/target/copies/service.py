@@ -9,9 +9,11 @@ from dfc.http.calls.peer import ControlClient
 from dfc.target.copies.ledger import Ledger
 from dfc.target.copies.listed import ListedRows
 from dfc.target.copies.peers import Peers
+from dfc.target.copies.prepared import Prepared
 from dfc.target.copies.receiving import CopyReceiver
 from dfc.target.copies.settling import Settler
 from dfc.target.copies.storing import CopiedObjects
+from dfc.target.copies.tee import Tees
 from dfc.target.copies.upkeep import Upkeep
 from dfc.target.copies.writing import Writes
 from dfc.target.local import Local
@@ -24,10 +26,12 @@ class TargetCopies:
         self._local = local
         self.ledger = Ledger(local)
         self.peers = Peers(local, control, settings.token)
-        self.receiver = CopyReceiver(local, self.ledger)
+        self.tees = Tees(self.peers)
+        self.prepared = Prepared(local)
+        self.receiver = CopyReceiver(local, self.ledger, self.prepared)
         self.writes = Writes(local, self.ledger, self.peers)
         self.settler = Settler(local, self.ledger, self.peers, self.receiver, self.writes)
-        self.objects = CopiedObjects(local, self.ledger, self.peers, self.writes, settings.hold_s)
+        self.objects = CopiedObjects(local, self.ledger, self.peers, self.tees, self.writes, settings.hold_s)
         self.listed = ListedRows(local, self.ledger)
         self._upkeep: list[asyncio.Task[None]] = []
         local.before_map = self.settler.take
@@ -48,3 +52,5 @@ class TargetCopies:
         await self.settler.stop()
         await self.writes.close()
         await self.peers.close()
+        await self.tees.close()
+        await self.prepared.close()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from dfc.errors import NotFound, Unavailable
 from dfc.replication.read import ReadVerdict
+from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.catalog.staged import Published
 from dfc.storage.disk import Disk
 from dfc.storage.preconditions import Precondition
@@ -16,8 +17,10 @@ from dfc.target.copies.ledger import Ledger
 from dfc.target.copies.messages import CopyKey
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.receiving import all_pending
+from dfc.target.copies.tee import BodyTee, Tees
 from dfc.target.copies.writing import CertainWrite, Writes
-from dfc.target.local import NOT_HERE, Local, OwnPlace
+from dfc.target.local import NOT_HERE, Local, MoreCopies, OwnPlace
+from dfc.target.uploads import Commit, Follower
 
 T = TypeVar("T")
 PUBLISHED_AT_ONCE: Final = 32  # outputs of a job on their way from one disk
@@ -29,10 +32,11 @@ LOOK_S: Final = 0.05
 class CopiedObjects:
     """The objects with copies that this target serves."""
 
-    def __init__(self, local: Local, ledger: Ledger, peers: Peers, writes: Writes, hold_s: float) -> None:
+    def __init__(self, local: Local, ledger: Ledger, peers: Peers, tees: Tees, writes: Writes, hold_s: float) -> None:
         self._local = local
         self._ledger = ledger
         self._peers = peers
+        self._tees = tees
         self._writes = writes
         self._hold_s = hold_s
 
@@ -48,16 +52,37 @@ class CopiedObjects:
         except TimeoutError:
             raise Unavailable("this target does not know yet what others have of this object; try again") from None
 
+    def storing(self, place: OwnPlace, name: str) -> CopiedUpload:
+        """How an upload of this name is stored."""
+        return CopiedUpload(self, place, name)
+
+    def _has_several(self, place: OwnPlace) -> bool:
+        bucket = self._local.map.bucket_of(place.bucket.id) or place.bucket
+        return bucket.has_several
+
+    def follow(self, place: OwnPlace, name: str, writer: BlobWriter, size: int) -> BodyTee | None:
+        """Send the body of an upload to the other disks that take part while it is received."""
+        if not self._has_several(place):
+            return None
+        found = self._ledger.roles(place.bucket.id, name)
+        keys = (CopyKey(each, place.bucket.id, name) for each in found.writers)
+        return self._tees.begin(writer, size, keys, place.bucket.durability)
+
     async def put(
-        self,
-        place: OwnPlace,
-        name: str,
-        precondition: Precondition,
-        commit: Callable[[Precondition], Awaitable[PutResult]],
-        content: bytes | None,
+        self, place: OwnPlace, name: str, precondition: Precondition, commit: Commit, content: bytes | None
     ) -> tuple[PutResult, int]:
         """Commit a finished upload (of `content`, if it is small), bring it to all disks that must have it, and return how many
-        have it. `commit` runs to its end whatever happens to the caller. Unavailable; CopiesMissing; what `commit` raises."""
+        have it. `commit` runs to its end whatever happens to the caller. Unavailable; CopiesMissing; what `commit` raises.
+
+        Whether there are to be others is decided by the map of now: the bucket may have been changed since the upload began."""
+        if not self._has_several(place):
+            try:
+                return await commit(precondition), 1
+            except MoreCopies:  # between this look at the map and the commit
+                if content is None:
+                    raise  # the blob is gone
+        if not place.bucket.has_several:
+            await self.until_served(place, name)
 
         async def run(guarded: Precondition) -> tuple[PutResult, NameState | None]:
             result = await commit(guarded)
@@ -218,6 +243,22 @@ class CopiedObjects:
             row = (key.bucket_id, key.name, told.state.version)
             await self._local.threads(disk).go_on(disk.copies.confirm, [row])
         await asyncio.sleep(LOOK_S / 5)
+
+
+class CopiedUpload(NamedTuple):
+    """How an upload of one name is stored."""
+
+    objects: CopiedObjects
+    place: OwnPlace
+    name: str
+
+    def follow(self, writer: BlobWriter, size: int) -> Follower | None:
+        """The other disks take the body, too."""
+        return self.objects.follow(self.place, self.name, writer, size)
+
+    async def store(self, precondition: Precondition, commit: Commit, content: bytes | None) -> tuple[PutResult, int]:
+        """See `CopiedObjects.put`."""
+        return await self.objects.put(self.place, self.name, precondition, commit, content)
 
 
 def _look_at(task: asyncio.Task[object]) -> None:

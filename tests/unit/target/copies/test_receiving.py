@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import os
 import random
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
-from copied import BUCKET, V1, V2, V3, Target, item, key_of, map_of, name_with, sender, state_of
+from copied import BUCKET, V1, V2, V3, Sent, Target, item, key_of, map_of, name_with, sender, state_of
 
 from dfc.api.node.copies import CopyHandlers
 from dfc.checksum import checksum_of
@@ -21,6 +19,7 @@ from dfc.limits import SMALL_BODY_BYTES
 from dfc.storage.rows import NO_HOME
 from dfc.target.copies.messages import ConfirmedRow, CopiesTaken, CopyItem, CopyKey, RowState, Told
 from dfc.target.copies.peers import ATTRIBUTES_HEADER
+from dfc.target.copies.prepared import Prepared
 from dfc.target.copies.receiving import CopyReceiver
 from dfc.wire import CHECKSUM_HEADER
 
@@ -31,28 +30,11 @@ LARGE = random.Random(1).randbytes(SMALL_BODY_BYTES + 100)
 
 @pytest.fixture
 def receiver(target: Target) -> CopyReceiver:
-    return CopyReceiver(target.local, target.ledger)
+    return CopyReceiver(target.local, target.ledger, Prepared(target.local))
 
 
 async def take(receiver: CopyReceiver, *items: CopyItem, version: int = 1) -> list[str]:
     return list((await receiver.take(sender(version=version), list(items))).outcomes)
-
-
-class Sent:
-    """A body that comes from another target."""
-
-    def __init__(self, content: bytes, error: Exception | None = None) -> None:
-        self._content, self._error = content, error
-        self.declared_length = len(content)
-        self.pause_s: float | None = None
-
-    async def read_small(self, limit_bytes: int) -> bytes:
-        raise AssertionError("copies are received as streams")
-
-    async def receive(self, sink: Any, threads: ThreadPoolExecutor) -> None:
-        await asyncio.wrap_future(threads.submit(sink.write, memoryview(self._content)))
-        if self._error is not None:
-            raise self._error
 
 
 # --- commits of the primary

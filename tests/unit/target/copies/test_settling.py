@@ -14,6 +14,7 @@ from dfc.placement.map import ClusterMap, NodeEntry
 from dfc.storage.rows import Supplied
 from dfc.target.copies import settling
 from dfc.target.copies.messages import CopyKey, PendingCopy, PendingTold, RowState
+from dfc.target.copies.prepared import Prepared
 from dfc.target.copies.receiving import CopyReceiver
 from dfc.target.copies.settling import Settler
 
@@ -70,7 +71,7 @@ class Settled:
 
     def __init__(self, target: Target, *, starts: bool = True) -> None:
         self.target, self.peers, self.writes = target, FakePeers(), FakeWrites()
-        receiver = CopyReceiver(target.local, target.ledger)
+        receiver = CopyReceiver(target.local, target.ledger, Prepared(target.local))
         self.settler = Settler(target.local, target.ledger, self.peers, receiver, self.writes)  # type: ignore[arg-type]
         self.receiver = receiver
         target.local.before_map = self.settler.take

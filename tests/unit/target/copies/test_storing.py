@@ -7,17 +7,19 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from copied import BUCKET, V1, V2, Members, Target, item, key_of, map_of, name_with, sender, state_of, until
+from copied import BUCKET, V1, V2, Members, NoTees, Sent, Target, item, key_of, map_of, name_with, sender, state_of, until
 
 from dfc.checksum import ExpectedChecksums
 from dfc.errors import CopiesMissing, ObjectNotFound, PreconditionFailed, Unavailable
 from dfc.names import ObjectPath
+from dfc.storage.preconditions import Precondition
 from dfc.target.copies import storing, writing
 from dfc.target.copies.messages import CopyKey, RowState, Told
+from dfc.target.copies.prepared import Prepared
 from dfc.target.copies.receiving import CopyReceiver
 from dfc.target.copies.storing import CopiedObjects
 from dfc.target.copies.writing import Writes
-from dfc.target.local import OwnPlace
+from dfc.target.local import MoreCopies, OwnPlace
 from dfc.target.objects import OwnObjects, WriteConditions
 from dfc.target.staging import JobStaging, OutputName
 from dfc.target.uploads import OwnUploads
@@ -28,32 +30,17 @@ KEY = key_of(OWN)
 LARGE = bytes(300_000)
 
 
-class Sent:
-    """A body from a client."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-        self.declared_length = len(content)
-        self.pause_s: float | None = None
-
-    async def read_small(self, limit_bytes: int) -> bytes:
-        return self._content
-
-    async def receive(self, sink: Any, threads: ThreadPoolExecutor) -> None:
-        await asyncio.wrap_future(threads.submit(sink.write, memoryview(self._content)))
-
-
 class Served:
     """The use cases of one target, over others that answer as a test wants."""
 
     def __init__(self, target: Target) -> None:
         self.target, self.peers = target, Members(target)
         self.writes = Writes(target.local, target.ledger, self.peers)  # type: ignore[arg-type]
-        self.copied = CopiedObjects(target.local, target.ledger, self.peers, self.writes, 2.0)  # type: ignore[arg-type]
+        self.copied = CopiedObjects(target.local, target.ledger, self.peers, NoTees(), self.writes, 2.0)  # type: ignore[arg-type]
         uploads = OwnUploads(target.local, 10_000_000)
         self.objects = OwnObjects(target.local, uploads, self.copied)
         self.staging = JobStaging(target.local, uploads, self.copied)
-        self.receiver = CopyReceiver(target.local, target.ledger)
+        self.receiver = CopyReceiver(target.local, target.ledger, Prepared(target.local))
 
     def place(self) -> OwnPlace:
         return OwnPlace(self.target.bucket, self.target.disk)
@@ -113,6 +100,59 @@ async def test_an_object_is_stored_read_and_deleted(served: Served, body: bytes)
     ]
     await until(lambda: not served.target.disk.copies.has_pending)
     assert served.target.ledger.uncertain == set()
+
+
+@pytest.mark.parametrize("body", [b"small", LARGE], ids=["small", "large"])
+async def test_a_bucket_gets_more_copies_during_an_upload(served: Served, body: bytes) -> None:
+    target = served.target
+    target.local.take_map(map_of(2, copies=1))
+    place = served.place()
+    assert not place.bucket.has_several
+
+    class Late(Sent):
+        async def read_small(self, limit_bytes: int) -> bytes:
+            target.local.take_map(map_of(3, 2))
+            return await super().read_small(limit_bytes)
+
+        async def receive(self, sink: Any, threads: ThreadPoolExecutor) -> None:
+            target.local.take_map(map_of(3, 2))
+            await super().receive(sink, threads)
+
+    stored = await served.objects.put(place, OWN, Late(body), ExpectedChecksums(), WriteConditions())
+    assert (stored.copies, stored.copies_wanted) == (2, 2)
+    assert [each.to for each in served.peers.sent] == ["d2"]
+
+
+async def test_a_bucket_gets_more_copies_in_the_middle_of_a_write(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the last look at the map before the transaction."""
+    target = served.target
+    monkeypatch.setattr(CopiedObjects, "_has_several", lambda *_: False)
+    target.local.take_map(map_of(2, copies=1))
+    place = served.place()
+    precondition = Precondition(guard=target.local.commit_guard(place.bucket, OWN, target.disk, alone=True))
+    target.local.take_map(map_of(3, 2))
+    storing = served.copied.storing(place, OWN)
+
+    async def commit(condition: Precondition) -> Any:
+        return target.disk.put_small(BUCKET, OWN, b"small", precondition=condition)
+
+    with pytest.raises(Unavailable, match="getting more copies"):
+        await storing.store(precondition, commit, None)
+    assert (await storing.store(precondition, commit, b"small"))[1] == 2
+    served.target.local.take_map(map_of(4, 3, copies=1))
+    monkeypatch.setattr(target.disk, "delete", raising(MoreCopies("more")))
+    place = served.place()
+    served.target.local.take_map(map_of(5, 4))
+    await served.objects.delete(place, OWN, WriteConditions())
+    assert target.disk.find(BUCKET, OWN) is None
+    assert served.peers.sent[-1].state.is_tombstone
+
+
+def raising(error: Exception) -> Any:
+    def call(*_: Any, **__: Any) -> None:
+        raise error
+
+    return call
 
 
 async def test_writes_of_a_name_go_one_after_the_other(served: Served) -> None:

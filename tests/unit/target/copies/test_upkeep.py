@@ -13,6 +13,7 @@ from dfc.registry.reports import CleanReport, RaisedReport
 from dfc.storage.rows import Supplied
 from dfc.target.copies import writing
 from dfc.target.copies.messages import CopyKey, RowState, Told
+from dfc.target.copies.prepared import Prepared
 from dfc.target.copies.receiving import CopyReceiver
 from dfc.target.copies.settling import Settler
 from dfc.target.copies.upkeep import Upkeep
@@ -67,7 +68,7 @@ class Kept:
 
     def __init__(self, target: Target) -> None:
         self.target, self.peers = target, Others(target)
-        self.receiver = CopyReceiver(target.local, target.ledger)
+        self.receiver = CopyReceiver(target.local, target.ledger, Prepared(target.local))
         self.writes = Writes(target.local, target.ledger, self.peers)  # type: ignore[arg-type]
         settler = Settler(target.local, target.ledger, self.peers, self.receiver, self.writes)  # type: ignore[arg-type]
         self.upkeep = Upkeep(

@@ -1,0 +1,326 @@
+"""Bodies that go to the other disks while they are received, and wait there for their rows."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from copied import BUCKET, V1, V2, Sent, Target, item, key_of, name_with, sender, state_of, until
+
+from dfc.checksum import ExpectedChecksums
+from dfc.errors import BodyTimeout, Unavailable
+from dfc.placement.map import NodeEntry
+from dfc.storage.blobs.writer import BlobWriter
+from dfc.target.copies import prepared as prepared_module
+from dfc.target.copies import tee as tee_module
+from dfc.target.copies.messages import CopyKey
+from dfc.target.copies.prepared import Prepared
+from dfc.target.copies.receiving import CopyReceiver
+from dfc.target.copies.tee import Tees
+from dfc.target.uploads import HERE, receive_blob
+
+BODY = random.Random(3).randbytes(300_000)
+NAME, OWN = name_with("d2", "d1"), name_with("d1", "d2")
+
+
+class Answer:
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+    def close(self) -> None:
+        pass
+
+
+class Stream:
+    """A connection to another target, which keeps what it gets; `takes` is how many parts it takes before it breaks."""
+
+    def __init__(self, status: int, takes: int) -> None:
+        self.got, self.aborted, self._status, self._takes = b"", False, status, takes
+        self.begun = threading.Event()
+
+    def send_parts(self, parts: list[Any]) -> bool:
+        if not self._takes:
+            raise Unavailable("it broke off")
+        self._takes -= 1
+        for head, file, offset, count in parts:
+            self.got += head + os.pread(file, count, offset)
+        self.begun.set()
+        return True
+
+    def finish(self) -> Answer:
+        return Answer(self._status)
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class Others:
+    """The calls of this target to others."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.streams: dict[str, Stream] = {}
+        self.dropped: list[tuple[str, str]] = []
+        self.asked: list[tuple[str, str, int]] = []
+        self.status, self.takes = 200, 1000
+
+    def up_node_of(self, disk: str) -> NodeEntry | None:
+        node = self._target.local.map.node(f"t{disk[1:]}")
+        return node if node is not None and node.state == "up" and node.id != "t1" else None
+
+    def begin_body(self, url: str, key: CopyKey, version: str, durability: str, size: int) -> Stream:
+        self.asked.append((key.disk, version, size))
+        return self.streams.setdefault(key.disk, Stream(self.status, self.takes))
+
+    def drop_body(self, url: str, key: CopyKey, version: str) -> None:
+        self.dropped.append((key.disk, version))
+
+
+@pytest.fixture
+async def others(target: Target) -> Others:
+    return Others(target)
+
+
+@pytest.fixture
+async def tees(others: Others) -> Any:
+    made = Tees(others)  # type: ignore[arg-type]
+    yield made
+    await made.close()
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tee_module, "PIECE_BYTES", 50_000)
+    monkeypatch.setattr(tee_module, "PIECE_S", 0.05)
+
+
+def begin(target: Target, size: int = len(BODY)) -> BlobWriter:
+    return target.disk.begin_put(BUCKET, OWN, size=size, expected=ExpectedChecksums(), durability="fsync")
+
+
+KEYS = [CopyKey("d2", BUCKET, OWN), CopyKey("d3", BUCKET, OWN)]
+
+
+async def test_each_disk_gets_the_body_while_it_is_received(target: Target, others: Others, tees: Tees) -> None:
+    writer = begin(target)
+    tee = tees.begin(writer, len(BODY), KEYS, "fsync")
+    assert tee is not None
+    await asyncio.to_thread(tee.sink.write, memoryview(BODY[:120_000]))
+    await until(lambda: all(len(stream.got) >= 100_000 for stream in others.streams.values()) and len(others.streams) == 2)
+    await asyncio.to_thread(tee.sink.write, memoryview(BODY[120_000:]))
+    writer.finish()
+    await tee.finished()
+    assert [stream.got for stream in others.streams.values()] == [BODY, BODY]
+    assert sorted(others.asked) == [(disk, writer.version, len(BODY)) for disk in ("d2", "d3")]
+    assert others.dropped == []
+    writer.abort()
+
+
+async def test_both_halves_of_a_write_are_told(target: Target, others: Others, tees: Tees) -> None:
+    writer = begin(target)
+    tee = tees.begin(writer, len(BODY), KEYS[:1], "fsync")
+    assert tee is not None
+    assert tee.sink.slow_digest == writer.slow_digest
+    tee.sink.digest(memoryview(BODY))
+    tee.sink.store(memoryview(BODY))
+    writer.finish()
+    await tee.finished()
+    assert others.streams["d2"].got == BODY
+    writer.abort()
+
+
+async def test_a_slow_sender_is_followed_in_smaller_pieces(target: Target, others: Others, tees: Tees) -> None:
+    writer = begin(target)
+    tee = tees.begin(writer, len(BODY), KEYS[:1], "fsync")
+    assert tee is not None
+    tee.sink.write(memoryview(BODY[:10]))
+    await until(lambda: "d2" in others.streams and others.streams["d2"].got == BODY[:10])
+    tee.give_up()
+    await until(lambda: tee.running == 0)
+    writer.abort()
+
+
+async def test_an_upload_that_fails_ends_its_streams(target: Target, others: Others, tees: Tees) -> None:
+    class Copied:
+        def follow(self, writer: BlobWriter, size: int) -> Any:
+            self.tee = tees.begin(writer, size, KEYS, "fsync")
+            return self.tee
+
+    storing = Copied()
+    body = Sent(BODY[:100_000], BodyTimeout("the body has stalled"), 10_000)
+    with pytest.raises(BodyTimeout):
+        await receive_blob(target.local.threads(target.disk), lambda: begin(target), body, storing)  # type: ignore[arg-type]
+    await until(lambda: storing.tee.running == 0)
+    assert all(stream.aborted for stream in others.streams.values())
+    assert not target.disk.lookup_cached(BUCKET, OWN)
+
+
+async def test_what_is_there_is_dropped_when_the_upload_does_not_count(target: Target, others: Others, tees: Tees) -> None:
+    writer = begin(target)
+    tee = tees.begin(writer, len(BODY), KEYS, "fsync")
+    assert tee is not None
+    tee.sink.write(memoryview(BODY))
+    writer.finish()
+    await tee.finished()
+    tee.give_up()
+    await until(lambda: len(others.dropped) == 2)
+    assert sorted(others.dropped) == [("d2", writer.version), ("d3", writer.version)]
+    writer.abort()
+
+
+@pytest.mark.parametrize(("status", "takes"), [(503, 1000), (200, 0), (200, 2)])
+async def test_a_stream_that_fails_holds_nobody_up(target: Target, others: Others, tees: Tees, status: int, takes: int) -> None:
+    others.status, others.takes = status, takes
+    writer = begin(target)
+    tee = tees.begin(writer, len(BODY), KEYS, "fsync")
+    assert tee is not None
+    await asyncio.to_thread(tee.sink.write, memoryview(BODY))
+    row = writer.finish()
+    await tee.finished()
+    tee.give_up()
+    assert others.dropped == []
+    assert row.size == len(BODY)
+    writer.abort()
+
+
+async def test_nobody_waits_for_a_disk_that_is_down(target: Target, others: Others, tees: Tees) -> None:
+    going_on = threading.Event()
+    hanging = Stream(200, 1000)
+    hanging.finish = lambda: (going_on.wait(10), Answer(200))[1]  # type: ignore[method-assign]
+    others.streams["d2"] = hanging
+    writer = begin(target)
+    tee = tees.begin(writer, len(BODY), KEYS[:1], "fsync")
+    assert tee is not None
+    tee.sink.write(memoryview(BODY))
+    writer.finish()
+    waiting = asyncio.create_task(tee.finished())
+    done, _ = await asyncio.wait((waiting,), timeout=0.3)
+    assert not done
+    others.up_node_of = lambda disk: None  # type: ignore[method-assign]
+    await asyncio.wait_for(waiting, 5)
+    assert tee.running == 1
+    going_on.set()
+    await until(lambda: tee.running == 0)
+    writer.abort()
+
+
+async def test_too_many_streams_are_not_begun(target: Target, tees: Tees, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tee_module, "TEE_STREAMS_MAX", 3)
+    writers = [begin(target), begin(target)]
+    first = tees.begin(writers[0], len(BODY), KEYS, "fsync")
+    assert first is not None
+    assert tees.begin(writers[1], len(BODY), KEYS, "fsync") is None
+    first.give_up()
+    await until(lambda: first.running == 0)
+    second = tees.begin(writers[1], len(BODY), KEYS, "fsync")
+    assert second is not None
+    second.give_up()
+    for writer in writers:
+        writer.abort()
+
+
+async def test_no_stream_goes_to_this_target(target: Target, tees: Tees) -> None:
+    writer = begin(target)
+    assert tees.begin(writer, len(BODY), [key_of(OWN, "d1")], "fsync") is None
+    assert HERE.follow(writer, 1) is None
+    writer.abort()
+
+
+# --- at the other target
+
+
+@pytest.fixture
+async def prepared(target: Target) -> Any:
+    made = Prepared(target.local)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def receiver(target: Target, prepared: Prepared) -> Iterator[CopyReceiver]:
+    return CopyReceiver(target.local, target.ledger, prepared)
+
+
+def blobs(target: Target) -> int:
+    return sum(len(files) for _, _, files in os.walk(target.disk.parts.root + "/objects"))
+
+
+KEY = key_of(NAME)
+
+
+async def test_a_row_finds_the_body_that_came_before_it(target: Target, receiver: CopyReceiver) -> None:
+    await receiver.prepare(sender(), KEY, V1, "fsync", Sent(BODY))
+    assert target.version(NAME) is None, "it is no object yet"
+    told = await receiver.take(sender(), [item(NAME, V1, None, state=state_of(V1, BODY))])
+    assert told.outcomes == ["taken"]
+    assert (target.version(NAME), target.is_pending(NAME)) == (V1, True)
+    row = target.disk.lookup(BUCKET, NAME)
+    file = target.disk.open_blob(row)
+    assert os.pread(file, len(BODY) + 1, 0)[: len(BODY)] == BODY
+    os.close(file)
+
+
+@pytest.mark.parametrize(("version", "body"), [(V2, BODY), (V1, BODY[:-1]), (V1, b"x" + BODY[1:])])
+async def test_another_body_does_not_do(target: Target, receiver: CopyReceiver, version: str, body: bytes) -> None:
+    await receiver.prepare(sender(), KEY, V1, "fsync", Sent(BODY))
+    told = await receiver.take(sender(), [item(NAME, version, None, state=state_of(version, body))])
+    assert told.outcomes == ["unknown"]
+    assert target.version(NAME) is None
+
+
+async def test_a_body_is_dropped_when_no_row_follows(target: Target, receiver: CopyReceiver, prepared: Prepared) -> None:
+    await receiver.prepare(sender(), KEY, V1, "fsync", Sent(BODY))
+    assert blobs(target) == 1
+    receiver.forget(KEY, V2)
+    assert prepared.take(KEY, state_of(V2, BODY)) is None
+    receiver.forget(KEY, V1)
+    await until(lambda: blobs(target) == 0)
+    assert (await receiver.take(sender(), [item(NAME, V1, None, state=state_of(V1, BODY))])).outcomes == ["unknown"]
+
+
+async def test_a_body_that_waits_too_long_is_dropped(
+    target: Target, receiver: CopyReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepared_module, "PREPARED_S", 0.05)
+    await receiver.prepare(sender(), KEY, V1, "fsync", Sent(BODY))
+    await until(lambda: blobs(target) == 0)
+
+
+async def test_a_newer_body_replaces_an_older_one(target: Target, receiver: CopyReceiver) -> None:
+    await receiver.prepare(sender(), KEY, V1, "fsync", Sent(BODY))
+    await receiver.prepare(sender(), KEY, V2, "fsync", Sent(BODY[::-1]))
+    await until(lambda: blobs(target) == 1)
+    told = await receiver.take(sender(), [item(NAME, V2, None, state=state_of(V2, BODY[::-1]))])
+    assert (told.outcomes, target.version(NAME)) == (["taken"], V2)
+
+
+async def test_nothing_is_left_when_the_target_stops(target: Target, receiver: CopyReceiver, prepared: Prepared) -> None:
+    await receiver.prepare(sender(), KEY, V1, "fsync", Sent(BODY))
+    await prepared.close()
+    assert blobs(target) == 0
+
+
+async def test_bodies_are_refused(target: Target, receiver: CopyReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unavailable, match="no such bucket"):
+        await receiver.prepare(sender(), KEY._replace(bucket_id="b9"), V1, "fsync", Sent(BODY))
+    with pytest.raises(Unavailable, match="not here"):
+        await receiver.prepare(sender(), KEY._replace(disk="d9"), V1, "fsync", Sent(BODY))
+    with pytest.raises(BodyTimeout):
+        await receiver.prepare(sender(), KEY, V1, "fsync", Sent(BODY, BodyTimeout("it has stalled")))
+    monkeypatch.setattr(prepared_module, "PREPARED_MAX", 1)
+    await receiver.prepare(sender(), KEY, V1, "fsync", Sent(BODY))
+    with pytest.raises(Unavailable, match="wait here"):
+        await receiver.prepare(sender(), key_of(OWN), V1, "fsync", Sent(BODY))
+    assert blobs(target) == 1
+
+
+async def test_a_row_of_a_newer_map_removes_the_body(target: Target, receiver: CopyReceiver) -> None:
+    name = name_with("d1", "d2")  # this target is its primary
+    await receiver.prepare(sender(), key_of(name), V1, "fsync", Sent(BODY))
+    told = await receiver.take(sender(), [item(name, V1, None, state=state_of(V1, BODY))])
+    assert told.outcomes == ["newer_map"]
