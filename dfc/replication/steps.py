@@ -357,8 +357,8 @@ def bring_up(node: str, incarnations: Mapping[str, str]) -> Change:
 def _back(placement: Placement, disk: DiskPlace, incarnation: str) -> Placement:
     """A disk is up again, behind every disk of another node, but for those that stopped no later than it did and have not been
     up since: they have acknowledged nothing without it. A disk that comes back empty or in doubt is behind all of them, and is
-    compared. While no object has two copies, nobody else can have written what belongs on it."""
-    several = any(max(each) > 1 for each in placement.copies.values())
+    compared. While no object has two copies, and none is moving, nobody else can have written what belongs on it."""
+    several = any(max(each) > 1 for each in placement.copies.values()) or any(each.to is not None for each in placement.slices)
     others = {each.id for each in placement.disks.values() if each.node != disk.node} if several else set()
     if _is_another(disk, incarnation):
         back = msgspec.structs.replace(

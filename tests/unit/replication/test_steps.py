@@ -154,6 +154,15 @@ def test_one_that_has_gone_down_before_has_acknowledged_nothing_since():
     assert bring_up("n1", {"n1a": "first"})(state).disks["n1a"].behind == {"n2a", "n3a"}
 
 
+def test_with_one_copy_nobody_is_behind_unless_names_are_moving():
+    """While a slice moves, writes go to both of its homes."""
+    away = place("n3a", status="down", down_step=5)
+    state = msgspec.structs.replace(placement("n1a", "n2a", away, step=6), copies={BUCKET: Copies.of(1)})
+    assert bring_up("n3", {"n3a": "first"})(state).disks["n3a"].behind == frozenset()
+    moving = with_slices(state, SliceState(1, 1, "moving"))
+    assert bring_up("n3", {"n3a": "first"})(moving).disks["n3a"].behind == {"n1a", "n2a"}
+
+
 def test_disks_of_one_target_are_not_behind_each_other():
     state = placement(place("n1a", status="down", down_step=1), "n1b", "n2a", step=2)
     assert bring_up("n1", {"n1a": "first"})(state).disks["n1a"].behind == {"n2a"}
