@@ -25,18 +25,18 @@ class Probe(SimClient):
     def _choose(self, kind: object, name: str) -> str:
         return self._node
 
-    def read_until(self, time: float) -> None:
-        """Read the name again and again."""
+    def read_until(self, time: float, name: str = NAME) -> None:
+        """Read a name again and again."""
 
         def reading() -> Process:
             while self.world.now < time:
-                yield from self.do("get", NAME)
+                yield from self.do("get", name)
                 yield Sleep(0.1)
 
         self.world.spawn(self, reading())
 
-    def write(self, value: str, expected: tuple[str] | None = None) -> None:
-        self.world.spawn(self, self.do("swap" if expected else "put", NAME, value, expected))
+    def write(self, value: str, expected: tuple[str] | None = None, name: str = NAME) -> None:
+        self.world.spawn(self, self.do("swap" if expected else "put", name, value, expected))
 
 
 class Directed(Run):
@@ -48,6 +48,10 @@ class Directed(Run):
         self.world.slow = {}
         self.roles: Roles = roles(self.coordinator.placement, BUCKET, NAME)
         self.nodes = [each[:-1] for each in self.roles.homes]
+        self.twin = next(
+            name for name in map(str, range(1000)) if roles(self.coordinator.placement, BUCKET, name) == self.roles
+        )
+        self.names = [*self.names, self.twin]
         for time, action in script(self):
             self.world.after(time, action)
 
@@ -73,6 +77,24 @@ def reader_that_did_not_hear(run: Directed) -> list[tuple[float, Callable[[], No
         (3.1, lambda: run.probe(primary).write("new")),
         (4.6, lambda: run.cut(*((each, reader) for each in (COORDINATOR, *run.targets)))),
         (3.2, lambda: run.probe(reader).read_until(10.0)),
+        (15.0, run.heal),
+    ]
+
+
+def other_name_of_a_reader_that_did_not_hear(run: Directed) -> list[tuple[float, Callable[[], None]]]:
+    """The same; meanwhile the primary, which has heard of it, writes another name of the same homes."""
+    primary, reader = run.nodes
+
+    def write(number: int) -> tuple[float, Callable[[], None]]:
+        return 4.8 + number / 5, lambda: run.probe(primary).write(f"new {number}", name=run.twin)
+
+    return [
+        (1.0, lambda: run.probe(primary).write("old", name=run.twin)),
+        (3.0, lambda: run.cut((primary, reader), (reader, primary))),
+        (3.1, lambda: run.probe(primary).write("first")),
+        (3.2, lambda: run.probe(reader).read_until(10.0, run.twin)),
+        (4.6, lambda: run.cut(*((each, reader) for each in (COORDINATOR, *run.targets)))),
+        *(write(number) for number in range(12)),
         (15.0, run.heal),
     ]
 
@@ -159,6 +181,7 @@ def answer_that_is_late(run: Directed) -> list[tuple[float, Callable[[], None]]]
 
 SCHEDULES: dict[str, tuple[Script, int]] = {
     "reader that did not hear": (reader_that_did_not_hear, 2),
+    "other name of a reader that did not hear": (other_name_of_a_reader_that_did_not_hear, 2),
     "commit of an old primary": (commit_of_an_old_primary, 3),
     "clean report that is late": (clean_report_that_is_late, 2),
     "primary that is lost": (primary_that_is_lost, 3),

@@ -159,6 +159,10 @@ def _count_a_minority_as_enough(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(steps, "put_behind", mark)
 
 
+def _skip_who_was_marked_just_now(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(write, "marked_just_now", lambda *_: set())
+
+
 MUTANTS: dict[str, Patch] = {
     "acknowledge without a required member": _without_a_required_member,
     "skip settling": _skip_settling,
@@ -173,6 +177,7 @@ MUTANTS: dict[str, Patch] = {
     "order before a conditional write": _order_before_a_conditional_write,
     "take a new disk for the old": _take_a_new_disk_for_the_old,
     "skip after a clean report": _skip_after_a_clean_report,
+    "skip who was marked just now": _skip_who_was_marked_just_now,
     "remove surplus unasked": _remove_surplus_unasked,
     "act without a lease": _act_without_a_lease,
     "drop notes unasked": _drop_notes_unasked,
@@ -199,6 +204,7 @@ CAUGHT_BY: dict[str, tuple[str, int] | str] = {
     "drop notes unasked": ("three copies", 3),
     "skip after a clean report": "clean report that is late",
     "members note nothing": "primary that is lost",
+    "skip who was marked just now": "other name of a reader that did not hear",
     "believe a stale state": "answer that is late",
 }
 # No seed or schedule is known for these; that the cores keep to the rules is tested by tests/unit/replication alone. Why:

@@ -82,6 +82,7 @@ class Run:
             for number, node in enumerate(names)
         }
         self.history: list[Operation] = []
+        self.names = NAMES
         self.clients = [SimClient(self.world, f"c{number}", HOT, COLD, self.history) for number in range(CLIENTS)]
         self.wiped = 0
 
@@ -187,7 +188,7 @@ class Run:
         reader = SimClient(self.world, "last", HOT, COLD, self.history)
 
         def read() -> Process:
-            for name in NAMES:
+            for name in self.names:
                 for _ in range(3):
                     found[name], _value = yield from reader.do("get", name)
                     if found[name]:
@@ -196,10 +197,10 @@ class Run:
 
         self.world.spawn(reader, read())
         self.world.run_until(self.world.now + FINAL_READS_S)
-        outcome.problems += [f"{name} cannot be read at the end" for name in NAMES if not found.get(name)]
+        outcome.problems += [f"{name} cannot be read at the end" for name in self.names if not found.get(name)]
 
     def _check_histories(self, outcome: Outcome) -> None:
-        for name in NAMES:
+        for name in self.names:
             fine = is_linearizable([op for op in self.history if op.name == name])
             if fine is not True:
                 outcome.problems.append(f"{name} is not linearizable" if fine is False else f"{name} is undecided")
@@ -221,7 +222,7 @@ class Run:
         copies = placement.copies_of(BUCKET)
         if not copies.reading == copies.written == copies.wanted:
             problems.append(f"copies are still changed: {copies}")
-        for name in NAMES:
+        for name in self.names:
             self._check_rows(name, problems)
 
     def _check_rows(self, name: str, problems: list[str]) -> None:
