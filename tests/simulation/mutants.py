@@ -197,7 +197,7 @@ CAUGHT_BY: dict[str, tuple[str, int] | str] = {
     "publish without acknowledgements": "reader that did not hear",
     "accept an older primary": "commit of an old primary",
     "hand over without reports": ("two copies", 0),
-    "leave out moving": ("one copy", 8),
+    "leave out moving": ("single disks", 0),
     "order before a conditional write": ("two copies", 0),
     "take a new disk for the old": ("wipes and moves", 4),
     "act without a lease": ("wipes", 2),
