@@ -18,7 +18,7 @@ from dfc.proxy.heartbeats import Heartbeats
 from dfc.proxy.registrations import Registrations
 from dfc.proxy.steps import Steps
 from dfc.registry import changes
-from dfc.registry.leases import LeaseLost
+from dfc.registry.leases import LeaseLost, boot_s
 from dfc.registry.registration import MapTaken, Registered
 
 DOWN_S = 10.0
@@ -278,3 +278,8 @@ async def test_one_whose_disk_is_another_under_its_id_gets_none_before_it_was_do
     await until(lambda: proxy.states() == ["up", "up", "down"])
     assert (await proxy.beat(2, disk("second"))).lease_s == LEASE_S
     assert placement_of(proxy.cluster.map).disks["d2"].incarnation == "second"
+
+
+def test_silence_is_counted_by_the_clock_of_leases():
+    """Whoever sets the wall clock of the coordinator would otherwise declare all targets down that still have a lease."""
+    assert abs(Heartbeats().now_s() - boot_s()) < 3600

@@ -12,13 +12,14 @@ from copied import BUCKET, V1, V2, Members, Target, item, key_of, map_of, name_w
 from dfc.checksum import ExpectedChecksums
 from dfc.errors import CopiesMissing, ObjectNotFound, PreconditionFailed, Unavailable
 from dfc.names import ObjectPath
+from dfc.storage.rows import ObjectRow
 from dfc.target.copies import storing, writing
 from dfc.target.copies.messages import CopyKey, RowState, Told
 from dfc.target.copies.receiving import CopyReceiver
 from dfc.target.copies.storing import CopiedObjects
 from dfc.target.copies.writing import Writes
 from dfc.target.local import OwnPlace
-from dfc.target.objects import OwnObjects, WriteConditions
+from dfc.target.objects import OwnObject, OwnObjects, WriteConditions
 from dfc.target.staging import JobStaging, OutputName
 from dfc.target.uploads import OwnUploads
 
@@ -65,6 +66,14 @@ class Served:
     async def get(self, name: str = OWN) -> bytes:
         row = await self.copied.row(self.place(), name)
         return self.target.disk.read_small(row)
+
+    def known(self, name: str) -> OwnObject | None:
+        return self.objects.known(ObjectPath("b", name))
+
+    async def at_once(self, name: str) -> None:
+        """A read that is answered from memory. ObjectNotFound if it cannot be."""
+        if self.known(name) is None:
+            raise ObjectNotFound("another read has to find out")
 
     async def stage(self, body: bytes, name: str = OWN) -> None:
         await self.staging.put(OutputName(JOB, ObjectPath("b", name)), Sent(body), ExpectedChecksums())
@@ -248,6 +257,47 @@ async def test_an_unsettled_name_is_not_served(served: Served, monkeypatch: pyte
     with pytest.raises(ObjectNotFound):
         await served.get(OTHER)
     assert (await served.put(b"x", OTHER)).copies == 2
+
+
+async def test_a_row_that_is_undone_while_it_is_read_is_not_served(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was pending when it was read, and nothing is when that is asked: it may be gone instead of confirmed."""
+    disk = served.target.disk
+    look_up = disk.lookup_cached
+
+    def undo(bucket_id: str, name: str) -> ObjectRow | None:
+        row = look_up(bucket_id, name)
+        disk.copies.revert(bucket_id, name, V2, None)
+        return row
+
+    monkeypatch.setattr(disk, "lookup_cached", undo)
+    for read in (served.get, served.at_once):
+        await served.receiver.take(sender(), [item(OTHER, V2, b"two")])
+        with pytest.raises(ObjectNotFound):
+            await read(OTHER)
+
+
+async def test_what_is_in_memory_is_served_by_the_same_rules(served: Served) -> None:
+    """Small reads are answered from memory, without a look at the disk."""
+    await served.receiver.take(sender(), [item(OTHER, V1, b"one")])
+    assert served.target.disk.lookup_cached(BUCKET, OTHER) is not None
+    assert served.known(OTHER) is None, "it is pending"
+    served.target.disk.copies.confirm([(BUCKET, OTHER, V1)])
+    assert served.known(OTHER) is not None
+    served.target.settles = False
+    served.target.local.take_map(map_of(2, 2, down=("d2",)))
+    assert served.known(OTHER) is None, "its new primary does not know yet what others have"
+    served.target.settle()
+    assert served.known(OTHER) is not None
+    served.target.ledger.uncertain.add(key_of(OTHER))
+    assert served.known(OTHER) is None, "a write is on its way"
+
+
+async def test_a_name_without_a_reader_is_unavailable(served: Served) -> None:
+    """This disk may lack writes of the one that is away, so it does not know what exists."""
+    served.target.local.take_map(map_of(2, 2, down=("d2",), behind={"d1": ("d2",)}))
+    for name in (OWN, OTHER):
+        with pytest.raises(Unavailable, match="no disk is up"):
+            await served.objects.place(ObjectPath("b", name))
 
 
 # --- outputs of jobs

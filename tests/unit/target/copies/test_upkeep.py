@@ -250,6 +250,26 @@ async def test_nobody_is_reported_while_a_write_is_on_its_way(kept: Kept) -> Non
     assert len(reports(kept)) == 1
 
 
+@pytest.mark.parametrize("what", ["note", "write", "map"])
+async def test_what_comes_while_a_disk_is_asked_withholds_the_report(kept: Kept, what: str) -> None:
+    kept.target.write(OWN, b"own", pending=False)
+    kept.target.local.take_map(map_of(2, 2, behind={"d2": ("d1",)}))
+    is_settled = kept.peers.is_settled
+
+    async def late(disk: str) -> bool:
+        if what == "note":
+            kept.target.disk.copies.owe([("d2", BUCKET, OWN)])
+        elif what == "write":
+            kept.target.ledger.uncertain.add(key_of(OWN))
+        else:
+            kept.target.local.take_map(map_of(3, 3, behind={"d2": ("d1",)}))
+        return await is_settled(disk)
+
+    kept.peers.is_settled = late  # type: ignore[method-assign]
+    await kept.look()
+    assert reports(kept) == []
+
+
 async def test_more_copies_are_planned_made_and_reported(kept: Kept) -> None:
     one = map_of(copies=1)
     name = name_with("d1", cluster_map=one)
