@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -69,11 +70,6 @@ class Served:
 
     def known(self, name: str) -> OwnObject | None:
         return self.objects.known(ObjectPath("b", name))
-
-    async def at_once(self, name: str) -> None:
-        """A read that is answered from memory. ObjectNotFound if it cannot be."""
-        if self.known(name) is None:
-            raise ObjectNotFound("another read has to find out")
 
     async def stage(self, body: bytes, name: str = OWN) -> None:
         await self.staging.put(OutputName(JOB, ObjectPath("b", name)), Sent(body), ExpectedChecksums())
@@ -151,6 +147,29 @@ async def test_a_client_that_leaves_in_the_middle_has_written(served: Served) ->
     hang.set()
     assert await served.get() == b"body"
     assert KEY not in served.target.ledger.uncertain
+
+
+async def test_a_client_that_leaves_during_the_commit_has_written(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row is committed then, so it has to be brought to the others before anybody may read it."""
+    committer, hang = served.target.disk.parts.committer, served.hang()
+    submit, committed, release = committer.submit, threading.Event(), threading.Event()
+
+    def slow(change: Any) -> Any:
+        outcome = submit(change)
+        committed.set()
+        assert release.wait(10)
+        return outcome
+
+    monkeypatch.setattr(committer, "submit", slow)
+    task = asyncio.create_task(served.put(b"body"))
+    await until(committed.is_set)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    release.set()
+    await until(lambda: bool(served.peers.sent) or KEY not in served.target.ledger.uncertain)
+    assert KEY in served.target.ledger.uncertain
+    hang.set()
+    assert await served.get() == b"body"
 
 
 async def test_a_refused_commit_leaves_nothing_uncertain(served: Served) -> None:
@@ -270,10 +289,11 @@ async def test_a_row_that_is_undone_while_it_is_read_is_not_served(served: Serve
         return row
 
     monkeypatch.setattr(disk, "lookup_cached", undo)
-    for read in (served.get, served.at_once):
-        await served.receiver.take(sender(), [item(OTHER, V2, b"two")])
-        with pytest.raises(ObjectNotFound):
-            await read(OTHER)
+    await served.receiver.take(sender(), [item(OTHER, V2, b"two")])
+    with pytest.raises(ObjectNotFound):
+        await served.copied.row(served.place(), OTHER)
+    await served.receiver.take(sender(), [item(OTHER, V2, b"two")])
+    assert served.known(OTHER) is None
 
 
 async def test_what_is_in_memory_is_served_by_the_same_rules(served: Served) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -149,6 +150,38 @@ async def test_an_answer_is_nothing_when_a_row_has_come_meanwhile(kept: Kept) ->
     kept.peers.said("d2", OTHER, V1, b"one")
     await kept.look(2)
     assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (V3, True)
+
+
+async def test_an_answer_is_nothing_when_the_same_row_has_come_again_meanwhile(kept: Kept) -> None:
+    """From the next primary, which counts on it from then on; the one that was asked did not have it."""
+    await kept.receive(item(OTHER, V2, b"two"))
+    states = kept.peers.states
+
+    async def late(disk: str, names: list[CopyKey]) -> Any:
+        found = await states(disk, names)
+        await kept.receive(item(OTHER, V2, b"two"))
+        return found
+
+    kept.peers.states = late  # type: ignore[method-assign]
+    kept.peers.said("d2", OTHER, V1, b"one")
+    await kept.look(2)
+    assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (V2, True)
+
+
+async def test_a_row_that_comes_again_while_another_is_fetched_stays(kept: Kept) -> None:
+    await kept.receive(item(OTHER, V2, b"two"))
+    fetch = kept.peers.fetch
+
+    async def late(*asked: Any) -> Any:
+        found = await fetch(*asked)
+        await kept.receive(item(OTHER, V2, b"two"))
+        return found
+
+    kept.peers.fetch = late  # type: ignore[method-assign]
+    kept.peers.said("d2", OTHER, V1, b"one")
+    with suppress(Unavailable):
+        await kept.look(2)
+    assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (V2, True)
 
 
 # --- notes
