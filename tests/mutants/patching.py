@@ -18,9 +18,9 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from mutants.mutant import Mutant, mutated
+from mutants.starter import VARIABLE
 from mutants.table import MUTANTS
 
-VARIABLE: Final = "DFC_MUTANT"
 MARK: Final = "mutant: "
 
 

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Final
+from collections.abc import Iterator
 
 import pytest
 
 from mutants.mutant import mutated
-from mutants.patching import VARIABLE, Ending, ending
+from mutants.patching import Ending, ending
+from mutants.starter import ROOT, Starter, started
 from mutants.table import GROUPS, MUTANTS
 
-ROOT: Final = Path(__file__).resolve().parents[2]
-# What the tests do not need, and takes time to import; and they must not fail by being slow.
-PLUGINS: Final = ("-p", "mutants.patching", "-p", "no:xdist", "-p", "no:cacheprovider")
 
-
-def run(test: str, mutant: str | None) -> tuple[int, str]:
-    """Run a test in a process of its own, with a mistake or as it is; the exit code and the output."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "PYTEST_ADDOPTS": ""}
-    environment |= {} if mutant is None else {VARIABLE: mutant}
-    command = [sys.executable, "-m", "pytest", "-q", *PLUGINS, test]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240
-    )
-    return done.returncode, done.stdout
+@pytest.fixture(scope="module")
+def starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starter]:
+    with started(tmp_path_factory.mktemp("mutants")) as made:
+        yield made
 
 
 def test_each_name_is_used_once() -> None:
@@ -44,14 +32,22 @@ def test_the_table_is_about_the_source_as_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_is_caught(name: str) -> None:
+def test_a_mutant_is_caught(starter: Starter, name: str) -> None:
     mutant = MUTANTS[name]
-    status, output = run(mutant.test, name)
-    assert ending(output) == Ending("call", mutant.error, is_made=True), output
-    assert status == 1, output
-    assert mutant.test.rpartition("::")[2] in output
+    ran = starter.run(mutant.test, name)
+    assert ending(ran.output) == Ending("call", mutant.error, is_made=True), ran.output
+    assert (ran.status, f"FAILED {mutant.test}" in ran.output) == (1, True), ran.output
 
 
-def test_a_test_without_a_mistake_passes() -> None:
-    status, output = run(next(iter(MUTANTS.values())).test, None)
-    assert (status, ending(output)) == (0, None), output
+def test_without_a_mistake_the_same_test_passes(starter: Starter) -> None:
+    for mutant in list(MUTANTS.values())[:: len(MUTANTS) // 3]:
+        ran = starter.run(mutant.test, None)
+        assert (ran.status, ending(ran.output)) == (0, None), ran.output
+
+
+def test_a_text_that_is_not_there_once_is_no_mutant() -> None:
+    mutant = next(iter(MUTANTS.values()))
+    [(right, _)] = mutant.changes
+    for source in ("", right * 2):
+        with pytest.raises(ValueError, match="instead of once"):
+            mutated(source, mutant)
