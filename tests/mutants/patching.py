@@ -54,7 +54,8 @@ class Mistake(MetaPathFinder):
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
         report = yield
         if report.failed and self._phase == "none" and call.excinfo is not None:
-            self._phase, self._error = report.when, call.excinfo.type.__name__
+            hung = str(call.excinfo.value).startswith("Timeout ")  # of pytest-timeout, which fails the test
+            self._phase, self._error = report.when, "Timeout" if hung else call.excinfo.type.__name__
         return report
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:

@@ -7,5 +7,14 @@ from typing import Final
 from mutants import disks, targets
 from mutants.mutant import Mutant
 
-GROUPS: Final = (disks.MEDIUM, disks.BLOBS, disks.ROWS, targets.WRITES, targets.READS, targets.RIGHTS, targets.UPKEEP)
+GROUPS: Final = (
+    disks.MEDIUM,
+    disks.BLOBS,
+    disks.ROWS,
+    targets.WRITES,
+    targets.READS,
+    targets.RIGHTS,
+    targets.COORDINATOR,
+    targets.UPKEEP,
+)
 MUTANTS: Final[dict[str, Mutant]] = {name: each for group in GROUPS for name, each in group.items()}

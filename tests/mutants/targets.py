@@ -13,6 +13,7 @@ _SETTLING: Final = f"{_COPIES}/test_settling.py"
 _STORING: Final = f"{_COPIES}/test_storing.py"
 _UPKEEP: Final = f"{_COPIES}/test_upkeep.py"
 _WRITING: Final = f"{_COPIES}/test_writing.py"
+_STEPS: Final = "tests/unit/proxy/test_steps.py"
 _LOCAL: Final = "tests/unit/target/test_local.py"
 
 WRITES: dict[str, Mutant] = {
@@ -252,6 +253,47 @@ RIGHTS: dict[str, Mutant] = {
             ("if new.last_number < max((", "if 0 > max(("),
         ),
         "tests/unit/registry/test_changes.py::test_numbers_of_nodes_are_not_given_again",
+    ),
+}
+
+COORDINATOR: dict[str, Mutant] = {
+    "a primary passes over a disk before all targets know": mutant(
+        "dfc.proxy.steps",
+        "while not planner.is_behind(primary, disk):",
+        "while primary not in planner.placement.disks[disk].behind:",
+        f"{_STEPS}::test_a_primary_is_answered_when_all_targets_know_who_is_behind_it",
+    ),
+    "a clean report of an older step counts": mutant(
+        "dfc.proxy.steps",
+        "if not planner.report_clean(disk, behind, step):",
+        "if not planner.report_clean(disk, behind, planner.placement.step):",
+        f"{_STEPS}::test_a_report_of_an_older_step_clears_nobody",
+        "Failed",
+    ),
+    "a proxy takes a step that is not the coordinator any more": mutant(
+        "dfc.proxy.steps",
+        "await self._cluster.change(take_step(before, new, seen), fence=leadership)",
+        "await self._cluster.change(take_step(before, new, seen))",
+        f"{_STEPS}::test_who_leads_no_longer_takes_no_step",
+    ),
+    "a target that is being declared down gets a lease": mutant(
+        "dfc.proxy.steps",
+        "or said.starting or said.node_id in self._going:",
+        "or said.starting:",
+        f"{_STEPS}::test_one_that_is_being_marked_down_gets_none",
+    ),
+    "a target with a clock far ahead gets a lease": mutant(
+        "dfc.proxy.registrations",
+        "if ahead_s > CLOCK_AHEAD_S_MAX:",
+        "if False:",
+        f"{_STEPS}::test_one_whose_clock_is_far_ahead_gets_none",
+    ),
+    "what a newer target says is passed over": mutant(
+        "dfc.registry.registration",
+        "class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):",
+        "class Registration(msgspec.Struct, frozen=True, kw_only=True):",
+        "tests/unit/registry/test_registration.py::test_what_a_newer_target_says_is_refused_and_not_overlooked",
+        "Failed",
     ),
 }
 
