@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from mutants.mutant import Mutant, mutated
-from mutants.starter import VARIABLE
+from mutants.starter import VARIABLE, Ran
 from mutants.table import MUTANTS
 
 MARK: Final = "mutant: "
@@ -80,6 +80,12 @@ def ending(output: str) -> Ending | None:
     """What the plugin said; None if it did not come to that."""
     said = [line.removeprefix(MARK).split() for line in output.splitlines() if line.startswith(MARK)]
     return Ending(said[-1][0], said[-1][1], said[-1][2] == "True") if said else None
+
+
+def is_caught(mutant: Mutant, ran: Ran) -> bool:
+    """Whether the test has failed by itself, as the table says: not before its first line, and not because it hung."""
+    failed = f"FAILED {mutant.test}" in ran.output
+    return ran.status == 1 and failed and ending(ran.output) == Ending("call", mutant.error, is_made=True)
 
 
 @pytest.hookimpl(tryfirst=True)
