@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mutants import disks, targets
+from mutants import disks, rights, targets
 from mutants.mutant import Mutant
 
 GROUPS: Final = (
@@ -13,8 +13,8 @@ GROUPS: Final = (
     disks.ROWS,
     targets.WRITES,
     targets.READS,
-    targets.RIGHTS,
-    targets.COORDINATOR,
+    rights.RIGHTS,
+    rights.COORDINATOR,
     targets.UPKEEP,
 )
 MUTANTS: Final[dict[str, Mutant]] = {name: each for group in GROUPS for name, each in group.items()}

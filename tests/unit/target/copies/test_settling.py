@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -193,6 +194,19 @@ async def test_own_pending_rows_are_driven(settled: Settled) -> None:
     settled.writes.ended = {key_of(OWN)}
     await settled.settler.drive_pending()
     assert settled.writes.driven == [(key_of(NAME), V1)], "what is certain already is not driven again"
+
+
+async def test_what_the_old_primary_has_on_its_way_is_settled_too(settled: Settled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit for it may be under way here, which was decided by the step before."""
+    release = threading.Event()
+    monkeypatch.setattr(settled.target.disk, "settle", release.wait)
+    settled.peers.told[("t3", 2)] = NOTHING
+    settled.take(DOWN)
+    await asyncio.sleep(0.05)
+    was_served = settled.serves(NAME)
+    release.set()
+    await settled.until_done()
+    assert not was_served, "before the commits of the step before were done"
 
 
 async def test_rows_of_others_are_not_driven(settled: Settled) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from contextlib import suppress
 from typing import Any
 
@@ -315,6 +317,21 @@ async def test_more_copies_are_planned_made_and_reported(kept: Kept) -> None:
     await kept.look()
     assert kept.target.notes(second) == []
     assert reports(kept) == [RaisedReport(disk="d1", bucket_id=BUCKET, copies=2, step=2)]
+
+
+async def test_what_was_committed_with_one_copy_is_planned_too(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit may be under way that was decided by the map of before: nobody else would ever bring it to the new home."""
+    name = name_with("d1", cluster_map=map_of(copies=1))
+    release = threading.Event()
+    monkeypatch.setattr(kept.target.disk, "settle", release.wait)
+    kept.target.local.take_map(map_of(2, 2, copies=1, written=2, wanted=2))
+    planning = asyncio.create_task(kept.upkeep._plan())
+    done, _ = await asyncio.wait((planning,), timeout=0.05)
+    kept.target.write(name, b"own", pending=False)
+    release.set()
+    await planning
+    assert not done
+    assert kept.target.notes(kept.target.ledger.roles(BUCKET, name).homes[1]) == [name]
 
 
 # --- surplus
