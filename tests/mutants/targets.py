@@ -139,6 +139,13 @@ READS: dict[str, Mutant] = {
         "tests/unit/proxy/test_cluster.py::test_a_target_that_is_down",
         "Failed",
     ),
+    "a listing is short while both homes are away": mutant(
+        "dfc.proxy.cluster",
+        "        if len(unread) >= bucket.copies:\n",
+        "        if len(unread) > bucket.copies:\n",
+        "tests/unit/proxy/test_cluster.py::test_with_copies_as_many_targets_may_be_down_as_leave_one_of_each_object",
+        "Failed",
+    ),
     "a row that was undone while it was read is served": mutant(
         "dfc.target.copies.storing",
         "if told is ReadVerdict.SERVE and undone == disk.copies.undone:",
