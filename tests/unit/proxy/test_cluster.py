@@ -160,6 +160,24 @@ async def test_a_target_that_is_down(make):
     assert cluster.is_ready()
 
 
+async def test_with_copies_as_many_targets_may_be_down_as_leave_one_of_each_object(make):
+    """With one more, an answer of those that are up may be short, which is no answer."""
+    cluster = await make(joined=3)
+    bucket, _ = await cluster.create_bucket("copied", 2, "fsync")
+    one, _ = await cluster.create_bucket("single", 1, "fsync")
+    assert [node.id for node in cluster.targets_of(bucket.id)] == ["t0", "t1", "t2"]
+    for target in ("t1", "t2"):
+        before = placement_of(cluster.map)
+        down = msgspec.structs.replace(steps.declare_down({target})(before), step=before.step + 1)
+        await cluster.change(changes.take_step(before, down))
+        with pytest.raises(Unavailable):
+            cluster.targets_of(one.id)
+        if target == "t1":
+            assert [node.id for node in cluster.targets_of(bucket.id)] == ["t0", "t2"]
+    with pytest.raises(Unavailable, match="might be incomplete"):
+        cluster.targets_of(bucket.id)
+
+
 async def test_counts_are_summed_over_all_targets(make, control):
     cluster = await make(joined=2)
     control.answers = {

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from dfc.errors import Unavailable
-from dfc.registry.leases import Grant, Lease, LeaseHeld, LeaseTable, hold
+from dfc.registry.leases import Grant, Lease, LeaseHeld, LeaseTable, boot_s, hold
 
 TTL_S = 10.0
 
@@ -60,6 +61,22 @@ class Store:
 @pytest.fixture
 def store(now: Now) -> Store:
     return Store(now)
+
+
+def test_the_clock_of_leases_goes_on_in_sleep_and_cannot_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wall clock that is set back would let a holder act that much longer, and so would one that stops while the machine
+    sleeps."""
+    asked: list[int] = []
+
+    def read(clock: int) -> float:
+        asked.append(clock)
+        return 42.0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "clock_gettime", read)
+        found = boot_s()
+    assert (found, asked) == (42.0, [time.CLOCK_BOOTTIME])
+    assert abs(LeaseTable()._clock_s() - boot_s()) < 3600, "what is used where nobody says otherwise"
 
 
 def test_a_lease_ends_with_its_time(now: Now) -> None:

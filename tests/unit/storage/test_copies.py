@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,51 @@ def test_a_relaxed_copy_comes_back_to_what_it_replaced(open_disk: Any) -> None:
         assert [row.version for row in disk.copies.pending()[0]] == [V1] * standing.pending
         assert {row.rank for row in disk.copies.rows()[0]} == {1}
         disk.close()
+
+
+@pytest.mark.parametrize("small", [True, False], ids=["small", "large"])
+def test_a_copy_is_on_the_medium_before_its_row(open_disk: Any, small: bool) -> None:
+    """Its primary counts on it once this disk has said that it has it, and so does who reads the row."""
+    filesystem = FaultyFileSystem()
+    disk = open_disk(filesystem)
+    is_synced = []
+    real = filesystem.commit
+
+    def watch(connection: Any) -> None:
+        is_synced.append(connection.execute("PRAGMA synchronous").fetchone()[0] == 2)
+        real(connection)
+
+    filesystem.commit = watch  # type: ignore[method-assign]
+    filesystem.arm()
+    assert adopt(disk, "x", V1, b"one", PENDING, small=small).stored
+    called = filesystem.names
+    assert "fdatasync" in called, "its bytes"
+    assert "sync_directory" in called, "its name"
+    last_write = max(at for at, name in enumerate(called) if name in ("write", "pwrite"))
+    assert last_write < called.index("fdatasync") < called.index("sync_directory")
+    assert called.index("commit") == len(called) - 1
+    assert is_synced == [True], "the row"
+
+
+def test_what_is_unlinked_late_is_not_what_has_come_again(open_disk: Any) -> None:
+    """Large files are unlinked in a thread of their own, long after the commit. By then the same version may be here again."""
+    filesystem, data = FaultyFileSystem(), bytes(5 << 20)
+    disk, late = open_disk(filesystem), threading.Event()
+    real = filesystem.unlink
+
+    def unlink(path: str) -> None:
+        assert late.wait(30)
+        real(path)
+
+    adopt(disk, "x", V1, data, small=False)
+    filesystem.unlink = unlink  # type: ignore[method-assign]
+    assert disk.copies.remove_surplus([("b", "x", V1)]) == 1
+    assert adopt(disk, "x", V1, data, small=False).stored
+    assert len(open_disk.files()) == 2
+    late.set()
+    disk.parts.discarder.wait()
+    assert len(open_disk.files()) == 1
+    assert body(disk, "x") == data
 
 
 # --- marks

@@ -186,6 +186,35 @@ def test_blobs_of_surplus_rows_are_remembered_until_they_are_gone(open_disk: Any
     assert check(str(open_disk.root)).counts == {}
 
 
+@pytest.mark.parametrize("undone", [False, True], ids=["surplus", "undone"])
+def test_a_large_removal_whose_files_are_left_raises_no_alarm(open_disk: Any, undone: bool) -> None:
+    """As after a crash between the commit and the unlinks; the catalog of today is not too old."""
+    disk, names = open_disk(orphan_alarm=3), [f"n{number}" for number in range(10)]
+    for name in names:
+        adopt(disk, name, V1, b"one", Standing(NO_HOME, pending=undone))
+    disk.parts.filesystem.unlink = lambda path: None
+    if undone:
+        assert all(disk.copies.revert("b", name, V1, None) for name in names)
+    else:
+        assert disk.copies.remove_surplus([("b", name, V1) for name in names]) == 10
+    assert len(open_disk.files()) == 10
+    disk.close()
+    disk = open_disk(orphan_alarm=3)
+    assert not disk.sweep().alarm
+    assert open_disk.files() == set()
+
+
+def test_a_removed_file_is_forgotten_when_its_unlink_is_on_the_medium(open_disk: Any) -> None:
+    """A power loss brings back what was unlinked; then the catalog must still know why it has no row."""
+    filesystem = FaultyFileSystem()
+    disk = open_disk(filesystem)
+    adopt(disk, "x", V1, b"one")
+    disk.copies.remove_surplus([("b", "x", V1)])
+    filesystem.arm()
+    assert unlink_departed(disk.parts) == 1
+    assert filesystem.names == ["unlink", "unlink", "sync_all", "commit"], "the blob, its index, and the rest"
+
+
 def test_a_file_that_cannot_be_unlinked_is_remembered(open_disk: Any) -> None:
     filesystem = FaultyFileSystem(fail_with(5))
     disk = open_disk(filesystem)

@@ -190,6 +190,16 @@ def test_the_guard_decides_by_the_map_of_the_commit(local):
         guard()
 
 
+def test_what_has_one_copy_is_not_committed_once_the_bucket_has_more(local):
+    """Decided when the upload began; the other copies would never be made."""
+    name = name_on("d1")
+    guard = local.commit_guard(MAP.bucket("b"), name, local.disks["d1"], alone=True)
+    guard()
+    local.take_map(changed(6, buckets=(BucketEntry(id="b1", name="b", copies=1, written=2, wanted=2),)))
+    with pytest.raises(Unavailable, match="more copies"):
+        guard()
+
+
 # --- the lease
 
 

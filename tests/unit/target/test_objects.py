@@ -18,6 +18,7 @@ from dfc.errors import (
     BucketDeleting,
     Conflict,
     JobCancelled,
+    NoLease,
     ObjectNotFound,
     PreconditionFailed,
     TooLarge,
@@ -254,3 +255,23 @@ async def test_outputs_of_a_job(local: Local, uploads: OwnUploads, objects: OwnO
         await staging.put(OutputName(JOB, ObjectPath("leaving", "x")), Sent(b""), NO_CHECKSUMS)
     with pytest.raises(TooLarge):
         await staging.put(output, Sent(b""), NO_CHECKSUMS, "deposit", SIZE_MAX + 1)
+
+
+@pytest.mark.parametrize("content", [b"small", LARGE], ids=["small", "large"])
+async def test_nothing_is_acknowledged_when_the_lease_has_ended_during_the_commit(
+    objects: OwnObjects, local: Local, disk: Disk, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit may wait long for its disk. By then somebody else may decide, who does not know of it."""
+    submit = disk.parts.committer.submit
+
+    def slow(change: Any) -> Any:
+        outcome = submit(change)
+        local.lease.end()
+        return outcome
+
+    monkeypatch.setattr(disk.parts.committer, "submit", slow)
+    with pytest.raises(NoLease):
+        await put(objects, "x", Sent(content))
+    local.lease.extend(boot_s(), 600)
+    with pytest.raises(NoLease):
+        await objects.delete(await place_of(objects, "x"), "x", WriteConditions())

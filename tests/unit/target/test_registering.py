@@ -106,3 +106,17 @@ def test_a_kept_map_counts_only_if_it_leaves_no_doubt(tmp_path):
     assert found() == kept
     shutil.rmtree(disks[0])
     assert found() is None, "a disk that would be formatted"
+
+
+async def test_a_lease_counts_from_when_the_heartbeat_was_sent(make, monkeypatch):
+    """The coordinator counts from when it came: so the target is always the first to know that it is over."""
+    member, now = make(), [100.0]
+    monkeypatch.setattr(membership, "boot_s", lambda: now[0])
+
+    async def call(method, url, kind, **rest):
+        now[0] += 5.0  # on the way
+        return Registered(node_number=7, lease_s=8.0)
+
+    monkeypatch.setattr(member._local.control, "call", call)
+    await member._register("c", ())
+    assert member._local.lease.left_s(now[0]) == 3.0

@@ -161,6 +161,20 @@ def test_nothing_stays_open_when_something_is_missing(disk: Disk) -> None:
     assert own_files() == before
 
 
+@pytest.mark.parametrize("on_missing", ["fail", "skip"])
+def test_what_does_not_count_for_certain_is_neither_served_nor_missing(disk: Disk, on_missing: OnMissing) -> None:
+    """As of a name whose primary does not know yet what others have, or of a delete that is on its way."""
+    put(disk, "there", b"x")
+
+    def check(_disk: Disk, _bucket_id: str, name: str) -> None:
+        raise Unavailable(f"{name} is not settled")
+
+    for name in ("there", "missing"):
+        with pytest.raises(ItemError) as caught:
+            resolve([item(name)], on_missing, found_on(disk), check_served=check)
+        assert isinstance(caught.value.error, Unavailable), name
+
+
 def test_names_of_missing_items_that_no_tar_can_hold(disk: Disk) -> None:
     put(disk, "s.tar", tar_of([("a.x", b"1")]))
     names = [name for name, _ in unpack(read(disk, [item("s.tar", sample="nul\0"), item("s.tar", member="m" * 9000)], "empty"))]

@@ -8,6 +8,7 @@ import pytest
 from copied import BUCKET, V1, Target, map_of
 
 from dfc.checksum import ExpectedChecksums
+from dfc.errors import MapChanging, NoLease
 from dfc.placement.mapped import placement_of
 from dfc.placement.roles import roles
 from dfc.storage.catalog.copies import AdoptVerdict
@@ -15,6 +16,7 @@ from dfc.storage.rows import NO_HOME, Standing, Supplied
 from dfc.target.copies import listed
 from dfc.target.copies.ledger import rank_of
 from dfc.target.copies.listed import FIRST, ListedRows
+from dfc.target.listing import OwnListings
 
 NAMES = [f"o{number:03}" for number in range(120)]
 DISKS = ("d1", "d2", "d3")
@@ -111,3 +113,42 @@ def test_nothing_is_listed_twice_whoever_is_down(target: Target, rows: ListedRow
         shown = [name for disk in DISKS for name in primaries(cluster_map, disk)]
         assert len(shown) == len(set(shown))
         assert len(down) > 1 or sorted(shown) == NAMES, "and nothing is missing while one is down"
+
+
+async def test_a_page_is_of_one_step(target: Target, rows: ListedRows, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another one, an object may be listed by two targets, or by none."""
+    listings, asked = OwnListings(target.local, rows), (BUCKET, "", "", "", 1000)
+    target.control.maps["http://proxy"] = map_of()
+    assert [row[0] for row in (await listings.page(*asked, step=1)).rows] == primaries(CALM)
+    for step in (0, 2):
+        with pytest.raises(MapChanging):
+            await listings.page(*asked, step=step)
+    read = target.disk.list_tuples
+
+    def late(*given: Any, **more: Any) -> Any:
+        found = read(*given, **more)
+        target.local.take_map(map_of(2, 2, down=("d2",)))
+        return found
+
+    monkeypatch.setattr(target.disk, "list_tuples", late)
+    with pytest.raises(MapChanging):
+        await listings.page(*asked, step=1)
+
+
+async def test_what_is_listed_and_counted_without_a_lease_is_not_told(
+    target: Target, rows: ListedRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not in it would be taken for something that does not exist."""
+    listings = OwnListings(target.local, rows)
+    assert await listings.counts() == {BUCKET: target.disk.counts(BUCKET)}
+    read = target.disk.list_tuples
+
+    def late(*given: Any, **more: Any) -> Any:
+        target.local.lease.end()
+        return read(*given, **more)
+
+    monkeypatch.setattr(target.disk, "list_tuples", late)
+    with pytest.raises(NoLease):
+        await listings.page(BUCKET, "", "", "", 1000, step=1)
+    with pytest.raises(NoLease):
+        await listings.counts()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import os
 import random
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +18,7 @@ from dfc.api.node.copies import CopyHandlers
 from dfc.checksum import checksum_of
 from dfc.errors import BadName, BadRequest, ChecksumMismatch, DfcError, NotFound, Unavailable
 from dfc.limits import SMALL_BODY_BYTES
-from dfc.storage.rows import NO_HOME
+from dfc.storage.rows import GOOD, NO_HOME, UNSYNCED
 from dfc.target.copies.messages import ConfirmedRow, CopiesTaken, CopyItem, CopyKey, RowState, Told
 from dfc.target.copies.peers import ATTRIBUTES_HEADER
 from dfc.target.copies.prepared import Prepared
@@ -217,6 +219,20 @@ async def test_the_map_may_change_while_a_body_comes(target: Target, receiver: C
     assert (target.version(NAME), blobs(target)) == (None, [])
 
 
+@pytest.mark.parametrize("body", [b"one", LARGE], ids=["small", "large"])
+async def test_a_copy_is_as_durable_as_the_sender_wants(target: Target, receiver: CopyReceiver, body: bytes) -> None:
+    relaxed = name_with("d2", "d1", number=1)
+    for name, durability, state in ((NAME, "fsync", GOOD), (relaxed, "relaxed", UNSYNCED)):
+        if body is LARGE:
+            sent = item(name, V1, body, body=None, durability=durability)
+            assert (await receiver.receive(sender(), sent, Sent(body))).outcomes == ["taken"]
+        else:
+            assert await take(receiver, item(name, V1, body, durability=durability)) == ["taken"]
+        row = target.disk.find(BUCKET, name)
+        assert row is not None
+        assert row.state == state
+
+
 async def test_a_body_without_need_leaves_the_object(target: Target, receiver: CopyReceiver) -> None:
     await take(receiver, item(NAME, V2, b"two"))
     assert (await receiver.receive(sender(), item(NAME, V1, LARGE, body=None), Sent(LARGE))).outcomes == ["refused"]
@@ -342,6 +358,22 @@ async def test_pending_rows_are_told_to_their_new_primary(target: Target, receiv
     target.local.take_map(map_of(2, 2, behind={"d1": ("d2",)}))
     assert (await receiver.pending(sender(version=2), 2)).rows == []
     assert (await receiver.pending(sender(), 1)).map is target.local.map, "the question is of an older step"
+
+
+async def test_a_new_primary_hears_of_pending_rows_when_nothing_comes_for_the_old_one(
+    target: Target, receiver: CopyReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit for the primary before may be under way: its row would be missing in the answer."""
+    release = threading.Event()
+    monkeypatch.setattr(target.disk, "settle", release.wait)
+    target.local.take_map(map_of(2, 2, down=("d3",)))
+    asked = asyncio.create_task(receiver.pending(sender(version=2), 2))
+    done, _ = await asyncio.wait((asked,), timeout=0.05)
+    late = await take(receiver, item(NAME, V1, b"one"), version=2)
+    release.set()
+    told = await asked
+    assert not done, "it was told while commits decided by the step before were under way"
+    assert (late, [row.key.name for row in told.rows]) == (["taken"], [NAME])
 
 
 async def test_whether_a_disk_is_settled(target: Target, receiver: CopyReceiver) -> None:

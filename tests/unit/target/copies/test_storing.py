@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,6 +14,7 @@ from dfc.checksum import ExpectedChecksums
 from dfc.errors import CopiesMissing, ObjectNotFound, PreconditionFailed, Unavailable
 from dfc.names import ObjectPath
 from dfc.storage.preconditions import Precondition
+from dfc.storage.rows import ObjectRow
 from dfc.target.copies import storing, writing
 from dfc.target.copies.messages import CopyKey, RowState, Told
 from dfc.target.copies.prepared import Prepared
@@ -20,7 +22,7 @@ from dfc.target.copies.receiving import CopyReceiver
 from dfc.target.copies.storing import CopiedObjects
 from dfc.target.copies.writing import Writes
 from dfc.target.local import MoreCopies, OwnPlace
-from dfc.target.objects import OwnObjects, WriteConditions
+from dfc.target.objects import OwnObject, OwnObjects, WriteConditions
 from dfc.target.staging import JobStaging, OutputName
 from dfc.target.uploads import OwnUploads
 
@@ -52,6 +54,9 @@ class Served:
     async def get(self, name: str = OWN) -> bytes:
         row = await self.copied.row(self.place(), name)
         return self.target.disk.read_small(row)
+
+    def known(self, name: str) -> OwnObject | None:
+        return self.objects.known(ObjectPath("b", name))
 
     async def stage(self, body: bytes, name: str = OWN) -> None:
         await self.staging.put(OutputName(JOB, ObjectPath("b", name)), Sent(body), ExpectedChecksums())
@@ -184,6 +189,29 @@ async def test_a_client_that_leaves_in_the_middle_has_written(served: Served) ->
     assert KEY not in served.target.ledger.uncertain
 
 
+async def test_a_client_that_leaves_during_the_commit_has_written(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row is committed then, so it has to be brought to the others before anybody may read it."""
+    committer, hang = served.target.disk.parts.committer, served.hang()
+    submit, committed, release = committer.submit, threading.Event(), threading.Event()
+
+    def slow(change: Any) -> Any:
+        outcome = submit(change)
+        committed.set()
+        assert release.wait(10)
+        return outcome
+
+    monkeypatch.setattr(committer, "submit", slow)
+    task = asyncio.create_task(served.put(b"body"))
+    await until(committed.is_set)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    release.set()
+    await until(lambda: bool(served.peers.sent) or KEY not in served.target.ledger.uncertain)
+    assert KEY in served.target.ledger.uncertain
+    hang.set()
+    assert await served.get() == b"body"
+
+
 async def test_a_refused_commit_leaves_nothing_uncertain(served: Served) -> None:
     with pytest.raises(PreconditionFailed):
         await served.put(b"body", if_match="*")
@@ -288,6 +316,48 @@ async def test_an_unsettled_name_is_not_served(served: Served, monkeypatch: pyte
     with pytest.raises(ObjectNotFound):
         await served.get(OTHER)
     assert (await served.put(b"x", OTHER)).copies == 2
+
+
+async def test_a_row_that_is_undone_while_it_is_read_is_not_served(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was pending when it was read, and nothing is when that is asked: it may be gone instead of confirmed."""
+    disk = served.target.disk
+    look_up = disk.lookup_cached
+
+    def undo(bucket_id: str, name: str) -> ObjectRow | None:
+        row = look_up(bucket_id, name)
+        disk.copies.revert(bucket_id, name, V2, None)
+        return row
+
+    monkeypatch.setattr(disk, "lookup_cached", undo)
+    await served.receiver.take(sender(), [item(OTHER, V2, b"two")])
+    with pytest.raises(ObjectNotFound):
+        await served.copied.row(served.place(), OTHER)
+    await served.receiver.take(sender(), [item(OTHER, V2, b"two")])
+    assert served.known(OTHER) is None
+
+
+async def test_what_is_in_memory_is_served_by_the_same_rules(served: Served) -> None:
+    """Small reads are answered from memory, without a look at the disk."""
+    await served.receiver.take(sender(), [item(OTHER, V1, b"one")])
+    assert served.target.disk.lookup_cached(BUCKET, OTHER) is not None
+    assert served.known(OTHER) is None, "it is pending"
+    served.target.disk.copies.confirm([(BUCKET, OTHER, V1)])
+    assert served.known(OTHER) is not None
+    served.target.settles = False
+    served.target.local.take_map(map_of(2, 2, down=("d2",)))
+    assert served.known(OTHER) is None, "its new primary does not know yet what others have"
+    served.target.settle()
+    assert served.known(OTHER) is not None
+    served.target.ledger.uncertain.add(key_of(OTHER))
+    assert served.known(OTHER) is None, "a write is on its way"
+
+
+async def test_a_name_without_a_reader_is_unavailable(served: Served) -> None:
+    """This disk may lack writes of the one that is away, so it does not know what exists."""
+    served.target.local.take_map(map_of(2, 2, down=("d2",), behind={"d1": ("d2",)}))
+    for name in (OWN, OTHER):
+        with pytest.raises(Unavailable, match="no disk is up"):
+            await served.objects.place(ObjectPath("b", name))
 
 
 # --- outputs of jobs

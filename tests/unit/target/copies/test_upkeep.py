@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -152,6 +155,38 @@ async def test_an_answer_is_nothing_when_a_row_has_come_meanwhile(kept: Kept) ->
     assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (V3, True)
 
 
+async def test_an_answer_is_nothing_when_the_same_row_has_come_again_meanwhile(kept: Kept) -> None:
+    """From the next primary, which counts on it from then on; the one that was asked did not have it."""
+    await kept.receive(item(OTHER, V2, b"two"))
+    states = kept.peers.states
+
+    async def late(disk: str, names: list[CopyKey]) -> Any:
+        found = await states(disk, names)
+        await kept.receive(item(OTHER, V2, b"two"))
+        return found
+
+    kept.peers.states = late  # type: ignore[method-assign]
+    kept.peers.said("d2", OTHER, V1, b"one")
+    await kept.look(2)
+    assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (V2, True)
+
+
+async def test_a_row_that_comes_again_while_another_is_fetched_stays(kept: Kept) -> None:
+    await kept.receive(item(OTHER, V2, b"two"))
+    fetch = kept.peers.fetch
+
+    async def late(*asked: Any) -> Any:
+        found = await fetch(*asked)
+        await kept.receive(item(OTHER, V2, b"two"))
+        return found
+
+    kept.peers.fetch = late  # type: ignore[method-assign]
+    kept.peers.said("d2", OTHER, V1, b"one")
+    with suppress(Unavailable):
+        await kept.look(2)
+    assert (kept.target.version(OTHER), kept.target.is_pending(OTHER)) == (V2, True)
+
+
 # --- notes
 
 
@@ -251,6 +286,26 @@ async def test_nobody_is_reported_while_a_write_is_on_its_way(kept: Kept) -> Non
     assert len(reports(kept)) == 1
 
 
+@pytest.mark.parametrize("what", ["note", "write", "map"])
+async def test_what_comes_while_a_disk_is_asked_withholds_the_report(kept: Kept, what: str) -> None:
+    kept.target.write(OWN, b"own", pending=False)
+    kept.target.local.take_map(map_of(2, 2, behind={"d2": ("d1",)}))
+    is_settled = kept.peers.is_settled
+
+    async def late(disk: str) -> bool:
+        if what == "note":
+            kept.target.disk.copies.owe([("d2", BUCKET, OWN)])
+        elif what == "write":
+            kept.target.ledger.uncertain.add(key_of(OWN))
+        else:
+            kept.target.local.take_map(map_of(3, 3, behind={"d2": ("d1",)}))
+        return await is_settled(disk)
+
+    kept.peers.is_settled = late  # type: ignore[method-assign]
+    await kept.look()
+    assert reports(kept) == []
+
+
 async def test_more_copies_are_planned_made_and_reported(kept: Kept) -> None:
     one = map_of(copies=1)
     name = name_with("d1", cluster_map=one)
@@ -263,6 +318,21 @@ async def test_more_copies_are_planned_made_and_reported(kept: Kept) -> None:
     await kept.look()
     assert kept.target.notes(second) == []
     assert reports(kept) == [RaisedReport(disk="d1", bucket_id=BUCKET, copies=2, step=2)]
+
+
+async def test_what_was_committed_with_one_copy_is_planned_too(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit may be under way that was decided by the map of before: nobody else would ever bring it to the new home."""
+    name = name_with("d1", cluster_map=map_of(copies=1))
+    release = threading.Event()
+    monkeypatch.setattr(kept.target.disk, "settle", release.wait)
+    kept.target.local.take_map(map_of(2, 2, copies=1, written=2, wanted=2))
+    planning = asyncio.create_task(kept.upkeep._plan())
+    done, _ = await asyncio.wait((planning,), timeout=0.05)
+    kept.target.write(name, b"own", pending=False)
+    release.set()
+    await planning
+    assert not done
+    assert kept.target.notes(kept.target.ledger.roles(BUCKET, name).homes[1]) == [name]
 
 
 # --- surplus

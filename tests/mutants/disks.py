@@ -1,0 +1,179 @@
+"""Mistakes of a disk: what is on the medium, and when; whose blobs may go; what is known of a row."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mutants.mutant import Mutant, mutant
+
+_COPIES: Final = "tests/unit/storage/test_copies.py"
+_SURPLUS: Final = "tests/unit/storage/test_surplus.py"
+_ON_THE_MEDIUM: Final = f"{_COPIES}::test_a_copy_is_on_the_medium_before_its_row"
+_NO_ALARM: Final = f"{_SURPLUS}::test_a_large_removal_whose_files_are_left_raises_no_alarm"
+
+MEDIUM: dict[str, Mutant] = {
+    "no fsync of a small copy": mutant(
+        "dfc.storage.blobs.whole",
+        "blob.close(durable)",
+        "blob.close(durable and supplied.version is None)",
+        f"{_ON_THE_MEDIUM}[small]",
+    ),
+    "no fsync of a large copy": mutant(
+        "dfc.storage.blobs.writer",
+        "self._blob.close(self._durable)",
+        "self._blob.close(self._durable and self._supplied.version is None)",
+        f"{_ON_THE_MEDIUM}[large]",
+    ),
+    "no fsync of the directories": mutant(
+        "dfc.storage.blobs.newblob",
+        'parts.directories.sync_chain(self.path.rpartition("/")[0])',
+        "pass",
+        f"{_ON_THE_MEDIUM}[small]",
+    ),
+    "catalog row before the sync of a small blob": Mutant(
+        "dfc.storage.blobs.whole",
+        (
+            ("        blob.close(durable)\n", ""),
+            ("    parts.stats.puts += 1\n", "    blob.close(durable)\n    parts.stats.puts += 1\n"),
+        ),
+        f"{_ON_THE_MEDIUM}[small]",
+    ),
+    "catalog row before the sync of a large blob": Mutant(
+        "dfc.storage.blobs.writer",
+        (
+            ("            self._blob.close(self._durable)\n", ""),
+            ("        parts.stats.puts += 1\n", "        self._blob.close(self._durable)\n        parts.stats.puts += 1\n"),
+        ),
+        f"{_ON_THE_MEDIUM}[large]",
+    ),
+    "no sync of a copy's row": mutant(
+        "dfc.storage.catalog.copies",
+        "self.durable = state.row is None or state.row.state != UNSYNCED",
+        "self.durable = False",
+        f"{_ON_THE_MEDIUM}[small]",
+    ),
+    "no sync of the notes of an acknowledged write": mutant(
+        "dfc.storage.catalog.copies",
+        "self.durable = bool(owed)",
+        "self.durable = False",
+        f"{_COPIES}::test_a_write_is_made_certain_in_one_step",
+    ),
+    "removed blobs forgotten before their unlinks are synced": mutant(
+        "dfc.storage.upkeep.sweep",
+        "            parts.filesystem.sync_all(parts.root)",
+        "            pass",
+        f"{_SURPLUS}::test_a_removed_file_is_forgotten_when_its_unlink_is_on_the_medium",
+    ),
+}
+
+BLOBS: dict[str, Mutant] = {
+    "same version put twice: the blob is garbage": mutant(
+        "dfc.storage.catalog.copies",
+        "stored = current.blob_id == row.blob_id or makes_good(row, current)",
+        "stored = makes_good(row, current)",
+        f"{_COPIES}::test_a_blob_that_is_the_object_already_is_no_garbage",
+    ),
+    "same version put twice: the blob replaces itself": mutant(
+        "dfc.storage.catalog.changes",
+        "    elif current.blob_id != row.blob_id:",
+        "    else:",
+        f"{_COPIES}::test_a_blob_that_is_the_object_already_is_no_garbage",
+    ),
+    "same version put twice: other bytes are taken": mutant(
+        "dfc.storage.catalog.copies",
+        "            require_same(row, current)\n",
+        "",
+        f"{_COPIES}::test_one_version_with_two_contents_is_refused",
+        "Failed",
+    ),
+    "sweep takes a copy in flight": mutant(
+        "dfc.storage.upkeep.sweep",
+        "        if file.blob_id >= before:\n",
+        "        known = _footer_or_none(filesystem, path)\n        if known is not None and known.version >= before:\n",
+        f"{_COPIES}::test_the_sweep_leaves_a_copy_alone_that_is_on_its_way",
+    ),
+    "orphan alarm by a large removal of surplus rows": mutant(
+        "dfc.storage.catalog.copies",
+        "            for row in leaving:\n                transaction.depart(row)\n",
+        "",
+        f"{_NO_ALARM}[surplus]",
+    ),
+    "orphan alarm by rows that were undone": mutant(
+        "dfc.storage.catalog.copies",
+        "        for row in garbage:\n            transaction.depart(row)\n",
+        "",
+        f"{_NO_ALARM}[undone]",
+    ),
+    "orphan alarm by a large removal of a bucket": mutant(
+        "dfc.storage.upkeep.sweep",
+        "        elif removed:\n",
+        "        elif False:\n",
+        "tests/unit/storage/upkeep/test_sweep.py::test_what_a_removal_of_a_bucket_left_is_no_alarm",
+    ),
+    "a new blob gets the id of one that is to be unlinked": mutant(
+        "dfc.storage.opening",
+        'clock.observe(f"{catalog.newest_us():014x}ffff")',
+        "pass",
+        f"{_SURPLUS}::test_no_new_blob_gets_the_id_of_one_that_is_to_be_unlinked",
+    ),
+    "a row that left and came back is quarantined": mutant(
+        "dfc.storage.blobs.reader",
+        "if current.blob_id != row.blob_id:",
+        "if current.version != row.version:",
+        "tests/unit/storage/test_supplied.py::test_whoever_holds_the_row_of_the_lost_blob_is_told_of_the_new_one",
+        "ObjectCorrupt",
+    ),
+}
+
+ROWS: dict[str, Mutant] = {
+    "a row can be read before it is known to be pending": Mutant(
+        "dfc.storage.catalog.commit",
+        (
+            ("            expected = marks.expect(transaction.marks)\n", ""),
+            ("        self._log_pages += 3 ", "        marks.expect(transaction.marks)\n        self._log_pages += 3 "),
+        ),
+        f"{_COPIES}::test_a_row_is_known_to_be_pending_before_it_can_be_read",
+    ),
+    "confirmed in another version": mutant(
+        "dfc.storage.catalog.copies",
+        "    if transaction.pending(bucket_id, name) == version:\n",
+        "    if transaction.pending(bucket_id, name):\n",
+        f"{_COPIES}::test_a_write_is_made_certain_in_one_step",
+    ),
+    "a row that counts is undone": mutant(
+        "dfc.storage.catalog.copies",
+        "if present != self._over or transaction.pending(bucket_id, name) != self._over:",
+        "if present != self._over:",
+        f"{_COPIES}::test_nothing_else_than_exactly_what_is_pending_is_undone",
+    ),
+    "a delete that comes late is undone by a power loss": mutant(
+        "dfc.storage.catalog.copies",
+        "if present is not None and present > state.version:",
+        "if False:",
+        "tests/unit/storage/test_supplied.py::test_a_delete_below_a_relaxed_upload_is_not_undone_by_a_power_cut",
+    ),
+    "a bucket that was removed takes copies": mutant(
+        "dfc.storage.catalog.copies",
+        "if transaction.bucket_number(bucket_id) is None and transaction.was_removed(bucket_id):",
+        "if False:",
+        f"{_COPIES}::test_a_bucket_that_was_removed_takes_nothing",
+    ),
+    "surplus rows go that another disk lacks": mutant(
+        "dfc.storage.catalog.copies",
+        "if transaction.pending(bucket_id, name) is not None or transaction.is_owed(bucket_id, name):",
+        "if False:",
+        f"{_SURPLUS}::test_surplus_rows_go_if_they_are_still_what_they_were_and_nobody_needs_them",
+    ),
+    "tombstones that somebody lacks are purged": mutant(
+        "dfc.storage.catalog.transaction",
+        '            " AND NOT EXISTS (SELECT 1 FROM owed AS o WHERE o.bucket = t.bucket AND o.name = t.name) LIMIT ?)",\n',
+        '            " LIMIT ?)",\n',
+        f"{_SURPLUS}::test_a_tombstone_that_somebody_lacks_is_not_purged",
+    ),
+    "a note means the version that was delivered, whatever is here": mutant(
+        "dfc.storage.catalog.copies",
+        "if version is None or _present(transaction, bucket_id, name) == version",
+        "if True",
+        f"{_SURPLUS}::test_notes_are_kept_until_the_disk_has_what_is_here",
+    ),
+}

@@ -1,0 +1,20 @@
+"""All mistakes, by name."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mutants import disks, rights, targets
+from mutants.mutant import Mutant
+
+GROUPS: Final = (
+    disks.MEDIUM,
+    disks.BLOBS,
+    disks.ROWS,
+    targets.WRITES,
+    targets.READS,
+    rights.RIGHTS,
+    rights.COORDINATOR,
+    targets.UPKEEP,
+)
+MUTANTS: Final[dict[str, Mutant]] = {name: each for group in GROUPS for name, each in group.items()}

@@ -1,0 +1,253 @@
+"""Mistakes of targets: when a write is acknowledged, what is served and denied, and what is done about copies."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mutants.mutant import Mutant, mutant
+
+_COPIES: Final = "tests/unit/target/copies"
+_RECEIVING: Final = f"{_COPIES}/test_receiving.py"
+_SETTLING: Final = f"{_COPIES}/test_settling.py"
+_STORING: Final = f"{_COPIES}/test_storing.py"
+_UPKEEP: Final = f"{_COPIES}/test_upkeep.py"
+_WRITING: Final = f"{_COPIES}/test_writing.py"
+_LOCAL: Final = "tests/unit/target/test_local.py"
+
+WRITES: dict[str, Mutant] = {
+    "acknowledged before the members' commit": mutant(
+        "dfc.target.copies.storing",
+        "return result, None if task is None else await self._writes.until_certain(task, until_s)",
+        "return result, None",
+        f"{_STORING}::test_who_waits_too_long_for_copies_is_told",
+        "Failed",
+    ),
+    "a member that refuses counts": mutant(
+        "dfc.target.copies.writing",
+        "(writing.committed if taken else writing.failed)(each)",
+        "writing.committed(each)",
+        f"{_WRITING}::test_a_refusal_is_no_copy",
+    ),
+    "a member that lacks the body counts": mutant(
+        "dfc.target.copies.writing",
+        'return outcome == "taken"',
+        'return outcome in ("taken", "unknown", None)',
+        f"{_WRITING}::test_a_stream_that_breaks_off_is_tried_again",
+    ),
+    "certain without a required member": mutant(
+        "dfc.replication.write",
+        "if not missing and self._copies(placement) >= self._enough(placement, found, wanted):",
+        "if self._copies(placement) >= self._enough(placement, found, wanted):",
+        "tests/unit/replication/test_write.py::test_both_layouts_of_a_move_must_have_it",
+    ),
+    "a member says that it has what it lacks": mutant(
+        "dfc.target.copies.receiving",
+        "if verdict.commits or (state is not None",
+        "if (state is not None",
+        f"{_RECEIVING}::test_a_large_row_is_wanted_with_its_body",
+    ),
+    "small copies are stored as relaxed ones": mutant(
+        "dfc.target.copies.receiving",
+        "            durability=item.durability,\n",
+        '            durability="relaxed",\n',
+        f"{_RECEIVING}::test_a_copy_is_as_durable_as_the_sender_wants[small]",
+    ),
+    "large copies are stored as relaxed ones": mutant(
+        "dfc.target.copies.receiving",
+        "expected=expected, durability=item.durability",
+        'expected=expected, durability="relaxed"',
+        f"{_RECEIVING}::test_a_copy_is_as_durable_as_the_sender_wants[large]",
+    ),
+    "an acknowledged write leaves no note for who lacks it": mutant(
+        "dfc.target.copies.writing",
+        "        if told.owed:\n",
+        "        if False:\n",
+        f"{_WRITING}::test_all_others_are_away",
+    ),
+    "a member notes nothing for homes that are away": mutant(
+        "dfc.target.copies.receiving",
+        "owed = tuple(owes_after_commit(placement, found, item.to))",
+        "owed = ()",
+        f"{_RECEIVING}::test_homes_that_are_away_are_noted",
+    ),
+    "a client that leaves takes its write with it": mutant(
+        "dfc.target.copies.storing",
+        "        result, task = await asyncio.shield(begun)\n",
+        "        result, task = await begun\n",
+        f"{_STORING}::test_a_client_that_leaves_during_the_commit_has_written",
+    ),
+    "an output counts when it is published": mutant(
+        "dfc.target.copies.storing",
+        "        await self._until_certain(disk)\n",
+        "",
+        f"{_STORING}::test_outputs_are_published_with_copies",
+    ),
+}
+
+READS: dict[str, Mutant] = {
+    "404 while a home is away: nobody is a reader": mutant(
+        "dfc.target.local",
+        "        if not readers:\n",
+        "        if False:\n",
+        f"{_STORING}::test_a_name_without_a_reader_is_unavailable",
+        "Failed",
+    ),
+    "404 while a home is away: the other one is behind": mutant(
+        "dfc.placement.roles",
+        "tuple(each for each in complete if each in up and not disks[each].behind)",
+        "tuple(each for each in complete if each in up)",
+        "tests/unit/placement/test_roles.py::test_a_disk_that_is_behind_is_written_and_not_read",
+    ),
+    "404 while a home is away: the new primary is not settled": mutant(
+        "dfc.target.copies.storing",
+        "            except NotFound as error:\n                missing = error\n",
+        "            except NotFound as error:\n                missing = error\n                raise\n",
+        f"{_STORING}::test_an_unsettled_name_is_not_served",
+        "ObjectNotFound",
+    ),
+    "404 while a home is away: the disk is missing": mutant(
+        "dfc.target.local",
+        '            raise Unavailable(f"disk {owner.disk.id} of this target is missing", retry_after_s=5)\n',
+        "            return None\n",
+        f"{_LOCAL}::test_owners",
+        "Failed",
+    ),
+    "404 without a lease": mutant(
+        "dfc.target.local",
+        "        except NotFound:\n            self.check_leased()\n            raise\n",
+        "        except NotFound:\n            raise\n",
+        f"{_LOCAL}::test_nothing_is_denied_without_a_lease",
+        "ObjectNotFound",
+    ),
+    "404 in a batch of what is not settled": mutant(
+        "dfc.target.batch.resolving",
+        "        except ObjectNotFound:\n            self._check_served(disk, bucket_id, name)\n            raise\n",
+        "        except ObjectNotFound:\n            raise\n",
+        "tests/unit/target/batch/test_resolving.py::test_what_does_not_count_for_certain_is_neither_served_nor_missing[fail]",
+    ),
+    "a batch has what does not count for certain": mutant(
+        "dfc.target.batch.resolving",
+        "                    self._check_served(disk, bucket_id, name)  # after the last look-up\n",
+        "                    pass\n",
+        "tests/unit/target/batch/test_resolving.py::test_what_does_not_count_for_certain_is_neither_served_nor_missing[fail]",
+        "Failed",
+    ),
+    "an answer of all targets is short while one is down": mutant(
+        "dfc.proxy.cluster",
+        "        if cover.missing:\n",
+        "        if False:\n",
+        "tests/unit/proxy/test_cluster.py::test_a_target_that_is_down",
+        "Failed",
+    ),
+    "a listing is short while both homes are away": mutant(
+        "dfc.proxy.cluster",
+        "        if len(unread) >= bucket.copies:\n",
+        "        if len(unread) > bucket.copies:\n",
+        "tests/unit/proxy/test_cluster.py::test_with_copies_as_many_targets_may_be_down_as_leave_one_of_each_object",
+        "Failed",
+    ),
+    "a row that was undone while it was read is served": mutant(
+        "dfc.target.copies.storing",
+        "if told is ReadVerdict.SERVE and undone == disk.copies.undone:",
+        "if told is ReadVerdict.SERVE:",
+        f"{_STORING}::test_a_row_that_is_undone_while_it_is_read_is_not_served",
+        "Failed",
+    ),
+    "a row in memory that was undone while it was read is served": mutant(
+        "dfc.target.objects",
+        "self._copied.may_serve(disk, bucket.id, path.name) and undone == disk.copies.undone)",
+        "self._copied.may_serve(disk, bucket.id, path.name))",
+        f"{_STORING}::test_a_row_that_is_undone_while_it_is_read_is_not_served",
+    ),
+    "a row in memory is served whoever reads it": mutant(
+        "dfc.target.objects",
+        "if bucket.has_several and not (self._copied.may_serve(disk, bucket.id, path.name) and undone == disk.copies.undone):",
+        "if False:",
+        f"{_STORING}::test_what_is_in_memory_is_served_by_the_same_rules",
+    ),
+    "a condition is decided by a write that may be undone": mutant(
+        "dfc.target.objects",
+        "return  # what is there now may be undone",
+        "pass",
+        f"{_STORING}::test_a_condition_is_not_decided_by_a_write_that_may_be_undone",
+    ),
+}
+
+UPKEEP: dict[str, Mutant] = {
+    "settled before everybody has answered": mutant(
+        "dfc.target.copies.settling",
+        "if answer is not None and await self._take(answer):",
+        "if answer is None or await self._take(answer):",
+        f"{_SETTLING}::test_names_wait_until_all_others_have_answered",
+    ),
+    "settled before a row has come": mutant(
+        "dfc.target.copies.settling",
+        "if answer is not None and await self._take(answer):",
+        "if answer is not None and (await self._take(answer) or True):",
+        f"{_SETTLING}::test_nothing_is_settled_before_a_row_has_come",
+    ),
+    "an answer that is late undoes a row": Mutant(
+        "dfc.target.copies.upkeep",
+        (
+            ("changed=has_changed())", "changed=False)"),
+            ("            if has_changed():\n", "            if False:\n"),
+        ),
+        f"{_UPKEEP}::test_an_answer_is_nothing_when_the_same_row_has_come_again_meanwhile",
+    ),
+    "a row that comes while another is fetched is undone": mutant(
+        "dfc.target.copies.upkeep",
+        "            if has_changed():\n",
+        "            if False:\n",
+        f"{_UPKEEP}::test_a_row_that_comes_again_while_another_is_fetched_stays",
+    ),
+    "a row is undone by whoever is not sure": mutant(
+        "dfc.target.copies.upkeep",
+        "                if each.speaks:\n",
+        "                if True:\n",
+        f"{_UPKEEP}::test_a_row_stays_pending_until_its_primary_is_sure",
+    ),
+    "a note is dropped unasked": mutant(
+        "dfc.target.copies.upkeep",
+        'if spoke and self._ledger.speaks(key) and await self._writes.give(self._disk, key, state, to, "adopt"):',
+        'if await self._writes.give(self._disk, key, state, to, "adopt") or True:',
+        f"{_UPKEEP}::test_a_refusal_keeps_the_note",
+    ),
+    "a note is handed over and dropped": mutant(
+        "dfc.target.copies.upkeep",
+        "                await self._peers.hand_over(found.primary, [CopyKey(to, bucket_id, name)])\n",
+        "                await self._peers.hand_over(found.primary, [CopyKey(to, bucket_id, name)])\n"
+        "                await self._forgive(to, bucket_id, name, state.version)\n",
+        f"{_UPKEEP}::test_another_holder_asks_and_tells_the_primary",
+    ),
+    "a row goes to a disk without its mark": mutant(
+        "dfc.target.copies.upkeep",
+        'await self._writes.give(self._disk, key, state, to, "direct", is_pending=is_pending)',
+        'await self._writes.give(self._disk, key, state, to, "direct")',
+        f"{_UPKEEP}::test_without_a_primary_a_holder_gives_what_it_has",
+    ),
+    "reported clean before it is required again": mutant(
+        "dfc.target.copies.upkeep",
+        "            self._ledger.cleared[self._disk.id].add(other.id)  #",
+        "            #",
+        f"{_UPKEEP}::test_a_disk_that_has_caught_up_is_reported",
+    ),
+    "reported clean whatever has come meanwhile": mutant(
+        "dfc.target.copies.upkeep",
+        "if settled and await self._owes_nothing(other.id) and self._ledger.placement is placement:",
+        "if settled and self._ledger.placement is placement:",
+        f"{_UPKEEP}::test_what_comes_while_a_disk_is_asked_withholds_the_report[note]",
+    ),
+    "surplus rows go unasked": mutant(
+        "dfc.target.copies.upkeep",
+        "gone = [row for row, told_of in answers.items() if owed.may_remove(told_of)]",
+        "gone = list(answers)",
+        f"{_UPKEEP}::test_a_row_goes_when_all_homes_have_it",
+    ),
+    "surplus rows go by an older map": mutant(
+        "dfc.target.copies.upkeep",
+        "            if self._ledger.placement is not placement:\n                raise Unavailable",
+        "            if False:\n                raise Unavailable",
+        f"{_UPKEEP}::test_a_map_that_changes_meanwhile_removes_nothing",
+        "Failed",
+    ),
+}
