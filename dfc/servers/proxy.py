@@ -55,7 +55,12 @@ class ProxyNode:
         self._pool = PeerPool(settings.peer_timeout_s)
         self._control = ControlClient(settings.token, settings.peer_timeout_s)
         self.cluster = Cluster(
-            registry, self._control, settings.auto_create, settings.expected_targets, acknowledged=self._acknowledged
+            registry,
+            self._control,
+            settings.auto_create,
+            settings.expected_targets,
+            acknowledged=self._acknowledged,
+            default_copies=settings.default_copies,
         )
         self.steps = Steps(self.cluster, settings.down_after_s)
         deletions = Deletions(self.cluster, self._lead)

@@ -301,6 +301,8 @@ class TestShow:
             "bucket": "b",
             "name": "a.tar",
             "size": 5,
+            "copies": 1,
+            "copies_wanted": 1,
             "checksum": checksum_of(b"a.tar"),
             "modified": "2026-11-01T00:00:00Z",
             "samples": None,
@@ -312,7 +314,23 @@ class TestShow:
         assert dfc("ls").out == "b/\n"
         assert "b/" in dfc("ls", "-l").out
         assert dfc("ls", "--json").json[0]["objects"] == 4
-        assert dfc("bucket", "ls").out.split() == ["4", "10", "B", "fsync", "b"]
+        assert dfc("bucket", "ls").out.split() == ["4", "10", "B", "1", "fsync", "b"]
+
+    def test_copies(self, fake: Any, dfc: Any) -> None:
+        """Those of the bucket, by the map; its listing says what it is getting, too."""
+        fake.proxy.copies = 2
+        assert dfc("ls", "-l", "b/a.tar").out.split()[:3] == ["5", "B", "2"]
+        assert "copies    2" in dfc("stat", "b/a.tar").out
+        assert [dfc("stat", "b/a.tar", "--json").json[0][key] for key in ("copies", "copies_wanted")] == [2, 2]
+        bucket = {"name": "b", "objects": 4, "bytes": 10, "copies": 1, "copies_wanted": 3, "min_copies": 2, "exact": False}
+        fake.proxy.replies["/v1/buckets"] = json.dumps({"buckets": [bucket]}).encode()
+        fake.proxy.replies["/v1/buckets/b"] = json.dumps(bucket).encode()
+        assert "1->3" in dfc("bucket", "ls").out
+        assert "1->3" in dfc("ls", "-l").out
+        shown = dfc("bucket", "show", "b").out
+        assert "1->3" in shown
+        assert "min copies 2" in shown
+        assert "estimates" in shown
 
     def test_stat(self, dfc: Any) -> None:
         ran = dfc("stat", "b/a.tar", "b/none", "--json")
@@ -337,13 +355,26 @@ class TestShow:
 
 class TestCluster:
     def test_buckets(self, fake: Any, dfc: Any) -> None:
-        shown = {"name": "b", "created": "2026-11-01T00:00:00Z", "objects": 1, "bytes": 2, "copies": 1, "durability": "relaxed"}
+        shown = {
+            "name": "b",
+            "created": "2026-11-01T00:00:00Z",
+            "objects": 1,
+            "bytes": 2,
+            "copies": 1,
+            "copies_wanted": 1,
+            "min_copies": 1,
+            "exact": True,
+            "durability": "relaxed",
+        }
         fake.proxy.replies["/v1/buckets/b"] = json.dumps(shown).encode()
         assert dfc("bucket", "create", "b", "--durability", "relaxed").code == 0
         assert dfc("bucket", "show", "b", "--json").json == [shown]
         assert "durability relaxed" in dfc("bucket", "show", "b").out
         assert dfc("bucket", "set", "b", "--durability", "fsync").code == 0
         assert dfc("bucket", "set", "b").code == 2
+        assert dfc("bucket", "set", "b", "--copies", "9").code == 2
+        assert dfc("bucket", "create", "b", "--copies", "2", "--min-copies", "2").code == 0
+        assert dfc("bucket", "set", "b", "--min-copies", "1").code == 0
         assert dfc("bucket", "rm", "-f", "b").code == 0
         fake.proxy.fail("DELETE", status=409, code="bucket_not_empty")
         ran = dfc("bucket", "rm", "b")
