@@ -15,7 +15,7 @@ from dfc.names import check_bucket_name
 from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap, Durability, NodeEntry
 from dfc.placement.mapped import placement_of
 from dfc.placement.readers import readers_of
-from dfc.proxy.heartbeats import Heartbeats
+from dfc.proxy.heartbeats import Heard, Heartbeats
 from dfc.proxy.pushing import Pushes
 from dfc.registry.base import Registry
 from dfc.registry.changes import (
@@ -139,6 +139,10 @@ class Cluster:
     def clock_ahead_s(self, node_id: str) -> float:
         """Return how far a node's wall clock is ahead of most nodes' clocks; negative if it is behind."""
         return self._heartbeats.clock_ahead_s(node_id)
+
+    def heard(self) -> dict[str, Heard]:
+        """Return what every node has said last, by id."""
+        return self._heartbeats.heard()
 
     def now_s(self) -> float:
         """Return the time by which heartbeats are counted, in seconds since the machine booted."""

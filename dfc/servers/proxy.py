@@ -31,6 +31,7 @@ from dfc.proxy.keys import SampleKeys
 from dfc.proxy.listing import Listings
 from dfc.proxy.objects import Objects
 from dfc.proxy.registrations import Registrations
+from dfc.proxy.state.watch import StateWatch
 from dfc.proxy.steps import Steps
 from dfc.proxy.uses import ProxyUses
 from dfc.registry.embedded import EmbeddedRegistry
@@ -63,6 +64,8 @@ class ProxyNode:
             default_copies=settings.default_copies,
         )
         self.steps = Steps(self.cluster, settings.down_after_s)
+        self.state = StateWatch(self.cluster, self.steps, self.id)
+        registrations = Registrations(self.cluster, self.steps, settings.down_after_s)
         deletions = Deletions(self.cluster, self._lead)
         self.jobs = JobService(self.cluster, settings, directory, self._make_engine, self._lead, filesystem)
         uses = self.uses = ProxyUses(
@@ -72,7 +75,7 @@ class ProxyNode:
             SampleKeys(self.cluster),
             ProxyBatches(self.cluster, self._pool, settings.token),
             self.jobs,
-            Administration(self.cluster, Registrations(self.cluster, self.steps, settings.down_after_s), self.steps, self.id),
+            Administration(self.cluster, registrations, self.steps, self.state, self.id),
         )
         relay, may_use = Relay(self._pool, settings.peer_timeout_s), TokenAccess(settings).check
         faces = [
@@ -113,10 +116,12 @@ class ProxyNode:
         await self.server.serve()
         self.jobs.start()
         self.coordinator.start()
+        self.state.start()
         return self.server.own_urls()[1]
 
     async def stop(self) -> None:
         """Finish running requests, then close everything; safe to call when `start` failed half-way."""
+        await self.state.stop()
         await self.coordinator.stop()
         # The jobs stop at the same time, since that ends event streams, which the drain would otherwise wait for.
         await asyncio.gather(self.jobs.stop(), self.server.stop())
