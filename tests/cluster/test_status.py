@@ -71,6 +71,10 @@ def metric(nodes: Nodes, node: str, name: str) -> float:
     )
 
 
+def objects_in_map(nodes: Nodes) -> int:
+    return sum(disk["objects"] for node in nodes.map()["nodes"] for disk in node["disks"])
+
+
 def on_disk_of(nodes: Nodes, target: str) -> set[str]:
     return {row.name for row in nodes.rows() if Path(row.disk).parts[0] == target}
 
@@ -141,6 +145,8 @@ def test_objects_with_one_copy_are_missed_exactly(nodes: Nodes) -> None:
     alone = next(bucket["id"] for bucket in nodes.map()["buckets"] if bucket["name"] == "alone")
     lost = {row.name for row in nodes.rows() if row.bucket_id == alone and Path(row.disk).parts[0] == "target-2"}
     assert lost
+    # What is known of a target that dies is what its last heartbeat said.
+    nodes.until(lambda: objects_in_map(nodes) == len(nodes.rows()), "heartbeats with all objects", LIMIT_S)
     nodes.kill("target-2")
     state = becomes(nodes, lambda state: state["copies"]["unavailable"] > 0, "objects to be missed")
     assert state["copies"]["unavailable"] == len(lost)
