@@ -20,7 +20,7 @@ import msgspec
 from dfc.addresses import is_http_url, split_addresses
 from dfc.errors import BadRequest, ConfigError
 from dfc.hosts import ANY_HOST, host_name
-from dfc.limits import GIB, KIB, MIB
+from dfc.limits import COPIES_MAX, GIB, KIB, MIB
 from dfc.wire import DEFAULT_URL
 
 Role = Literal["proxy", "target"]
@@ -77,6 +77,7 @@ class Settings:
     )
 
     auto_create: bool = _setting(True, "Create a bucket on the first PUT into it.", ("proxy",))
+    default_copies: int = _setting(1, "Copies of each object in buckets that are created without saying how many.", ("proxy",))
     expected_targets: int = _setting(
         1, "Number of targets that must have joined before the proxy is ready for the first time.", ("proxy",)
     )
@@ -257,6 +258,8 @@ def _check(settings: Settings, role: Role) -> None:
         raise ConfigError("transfer_threads and connections_max must be at least 1")
     if settings.jobs_running_max < 1 or settings.jobs_tasks_max < 1:
         raise ConfigError("jobs_running_max and jobs_tasks_max must be at least 1")
+    if not 1 <= settings.default_copies <= COPIES_MAX:
+        raise ConfigError(f"default_copies must be 1 to {COPIES_MAX}, not {settings.default_copies}")
     if role == "target" and not settings.disks:
         raise ConfigError("a target needs at least one directory in 'disks'")
     _check_scheduler(settings)

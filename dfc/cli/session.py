@@ -105,6 +105,11 @@ def format_size(size: float) -> str:
     return f"{size:.0f} {_UNITS[unit]}" if unit == 0 else f"{size:.3g} {_UNITS[unit]}"
 
 
+def copies_text(copies: int, wanted: int) -> str:
+    """Format how many copies objects have, and with an arrow how many they are getting."""
+    return str(copies) if copies == wanted else f"{copies}->{wanted}"
+
+
 def parse_size(text: str) -> int:
     """Parse `1000000`, `1e9`, `100M` (k, M, G, T: powers of 1000) or `64MiB`, `1Gi` (powers of 1024). ValueError."""
     stripped = text.strip().removesuffix("B").removesuffix("b")

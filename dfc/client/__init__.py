@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         StoredObject,
     )
     from dfc.client.reader import ObjectReader
+    from dfc.client.status import ClusterProblem, ClusterStatus
     from dfc.http.calls.retry import Cancellation, Cancelled, RetryPolicy
     from dfc.reach.batch import BatchReader
 
@@ -42,6 +43,8 @@ __all__ = [
     "Cancellation",
     "Cancelled",
     "Client",
+    "ClusterProblem",
+    "ClusterStatus",
     "Extent",
     "Job",
     "JobFailed",
@@ -70,6 +73,8 @@ _MODULES = {
     "Cancellation": "dfc.http.calls.retry",
     "Cancelled": "dfc.http.calls.retry",
     "Client": "dfc.client.client",
+    "ClusterProblem": "dfc.client.status",
+    "ClusterStatus": "dfc.client.status",
     "Extent": "dfc.client.models",
     "Job": "dfc.client.jobs",
     "JobFailed": "dfc.client.jobs",

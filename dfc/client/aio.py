@@ -21,6 +21,7 @@ from dfc.client.jobs import AsyncJobs
 from dfc.client.models import BucketInfo, KeyInfo, ListPage, MemberInfo, ObjectInfo, SampleInfo, StoredObject
 from dfc.client.reader import ObjectReader
 from dfc.client.source import Body
+from dfc.client.status import ClusterProblem, ClusterStatus
 from dfc.http.calls.retry import Cancellation, Cancelled, cancelled_by, current_cancellation
 from dfc.limits import LIST_PAGE_MAX
 from dfc.placement.map import ClusterMap
@@ -282,17 +283,29 @@ class AsyncClient:
     async def bucket(self, name: str) -> BucketInfo:
         return await self._threads.run(self._client.bucket, name)
 
-    async def create_bucket(self, name: str, *, durability: str = "fsync", copies: int = 1) -> None:
-        await self._threads.run(self._client.create_bucket, name, durability=durability, copies=copies)
+    async def create_bucket(
+        self, name: str, *, durability: str = "fsync", copies: int | None = None, min_copies: int | None = None
+    ) -> None:
+        await self._threads.run(self._client.create_bucket, name, durability=durability, copies=copies, min_copies=min_copies)
 
-    async def change_bucket(self, name: str, *, durability: str | None = None, copies: int | None = None) -> BucketInfo:
-        return await self._threads.run(self._client.change_bucket, name, durability=durability, copies=copies)
+    async def change_bucket(
+        self, name: str, *, durability: str | None = None, copies: int | None = None, min_copies: int | None = None
+    ) -> BucketInfo:
+        return await self._threads.run(
+            self._client.change_bucket, name, durability=durability, copies=copies, min_copies=min_copies
+        )
 
     async def delete_bucket(self, name: str, *, force: bool = False) -> None:
         await self._threads.run(self._client.delete_bucket, name, force=force)
 
     async def cluster_map(self) -> ClusterMap:
         return await self._threads.run(self._client.cluster_map)
+
+    async def cluster_status(self) -> ClusterStatus:
+        return await self._threads.run(self._client.cluster_status)
+
+    async def cluster_problems(self) -> tuple[ClusterProblem, ...]:
+        return await self._threads.run(self._client.cluster_problems)
 
     async def health(self) -> dict[str, Any]:
         return await self._threads.run(self._client.health)

@@ -18,13 +18,12 @@ from dfc.addresses import is_http_url, split_addresses
 from dfc.batch.items import BatchItem, OnMissing
 from dfc.checksum import CHECKSUM_NAME
 from dfc.client.batch import Items, as_item, open_batch, read_batch
+from dfc.client.clustercalls import ClusterCalls, decode
 from dfc.client.control import Control
 from dfc.client.download import download
 from dfc.client.jobs import Jobs
 from dfc.client.lines import read_values
 from dfc.client.models import (
-    BucketInfo,
-    BucketList,
     KeyInfo,
     ListPage,
     MemberInfo,
@@ -35,12 +34,11 @@ from dfc.client.models import (
 )
 from dfc.client.reader import ObjectReader, ObjectRequest
 from dfc.client.source import HASH_FIRST_BYTES, Body, UploadSource, make_source
-from dfc.errors import BadRequest, BucketNotFound, ChecksumMismatch, ObjectCorrupt, ObjectNotFound, PreconditionFailed
+from dfc.errors import BadRequest, ChecksumMismatch, ObjectCorrupt, ObjectNotFound, PreconditionFailed
 from dfc.http.calls.blocking import Transport
 from dfc.http.calls.retry import Cancellation, RetryPolicy
 from dfc.limits import INDEX_MEMBERS_MAX, KIB, LIST_PAGE_MAX
 from dfc.names import check_bucket_name, check_object_name
-from dfc.placement.map import ClusterMap
 from dfc.reach.batch import BatchReader
 from dfc.reach.objects import ObjectCalls, Tries
 from dfc.reach.routing import Locator
@@ -57,7 +55,7 @@ if TYPE_CHECKING:
 _ANSWER_BYTES_MAX: Final = 256 * KIB  # of a PUT: warnings are short
 
 
-class Client:
+class Client(ClusterCalls):
     """A client of a cluster, through any of its nodes. Close it, or use it as a context manager.
 
     `url` can be several URLs, separated by commas; they are tried in order (see `dfc.addresses`). BadRequest.
@@ -273,58 +271,7 @@ class Client:
         """
         return open_batch(self._calls, [as_item(item) for item in items], on_missing, lengths=lengths)
 
-    # Buckets.
-
-    def list_buckets(self) -> tuple[BucketInfo, ...]:
-        """Return all buckets with their counts."""
-        listed: BucketList = _decode(self._control.call("GET", "/v1/buckets"), BucketList)
-        return listed.buckets
-
-    def bucket(self, name: str) -> BucketInfo:
-        """Return the settings and counts of a bucket. BucketNotFound."""
-        found: BucketInfo = _decode(self._control.call("GET", f"/v1/buckets/{check_bucket_name(name)}"), BucketInfo)
-        return found
-
-    def create_bucket(self, name: str, *, durability: str = "fsync", copies: int = 1) -> None:
-        """Create a bucket, unless it exists with the same settings. BucketConflict if they differ."""
-        body = {"copies": copies, "durability": durability}
-        self._control.call("PUT", f"/v1/buckets/{check_bucket_name(name)}", body=body)
-
-    def change_bucket(self, name: str, *, durability: str | None = None, copies: int | None = None) -> BucketInfo:
-        """Change the given settings of a bucket. BucketNotFound."""
-        body = {key: value for key, value in (("durability", durability), ("copies", copies)) if value is not None}
-        self._control.call("PATCH", f"/v1/buckets/{check_bucket_name(name)}", body=body)
-        return self.bucket(name)
-
-    def delete_bucket(self, name: str, *, force: bool = False) -> None:
-        """Delete a bucket. BucketNotEmpty unless it is empty, or `force` is set, which also deletes its objects."""
-        params: dict[str, str | int] | None = {"force": 1} if force else None
-        self._control.call("DELETE", f"/v1/buckets/{check_bucket_name(name)}", params=params, done=BucketNotFound)
-
-    # Cluster.
-
-    def cluster_map(self) -> ClusterMap:
-        """Fetch the cluster map: nodes, disks and buckets."""
-        return ClusterMap.decode(self._fetch_map(True))
-
-    def health(self) -> dict[str, Any]:
-        """Return role, id and map version of the node at the client's URL. Unavailable while it is not ready."""
-        facts: dict[str, Any] = _decode(self._control.call("GET", "/v1/health"), dict[str, Any])
-        return facts
-
-    def start_scrub(self) -> None:
-        """Start a scrub: every target reads and verifies everything it holds."""
-        self._control.call("POST", "/v1/cluster/scrub")
-
-    def scrub_status(self) -> dict[str, Any]:
-        """Return `disks`: state, bytes done and total, errors and quarantined objects of each."""
-        status: dict[str, Any] = _decode(self._control.call("GET", "/v1/cluster/scrub"), dict[str, Any])
-        return status
-
     # What the methods above share.
-
-    def _fetch_map(self, patient: bool) -> bytes:
-        return self._control.call("GET", "/v1/cluster", patient=patient)
 
     def _sample(self, bucket: str, shard: str, key: str, ext: str | None) -> ObjectRequest:
         query = (("sample", key),) if ext is None else (("sample", key), ("ext", ext))
@@ -334,7 +281,7 @@ class Client:
         tries = Tries()
         try:
             with self._calls.call("PUT", bucket, name, headers=headers, source=source, tries=tries) as answer:
-                stored: StoredObject = _decode(answer.read_all(_ANSWER_BYTES_MAX), StoredObject)
+                stored: StoredObject = decode(answer.read_all(_ANSWER_BYTES_MAX), StoredObject)
         except PreconditionFailed:
             # The precondition may fail because an earlier try, whose connection broke, stored the object.
             found = self.stat(bucket, name) if tries.broken and source.checksum else None
@@ -374,13 +321,6 @@ def _conditions(if_match: str | None, if_none_match: str | None) -> dict[str, st
         if value is not None:
             headers[header] = value if value == "*" else f'"{value}"'
     return headers
-
-
-def _decode(body: bytes, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.MsgspecError as problem:
-        raise BadRequest(f"invalid answer (is this a DFC node?): {problem}") from None
 
 
 def _split_sample(archive: bytes) -> dict[str, bytes]:

@@ -16,13 +16,16 @@ _COUNT: Final = re.compile(r"[0-9]{1,19}")  # int() refuses thousands of digits
 
 
 class StoredObject(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a PUT. `samples` is None if the object is not a shard; if its name says it is, `warnings` say why."""
+    """The answer to a PUT. `copies` is how many there are by now, None if the answer was lost. `samples` is None if the object
+    is not a shard; if its name says it is, `warnings` say why."""
 
     bucket: str
     object: str
     size: int
     checksum: str
     version: str = ""
+    copies: int | None = None
+    copies_wanted: int | None = None
     samples: int | None = None
     members: int | None = None
     warnings: tuple[str, ...] = ()
@@ -50,13 +53,19 @@ class ListPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BucketInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A bucket with its settings; counts are None if the answer has none."""
+    """A bucket with its settings; counts are None if the answer has none, and estimates unless `exact`.
+
+    Objects have `copies` copies each, and get `copies_wanted`. A write counts with `min_copies` if no more can be had.
+    """
 
     name: str
     created: str = ""
     objects: int | None = None
     bytes: int | None = None
     copies: int = 1
+    copies_wanted: int = 1
+    min_copies: int = 1
+    exact: bool = True
     durability: str = "fsync"
 
 

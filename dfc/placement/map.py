@@ -110,8 +110,10 @@ class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def least(self) -> int:
-        """How many copies an acknowledged write has at least."""
-        return self.min_copies or (max(self.copies, self.written) + 1) // 2
+        """How many copies an acknowledged write has at least. Never more than are written: while the number of copies rises, a
+        larger `min_copies` waits for it."""
+        written = max(self.copies, self.written)
+        return min(self.min_copies, written) or (written + 1) // 2
 
 
 class Owner(msgspec.Struct, frozen=True):

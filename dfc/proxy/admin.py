@@ -11,6 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from dfc.placement.map import ClusterMap, NodeEntry
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.registrations import Registrations
+from dfc.proxy.state.watch import ShownState, StateWatch
 from dfc.proxy.steps import Steps
 from dfc.registry.registration import Registered, Registration
 
@@ -27,10 +28,11 @@ class ProxyHealth(NamedTuple):
 class Administration:
     """The requests of operators, and of nodes that join."""
 
-    def __init__(self, cluster: Cluster, registrations: Registrations, steps: Steps, node_id: str) -> None:
+    def __init__(self, cluster: Cluster, registrations: Registrations, steps: Steps, state: StateWatch, node_id: str) -> None:
         self._cluster = cluster
         self.steps = steps
         self._registrations = registrations
+        self._state = state
         self._node_id = node_id
 
     def health(self) -> ProxyHealth:
@@ -40,6 +42,10 @@ class Administration:
     def cluster_map(self) -> ClusterMap:
         """Return the cluster map with the usage of all disks."""
         return self._cluster.map
+
+    async def state(self) -> ShownState:
+        """Return how the cluster is, and what is wrong with it."""
+        return await self._state.look()
 
     async def register(self, said: Registration) -> Registered:
         """Take a node's registration, which is also its heartbeat. See `Registrations.register`."""
@@ -72,6 +78,7 @@ class Administration:
             nodes.add_metric((state,), counts[state])
         yield nodes
         yield GaugeMetricFamily("dfc_buckets", "Buckets", len(cluster_map.buckets))
+        yield from self._state.families()
 
 
 def _states(cluster_map: ClusterMap) -> Counter[str]:

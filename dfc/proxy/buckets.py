@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dfc.errors import TooFewDomains
+from dfc.errors import BadRequest
 from dfc.placement.map import BucketEntry, ClusterMap, Durability
 from dfc.proxy.cluster import Cluster
 from dfc.proxy.deletions import Deletions
@@ -40,34 +40,36 @@ class Buckets:
         bucket = self._cluster.bucket(name)
         return self._counted(bucket, await self._cluster.counts(bucket.id))
 
-    async def create(self, name: str, copies: int, durability: Durability) -> tuple[CountedBucket, bool]:
-        """Create a bucket; return it and whether it is new. BadName, BucketConflict for other settings, BucketDeleting."""
+    async def create(
+        self, name: str, copies: int | None, durability: Durability, min_copies: int = 0
+    ) -> tuple[CountedBucket, bool]:
+        """Create a bucket; return it and whether it is new. `copies`: None for the setting `default_copies`. BadName,
+        BadRequest, TooFewDomains, BucketConflict for other settings, BucketDeleting."""
         self._cluster.check_ready()
-        self._check_copies(copies)
-        bucket, created = await self._cluster.create_bucket(name, copies, durability)
+        copies = self._cluster.default_copies if copies is None else copies
+        _check_least(min_copies, copies)
+        self._cluster.check_copies(copies)
+        bucket, created = await self._cluster.create_bucket(name, copies, durability, min_copies)
         return self._counted(bucket, {} if created else await self._cluster.counts()), created
 
-    async def change(self, name: str, copies: int | None, durability: Durability | None) -> CountedBucket:
+    async def change(
+        self, name: str, copies: int | None, durability: Durability | None, min_copies: int | None = None
+    ) -> CountedBucket:
         """Change the settings that are not None; other copies are made or removed in the background. BucketNotFound,
-        TooFewDomains, Unavailable."""
+        BadRequest, TooFewDomains, Unavailable."""
         bucket = self._cluster.bucket(name)
+        _check_least(bucket.min_copies if min_copies is None else min_copies, bucket.goal if copies is None else copies)
+        if copies is not None and copies != bucket.goal:
+            self._cluster.check_copies(copies)
         counts = await self._cluster.counts(bucket.id)  # before the change: no error may come after it was made
         if copies is not None and copies != bucket.goal:
-            self._check_copies(copies)
             self._steps.want_copies(bucket.id, copies)
             await self._steps.until_wanted(bucket.id, copies)
         if durability is not None:
             await self._cluster.change_bucket(name, durability=durability)
+        if min_copies is not None:
+            await self._cluster.change_bucket(name, min_copies=min_copies)
         return self._counted(self._cluster.bucket(name), counts)
-
-    def _check_copies(self, copies: int) -> None:
-        """Check that a bucket may have so many copies. TooFewDomains."""
-        domains = len({owner.node.domain for owner in self._cluster.map.placed().values()})
-        if copies > domains:
-            raise TooFewDomains(
-                f"{copies} copies need as many failure domains (targets, or what their settings 'zone' and 'host_label' name); "
-                f"this cluster has {domains}"
-            )
 
     async def delete(self, name: str, *, force: bool) -> None:
         """Delete a bucket, see `Deletions.delete`."""
@@ -84,3 +86,9 @@ class Buckets:
         if share >= 1.0 or not share:
             return CountedBucket(bucket, objects, size, share > 0)
         return CountedBucket(bucket, round(objects / share), round(size / share), exact=False)
+
+
+def _check_least(min_copies: int, copies: int) -> None:
+    """Check the least number of copies with which a write may count. BadRequest."""
+    if min_copies > copies:
+        raise BadRequest(f"min_copies is {min_copies}, but objects are to have {copies} {'copy' if copies == 1 else 'copies'}")

@@ -8,14 +8,14 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final, TypeVar
 
-from dfc.errors import BucketDeleting, BucketNotFound, Conflict, NoSpace, Unavailable
+from dfc.errors import BucketDeleting, BucketNotFound, Conflict, NoSpace, TooFewDomains, Unavailable
 from dfc.http.calls.peer import ControlClient
 from dfc.logs import timestamp
 from dfc.names import check_bucket_name
 from dfc.placement.map import EMPTY_MAP, BucketEntry, ClusterMap, Durability, NodeEntry
 from dfc.placement.mapped import placement_of
 from dfc.placement.readers import readers_of
-from dfc.proxy.heartbeats import Heartbeats
+from dfc.proxy.heartbeats import Heard, Heartbeats
 from dfc.proxy.pushing import Pushes
 from dfc.registry.base import Registry
 from dfc.registry.changes import (
@@ -49,12 +49,14 @@ class Cluster:
         expected_targets: int,
         heartbeats: Heartbeats | None = None,
         acknowledged: Callable[[str, int], None] = lambda _node_id, _step: None,
+        default_copies: int = 1,
     ) -> None:
         self._registry = registry
         self._heartbeats = heartbeats or Heartbeats()
         self.control = control
         self._auto_create = auto_create
-        self._expected_targets = expected_targets
+        self.expected_targets = expected_targets
+        self.default_copies = default_copies
         self._pushes: set[asyncio.Task[None]] = set()
         self.push = Pushes(control, acknowledged).push
         self._seen = EMPTY_MAP, EMPTY_MAP
@@ -74,13 +76,13 @@ class Cluster:
 
     def is_ready(self) -> bool:
         """Whether the expected number of targets has joined. After that, a target that is down affects only its own objects."""
-        return len(self.map.targets()) >= self._expected_targets
+        return len(self.map.targets()) >= self.expected_targets
 
     def check_ready(self) -> None:
         """Raise Unavailable until the expected targets have joined, since objects would be placed on too few."""
         if not self.is_ready():
             raise Unavailable(
-                f"the cluster is not ready: {len(self.map.targets())} of {self._expected_targets} targets have joined"
+                f"the cluster is not ready: {len(self.map.targets())} of {self.expected_targets} targets have joined"
             )
 
     async def close(self) -> None:
@@ -91,9 +93,11 @@ class Cluster:
     async def change(self, change: Change, *, fence: Lease | None = None) -> RegistryState:
         return await self._registry.change(change, fence=fence)
 
-    async def create_bucket(self, name: str, copies: int, durability: Durability) -> tuple[BucketEntry, bool]:
+    async def create_bucket(
+        self, name: str, copies: int, durability: Durability, min_copies: int = 0
+    ) -> tuple[BucketEntry, bool]:
         """Create a bucket; return it and whether it is new. BucketConflict if it has other settings, BucketDeleting."""
-        new = _new_bucket(name, copies, durability)
+        new = _new_bucket(name, copies, durability, min_copies)
         bucket = _bucket_of(await self.change(create_bucket(new)), name)
         return bucket, bucket.id == new.id
 
@@ -135,6 +139,10 @@ class Cluster:
     def clock_ahead_s(self, node_id: str) -> float:
         """Return how far a node's wall clock is ahead of most nodes' clocks; negative if it is behind."""
         return self._heartbeats.clock_ahead_s(node_id)
+
+    def heard(self) -> dict[str, Heard]:
+        """Return what every node has said last, by id."""
+        return self._heartbeats.heard()
 
     def now_s(self) -> float:
         """Return the time by which heartbeats are counted, in seconds since the machine booted."""
@@ -178,14 +186,24 @@ class Cluster:
             raise BucketNotFound(f"bucket {name!r} does not exist")
         return found
 
+    def check_copies(self, copies: int) -> None:
+        """Check that a bucket may have so many copies. TooFewDomains."""
+        domains = len({owner.node.domain for owner in self.map.placed().values()})
+        if copies > domains:
+            raise TooFewDomains(
+                f"{copies} copies need as many failure domains (targets, or what their settings 'zone' and 'host_label' name); "
+                f"this cluster has {domains}"
+            )
+
     async def bucket_for_write(self, name: str) -> BucketEntry:
-        """Return the bucket; the first write creates it if the settings allow that."""
+        """Return the bucket; the first write creates it if the settings allow that. TooFewDomains for `default_copies`."""
         self.check_ready()
         found = self.map.bucket(name)
         if found is None:
             if not self._auto_create:
                 raise BucketNotFound(f"bucket {name!r} does not exist, and auto_create is off")
-            found = _bucket_of(await self.change(ensure_bucket(_new_bucket(name))), name)
+            self.check_copies(self.default_copies)
+            found = _bucket_of(await self.change(ensure_bucket(_new_bucket(name, self.default_copies))), name)
         if found.state == "deleting":
             raise BucketDeleting(f"bucket {name!r} is being deleted")
         return found
@@ -270,10 +288,16 @@ class Cluster:
         return await asyncio.to_thread(_add_up, await self.ask_all(ask, nodes))
 
 
-def _new_bucket(name: str, copies: int = 1, durability: Durability = "fsync") -> BucketEntry:
+def _new_bucket(name: str, copies: int, durability: Durability = "fsync", min_copies: int = 0) -> BucketEntry:
     """Make the entry of a new bucket; the one place that checks its name. BadName."""
-    name, created = check_bucket_name(name), timestamp(time.time())
-    return BucketEntry(id=secrets.token_hex(8), name=name, copies=copies, durability=durability, created=created)
+    return BucketEntry(
+        id=secrets.token_hex(8),
+        name=check_bucket_name(name),
+        copies=copies,
+        min_copies=min_copies,
+        durability=durability,
+        created=timestamp(time.time()),
+    )
 
 
 def _bucket_of(state: RegistryState, name: str) -> BucketEntry:

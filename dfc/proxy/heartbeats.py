@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from statistics import median_low
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,6 +26,14 @@ class _Beat(msgspec.Struct, frozen=True):
     ahead_us: int  # its wall clock, compared with ours at the receipt
 
 
+class Heard(NamedTuple):
+    """What a node said last, how many seconds ago, and how far its wall clock is ahead of most clocks."""
+
+    said: Registration
+    age_s: float
+    clock_ahead_s: float = 0.0
+
+
 class Heartbeats:
     """The last heartbeat of each node. `clock_s` is a monotonic clock, `wall_s` counts since 1970; tests replace them."""
 
@@ -38,6 +47,10 @@ class Heartbeats:
 
     def take(self, said: Registration) -> None:
         wall_s = self._wall_s()
+        last = self._last.get(said.node_id)
+        if last is not None and (said.starting or said.leaving):
+            # Its disks are not open: what it has said of them before is still the best that is known.
+            said = msgspec.structs.replace(said, numbers=last.said.numbers, owed=last.said.owed)
         ahead_us = said.now_us - int(wall_s * 1e6) if said.now_us else 0
         self._last[said.node_id] = _Beat(self._clock_s(), timestamp(wall_s), said, ahead_us)
 
@@ -61,6 +74,14 @@ class Heartbeats:
         beat = self._last.get(node_id)
         all_us = [0, *(each.ahead_us for each in self._last.values())]
         return 0.0 if beat is None else (beat.ahead_us - median_low(all_us)) / 1e6
+
+    def heard(self) -> dict[str, Heard]:
+        """Return what every node has said last."""
+        now_s, median_us = self._clock_s(), median_low([0, *(each.ahead_us for each in self._last.values())])
+        return {
+            node_id: Heard(beat.said, now_s - beat.at_s, (beat.ahead_us - median_us) / 1e6)
+            for node_id, beat in self._last.items()
+        }
 
     def refresh(self, node: NodeEntry) -> NodeEntry:
         """Return the node with the disk usage of its last heartbeat."""

@@ -33,6 +33,7 @@ class Steps:
         self._down_after_s = down_after_s
         self._planner: StepPlanner | None = None
         self._leadership: Lease | None = None
+        self._stepped_s = 0.0  # when this coordinator took its last step
         self._going: frozenset[str] = frozenset()  # targets that are being declared down
         self._changed = asyncio.Event()
         self._stepped = asyncio.Event()  # set, and replaced, with each step
@@ -85,6 +86,17 @@ class Steps:
         if not planner.report_clean(disk, behind, step):
             raise Unavailable(f"step {step} is out of date: the cluster is at step {planner.placement.step}")
         self._changed.set()
+
+    def unacknowledged(self) -> tuple[list[str], float]:
+        """Return the targets that have not acknowledged the last step, and how many seconds ago that was; nobody unless this
+        proxy is the coordinator."""
+        if self._planner is None or not self.leads:
+            return [], 0.0
+        return self._planner.waits_for(), self._cluster.now_s() - self._stepped_s
+
+    def raised(self) -> dict[str, int]:
+        """Return by bucket id how many disks have given the new homes of its objects everything that they have."""
+        return {} if self._planner is None else self._planner.raised()
 
     def report_raised(self, disk: str, bucket_id: str, copies: int, step: int) -> None:
         """By this step, `disk` owes nothing to the new homes of a bucket's objects."""
@@ -141,6 +153,7 @@ class Steps:
         placement = placement_of(self._cluster.map)
         self._planner = planner = StepPlanner(placement, self._down_after_s, self._cluster.now_s())
         self._leadership = leadership
+        self._stepped_s = self._cluster.now_s()
         try:
             while True:
                 self._changed.clear()
@@ -164,6 +177,7 @@ class Steps:
         finally:
             self._going = frozenset()
         planner.published(new)
+        self._stepped_s = self._cluster.now_s()
         stepped, self._stepped = self._stepped, asyncio.Event()
         stepped.set()
         _log_step(before, new)

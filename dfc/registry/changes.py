@@ -155,13 +155,19 @@ def create_bucket(new: BucketEntry) -> Change:
             return _with_bucket(state, new.name, new)
         if found.state == "deleting":
             raise BucketDeleting(f"bucket {new.name!r} is being deleted")
-        if (found.copies, found.durability) != (new.copies, new.durability):
+        if _settings(found) != _settings(new):
+            least = f", min_copies={found.min_copies}" if found.min_copies or new.min_copies else ""
             raise BucketConflict(
-                f"bucket {new.name!r} already exists with copies={found.copies}, durability={found.durability}"
+                f"bucket {new.name!r} already exists with copies={found.goal}, durability={found.durability}{least}"
             )
         return state
 
     return change
+
+
+def _settings(bucket: BucketEntry) -> tuple[int, int, str]:
+    """What was asked for: copies that are still being made count."""
+    return bucket.goal, bucket.min_copies, bucket.durability
 
 
 def ensure_bucket(new: BucketEntry) -> Change:

@@ -6,10 +6,31 @@ from typing import Annotated, Final
 
 import msgspec
 
-from dfc.placement.map import ClusterMap, DiskEntry, Id, Labels, NodeEntry, Role, Url
+from dfc.placement.map import ClusterMap, Count, DiskEntry, Id, Labels, NodeEntry, Role, Url
 
 NODE_DISKS_MAX: Final = 1000  # placement hashes once per disk of a node
+OWED_DISKS_MAX: Final = 1000  # those that lack most: a heartbeat must not grow beyond what is taken
 _SAID: Final = ("url", "advertise_url", "role", "labels")  # fields of the map that come from the node itself
+
+
+class DiskNumbers(msgspec.Struct, frozen=True, kw_only=True):
+    """What a heartbeat says about a disk for the state of the cluster.
+
+    `alone`: objects here that have one copy, as their buckets want it. `first`: objects that should have several, and whose
+    first home this disk is. `quarantined`: objects whose bytes are gone or wrong. `is_full`: uploads get no space.
+    `orphan_alarm`: too many files without a row. Counted by the step `counted_step` (0: nothing yet): `one_left` and `missing`,
+    objects of which it is the primary and there is one copy, or fewer than wanted.
+    """
+
+    id: Id
+    alone: Count = 0
+    first: Count = 0
+    quarantined: Count = 0
+    is_full: bool = False
+    orphan_alarm: bool = False
+    counted_step: Count = 0
+    one_left: Count = 0
+    missing: Count = 0
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -17,7 +38,8 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     `map_version`: the version of its map. `step`: the newest one by which it decides, and by nothing older any more.
     `now_us`: its wall clock, in microseconds since 1970; 0: not told. `starting`: its disks are not open yet. `leaving`: it
-    has given up its lease and is about to end.
+    has given up its lease and is about to end. `numbers`, and `owed`, how many rows other disks lack by its notes:
+    for the state of the cluster; nothing is decided by them.
     """
 
     node_id: Id
@@ -32,6 +54,8 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     leaving: bool = False
     disks: Annotated[tuple[DiskEntry, ...], msgspec.Meta(max_length=NODE_DISKS_MAX)] = ()
     labels: Labels = Labels()
+    numbers: Annotated[tuple[DiskNumbers, ...], msgspec.Meta(max_length=NODE_DISKS_MAX)] = ()
+    owed: Annotated[dict[Id, Count], msgspec.Meta(max_length=OWED_DISKS_MAX)] = {}
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ in the registry, and sends it to the targets.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
@@ -142,6 +143,10 @@ class StepPlanner:
     def queue(self, key: tuple[str, ...], change: Change) -> None:
         """Make this change in one of the next steps, in the place of one with the same key that waits."""
         self._put(key, change)
+
+    def raised(self) -> dict[str, int]:
+        """How many disks have reported, by the id of the bucket, that its objects have the copies that they are getting."""
+        return Counter(str(report.subject) for report in self._reports if report.readiness == "raised")
 
     # --- steps
 

@@ -31,6 +31,7 @@ from dfc.proxy.keys import SampleKeys
 from dfc.proxy.listing import Listings
 from dfc.proxy.objects import Objects
 from dfc.proxy.registrations import Registrations
+from dfc.proxy.state.watch import StateWatch
 from dfc.proxy.steps import Steps
 from dfc.proxy.uses import ProxyUses
 from dfc.registry.embedded import EmbeddedRegistry
@@ -55,9 +56,16 @@ class ProxyNode:
         self._pool = PeerPool(settings.peer_timeout_s)
         self._control = ControlClient(settings.token, settings.peer_timeout_s)
         self.cluster = Cluster(
-            registry, self._control, settings.auto_create, settings.expected_targets, acknowledged=self._acknowledged
+            registry,
+            self._control,
+            settings.auto_create,
+            settings.expected_targets,
+            acknowledged=self._acknowledged,
+            default_copies=settings.default_copies,
         )
         self.steps = Steps(self.cluster, settings.down_after_s)
+        self.state = StateWatch(self.cluster, self.steps, self.id)
+        registrations = Registrations(self.cluster, self.steps, settings.down_after_s)
         deletions = Deletions(self.cluster, self._lead)
         self.jobs = JobService(self.cluster, settings, directory, self._make_engine, self._lead, filesystem)
         uses = self.uses = ProxyUses(
@@ -67,7 +75,7 @@ class ProxyNode:
             SampleKeys(self.cluster),
             ProxyBatches(self.cluster, self._pool, settings.token),
             self.jobs,
-            Administration(self.cluster, Registrations(self.cluster, self.steps, settings.down_after_s), self.steps, self.id),
+            Administration(self.cluster, registrations, self.steps, self.state, self.id),
         )
         relay, may_use = Relay(self._pool, settings.peer_timeout_s), TokenAccess(settings).check
         faces = [
@@ -108,10 +116,12 @@ class ProxyNode:
         await self.server.serve()
         self.jobs.start()
         self.coordinator.start()
+        self.state.start()
         return self.server.own_urls()[1]
 
     async def stop(self) -> None:
         """Finish running requests, then close everything; safe to call when `start` failed half-way."""
+        await self.state.stop()
         await self.coordinator.stop()
         # The jobs stop at the same time, since that ends event streams, which the drain would otherwise wait for.
         await asyncio.gather(self.jobs.stop(), self.server.stop())

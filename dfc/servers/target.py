@@ -35,7 +35,7 @@ from dfc.registry.leases import boot_s
 from dfc.target.batch.opening import OwnBatches
 from dfc.target.copies.service import TargetCopies
 from dfc.target.disks import Scrubbers, open_disks
-from dfc.target.families import DiskReport, disk_families, membership_families
+from dfc.target.families import DiskReport, Membered, copy_families, disk_families, membership_families
 from dfc.target.job_inputs import JobInputs
 from dfc.target.keptmap import MapKeeper
 from dfc.target.listing import OwnListings
@@ -142,7 +142,10 @@ class TargetNode:
 
     def _families(self) -> Iterable[Metric]:
         local = self.local
-        yield from membership_families(local.map.version, local.lease.left_s(boot_s()), local.lease_refusals)
+        lease_left_s = local.lease.left_s(boot_s())
+        versions = local.map.version, local.decides_by.step
+        yield from membership_families(Membered(*versions, lease_left_s, local.lease_refusals, local.fenced_writes))
+        yield from copy_families(local.counted)
         yield from disk_families(self._reports)
 
 

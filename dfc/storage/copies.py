@@ -189,6 +189,10 @@ class DiskCopies:
         """Whether there is a note about a name."""
         return self._owes and copyreads.owes_name(self._parts.catalog, bucket_id, name)
 
+    def owed_to(self, bucket_id: str, name: str) -> list[str]:
+        """The disks that lack what is here of a name."""
+        return copyreads.owed_to(self._parts.catalog, bucket_id, name) if self._owes else []
+
     @property
     def has_notes(self) -> bool:
         """Whether there is any note. No I/O."""

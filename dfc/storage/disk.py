@@ -370,6 +370,10 @@ class Disk:
         """The number of objects and bytes of the disk, with copies."""
         return self.parts.catalog.totals()
 
+    def first_counts(self) -> dict[str, int]:
+        """The number of objects of each bucket whose first home this disk is, by the bucket's id."""
+        return self.parts.catalog.first_counts()
+
     def bucket_ids(self) -> Names:
         """The ids of the buckets that the disk knows, sorted; some may be empty."""
         return self.parts.catalog.bucket_ids()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,11 +18,12 @@ from dfc.filesystem import FileSystem
 from dfc.http.shutdown import in_time
 from dfc.limits import GIB
 from dfc.placement.map import ClusterMap, DiskEntry
+from dfc.registry.registration import OWED_DISKS_MAX, DiskNumbers
 from dfc.storage.disk import Disk
 from dfc.storage.identity import require_identity
 from dfc.storage.rows import DiskOptions
 from dfc.storage.upkeep.scrub import Scrubber
-from dfc.target.families import DiskReport
+from dfc.target.families import CopiesCounted, DiskReport
 from dfc.target.local import Local
 
 RESERVE_FRACTION: Final = 0.05  # the maximum reserve, as a fraction of the disk
@@ -150,3 +152,34 @@ def describe(reports: Iterable[DiskReport], known: ClusterMap, node_id: str) -> 
             entry = msgspec.structs.replace(entry, capacity=report.space.capacity, used=report.space.used)
         entries.append(entry)
     return tuple(entries)
+
+
+def numbers_of(
+    reports: Iterable[DiskReport], known: ClusterMap, counted: Mapping[str, CopiesCounted]
+) -> tuple[DiskNumbers, ...]:
+    """What a heartbeat says about the disks for the state of the cluster."""
+    several = {bucket.id for bucket in known.buckets if bucket.has_several}
+    return tuple(_numbers(report, several, counted.get(report.disk_id)) for report in reports)
+
+
+def _numbers(report: DiskReport, several: Collection[str], counted: CopiesCounted | None) -> DiskNumbers:
+    with_copies = sum(count for bucket_id, count in report.first.items() if bucket_id in several)
+    numbers = DiskNumbers(
+        id=report.disk_id,
+        alone=sum(report.first.values()) - with_copies,
+        first=with_copies,
+        quarantined=report.stats.quarantined_rows,
+        is_full=report.space is not None and report.space.free <= 0,
+        orphan_alarm=bool(report.stats.orphan_alarm),
+    )
+    if counted is None:
+        return numbers
+    return msgspec.structs.replace(numbers, counted_step=counted.step, one_left=counted.one_left, missing=counted.missing)
+
+
+def owed_by(counted: Mapping[str, CopiesCounted]) -> dict[str, int]:
+    """How many rows other disks lack by the notes of these disks, by their ids: those that lack most."""
+    total: Counter[str] = Counter()
+    for each in counted.values():
+        total.update(each.owed)
+    return dict(total.most_common(OWED_DISKS_MAX))

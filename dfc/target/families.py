@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import NamedTuple
 
@@ -15,9 +15,19 @@ from dfc.storage.rows import DiskSpace
 from dfc.storage.stats import DiskStats, MetricOf
 
 
+class CopiesCounted(NamedTuple):
+    """What a disk has counted by one step: objects of which it is the primary and there is one copy left, or fewer than wanted;
+    and what it has noted that other disks lack, by their ids."""
+
+    step: int
+    one_left: int
+    missing: int
+    owed: Mapping[str, int]
+
+
 class DiskReport(NamedTuple):
     """A disk's report on itself. `space` is None when its file system could not be measured. `incarnation` names what is on
-    it."""
+    it. `first`: by bucket id, the objects whose first home it is."""
 
     disk_id: str
     state: DiskState
@@ -25,21 +35,47 @@ class DiskReport(NamedTuple):
     objects: int
     space: DiskSpace | None
     incarnation: str = ""
+    first: Mapping[str, int] = {}
 
 
 def report_on(disk: Disk) -> DiskReport:
     """Make a disk's report from its catalog and file system. Blocking."""
     try:
-        return DiskReport(disk.id, disk.state, replace(disk.stats), disk.totals()[0], disk.space(), disk.incarnation)
+        counts = disk.totals()[0], disk.space(), disk.incarnation, disk.first_counts()
+        return DiskReport(disk.id, disk.state, replace(disk.stats), *counts)
     except DfcError:
         return DiskReport(disk.id, "failed", replace(disk.last_stats), 0, None)
 
 
-def membership_families(map_version: int, lease_left_s: float, refusals: int) -> Iterable[Metric]:
+class Membered(NamedTuple):
+    """A target's part in the cluster, for its metrics."""
+
+    map_version: int
+    decides_by: int
+    lease_left_s: float
+    lease_refusals: int
+    fenced_writes: int
+
+
+def membership_families(now: Membered) -> Iterable[Metric]:
     """Make the metric families of a target's part in the cluster."""
-    yield GaugeMetricFamily("dfc_map_version", "Version of the cluster map", map_version)
-    yield GaugeMetricFamily("dfc_lease_left_seconds", "Time for which this target may still act", lease_left_s)
-    yield CounterMetricFamily("dfc_lease_refusals", "Answers refused because there was no lease", refusals)
+    yield GaugeMetricFamily("dfc_map_version", "Version of the cluster map", now.map_version)
+    yield GaugeMetricFamily("dfc_decides_by_step", "Step by which this target decides, and by no older one", now.decides_by)
+    yield GaugeMetricFamily("dfc_lease_left_seconds", "Time for which this target may still act", now.lease_left_s)
+    yield CounterMetricFamily("dfc_lease_refusals", "Answers refused because there was no lease", now.lease_refusals)
+    yield CounterMetricFamily("dfc_fenced_writes", "Writes refused in their commit without a lease", now.fenced_writes)
+
+
+def copy_families(counted: Mapping[str, CopiesCounted]) -> Iterable[Metric]:
+    """Make the metric families of what each disk has counted of copies."""
+    one_left = GaugeMetricFamily("dfc_copies_one_left", "Objects with one copy left that should have more", labels=("disk",))
+    missing = GaugeMetricFamily("dfc_copies_missing", "Objects with fewer copies than wanted", labels=("disk",))
+    owed = GaugeMetricFamily("dfc_owed_rows", "Objects and deletes that other disks lack, by notes here", labels=("disk",))
+    for disk, numbers in counted.items():
+        one_left.add_metric((disk,), numbers.one_left)
+        missing.add_metric((disk,), numbers.missing)
+        owed.add_metric((disk,), sum(numbers.owed.values()))
+    return (one_left, missing, owed)
 
 
 def disk_families(reports: Sequence[DiskReport]) -> Iterable[Metric]:

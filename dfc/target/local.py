@@ -22,7 +22,7 @@ from dfc.registry.leases import boot_s
 from dfc.registry.registration import MapTaken
 from dfc.replication.lease import TargetLease
 from dfc.storage.disk import Disk
-from dfc.target.families import DiskReport
+from dfc.target.families import CopiesCounted, DiskReport
 from dfc.target.threads import DiskThreads
 
 T = TypeVar("T")
@@ -57,6 +57,8 @@ class Local:
         self._extended = asyncio.Event()
         self.why_no_lease = ""  # the coordinator's reason for granting none
         self.lease_refusals = 0
+        self.fenced_writes = 0
+        self.counted: dict[str, CopiesCounted] = {}  # by disk
         self.disks: dict[str, Disk] = {}
         self.batches = ThreadPoolExecutor(BATCH_THREADS, thread_name_prefix="batch")  # they read from many disks at once
         self._transfer_threads = transfer_threads
@@ -259,9 +261,11 @@ class Local:
         """Whether the coordinator's last answer still allows this target to act. Usable from any thread."""
         return self.lease.is_held(boot_s())
 
-    def check_leased(self) -> None:
-        """Raise NoLease without a lease. What was read before this call was true when it was read."""
+    def check_leased(self, *, commits: bool = False) -> None:
+        """Raise NoLease without a lease. What was read before this call was true when it was read. `commits`: this is
+        the check inside the transaction of a write."""
         if not self.is_leased:
+            self.fenced_writes += commits
             self.lease_refusals += 1  # by several threads: now and then one too few
             reason = self.why_no_lease or "it has not heard from the coordinator of the cluster for too long"
             raise NoLease(f"this target may not write now, nor say what does not exist: {reason}")
@@ -303,7 +307,7 @@ class Local:
         start of the upload. `alone`: what is committed has one copy, so by now the bucket must not have more."""
 
         def guard() -> None:
-            self.check_leased()
+            self.check_leased(commits=True)
             self.check_bucket(bucket)
             current = self.map.bucket(bucket.name)
             if alone and current is not None and current.has_several:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from dfc.config import Settings
@@ -15,10 +16,10 @@ from dfc.http.calls.problems import RemoteError
 from dfc.placement.map import ClusterMap, DiskEntry, Labels
 from dfc.registry.identity import read_node_id
 from dfc.registry.leases import boot_s
-from dfc.registry.registration import Registered, Registration
+from dfc.registry.registration import DiskNumbers, Registered, Registration
 from dfc.smallfile import SmallFileDamaged
 from dfc.storage.identity import read_identity
-from dfc.target.disks import describe, describe_unopened
+from dfc.target.disks import describe, describe_unopened, numbers_of, owed_by
 from dfc.target.identity import settle_identity
 from dfc.target.keptmap import read_maps
 from dfc.target.local import Local
@@ -30,6 +31,7 @@ RETRY_MAX_S: Final = 2.0
 BEAT_ANSWER_S: Final = 2.0  # per address, if another one is left
 LEAVE_S: Final = 2.0  # to tell the coordinator that this target stops
 BEAT_S_MAX: Final = 5.0  # then the next one is sent, on another connection: this one may lead nowhere
+NOTHING_OWED: Final[Mapping[str, int]] = {}
 HASTY_BEATS: Final = 20  # heartbeats at short intervals, for a lease
 
 
@@ -123,7 +125,14 @@ class Membership:
             _log.info("cannot tell the coordinator that this target stops: %s", error)
 
     async def _register(
-        self, cluster_id: str, entries: tuple[DiskEntry, ...], *, starting: bool = False, leaving: bool = False
+        self,
+        cluster_id: str,
+        entries: tuple[DiskEntry, ...],
+        numbers: tuple[DiskNumbers, ...] = (),
+        owed: Mapping[str, int] = NOTHING_OWED,
+        *,
+        starting: bool = False,
+        leaving: bool = False,
     ) -> Registered:
         said = Registration(
             node_id=self._local.node_id,
@@ -138,6 +147,8 @@ class Membership:
             leaving=leaving,
             disks=entries,
             labels=Labels(zone=self._settings.zone, host=self._settings.host_label),
+            numbers=numbers,
+            owed=dict(owed),
         )
         sent_s = boot_s()  # of the first try: whichever address answers, it was asked later
         try:
@@ -167,7 +178,8 @@ class Membership:
                 await asyncio.sleep(min(RETRY_S, self._settings.heartbeat_s) if hastens else self._settings.heartbeat_s)
             try:
                 reports = await local.reports()
-                await self._register(local.map.cluster_id, describe(reports, local.map, local.node_id))
+                entries, numbers = describe(reports, local.map, local.node_id), numbers_of(reports, local.map, local.counted)
+                await self._register(local.map.cluster_id, entries, numbers, owed_by(local.counted))
                 failing, in_vain = False, 0 if local.is_leased else in_vain + 1
             except (Unavailable, RemoteError) as error:
                 if not _may_be_asked_again(error):

@@ -106,7 +106,7 @@ def test_buckets_and_cluster(dfc: Run, cluster: Cluster) -> None:
     dfc("bucket", "rm", "--force", "cli-bucket")
     dfc("bucket", "show", "cli-bucket", check=3)
     status = lines(dfc("cluster", "status", "--json"))[0]
-    assert status["healthy"]
+    assert (status["healthy"], status["health"], status["problems"]) == (True, "ok", [])
     assert sum(len(node["disks"]) for node in status["nodes"]) == 8
     assert b"healthy" in dfc("cluster", "status").stdout
     assert len(json.loads(dfc("cluster", "map").stdout)["nodes"]) >= 4

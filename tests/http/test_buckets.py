@@ -10,7 +10,7 @@ import pytest
 from harness import wait_for
 
 LARGE = 300_000
-DESCRIPTION = {"name", "created", "objects", "bytes", "exact", "copies", "copies_wanted", "durability"}
+DESCRIPTION = {"name", "created", "objects", "bytes", "exact", "copies", "copies_wanted", "min_copies", "durability"}
 
 
 @pytest.fixture(params=["proxy", "target"])
@@ -84,6 +84,30 @@ def test_change(http, url, bucket, error_of):
     assert http.get(f"/{bucket}/x").content == b"abc"
 
 
+def test_min_copies(http, url, bucket, error_of):
+    """With how many copies a write may count: at most as many as there are to be."""
+    path = f"{url}/v1/buckets/{bucket}"
+    error_of(http.put(path, json={"copies": 2, "min_copies": 3}), 400, "bad_request")
+    error_of(http.get(path), 404, "bucket_not_found")
+    made = http.put(path, json={"copies": 3})
+    assert (made.status_code, made.json()["min_copies"]) == (201, 2)
+    error_of(http.put(path, json={"copies": 3, "min_copies": 1}), 409, "bucket_conflict")
+    changed = http.patch(path, json={"min_copies": 3})
+    assert (changed.status_code, changed.json()["min_copies"]) == (200, 3)
+    error_of(http.patch(path, json={"min_copies": 4}), 400, "bad_request")
+    error_of(http.patch(path, json={"copies": 2}), 400, "bad_request")
+    changed = http.patch(path, json={"copies": 2, "min_copies": 1}).json()
+    assert (changed["copies_wanted"], changed["min_copies"]) == (2, 1)
+    assert http.put(f"/{bucket}/x", content=b"abc").status_code == 201
+
+
+def test_more_copies_than_domains(http, url, bucket, error_of):
+    answer = http.put(f"{url}/v1/buckets/{bucket}", json={"copies": 8})
+    error_of(answer, 409, "too_few_domains")
+    assert "this cluster has" in answer.json()["error"]["message"]
+    error_of(http.get(f"{url}/v1/buckets/{bucket}"), 404, "bucket_not_found")
+
+
 @pytest.mark.parametrize("durability", ["fsync", "relaxed"])
 def test_objects_of_either_durability(http, bucket, durability):
     http.put(f"/v1/buckets/{bucket}", json={"durability": durability})
@@ -101,6 +125,9 @@ def test_objects_of_either_durability(http, bucket, durability):
         b'{"copies": -1}',
         b'{"copies": "1"}',
         b'{"copies": 1.5}',
+        b'{"min_copies": 0}',
+        b'{"min_copies": 9}',
+        b'{"copies": 1, "min_copies": 2}',
         b'{"durability": "none"}',
         b'{"durability": null, "copies": null, "x": 1}',
         b'{"unknown": 1}',

@@ -255,3 +255,25 @@ async def test_batches_go_on_at_the_other_copy(make, http: httpx.AsyncClient, wa
     assert (answer.status_code, answer.content) == (200, wanted)
     assert time.monotonic() - begun_s < 2
     assert len(second.requests("POST", "/v1/node/batch")) > before
+
+
+async def test_buckets_have_as_many_copies_as_the_setting_says(make, http: httpx.AsyncClient) -> None:
+    copies = await make(default_copies=2)
+    made = await http.put(f"{copies.url}/v1/buckets/settings")
+    assert (made.status_code, made.json()["copies"], made.json()["min_copies"]) == (201, 2, 1)
+    made = await http.put(f"{copies.url}/v1/buckets/one", json={"copies": 1})
+    assert (made.status_code, made.json()["copies"]) == (201, 1)
+    assert (await copies.node.cluster.bucket_for_write("first-put")).copies == 2
+
+
+async def test_a_bucket_needs_enough_targets_for_its_default(make, http: httpx.AsyncClient) -> None:
+    """Nobody gets a bucket with fewer copies than the operator wanted."""
+    copies = await make()
+    copies.node.cluster.default_copies = 3
+    for answer in (
+        await http.put(f"{copies.url}/v1/buckets/new"),
+        await http.put(f"{copies.url}/new/x", content=b"abc"),
+        await http.post(f"{copies.url}/v1/buckets/new/ensure"),
+    ):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "too_few_domains")
+    assert copies.node.cluster.map.bucket("new") is None

@@ -104,6 +104,8 @@ def test_more_names_of_a_node(write):
         ({"flags": {"drain_timeout_s": "-1"}}, ("drain_timeout_s",)),
         ({"flags": {"transfer_threads": "0"}}, ("transfer_threads",)),
         ({"flags": {"connections_max": "0"}}, ("connections_max",)),
+        ({"flags": {"default_copies": "0"}}, ("default_copies", "1 to 8")),
+        ({"flags": {"default_copies": "9"}}, ("default_copies", "9")),
         ({"flags": {"url": "example.com"}}, ("url", "http://HOST:PORT")),
         ({"flags": {"advertise_url": "ftp://a"}}, ("advertise_url",)),
         ({"flags": {"url": "http://[::1"}}, ("url", "http://HOST:PORT")),

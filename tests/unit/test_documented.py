@@ -174,6 +174,22 @@ def test_no_metric_that_is_not_there(metrics):
     assert {name for name in rows(page("metrics")) if name.startswith("dfc_")} == metrics.keys()
 
 
+# --- alerts
+
+
+def test_alert_rules_name_metrics_and_paragraphs_that_are_there(metrics):
+    """The rules are YAML; what matters here can be read line by line."""
+    text = (DOCS.parent / "deploy" / "prometheus" / "dfc.rules.yml").read_text(encoding="utf-8")
+    expressions = re.findall(r"^ +expr: (.*)$", text, re.MULTILINE)
+    used = {name for expression in expressions for name in re.findall(r"\bdfc_\w+", expression)}
+    assert used <= metrics.keys()
+    assert {"dfc_names_one_left", "dfc_names_unavailable", "dfc_disks_behind", "dfc_coordinator"} <= used
+    paragraphs = set(re.findall(r"^### (\S+)$", page("operations"), re.MULTILINE))
+    helps = re.findall(r"^ +help: docs/operations.md#(\S+)$", text, re.MULTILINE)
+    assert set(helps) <= paragraphs
+    assert len(expressions) == len(helps) == text.count("- alert: ") == text.count("severity: ") > 8
+
+
 # --- commands
 
 

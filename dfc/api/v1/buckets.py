@@ -24,18 +24,22 @@ BUCKET_QUERY: Final = frozenset(("force",))
 KEYS_QUERY: Final = frozenset(("shards", "fields"))
 NO_QUERY: Final[frozenset[str]] = frozenset()  # `force` goes with DELETE only
 
+CopyCount = Annotated[int, msgspec.Meta(ge=1, le=COPIES_MAX)]
+
 
 class BucketSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of PUT."""
+    """The body of PUT. `copies` left out: the proxy's setting `default_copies`. `min_copies` left out: half of the copies."""
 
-    copies: Annotated[int, msgspec.Meta(ge=1, le=COPIES_MAX)] = 1
+    copies: CopyCount | None = None
+    min_copies: CopyCount | None = None
     durability: Durability = "fsync"
 
 
 class BucketChanges(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of PATCH: only what changes."""
 
-    copies: Annotated[int, msgspec.Meta(ge=1, le=COPIES_MAX)] | None = None
+    copies: CopyCount | None = None
+    min_copies: CopyCount | None = None
     durability: Durability | None = None
 
 
@@ -48,6 +52,7 @@ def _described(bucket: CountedBucket) -> dict[str, Any]:
         "exact": bucket.exact,
         "copies": bucket.entry.copies,
         "copies_wanted": bucket.entry.goal,
+        "min_copies": bucket.entry.min_copies or (bucket.entry.goal + 1) // 2,
         "durability": bucket.entry.durability,
     }
 
@@ -69,14 +74,15 @@ class BucketHandlers(Handlers):
         exchange.query_parameters(NO_QUERY)
         name = check_bucket_name(parameters[0])
         settings: BucketSettings = await exchange.json(BucketSettings)
-        bucket, created = await self._buckets.create(name, settings.copies, settings.durability)
+        bucket, created = await self._buckets.create(name, settings.copies, settings.durability, settings.min_copies or 0)
         return json_answer(_described(bucket), 201 if created else 200)
 
     async def patch(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         exchange.query_parameters(NO_QUERY)
         name = check_bucket_name(parameters[0])
         changes: BucketChanges = await exchange.json(BucketChanges)
-        return json_answer(_described(await self._buckets.change(name, changes.copies, changes.durability)))
+        changed = await self._buckets.change(name, changes.copies, changes.durability, changes.min_copies)
+        return json_answer(_described(changed))
 
     async def delete(self, exchange: Exchange, parameters: tuple[str, ...]) -> Answer:
         name = check_bucket_name(parameters[0])

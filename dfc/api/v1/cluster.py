@@ -32,6 +32,14 @@ class ClusterHandlers(Handlers):
             return Answer(200, msgspec.msgpack.encode(cluster_map), [("Content-Type", MSGPACK)])
         return json_answer(cluster_map)
 
+    async def status(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """How the cluster is, what is wrong with it, and what is being done."""
+        return json_answer(await self._admin.state())
+
+    async def problems(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
+        """What is wrong with the cluster."""
+        return json_answer({"problems": (await self._admin.state()).problems})
+
     async def start_scrub(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         await self._admin.start_scrub()
         return json_answer({"started": True}, 202)
@@ -48,6 +56,8 @@ class ClusterHandlers(Handlers):
 
     ENDPOINTS = (
         Endpoint("/v1/cluster", {"GET": cluster_map}),
+        Endpoint("/v1/cluster/status", {"GET": status}),
+        Endpoint("/v1/cluster/problems", {"GET": problems}),
         Endpoint("/v1/cluster/scrub", {"GET": scrub_status, "POST": start_scrub}),
         Endpoint("/v1/health", {"GET": health}),
         Endpoint("/metrics", {"GET": prometheus}),

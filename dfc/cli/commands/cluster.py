@@ -1,4 +1,4 @@
-"""`dfc cluster`, `dfc scrub` and `dfc disk`: show and check nodes and disks."""
+"""`dfc cluster map`, `dfc scrub` and `dfc disk`: show the map, and check disks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dfc.cli.commands.status import status
 from dfc.cli.exits import Exit
 from dfc.cli.options import Json
 from dfc.cli.session import Session, format_size, session_of
@@ -17,7 +18,7 @@ Full = Annotated[bool, typer.Option("--full", help="Read every blob and verify i
 
 
 def register(app: typer.Typer) -> None:
-    cluster = typer.Typer(help="Show the nodes and disks of the cluster.", no_args_is_help=True)
+    cluster = typer.Typer(help="Show how the cluster is, its nodes and its disks.", no_args_is_help=True)
     cluster.command("status")(status)
     cluster.command("map")(show_map)
     app.add_typer(cluster, name="cluster")
@@ -32,58 +33,11 @@ def register(app: typer.Typer) -> None:
     app.add_typer(disk, name="disk")
 
 
-def status(context: typer.Context, as_json: Json = False) -> None:
-    """Show the state of the cluster: every node, and every disk with its fill level.
-
-    Exit code 4 while a node is down or a disk has failed.
-    """
-    session = session_of(context, as_json=as_json)
-    nodes = _map(session)["nodes"]
-    troubled = [node for node in nodes if node["state"] == "down" or any(disk["state"] != "up" for disk in node["disks"])]
-    if as_json:
-        session.print_json({"healthy": not troubled, "url": session.client().url, "nodes": nodes})
-    else:
-        _print_nodes(session, nodes, healthy=not troubled)
-    raise typer.Exit(Exit.UNREACHABLE if troubled else Exit.OK)
-
-
 def _map(session: Session) -> dict[str, Any]:
     import msgspec
 
     found: dict[str, Any] = msgspec.to_builtins(session.client().cluster_map())
     return found
-
-
-def _print_nodes(session: Session, nodes: list[dict[str, Any]], *, healthy: bool) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for column in ("node", "role", "state", "url", "disk", "fill", "objects"):
-        table.add_column(column, justify="right" if column in ("fill", "objects") else "left", overflow="fold")
-    for node in nodes:
-        head = [escape(node["id"]), node["role"], _colour(node["state"]), escape(node["advertise_url"])]
-        disks = node["disks"] or [None]
-        for disk in disks:
-            table.add_row(*head, *_disk_cells(disk))
-            head = [""] * 4
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    console.print(table)
-    console.print(f"{session.client().url}: " + ("[green]healthy[/]" if healthy else "[red]degraded[/]"), highlight=False)
-
-
-def _disk_cells(disk: dict[str, Any] | None) -> list[str]:
-    if disk is None:
-        return ["", "", ""]
-    capacity = disk["capacity"] or 1
-    fill = f"{format_size(disk['used'])} of {format_size(disk['capacity'])} ({100 * disk['used'] // capacity} %)"
-    name = disk["id"] if disk["state"] == "up" else f"{disk['id']} {_colour(disk['state'])}"
-    return [name, fill, str(disk["objects"])]
-
-
-def _colour(state: str) -> str:
-    return f"[{ {'up': 'green', 'joining': 'yellow'}.get(state, 'red') }]{state}[/]"
 
 
 def show_map(context: typer.Context, as_json: Json = False) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -13,14 +13,24 @@ from dfc.cli.commands.operations import run_operation
 from dfc.cli.exits import UsageMistake
 from dfc.cli.options import Json
 from dfc.cli.selection import Selected, is_pattern, matcher, select
-from dfc.cli.session import Session, format_size, session_of
+from dfc.cli.session import Session, copies_text, format_size, session_of
 from dfc.cli.transfer import Outcome, Tally
 from dfc.errors import DfcError, ObjectNotFound
 
 if TYPE_CHECKING:
-    from dfc.client import ListPage, ObjectInfo
+    from dfc.client import Client, ListPage, ObjectInfo
 
 MANIFESTS: Final = (".ndjson", ".parquet", ".txt")
+
+
+class ListedCopies(NamedTuple):
+    """How many copies the objects of a bucket have, and how many they get."""
+
+    now: int
+    wanted: int
+
+
+NO_COPIES: Final = ListedCopies(1, 1)
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +44,7 @@ def ls(
     name: Annotated[
         str, typer.Argument(metavar="BUCKET[/PREFIX]", help="A bucket, or a prefix or glob in it (default: all buckets).")
     ] = "",
-    long: Annotated[bool, typer.Option("--long", "-l", help="Also show size, samples, time and checksum.")] = False,
+    long: Annotated[bool, typer.Option("--long", "-l", help="Also show size, copies, samples, time and checksum.")] = False,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Show all names, not one line per folder.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -48,6 +58,7 @@ def ls(
         return
     found = False
     pages: Iterator[ListPage]
+    copies = _copies(client, remote.bucket) if long or as_json else NO_COPIES
     if is_pattern(remote.name):
         prefix, matches = matcher(remote.name)
         pages = (_filtered(page, matches) for page in client.list_pages(remote.bucket, prefix=prefix))
@@ -55,7 +66,7 @@ def ls(
         pages = client.list_pages(remote.bucket, prefix=remote.name, delimiter="" if recursive else "/")
     for page in pages:
         found = found or bool(page.objects or page.prefixes)
-        _print_page(session, remote, page, long)
+        _print_page(session, remote, page, copies, long)
     if remote.name and not found:
         raise ObjectNotFound(f"nothing matches {remote}")
 
@@ -70,13 +81,14 @@ def _print_bucket(session: Session, bucket: Any, long: bool) -> None:
     if session.as_json:
         session.print_json({key: getattr(bucket, key) for key in bucket.__struct_fields__})
     elif long:
-        size = format_size(bucket.bytes or 0)
-        print(f"{bucket.objects or 0:>10}  {size:>8}  {bucket.durability:<8}  {bucket.created:<24}  {bucket.name}/")
+        size, copies = format_size(bucket.bytes or 0), copies_text(bucket.copies, bucket.copies_wanted)
+        counts = f"{bucket.objects or 0:>10}  {size:>8}  {copies:>6}"
+        print(f"{counts}  {bucket.durability:<8}  {bucket.created:<24}  {bucket.name}/")
     else:
         print(f"{bucket.name}/")
 
 
-def _print_page(session: Session, remote: Remote, page: ListPage, long: bool) -> None:
+def _print_page(session: Session, remote: Remote, page: ListPage, copies: ListedCopies, long: bool) -> None:
     """Print objects and folders together, in byte order of their names."""
     rows: list[tuple[str, ObjectInfo | None]] = [(info.name, info) for info in page.objects]
     if page.prefixes:
@@ -84,27 +96,36 @@ def _print_page(session: Session, remote: Remote, page: ListPage, long: bool) ->
     lines = []
     for name, info in rows:
         if session.as_json:
-            session.print_json({"prefix": name} if info is None else _facts(remote.bucket, info))
+            session.print_json({"prefix": name} if info is None else _facts(remote.bucket, info, copies))
         elif not long:
             lines.append(name)
         elif info is None:
-            lines.append(f"{'':>8}  {'':>9}  {'':<20}  {'':<32}  {name}")
+            lines.append(f"{'':>8}  {'':>6}  {'':>9}  {'':<20}  {'':<32}  {name}")
         else:
-            lines.append(_long_line(info))
+            lines.append(_long_line(info, copies))
     if lines:
         sys.stdout.write("\n".join(lines) + "\n")
 
 
-def _long_line(info: ObjectInfo) -> str:
-    samples = "-" if info.samples is None else str(info.samples)
-    return f"{format_size(info.size):>8}  {samples:>9}  {info.modified[:19] + 'Z':<20}  {info.etag:<32}  {info.name}"
+def _long_line(info: ObjectInfo, copies: ListedCopies) -> str:
+    size, samples = format_size(info.size), "-" if info.samples is None else str(info.samples)
+    text, modified = copies_text(*copies), info.modified[:19] + "Z"
+    return f"{size:>8}  {text:>6}  {samples:>9}  {modified:<20}  {info.etag:<32}  {info.name}"
 
 
-def _facts(bucket: str, info: ObjectInfo) -> dict[str, Any]:
+def _copies(client: Client, bucket: str) -> ListedCopies:
+    """How many copies the objects of a bucket have and get: while targets are away, some may have fewer."""
+    found = client.cluster_map().bucket(bucket)
+    return NO_COPIES if found is None else ListedCopies(found.copies, found.goal)
+
+
+def _facts(bucket: str, info: ObjectInfo, copies: ListedCopies) -> dict[str, Any]:
     return {
         "bucket": bucket,
         "name": info.name,
         "size": info.size,
+        "copies": copies.now,
+        "copies_wanted": copies.wanted,
         "checksum": info.etag,
         "modified": info.modified,
         "samples": info.samples,
@@ -117,7 +138,10 @@ def stat(
     names: Annotated[list[str], typer.Argument(metavar="REMOTE", help="Objects, specs or globs.")],
     as_json: Json = False,
 ) -> None:
-    """Show size, checksum, time and number of samples of objects."""
+    """Show size, copies, checksum, time and number of samples of objects.
+
+    Copies are those that every object of the bucket has; `dfc cluster status` says how many objects have fewer at the moment.
+    """
     session = session_of(context, as_json=as_json)
     errors = Tally(session, "found")
     for one in select(session, names, missing=errors.add_missing):
@@ -130,8 +154,9 @@ def stat(
             session.print_json(facts)
         else:
             print(f"{facts['bucket']}/{facts['name']}")
-            for label in ("size", "checksum", "modified", "samples", "members"):
-                print(f"  {label:<9} {'-' if facts[label] is None else facts[label]}")
+            shown = {**facts, "copies": copies_text(facts["copies"], facts["copies_wanted"])}
+            for label in ("size", "copies", "checksum", "modified", "samples", "members"):
+                print(f"  {label:<9} {'-' if shown[label] is None else shown[label]}")
     raise typer.Exit(errors.exit())
 
 
@@ -142,7 +167,7 @@ def _describe(session: Session, one: Selected) -> dict[str, Any]:
     # Unlike a HEAD, a listing has the number of samples; a name comes first among those it is a prefix of.
     page = client.list_page(remote.bucket, prefix=remote.name, limit=1)
     listed = page.objects[0] if page.objects and page.objects[0].name == remote.name else info
-    return _facts(remote.bucket, listed if listed.etag == info.etag else info)
+    return _facts(remote.bucket, listed if listed.etag == info.etag else info, _copies(client, remote.bucket))
 
 
 def keys(

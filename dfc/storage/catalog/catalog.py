@@ -331,6 +331,11 @@ class Catalog:
             objects, size = connection.execute(query).fetchone()
         return int(objects), int(size)
 
+    def first_counts(self) -> dict[str, int]:
+        """The number of objects of rank 0 of each bucket, by its id."""
+        with self.reader() as connection:
+            return dict(connection.execute("SELECT id, objects FROM buckets").fetchall())
+
     def tombstone(self, bucket_id: str, name: str) -> str | None:
         """The version of an object's tombstone, or None."""
         with self.reader() as connection:

@@ -116,6 +116,14 @@ def owes_name(catalog: Catalog, bucket_id: str, name: str) -> bool:
         return connection.execute("SELECT 1 FROM owed WHERE bucket = ? AND name = ? LIMIT 1", key).fetchone() is not None
 
 
+def owed_to(catalog: Catalog, bucket_id: str, name: str) -> list[str]:
+    """The disks for which there is a note about a name."""
+    key = (catalog.bucket_number(bucket_id), name.encode())
+    with catalog.reader() as connection:
+        found = connection.execute("SELECT disk FROM owed WHERE bucket = ? AND name = ?", key).fetchall()
+    return [disk for (disk,) in found]
+
+
 def owed_disks(catalog: Catalog) -> dict[str, int]:
     """The number of notes for each disk; reads all of them."""
     with catalog.reader() as connection:

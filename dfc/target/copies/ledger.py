@@ -134,7 +134,7 @@ class Ledger:
     def guard(self, bucket: BucketEntry, key: CopyKey, marked: Callable[[], None]) -> Standing:
         """The check inside the transaction of a write at the primary, in the committer's thread: raises to refuse it, else says
         how its row is recorded. `marked` is called when the name becomes uncertain with it."""
-        self._local.check_leased()
+        self._local.check_leased(commits=True)
         self._local.check_bucket(bucket)
         found = self.roles(key.bucket_id, key.name)
         refused = refusal(

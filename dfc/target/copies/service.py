@@ -6,6 +6,7 @@ import asyncio
 
 from dfc.config import Settings
 from dfc.http.calls.peer import ControlClient
+from dfc.target.copies.counting import CopyCounter
 from dfc.target.copies.ledger import Ledger
 from dfc.target.copies.listed import ListedRows
 from dfc.target.copies.peers import Peers
@@ -43,6 +44,7 @@ class TargetCopies:
         for disk in self._local.in_order():
             upkeep = Upkeep(self._local, self.ledger, self.peers, self.receiver, self.writes, self.settler, disk)
             self._upkeep.append(asyncio.create_task(upkeep.run()))
+            self._upkeep.append(asyncio.create_task(CopyCounter(self._local, self.ledger, disk).run()))
 
     async def stop(self) -> None:
         """Stop; what is under way goes on after the next start."""

@@ -10,12 +10,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from harness import wait_for, was_interrupted
 
 from dfc.checksum import checksum_of
+from dfc.cli.commands import status as status_command
 
 DFC = [sys.executable, "-m", "dfc"]
 
@@ -301,6 +303,8 @@ class TestShow:
             "bucket": "b",
             "name": "a.tar",
             "size": 5,
+            "copies": 1,
+            "copies_wanted": 1,
             "checksum": checksum_of(b"a.tar"),
             "modified": "2026-11-01T00:00:00Z",
             "samples": None,
@@ -312,7 +316,23 @@ class TestShow:
         assert dfc("ls").out == "b/\n"
         assert "b/" in dfc("ls", "-l").out
         assert dfc("ls", "--json").json[0]["objects"] == 4
-        assert dfc("bucket", "ls").out.split() == ["4", "10", "B", "fsync", "b"]
+        assert dfc("bucket", "ls").out.split() == ["4", "10", "B", "1", "fsync", "b"]
+
+    def test_copies(self, fake: Any, dfc: Any) -> None:
+        """Those of the bucket, by the map; its listing says what it is getting, too."""
+        fake.proxy.copies = 2
+        assert dfc("ls", "-l", "b/a.tar").out.split()[:3] == ["5", "B", "2"]
+        assert "copies    2" in dfc("stat", "b/a.tar").out
+        assert [dfc("stat", "b/a.tar", "--json").json[0][key] for key in ("copies", "copies_wanted")] == [2, 2]
+        bucket = {"name": "b", "objects": 4, "bytes": 10, "copies": 1, "copies_wanted": 3, "min_copies": 2, "exact": False}
+        fake.proxy.replies["/v1/buckets"] = json.dumps({"buckets": [bucket]}).encode()
+        fake.proxy.replies["/v1/buckets/b"] = json.dumps(bucket).encode()
+        assert "1->3" in dfc("bucket", "ls").out
+        assert "1->3" in dfc("ls", "-l").out
+        shown = dfc("bucket", "show", "b").out
+        assert "1->3" in shown
+        assert "min copies 2" in shown
+        assert "estimates" in shown
 
     def test_stat(self, dfc: Any) -> None:
         ran = dfc("stat", "b/a.tar", "b/none", "--json")
@@ -335,30 +355,103 @@ class TestShow:
         assert fake.target.objects == {}
 
 
+WELL = {"health": "ok", "step": 7, "map_version": 9, "coordinator": "p1", "registry": "embedded"}
+ILL = {
+    "health": "degraded",
+    "step": 7,
+    "map_version": 9,
+    "problems": [
+        {
+            "code": "target_down",
+            "severity": "warning",
+            "subject": "t1",
+            "since": "2026-11-01T00:00:00.000Z",
+            "message": "target t1 [x] is down",
+            "what_to_do": "start the target",
+            "docs": "docs/operations.md#target_down",
+        }
+    ],
+    "copies": {"one_left": 12, "missing": 13, "unavailable": 3, "estimated": True},
+    "behind": [{"disk": "d2", "node": "t2", "behind": ["d1"], "since": "2026-11-01T00:00:00.000Z", "owed": 5}],
+    "raising": [{"bucket": "b", "copies": 1, "copies_wanted": 2, "disks_done": 1, "disks": 3}],
+}
+
+
 class TestCluster:
     def test_buckets(self, fake: Any, dfc: Any) -> None:
-        shown = {"name": "b", "created": "2026-11-01T00:00:00Z", "objects": 1, "bytes": 2, "copies": 1, "durability": "relaxed"}
+        shown = {
+            "name": "b",
+            "created": "2026-11-01T00:00:00Z",
+            "objects": 1,
+            "bytes": 2,
+            "copies": 1,
+            "copies_wanted": 1,
+            "min_copies": 1,
+            "exact": True,
+            "durability": "relaxed",
+        }
         fake.proxy.replies["/v1/buckets/b"] = json.dumps(shown).encode()
         assert dfc("bucket", "create", "b", "--durability", "relaxed").code == 0
         assert dfc("bucket", "show", "b", "--json").json == [shown]
         assert "durability relaxed" in dfc("bucket", "show", "b").out
         assert dfc("bucket", "set", "b", "--durability", "fsync").code == 0
         assert dfc("bucket", "set", "b").code == 2
+        assert dfc("bucket", "set", "b", "--copies", "9").code == 2
+        assert dfc("bucket", "create", "b", "--copies", "2", "--min-copies", "2").code == 0
+        assert dfc("bucket", "set", "b", "--min-copies", "1").code == 0
         assert dfc("bucket", "rm", "-f", "b").code == 0
         fake.proxy.fail("DELETE", status=409, code="bucket_not_empty")
         ran = dfc("bucket", "rm", "b")
         assert (ran.code, ran.err) == (1, "dfc: said bucket_not_empty\n")
 
     def test_status_and_map(self, fake: Any, dfc: Any) -> None:
+        fake.proxy.replies["/v1/cluster/status"] = json.dumps(WELL).encode()
         ran = dfc("cluster", "status")
         assert ran.code == 0
         assert "healthy" in ran.out
+        assert "step 7, map version 9, coordinator p1" in ran.out
         assert dfc("cluster", "map", "--json").json[0]["cluster_id"] == "c"
         assert json.loads(dfc("cluster", "map").out)["version"] == 1
+        assert dfc("cluster", "status", "--json").json[0]["problems"] == []
+
+    def test_status_of_a_cluster_with_problems(self, fake: Any, dfc: Any) -> None:
         fake.target.state = "down"
+        fake.proxy.replies["/v1/cluster/status"] = json.dumps(ILL).encode()
         ran = dfc("cluster", "status", "--json")
-        assert (ran.code, ran.json[0]["healthy"]) == (4, False)
-        assert "degraded" in dfc("cluster", "status").out
+        assert (ran.code, ran.json[0]["healthy"], ran.json[0]["health"]) == (4, False, "degraded")
+        assert ran.json[0]["problems"] == ILL["problems"]
+        assert "down" in [node["state"] for node in ran.json[0]["nodes"]]
+        shown = dfc("cluster", "status")
+        assert shown.code == 4
+        for words in (
+            "warning  target_down t1, since 2026-11-01T00:00:00Z",
+            "  target t1 [x] is down",
+            "  to do: start the target",
+            "copies: about 13 objects have fewer than wanted, 12 of them one only; 3 cannot be read now",
+            "catching up: disk d2 of t2 with 1 other since 2026-11-01T00:00:00Z, 5 objects and deletes to go",
+            "more copies: bucket b from 1 to 2, 1 of 3 disks are done",
+            "degraded (step 7, map version 9, coordinator none)",
+        ):
+            assert words in shown.out, words
+
+    def test_status_again_and_again(self, fake: Any, dfc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Until Ctrl-C, also while the proxy is away."""
+        fake.proxy.replies["/v1/cluster/status"] = json.dumps(WELL).encode()
+        waits: list[float] = []
+
+        def sleep(seconds: float) -> None:
+            waits.append(seconds)
+            if len(waits) == 3:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(status_command, "time", SimpleNamespace(sleep=sleep))
+        ran = dfc("cluster", "status", "--watch", "--json")
+        assert (ran.code, len(ran.json), waits) == (130, 3, [status_command.WATCH_S] * 3)
+        assert "Traceback" not in ran.err
+        del fake.proxy.replies["/v1/cluster/status"]
+        waits.clear()
+        ran = dfc("cluster", "status", "--watch")
+        assert (ran.code, ran.err.count("invalid answer"), len(waits)) == (130, 3, 3)
 
     def test_scrub(self, fake: Any, dfc: Any) -> None:
         disk = {"disk": "d1", "state": "running", "bytes_done": 5, "bytes_total": 10, "errors": 0, "quarantined": []}

@@ -60,6 +60,9 @@ class FakeDisk:
     def __init__(self, name: str) -> None:
         self.id, self.state, self.stats, self.incarnation = name, "up", DiskStats(), "first"
 
+    def first_counts(self) -> dict[str, int]:
+        return {}
+
     def totals(self) -> tuple[int, int]:
         return 0, 0
 

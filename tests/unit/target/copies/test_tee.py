@@ -153,6 +153,7 @@ async def test_an_upload_that_fails_ends_its_streams(target: Target, others: Oth
 
     storing = Copied()
     body = Sent(BODY[:100_000], BodyTimeout("the body has stalled"), 10_000)
+    body.declared_length = len(BODY)
     with pytest.raises(BodyTimeout):
         await receive_blob(target.local.threads(target.disk), lambda: begin(target), body, storing)  # type: ignore[arg-type]
     await until(lambda: storing.tee.running == 0)

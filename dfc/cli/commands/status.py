@@ -1,0 +1,142 @@
+"""`dfc cluster status`: what is wrong, what is at risk, what is being done, and what to do; and every node and disk."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from dfc.cli.exits import Exit
+from dfc.cli.options import Json
+from dfc.cli.session import Session, format_size, session_of
+from dfc.errors import DfcError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dfc.client import ClusterStatus
+    from dfc.placement.map import ClusterMap, DiskEntry, NodeEntry
+
+WATCH_S: Final = 2.0
+WIDTH: Final = 200  # of a page that goes to a file
+COLOURS: Final = {"ok": "green", "up": "green", "joining": "yellow", "info": "cyan", "warning": "yellow"}
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again every 2 seconds, until Ctrl-C.")]
+
+
+def status(context: typer.Context, watch: Watch = False, as_json: Json = False) -> None:
+    """Show how the cluster is: its problems and what to do, copies that are missing, every node and every disk.
+
+    Exit code 4 while it is not ok: a node is down, a disk has failed or lacks writes, objects lack copies.
+    """
+    session = session_of(context, as_json=as_json)
+    while watch:
+        try:
+            _show(session, clear=True)
+        except DfcError as error:
+            session.print_error(error)  # the proxy may be restarting
+        time.sleep(WATCH_S)
+    raise typer.Exit(Exit.OK if _show(session) == "ok" else Exit.UNREACHABLE)
+
+
+def _show(session: Session, *, clear: bool = False) -> str:
+    """Ask and print; the health of the cluster."""
+    client = session.client()
+    state, cluster_map = client.cluster_status(), client.cluster_map()
+    if session.as_json:
+        session.print_json(_facts(state, cluster_map, client.url))
+        return state.health
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+    if clear and console.is_terminal:
+        console.clear()
+    console.print(_node_table(cluster_map))
+    _print_state(console, state, client.url)
+    return state.health
+
+
+def _facts(state: ClusterStatus, cluster_map: ClusterMap, url: str) -> dict[str, Any]:
+    import msgspec
+
+    facts: dict[str, Any] = msgspec.to_builtins(state)
+    nodes = msgspec.to_builtins(cluster_map)["nodes"]
+    return {"healthy": state.health == "ok", "url": url, **facts, "nodes": nodes}
+
+
+def _print_state(console: Console, state: ClusterStatus, url: str) -> None:
+    from rich.markup import escape
+
+    for problem in state.problems:
+        console.print()
+        about = f" {escape(problem.subject)}" if problem.subject else ""
+        console.print(
+            f"{_coloured(problem.severity)}  [bold]{problem.code}[/]{about}, since {problem.since[:19]}Z", soft_wrap=True
+        )
+        console.print(f"  {escape(problem.message)}", soft_wrap=True)
+        console.print(f"  to do: {escape(problem.what_to_do)}", soft_wrap=True)
+    if state.problems:
+        console.print()
+    for line in _under_way(state):
+        console.print(escape(line), soft_wrap=True)
+    coordinator = state.coordinator or "none"
+    facts = f"step {state.step}, map version {state.map_version}, coordinator {coordinator}"
+    health = "healthy" if state.health == "ok" else state.health.replace("_", " ")
+    console.print(f"{escape(url)}: [{'green' if state.health == 'ok' else 'red'}]{health}[/] ({escape(facts)})", soft_wrap=True)
+
+
+def _under_way(state: ClusterStatus) -> list[str]:
+    """What is at risk and what is being done, a line each."""
+    copies, lines = state.copies, []
+    if copies.missing or copies.unavailable:
+        about = "about " if copies.estimated else ""
+        lines.append(
+            f"copies: {about}{copies.missing} objects have fewer than wanted, {copies.one_left} of them one only;"
+            f" {copies.unavailable} cannot be read now"
+        )
+    for disk in state.behind:
+        owed = "" if disk.owed is None else f", {disk.owed} objects and deletes to go"
+        others = "1 other" if len(disk.behind) == 1 else f"{len(disk.behind)} others"
+        lines.append(f"catching up: disk {disk.disk} of {disk.node} with {others} since {disk.since[:19]}Z{owed}")
+    for bucket in state.raising:
+        lines.append(
+            f"more copies: bucket {bucket.bucket} from {bucket.copies} to {bucket.copies_wanted},"
+            f" {bucket.disks_done} of {bucket.disks} disks are done"
+        )
+    return lines
+
+
+def _node_table(cluster_map: ClusterMap) -> Any:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("node", "role", "state", "url", "disk", "fill", "objects"):
+        table.add_column(column, justify="right" if column in ("fill", "objects") else "left", overflow="fold")
+    for node in cluster_map.nodes:
+        head = [escape(node.id), node.role, _coloured(node.state), escape(node.advertise_url)]
+        for disk in node.disks or [None]:
+            table.add_row(*head, *_disk_cells(node, disk))
+            head = [""] * 4
+    return table
+
+
+def _disk_cells(node: NodeEntry, disk: DiskEntry | None) -> list[str]:
+    if disk is None:
+        return ["", "", ""]
+    used = 100 * disk.used // (disk.capacity or 1)
+    fill = f"{format_size(disk.used)} of {format_size(disk.capacity)} ({used} %)"
+    return [f"{disk.id}{_note(node, disk)}", fill, str(disk.objects)]
+
+
+def _note(node: NodeEntry, disk: DiskEntry) -> str:
+    if disk.state != "up":
+        return f" {_coloured(disk.state)}"
+    if node.state == "up" and disk.down_step:
+        return f" {_coloured('down')}"
+    return " [yellow]behind[/]" if disk.behind else ""
+
+
+def _coloured(word: str) -> str:
+    return f"[{COLOURS.get(word, 'red')}]{word}[/]"

@@ -1,0 +1,99 @@
+"""The part of the client that is about the cluster itself: buckets, the map, its state and its problems."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from dfc.client.control import Control
+from dfc.client.models import BucketInfo, BucketList
+from dfc.client.status import ClusterProblem, ClusterStatus, ProblemList
+from dfc.errors import BadRequest, BucketNotFound
+from dfc.names import check_bucket_name
+from dfc.placement.map import ClusterMap
+
+
+class ClusterCalls:
+    """Calls that go to the node whose URL was given."""
+
+    _control: Control
+
+    # Buckets.
+
+    def list_buckets(self) -> tuple[BucketInfo, ...]:
+        """Return all buckets with their counts."""
+        listed: BucketList = decode(self._control.call("GET", "/v1/buckets"), BucketList)
+        return listed.buckets
+
+    def bucket(self, name: str) -> BucketInfo:
+        """Return the settings and counts of a bucket. BucketNotFound."""
+        found: BucketInfo = decode(self._control.call("GET", f"/v1/buckets/{check_bucket_name(name)}"), BucketInfo)
+        return found
+
+    def create_bucket(
+        self, name: str, *, durability: str = "fsync", copies: int | None = None, min_copies: int | None = None
+    ) -> None:
+        """Create a bucket, unless it exists with the same settings. BucketConflict if they differ. TooFewDomains.
+
+        `copies`: None for as many as the cluster gives to new buckets. `min_copies`: with how many a write may count if no more
+        can be had; None for half of them.
+        """
+        given = {"copies": copies, "min_copies": min_copies, "durability": durability}
+        body = {key: value for key, value in given.items() if value is not None}
+        self._control.call("PUT", f"/v1/buckets/{check_bucket_name(name)}", body=body)
+
+    def change_bucket(
+        self, name: str, *, durability: str | None = None, copies: int | None = None, min_copies: int | None = None
+    ) -> BucketInfo:
+        """Change the given settings of a bucket. BucketNotFound, TooFewDomains."""
+        given = {"copies": copies, "min_copies": min_copies, "durability": durability}
+        body = {key: value for key, value in given.items() if value is not None}
+        self._control.call("PATCH", f"/v1/buckets/{check_bucket_name(name)}", body=body)
+        return self.bucket(name)
+
+    def delete_bucket(self, name: str, *, force: bool = False) -> None:
+        """Delete a bucket. BucketNotEmpty unless it is empty, or `force` is set, which also deletes its objects."""
+        params: dict[str, str | int] | None = {"force": 1} if force else None
+        self._control.call("DELETE", f"/v1/buckets/{check_bucket_name(name)}", params=params, done=BucketNotFound)
+
+    # Cluster.
+
+    def cluster_status(self) -> ClusterStatus:
+        """Return how the cluster is: its health, its problems, how many objects lack copies, and what is being done."""
+        status: ClusterStatus = decode(self._control.call("GET", "/v1/cluster/status"), ClusterStatus)
+        return status
+
+    def cluster_problems(self) -> tuple[ClusterProblem, ...]:
+        """Return the problems of the cluster, the worst first; none while all is well."""
+        found: ProblemList = decode(self._control.call("GET", "/v1/cluster/problems"), ProblemList)
+        return found.problems
+
+    def cluster_map(self) -> ClusterMap:
+        """Fetch the cluster map: nodes, disks and buckets."""
+        return ClusterMap.decode(self._fetch_map(True))
+
+    def health(self) -> dict[str, Any]:
+        """Return role, id and map version of the node at the client's URL. Unavailable while it is not ready."""
+        facts: dict[str, Any] = decode(self._control.call("GET", "/v1/health"), dict[str, Any])
+        return facts
+
+    def start_scrub(self) -> None:
+        """Start a scrub: every target reads and verifies everything it holds."""
+        self._control.call("POST", "/v1/cluster/scrub")
+
+    def scrub_status(self) -> dict[str, Any]:
+        """Return `disks`: state, bytes done and total, errors and quarantined objects of each."""
+        status: dict[str, Any] = decode(self._control.call("GET", "/v1/cluster/scrub"), dict[str, Any])
+        return status
+
+    def _fetch_map(self, patient: bool) -> bytes:
+        return self._control.call("GET", "/v1/cluster", patient=patient)
+
+
+def decode(body: bytes, kind: Any) -> Any:
+    """Decode the JSON of an answer. BadRequest if it is not what a node answers."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.MsgspecError as problem:
+        raise BadRequest(f"invalid answer (is this a DFC node?): {problem}") from None

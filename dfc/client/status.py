@@ -1,0 +1,70 @@
+"""How a cluster is, as `Client.cluster_status` returns it. docs/http.md says what the fields mean."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ClusterProblem(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is not as it should be. `severity`: "critical", "warning", or "info" for what is only being done.
+
+    `subject` names the target, disk or bucket, if it is about one; `since` is RFC 3339 UTC; `docs` is the page about it.
+    """
+
+    code: str
+    severity: str
+    subject: str = ""
+    since: str = ""
+    message: str = ""
+    what_to_do: str = ""
+    docs: str = ""
+
+
+class ProblemList(msgspec.Struct, frozen=True, kw_only=True):
+    problems: tuple[ClusterProblem, ...] = ()
+
+
+class MissingCopies(msgspec.Struct, frozen=True, kw_only=True):
+    """Objects with one copy left that should have more, with fewer copies than wanted, and with none that can be read now.
+    `estimated`: some of these are estimates."""
+
+    one_left: int = 0
+    missing: int = 0
+    unavailable: int = 0
+    estimated: bool = False
+
+
+class BehindDisk(msgspec.Struct, frozen=True, kw_only=True):
+    """A disk that may lack writes: nobody reads from it until those in `behind` have given it everything. `owed`: how many
+    objects and deletes that are, as far as it is known."""
+
+    disk: str
+    node: str
+    behind: tuple[str, ...] = ()
+    since: str = ""
+    owed: int | None = None
+
+
+class RaisedBucket(msgspec.Struct, frozen=True, kw_only=True):
+    """A bucket whose objects are getting more copies; `disks_done` of `disks` have given away everything."""
+
+    bucket: str
+    copies: int
+    copies_wanted: int
+    disks_done: int = 0
+    disks: int = 0
+
+
+class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a cluster. `health` is "ok", "degraded", "read_only" or "unavailable"; `coordinator` the id of the proxy
+    that is it, None if there is none."""
+
+    health: str
+    step: int
+    map_version: int
+    coordinator: str | None = None
+    registry: str = ""
+    problems: tuple[ClusterProblem, ...] = ()
+    copies: MissingCopies = MissingCopies()
+    behind: tuple[BehindDisk, ...] = ()
+    raising: tuple[RaisedBucket, ...] = ()

@@ -1,0 +1,47 @@
+"""What the state of a cluster is worked out from: the map, the last heartbeats, and what the coordinator waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from dfc.placement.map import ClusterMap
+from dfc.placement.mapped import placement_of
+from dfc.placement.state import Placement
+from dfc.proxy.heartbeats import Heard
+from dfc.registry.registration import DiskNumbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateFacts:
+    """Everything at one moment.
+
+    `heard`: the targets that this proxy has heard, by id. `leads`: whether it is the coordinator. `waits_for`: targets that
+    have not acknowledged the step of the map, which was taken `waits_s` ago. `listening_s`: for how long this proxy has been
+    able to hear anybody. `raised`: by bucket id, how many disks have given the new homes of its objects everything.
+    """
+
+    map: ClusterMap
+    heard: Mapping[str, Heard]
+    leads: bool
+    expected_targets: int
+    listening_s: float
+    waits_for: Sequence[str] = ()
+    waits_s: float = 0.0
+    raised: Mapping[str, int] | None = None
+
+    @cached_property
+    def placement(self) -> Placement:
+        """The placement of the map."""
+        return placement_of(self.map)
+
+    @cached_property
+    def numbers(self) -> dict[str, DiskNumbers]:
+        """What the last heartbeats say about disks, by id; also of targets that are down by now."""
+        return {each.id: each for heard in self.heard.values() for each in heard.said.numbers}
+
+    def owed_to(self, disk: str) -> int | None:
+        """How much a disk lacks by the notes of others; None: nobody who has notes for it has been heard."""
+        found = [heard.said.owed.get(disk, 0) for heard in self.heard.values() if heard.said.numbers]
+        return sum(found) if found else None

@@ -1,0 +1,207 @@
+"""What is wrong with a cluster, from the map, the last heartbeats and what the coordinator waits for. Pure.
+
+Not knowing is a problem, too. docs/operations.md has a paragraph for each code (a test keeps it so).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, Literal, NamedTuple
+
+from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
+from dfc.proxy.heartbeats import Heard
+from dfc.proxy.state.facts import StateFacts
+from dfc.proxy.state.tally import CopyTally
+
+Severity = Literal["critical", "warning", "info"]
+SEVERITIES: Final[tuple[Severity, ...]] = ("critical", "warning", "info")  # the worst first
+BEAT_OLD_S: Final = 3.0  # heartbeats come every second
+ACKNOWLEDGED_S: Final = 5.0  # a step takes a fraction of a second
+CLOCK_OFF_S: Final = 60.0  # worth a look; an hour costs a target its lease
+
+
+class TroubleKind(NamedTuple):
+    """How bad a problem is, and what an operator can do."""
+
+    severity: Severity
+    what_to_do: str
+
+
+KINDS: Final[dict[str, TroubleKind]] = {
+    "no_target_up": TroubleKind("critical", "start the targets, and look at their logs if they do not join"),
+    "cluster_not_ready": TroubleKind("critical", "start the targets that are missing, or correct the setting expected_targets"),
+    "no_coordinator": TroubleKind("critical", "wait some seconds; if it stays, look at the proxy's log and restart the proxy"),
+    "names_unavailable": TroubleKind(
+        "critical", "bring the targets or disks back that are down: nothing else has these objects"
+    ),
+    "names_one_left": TroubleKind(
+        "critical",
+        "bring the targets or disks that are down back; until then, touch none of the others. What is uploaded anew gets all"
+        " its copies again",
+    ),
+    "target_down": TroubleKind("warning", "start the target, or mend its machine or network; it catches up by itself"),
+    "disk_down": TroubleKind("warning", "look at the target's log, and bring the disk back into its settings"),
+    "disk_failed": TroubleKind(
+        "warning", "read the target's log and the kernel's, mend or replace the disk, restart the target"
+    ),
+    "disk_full": TroubleKind("warning", "delete objects, or add space to the file system; deletes work on a full disk"),
+    "objects_quarantined": TroubleKind("warning", "`dfc scrub status` names the objects: upload them again, or delete them"),
+    "orphan_alarm": TroubleKind("warning", "run `dfc disk check` on the disk before anything else; its catalog may be wrong"),
+    "too_few_domains": TroubleKind(
+        "warning", "bring back the targets that are down; or lower the copies with `dfc bucket set BUCKET --copies N`"
+    ),
+    "step_unacknowledged": TroubleKind("warning", "look at the target that is named: it is slow, hangs, or cannot be reached"),
+    "heartbeat_old": TroubleKind("warning", "look at the target's load, its disks, and the network to the proxy"),
+    "target_not_heard": TroubleKind("warning", "look whether the target runs, and whether its proxy_url leads to this proxy"),
+    "clock_wrong": TroubleKind("warning", "set the clock that is wrong, and run NTP or chrony on all machines"),
+    "disk_behind": TroubleKind("warning", "nothing: it catches up by itself; if it does not, look at the logs of the others"),
+    "target_joining": TroubleKind("info", "nothing: targets that join a cluster with buckets hold no objects in this version"),
+    "copies_raising": TroubleKind("info", "nothing: it goes on by itself while all targets are up"),
+}
+
+
+class Trouble(NamedTuple):
+    """One problem. `subject`: the id of a target or disk, or the name of a bucket; empty if it is about all. `since`: when it
+    began, if the facts tell."""
+
+    code: str
+    subject: str
+    message: str
+    since: str = ""
+
+    @property
+    def severity(self) -> Severity:
+        return KINDS[self.code].severity
+
+
+def find_troubles(facts: StateFacts, tally: CopyTally) -> list[Trouble]:
+    """Find all problems, the worst first, then in the order of `KINDS`, then by subject."""
+    found = [*_of_cluster(facts), *_of_copies(tally), *_of_step(facts)]
+    for node in facts.map.nodes:
+        found += _of_target(facts, node)
+    found += _of_buckets(facts)
+    order = {code: at for at, code in enumerate(KINDS)}
+    return sorted(found, key=lambda each: (SEVERITIES.index(each.severity), order[each.code], each.subject))
+
+
+def _of_cluster(facts: StateFacts) -> Iterator[Trouble]:
+    targets = facts.map.targets()
+    if len(targets) < facts.expected_targets:
+        yield Trouble(
+            "cluster_not_ready",
+            "",
+            f"{len(targets)} of {facts.expected_targets} expected targets have joined; nothing can be stored before that",
+        )
+    if targets and not any(node.state == "up" for node in targets):
+        yield Trouble("no_target_up", "", f"none of the {len(targets)} targets is up")
+    if not facts.leads:
+        yield Trouble(
+            "no_coordinator", "", "no proxy is the coordinator: targets get no leases, so that writes stop within seconds"
+        )
+
+
+def _of_copies(tally: CopyTally) -> Iterator[Trouble]:
+    about = "about " if tally.estimated else ""
+    if tally.unavailable:
+        what = "1 object has" if tally.unavailable == 1 else f"{tally.unavailable} objects have"
+        yield Trouble("names_unavailable", "", f"{about}{what} no copy that can be read now (503)")
+    if tally.one_left:
+        what = "1 object has" if tally.one_left == 1 else f"{tally.one_left} objects have"
+        yield Trouble("names_one_left", "", f"{about}{what} one copy left: the next failure may cost them")
+
+
+def _of_step(facts: StateFacts) -> Iterator[Trouble]:
+    if facts.waits_s <= ACKNOWLEDGED_S:
+        return
+    for node_id in facts.waits_for:
+        yield Trouble(
+            "step_unacknowledged",
+            node_id,
+            f"target {node_id} has not acknowledged step {facts.map.step} for {facts.waits_s:.0f} s; the next one waits",
+        )
+
+
+def _of_target(facts: StateFacts, node: NodeEntry) -> Iterator[Trouble]:
+    if node.role != "target":
+        return
+    heard = facts.heard.get(node.id)
+    if node.state == "joining":
+        yield Trouble("target_joining", node.id, f"target {node.id} has joined, and is not given any objects")
+    elif node.state == "down":
+        yield Trouble("target_down", node.id, _down(node), node.last_heartbeat)
+        return  # what its disks are like follows from that
+    elif heard is None:
+        if facts.listening_s > BEAT_OLD_S:
+            yield Trouble("target_not_heard", node.id, f"target {node.id} has not been heard since this proxy began to listen")
+    else:
+        yield from _of_heartbeat(node, heard)
+    for disk in node.disks:
+        if disk.id in facts.placement.disks:
+            yield from _of_disk(facts, node, disk)
+
+
+def _down(node: NodeEntry) -> str:
+    last = f"; it was last heard at {node.last_heartbeat}" if node.last_heartbeat else ""
+    return f"target {node.id} ({node.url}) is down{last}"
+
+
+def _of_heartbeat(node: NodeEntry, heard: Heard) -> Iterator[Trouble]:
+    if heard.age_s > BEAT_OLD_S:
+        yield Trouble("heartbeat_old", node.id, f"target {node.id} was last heard {heard.age_s:.0f} s ago")
+    if abs(heard.clock_ahead_s) > CLOCK_OFF_S:
+        way = f"{abs(heard.clock_ahead_s):.0f} s {'ahead of' if heard.clock_ahead_s > 0 else 'behind'} most others"
+        yield Trouble("clock_wrong", node.id, f"the clock of target {node.id} is {way}")
+
+
+def _of_disk(facts: StateFacts, node: NodeEntry, disk: DiskEntry) -> Iterator[Trouble]:
+    place, numbers = facts.placement.disks[disk.id], facts.numbers.get(disk.id)
+    of = f"disk {disk.id} of target {node.id}"
+    if place.status == "down":
+        yield Trouble("disk_down", disk.id, f"{of} is down")
+    elif place.status == "failed":
+        yield Trouble("disk_failed", disk.id, f"{of} accepts no writes: its error budget is used up, or it does not answer")
+    if place.is_up and place.behind:
+        owed = facts.owed_to(disk.id)
+        rest = "" if owed is None else f" ({owed} objects and deletes are noted)"
+        others = "1 other disk has" if len(place.behind) == 1 else f"{len(place.behind)} other disks have"
+        yield Trouble("disk_behind", disk.id, f"{of} may lack writes, and is not read until {others} given it everything{rest}")
+    if numbers is None:
+        return
+    if numbers.is_full:
+        yield Trouble("disk_full", disk.id, f"{of} is full: uploads of its objects are answered 507")
+    if numbers.quarantined:
+        what = "1 object" if numbers.quarantined == 1 else f"{numbers.quarantined} objects"
+        yield Trouble("objects_quarantined", disk.id, f"{of} has {what} whose bytes are gone or wrong")
+    if numbers.orphan_alarm:
+        yield Trouble("orphan_alarm", disk.id, f"{of} has more files without a row than a crash can explain")
+
+
+def _of_buckets(facts: StateFacts) -> Iterator[Trouble]:
+    for bucket in facts.map.buckets:
+        if bucket.goal > bucket.copies:
+            done = (facts.raised or {}).get(bucket.id, 0)
+            yield Trouble(
+                "copies_raising",
+                bucket.name,
+                f"objects of bucket {bucket.name} get {bucket.goal} copies instead of {bucket.copies}:"
+                f" {done} of {len(facts.placement.disks)} disks are done",
+            )
+    up, all_of_them = _domains(facts.map, only_up=True), _domains(facts.map, only_up=False)
+    for goal in sorted({bucket.goal for bucket in facts.map.buckets}):
+        buckets = [bucket for bucket in facts.map.buckets if bucket.goal == goal]
+        if goal > max(1, up):
+            yield Trouble("too_few_domains", buckets[0].name, _too_few(buckets, goal, up, all_of_them))
+
+
+def _too_few(buckets: list[BucketEntry], goal: int, up: int, all_of_them: int) -> str:
+    more = f" and {len(buckets) - 1} more" if len(buckets) > 1 else ""
+    return (
+        f"objects of bucket {buckets[0].name}{more} are to have {goal} copies, but disks in {up} of {all_of_them}"
+        f" failure domains are up: what is written now has fewer copies, or is refused"
+    )
+
+
+def _domains(cluster_map: ClusterMap, *, only_up: bool) -> int:
+    """The number of failure domains, or of those with a disk that is up."""
+    placed = cluster_map.placed().values()
+    return len({each.node.domain for each in placed if not only_up or (each.node.state, each.disk.state) == ("up", "up")})

@@ -1,0 +1,235 @@
+"""The state of the cluster at a proxy: for `GET /v1/cluster/status`, and for its metrics.
+
+It is worked out every few seconds even if nobody asks, so that it is known since when there is a problem.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Literal
+
+import msgspec
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from dfc.logs import timestamp
+from dfc.proxy.cluster import Cluster
+from dfc.proxy.state.facts import StateFacts
+from dfc.proxy.state.tally import CopyTally, count_copies
+from dfc.proxy.state.troubles import KINDS, SEVERITIES, Severity, Trouble, find_troubles
+from dfc.proxy.steps import Steps
+
+_log: Final = logging.getLogger("dfc.proxy")
+WATCH_S: Final = 2.0
+FRESH_S: Final = 0.2  # those who ask more often get the last answer again
+DOCS: Final = "docs/operations.md"
+Health = Literal["ok", "degraded", "read_only", "unavailable"]
+
+
+class ShownProblem(msgspec.Struct, frozen=True):
+    """A problem, as it is shown."""
+
+    code: str
+    severity: Severity
+    subject: str
+    since: str
+    message: str
+    what_to_do: str
+    docs: str
+
+
+class ShownBehind(msgspec.Struct, frozen=True):
+    """A disk that may lack writes which those in `behind` have; `owed` by their notes."""
+
+    disk: str
+    node: str
+    behind: list[str]
+    since: str
+    owed: int | None
+
+
+class ShownRaised(msgspec.Struct, frozen=True):
+    """A bucket whose objects are getting more copies; `disks_done` of `disks` have given away everything."""
+
+    bucket: str
+    copies: int
+    copies_wanted: int
+    disks_done: int
+    disks: int
+
+
+class ShownState(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `GET /v1/cluster/status`."""
+
+    health: Health
+    step: int
+    map_version: int
+    coordinator: str | None
+    registry: str
+    problems: list[ShownProblem]
+    copies: CopyTally
+    behind: list[ShownBehind]
+    raising: list[ShownRaised]
+
+
+class StateWatch:
+    """Works out the state. `clock_s` and `wall_s` are replaced by tests."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        steps: Steps,
+        node_id: str,
+        registry: str = "embedded",
+        *,
+        clock_s: Callable[[], float] = time.monotonic,
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._cluster = cluster
+        self._steps = steps
+        self._node_id = node_id
+        self._registry = registry
+        self._clock_s = clock_s
+        self._wall_s = wall_s
+        self._began_s = clock_s()
+        self._since: dict[tuple[str, str], str] = {}
+        self._facts: StateFacts | None = None
+        self._last: ShownState | None = None
+        self._looked_s = 0.0
+        self._looking = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to watch; from now on targets can be heard."""
+        self._began_s = self._clock_s()
+        self._task = asyncio.create_task(self._watch())
+
+    async def stop(self) -> None:
+        """Stop; safe before `start`."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                await self.look()
+            except Exception:
+                _log.exception("cannot work out the state of the cluster; trying again")
+            await asyncio.sleep(WATCH_S)
+
+    async def look(self) -> ShownState:
+        """Return the state of now, or of a moment ago."""
+        async with self._looking:
+            if self._last is None or self._clock_s() - self._looked_s >= FRESH_S:
+                facts = self._gather()
+                # In a thread: of a large cluster, roles of many names are computed.
+                tally, troubles = await asyncio.to_thread(_survey, facts)
+                self._facts, self._last = facts, self._show(facts, tally, troubles)
+                self._looked_s = self._clock_s()
+            return self._last
+
+    def _gather(self) -> StateFacts:
+        waits_for, waits_s = self._steps.unacknowledged()
+        return StateFacts(
+            map=self._cluster.map,
+            heard=self._cluster.heard(),
+            leads=self._steps.leads,
+            expected_targets=self._cluster.expected_targets,
+            listening_s=self._clock_s() - self._began_s,
+            waits_for=waits_for,
+            waits_s=waits_s,
+            raised=self._steps.raised(),
+        )
+
+    def _show(self, facts: StateFacts, tally: CopyTally, troubles: list[Trouble]) -> ShownState:
+        now = timestamp(self._wall_s())
+        self._since = {
+            (each.code, each.subject): each.since or self._since.get((each.code, each.subject), now) for each in troubles
+        }
+        return ShownState(
+            health=health_of(facts, troubles),
+            step=facts.map.step,
+            map_version=facts.map.version,
+            coordinator=self._node_id if facts.leads else None,
+            registry=self._registry,
+            problems=[_shown(each, self._since) for each in troubles],
+            copies=tally,
+            behind=_behind(facts, self._since),
+            raising=_raising(facts),
+        )
+
+    def families(self) -> Iterable[Metric]:
+        """Return the metrics of the state, as it was last worked out."""
+        state, facts = self._last, self._facts
+        if state is None or facts is None:
+            return
+        yield GaugeMetricFamily("dfc_coordinator", "1: this proxy is the coordinator", 1 if facts.leads else 0)
+        problems = GaugeMetricFamily("dfc_problems", "Problems of the cluster by severity", labels=("severity",))
+        counts = Counter(each.severity for each in state.problems)
+        for severity in SEVERITIES:
+            problems.add_metric((severity,), counts[severity])
+        yield problems
+        tally = state.copies
+        yield GaugeMetricFamily("dfc_names_one_left", "Objects with one copy left that should have more", tally.one_left)
+        yield GaugeMetricFamily("dfc_names_missing_copies", "Objects with fewer copies than wanted", tally.missing)
+        yield GaugeMetricFamily("dfc_names_unavailable", "Objects without a copy that can be read", tally.unavailable)
+        yield GaugeMetricFamily("dfc_disks_behind", "Disks that may lack writes and are not read", len(state.behind))
+        waiting = len(facts.waits_for)
+        yield GaugeMetricFamily("dfc_step_waits_for_targets", "Targets that have not acknowledged the step of the map", waiting)
+        heartbeat = GaugeMetricFamily("dfc_heartbeat_age_seconds", "Time since a target was last heard", labels=("node",))
+        for node_id, heard in sorted(facts.heard.items()):
+            heartbeat.add_metric((node_id,), heard.age_s)
+        yield heartbeat
+
+
+def _survey(facts: StateFacts) -> tuple[CopyTally, list[Trouble]]:
+    tally = count_copies(facts)
+    return tally, find_troubles(facts, tally)
+
+
+def health_of(facts: StateFacts, troubles: Iterable[Trouble]) -> Health:
+    """Return what the cluster as a whole can do."""
+    codes = {each.code for each in troubles if each.severity != "info"}
+    if codes & {"no_target_up", "cluster_not_ready"}:
+        return "unavailable"
+    disks = [disk for disk in facts.placement.disks.values() if disk.is_up]
+    is_full = [facts.numbers[disk.id].is_full for disk in disks if disk.id in facts.numbers]
+    if "no_coordinator" in codes or not disks or (len(is_full) == len(disks) and all(is_full)):
+        return "read_only"
+    return "degraded" if codes else "ok"
+
+
+def _shown(trouble: Trouble, since: Mapping[tuple[str, str], str]) -> ShownProblem:
+    kind = KINDS[trouble.code]
+    return ShownProblem(
+        code=trouble.code,
+        severity=kind.severity,
+        subject=trouble.subject,
+        since=since[trouble.code, trouble.subject],
+        message=trouble.message,
+        what_to_do=kind.what_to_do,
+        docs=f"{DOCS}#{trouble.code}",
+    )
+
+
+def _behind(facts: StateFacts, since: Mapping[tuple[str, str], str]) -> list[ShownBehind]:
+    places = [place for place in facts.placement.disks.values() if place.is_up and place.behind]
+    return [
+        ShownBehind(
+            place.id, place.node, sorted(place.behind), since.get(("disk_behind", place.id), ""), facts.owed_to(place.id)
+        )
+        for place in sorted(places, key=lambda place: place.id)
+    ]
+
+
+def _raising(facts: StateFacts) -> list[ShownRaised]:
+    disks, done = len(facts.placement.disks), facts.raised or {}
+    return [
+        ShownRaised(bucket.name, bucket.copies, bucket.goal, done.get(bucket.id, 0), disks)
+        for bucket in facts.map.buckets
+        if bucket.goal > bucket.copies
+    ]

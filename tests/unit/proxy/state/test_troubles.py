@@ -1,0 +1,208 @@
+"""Each problem of a cluster, and the numbers of objects that lack copies, from facts that are made up."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from copied import map_of
+from registering import said
+
+from dfc.placement.map import BucketEntry, ClusterMap, Labels
+from dfc.proxy.heartbeats import Heard
+from dfc.proxy.state.facts import StateFacts
+from dfc.proxy.state.tally import DRAWN, CopyTally, count_copies
+from dfc.proxy.state.troubles import KINDS, SEVERITIES, Trouble, find_troubles
+from dfc.proxy.state.watch import health_of
+from dfc.registry.registration import DiskNumbers
+
+ROOT = Path(__file__).parents[4]
+NOTHING = CopyTally()
+
+
+def heard(node: str, age_s: float = 0.5, ahead_s: float = 0.0, owed: dict[str, int] | None = None, **numbers: Any) -> Heard:
+    disk = f"d{node[1:]}"
+    told = DiskNumbers(**{"id": disk, "counted_step": 1, "first": 100, **numbers})
+    return Heard(said(node, (disk,), numbers=(told,), owed=owed or {}), age_s, ahead_s)
+
+
+def facts(cluster_map: ClusterMap | None = None, **given: Any) -> StateFacts:
+    found = map_of() if cluster_map is None else cluster_map
+    told = {node.id: heard(node.id) for node in found.nodes}
+    values = {"heard": {**told, **given.pop("heard", {})}, "leads": True, "expected_targets": 1, "listening_s": 60.0, **given}
+    return StateFacts(map=found, **values)
+
+
+def with_node(cluster_map: ClusterMap, node: str, **changes: Any) -> ClusterMap:
+    nodes = tuple(msgspec.structs.replace(each, **changes) if each.id == node else each for each in cluster_map.nodes)
+    return msgspec.structs.replace(cluster_map, nodes=nodes)
+
+
+def with_disk(cluster_map: ClusterMap, node: str, **changes: Any) -> ClusterMap:
+    found = cluster_map.node(node)
+    assert found is not None
+    return with_node(cluster_map, node, disks=(msgspec.structs.replace(found.disks[0], **changes),))
+
+
+def find(given: StateFacts, tally: CopyTally = NOTHING) -> dict[tuple[str, str], str]:
+    return {(each.code, each.subject): each.message for each in find_troubles(given, tally)}
+
+
+def only(given: StateFacts, tally: CopyTally = NOTHING) -> Trouble:
+    (found,) = find_troubles(given, tally)
+    return found
+
+
+def test_nothing_is_wrong() -> None:
+    assert find_troubles(facts(), NOTHING) == []
+    assert health_of(facts(), []) == "ok"
+
+
+ALL_DOWN = map_of(down=("d1", "d2", "d3"))
+ONE_DOWN = map_of(down=("d2",))
+BEHIND = map_of(behind={"d2": ("d1", "d3")})
+RAISED = map_of(copies=1, written=2, wanted=2)
+CASES: dict[str, tuple[str, StateFacts, CopyTally, str]] = {
+    "no_target_up": ("", facts(ALL_DOWN), NOTHING, "none of the 3 targets is up"),
+    "cluster_not_ready": ("", facts(expected_targets=4), NOTHING, "3 of 4 expected targets have joined"),
+    "no_coordinator": ("", facts(leads=False), NOTHING, "no proxy is the coordinator"),
+    "names_unavailable": ("", facts(), CopyTally(unavailable=5, estimated=True), "about 5 objects have no copy"),
+    "names_one_left": ("", facts(), CopyTally(one_left=1), "1 object has one copy left"),
+    "target_down": (
+        "t2",
+        facts(with_node(ONE_DOWN, "t2", last_heartbeat="2026-01-01T00:00:00Z")),
+        NOTHING,
+        "last heard at 2026",
+    ),
+    "disk_down": ("d2", facts(with_disk(map_of(), "t2", down_step=7)), NOTHING, "disk d2 of target t2 is down"),
+    "disk_failed": ("d2", facts(with_disk(map_of(), "t2", state="failed", down_step=7)), NOTHING, "accepts no writes"),
+    "disk_full": ("d1", facts(heard={"t1": heard("t1", is_full=True)}), NOTHING, "507"),
+    "objects_quarantined": ("d1", facts(heard={"t1": heard("t1", quarantined=3)}), NOTHING, "3 objects"),
+    "orphan_alarm": ("d1", facts(heard={"t1": heard("t1", orphan_alarm=True)}), NOTHING, "more files without a row"),
+    "too_few_domains": ("b", facts(map_of(copies=4)), NOTHING, "4 copies, but disks in 3 of 3 failure domains"),
+    "step_unacknowledged": ("t3", facts(waits_for=["t3"], waits_s=7.2), NOTHING, "step 1 for 7 s"),
+    "heartbeat_old": ("t1", facts(heard={"t1": heard("t1", age_s=4.4)}), NOTHING, "last heard 4 s ago"),
+    "target_not_heard": ("t4", facts(map_of(disks=("d4",)), heard={}), NOTHING, "has not been heard"),
+    "clock_wrong": ("t1", facts(heard={"t1": heard("t1", ahead_s=-90)}), NOTHING, "90 s behind most others"),
+    "disk_behind": ("d2", facts(BEHIND, heard={"t1": heard("t1", owed={"d2": 12})}), NOTHING, "(12 objects and deletes"),
+    "target_joining": ("t2", facts(with_node(map_of(), "t2", state="joining")), NOTHING, "not given any objects"),
+    "copies_raising": ("b", facts(RAISED, raised={"b1": 2}), NOTHING, "2 copies instead of 1: 2 of 3 disks are done"),
+}
+
+
+@pytest.mark.parametrize("code", KINDS)
+def test_each_problem_is_found(code: str) -> None:
+    subject, given, tally, words = CASES[code]
+    if code == "target_not_heard":
+        given = StateFacts(map=given.map, heard={}, leads=True, expected_targets=1, listening_s=60.0)
+    messages = find(given, tally)
+    assert words in messages[code, subject]
+    usual = "ok" if KINDS[code].severity == "info" else "degraded"
+    special = {"no_target_up": "unavailable", "cluster_not_ready": "unavailable", "no_coordinator": "read_only"}
+    assert health_of(given, find_troubles(given, tally)) == special.get(code, usual)
+
+
+@pytest.mark.parametrize("code", KINDS)
+def test_each_problem_has_a_paragraph(code: str) -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    assert re.search(rf"^### {code}$", page, re.MULTILINE), f"docs/operations.md has no heading {code}"
+    assert KINDS[code].severity in SEVERITIES
+    assert KINDS[code].what_to_do
+
+
+def test_no_paragraph_about_what_is_not_there() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    section = page.split("\n## Problems", 1)[1].split("\n## ")[0]
+    assert re.findall(r"^### (\S+)$", section, re.MULTILINE) == list(KINDS)
+
+
+def test_the_worst_comes_first() -> None:
+    found = find_troubles(facts(map_of(down=("d2",), behind={"d3": ("d1",)}), heard={"t1": heard("t1", age_s=9)}), CopyTally(3))
+    assert [each.code for each in found] == ["names_one_left", "target_down", "heartbeat_old", "disk_behind"]
+
+
+def test_a_target_that_is_down_is_one_problem() -> None:
+    """Not also a disk that is down, and a heartbeat that is old."""
+    assert only(facts(ONE_DOWN, heard={"t2": heard("t2", age_s=500, quarantined=1)})).code == "target_down"
+
+
+def test_it_takes_a_while_to_hear_everybody() -> None:
+    given = StateFacts(map=map_of(), heard={}, leads=True, expected_targets=1, listening_s=1.0)
+    assert find_troubles(given, NOTHING) == []
+
+
+def test_too_few_domains() -> None:
+    """What counts are domains that are up, and buckets with as many copies are one problem."""
+    assert ("too_few_domains", "b") not in find(facts(ONE_DOWN))
+    two_down = map_of(down=("d2", "d3"))
+    buckets = (*two_down.buckets, BucketEntry(id="b2", name="c", copies=2), BucketEntry(id="b3", name="d"))
+    message = find(facts(msgspec.structs.replace(two_down, buckets=buckets)))["too_few_domains", "b"]
+    assert "bucket b and 1 more are to have 2 copies, but disks in 1 of 3 failure domains" in message
+    zoned = map_of()
+    for node in ("t1", "t2", "t3"):
+        zoned = with_node(zoned, node, labels=Labels(zone="z"))
+    assert "in 1 of 1 failure domains" in find(facts(zoned))["too_few_domains", "b"]
+
+
+def test_health() -> None:
+    full = {node: heard(node, is_full=True) for node in ("t1", "t2", "t3")}
+    assert health_of(facts(heard=full), find_troubles(facts(heard=full), NOTHING)) == "read_only"
+    failed = map_of()
+    for node in ("t1", "t2", "t3"):
+        failed = with_disk(failed, node, state="failed", down_step=3)
+    assert health_of(facts(failed), find_troubles(facts(failed), NOTHING)) == "read_only"
+
+
+# --- objects that lack copies
+
+
+def test_nothing_lacks_copies_while_all_are_up() -> None:
+    assert count_copies(facts(heard={"t1": heard("t1", one_left=5)})) == NOTHING
+
+
+def test_what_targets_have_counted_counts() -> None:
+    told = {"t1": heard("t1", one_left=5, missing=6), "t3": heard("t3", one_left=7, missing=7)}
+    assert count_copies(facts(ONE_DOWN, heard=told)) == CopyTally(one_left=12, missing=13)
+
+
+def test_an_estimate_until_all_have_counted() -> None:
+    """Of three disks one is down: two thirds of the objects were on it."""
+    for t3, least in ((heard("t3", counted_step=0), 150), (None, 90)):
+        told = {"t1": heard("t1", one_left=5), "t2": heard("t2"), **({"t3": t3} if t3 else {})}
+        tally = count_copies(StateFacts(**{**vars(facts(ONE_DOWN)), "heard": told}))
+        assert tally.estimated
+        assert least < tally.one_left == tally.missing < 250
+        assert tally.unavailable == 0
+
+
+def test_objects_whose_homes_are_all_down() -> None:
+    """About a third of the objects were on just these two."""
+    tally = count_copies(facts(map_of(down=("d2", "d3")), heard={"t1": heard("t1", one_left=180, missing=180)}))
+    assert (tally.one_left, tally.estimated) == (180, True)
+    assert 50 < tally.unavailable < 150
+
+
+def test_objects_with_one_copy_are_counted_exactly() -> None:
+    one = map_of(copies=1, down=("d2",))
+    told = {node: heard(node, alone=40 + at, first=0) for at, node in enumerate(("t1", "t2", "t3"))}
+    assert count_copies(facts(one, heard=told)) == CopyTally(unavailable=41)
+    assert count_copies(facts(with_disk(map_of(copies=1), "t2", state="failed", down_step=2), heard=told)) == NOTHING
+
+
+def test_a_proxy_that_has_started_since() -> None:
+    """It knows what the map says of a disk that is down: how many rows it had."""
+    for copies, rows in ((1, 30), (2, 0)):
+        lost = with_disk(map_of(copies=copies, down=("d2",)), "t2", objects=30)
+        given = facts(lost)
+        told = {key: heard(key, first=0) for key in ("t1", "t3")}
+        tally = count_copies(StateFacts(**{**vars(given), "heard": told}))
+        assert (tally.unavailable, tally.estimated) == (rows, rows > 0)
+
+
+def test_estimates_of_three_copies() -> None:
+    unknown = {node: heard(node, counted_step=0, first=DRAWN) for node in ("t1", "t2", "t3")}
+    tally = count_copies(facts(map_of(copies=3, down=("d2",)), heard=unknown))
+    assert (tally.one_left, tally.missing, tally.unavailable) == (0, 3 * DRAWN, 0)
