@@ -56,7 +56,7 @@ RIGHTS: dict[str, Mutant] = {
     ),
     "a primary writes without a lease": mutant(
         "dfc.target.copies.ledger",
-        "        self._local.check_leased()\n        self._local.check_bucket(bucket)\n",
+        "        self._local.check_leased(commits=True)\n        self._local.check_bucket(bucket)\n",
         "        self._local.check_bucket(bucket)\n",
         f"{_LEDGER}::test_nothing_is_written_without_a_lease_or_before_settling",
         "Failed",
