@@ -162,11 +162,11 @@ class DiskCopies:
         for some in _chunks(notes):
             self._parts.committer.submit(Owe(some))
 
-    def forgive(self, notes: Iterable[tuple[str, str, str, str | None]]) -> None:
-        """Drop notes: disk, bucket id, name, and the version that the disk has; the note stays if another is here by now. With
-        None it is dropped in any case. Not durable: the disk is asked again."""
+    def forgive(self, notes: Iterable[tuple[str, str, str, str | None]], guard: Guard | None = None) -> None:
+        """Drop notes: disk, bucket id, name, and the version here that the note was about, None for nothing. The note stays if
+        another one is here by now. Raises what `guard` raises. Not durable: the disk is asked again."""
         for some in _chunks(notes):
-            self._parts.committer.submit(Forgive(some))
+            self._parts.committer.submit(Forgive(some, guard))
 
     def forget_disk(self, disk: str) -> int:
         """Drop all notes for a disk, in short transactions; returns how many."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, TypeVar
 
@@ -35,6 +36,10 @@ PAGE: Final = 500  # names that are looked at together
 SENT_AT_ONCE: Final = 16  # rows of one disk on their way to those that lack them
 Row = tuple[str, str, str]  # bucket id, name and version; or for a note: disk, bucket id and name
 T = TypeVar("T")
+
+
+class _PlacementChanged(Unavailable):
+    """What was found out may not hold any more."""
 
 
 class Upkeep:
@@ -245,32 +250,41 @@ class Upkeep:
         placement, spoke = self._ledger.placement, self._ledger.speaks(key)
         state = await self._threads.read(copies.state, bucket_id, name)
         if state is None:
-            await self._forgive(to, bucket_id, name, None)
+            await self._forgive(placement, to, bucket_id, name, None)
             return
         if self._ledger.placement is not placement or to not in placement.disks:
             return
         found = self._ledger.roles(bucket_id, name)
         delivery = owed.delivery(placement, found, self._disk.id, to)
         if delivery is Delivery.DROP:
-            await self._forgive(to, bucket_id, name, None)
+            await self._forgive(placement, to, bucket_id, name, state.version)
         elif delivery is Delivery.ADOPT:
             # Both before and after it was read: what was read counts.
             if spoke and self._ledger.speaks(key) and await self._writes.give(self._disk, key, state, to, "adopt"):
-                await self._forgive(to, bucket_id, name, state.version)
+                await self._forgive(placement, to, bucket_id, name, state.version)
         elif delivery is not Delivery.KEEP:
             told = await self._peers.state(CopyKey(to, bucket_id, name))
             if told is None:
                 return
             if owed.has_arrived(None if told.state is None else told.state.version, state.version):
-                await self._forgive(to, bucket_id, name, state.version)
+                await self._forgive(placement, to, bucket_id, name, state.version)
             elif found.primary is not None:
                 await self._peers.hand_over(found.primary, [CopyKey(to, bucket_id, name)])
             elif delivery is Delivery.DIRECT:
                 is_pending = copies.is_pending(bucket_id, name)
                 await self._writes.give(self._disk, key, state, to, "direct", is_pending=is_pending)
 
-    async def _forgive(self, to: str, bucket_id: str, name: str, version: str | None) -> None:
-        await self._threads.go_on(self._disk.copies.forgive, [(to, bucket_id, name, version)])
+    async def _forgive(self, placement: Placement, to: str, bucket_id: str, name: str, version: str | None) -> None:
+        """Drop a note, unless the name or the placement is another one by now: then there may be a new reason for it."""
+        with suppress(_PlacementChanged):
+            await self._threads.go_on(
+                self._disk.copies.forgive, [(to, bucket_id, name, version)], partial(self._require_same, placement)
+            )
+
+    def _require_same(self, placement: Placement) -> None:
+        """Check inside a transaction that nothing is decided by a newer placement yet."""
+        if self._ledger.placement is not placement:
+            raise _PlacementChanged("the cluster map has changed")
 
     # --- reports
 
@@ -348,13 +362,8 @@ class Upkeep:
             for at, row in enumerate(asked):
                 answers[row].append(None if told is None else _holds(told[at], row[2]))
         gone = [row for row, told_of in answers.items() if owed.may_remove(told_of)]
-
-        def guard() -> None:
-            if self._ledger.placement is not placement:
-                raise Unavailable("the cluster map has changed")
-
         if gone:
-            await self._threads.go_on(self._drop, gone, guard)
+            await self._threads.go_on(self._drop, gone, partial(self._require_same, placement))
         return len(gone) == len(rows)
 
     def _drop(self, rows: list[Row], guard: Callable[[], None]) -> None:

@@ -219,6 +219,44 @@ async def test_notes_that_nobody_needs_are_dropped(kept: Kept) -> None:
     assert (kept.target.notes("d3"), kept.target.notes("d9"), kept.peers.sent) == ([], [], [])
 
 
+async def test_a_write_that_comes_while_its_note_is_dropped_keeps_its_own(kept: Kept) -> None:
+    """At first nothing is there of the name, and then a row that the disk lacks."""
+    copies = kept.target.disk.copies
+    kept.target.write(OWN, b"x", pending=False)
+    copies.owe([("d2", BUCKET, OWN), ("d2", BUCKET, "never")])
+    forgive = copies.forgive
+
+    def late(notes: Any, *given: Any) -> None:
+        if notes[0][2] == "never":
+            kept.target.write("never", b"own", pending=False)
+            copies.owe([("d2", BUCKET, "never")])
+        forgive(notes, *given)
+
+    copies.forgive = late  # type: ignore[method-assign]
+    kept.peers.answers["d2"] = [None]
+    await kept.look()
+    assert kept.target.notes("d2") == sorted([OWN, "never"])
+
+
+async def test_a_note_that_nobody_needed_stays_when_the_map_changes_meanwhile(kept: Kept) -> None:
+    """By the new map, the disk may be a home."""
+    copies = kept.target.disk.copies
+    kept.target.write(OWN, b"own", pending=False)
+    copies.owe([("d3", BUCKET, OWN)])
+    forgive = copies.forgive
+
+    def late(*given: Any) -> None:
+        kept.target.local.take_map(map_of(2, 1, durability="relaxed"))
+        forgive(*given)
+
+    copies.forgive = late  # type: ignore[method-assign]
+    await kept.look()
+    assert kept.target.notes("d3") == [OWN]
+    copies.forgive = forgive  # type: ignore[method-assign]
+    await kept.look()
+    assert kept.target.notes("d3") == []
+
+
 # --- reports
 
 
