@@ -129,10 +129,10 @@ class CopiedObjects:
         until_s: float,
         content: bytes | None,
     ) -> tuple[T, asyncio.Task[CertainWrite | None] | None]:
-        key, marks = CopyKey(place.disk.id, place.bucket.id, name), list[bool]()
+        key, marks = CopyKey(place.disk.id, place.bucket.id, name), set[CopyKey]()
 
         def guard() -> Standing:
-            return self._ledger.guard(place.bucket, key, lambda: marks.append(True))
+            return self._ledger.guard(place.bucket, key, marks)
 
         guarded = Precondition(precondition.if_match, precondition.if_none_match, guard)
         async with self._ledger.hold(key, until_s):
@@ -162,11 +162,11 @@ class CopiedObjects:
         return done
 
     async def _publish(self, disk: Disk, job: str, is_open: Callable[[str], bool]) -> Published:
-        marked: list[CopyKey] = []
+        marked: set[CopyKey] = set()
 
         def standing(row: ObjectRow) -> Standing:
             bucket, key = self._local.map.bucket_of(row.bucket_id), CopyKey(disk.id, row.bucket_id, row.name)
-            return ALONE if bucket is None else self._ledger.guard_published(bucket, key, lambda: marked.append(key))
+            return ALONE if bucket is None else self._ledger.guard_published(bucket, key, marked)
 
         try:
             return await self._local.threads(disk).go_on(disk.staging.publish, job, is_open, standing)

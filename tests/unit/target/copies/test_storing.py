@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,6 +12,7 @@ from copied import BUCKET, V1, V2, Members, NoTees, Sent, Target, item, key_of, 
 
 from dfc.checksum import ExpectedChecksums
 from dfc.errors import CopiesMissing, ObjectNotFound, PreconditionFailed, Unavailable
+from dfc.filesystem import FileSystem
 from dfc.names import ObjectPath
 from dfc.storage.preconditions import Precondition
 from dfc.target.copies import storing, writing
@@ -191,6 +193,40 @@ async def test_a_refused_commit_leaves_nothing_uncertain(served: Served) -> None
     with pytest.raises(Unavailable):
         await served.put(b"body")
     assert (served.target.ledger.uncertain, served.target.version(OWN)) == (set(), None)
+
+
+class FullOnce(FileSystem):
+    """The first COMMIT that makes a name uncertain finds the disk full."""
+
+    def __init__(self, target: Target) -> None:
+        self._target, self.is_full = target, True
+
+    def commit(self, connection: sqlite3.Connection) -> None:
+        if self.is_full and self._target.ledger.uncertain:
+            self.is_full = False
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+        super().commit(connection)
+
+
+@pytest.mark.parametrize("change", ["put", "delete", "publish"])
+async def test_what_is_committed_again_after_making_room_is_not_refused(served: Served, change: str) -> None:
+    committer = served.target.disk.parts.committer
+    await served.put(b"first")
+    if change == "publish":
+        await served.stage(b"output")
+    await until(lambda: not served.target.disk.copies.has_pending)
+    committer._filesystem = filesystem = FullOnce(served.target)
+    if change == "put":
+        assert (await served.put(b"second")).copies == 2
+    elif change == "delete":
+        await served.objects.delete(served.place(), OWN, WriteConditions())
+    else:
+        assert (await served.staging.publish(JOB)).objects == 1
+    assert not filesystem.is_full
+    await until(lambda: not served.target.disk.copies.has_pending)
+    assert served.target.ledger.uncertain == set()
 
 
 async def test_who_waits_too_long_for_copies_is_told(target: Target, served: Served) -> None:
