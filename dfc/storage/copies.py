@@ -137,6 +137,10 @@ class DiskCopies:
         """
         return (bucket_id, name) in self._parts.catalog.marks.pending
 
+    def pending_version(self, bucket_id: str, name: str) -> str | None:
+        """The version that is not known to count, if there is one. No I/O."""
+        return self._parts.catalog.marks.pending.get((bucket_id, name))
+
     @property
     def undone(self) -> int:
         """How many pending rows were replaced or removed instead of confirmed. No I/O."""

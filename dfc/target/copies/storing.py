@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, TypeVar
 from dfc.errors import NotFound, Unavailable
 from dfc.replication.read import ReadVerdict
 from dfc.storage.blobs.writer import BlobWriter
+from dfc.storage.catalog.commit import OutcomeUnknown
 from dfc.storage.catalog.staged import Published
 from dfc.storage.disk import Disk
 from dfc.storage.preconditions import Precondition
@@ -138,7 +139,10 @@ class CopiedObjects:
         async with self._ledger.hold(key, until_s):
             try:
                 result, state = await run(guarded)
-            except BaseException:
+            except OutcomeUnknown:
+                self._writes.look_after(marks)
+                raise
+            except Exception:
                 if marks:
                     self._ledger.free(key)
                 raise
@@ -169,12 +173,20 @@ class CopiedObjects:
             return ALONE if bucket is None else self._ledger.guard_published(bucket, key, marked)
 
         try:
-            return await self._local.threads(disk).go_on(disk.staging.publish, job, is_open, standing)
-        finally:
-            # Of names where nothing was committed, or something newer was there, no write is on its way.
+            done = await self._local.threads(disk).go_on(disk.staging.publish, job, is_open, standing)
+        except OutcomeUnknown:
+            self._writes.look_after(marked)
+            raise
+        except Exception:
             for key in marked:
-                if not disk.copies.is_pending(key.bucket_id, key.name):
-                    self._ledger.free(key)
+                self._ledger.free(key)
+            raise
+        # Of names where something newer was there, no write is on its way.
+        for key in marked:
+            version = disk.copies.pending_version(key.bucket_id, key.name)
+            if version is None or self._writes.is_certain(key, version):
+                self._ledger.free(key)
+        return done
 
     async def _until_certain(self, disk: Disk) -> None:
         """Bring all rows that are pending on a disk, as their primary, to the others. CopiesMissing."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from dfc.errors import CopiesMissing, DfcError
 from dfc.limits import COPY_ITEMS_MAX, SMALL_BODY_BYTES
@@ -29,6 +30,7 @@ PAUSE_S: Final = 0.05  # between two looks at a write that cannot go on
 AGAIN_S: Final = 0.3  # until a disk that has refused or not answered is asked again: it may be about to get its lease
 AGAIN_S_MAX: Final = 1.0
 CONFIRM_S: Final = 0.1  # rows that count are told to the others after so long, many at a time
+LOOK_AFTER_S: Final = 0.5  # between two looks at a name whose last commit has an unknown outcome
 BEHIND_S: Final = 20.0  # for the coordinator's step, which may have to wait until the disk is declared down
 
 
@@ -55,11 +57,14 @@ class Writes:
         self._driven: dict[CopyKey, _Driven] = {}
         self._confirmed: dict[str, list[ConfirmedRow]] = {}  # by the URL of a target
         self._confirming: asyncio.Task[None] | None = None
+        self._looking: set[asyncio.Task[None]] = set()
         self._certain: dict[CopyKey, str] = {}  # versions that count although their marks are not dropped yet
 
     async def close(self) -> None:
         """Give up what is under way: it goes on after the restart."""
-        tasks = [*(each.task for each in self._driven.values()), *([self._confirming] if self._confirming is not None else [])]
+        tasks: list[asyncio.Task[Any]] = [*(each.task for each in self._driven.values()), *self._looking]
+        if self._confirming is not None:
+            tasks.append(self._confirming)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -77,6 +82,21 @@ class Writes:
         task = asyncio.create_task(self._drive(disk, key, version, state, body, None if found is None else found.task))
         self._driven[key] = _Driven(version, task)
         return task
+
+    def look_after(self, keys: Iterable[CopyKey]) -> None:
+        """The outcome of a commit here is unknown until the disk is opened again: the names stay uncertain, since the rows may
+        be there, and others may lack them. One that shows up is driven, like all that is pending."""
+        for key in keys:
+            task = asyncio.create_task(self._look_after(key))
+            self._looking.add(task)
+            task.add_done_callback(self._looking.discard)
+
+    async def _look_after(self, key: CopyKey) -> None:
+        """Free a name when another disk decides about it, unless its row was driven before."""
+        while key in self._ledger.uncertain:
+            if key not in self._driven and self._ledger.roles(key.bucket_id, key.name).primary != key.disk:
+                self._ledger.free(key)
+            await asyncio.sleep(LOOK_AFTER_S)
 
     def wants(self, key: CopyKey, version: str) -> bool:
         """Whether a pending row of which a disk here is primary has to be driven: it is neither on its way nor certain."""
