@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from dfc.checksum import ExpectedChecksums
 from dfc.errors import CopiesMissing, ObjectNotFound, PreconditionFailed, StorageFailed, Unavailable
 from dfc.filesystem import FileSystem
 from dfc.names import ObjectPath
+from dfc.storage import Disk, layout
 from dfc.storage.catalog.staged import Publish
 from dfc.storage.preconditions import Precondition
 from dfc.target.copies import storing, writing
@@ -301,6 +303,31 @@ async def test_who_waits_too_long_for_copies_is_told(target: Target, served: Ser
         await served.put(b"second")
     hang.set()
     assert await served.get() == b"body"
+
+
+def files(disk: Disk) -> list[Path]:
+    """The blobs on a disk."""
+    return [each for each in Path(disk.path, layout.OBJECTS).rglob("*") if each.is_file()]
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_an_upload_that_never_comes_to_its_commit_leaves_nothing(served: Served, leaves: bool) -> None:
+    disk = served.target.disk
+    served.copied._hold_s = 600 if leaves else 0.02
+    hang = served.hang()
+    first = asyncio.create_task(served.put(b"first"))
+    await until(lambda: bool(served.peers.sent))
+    reserve = disk.parts.space._claimed
+    second = asyncio.create_task(served.put(LARGE))
+    if leaves:
+        await until(lambda: len(files(disk)) == 2)
+        second.cancel()
+    with pytest.raises((Unavailable, asyncio.CancelledError)):
+        await second
+    assert (len(files(disk)), disk.parts.space._claimed) == (1, reserve)
+    hang.set()
+    await asyncio.gather(first, return_exceptions=True)
+    assert await served.get() == b"first"
 
 
 async def test_a_condition_is_not_decided_by_a_write_that_may_be_undone(served: Served) -> None:
