@@ -32,6 +32,14 @@ class Settling:
         """A newer placement: everybody has to be asked again."""
         self._placement, self._answered, self._done = placement, set(), False
 
+    def refresh(self, placement: Placement) -> None:
+        """The placement of the same step: buckets and disks that nobody has used yet are added without one."""
+        if self._placement is None or placement.step != self._placement.step:
+            return
+        if self._done:
+            self._settled = placement
+        self._placement = placement
+
     @property
     def step(self) -> int:
         """The step that is being settled, or was settled last."""
@@ -71,4 +79,13 @@ class Settling:
         was settled, in a step from which every one since then has followed."""
         if self._done:
             return True
-        return self._settled is not None and roles(self._settled, bucket_id, name).primary == primary
+        settled, now = self._settled, self._placement
+        if settled is None or now is None or not _knew(settled, now, bucket_id):
+            return False
+        return roles(settled, bucket_id, name).primary == primary
+
+
+def _knew(settled: Placement, now: Placement, bucket_id: str) -> bool:
+    """Whether roles by the older placement mean something for a bucket. A bucket that it does not have seems to have one copy,
+    whose disk decides even if it is behind; that is so only if there is one copy to be read to this day."""
+    return bucket_id in settled.copies or now.copies_of(bucket_id).reading == 1

@@ -38,6 +38,7 @@ class Settler:
         """A map that is about to be used. Its step is settled at once if no object can have copies."""
         placement, settling = placement_of(new), self._ledger.settling
         if placement.step == settling.step and not self._bears_news(new):
+            settling.refresh(placement)
             return
         self._ledger.take(placement)
         if not has_several(placement):
@@ -95,7 +96,7 @@ class Settler:
             return False
         await self.drive_pending()
         settling.finish()
-        return True
+        return settling.is_done
 
     async def _take(self, answer: PendingTold) -> bool:
         if answer.map is not None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 from copied import BUCKET, V1, V2, V3, Target, item, key_of, map_of, name_with, sender, state_of, until
 
 from dfc.checksum import ExpectedChecksums
 from dfc.errors import StorageFailed
-from dfc.placement.map import ClusterMap, NodeEntry
+from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry
 from dfc.storage.rows import Supplied
 from dfc.target.copies import settling
 from dfc.target.copies.messages import CopyKey, PendingCopy, PendingTold, RowState
@@ -153,6 +154,26 @@ async def test_the_first_bucket_with_copies_is_settled_without_a_step(settled: S
     settled.take(map_of(4, 2))
     await asyncio.sleep(0.03)
     assert len(settled.peers.asked) == 2, "a map without a new step changes nothing"
+
+
+async def test_a_bucket_that_is_made_within_a_step_is_known(settled: Settled) -> None:
+    """Not by its names seeming to have one copy, on a disk that lacks others."""
+    other = BucketEntry(id="b0", name="other", copies=2)
+
+    def later(*given: Any, **more: Any) -> ClusterMap:
+        found = map_of(*given, **more)
+        return msgspec.structs.replace(found, buckets=(other, *found.buckets))
+
+    first = map_of(2, 2, behind={"d1": ("d2",)})
+    settled.peers.told = {(node, 2): NOTHING for node in ("t2", "t3")}
+    settled.take(msgspec.structs.replace(first, buckets=(other,)))
+    await settled.until_done()
+    settled.take(later(3, 2, behind={"d1": ("d2",)}))
+    settled.take(later(4, 3))
+    assert not settled.serves(OWN)
+    settled.peers.told |= {(node, 3): NOTHING for node in ("t2", "t3")}
+    await settled.until_done()
+    assert settled.serves(OWN)
 
 
 async def test_a_newer_step_begins_again(settled: Settled) -> None:
