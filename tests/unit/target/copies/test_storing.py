@@ -324,7 +324,7 @@ async def test_an_upload_that_never_comes_to_its_commit_leaves_nothing(served: S
         second.cancel()
     with pytest.raises((Unavailable, asyncio.CancelledError)):
         await second
-    assert (len(files(disk)), disk.parts.space._claimed) == (1, reserve)
+    await until(lambda: (len(files(disk)), disk.parts.space._claimed) == (1, reserve))
     hang.set()
     await asyncio.gather(first, return_exceptions=True)
     assert await served.get() == b"first"
