@@ -159,6 +159,10 @@ class DiskCopies:
         """What is here of a name, even an object that must not be served; None: neither an object nor a tombstone."""
         return copyreads.find_state(self._parts.catalog, bucket_id, name)
 
+    def states(self, names: Iterable[tuple[str, str]]) -> list[NameState | None]:
+        """The same for several names: bucket id and name."""
+        return [copyreads.find_state(self._parts.catalog, *name) for name in names]
+
     # --- notes
 
     def owe(self, notes: Iterable[tuple[str, str, str]]) -> None:

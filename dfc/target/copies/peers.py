@@ -39,6 +39,7 @@ from dfc.target.copies.messages import (
     NamesAsked,
     Outcome,
     PendingAsked,
+    PendingPosition,
     PendingTold,
     RowState,
     Sender,
@@ -251,9 +252,9 @@ class Peers:
         told = await self.states(key.disk, [key])
         return None if told is None or not told[0].is_known else told[0]
 
-    async def pending(self, node: NodeEntry, step: int) -> PendingTold | None:
-        """The pending rows that a target has of names whose primary is here, by this step; None: no answer."""
-        return await self._ask(node.url, "/v1/node/copies/pending", PendingAsked(self._sender(), step), PendingTold)
+    async def pending(self, node: NodeEntry, step: int, after: PendingPosition | None) -> PendingTold | None:
+        """A page of the pending rows that a target has of names whose primary is here, by this step; None: no answer."""
+        return await self._ask(node.url, "/v1/node/copies/pending", PendingAsked(self._sender(), step, after), PendingTold)
 
     async def is_settled(self, disk: str) -> bool:
         """Whether nothing is pending on a disk that an existing primary could settle."""

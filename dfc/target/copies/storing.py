@@ -17,7 +17,7 @@ from dfc.storage.rows import ALONE, NameState, ObjectRow, PutResult, Standing
 from dfc.target.copies.ledger import Ledger
 from dfc.target.copies.messages import CopyKey
 from dfc.target.copies.peers import Peers
-from dfc.target.copies.receiving import all_pending
+from dfc.target.copies.pending import all_pending
 from dfc.target.copies.tee import BodyTee, Tees
 from dfc.target.copies.writing import CertainWrite, Writes
 from dfc.target.local import NOT_HERE, Local, MoreCopies, OwnPlace
@@ -192,8 +192,8 @@ class CopiedObjects:
         """Bring all rows that are pending on a disk, as their primary, to the others. CopiesMissing."""
         if not disk.copies.has_pending:
             return
-        rows = await self._local.threads(disk).read(all_pending, disk)
-        own = [row for row in rows if self._ledger.roles(row[0], row[1]).primary == disk.id]
+        rows = await self._local.threads(disk).read(all_pending, disk, self._ledger.placement)
+        own = [row[:3] for row in rows if row.primary == disk.id]
         slots = asyncio.Semaphore(PUBLISHED_AT_ONCE)
 
         async def drive(bucket_id: str, name: str, version: str) -> None:

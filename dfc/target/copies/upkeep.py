@@ -176,11 +176,11 @@ class Upkeep:
 
     async def _resolve(self) -> None:
         """Ask the primaries of rows that were pending at the last look already."""
-        pending = set(await self._receiver.all_pending(self._disk))
-        waiting, self._seen_pending = pending & self._seen_pending, pending
+        pending = {row[:3]: row.primary for row in await self._receiver.all_pending(self._disk)}
+        waiting, self._seen_pending = pending.keys() & self._seen_pending, set(pending)
         by_primary: dict[str, list[Row]] = {}
         for row in sorted(waiting):
-            primary = self._ledger.roles(row[0], row[1]).primary
+            primary = pending[row]
             if primary is not None and primary != self._disk.id:
                 by_primary.setdefault(primary, []).append(row)
         for primary, rows in by_primary.items():
