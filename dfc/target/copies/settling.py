@@ -207,4 +207,4 @@ class Settler:
         if disk.copies.pending_version(row.bucket_id, row.name) != row.version or not self._writes.wants(key, row.version):
             return
         if self._ledger.roles(row.bucket_id, row.name).primary == disk.id:
-            self._writes.drive(disk, key, row.version)
+            self._writes.drive_later(disk, key, row.version)

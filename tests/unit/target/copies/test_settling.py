@@ -66,7 +66,7 @@ class FakeWrites:
     def wants(self, key: CopyKey, version: str) -> bool:
         return key not in self.ended
 
-    def drive(self, disk: Any, key: CopyKey, version: str) -> None:
+    def drive_later(self, disk: Any, key: CopyKey, version: str) -> None:
         self.driven.append((key, version))
 
 
