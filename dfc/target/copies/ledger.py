@@ -38,6 +38,10 @@ def rank_of(found: Roles, disk: str) -> int:
     return found.homes.index(disk) if disk in found.homes else NO_HOME
 
 
+class PlacementChanged(Unavailable):
+    """What was found out by an older placement may not hold any more."""
+
+
 class Ledger:
     """For the event loop, except where a method says otherwise."""
 
@@ -63,6 +67,11 @@ class Ledger:
     def placement(self) -> Placement:
         """The placement of the map in use. Usable from any thread."""
         return placement_of(self._local.map)
+
+    def require(self, placement: Placement) -> None:
+        """Check inside a transaction that nothing is decided by a newer placement yet. PlacementChanged."""
+        if self.placement is not placement:
+            raise PlacementChanged("the cluster map has changed")
 
     def roles(self, bucket_id: str, name: str) -> Roles:
         """Who does what for a name. Usable from any thread."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from dfc.checksum import ExpectedChecksums
 from dfc.errors import Unavailable
 from dfc.registry.reports import CleanReport, RaisedReport
 from dfc.storage.rows import Supplied
-from dfc.target.copies import writing
+from dfc.target.copies import surplus, walk, writing
 from dfc.target.copies.messages import CopyKey, RowState, Told
 from dfc.target.copies.prepared import Prepared
 from dfc.target.copies.receiving import CopyReceiver
@@ -88,6 +89,7 @@ class Kept:
 @pytest.fixture
 async def kept(target: Target, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(writing, "CONFIRM_S", 0.01)
+    monkeypatch.setattr(surplus, "AGAIN_S", 0)
     made = Kept(target)
     yield made
     await made.writes.close()
@@ -322,6 +324,43 @@ async def test_a_row_goes_when_all_homes_have_it(kept: Kept) -> None:
     await kept.look()
     assert kept.target.version(NEITHER) is None
     assert kept.target.body(OWN) == b"own"
+
+
+async def test_a_pass_that_leaves_rows_is_repeated_later_or_in_another_step(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pass is a walk over all rows of the disk."""
+    monkeypatch.setattr(surplus, "AGAIN_S", 600)
+    await kept.receive(item(NEITHER, V2, b"two", kind="adopt"))
+    await kept.look(3)
+    assert len(kept.peers.asked) == 2, "both homes, once"
+    for disk in ("d2", "d3"):
+        kept.peers.said(disk, NEITHER, V2, b"two")
+    await kept.look()
+    assert kept.target.version(NEITHER) == V2
+    kept.target.local.take_map(map_of(2, 2))
+    await kept.look()
+    assert kept.target.version(NEITHER) is None
+
+
+async def test_rows_are_chosen_in_threads(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(walk, "PAGE", 3)
+    objects, gone = [f"o{number}" for number in range(7)], [f"gone{number}" for number in range(4)]
+    for name in objects + gone:
+        kept.target.write(name, b"x", pending=False)
+    for name in gone:
+        kept.target.bury(name, pending=False)
+    threads = set[threading.Thread]()
+
+    def choose(page: list[walk.Row]) -> list[str]:
+        threads.add(threading.current_thread())
+        return [name for _, name, _ in page]
+
+    target = kept.target
+    pages = [page async for page in walk.walk(target.local.threads(target.disk), target.disk, choose)]
+    assert [name for page in pages for name in page] == sorted(objects) + sorted(gone)
+    assert max(map(len, pages)) == 3
+    assert threading.main_thread() not in threads
 
 
 async def test_nothing_is_surplus_while_a_home_is_away_or_behind(kept: Kept) -> None:
