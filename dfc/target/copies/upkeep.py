@@ -21,8 +21,10 @@ from dfc.replication import owed
 from dfc.replication.owed import Delivery, Resolution
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.disk import Disk
+from dfc.storage.rows import NameState
 from dfc.target.copies.ledger import Ledger, PlacementChanged, has_several, rank_of
-from dfc.target.copies.messages import CopyKey, RowState
+from dfc.target.copies.mending import Mender
+from dfc.target.copies.messages import CopyKey, Kind, RowState
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.receiving import CopyReceiver
 from dfc.target.copies.settling import Settler
@@ -61,6 +63,7 @@ class Upkeep:
         self._seen_pending: set[tuple[str, str, str]] = set()  # at the last look
         self._planned = -1  # the step for which notes were made
         self._surplus = SurplusRows(local, ledger, peers, disk)
+        self._mender = Mender(local, ledger, peers, disk)
         self._compared: dict[str, str] = {}  # by disk: the incarnation that was given notes for everything
         self._had_several = True  # rows may be left from before
 
@@ -248,7 +251,7 @@ class Upkeep:
             await self._forgive(placement, to, bucket_id, name, state.version)
         elif delivery is Delivery.ADOPT:
             # Both before and after it was read: what was read counts.
-            if spoke and self._ledger.speaks(key) and await self._writes.give(self._disk, key, state, to, "adopt"):
+            if spoke and self._ledger.speaks(key) and await self._give(key, state, to, "adopt"):
                 await self._forgive(placement, to, bucket_id, name, state.version)
         elif delivery is not Delivery.KEEP:
             told = await self._peers.state(CopyKey(to, bucket_id, name))
@@ -260,7 +263,15 @@ class Upkeep:
                 await self._peers.hand_over(found.primary, [CopyKey(to, bucket_id, name)])
             elif delivery is Delivery.DIRECT:
                 is_pending = copies.is_pending(bucket_id, name)
-                await self._writes.give(self._disk, key, state, to, "direct", is_pending=is_pending)
+                await self._give(key, state, to, "direct", is_pending=is_pending)
+
+    async def _give(self, key: CopyKey, state: NameState, to: str, kind: Kind, *, is_pending: bool = False) -> bool:
+        """Send a row to a disk that lacks it; whether that has it now. Damaged bytes are mended, for the next look."""
+        if await self._writes.give(self._disk, key, state, to, kind, is_pending=is_pending):
+            return True
+        if state.row is not None and state.row.quarantined:
+            await self._mender.mend(key, state, to)
+        return False
 
     async def _forgive(self, placement: Placement, to: str, bucket_id: str, name: str, version: str | None) -> None:
         """Drop a note, unless the name or the placement is another one by now: then there may be a new reason for it."""

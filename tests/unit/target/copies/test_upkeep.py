@@ -11,7 +11,7 @@ from copied import BUCKET, V1, V2, V3, Members, Target, item, key_of, map_of, na
 from dfc.checksum import ExpectedChecksums
 from dfc.errors import Unavailable
 from dfc.registry.reports import CleanReport, RaisedReport
-from dfc.storage.rows import Supplied
+from dfc.storage.rows import NameState, Supplied
 from dfc.target.copies import surplus, walk, writing
 from dfc.target.copies.messages import CopyKey, RowState, Told
 from dfc.target.copies.prepared import Prepared
@@ -257,6 +257,51 @@ async def test_a_note_that_nobody_needed_stays_when_the_map_changes_meanwhile(ke
     copies.forgive = forgive  # type: ignore[method-assign]
     await kept.look()
     assert kept.target.notes("d3") == []
+
+
+def damaged_note(kept: Kept) -> NameState:
+    """A row that disk d3 lacks, with another home at d2; its bytes here are gone."""
+    kept.target.local.take_map(map_of(2, 2, copies=3, behind={"d3": ("d1",)}))
+    state = kept.target.write(OWN, b"own", pending=False)
+    kept.target.disk.copies.owe([("d3", BUCKET, OWN)])
+    kept.target.damage(OWN)
+    kept.peers.answers["d3"] = ["unknown"]
+    kept.peers.streamed = [None]
+    return state
+
+
+async def test_damaged_bytes_are_fetched_from_another_home(kept: Kept) -> None:
+    state = damaged_note(kept)
+    kept.peers.said("d2", OWN, state.version, b"own")
+    await kept.look()
+    assert (kept.target.body(OWN), kept.target.version(OWN)) == (b"own", state.version)
+    assert kept.target.notes("d3") == [OWN]
+    await kept.look()
+    assert (kept.target.notes("d3"), kept.peers.sent[-1].body) == ([], b"own")
+    assert not kept.target.is_pending(OWN)
+
+
+@pytest.mark.parametrize("version", [V1, None])
+async def test_damaged_bytes_that_nobody_has_are_reported(
+    kept: Kept, caplog: pytest.LogCaptureFixture, version: str | None
+) -> None:
+    """The disk that lacks them stays behind: as a reader, it would say that the object does not exist."""
+    state = damaged_note(kept)
+    kept.peers.said("d2", OWN, version or state.version, b"another" if version is None else b"own")
+    kept.peers.answers["d3"] = ["unknown"] * 5
+    kept.peers.streamed = [None] * 5
+    await kept.look(3)
+    assert (kept.target.notes("d3"), reports(kept)) == ([OWN], [])
+    assert caplog.text.count("is damaged, and no other disk has its bytes: disk d3 cannot get it") == 1, "not at each look"
+    assert kept.target.version(OWN) == state.version
+
+
+async def test_a_disk_that_has_a_row_already_needs_no_bytes(kept: Kept) -> None:
+    damaged_note(kept)
+    kept.peers.answers["d3"] = ["taken"]
+    await kept.look()
+    assert kept.target.notes("d3") == []
+    assert kept.peers.asked == []
 
 
 # --- reports
