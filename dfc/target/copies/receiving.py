@@ -38,8 +38,8 @@ from dfc.target.copies.messages import (
     Told,
     state_of,
 )
-from dfc.target.copies.pending import Pending, all_pending, told_of
 from dfc.target.copies.prepared import Prepared
+from dfc.target.copies.rows import PendingHere, all_pending, told_of
 from dfc.target.local import Local
 from dfc.target.threads import FileRange
 from dfc.target.uploads import UploadBody, receive_blob
@@ -287,7 +287,7 @@ class CopyReceiver:
                 return PendingTold(rows, after=PendingPosition(disk.id, *(then or END)))
         return PendingTold([])
 
-    async def all_pending(self, disk: Disk) -> list[Pending]:
+    async def all_pending(self, disk: Disk) -> list[PendingHere]:
         """Everything that is pending on a disk."""
         if not disk.copies.has_pending:
             return []

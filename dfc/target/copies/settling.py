@@ -15,7 +15,6 @@ from dfc.storage.rows import Standing
 from dfc.target.copies.ledger import Ledger, has_several, rank_of
 from dfc.target.copies.messages import CopyKey, PendingCopy, PendingPosition, Sender
 from dfc.target.copies.peers import Peers
-from dfc.target.copies.pending import Pending
 from dfc.target.copies.receiving import CopyReceiver
 from dfc.target.copies.writing import Writes
 from dfc.target.local import Local
@@ -155,7 +154,8 @@ class Settler:
                 _log.error("%s: a write of which nobody can give the bytes is given up; it was not acknowledged", name[1])
         own = self._ledger.own_primary(self._ledger.roles(*name))
         if own is not None:
-            self._drive(self._local.disks[own], Pending(*name, self._local.disks[own].copies.pending_version(*name) or "", own))
+            version = self._local.disks[own].copies.pending_version(*name)
+            self._drive(self._local.disks[own], *name, version)
         self._ledger.settling.has_come(*name)
 
     async def _adopt_soon(self, row: PendingCopy) -> bool:
@@ -198,13 +198,13 @@ class Settler:
     async def drive_pending(self) -> None:
         """Bring every pending row of which a disk here is primary to the others."""
         for disk in self._local.in_order():
-            for row in await self._receiver.all_pending(disk):
-                self._drive(disk, row)
+            for bucket_id, name, version, _ in await self._receiver.all_pending(disk):
+                self._drive(disk, bucket_id, name, version)
 
-    def _drive(self, disk: Disk, row: Pending) -> None:
-        """Bring a pending row to the others, if it is still pending, and this disk the primary."""
-        key = CopyKey(disk.id, row.bucket_id, row.name)
-        if disk.copies.pending_version(row.bucket_id, row.name) != row.version or not self._writes.wants(key, row.version):
+    def _drive(self, disk: Disk, bucket_id: str, name: str, version: str | None) -> None:
+        """Bring a row to the others, if it is still pending, and this disk the primary."""
+        key = CopyKey(disk.id, bucket_id, name)
+        if version is None or disk.copies.pending_version(bucket_id, name) != version or not self._writes.wants(key, version):
             return
-        if self._ledger.roles(row.bucket_id, row.name).primary == disk.id:
-            self._writes.drive_later(disk, key, row.version)
+        if self._ledger.roles(bucket_id, name).primary == disk.id:
+            self._writes.drive_later(disk, key, version)

@@ -17,7 +17,7 @@ from dfc.storage.rows import ALONE, NameState, ObjectRow, PutResult, Standing
 from dfc.target.copies.ledger import Ledger
 from dfc.target.copies.messages import CopyKey
 from dfc.target.copies.peers import Peers
-from dfc.target.copies.pending import all_pending
+from dfc.target.copies.rows import all_pending
 from dfc.target.copies.tee import BodyTee, Tees
 from dfc.target.copies.writing import CertainWrite, Writes
 from dfc.target.local import NOT_HERE, Local, MoreCopies, OwnPlace

@@ -14,7 +14,7 @@ from dfc.storage.disk import Disk
 from dfc.target.copies.ledger import Ledger
 from dfc.target.copies.messages import CopyKey, Told
 from dfc.target.copies.peers import Peers
-from dfc.target.copies.walk import Row, chunks, walk
+from dfc.target.copies.rows import Row, chunks, walk
 from dfc.target.local import Local
 
 AGAIN_S: Final = 5.0  # after a pass that has left some: each walks over all rows of the disk

@@ -27,9 +27,9 @@ from dfc.target.copies.mending import Mender
 from dfc.target.copies.messages import CopyKey, Kind, RowState
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.receiving import CopyReceiver
+from dfc.target.copies.rows import PAGE, Row, chunks, walk
 from dfc.target.copies.settling import Settler
 from dfc.target.copies.surplus import SurplusRows
-from dfc.target.copies.walk import PAGE, Row, chunks, walk
 from dfc.target.copies.writing import Writes
 from dfc.target.local import Local
 

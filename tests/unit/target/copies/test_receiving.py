@@ -17,7 +17,7 @@ from dfc.checksum import checksum_of
 from dfc.errors import BadName, BadRequest, ChecksumMismatch, DfcError, NotFound, Unavailable
 from dfc.limits import SMALL_BODY_BYTES
 from dfc.storage.rows import NO_HOME
-from dfc.target.copies import pending
+from dfc.target.copies import rows
 from dfc.target.copies.messages import ConfirmedRow, CopiesTaken, CopyItem, CopyKey, RowState, Told
 from dfc.target.copies.peers import ATTRIBUTES_HEADER
 from dfc.target.copies.prepared import Prepared
@@ -346,7 +346,7 @@ async def test_pending_rows_are_told_to_their_new_primary(target: Target, receiv
 
 
 async def test_pending_rows_are_told_in_pages(target: Target, receiver: CopyReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending, "PAGE_ROWS", 2)
+    monkeypatch.setattr(rows, "PENDING_PAGE", 2)
     names = {name_with("d2", "d1", number=number) for number in range(5)}
     others = [name_with("d3", "d1", number=number) for number in range(7)]
     await take(receiver, *(item(name, V1, b"one") for name in names))

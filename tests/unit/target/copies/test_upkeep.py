@@ -12,7 +12,7 @@ from dfc.checksum import ExpectedChecksums
 from dfc.errors import Unavailable
 from dfc.registry.reports import CleanReport, RaisedReport
 from dfc.storage.rows import NameState, Supplied
-from dfc.target.copies import surplus, walk, writing
+from dfc.target.copies import rows, surplus, writing
 from dfc.target.copies.messages import CopyKey, RowState, Told
 from dfc.target.copies.prepared import Prepared
 from dfc.target.copies.receiving import CopyReceiver
@@ -389,7 +389,7 @@ async def test_a_pass_that_leaves_rows_is_repeated_later_or_in_another_step(
 
 
 async def test_rows_are_chosen_in_threads(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walk, "PAGE", 3)
+    monkeypatch.setattr(rows, "PAGE", 3)
     objects, gone = [f"o{number}" for number in range(7)], [f"gone{number}" for number in range(4)]
     for name in objects + gone:
         kept.target.write(name, b"x", pending=False)
@@ -397,12 +397,12 @@ async def test_rows_are_chosen_in_threads(kept: Kept, monkeypatch: pytest.Monkey
         kept.target.bury(name, pending=False)
     threads = set[threading.Thread]()
 
-    def choose(page: list[walk.Row]) -> list[str]:
+    def choose(page: list[rows.Row]) -> list[str]:
         threads.add(threading.current_thread())
         return [name for _, name, _ in page]
 
     target = kept.target
-    pages = [page async for page in walk.walk(target.local.threads(target.disk), target.disk, choose)]
+    pages = [page async for page in rows.walk(target.local.threads(target.disk), target.disk, choose)]
     assert [name for page in pages for name in page] == sorted(objects) + sorted(gone)
     assert max(map(len, pages)) == 3
     assert threading.main_thread() not in threads
