@@ -46,6 +46,7 @@ TRANSFER_POLL_S: Final = 0.02  # how long a thread waits for a socket before the
 # Threads of one disk of a target, and the calls waiting for them. A hanging disk blocks this many requests, and no other disk.
 DISK_READ_THREADS: Final = 32
 DISK_WRITE_THREADS: Final = 64  # small uploads wait in them for their group's commit
+DISK_COPY_THREADS: Final = 32  # bodies on their way to and from other targets
 DISK_CALLS_MAX: Final = 1024  # of each kind at a time; more are answered 503. Each may hold a body of SMALL_BODY_BYTES
 NODE_THREADS: Final = 16  # per target, for work that does not concern a single disk
 BATCH_THREADS: Final = 32  # per target, for batch reads, which read from many disks at once
@@ -57,6 +58,7 @@ COPY_ITEMS_MAX: Final = 1024  # rows, names or confirmations in one message
 COPY_REQUEST_BYTES: Final = 4 * MIB  # of small bodies in one message
 TEE_STREAMS_MAX: Final = 32  # bodies on their way to other disks while they are received; more are sent when they are here
 COPY_MESSAGE_BYTES_MAX: Final = 16 * MIB  # what a target reads: the items above with their longest names
+COPY_ANSWER_BYTES_MAX: Final = CLUSTER_MAP_BYTES_MAX + COPY_MESSAGE_BYTES_MAX  # an answer may come with a map
 
 # What a node keeps.
 SMALL_FILE_BYTES_MAX: Final = 64 * KIB  # ids and identities; the longest has about 200 bytes

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from dfc.checksum import checksum_of
 from dfc.clock import HybridClock
-from dfc.errors import Unavailable
+from dfc.errors import ObjectCorrupt, Unavailable
 from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, NodeEntry
 from dfc.placement.mapped import placement_of
 from dfc.placement.roles import roles
@@ -153,6 +154,17 @@ class Target:
 
     def body(self, name: str) -> bytes:
         return self.disk.read_small(self.disk.lookup(BUCKET, name))
+
+    def damage(self, name: str) -> None:
+        """Lose the bytes of an object, and notice it."""
+        row = self.disk.find(BUCKET, name)
+        assert row is not None
+        os.unlink(self.disk.blob_path(row))
+        with suppress(ObjectCorrupt):
+            self.disk.read_small(row)
+        found = self.disk.find(BUCKET, name)
+        assert found is not None
+        assert found.quarantined
 
     def is_pending(self, name: str) -> bool:
         return self.disk.copies.is_pending(BUCKET, name)

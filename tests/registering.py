@@ -12,7 +12,7 @@ from dfc.placement.mapped import placement_of
 from dfc.registry import changes
 from dfc.registry.changes import Change, RegistryState, check_step
 from dfc.registry.registration import Registration
-from dfc.replication import steps
+from dfc.replication import transitions
 
 CLUSTER = "0123456789abcdef"
 
@@ -59,15 +59,15 @@ class Kept:
         registration = said(node, disks, **{"cluster_id": self.map.cluster_id, **fields})
         self.apply(changes.join(registration))
         writable = {disk.id: disk.incarnation for disk in registration.disks if disk.state == "up"}
-        self.step(steps.bring_up(node, writable))
+        self.step(transitions.bring_up(node, writable))
         for disk in placement_of(self.map).disks_of(node):
             if disk.id not in writable:
-                self.step(steps.put_failed(disk.id))
+                self.step(transitions.put_failed(disk.id))
         found = self.map.node(node)
         assert found is not None
         return found.number
 
-    def step(self, change: steps.Change, seen: Sequence[NodeEntry] = ()) -> None:
+    def step(self, change: transitions.Change, seen: Sequence[NodeEntry] = ()) -> None:
         """Take the step that a change makes, if it makes one."""
         before = placement_of(self.map)
         after = change(before)
@@ -75,7 +75,7 @@ class Kept:
             self.apply(changes.take_step(before, msgspec.structs.replace(after, step=before.step + 1), seen))
 
     def mark_down(self, *nodes: str) -> None:
-        self.step(steps.declare_down(set(nodes)), [node for node in self.map.nodes if node.id in nodes])
+        self.step(transitions.declare_down(set(nodes)), [node for node in self.map.nodes if node.id in nodes])
 
     def create_bucket(self, name: str, number: int = 0, **fields: Any) -> BucketEntry:
         return self._bucket(changes.create_bucket(bucket(name, number, **fields)), name)

@@ -163,8 +163,12 @@ class Steps:
             self._planner = self._leadership = None
 
     async def _take_one(self, planner: StepPlanner, leadership: Lease) -> bool:
-        """Take the next step, if there is one that may be taken."""
-        planner.refresh(placement_of(self._cluster.map))
+        """Take the next step, if there is one that may be taken. StepOvertaken when the registry is at a later step than the
+        planner: a step counts whose publication seemed to fail, so planning has to begin anew."""
+        now = placement_of(self._cluster.map)
+        if now.step > planner.placement.step:
+            raise StepOvertaken(f"step {planner.placement.step} was planned from, but the registry is at step {now.step}")
+        planner.refresh(now)
         before, new = planner.placement, planner.next_step(self._cluster.now_s())
         if new is None:
             return False
@@ -173,6 +177,7 @@ class Steps:
         try:
             await self._cluster.change(take_step(before, new, seen), fence=leadership)
         except StepOvertaken:
+            await asyncio.sleep(LOOK_S / 10)  # this proxy may not have heard of the other change yet
             return True
         finally:
             self._going = frozenset()

@@ -3,6 +3,9 @@
 The primary before may have begun writes of those names, so others may hold rows that are not confirmed. The target asks every
 other target that is up for its pending rows; a target that is asked takes the step first, and so commits nothing more for the
 previous primary. When all have answered, the names are served, each as soon as its pending row is certain.
+
+A row that is slow to come, or cannot be had, keeps only its own name waiting. In the end it may be given up: every row that was
+acknowledged is at every reader, so also at the new primary, which is one. What only others have was never acknowledged.
 """
 
 from __future__ import annotations
@@ -27,10 +30,30 @@ class Settling:
         self._placement: Placement | None = None
         self._answered: set[str] = set()
         self._done = True
+        self._told: set[tuple[str, str]] = set()  # names whose rows were told of in this step, and have not come yet
+        self._lacking: set[tuple[str, str]] = set()  # those that are not settled although all others are
 
     def take(self, placement: Placement) -> None:
         """A newer placement: everybody has to be asked again."""
         self._placement, self._answered, self._done = placement, set(), False
+        self._told = set()
+
+    def lack(self, bucket_id: str, name: str) -> None:
+        """A pending row of this name is to be adopted, and has not come yet: the name stays unsettled until `has_come`."""
+        self._told.add((bucket_id, name))
+
+    def has_come(self, bucket_id: str, name: str) -> None:
+        """The row is here and on its way to the others, or was given up."""
+        self._told.discard((bucket_id, name))
+        self._lacking.discard((bucket_id, name))
+
+    def refresh(self, placement: Placement) -> None:
+        """The placement of the same step: buckets and disks that nobody has used yet are added without one."""
+        if self._placement is None or placement.step != self._placement.step:
+            return
+        if self._done:
+            self._settled = placement
+        self._placement = placement
 
     @property
     def step(self) -> int:
@@ -39,7 +62,7 @@ class Settling:
 
     @property
     def is_done(self) -> bool:
-        """Whether all names are settled."""
+        """Whether all names are settled, except those whose pending rows have not come yet."""
         return self._done
 
     def to_ask(self) -> set[str]:
@@ -50,7 +73,8 @@ class Settling:
         return up - {self._node} - self._answered
 
     def answered(self, node: str, step: int) -> None:
-        """A target has given its pending rows, and they are adopted here. One that answered for another step is asked again."""
+        """A target has given its pending rows, and those to be adopted are lacking. One that answered for another step is asked
+        again."""
         if self._placement is not None and step == self._placement.step:
             self._answered.add(node)
 
@@ -58,6 +82,7 @@ class Settling:
         """Call when nobody is left to ask and the pending rows of this target's own names are on their way. True once."""
         if self._done or self._placement is None or self.to_ask():
             return False
+        self._lacking = set(self._told)  # first, since other threads ask what is settled
         self._settled, self._done = self._placement, True
         return True
 
@@ -69,6 +94,17 @@ class Settling:
     def is_settled(self, bucket_id: str, name: str, primary: str) -> bool:
         """Whether a name may be served whose primary is this disk of this target: it was its primary already when everything
         was settled, in a step from which every one since then has followed."""
+        if (bucket_id, name) in self._lacking:
+            return False
         if self._done:
             return True
-        return self._settled is not None and roles(self._settled, bucket_id, name).primary == primary
+        settled, now = self._settled, self._placement
+        if settled is None or now is None or not _knew(settled, now, bucket_id):
+            return False
+        return roles(settled, bucket_id, name).primary == primary
+
+
+def _knew(settled: Placement, now: Placement, bucket_id: str) -> bool:
+    """Whether roles by the older placement mean something for a bucket. A bucket that it does not have seems to have one copy,
+    whose disk decides even if it is behind; that is so only if there is one copy to be read to this day."""
+    return bucket_id in settled.copies or now.copies_of(bucket_id).reading == 1

@@ -137,6 +137,10 @@ class DiskCopies:
         """
         return (bucket_id, name) in self._parts.catalog.marks.pending
 
+    def pending_version(self, bucket_id: str, name: str) -> str | None:
+        """The version that is not known to count, if there is one. No I/O."""
+        return self._parts.catalog.marks.pending.get((bucket_id, name))
+
     @property
     def undone(self) -> int:
         """How many pending rows were replaced or removed instead of confirmed. No I/O."""
@@ -155,6 +159,10 @@ class DiskCopies:
         """What is here of a name, even an object that must not be served; None: neither an object nor a tombstone."""
         return copyreads.find_state(self._parts.catalog, bucket_id, name)
 
+    def states(self, names: Iterable[tuple[str, str]]) -> list[NameState | None]:
+        """The same for several names: bucket id and name."""
+        return [copyreads.find_state(self._parts.catalog, *name) for name in names]
+
     # --- notes
 
     def owe(self, notes: Iterable[tuple[str, str, str]]) -> None:
@@ -162,11 +170,11 @@ class DiskCopies:
         for some in _chunks(notes):
             self._parts.committer.submit(Owe(some))
 
-    def forgive(self, notes: Iterable[tuple[str, str, str, str | None]]) -> None:
-        """Drop notes: disk, bucket id, name, and the version that the disk has; the note stays if another is here by now. With
-        None it is dropped in any case. Not durable: the disk is asked again."""
+    def forgive(self, notes: Iterable[tuple[str, str, str, str | None]], guard: Guard | None = None) -> None:
+        """Drop notes: disk, bucket id, name, and the version here that the note was about, None for nothing. The note stays if
+        another one is here by now. Raises what `guard` raises. Not durable: the disk is asked again."""
         for some in _chunks(notes):
-            self._parts.committer.submit(Forgive(some))
+            self._parts.committer.submit(Forgive(some, guard))
 
     def forget_disk(self, disk: str) -> int:
         """Drop all notes for a disk, in short transactions; returns how many."""

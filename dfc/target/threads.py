@@ -1,8 +1,8 @@
 """The threads of one disk. Disks share no threads, so a disk that hangs blocks only the requests that need it.
 
-Reads, writes, sending and receiving have separate pools: small uploads wait in theirs for the commit of their group, and a
-slow sync blocks no read. A disk with too many calls under way refuses more of them, since each holds a connection and perhaps a
-body.
+Reads, writes, copies, sending and receiving have separate pools: small uploads wait in theirs for the commit of their group,
+and a slow sync blocks no read. A disk with too many calls under way refuses more of them, since each holds a connection and
+perhaps a body.
 
 A call in a thread cannot be interrupted. Its caller may be cancelled nevertheless; the call then runs to its end, and what it
 opened is closed.
@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from dfc.errors import Unavailable
 from dfc.http.shutdown import ends_in_time
 from dfc.http.transfer import to_its_end
-from dfc.limits import DISK_CALLS_MAX, DISK_READ_THREADS, DISK_WRITE_THREADS, STOP_CLOSE_S
+from dfc.limits import DISK_CALLS_MAX, DISK_COPY_THREADS, DISK_READ_THREADS, DISK_WRITE_THREADS, STOP_CLOSE_S
 from dfc.storage.disk import Disk
 from dfc.target.families import DiskReport, report_on
 
@@ -95,6 +95,7 @@ class DiskThreads:
         name = disk.id[:8]
         self._reads = _Pool(DISK_READ_THREADS, f"read-{name}", disk.id)
         self._writes = _Pool(DISK_WRITE_THREADS, f"write-{name}", disk.id)
+        self._copies = _Pool(DISK_COPY_THREADS, f"copy-{name}", disk.id)
         self._watch = ThreadPoolExecutor(1, thread_name_prefix=f"watch-{name}")
         self.sending = ThreadPoolExecutor(transfer_threads, thread_name_prefix=f"send-{name}")
         self.receiving = ThreadPoolExecutor(transfer_threads, thread_name_prefix=f"receive-{name}")
@@ -103,7 +104,15 @@ class DiskThreads:
 
     def close(self, *shared: ThreadPoolExecutor) -> bool:
         """Wait for the calls under way, also in pools that disks share, but not forever; whether all have ended."""
-        pools = (*shared, self._reads.threads, self._writes.threads, self._watch, self.sending, self.receiving)
+        pools = (
+            *shared,
+            self._reads.threads,
+            self._writes.threads,
+            self._copies.threads,
+            self._watch,
+            self.sending,
+            self.receiving,
+        )
 
         def wait() -> None:
             for pool in pools:
@@ -124,6 +133,11 @@ class DiskThreads:
     async def go_on(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run the next step of a change that has begun: never refused, and finished even if the caller is cancelled."""
         return await shielded(self._writes.submit(function, arguments, bounded=False))
+
+    async def copy(self, function: Callable[..., T], *arguments: Any, release: Callable[[T], object] = lambda _: None) -> T:
+        """Run a call that moves a body to or from another target, and so waits for threads there. They must not wait for this
+        call's thread in turn: no other call uses it. `release`: as for `open`. Never refused."""
+        return await self._opened(self._copies.submit(function, arguments, bounded=False), release)
 
     async def open(self, function: Callable[..., T], *arguments: Any, release: Callable[[T], object], **named: Any) -> T:
         """Run a call that opens something for reading; `release` closes it if the caller was cancelled meanwhile."""

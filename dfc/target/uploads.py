@@ -185,13 +185,16 @@ class OwnUploads:
         """Receive the body into what `begin` opens on the disk, and commit it."""
         threads = self._local.threads(place.disk)
         received = await receive_blob(threads, begin, body, storing)
-        # If the client disconnects now, its object may still be stored.
         try:
+            # If the client disconnects once the commit has begun, its object may still be stored.
             return await storing.store(precondition, lambda condition: threads.go_on(received.writer.commit, condition), None)
         except CopiesMissing:
             raise  # it is still on its way
-        except DfcError:
-            received.give_up()
+        except BaseException as error:
+            if isinstance(error, DfcError):
+                received.give_up()
+            with suppress(asyncio.CancelledError):
+                await threads.go_on(received.writer.abort)  # nothing happens once the commit has begun
             raise
 
 

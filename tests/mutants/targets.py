@@ -176,15 +176,15 @@ READS: dict[str, Mutant] = {
 UPKEEP: dict[str, Mutant] = {
     "settled before everybody has answered": mutant(
         "dfc.target.copies.settling",
-        "if answer is not None and await self._take(answer):",
-        "if answer is None or await self._take(answer):",
+        "            if answer is None:\n                return False\n",
+        "            if answer is None:\n                self._ledger.settling.answered(node.id, step)\n                return True\n",
         f"{_SETTLING}::test_names_wait_until_all_others_have_answered",
     ),
     "settled before a row has come": mutant(
         "dfc.target.copies.settling",
-        "if answer is not None and await self._take(answer):",
-        "if answer is not None and (await self._take(answer) or True):",
-        f"{_SETTLING}::test_nothing_is_settled_before_a_row_has_come",
+        "                    self._ledger.settling.lack(*name)\n",
+        "",
+        f"{_SETTLING}::test_a_row_that_is_slow_to_come_keeps_only_its_name_waiting",
     ),
     "an answer that is late undoes a row": Mutant(
         "dfc.target.copies.upkeep",

@@ -14,7 +14,7 @@ from harness import Cluster, owner_of, wait_for
 from security.census import Census
 from security.wire import Reply, ask
 
-from dfc.limits import BATCH_THREADS, DISK_READ_THREADS, DISK_WRITE_THREADS, NODE_THREADS
+from dfc.limits import BATCH_THREADS, DISK_COPY_THREADS, DISK_READ_THREADS, DISK_WRITE_THREADS, NODE_THREADS
 from dfc.placement.map import ClusterMap
 
 MIB = 1 << 20
@@ -23,8 +23,10 @@ MIN_RATE_BYTES_PER_S = 10_000
 HEADER_TIMEOUT_S = 2.0
 READ_STALL_S = 5.0
 TRANSFER_THREADS = 4
-# Of the one disk: reads, writes, and bytes each way; then those of the node, of batches, and single ones.
-POOL_THREADS = DISK_READ_THREADS + DISK_WRITE_THREADS + 3 * TRANSFER_THREADS + NODE_THREADS + BATCH_THREADS + 4
+# Of the one disk: reads, writes, copies, and bytes each way; then those of the node, of batches, and single ones.
+POOL_THREADS = (
+    DISK_READ_THREADS + DISK_WRITE_THREADS + DISK_COPY_THREADS + 3 * TRANSFER_THREADS + NODE_THREADS + BATCH_THREADS + 4
+)
 CONNECTIONS_MAX = 50
 TOKEN = "sesame-0123456789"
 RIGHT: dict[str, str | bytes] = {"Authorization": f"Bearer {TOKEN}"}

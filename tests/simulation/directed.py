@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dfc.placement.roles import Roles, roles
-from dfc.replication import steps
+from dfc.replication import transitions
 from simulation.client import SimClient
 from simulation.run import COLD, HOT, Run, Scenario
 from simulation.target import BUCKET
@@ -141,7 +141,7 @@ def primary_that_is_lost(run: Directed) -> list[tuple[float, Callable[[], None]]
         (2.0, lambda: run.targets[away].crash(12.0)),
         (7.5, lambda: run.probe(primary).write("second")),
         (8.5, lambda: run.targets[primary].crash(1e9)),
-        (16.0, lambda: run.coordinator.core.queue(("out", lost), steps.take_out(lost))),
+        (16.0, lambda: run.coordinator.core.queue(("out", lost), transitions.take_out(lost))),
         (18.0, lambda: run.probe(away).read_until(30.0)),
     ]
 
@@ -156,8 +156,8 @@ def readers_that_are_lost(run: Directed) -> list[tuple[float, Callable[[], None]
         (7.5, lambda: run.probe(primary).write("second")),
         (9.5, lambda: run.targets[primary].crash(1e9)),
         (9.5, lambda: run.targets[second].crash(1e9)),
-        (20.0, lambda: run.coordinator.core.queue(("out", lost[0]), steps.take_out(lost[0]))),
-        (21.0, lambda: run.coordinator.core.queue(("out", lost[1]), steps.take_out(lost[1]))),
+        (20.0, lambda: run.coordinator.core.queue(("out", lost[0]), transitions.take_out(lost[0]))),
+        (21.0, lambda: run.coordinator.core.queue(("out", lost[1]), transitions.take_out(lost[1]))),
         (24.0, lambda: run.probe(away).read_until(30.0)),
     ]
 

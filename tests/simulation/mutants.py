@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from dfc.placement.state import DiskPlace, Placement
-from dfc.replication import accept, owed, read, settle, steps, write
+from dfc.placement.state import DiskPlace, Placement, SliceState
+from dfc.replication import accept, owed, read, settle, steps, transitions, write
 from dfc.replication.lease import TargetLease
 from simulation.run import Run
 from simulation.scenarios import SCENARIOS
@@ -46,14 +46,14 @@ def _serve_from_any_holder(patch: pytest.MonkeyPatch) -> None:
 
 
 def _return_without_behind(patch: pytest.MonkeyPatch) -> None:
-    honest = steps._back
+    honest = transitions._back
 
     def forget(placement: Placement, disk: DiskPlace, incarnation: str) -> Placement:
         new = honest(placement, disk, incarnation)
         back = msgspec.structs.replace(new.disks[disk.id], behind=frozenset(), compare="")
         return msgspec.structs.replace(new, disks={**new.disks, disk.id: back})
 
-    patch.setattr(steps, "_back", forget)
+    patch.setattr(transitions, "_back", forget)
 
 
 def _publish_without_acknowledgements(patch: pytest.MonkeyPatch) -> None:
@@ -77,8 +77,12 @@ def _hand_over_without_reports(patch: pytest.MonkeyPatch) -> None:
 
 
 def _leave_out_moving(patch: pytest.MonkeyPatch) -> None:
-    honest = steps._next_phase
-    patch.setattr(steps, "_next_phase", lambda state: honest(honest(state)) if state.phase == "copying" else honest(state))
+    honest = transitions._next_phase
+
+    def skip(state: SliceState) -> SliceState:
+        return honest(honest(state)) if state.phase == "copying" else honest(state)
+
+    patch.setattr(transitions, "_next_phase", skip)
 
 
 def _believe_a_stale_state(patch: pytest.MonkeyPatch) -> None:
@@ -97,14 +101,14 @@ def _order_before_a_conditional_write(patch: pytest.MonkeyPatch) -> None:
 
 
 def _take_a_new_disk_for_the_old(patch: pytest.MonkeyPatch) -> None:
-    honest = steps._back
+    honest = transitions._back
 
     def trust(placement: Placement, disk: DiskPlace, incarnation: str) -> Placement:
         new = honest(placement, disk, disk.incarnation)
         back = msgspec.structs.replace(new.disks[disk.id], incarnation=incarnation)
         return msgspec.structs.replace(new, disks={**new.disks, disk.id: back})
 
-    patch.setattr(steps, "_back", trust)
+    patch.setattr(transitions, "_back", trust)
 
 
 def _skip_after_a_clean_report(patch: pytest.MonkeyPatch) -> None:
@@ -145,7 +149,7 @@ def _count_a_minority_as_enough(patch: pytest.MonkeyPatch) -> None:
     """Who is behind somebody may put that one behind: both would stop reading, or the wrong one."""
     honest = steps.put_behind
 
-    def mark(disk_id: str, primary: str) -> steps.Change:
+    def mark(disk_id: str, primary: str) -> transitions.Change:
         def change(placement: Placement) -> Placement:
             new = honest(disk_id, primary)(placement)
             disk = placement.disks[disk_id]

@@ -29,7 +29,7 @@ CLIENTS = 6
 class Scenario:
     """What happens in a run. `nodes` have `disks` each; with `moves`, layouts change; with `wipes`, disks are emptied; with
     `late`, messages between targets arrive long after their sender has given up; with `leaves`, most targets that end say so
-    before."""
+    before; with `slow_rows`, rows that a new primary adopts come late or never."""
 
     copies: int = 2
     nodes: int = 4
@@ -40,6 +40,7 @@ class Scenario:
     changes_copies: bool = False
     late: bool = False
     leaves: bool = False
+    slow_rows: bool = False
 
 
 @dataclass
@@ -56,6 +57,7 @@ class Run:
     def __init__(self, seed: int, scenario: Scenario) -> None:
         self.scenario = scenario
         self.world = World(seed)
+        self.world.slow_rows = scenario.slow_rows
         self.world.slow = {"map": Slowness(0.5, 3.0), "pending": Slowness(0.5, 3.0)}
         if scenario.late:
             late = Slowness(0.1, 6.0)

@@ -15,6 +15,8 @@ SCENARIOS = {
     "late messages": Scenario(copies=3, moves=False, late=True),
     "late moves": Scenario(copies=2, late=True),
     "leaving": Scenario(copies=2, leaves=True),
+    "slow rows": Scenario(copies=3, nodes=5, disks=1, moves=False, slow_rows=True),
+    "slow rows and moves": Scenario(copies=2, slow_rows=True),
     "single disks": Scenario(copies=3, nodes=5, disks=1),
 }
 SEEDS_EACH = 30

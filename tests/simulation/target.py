@@ -202,11 +202,30 @@ class SimTarget(Actor):
             disk = self._serves(name)
             if disk is None:
                 continue
-            newer = name not in disk.rows or disk.rows[name].version < row.version
-            if self.settling.adopts(BUCKET, name, disk.id, newer=newer):
-                disk.put(name, row, pending=True)
-                self._changes[Key(disk.id, name)] += 1
-                self._observe(row.version)
+            if not self._adopts(disk, name, row):
+                continue
+            if self.world.slow_rows:
+                self.settling.lack(BUCKET, name)
+                self.world.spawn(self, self._bring(self.settling.step, name, row))
+            else:
+                self._adopt(disk.id, name, row, pending=True)
+
+    def _adopts(self, disk: SimDisk, name: str, row: Row) -> bool:
+        newer = name not in disk.rows or disk.rows[name].version < row.version
+        return self.settling.adopts(BUCKET, name, disk.id, newer=newer)
+
+    def _bring(self, step: int, name: str, row: Row) -> Process:
+        """Adopt a row some time later, or never."""
+        yield Sleep(self.world.random.uniform(0, 3))
+        while self.settling.step == step and not self.settling.is_done:
+            yield Sleep(0.1)
+        if self.settling.step != step:
+            return
+        disk = self._serves(name)
+        if disk is not None and self._adopts(disk, name, row) and self.world.random.random() < 0.7:
+            self._adopt(disk.id, name, row, pending=True)
+        self._drive_pending()
+        self.settling.has_come(BUCKET, name)
 
     def _drive_pending(self) -> None:
         """Bring every pending row of which a disk here is primary to the others."""

@@ -84,6 +84,7 @@ class World:
         self.cuts: set[tuple[str, str]] = set()
         self.loss = 0.0
         self.slow: dict[str, Slowness] = {}
+        self.slow_rows = False
         self.held: dict[tuple[str, str], float] = {}
         """Messages by (sender, method) that arrive no earlier than at a time; for directed schedules."""
         self.events = 0

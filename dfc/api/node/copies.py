@@ -106,7 +106,7 @@ class CopyHandlers(Handlers):
     async def pending(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Return the pending rows of names whose primary is at the sender."""
         asked = await _read(exchange, PendingAsked)
-        return _answer(await self._receiver.pending(asked.sender, asked.step))
+        return _answer(await self._receiver.pending(asked.sender, asked.step, asked.after))
 
     async def settled(self, exchange: Exchange, _parameters: tuple[str, ...]) -> Answer:
         """Say whether nothing is pending on a disk that an existing primary could settle."""

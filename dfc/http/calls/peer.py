@@ -176,6 +176,16 @@ class PeerPool:
         self._idle.clear()
 
 
+async def _read_some(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
+    """Read a body. Unavailable when it is longer."""
+    content = bytearray()
+    async for piece in response.content.iter_any():
+        content += piece
+        if len(content) > bytes_max:
+            raise Unavailable(f"the answer from {response.url} has more than {bytes_max} bytes")
+    return bytes(content)
+
+
 async def _connect(addresses: list[Any]) -> socket.socket:
     loop = asyncio.get_running_loop()
     failure: OSError = OSError("no address")
@@ -247,14 +257,17 @@ class ControlClient:
         *,
         long: bool = False,
         limit_s: float | None = None,
+        bytes_max: int | None = None,
     ) -> tuple[int, str, bytes]:
-        """Send a request and return status, content type and body of the answer. Unavailable."""
+        """Send a request and return status, content type and body of the answer. Unavailable, also if the body has more than
+        `bytes_max`."""
         timeout = self._long_timeout(limit_s) if long else self._usual_timeout(limit_s)
         try:
             async with self._open_session().request(
                 method, url, data=body or None, headers={**self._headers, **headers}, allow_redirects=False, timeout=timeout
             ) as response:
-                return response.status, response.headers.get("Content-Type", ""), await response.read()
+                content = await (response.read() if bytes_max is None else _read_some(response, bytes_max))
+                return response.status, response.headers.get("Content-Type", ""), content
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(f"cannot reach {url}: {type(error).__name__}") from error
 

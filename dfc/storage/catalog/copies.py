@@ -255,21 +255,24 @@ class Owe(Change[None]):
 
 
 class Forgive(Change[None]):
-    """Drop notes: disk, bucket id, name, and the version that the disk has (None: whatever is here). If a newer one has come
+    """Drop notes: disk, bucket id, name, and the version here that the note was about (None: nothing). If another one has come
     here meanwhile, the note means that. If this is lost, the disk is asked again."""
 
     durable = False
     frees_space = True
 
-    def __init__(self, notes: Sequence[tuple[str, str, str, str | None]]) -> None:
+    def __init__(self, notes: Sequence[tuple[str, str, str, str | None]], guard: Guard | None = None) -> None:
         self._notes = notes
-        self.keys = [(bucket_id, name) for _, bucket_id, name, version in notes if version is not None]
+        self._guard = guard
+        self.keys = [(bucket_id, name) for _, bucket_id, name, _ in notes]
 
     def apply(self, transaction: Transaction) -> None:
+        if self._guard is not None:
+            self._guard()
         gone = [
             (disk, bucket_id, name)
             for disk, bucket_id, name, version in self._notes
-            if version is None or _present(transaction, bucket_id, name) == version
+            if _present(transaction, bucket_id, name) == version
         ]
         transaction.forgive(gone)
 

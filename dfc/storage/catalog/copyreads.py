@@ -11,6 +11,7 @@ from dfc.storage.rows import NameState
 Position = tuple[int, bytes]
 """Where a page ended: give it back to get the next one. It means something only to the catalog that it is from."""
 START: Final[Position] = (-1, b"")
+END: Final[Position] = ((1 << 63) - 1, b"")
 
 _STATE: Final = (
     f"SELECT t.us, t.node, {', '.join(f'o.{column}' for column in ROW_COLUMNS.split(', '))}"

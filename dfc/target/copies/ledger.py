@@ -38,6 +38,10 @@ def rank_of(found: Roles, disk: str) -> int:
     return found.homes.index(disk) if disk in found.homes else NO_HOME
 
 
+class PlacementChanged(Unavailable):
+    """What was found out by an older placement may not hold any more."""
+
+
 class Ledger:
     """For the event loop, except where a method says otherwise."""
 
@@ -63,6 +67,11 @@ class Ledger:
     def placement(self) -> Placement:
         """The placement of the map in use. Usable from any thread."""
         return placement_of(self._local.map)
+
+    def require(self, placement: Placement) -> None:
+        """Check inside a transaction that nothing is decided by a newer placement yet. PlacementChanged."""
+        if self.placement is not placement:
+            raise PlacementChanged("the cluster map has changed")
 
     def roles(self, bucket_id: str, name: str) -> Roles:
         """Who does what for a name. Usable from any thread."""
@@ -131,9 +140,12 @@ class Ledger:
 
     # --- writes
 
-    def guard(self, bucket: BucketEntry, key: CopyKey, marked: Callable[[], None]) -> Standing:
+    def guard(self, bucket: BucketEntry, key: CopyKey, marked: set[CopyKey]) -> Standing:
         """The check inside the transaction of a write at the primary, in the committer's thread: raises to refuse it, else says
-        how its row is recorded. `marked` is called when the name becomes uncertain with it."""
+        how its row is recorded. `marked` gets the name if that becomes uncertain with it."""
+        if key in marked:  # by this write: a transaction that found the disk full is tried again
+            marked.discard(key)
+            self.uncertain.discard(key)
         self._local.check_leased(commits=True)
         self._local.check_bucket(bucket)
         found = self.roles(key.bucket_id, key.name)
@@ -150,10 +162,10 @@ class Ledger:
         if not found.writers and not found.everywhere[1:]:
             return Standing(rank)  # nobody else takes part: it counts when it is committed
         self.uncertain.add(key)
-        marked()
+        marked.add(key)
         return Standing(rank, pending=True)
 
-    def guard_published(self, bucket: BucketEntry, key: CopyKey, marked: Callable[[], None]) -> Standing:
+    def guard_published(self, bucket: BucketEntry, key: CopyKey, marked: set[CopyKey]) -> Standing:
         """The same for an output of a job, which may be published by this disk alone."""
         if not bucket.has_several:
             return ALONE

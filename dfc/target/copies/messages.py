@@ -130,6 +130,15 @@ class PendingAsked(msgspec.Struct, frozen=True):
 
     sender: Sender
     step: int
+    after: PendingPosition | None = None  # None: from the beginning
+
+
+class PendingPosition(NamedTuple):
+    """Where a page of pending rows has ended, for the target that has said so."""
+
+    disk: str
+    bucket: Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)]
+    name: bytes
 
 
 class PendingCopy(msgspec.Struct, frozen=True):
@@ -140,10 +149,11 @@ class PendingCopy(msgspec.Struct, frozen=True):
 
 
 class PendingTold(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The rows; or a newer map, by which the question has to be asked again."""
+    """A page of the rows, and the `after` of the next one; or a newer map, by which the question has to be asked again."""
 
     rows: list[PendingCopy]
     map: ClusterMap | None = None
+    after: PendingPosition | None = None
 
 
 class DiskAsked(msgspec.Struct, frozen=True):

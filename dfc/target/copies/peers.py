@@ -20,7 +20,7 @@ from dfc.errors import DfcError, Unavailable
 from dfc.http.calls.blocking import Transport, Upload
 from dfc.http.calls.peer import ControlClient
 from dfc.http.calls.retry import Cancellation
-from dfc.limits import CLUSTER_MAP_BYTES_MAX, COPY_ITEMS_MAX, COPY_REQUEST_BYTES, TRANSFER_BUFFER_BYTES
+from dfc.limits import CLUSTER_MAP_BYTES_MAX, COPY_ANSWER_BYTES_MAX, COPY_ITEMS_MAX, COPY_REQUEST_BYTES, TRANSFER_BUFFER_BYTES
 from dfc.names import object_path
 from dfc.placement.map import Durability, NodeEntry
 from dfc.storage.blobs.writer import BlobWriter
@@ -39,6 +39,7 @@ from dfc.target.copies.messages import (
     NamesAsked,
     Outcome,
     PendingAsked,
+    PendingPosition,
     PendingTold,
     RowState,
     Sender,
@@ -150,7 +151,7 @@ class Peers:
         if node is None:
             return None
         try:
-            taken = await self._local.threads(disk).go_on(self._send_blob, node.url, item, disk, row)
+            taken = await self._local.threads(disk).copy(self._send_blob, node.url, item, disk, row)
         except (DfcError, RowChanged) as error:
             _log.info("cannot send %s to disk %s: %s", item.name, item.to, error)
             return None
@@ -209,7 +210,7 @@ class Peers:
             return None
         try:
             fetch = partial(self._fetch, node.url, key, state, to, durability)
-            return await self._local.threads(to).begin(fetch, release=_abort)
+            return await self._local.threads(to).copy(fetch, release=_abort)
         except DfcError as error:
             _log.info("cannot get %s from disk %s: %s", key.name, key.disk, error.message)
             return None
@@ -251,9 +252,9 @@ class Peers:
         told = await self.states(key.disk, [key])
         return None if told is None or not told[0].is_known else told[0]
 
-    async def pending(self, node: NodeEntry, step: int) -> PendingTold | None:
-        """The pending rows that a target has of names whose primary is here, by this step; None: no answer."""
-        return await self._ask(node.url, "/v1/node/copies/pending", PendingAsked(self._sender(), step), PendingTold)
+    async def pending(self, node: NodeEntry, step: int, after: PendingPosition | None) -> PendingTold | None:
+        """A page of the pending rows that a target has of names whose primary is here, by this step; None: no answer."""
+        return await self._ask(node.url, "/v1/node/copies/pending", PendingAsked(self._sender(), step, after), PendingTold)
 
     async def is_settled(self, disk: str) -> bool:
         """Whether nothing is pending on a disk that an existing primary could settle."""
@@ -283,7 +284,9 @@ class Peers:
     async def _ask(self, url: str, path: str, body: Any, kind: type[T]) -> T | None:
         try:
             async with asyncio.timeout(CALL_S):
-                status, _, content = await self._control.fetch("POST", url + path, _encode(body), {"Content-Type": MSGPACK})
+                status, _, content = await self._control.fetch(
+                    "POST", url + path, _encode(body), {"Content-Type": MSGPACK}, bytes_max=COPY_ANSWER_BYTES_MAX
+                )
             return _decoded(content, kind) if status == 200 else None
         except (Unavailable, TimeoutError):
             return None

@@ -19,9 +19,9 @@ from dfc.errors import DfcError, NotFound, Unavailable
 from dfc.placement.map import ClusterMap
 from dfc.replication.accept import acceptance
 from dfc.replication.owed import owes_after_commit
-from dfc.replication.settle import counts
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.catalog.copies import AdoptVerdict
+from dfc.storage.catalog.copyreads import END, START
 from dfc.storage.disk import NO_CHECKSUMS, Disk
 from dfc.storage.rows import Durability, ObjectRow, Standing, Supplied
 from dfc.target.copies.ledger import Ledger, rank_of
@@ -32,19 +32,19 @@ from dfc.target.copies.messages import (
     CopyItem,
     CopyKey,
     Outcome,
-    PendingCopy,
+    PendingPosition,
     PendingTold,
     Sender,
     Told,
     state_of,
 )
 from dfc.target.copies.prepared import Prepared
+from dfc.target.copies.rows import PendingHere, all_pending, told_of
 from dfc.target.local import Local
 from dfc.target.threads import FileRange
 from dfc.target.uploads import UploadBody, receive_blob
 
 _log: Final = logging.getLogger("dfc.target")
-PAGE_ROWS: Final = 1000
 AHEAD_PAUSE_S: Final = 60.0  # between two pieces of a body that is sent while the primary receives it
 
 
@@ -270,33 +270,28 @@ class CopyReceiver:
 
     # --- steps
 
-    async def pending(self, sender: Sender, step: int) -> PendingTold:
-        """Pending rows here of names whose primary is at the sender, for its settling; or this target's map, if that is of a
-        newer step. From then on nothing is committed here for the primary before. Unavailable."""
+    async def pending(self, sender: Sender, step: int, after: PendingPosition | None = None) -> PendingTold:
+        """A page of the pending rows here of names whose primary is at the sender, for its settling; or this target's map, if
+        that is of a newer step. From then on nothing is committed here for the primary before. Unavailable."""
         await self.catch_up(sender)
-        if self._ledger.placement.step > step:
+        placement = self._ledger.placement
+        if placement.step > step:
             return PendingTold([], self._local.map)
         await self._local.decide_by(self._local.map)
-        rows = []
         for disk in self._local.in_order():
-            rows += await self.pending_on(disk, sender.node)
-        return PendingTold(rows)
-
-    async def pending_on(self, disk: Disk, node: str) -> list[PendingCopy]:
-        """Pending rows on a disk of names whose primary is on a node."""
-        found = []
-        for bucket_id, name, version in await self.all_pending(disk):
-            told = self._ledger.roles(bucket_id, name)
-            if told.primary is None or self._ledger.placement.disks[told.primary].node != node or not counts(told, disk.id):
+            if (after is not None and disk.id < after.disk) or not disk.copies.has_pending:
                 continue
-            state = await self._local.threads(disk).read(disk.copies.state, bucket_id, name)
-            if state is not None and state.version == version:
-                found.append(PendingCopy(CopyKey(disk.id, bucket_id, name), state_of(state)))
-        return found
+            position = START if after is None or after.disk != disk.id else (after.bucket, after.name)
+            rows, then = await self._local.threads(disk).read(told_of, disk, placement, sender.node, position)
+            if rows:
+                return PendingTold(rows, after=PendingPosition(disk.id, *(then or END)))
+        return PendingTold([])
 
-    async def all_pending(self, disk: Disk) -> list[tuple[str, str, str]]:
-        """Everything that is pending on a disk: bucket id, name and version."""
-        return await self._local.threads(disk).read(all_pending, disk) if disk.copies.has_pending else []
+    async def all_pending(self, disk: Disk) -> list[PendingHere]:
+        """Everything that is pending on a disk."""
+        if not disk.copies.has_pending:
+            return []
+        return await self._local.threads(disk).read(all_pending, disk, self._ledger.placement)
 
     async def is_settled(self, sender: Sender, disk_id: str) -> bool:
         """Whether nothing is pending on a disk that an existing primary could settle. Unavailable."""
@@ -304,20 +299,4 @@ class CopyReceiver:
         disk = self._local.disks.get(disk_id)
         if disk is None:
             raise Unavailable(f"disk {disk_id} is not here")
-        primaries = {self._ledger.roles(bucket, name).primary for bucket, name, _ in await self.all_pending(disk)}
-        return primaries <= {None, disk_id}
-
-
-def all_pending(disk: Disk) -> list[tuple[str, str, str]]:
-    """Everything that is pending on a disk: bucket id, name and version. Blocking."""
-    found, after = disk.copies.pending(limit=PAGE_ROWS)
-    rows = [(each.bucket_id, each.name, each.version) for each in found]
-    while after is not None:
-        found, after = disk.copies.pending(after, PAGE_ROWS)
-        rows += [(each.bucket_id, each.name, each.version) for each in found]
-    return rows
-
-
-def _fill(writer: BlobWriter, body: bytes) -> None:
-    writer.write(body)
-    writer.finish()
+        return {row.primary for row in await self.all_pending(disk)} <= {None, disk_id}

@@ -7,12 +7,13 @@ import logging
 from typing import Final
 
 from dfc.errors import DfcError
-from dfc.placement.map import ClusterMap
+from dfc.placement.map import ClusterMap, NodeEntry
 from dfc.placement.mapped import placement_of
 from dfc.storage.catalog.copies import AdoptVerdict
+from dfc.storage.disk import Disk
 from dfc.storage.rows import Standing
 from dfc.target.copies.ledger import Ledger, has_several, rank_of
-from dfc.target.copies.messages import CopyKey, PendingCopy, PendingTold
+from dfc.target.copies.messages import CopyKey, PendingCopy, PendingPosition, Sender
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.receiving import CopyReceiver
 from dfc.target.copies.writing import Writes
@@ -20,6 +21,8 @@ from dfc.target.local import Local
 
 _log: Final = logging.getLogger("dfc.target")
 RETRY_S: Final = 0.2
+FETCH_TRIES: Final = 3  # then a row is given up
+FETCHES_MAX: Final = 16  # rows that are fetched at a time
 
 
 class Settler:
@@ -33,11 +36,13 @@ class Settler:
         self._writes = writes
         self._task: asyncio.Task[None] | None = None
         self._has_disks = False
+        self._rows: dict[tuple[str, str], dict[CopyKey, PendingCopy]] = {}  # to be adopted, by name: where they are
 
     def take(self, new: ClusterMap) -> None:
         """A map that is about to be used. Its step is settled at once if no object can have copies."""
         placement, settling = placement_of(new), self._ledger.settling
         if placement.step == settling.step and not self._bears_news(new):
+            settling.refresh(placement)
             return
         self._ledger.take(placement)
         if not has_several(placement):
@@ -69,55 +74,111 @@ class Settler:
         self._task = asyncio.create_task(self._settle())
 
     async def _settle(self) -> None:
+        self._rows = {}
         while True:
             try:
                 await asyncio.sleep(0)  # the map is in use by then
                 if await self._try():
-                    return
+                    break
             except DfcError as error:
                 _log.warning("cannot settle step %d yet: %s", self._ledger.settling.step, error.message)
             except Exception:
                 _log.exception("settling failed; trying again")
             await asyncio.sleep(RETRY_S)
+        slots = asyncio.Semaphore(FETCHES_MAX)
+        await asyncio.gather(*(self._bring(slots, name, list(rows.values())) for name, rows in self._rows.items()))
+        self._rows = {}
 
     async def _try(self) -> bool:
-        """Ask all who have not answered; whether everything is settled."""
+        """Ask all who have not answered; whether all have, and their rows are known."""
         settling, step = self._ledger.settling, self._ledger.settling.step
         await self._local.decide_by(self._local.map)
-        for disk in self._local.in_order():  # rows that another disk of this target has
-            await self._adopt_all(await self._receiver.pending_on(disk, self._local.node_id))
         nodes = [node for node in self._local.map.nodes if node.id in settling.to_ask()]
-        told = await asyncio.gather(*(self._peers.pending(node, step) for node in nodes))
-        for node, answer in zip(nodes, told, strict=True):
-            if answer is not None and await self._take(answer):
-                settling.answered(node.id, step)
-        if settling.to_ask():
+        told = await asyncio.gather(self._ask_here(), *(self._ask(node, step) for node in nodes))
+        if settling.to_ask() or not all(told):
             return False
         await self.drive_pending()
         settling.finish()
-        return True
+        return settling.is_done
 
-    async def _take(self, answer: PendingTold) -> bool:
-        if answer.map is not None:
-            self._local.take_map(answer.map)
-            return False
-        return await self._adopt_all(answer.rows)
+    async def _ask_here(self) -> bool:
+        """Note the rows that another disk of this target has; whether that is all of them."""
+        after: PendingPosition | None = None
+        while True:
+            answer = await self._receiver.pending(Sender(self._local.node_id, 0), self._ledger.settling.step, after)
+            await self._note(answer.rows)
+            after = answer.after
+            if after is None:
+                return answer.map is None
 
-    async def _adopt_all(self, rows: list[PendingCopy]) -> bool:
-        """Adopt pending rows of names whose primary is here; whether all that are wanted have come."""
-        return all([await self._adopt(row) for row in rows])
+    async def _ask(self, node: NodeEntry, step: int) -> bool:
+        """Note the rows of another target, page by page; whether that is all of them."""
+        after: PendingPosition | None = None
+        while True:
+            answer = await self._peers.pending(node, step, after)
+            if answer is None:
+                return False
+            if answer.map is not None:
+                self._local.take_map(answer.map)
+                return False
+            await self._note(answer.rows)
+            after = answer.after
+            if after is None:
+                self._ledger.settling.answered(node.id, step)
+                return True
+
+    async def _note(self, rows: list[PendingCopy]) -> None:
+        """Note which rows are to be adopted: those that are newer than what is here, of names that are not served yet."""
+        by_disk: dict[str, list[PendingCopy]] = {}
+        for row in rows:
+            own = self._ledger.own_primary(self._ledger.roles(row.key.bucket_id, row.key.name))
+            if own is not None and own != row.key.disk:
+                by_disk.setdefault(own, []).append(row)
+        for own, some in by_disk.items():
+            disk, names = self._local.disks[own], [(row.key.bucket_id, row.key.name) for row in some]
+            for name, row, here in zip(
+                names, some, await self._local.threads(disk).read(disk.copies.states, names), strict=True
+            ):
+                newer = here is None or here.version < row.state.version
+                if self._ledger.settling.adopts(*name, own, newer=newer):
+                    self._ledger.settling.lack(*name)
+                    self._rows.setdefault(name, {})[row.key] = row
+
+    async def _bring(self, slots: asyncio.Semaphore, name: tuple[str, str], rows: list[PendingCopy]) -> None:
+        """Adopt the newest row of a name that can be had, and bring it to the others; then the name is served."""
+        async with slots:
+            for row in sorted(rows, key=lambda each: each.state.version, reverse=True):
+                if await self._adopt_soon(row):
+                    break
+            else:
+                _log.error("%s: a write of which nobody can give the bytes is given up; it was not acknowledged", name[1])
+        own = self._ledger.own_primary(self._ledger.roles(*name))
+        if own is not None:
+            version = self._local.disks[own].copies.pending_version(*name)
+            self._drive(self._local.disks[own], *name, version)
+        self._ledger.settling.has_come(*name)
+
+    async def _adopt_soon(self, row: PendingCopy) -> bool:
+        for attempt in range(FETCH_TRIES):
+            if attempt:
+                await asyncio.sleep(RETRY_S * 2**attempt)
+            try:
+                if await self._adopt(row):
+                    return True
+            except DfcError as error:
+                _log.warning("cannot adopt %s yet: %s", row.key.name, error.message)
+            except Exception:
+                _log.exception("adopting %s failed", row.key.name)
+        return False
 
     async def _adopt(self, row: PendingCopy) -> bool:
+        """Adopt a row; whether it is here now, or is not wanted any more."""
         key, state = row.key, row.state
         own = self._ledger.own_primary(self._ledger.roles(key.bucket_id, key.name))
-        if own is None or own == key.disk:
+        if own is None:
             return True
         disk = self._local.disks[own]
         threads, name = self._local.threads(disk), (key.bucket_id, key.name)
-        present = await threads.read(disk.copies.state, *name)
-        newer = present is None or present.version < state.version
-        if not self._ledger.settling.adopts(*name, own, newer=newer):
-            return True
         self._ledger.arrived(CopyKey(own, *name))
 
         def decide(now: str | None) -> AdoptVerdict:
@@ -137,7 +198,13 @@ class Settler:
     async def drive_pending(self) -> None:
         """Bring every pending row of which a disk here is primary to the others."""
         for disk in self._local.in_order():
-            for bucket_id, name, version in await self._receiver.all_pending(disk):
-                key = CopyKey(disk.id, bucket_id, name)
-                if self._ledger.roles(bucket_id, name).primary == disk.id and self._writes.wants(key, version):
-                    self._writes.drive(disk, key, version)
+            for bucket_id, name, version, _ in await self._receiver.all_pending(disk):
+                self._drive(disk, bucket_id, name, version)
+
+    def _drive(self, disk: Disk, bucket_id: str, name: str, version: str | None) -> None:
+        """Bring a row to the others, if it is still pending, and this disk the primary."""
+        key = CopyKey(disk.id, bucket_id, name)
+        if version is None or disk.copies.pending_version(bucket_id, name) != version or not self._writes.wants(key, version):
+            return
+        if self._ledger.roles(bucket_id, name).primary == disk.id:
+            self._writes.drive_later(disk, key, version)

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, TypeVar
 from dfc.errors import NotFound, Unavailable
 from dfc.replication.read import ReadVerdict
 from dfc.storage.blobs.writer import BlobWriter
+from dfc.storage.catalog.commit import OutcomeUnknown
 from dfc.storage.catalog.staged import Published
 from dfc.storage.disk import Disk
 from dfc.storage.preconditions import Precondition
@@ -16,7 +17,7 @@ from dfc.storage.rows import ALONE, NameState, ObjectRow, PutResult, Standing
 from dfc.target.copies.ledger import Ledger
 from dfc.target.copies.messages import CopyKey
 from dfc.target.copies.peers import Peers
-from dfc.target.copies.receiving import all_pending
+from dfc.target.copies.rows import all_pending
 from dfc.target.copies.tee import BodyTee, Tees
 from dfc.target.copies.writing import CertainWrite, Writes
 from dfc.target.local import NOT_HERE, Local, MoreCopies, OwnPlace
@@ -129,16 +130,19 @@ class CopiedObjects:
         until_s: float,
         content: bytes | None,
     ) -> tuple[T, asyncio.Task[CertainWrite | None] | None]:
-        key, marks = CopyKey(place.disk.id, place.bucket.id, name), list[bool]()
+        key, marks = CopyKey(place.disk.id, place.bucket.id, name), set[CopyKey]()
 
         def guard() -> Standing:
-            return self._ledger.guard(place.bucket, key, lambda: marks.append(True))
+            return self._ledger.guard(place.bucket, key, marks)
 
         guarded = Precondition(precondition.if_match, precondition.if_none_match, guard)
         async with self._ledger.hold(key, until_s):
             try:
                 result, state = await run(guarded)
-            except BaseException:
+            except OutcomeUnknown:
+                self._writes.look_after(marks)
+                raise
+            except Exception:
                 if marks:
                     self._ledger.free(key)
                 raise
@@ -162,26 +166,34 @@ class CopiedObjects:
         return done
 
     async def _publish(self, disk: Disk, job: str, is_open: Callable[[str], bool]) -> Published:
-        marked: list[CopyKey] = []
+        marked: set[CopyKey] = set()
 
         def standing(row: ObjectRow) -> Standing:
             bucket, key = self._local.map.bucket_of(row.bucket_id), CopyKey(disk.id, row.bucket_id, row.name)
-            return ALONE if bucket is None else self._ledger.guard_published(bucket, key, lambda: marked.append(key))
+            return ALONE if bucket is None else self._ledger.guard_published(bucket, key, marked)
 
         try:
-            return await self._local.threads(disk).go_on(disk.staging.publish, job, is_open, standing)
-        finally:
-            # Of names where nothing was committed, or something newer was there, no write is on its way.
+            done = await self._local.threads(disk).go_on(disk.staging.publish, job, is_open, standing)
+        except OutcomeUnknown:
+            self._writes.look_after(marked)
+            raise
+        except Exception:
             for key in marked:
-                if not disk.copies.is_pending(key.bucket_id, key.name):
-                    self._ledger.free(key)
+                self._ledger.free(key)
+            raise
+        # Of names where something newer was there, no write is on its way.
+        for key in marked:
+            version = disk.copies.pending_version(key.bucket_id, key.name)
+            if version is None or self._writes.is_certain(key, version):
+                self._ledger.free(key)
+        return done
 
     async def _until_certain(self, disk: Disk) -> None:
         """Bring all rows that are pending on a disk, as their primary, to the others. CopiesMissing."""
         if not disk.copies.has_pending:
             return
-        rows = await self._local.threads(disk).read(all_pending, disk)
-        own = [row for row in rows if self._ledger.roles(row[0], row[1]).primary == disk.id]
+        rows = await self._local.threads(disk).read(all_pending, disk, self._ledger.placement)
+        own = [row[:3] for row in rows if row.primary == disk.id]
         slots = asyncio.Semaphore(PUBLISHED_AT_ONCE)
 
         async def drive(bucket_id: str, name: str, version: str) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 from dfc.errors import DfcError, Unavailable
 from dfc.placement.mapped import FIRST_LAYOUT
@@ -20,21 +21,22 @@ from dfc.replication import owed
 from dfc.replication.owed import Delivery, Resolution
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.disk import Disk
-from dfc.target.copies.ledger import Ledger, has_several, rank_of
-from dfc.target.copies.messages import CopyKey, RowState, Told
+from dfc.storage.rows import NameState
+from dfc.target.copies.ledger import Ledger, PlacementChanged, has_several, rank_of
+from dfc.target.copies.mending import Mender
+from dfc.target.copies.messages import CopyKey, Kind, RowState
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.receiving import CopyReceiver
+from dfc.target.copies.rows import PAGE, Row, chunks, walk
 from dfc.target.copies.settling import Settler
+from dfc.target.copies.surplus import SurplusRows
 from dfc.target.copies.writing import Writes
 from dfc.target.local import Local
 
 _log: Final = logging.getLogger("dfc.target")
 WORK_S: Final = 0.5
 RETRY_S: Final = 5.0  # after a disk has failed
-PAGE: Final = 500  # names that are looked at together
 SENT_AT_ONCE: Final = 16  # rows of one disk on their way to those that lack them
-Row = tuple[str, str, str]  # bucket id, name and version; or for a note: disk, bucket id and name
-T = TypeVar("T")
 
 
 class Upkeep:
@@ -60,7 +62,8 @@ class Upkeep:
         self._threads = local.threads(disk)
         self._seen_pending: set[tuple[str, str, str]] = set()  # at the last look
         self._planned = -1  # the step for which notes were made
-        self._cleaned = -1  # the step for which surplus rows were looked for
+        self._surplus = SurplusRows(local, ledger, peers, disk)
+        self._mender = Mender(local, ledger, peers, disk)
         self._compared: dict[str, str] = {}  # by disk: the incarnation that was given notes for everything
         self._had_several = True  # rows may be left from before
 
@@ -98,14 +101,16 @@ class Upkeep:
         await self._report_clean()
         if self._planned == self._ledger.placement.step:
             await self._report_raised()
-        if self._cleaned != placement.step and self._ledger.settling.is_done and await self._remove_surplus():
-            self._cleaned = placement.step
+        if self._ledger.settling.is_done and await self._surplus.remove(placement):
             self._had_several = has_several(placement)
 
     async def _rank(self) -> None:
         """Give all rows of a rebuilt catalog their ranks."""
-        async for page in self._walk():
-            ranks = [(each[0], each[1], rank_of(self._ledger.roles(each[0], each[1]), self._disk.id)) for each in page]
+
+        def ranks_of(page: list[Row]) -> list[tuple[str, str, int]]:
+            return [(each[0], each[1], rank_of(self._ledger.roles(each[0], each[1]), self._disk.id)) for each in page]
+
+        async for ranks in walk(self._threads, self._disk, ranks_of):
             await self._threads.go_on(self._disk.copies.set_ranks, ranks)
         await self._threads.go_on(self._disk.copies.set_ranked_layout, FIRST_LAYOUT)
         self._ledger.unranked.discard(self._disk.id)
@@ -122,13 +127,17 @@ class Upkeep:
         await self._local.decide_by(self._local.map)
         if self._ledger.placement.step != placement.step:
             raise Unavailable("the cluster map has changed")
-        async for page in self._walk():
-            notes = []
-            for bucket_id, name, _ in page:
-                found = self._ledger.roles(bucket_id, name)
-                if bucket_id in raised and found.primary == self._disk.id:
-                    lacking = owed.owes_when_planned(placement, found, bucket_id)
-                    notes += [(each, bucket_id, name) for each in lacking]
+
+        def notes_of(page: list[Row]) -> list[Row]:
+            named = [(bucket_id, name, roles(placement, bucket_id, name)) for bucket_id, name, _ in page if bucket_id in raised]
+            return [
+                (each, bucket_id, name)
+                for bucket_id, name, found in named
+                if found.primary == self._disk.id
+                for each in owed.owes_when_planned(placement, found, bucket_id)
+            ]
+
+        async for notes in walk(self._threads, self._disk, notes_of):
             await self._owe(notes)
 
     async def _compare(self) -> None:
@@ -142,26 +151,13 @@ class Upkeep:
                 or self._ledger.is_writing(self._disk.id)
             ):
                 continue
-            async for page in self._walk():
-                names = [(other.id, bucket_id, name) for bucket_id, name, _ in page]
-                await self._owe([each for each in names if other.id in self._ledger.roles(*each[1:]).everywhere])
+            async for notes in walk(self._threads, self._disk, partial(self._belonging_to, other.id)):
+                await self._owe(notes)
             self._compared[other.id] = other.compare
 
-    async def _walk(self) -> AsyncIterator[list[Row]]:
-        """All objects and tombstones on the disk, page by page."""
-        copies = self._disk.copies
-        rows, after = await self._threads.read(copies.rows, limit=PAGE)
-        while True:
-            yield [(row.bucket_id, row.name, row.version) for row in rows]
-            if after is None:
-                break
-            rows, after = await self._threads.read(copies.rows, after, PAGE)
-        buried, after = await self._threads.read(copies.tombstones, limit=PAGE)
-        while True:
-            yield [(bucket_id, name, version) for bucket_id, name, version in buried]
-            if after is None:
-                return
-            buried, after = await self._threads.read(copies.tombstones, after, PAGE)
+    def _belonging_to(self, disk: str, page: list[Row]) -> list[Row]:
+        """Notes about those of the rows that another disk should have. In a thread."""
+        return [(disk, *row[:2]) for row in page if disk in self._ledger.roles(row[0], row[1]).everywhere]
 
     async def _owe(self, notes: list[Row]) -> None:
         if notes:
@@ -171,15 +167,15 @@ class Upkeep:
 
     async def _resolve(self) -> None:
         """Ask the primaries of rows that were pending at the last look already."""
-        pending = set(await self._receiver.all_pending(self._disk))
-        waiting, self._seen_pending = pending & self._seen_pending, pending
+        pending = {row[:3]: row.primary for row in await self._receiver.all_pending(self._disk)}
+        waiting, self._seen_pending = pending.keys() & self._seen_pending, set(pending)
         by_primary: dict[str, list[Row]] = {}
         for row in sorted(waiting):
-            primary = self._ledger.roles(row[0], row[1]).primary
+            primary = pending[row]
             if primary is not None and primary != self._disk.id:
                 by_primary.setdefault(primary, []).append(row)
         for primary, rows in by_primary.items():
-            for some in _chunks(rows):
+            for some in chunks(rows):
                 await self._ask_about(primary, some)
 
     async def _ask_about(self, primary: str, rows: Sequence[Row]) -> None:
@@ -232,7 +228,7 @@ class Upkeep:
     async def _deliver_to(self, to: str) -> None:
         names, after = await self._threads.read(self._disk.copies.notes, to, limit=PAGE)
         while names:
-            for some in _chunks(names, SENT_AT_ONCE):
+            for some in chunks(names, SENT_AT_ONCE):
                 await asyncio.gather(*(self._deliver_one(to, bucket_id, name) for bucket_id, name in some))
             if after is None:
                 return
@@ -245,32 +241,44 @@ class Upkeep:
         placement, spoke = self._ledger.placement, self._ledger.speaks(key)
         state = await self._threads.read(copies.state, bucket_id, name)
         if state is None:
-            await self._forgive(to, bucket_id, name, None)
+            await self._forgive(placement, to, bucket_id, name, None)
             return
         if self._ledger.placement is not placement or to not in placement.disks:
             return
         found = self._ledger.roles(bucket_id, name)
         delivery = owed.delivery(placement, found, self._disk.id, to)
         if delivery is Delivery.DROP:
-            await self._forgive(to, bucket_id, name, None)
+            await self._forgive(placement, to, bucket_id, name, state.version)
         elif delivery is Delivery.ADOPT:
             # Both before and after it was read: what was read counts.
-            if spoke and self._ledger.speaks(key) and await self._writes.give(self._disk, key, state, to, "adopt"):
-                await self._forgive(to, bucket_id, name, state.version)
+            if spoke and self._ledger.speaks(key) and await self._give(key, state, to, "adopt"):
+                await self._forgive(placement, to, bucket_id, name, state.version)
         elif delivery is not Delivery.KEEP:
             told = await self._peers.state(CopyKey(to, bucket_id, name))
             if told is None:
                 return
             if owed.has_arrived(None if told.state is None else told.state.version, state.version):
-                await self._forgive(to, bucket_id, name, state.version)
+                await self._forgive(placement, to, bucket_id, name, state.version)
             elif found.primary is not None:
                 await self._peers.hand_over(found.primary, [CopyKey(to, bucket_id, name)])
             elif delivery is Delivery.DIRECT:
                 is_pending = copies.is_pending(bucket_id, name)
-                await self._writes.give(self._disk, key, state, to, "direct", is_pending=is_pending)
+                await self._give(key, state, to, "direct", is_pending=is_pending)
 
-    async def _forgive(self, to: str, bucket_id: str, name: str, version: str | None) -> None:
-        await self._threads.go_on(self._disk.copies.forgive, [(to, bucket_id, name, version)])
+    async def _give(self, key: CopyKey, state: NameState, to: str, kind: Kind, *, is_pending: bool = False) -> bool:
+        """Send a row to a disk that lacks it; whether that has it now. Damaged bytes are mended, for the next look."""
+        if await self._writes.give(self._disk, key, state, to, kind, is_pending=is_pending):
+            return True
+        if state.row is not None and state.row.quarantined:
+            await self._mender.mend(key, state, to)
+        return False
+
+    async def _forgive(self, placement: Placement, to: str, bucket_id: str, name: str, version: str | None) -> None:
+        """Drop a note, unless the name or the placement is another one by now: then there may be a new reason for it."""
+        with suppress(PlacementChanged):
+            await self._threads.go_on(
+                self._disk.copies.forgive, [(to, bucket_id, name, version)], partial(self._ledger.require, placement)
+            )
 
     # --- reports
 
@@ -313,61 +321,3 @@ class Upkeep:
     async def _report(self, report: CleanReport | RaisedReport) -> None:
         path = "clean" if isinstance(report, CleanReport) else "raised"
         await self._local.ask_registry("POST", f"/v1/cluster/reports/{path}", dict, report)
-
-    # --- surplus
-
-    async def _remove_surplus(self) -> bool:
-        """Remove rows of which this disk is no home, once all homes have them; whether nothing is left to be looked at again
-        in this step."""
-        placement, done = self._ledger.placement, True
-        async for page in self._walk():
-            surplus = [row for row in page if self._is_surplus(placement, row)]
-            candidates = [row for row in surplus if not self._disk.copies.is_pending(row[0], row[1])]
-            done = done and len(candidates) == len(surplus)  # the others will be confirmed or undone soon
-            for some in _chunks(candidates):
-                if not await self._remove(placement, some):
-                    done = False
-            if self._ledger.placement is not placement:
-                return False
-        return done
-
-    def _is_surplus(self, placement: Placement, row: Row) -> bool:
-        """Whether a row is, unless it is pending."""
-        bucket_id, name, _ = row
-        return owed.surplus(placement, roles(placement, bucket_id, name), self._disk.id, pending=False, owes=False)
-
-    async def _remove(self, placement: Placement, rows: Sequence[Row]) -> bool:
-        """Remove those of the rows that all homes have; whether that was all of them."""
-        by_home: dict[str, list[Row]] = {}
-        for row in rows:
-            for home in roles(placement, row[0], row[1]).homes:
-                by_home.setdefault(home, []).append(row)
-        answers: dict[Row, list[bool | None]] = {row: [] for row in rows}
-        for home, asked in by_home.items():
-            told = await self._peers.states(home, [CopyKey(home, bucket_id, name) for bucket_id, name, _ in asked])
-            for at, row in enumerate(asked):
-                answers[row].append(None if told is None else _holds(told[at], row[2]))
-        gone = [row for row, told_of in answers.items() if owed.may_remove(told_of)]
-
-        def guard() -> None:
-            if self._ledger.placement is not placement:
-                raise Unavailable("the cluster map has changed")
-
-        if gone:
-            await self._threads.go_on(self._drop, gone, guard)
-        return len(gone) == len(rows)
-
-    def _drop(self, rows: list[Row], guard: Callable[[], None]) -> None:
-        self._disk.copies.remove_surplus(rows, guard=guard)
-
-
-def _holds(told: Told, version: str) -> bool | None:
-    """Whether a disk has this version or a newer one, for certain."""
-    if not told.is_known:
-        return None
-    return told.is_certain and told.state is not None and owed.has_arrived(told.state.version, version)
-
-
-def _chunks(items: Sequence[T], size: int = PAGE) -> Iterator[Sequence[T]]:
-    for at in range(0, len(items), size):
-        yield items[at : at + size]

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter, defaultdict
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from dfc.errors import CopiesMissing, DfcError
 from dfc.limits import COPY_ITEMS_MAX, SMALL_BODY_BYTES
@@ -29,6 +31,8 @@ PAUSE_S: Final = 0.05  # between two looks at a write that cannot go on
 AGAIN_S: Final = 0.3  # until a disk that has refused or not answered is asked again: it may be about to get its lease
 AGAIN_S_MAX: Final = 1.0
 CONFIRM_S: Final = 0.1  # rows that count are told to the others after so long, many at a time
+DRIVEN_AT_ONCE: Final = 64  # rows of one disk for which nobody waits, each with its body if that is small
+LOOK_AFTER_S: Final = 0.5  # between two looks at a name whose last commit has an unknown outcome
 BEHIND_S: Final = 20.0  # for the coordinator's step, which may have to wait until the disk is declared down
 
 
@@ -55,11 +59,16 @@ class Writes:
         self._driven: dict[CopyKey, _Driven] = {}
         self._confirmed: dict[str, list[ConfirmedRow]] = {}  # by the URL of a target
         self._confirming: asyncio.Task[None] | None = None
+        self._background: set[asyncio.Task[None]] = set()
+        self._later: defaultdict[str, dict[CopyKey, str]] = defaultdict(dict)  # by disk: versions to be driven
+        self._drivers: Counter[str] = Counter()  # by disk: tasks that do so
         self._certain: dict[CopyKey, str] = {}  # versions that count although their marks are not dropped yet
 
     async def close(self) -> None:
         """Give up what is under way: it goes on after the restart."""
-        tasks = [*(each.task for each in self._driven.values()), *([self._confirming] if self._confirming is not None else [])]
+        tasks: list[asyncio.Task[Any]] = [*(each.task for each in self._driven.values()), *self._background]
+        if self._confirming is not None:
+            tasks.append(self._confirming)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -70,6 +79,7 @@ class Writes:
         """Bring the pending row of a name, whose primary is this disk, to the others; `state` and `body`, if they are at hand.
         The result is None if this disk decides no more; then the outcome is open."""
         self._ledger.uncertain.add(key)
+        self._later[key.disk].pop(key, None)
         found = self._driven.get(key)
         if found is not None and found.version == version:
             return found.task
@@ -78,9 +88,45 @@ class Writes:
         self._driven[key] = _Driven(version, task)
         return task
 
+    def drive_later(self, disk: Disk, key: CopyKey, version: str) -> None:
+        """`drive` for a row that nobody waits for, when few others are on their way. The name is uncertain from now on."""
+        self._ledger.uncertain.add(key)
+        later = self._later[key.disk]
+        later[key] = version
+        if self._drivers[key.disk] < DRIVEN_AT_ONCE:
+            self._drivers[key.disk] += 1
+            self._begin(self._drive_one_by_one(disk, later))
+
+    async def _drive_one_by_one(self, disk: Disk, later: dict[CopyKey, str]) -> None:
+        try:
+            while later:
+                key = next(iter(later))
+                await asyncio.wait((self.drive(disk, key, later[key]),))
+        finally:
+            self._drivers[disk.id] -= 1
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def look_after(self, keys: Iterable[CopyKey]) -> None:
+        """The outcome of a commit here is unknown until the disk is opened again: the names stay uncertain, since the rows may
+        be there, and others may lack them. One that shows up is driven, like all that is pending."""
+        for key in keys:
+            self._begin(self._look_after(key))
+
+    async def _look_after(self, key: CopyKey) -> None:
+        """Free a name when another disk decides about it, unless its row was driven before."""
+        while key in self._ledger.uncertain:
+            is_driven = key in self._driven or key in self._later[key.disk]
+            if not is_driven and self._ledger.roles(key.bucket_id, key.name).primary != key.disk:
+                self._ledger.free(key)
+            await asyncio.sleep(LOOK_AFTER_S)
+
     def wants(self, key: CopyKey, version: str) -> bool:
         """Whether a pending row of which a disk here is primary has to be driven: it is neither on its way nor certain."""
-        return key not in self._driven and not self.is_certain(key, version)
+        return key not in self._driven and key not in self._later[key.disk] and not self.is_certain(key, version)
 
     def is_certain(self, key: CopyKey, version: str) -> bool:
         """Whether a pending row counts, and only its mark is not dropped yet."""

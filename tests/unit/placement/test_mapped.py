@@ -10,7 +10,7 @@ from dfc.placement.map import BucketEntry, ClusterMap, DiskEntry, Labels, NodeEn
 from dfc.placement.mapped import nodes_after, placement_of
 from dfc.placement.roles import roles
 from dfc.placement.state import Copies, Placement
-from dfc.replication import steps
+from dfc.replication import transitions
 
 
 def node(number: int, disks: int = 2, **changes: object) -> NodeEntry:
@@ -59,15 +59,15 @@ def test_one_copy_is_where_the_map_says() -> None:
 
 def test_every_chain_of_three_changes_survives_the_map() -> None:
     every = (
-        steps.declare_down({"t0"}),
-        steps.declare_down({"t1", "t2"}),
-        steps.put_failed("t0d0"),
-        steps.put_failed("t1d1"),
-        steps.bring_up("t0", {"t0d0": "first"}),
-        steps.bring_up("t0", {"t0d0": "second", "t0d1": "first"}),
-        steps.bring_up("t1", {"t1d0": "first", "t1d1": "first"}),
-        steps.put_behind("t1d0", "t0d0"),
-        steps.put_clean("t0d0", "t1d0"),
+        transitions.declare_down({"t0"}),
+        transitions.declare_down({"t1", "t2"}),
+        transitions.put_failed("t0d0"),
+        transitions.put_failed("t1d1"),
+        transitions.bring_up("t0", {"t0d0": "first"}),
+        transitions.bring_up("t0", {"t0d0": "second", "t0d1": "first"}),
+        transitions.bring_up("t1", {"t1d0": "first", "t1d1": "first"}),
+        transitions.put_behind("t1d0", "t0d0"),
+        transitions.put_clean("t0d0", "t1d0"),
     )
     seen = set()
     for chain in itertools.product(every, repeat=3):
@@ -85,11 +85,11 @@ def test_every_chain_of_three_changes_survives_the_map() -> None:
 
 def test_a_node_is_down_when_all_its_disks_are() -> None:
     known = cluster(node(0), node(1))
-    failed = after(known, msgspec.structs.replace(steps.put_failed("t0d0")(placement_of(known)), step=8))
+    failed = after(known, msgspec.structs.replace(transitions.put_failed("t0d0")(placement_of(known)), step=8))
     assert [each.state for each in failed.nodes] == ["up", "up"]
-    down = after(failed, msgspec.structs.replace(steps.declare_down({"t0"})(placement_of(failed)), step=9))
+    down = after(failed, msgspec.structs.replace(transitions.declare_down({"t0"})(placement_of(failed)), step=9))
     assert [each.state for each in down.nodes] == ["down", "up"]
     assert [(disk.state, disk.down_step) for disk in down.nodes[0].disks] == [("failed", 8), ("up", 9)]
-    back = after(down, msgspec.structs.replace(steps.bring_up("t0", {"t0d1": "first"})(placement_of(down)), step=10))
+    back = after(down, msgspec.structs.replace(transitions.bring_up("t0", {"t0d1": "first"})(placement_of(down)), step=10))
     assert [each.state for each in back.nodes] == ["up", "up"]
     assert [(disk.state, disk.down_step) for disk in back.nodes[0].disks] == [("failed", 8), ("up", 0)]

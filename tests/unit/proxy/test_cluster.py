@@ -19,7 +19,7 @@ from dfc.proxy.heartbeats import Heartbeats
 from dfc.proxy.objects import Objects
 from dfc.registry import changes
 from dfc.registry.registration import MapTaken
-from dfc.replication import steps
+from dfc.replication import transitions
 
 BUCKET = BucketEntry(id="b1", name="b")
 
@@ -148,7 +148,7 @@ async def test_a_target_that_is_down(make):
     assert names.keys() == {"t0", "t1"}
     assert [node.id for node in cluster.live_targets()] == ["t0", "t1"]
     before = placement_of(cluster.map)
-    down = msgspec.structs.replace(steps.declare_down({"t1"})(before), step=before.step + 1)
+    down = msgspec.structs.replace(transitions.declare_down({"t1"})(before), step=before.step + 1)
     await cluster.change(changes.take_step(before, down))
     assert cluster.primary(BUCKET, names["t0"]).id == "t0"
     with pytest.raises(Unavailable) as caught:
@@ -168,7 +168,7 @@ async def test_with_copies_as_many_targets_may_be_down_as_leave_one_of_each_obje
     assert [node.id for node in cluster.targets_of(bucket.id)] == ["t0", "t1", "t2"]
     for target in ("t1", "t2"):
         before = placement_of(cluster.map)
-        down = msgspec.structs.replace(steps.declare_down({target})(before), step=before.step + 1)
+        down = msgspec.structs.replace(transitions.declare_down({target})(before), step=before.step + 1)
         await cluster.change(changes.take_step(before, down))
         with pytest.raises(Unavailable):
             cluster.targets_of(one.id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 from memory_registry import MemoryRegistry, MemoryStore
 from registering import said
@@ -19,8 +20,10 @@ from dfc.proxy.heartbeats import Heartbeats
 from dfc.proxy.registrations import Registrations
 from dfc.proxy.steps import Steps
 from dfc.registry import changes
+from dfc.registry.changes import StepOvertaken
 from dfc.registry.leases import LeaseLost, boot_s
 from dfc.registry.registration import MapTaken, Registered
+from dfc.replication.transitions import declare_down
 
 DOWN_S = 10.0
 LEASE_S = 8.0
@@ -237,6 +240,39 @@ async def test_only_the_coordinator_decides_who_is_behind(proxy):
         other.steps.report_clean("d0", "d2", proxy.cluster.map.step)
     with pytest.raises(NotFound):
         await proxy.steps.put_behind("d0", "d9")
+
+
+async def test_planning_begins_anew_when_the_registry_is_at_another_step(monkeypatch):
+    """As when a step was stored, but the answer was lost. The coordinator restarts a duty that fails."""
+    monkeypatch.setattr(steps_module, "LOOK_S", 0.001)
+    proxy, tries = Proxy(MemoryStore()), []
+    honest, between = steps_module.take_step, proxy.registry.between
+    monkeypatch.setattr(steps_module, "take_step", lambda *given: tries.append(given) or honest(*given))
+
+    async def step_otherwise() -> None:
+        proxy.registry.between = between
+        state = proxy.store.state
+        before = placement_of(state.map)
+        new = msgspec.structs.replace(declare_down({"t0"})(before), step=before.step + 1)
+        assert proxy.store.swap(state, honest(before, new)(state))
+
+    for number in range(3):
+        await proxy.beat(number)
+    async with proxy.registry.elect("coordinator", "p1", 60) as lease:
+        duty = asyncio.create_task(proxy.steps.run(lease))
+        await asyncio.sleep(0)
+        proxy.registry.between = step_otherwise
+        proxy.seconds += DOWN_S + 1
+        async with asyncio.timeout(5):
+            with pytest.raises(StepOvertaken):
+                await duty
+        assert len(tries) == 1, "it is not tried again and again"
+        duty = asyncio.create_task(proxy.steps.run(lease))
+        await asyncio.sleep(0)
+        proxy.seconds += DOWN_S + 1
+        await until(lambda: proxy.states() == ["down"] * 3)
+        await end(duty)
+    await proxy.cluster.close()
 
 
 # --- leases

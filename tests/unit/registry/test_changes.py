@@ -12,7 +12,7 @@ from dfc.placement.mapped import placement_of
 from dfc.registry import changes
 from dfc.registry.changes import RegistryState, StepOvertaken, check_step
 from dfc.registry.registration import is_known
-from dfc.replication import steps
+from dfc.replication import transitions
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ def test_what_a_silent_target_said_last_is_kept(registry):
     disks = tuple(msgspec.structs.replace(disk, used=7, state="failed") for disk in node.disks)
     last = msgspec.structs.replace(node, disks=disks, last_heartbeat="2023-11-14T22:13:20.000Z")
     registry.say("t1", ("d1",))  # d2 is missing since
-    registry.step(steps.declare_down({"t1"}), [last])
+    registry.step(transitions.declare_down({"t1"}), [last])
     found = registry.map.node("t1")
     assert (found.state, found.last_heartbeat) == ("down", "2023-11-14T22:13:20.000Z")
     assert [(disk.used, disk.state) for disk in found.disks] == [(7, "up"), (7, "failed")]  # states are not what it told of
@@ -236,7 +236,7 @@ def test_a_step_for_another_placement_is_refused(registry):
     registry.say("t1", ("d1",))
     registry.say("t2", ("d2",))
     before = placement_of(registry.map)
-    down = msgspec.structs.replace(steps.declare_down({"t1"})(before), step=before.step + 1)
+    down = msgspec.structs.replace(transitions.declare_down({"t1"})(before), step=before.step + 1)
     with pytest.raises(StepOvertaken):
         registry.apply(changes.take_step(before, msgspec.structs.replace(down, step=before.step)))
     registry.say("t3", ("d3",))
@@ -276,7 +276,7 @@ def test_a_disk_that_another_node_has_now_is_down_until_its_step(registry):
     assert {disk.id: (disk.node, disk.status) for disk in found.values()} == {
         "d1": ("t1", "down"), "d2": ("t2", "down"), "d3": ("t2", "up"),
     }  # fmt: skip
-    registry.step(steps.bring_up("t2", {"d2": "", "d3": ""}))
+    registry.step(transitions.bring_up("t2", {"d2": "", "d3": ""}))
     assert placement_of(registry.map).disks["d2"].status == "up"
 
 

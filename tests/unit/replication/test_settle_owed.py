@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
-from placements import BUCKET, placement, with_disk, with_slices
+from placements import BUCKET, place, placement, with_disk, with_slices
 
 from dfc.placement.roles import roles
-from dfc.placement.state import SliceState
+from dfc.placement.state import Copies, SliceState
 from dfc.replication.owed import (
     Delivery,
     Resolution,
@@ -85,6 +86,46 @@ def test_steps_that_come_while_settling_begin_it_anew_but_forget_nothing():
     settling.take(third)
     assert len(settling.to_ask()) == 3
     assert settling.is_settled(BUCKET, NAME, primary)
+
+
+@pytest.mark.parametrize("hears", [True, False])
+def test_a_bucket_that_is_made_within_a_step(hears):
+    """Of its names, a disk that is behind is not the primary, as it would be with one copy. When it has caught up, it must ask
+    first; whose primary stays goes on, if its target has heard of the bucket."""
+    primary, second = found(placement(*DISKS)).homes
+    made = with_disk(placement(*DISKS), primary, behind=frozenset((second,)))
+    before = msgspec.structs.replace(made, copies={})
+    assert (found(before).primary, found(made).primary) == (primary, second)
+    first, other = settled(primary[:-1], before), settled(second[:-1], before)
+    if hears:
+        first.refresh(made)
+        other.refresh(made)
+        assert other.is_settled(BUCKET, NAME, second)
+    first.take(with_disk(made, primary, behind=frozenset()))
+    assert not first.is_settled(BUCKET, NAME, primary)
+    stays = with_disk(made, next(each for each in DISKS if each not in (primary, second)), status="down")
+    other.take(stays)
+    assert other.is_settled(BUCKET, NAME, second) is hears
+    other.refresh(made)
+    assert other.step == stays.step, "a placement of another step is no news"
+
+
+def test_names_with_one_copy_go_on_while_a_bucket_gets_more():
+    one = msgspec.structs.replace(placement(*DISKS), copies={})
+    primary = found(one).primary
+    settling = settled(primary[:-1], one)
+    settling.take(msgspec.structs.replace(one, step=one.step + 1, copies={BUCKET: Copies(1, 2, 2)}))
+    assert settling.is_settled(BUCKET, NAME, primary)
+
+
+def test_disks_that_join_while_a_step_is_settled_are_asked_too():
+    state = placement(*DISKS)
+    settling = Settling("n1")
+    settling.take(state)
+    for node in ("n2", "n3", "n4"):
+        settling.answered(node, state.step)
+    settling.refresh(msgspec.structs.replace(state, disks={**state.disks, "n5a": place("n5a")}))
+    assert (settling.to_ask(), settling.finish()) == ({"n5"}, False)
 
 
 def test_what_a_holder_does_with_a_note():

@@ -7,9 +7,8 @@ import pytest
 from placements import BUCKET, place, placement, with_disk, with_slices
 
 from dfc.placement.state import Copies, LayoutSpec, SliceState
-from dfc.replication.steps import (
-    ReadyReport,
-    StepPlanner,
+from dfc.replication.steps import ReadyReport, StepPlanner
+from dfc.replication.transitions import (
     bring_up,
     declare_down,
     hand_over,

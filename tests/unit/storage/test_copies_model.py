@@ -145,7 +145,7 @@ class Run:
             self.model.owed |= {(disk, name)} if self.disk.bucket_ids() else set()
         else:
             self.disk.copies.forgive([(disk, "b", name, version)])
-            if version is None or version == self.model.rows.get(name, (None,))[0]:
+            if version == self.model.rows.get(name, (None,))[0]:
                 self.model.owed.discard((disk, name))
 
     def surplus(self, name: str) -> None:

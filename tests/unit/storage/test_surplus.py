@@ -11,7 +11,7 @@ from copying import PENDING, V1, V2, adopt, body
 from faulty_filesystem import FaultyFileSystem, fail_with
 
 from dfc.clock import HybridClock, version_us
-from dfc.errors import BadName, ObjectCorrupt
+from dfc.errors import BadName, ObjectCorrupt, Unavailable
 from dfc.storage import Precondition
 from dfc.storage.catalog.changes import PurgeTombstones
 from dfc.storage.rows import NO_HOME, Standing
@@ -24,6 +24,10 @@ from dfc.storage.upkeep.sweep import unlink_departed
 # --- notes
 
 
+def _refuse() -> None:
+    raise Unavailable("no")
+
+
 def test_notes_are_kept_until_the_disk_has_what_is_here(open_disk: Any) -> None:
     disk = open_disk()
     assert (disk.copies.owes("disk-2"), disk.copies.notes("disk-2"), disk.copies.owed_disks()) == (False, ([], None), {})
@@ -32,6 +36,11 @@ def test_notes_are_kept_until_the_disk_has_what_is_here(open_disk: Any) -> None:
     disk.copies.owe([("disk-2", "b", "x"), ("disk-4", "b", "x")])
     assert disk.copies.owed_disks() == {"disk-2": 2, "disk-3": 2, "disk-4": 1}
     disk.copies.forgive([("disk-2", "b", "x", V2), ("disk-3", "b", "x", V1), ("disk-4", "b", "x", None)])
+    assert disk.copies.owed_disks() == {"disk-2": 2, "disk-3": 1, "disk-4": 1}
+    disk.copies.owe([("disk-4", "b", "never")])
+    with pytest.raises(Unavailable):
+        disk.copies.forgive([("disk-4", "b", "x", V1)], guard=_refuse)
+    disk.copies.forgive([("disk-4", "b", "x", V1), ("disk-4", "b", "never", None)])
     assert disk.copies.owed_disks() == {"disk-2": 2, "disk-3": 1}
     assert (disk.copies.owes_name("b", "x"), disk.copies.owes_name("b", "z")) == (True, False)
     adopt(disk, "y", V2, None)

@@ -13,6 +13,7 @@ from dfc.placement.mapped import placement_of
 from dfc.replication.read import ReadVerdict
 from dfc.storage.rows import ALONE, NO_HOME, Standing
 from dfc.target.copies.ledger import has_several, rank_of
+from dfc.target.copies.messages import CopyKey
 
 OWN, OTHER, NEITHER = name_with("d1", "d2"), name_with("d2", "d1"), name_with("d2", "d3")
 KEY = key_of(OWN)
@@ -114,16 +115,16 @@ async def _hold_forever(target: Target) -> None:
 
 
 def refused(target: Target, name: str = OWN) -> type[Exception]:
-    marks: list[int] = []
+    marks: set[CopyKey] = set()
     with pytest.raises(Exception) as caught:
-        target.ledger.guard(target.bucket, key_of(name), lambda: marks.append(1))
-    assert marks == [], "a name that is refused does not become uncertain"
+        target.ledger.guard(target.bucket, key_of(name), marks)
+    assert marks == set(), "a name that is refused does not become uncertain"
     return caught.type
 
 
 def guard(target: Target, name: str = OWN) -> tuple[Standing, bool]:
-    marks: list[int] = []
-    standing = target.ledger.guard(target.bucket, key_of(name), lambda: marks.append(1))
+    marks: set[CopyKey] = set()
+    standing = target.ledger.guard(target.bucket, key_of(name), marks)
     return standing, bool(marks)
 
 
@@ -163,7 +164,7 @@ async def test_nothing_is_written_into_a_bucket_that_goes(target: Target) -> Non
     assert refused(target) is Unavailable
     other = map_of(4, copies=2)
     target.local.take_map(other)
-    assert target.ledger.guard(bucket, KEY, lambda: None).pending
+    assert target.ledger.guard(bucket, KEY, set()).pending
 
 
 async def test_a_write_that_nobody_else_takes_counts_at_once(target: Target) -> None:
@@ -175,13 +176,26 @@ async def test_a_write_that_nobody_else_takes_counts_at_once(target: Target) -> 
 
 
 async def test_outputs_of_jobs_are_published_by_the_same_rules(target: Target) -> None:
-    marks: list[int] = []
-    assert target.ledger.guard_published(target.bucket, KEY, lambda: marks.append(1)) == Standing(0, pending=True)
-    assert marks == [1]
+    marks: set[CopyKey] = set()
+    assert target.ledger.guard_published(target.bucket, KEY, marks) == Standing(0, pending=True)
+    assert marks == {KEY}
     with pytest.raises(Unavailable):
-        target.ledger.guard_published(target.bucket, key_of(OTHER), lambda: None)
+        target.ledger.guard_published(target.bucket, key_of(OTHER), set())
     target.local.take_map(map_of(2, 2, copies=1))
-    assert target.ledger.guard_published(target.bucket, key_of(OTHER), lambda: None) == ALONE
+    assert target.ledger.guard_published(target.bucket, key_of(OTHER), set()) == ALONE
+
+
+async def test_a_transaction_that_is_tried_again_does_not_wait_for_itself(target: Target) -> None:
+    marks: set[CopyKey] = set()
+    for _ in range(2):
+        assert target.ledger.guard(target.bucket, KEY, marks).pending
+        assert (marks, target.ledger.uncertain) == ({KEY}, {KEY})
+    with pytest.raises(Unavailable):
+        target.ledger.guard(target.bucket, KEY, set())
+    target.local.take_map(map_of(2, 2, down=("d2", "d3"), behind={"d1": ("d2",)}))
+    with pytest.raises(Unavailable):
+        target.ledger.guard(target.bucket, KEY, marks)
+    assert (marks, target.ledger.uncertain) == (set(), set()), "nothing is on its way"
 
 
 # --- what counts

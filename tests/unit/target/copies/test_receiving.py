@@ -19,6 +19,7 @@ from dfc.checksum import checksum_of
 from dfc.errors import BadName, BadRequest, ChecksumMismatch, DfcError, NotFound, Unavailable
 from dfc.limits import SMALL_BODY_BYTES
 from dfc.storage.rows import GOOD, NO_HOME, UNSYNCED
+from dfc.target.copies import rows
 from dfc.target.copies.messages import ConfirmedRow, CopiesTaken, CopyItem, CopyKey, RowState, Told
 from dfc.target.copies.peers import ATTRIBUTES_HEADER
 from dfc.target.copies.prepared import Prepared
@@ -374,6 +375,28 @@ async def test_a_new_primary_hears_of_pending_rows_when_nothing_comes_for_the_ol
     told = await asked
     assert not done, "it was told while commits decided by the step before were under way"
     assert (late, [row.key.name for row in told.rows]) == (["taken"], [NAME])
+
+
+async def test_pending_rows_are_told_in_pages(target: Target, receiver: CopyReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "PENDING_PAGE", 2)
+    names = {name_with("d2", "d1", number=number) for number in range(5)}
+    others = [name_with("d3", "d1", number=number) for number in range(7)]
+    await take(receiver, *(item(name, V1, b"one") for name in names))
+    await take(receiver, *(item(name, V1, b"one", of="d3") for name in others))
+    found, pages, told = list[str](), 0, await receiver.pending(sender(), 1)
+    while told.after is not None:
+        found += [row.key.name for row in told.rows]
+        pages, told = pages + 1, await receiver.pending(sender(), 1, told.after)
+    assert (sorted(found), told.rows) == (sorted(names), [])
+    assert 1 < pages <= 5
+
+
+async def test_nobody_is_told_of_rows_whose_bytes_are_damaged(target: Target, receiver: CopyReceiver) -> None:
+    other = name_with("d2", "d1", number=1)
+    await take(receiver, item(NAME, V1, b"one"), item(other, V1, b"two"))
+    target.damage(NAME)
+    told = await receiver.pending(sender(), 1)
+    assert [row.key.name for row in told.rows] == [other]
 
 
 async def test_whether_a_disk_is_settled(target: Target, receiver: CopyReceiver) -> None:

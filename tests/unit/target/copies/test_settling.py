@@ -6,15 +6,16 @@ import asyncio
 import threading
 from typing import Any
 
+import msgspec
 import pytest
 from copied import BUCKET, V1, V2, V3, Target, item, key_of, map_of, name_with, sender, state_of, until
 
 from dfc.checksum import ExpectedChecksums
 from dfc.errors import StorageFailed
-from dfc.placement.map import ClusterMap, NodeEntry
+from dfc.placement.map import BucketEntry, ClusterMap, NodeEntry
 from dfc.storage.rows import Supplied
 from dfc.target.copies import settling
-from dfc.target.copies.messages import CopyKey, PendingCopy, PendingTold, RowState
+from dfc.target.copies.messages import CopyKey, PendingCopy, PendingPosition, PendingTold, RowState
 from dfc.target.copies.prepared import Prepared
 from dfc.target.copies.receiving import CopyReceiver
 from dfc.target.copies.settling import Settler
@@ -29,12 +30,15 @@ class FakePeers:
 
     def __init__(self) -> None:
         self.told: dict[tuple[str, int], PendingTold] = {}
+        self.later: dict[PendingPosition, PendingTold | None] = {}  # pages after the first
         self.bodies: dict[CopyKey, bytes] = {}
         self.asked: list[tuple[str, int]] = []
         self.fetched: list[CopyKey] = []
         self.waiting: asyncio.Event | None = None
 
-    async def pending(self, node: NodeEntry, step: int) -> PendingTold | None:
+    async def pending(self, node: NodeEntry, step: int, after: PendingPosition | None) -> PendingTold | None:
+        if after is not None:
+            return self.later.pop(after)
         self.asked.append((node.id, step))
         if self.waiting is not None:
             await self.waiting.wait()
@@ -63,7 +67,7 @@ class FakeWrites:
     def wants(self, key: CopyKey, version: str) -> bool:
         return key not in self.ended
 
-    def drive(self, disk: Any, key: CopyKey, version: str) -> None:
+    def drive_later(self, disk: Any, key: CopyKey, version: str) -> None:
         self.driven.append((key, version))
 
 
@@ -156,6 +160,26 @@ async def test_the_first_bucket_with_copies_is_settled_without_a_step(settled: S
     assert len(settled.peers.asked) == 2, "a map without a new step changes nothing"
 
 
+async def test_a_bucket_that_is_made_within_a_step_is_known(settled: Settled) -> None:
+    """Not by its names seeming to have one copy, on a disk that lacks others."""
+    other = BucketEntry(id="b0", name="other", copies=2)
+
+    def later(*given: Any, **more: Any) -> ClusterMap:
+        found = map_of(*given, **more)
+        return msgspec.structs.replace(found, buckets=(other, *found.buckets))
+
+    first = map_of(2, 2, behind={"d1": ("d2",)})
+    settled.peers.told = {(node, 2): NOTHING for node in ("t2", "t3")}
+    settled.take(msgspec.structs.replace(first, buckets=(other,)))
+    await settled.until_done()
+    settled.take(later(3, 2, behind={"d1": ("d2",)}))
+    settled.take(later(4, 3))
+    assert not settled.serves(OWN)
+    settled.peers.told |= {(node, 3): NOTHING for node in ("t2", "t3")}
+    await settled.until_done()
+    assert settled.serves(OWN)
+
+
 async def test_a_newer_step_begins_again(settled: Settled) -> None:
     settled.peers.waiting = asyncio.Event()
     settled.take(DOWN)
@@ -175,7 +199,7 @@ async def test_pending_rows_of_the_old_primary_are_adopted_and_driven(settled: S
     target = settled.target
     with target.ledger.watching([key_of(NAME)]) as has_changed:
         settled.take(DOWN)
-        await settled.until_done()
+        await until(lambda: settled.serves(NAME) and settled.serves(gone))
         assert has_changed(key_of(NAME)), "an answer about the name that is on its way is out of date"
     assert (target.body(NAME), target.version(NAME), target.version(gone)) == (BODY, V2, V2)
     assert target.is_pending(NAME)
@@ -240,23 +264,70 @@ async def test_rows_of_names_with_another_primary_are_passed_over(settled: Settl
     assert (settled.target.version(name), settled.peers.fetched) == (None, [])
 
 
-async def test_nothing_is_settled_before_a_row_has_come(settled: Settled) -> None:
-    settled.peers.told[("t3", 2)] = PendingTold([row(NAME, V2, BODY)])
-    settled.take(DOWN)
-    await until(lambda: len(settled.peers.fetched) >= 2 or settled.is_done)
-    assert not settled.serves(NAME)
-    settled.peers.bodies[key_of(NAME, "d3")] = BODY
-    await settled.until_done()
-    assert settled.target.body(NAME) == BODY
-
-
-async def test_a_row_that_is_gone_by_now_is_told_no_more(settled: Settled) -> None:
+async def test_a_row_that_is_slow_to_come_keeps_only_its_name_waiting(settled: Settled) -> None:
+    other = name_with("d2", "d1", number=1)
     settled.peers.told[("t3", 2)] = PendingTold([row(NAME, V2, BODY)])
     settled.take(DOWN)
     await until(lambda: bool(settled.peers.fetched))
-    settled.peers.told[("t3", 2)] = NOTHING
-    await settled.until_done()
-    assert settled.target.version(NAME) is None
+    assert (settled.is_done, settled.serves(NAME), settled.serves(other)) == (True, False, True)
+    settled.peers.bodies[key_of(NAME, "d3")] = BODY
+    await until(lambda: settled.serves(NAME))
+    assert settled.target.body(NAME) == BODY
+    assert settled.writes.driven == [(key_of(NAME), V2)]
+
+
+async def test_a_row_that_nobody_can_give_is_given_up(settled: Settled, caplog: pytest.LogCaptureFixture) -> None:
+    """It was not acknowledged: else it would be here."""
+    settled.peers.told[("t3", 2)] = PendingTold([row(NAME, V2, BODY)])
+    settled.take(DOWN)
+    await until(lambda: settled.serves(NAME))
+    assert (settled.target.version(NAME), settled.writes.driven) == (None, [])
+    assert len(settled.peers.fetched) == settling.FETCH_TRIES
+    assert "is given up" in caplog.text
+
+
+async def test_a_name_that_lacks_its_row_waits_in_the_next_step_too(settled: Settled) -> None:
+    settled.peers.told[("t3", 2)] = PendingTold([row(NAME, V2, BODY)])
+    settled.take(DOWN)
+    await until(lambda: bool(settled.peers.fetched))
+    settled.take(map_of(3, 3, down=("d2",), durability="relaxed"))
+    assert settled.serves(OWN)
+    assert not settled.serves(NAME)
+    settled.peers.told[("t3", 3)] = PendingTold([row(NAME, V2, BODY)])
+    settled.peers.bodies[key_of(NAME, "d3")] = BODY
+    await until(lambda: settled.serves(NAME))
+    assert settled.target.body(NAME) == BODY
+
+
+async def test_of_several_rows_the_newest_that_can_be_had_is_adopted(settled: Settled) -> None:
+    settled.target.local.take_map(map_of(2, 2, disks=("d1", "d2", "d3", "d4", "d5")))
+    told = [row(NAME, V1, b"one"), row(NAME, V3, b"three", "d4"), row(NAME, V2, b"two", "d5")]
+    for number, each in enumerate(told[1:], 4):
+        settled.peers.told[(f"t{number}", 3)] = PendingTold([each])
+    settled.peers.told[("t3", 3)] = PendingTold([told[0]])
+    settled.peers.bodies |= {told[0].key: b"one", told[2].key: b"two"}
+    placed = map_of(3, 3, disks=("d1", "d2", "d3", "d4", "d5"), down=("d2",))
+    name = name_with("d2", "d1", cluster_map=placed)
+    assert name == NAME
+    settled.take(placed)
+    await until(lambda: settled.is_done and settled.serves(NAME))
+    assert settled.target.body(NAME) == b"two"
+
+
+async def test_rows_are_told_of_in_pages(settled: Settled) -> None:
+    names = [name_with("d2", "d1", number=number) for number in range(3)]
+    then, last = PendingPosition("d3", 1, b"x"), PendingPosition("d3", 1, b"y")
+    settled.peers.told[("t3", 2)] = PendingTold([row(names[0], V2, None)], after=then)
+    settled.peers.later = {then: None}
+    settled.take(DOWN)
+    await until(lambda: not settled.peers.later)
+    assert not settled.is_done, "the rest was not answered"
+    settled.peers.later = {
+        then: PendingTold([row(names[1], V2, None)], after=last),
+        last: PendingTold([row(names[2], V2, None)]),
+    }
+    await until(lambda: settled.is_done and all(settled.serves(name) for name in names))
+    assert [settled.target.version(name) for name in names] == [V2] * 3
 
 
 async def test_a_newer_map_in_the_answer_is_taken(settled: Settled) -> None:
@@ -272,14 +343,14 @@ async def test_it_goes_on_after_an_error(
 ) -> None:
     settled.peers.told[("t3", 2)] = NOTHING
     errors: list[Exception] = [StorageFailed("the disk does not answer"), RuntimeError("a mistake")]
-    pending_on = settled.receiver.pending_on
+    all_pending = settled.receiver.all_pending
 
     async def fail(*arguments: Any) -> Any:
         if errors:
             raise errors.pop(0)
-        return await pending_on(*arguments)
+        return await all_pending(*arguments)
 
-    monkeypatch.setattr(settled.receiver, "pending_on", fail)
+    monkeypatch.setattr(settled.receiver, "all_pending", fail)
     settled.take(DOWN)
     await settled.until_done()
     assert ("the disk does not answer" in caplog.text, "settling failed" in caplog.text) == (True, True)

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 from copied import BUCKET, V1, V2, Members, NoTees, Sent, Target, item, key_of, map_of, name_with, sender, state_of, until
 
 from dfc.checksum import ExpectedChecksums
-from dfc.errors import CopiesMissing, ObjectNotFound, PreconditionFailed, Unavailable
+from dfc.errors import CopiesMissing, ObjectNotFound, PreconditionFailed, StorageFailed, Unavailable
+from dfc.filesystem import FileSystem
 from dfc.names import ObjectPath
+from dfc.storage import Disk, layout
+from dfc.storage.catalog.staged import Publish
 from dfc.storage.preconditions import Precondition
 from dfc.storage.rows import ObjectRow
 from dfc.target.copies import storing, writing
 from dfc.target.copies.messages import CopyKey, RowState, Told
 from dfc.target.copies.prepared import Prepared
 from dfc.target.copies.receiving import CopyReceiver
+from dfc.target.copies.settling import Settler
 from dfc.target.copies.storing import CopiedObjects
 from dfc.target.copies.writing import Writes
 from dfc.target.local import MoreCopies, OwnPlace
@@ -60,6 +66,14 @@ class Served:
 
     async def stage(self, body: bytes, name: str = OWN) -> None:
         await self.staging.put(OutputName(JOB, ObjectPath("b", name)), Sent(body), ExpectedChecksums())
+
+    async def change(self, how: str) -> None:
+        if how == "put":
+            assert (await self.put(b"second")).copies == 2
+        elif how == "delete":
+            await self.objects.delete(self.place(), OWN, WriteConditions())
+        else:
+            assert (await self.staging.publish(JOB)).objects == 1
 
     def hang(self, disk: str = "d2") -> asyncio.Event:
         """The next row for a disk is taken when this is set."""
@@ -221,6 +235,93 @@ async def test_a_refused_commit_leaves_nothing_uncertain(served: Served) -> None
     assert (served.target.ledger.uncertain, served.target.version(OWN)) == (set(), None)
 
 
+class FullOnce(FileSystem):
+    """The first COMMIT that makes a name uncertain finds the disk full."""
+
+    def __init__(self, target: Target) -> None:
+        self._target, self.is_full = target, True
+
+    def commit(self, connection: sqlite3.Connection) -> None:
+        if self.is_full and self._target.ledger.uncertain:
+            self.is_full = False
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+        super().commit(connection)
+
+
+class UnknownOutcome(FileSystem):
+    """The first COMMIT that makes a name uncertain is said to have failed, and `is_there` or not."""
+
+    def __init__(self, target: Target, *, is_there: bool) -> None:
+        self._target, self._is_there = target, is_there
+
+    def commit(self, connection: sqlite3.Connection) -> None:
+        fails = bool(self._target.ledger.uncertain)
+        if self._is_there or not fails:
+            super().commit(connection)
+        if fails:
+            raise sqlite3.OperationalError("disk I/O error")
+
+
+@pytest.mark.parametrize("change", ["put", "delete", "publish"])
+async def test_what_is_committed_again_after_making_room_is_not_refused(served: Served, change: str) -> None:
+    committer = served.target.disk.parts.committer
+    await served.put(b"first")
+    if change == "publish":
+        await served.stage(b"output")
+    await until(lambda: not served.target.disk.copies.has_pending)
+    committer._filesystem = filesystem = FullOnce(served.target)
+    await served.change(change)
+    assert not filesystem.is_full
+    await until(lambda: not served.target.disk.copies.has_pending)
+    assert served.target.ledger.uncertain == set()
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["there", "not there"])
+@pytest.mark.parametrize("change", ["put", "delete", "publish"])
+async def test_a_commit_with_an_unknown_outcome_keeps_the_name_uncertain(
+    served: Served, monkeypatch: pytest.MonkeyPatch, change: str, is_there: bool
+) -> None:
+    """What is read might be gone when another disk decides."""
+    monkeypatch.setattr(writing, "LOOK_AFTER_S", 0.005)
+    target = served.target
+    await served.put(b"first")
+    if change == "publish":
+        await served.stage(b"output")
+    await until(lambda: not target.disk.copies.has_pending)
+    target.disk.parts.committer._filesystem = UnknownOutcome(target, is_there=is_there)
+    with pytest.raises(StorageFailed):
+        await served.change(change)
+    await asyncio.sleep(0.03)
+    assert target.ledger.uncertain == {KEY}
+    assert not served.copied.may_serve(target.disk, BUCKET, OWN)
+    target.local.take_map(map_of(2, 2, down=("d1",)))
+    await until(lambda: not target.ledger.uncertain)
+
+
+async def test_a_row_whose_commit_was_said_to_have_failed_is_driven(served: Served) -> None:
+    target, settler = (
+        served.target,
+        Settler(
+            served.target.local,
+            served.target.ledger,
+            served.peers,
+            served.receiver,
+            served.writes,  # type: ignore[arg-type]
+        ),
+    )
+    await served.put(b"first")
+    await until(lambda: not target.disk.copies.has_pending)
+    target.disk.parts.committer._filesystem = UnknownOutcome(target, is_there=True)
+    with pytest.raises(StorageFailed):
+        await served.put(b"body")
+    await settler.drive_pending()
+    await until(lambda: not target.ledger.uncertain)
+    assert [(each.to, each.body) for each in served.peers.sent[1:]] == [("d2", b"body")]
+    assert await served.get() == b"body"
+
+
 async def test_who_waits_too_long_for_copies_is_told(target: Target, served: Served) -> None:
     served.copied._hold_s = 0.05
     hang = served.hang()
@@ -230,6 +331,31 @@ async def test_who_waits_too_long_for_copies_is_told(target: Target, served: Ser
         await served.put(b"second")
     hang.set()
     assert await served.get() == b"body"
+
+
+def files(disk: Disk) -> list[Path]:
+    """The blobs on a disk."""
+    return [each for each in Path(disk.path, layout.OBJECTS).rglob("*") if each.is_file()]
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_an_upload_that_never_comes_to_its_commit_leaves_nothing(served: Served, leaves: bool) -> None:
+    disk = served.target.disk
+    served.copied._hold_s = 600 if leaves else 0.02
+    hang = served.hang()
+    first = asyncio.create_task(served.put(b"first"))
+    await until(lambda: bool(served.peers.sent))
+    reserve = disk.parts.space._claimed
+    second = asyncio.create_task(served.put(LARGE))
+    if leaves:
+        await until(lambda: len(files(disk)) == 2)
+        second.cancel()
+    with pytest.raises((Unavailable, asyncio.CancelledError)):
+        await second
+    await until(lambda: (len(files(disk)), disk.parts.space._claimed) == (1, reserve))
+    hang.set()
+    await asyncio.gather(first, return_exceptions=True)
+    assert await served.get() == b"first"
 
 
 async def test_a_condition_is_not_decided_by_a_write_that_may_be_undone(served: Served) -> None:
@@ -401,6 +527,30 @@ async def test_an_output_that_is_older_than_what_is_there_leaves_the_name_served
     assert served.target.ledger.uncertain == set()
     assert await served.get() == b"newer"
     assert (await served.put(b"newest")).copies == 2
+
+
+async def test_an_output_that_is_older_than_a_row_whose_mark_is_still_there(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That row counts, so nobody will drive it again; nor is a publication that failed on its way."""
+    monkeypatch.setattr(writing, "CONFIRM_S", 600)
+    await served.stage(b"output")
+    await served.put(b"newer")
+    assert served.target.is_pending(OWN)
+
+    def fail(change: Any, _: Any) -> None:
+        for row in change._rows:
+            change._standing(row)
+        raise StorageFailed("no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Publish, "apply", fail)
+        with pytest.raises(StorageFailed):
+            await served.staging.publish(JOB)
+    assert served.target.ledger.uncertain == set()
+    assert (await served.staging.publish(JOB)).objects == 0
+    assert served.target.ledger.uncertain == set()
+    assert await served.get() == b"newer"
 
 
 async def test_an_output_stays_uncertain_when_publishing_is_given_up(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

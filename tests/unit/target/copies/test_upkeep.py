@@ -13,8 +13,8 @@ from copied import BUCKET, V1, V2, V3, Members, Target, item, key_of, map_of, na
 from dfc.checksum import ExpectedChecksums
 from dfc.errors import Unavailable
 from dfc.registry.reports import CleanReport, RaisedReport
-from dfc.storage.rows import Supplied
-from dfc.target.copies import writing
+from dfc.storage.rows import NameState, Supplied
+from dfc.target.copies import rows, surplus, writing
 from dfc.target.copies.messages import CopyKey, RowState, Told
 from dfc.target.copies.prepared import Prepared
 from dfc.target.copies.receiving import CopyReceiver
@@ -91,6 +91,7 @@ class Kept:
 @pytest.fixture
 async def kept(target: Target, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(writing, "CONFIRM_S", 0.01)
+    monkeypatch.setattr(surplus, "AGAIN_S", 0)
     made = Kept(target)
     yield made
     await made.writes.close()
@@ -254,6 +255,89 @@ async def test_notes_that_nobody_needs_are_dropped(kept: Kept) -> None:
     assert (kept.target.notes("d3"), kept.target.notes("d9"), kept.peers.sent) == ([], [], [])
 
 
+async def test_a_write_that_comes_while_its_note_is_dropped_keeps_its_own(kept: Kept) -> None:
+    """At first nothing is there of the name, and then a row that the disk lacks."""
+    copies = kept.target.disk.copies
+    kept.target.write(OWN, b"x", pending=False)
+    copies.owe([("d2", BUCKET, OWN), ("d2", BUCKET, "never")])
+    forgive = copies.forgive
+
+    def late(notes: Any, *given: Any) -> None:
+        if notes[0][2] == "never":
+            kept.target.write("never", b"own", pending=False)
+            copies.owe([("d2", BUCKET, "never")])
+        forgive(notes, *given)
+
+    copies.forgive = late  # type: ignore[method-assign]
+    kept.peers.answers["d2"] = [None]
+    await kept.look()
+    assert kept.target.notes("d2") == sorted([OWN, "never"])
+
+
+async def test_a_note_that_nobody_needed_stays_when_the_map_changes_meanwhile(kept: Kept) -> None:
+    """By the new map, the disk may be a home."""
+    copies = kept.target.disk.copies
+    kept.target.write(OWN, b"own", pending=False)
+    copies.owe([("d3", BUCKET, OWN)])
+    forgive = copies.forgive
+
+    def late(*given: Any) -> None:
+        kept.target.local.take_map(map_of(2, 1, durability="relaxed"))
+        forgive(*given)
+
+    copies.forgive = late  # type: ignore[method-assign]
+    await kept.look()
+    assert kept.target.notes("d3") == [OWN]
+    copies.forgive = forgive  # type: ignore[method-assign]
+    await kept.look()
+    assert kept.target.notes("d3") == []
+
+
+def damaged_note(kept: Kept) -> NameState:
+    """A row that disk d3 lacks, with another home at d2; its bytes here are gone."""
+    kept.target.local.take_map(map_of(2, 2, copies=3, behind={"d3": ("d1",)}))
+    state = kept.target.write(OWN, b"own", pending=False)
+    kept.target.disk.copies.owe([("d3", BUCKET, OWN)])
+    kept.target.damage(OWN)
+    kept.peers.answers["d3"] = ["unknown"]
+    kept.peers.streamed = [None]
+    return state
+
+
+async def test_damaged_bytes_are_fetched_from_another_home(kept: Kept) -> None:
+    state = damaged_note(kept)
+    kept.peers.said("d2", OWN, state.version, b"own")
+    await kept.look()
+    assert (kept.target.body(OWN), kept.target.version(OWN)) == (b"own", state.version)
+    assert kept.target.notes("d3") == [OWN]
+    await kept.look()
+    assert (kept.target.notes("d3"), kept.peers.sent[-1].body) == ([], b"own")
+    assert not kept.target.is_pending(OWN)
+
+
+@pytest.mark.parametrize("version", [V1, None])
+async def test_damaged_bytes_that_nobody_has_are_reported(
+    kept: Kept, caplog: pytest.LogCaptureFixture, version: str | None
+) -> None:
+    """The disk that lacks them stays behind: as a reader, it would say that the object does not exist."""
+    state = damaged_note(kept)
+    kept.peers.said("d2", OWN, version or state.version, b"another" if version is None else b"own")
+    kept.peers.answers["d3"] = ["unknown"] * 5
+    kept.peers.streamed = [None] * 5
+    await kept.look(3)
+    assert (kept.target.notes("d3"), reports(kept)) == ([OWN], [])
+    assert caplog.text.count("is damaged, and no other disk has its bytes: disk d3 cannot get it") == 1, "not at each look"
+    assert kept.target.version(OWN) == state.version
+
+
+async def test_a_disk_that_has_a_row_already_needs_no_bytes(kept: Kept) -> None:
+    damaged_note(kept)
+    kept.peers.answers["d3"] = ["taken"]
+    await kept.look()
+    assert kept.target.notes("d3") == []
+    assert kept.peers.asked == []
+
+
 # --- reports
 
 
@@ -354,6 +438,43 @@ async def test_a_row_goes_when_all_homes_have_it(kept: Kept) -> None:
     await kept.look()
     assert kept.target.version(NEITHER) is None
     assert kept.target.body(OWN) == b"own"
+
+
+async def test_a_pass_that_leaves_rows_is_repeated_later_or_in_another_step(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pass is a walk over all rows of the disk."""
+    monkeypatch.setattr(surplus, "AGAIN_S", 600)
+    await kept.receive(item(NEITHER, V2, b"two", kind="adopt"))
+    await kept.look(3)
+    assert len(kept.peers.asked) == 2, "both homes, once"
+    for disk in ("d2", "d3"):
+        kept.peers.said(disk, NEITHER, V2, b"two")
+    await kept.look()
+    assert kept.target.version(NEITHER) == V2
+    kept.target.local.take_map(map_of(2, 2))
+    await kept.look()
+    assert kept.target.version(NEITHER) is None
+
+
+async def test_rows_are_chosen_in_threads(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "PAGE", 3)
+    objects, gone = [f"o{number}" for number in range(7)], [f"gone{number}" for number in range(4)]
+    for name in objects + gone:
+        kept.target.write(name, b"x", pending=False)
+    for name in gone:
+        kept.target.bury(name, pending=False)
+    threads = set[threading.Thread]()
+
+    def choose(page: list[rows.Row]) -> list[str]:
+        threads.add(threading.current_thread())
+        return [name for _, name, _ in page]
+
+    target = kept.target
+    pages = [page async for page in rows.walk(target.local.threads(target.disk), target.disk, choose)]
+    assert [name for page in pages for name in page] == sorted(objects) + sorted(gone)
+    assert max(map(len, pages)) == 3
+    assert threading.main_thread() not in threads
 
 
 async def test_nothing_is_surplus_while_a_home_is_away_or_behind(kept: Kept) -> None:

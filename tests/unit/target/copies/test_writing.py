@@ -173,6 +173,36 @@ async def test_all_others_are_away(target: Target, writes: Writes, peers: Member
     assert (peers.sent, target.notes("d2"), target.is_pending(NAME)) == ([], [NAME], False)
 
 
+async def test_rows_that_nobody_waits_for_go_a_few_at_a_time(
+    target: Target, writes: Writes, peers: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a crash, or a large job, there may be a million of them."""
+    monkeypatch.setattr(writing, "DRIVEN_AT_ONCE", 3)
+    hang, names = asyncio.Event(), [name_with("d1", "d2", number=number) for number in range(10)]
+    states = {name: target.write(name, BODY) for name in names}
+
+    async def slow() -> str:
+        await hang.wait()
+        return "taken"
+
+    peers.answers["d2"] = [slow] * 10
+    for name, state in states.items():
+        assert writes.wants(key_of(name), state.version)
+        writes.drive_later(target.disk, key_of(name), state.version)
+        assert not writes.wants(key_of(name), state.version)
+    await until(lambda: len(peers.sent) == 3)
+    await asyncio.sleep(0.02)
+    assert len(peers.sent) == 3
+    assert target.ledger.uncertain == {key_of(name) for name in names}, "all of them, from the beginning"
+    waited_for = writes.drive(target.disk, key_of(names[-1]), states[names[-1]].version)
+    await until(lambda: len(peers.sent) == 4)
+    hang.set()
+    assert await waited_for == CertainWrite(2)
+    await until(lambda: not target.ledger.uncertain)
+    assert sorted(each.name for each in peers.sent) == sorted(names), "each of them once"
+    await until(lambda: not target.disk.copies.has_pending)
+
+
 # --- another primary
 
 

@@ -1,0 +1,209 @@
+"""What each change makes of a placement: targets and disks that go and come back, who is behind whom, copies, moves. Pure.
+
+The coordinator queues changes, and numbers the step that they make: `dfc.replication.steps`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from dfc.placement.state import Copies, DiskPlace, DiskStatus, LayoutSpec, Placement, SliceState
+
+Change = Callable[[Placement], Placement]
+"""Makes the next placement of one, or gives it back as it is where there is nothing to change. The step is counted later."""
+
+
+def declare_down(nodes: set[str]) -> Change:
+    """Targets that were silent for too long: their disks are down."""
+
+    def change(placement: Placement) -> Placement:
+        return _with_disks(
+            placement,
+            {
+                disk.id: _stopped(disk, "down", placement.step + 1)
+                for disk in placement.disks.values()
+                if disk.status != "down" and disk.node in nodes
+            },
+        )
+
+    return change
+
+
+def put_failed(disk_id: str) -> Change:
+    """A disk cannot be written any more, although its target goes on."""
+
+    def change(placement: Placement) -> Placement:
+        disk = placement.disks.get(disk_id)
+        if disk is None or not disk.is_up:
+            return placement
+        return _with_disks(placement, {disk_id: _stopped(disk, "failed", placement.step + 1)})
+
+    return change
+
+
+def _stopped(disk: DiskPlace, status: DiskStatus, step: int) -> DiskPlace:
+    return msgspec.structs.replace(disk, status=status, down_step=step if disk.is_up else disk.down_step)
+
+
+def bring_up(node: str, incarnations: Mapping[str, str]) -> Change:
+    """A target that was down is heard of again, with these disks: they take part in writes, and serve nothing before they have
+    caught up. Its others have failed."""
+
+    def change(placement: Placement) -> Placement:
+        for disk in sorted(placement.disks):
+            place = placement.disks[disk]
+            if place.node == node and not place.is_up and disk in incarnations:
+                placement = _back(placement, place, incarnations[disk])
+        left = {
+            disk.id: msgspec.structs.replace(disk, status="failed")
+            for disk in placement.disks.values()
+            if disk.node == node and disk.status == "down"
+        }
+        return _with_disks(placement, left)
+
+    return change
+
+
+def _back(placement: Placement, disk: DiskPlace, incarnation: str) -> Placement:
+    """A disk is up again, behind every disk of another node, but for those that stopped no later than it did and have not been
+    up since: they have acknowledged nothing without it. A disk that comes back empty or in doubt is behind all of them, and is
+    compared. While no object has two copies, and none is moving, nobody else can have written what belongs on it."""
+    several = any(max(each) > 1 for each in placement.copies.values()) or any(each.to is not None for each in placement.slices)
+    others = {each.id for each in placement.disks.values() if each.node != disk.node} if several else set()
+    if is_another(disk, incarnation):
+        back = msgspec.structs.replace(
+            disk,
+            status="up",
+            behind=frozenset(others),
+            incarnation=incarnation,
+            compare=incarnation if others else "",
+            down_step=0,
+        )
+        new = {each.id: msgspec.structs.replace(each, behind=each.behind - {disk.id}) for each in placement.disks.values()}
+        return _with_disks(placement, {**new, disk.id: back})
+    asleep = {each.id for each in placement.disks.values() if not each.is_up and each.down_step <= disk.down_step}
+    back = msgspec.structs.replace(disk, status="up", behind=disk.behind | (others - asleep), down_step=0)
+    return _with_disks(placement, {disk.id: back})
+
+
+def is_another(disk: DiskPlace, incarnation: str | None) -> bool:
+    """Whether what is on a disk has been replaced since the placement was made; not if either is unknown."""
+    return bool(incarnation and disk.incarnation) and incarnation != disk.incarnation
+
+
+def take_out(disk_id: str) -> Change:
+    """A disk is lost for good: it is no home any more, by any layout, and nobody waits for what it may have had.
+
+    That loses acknowledged writes if another disk is behind this one and nobody else has them, and for a while those of which
+    another disk becomes a home now, if it has not got them as a stand-in; the caller has made sure, or an operator has accepted
+    it. Nobody calls this yet: taking out a disk that is in use is a move to a layout without it.
+    """
+
+    def change(placement: Placement) -> Placement:
+        layouts = {
+            number: LayoutSpec(spec.disks, spec.gone | {disk_id}) if disk_id in spec.disks else spec
+            for number, spec in placement.layouts.items()
+        }
+        disks = {each.id: msgspec.structs.replace(each, behind=each.behind - {disk_id}) for each in placement.disks.values()}
+        if layouts == placement.layouts and disks == placement.disks:
+            return placement
+        return msgspec.structs.replace(placement, layouts=layouts, disks=disks)
+
+    return change
+
+
+def put_behind(disk_id: str, primary: str) -> Change:
+    """A disk may lack writes of a primary. Not where the primary is behind that disk itself, or either is not up."""
+
+    def change(placement: Placement) -> Placement:
+        disk, asking = placement.disks.get(disk_id), placement.disks.get(primary)
+        if disk is None or asking is None or not disk.is_up or not asking.is_up:
+            return placement
+        if primary in disk.behind or disk_id in asking.behind:
+            return placement
+        return _with_disks(placement, {disk_id: msgspec.structs.replace(disk, behind=disk.behind | {primary})})
+
+    return change
+
+
+def put_clean(disk_id: str, other: str) -> Change:
+    """A disk has everything that the other one has acknowledged."""
+
+    def change(placement: Placement) -> Placement:
+        disk = placement.disks.get(disk_id)
+        if disk is None or other not in disk.behind:
+            return placement
+        behind = disk.behind - {other}
+        return _with_disks(
+            placement, {disk_id: msgspec.structs.replace(disk, behind=behind, compare=disk.compare if behind else "")}
+        )
+
+    return change
+
+
+def want_copies(bucket_id: str, count: int) -> Change:
+    """Begin to give objects of a bucket so many copies. More are written before they are read, fewer are read before fewer are
+    written; the coordinator takes the other step by itself."""
+
+    def change(placement: Placement) -> Placement:
+        now = placement.copies_of(bucket_id)
+        if now.wanted == count or now.reading != now.written:
+            return placement
+        copies = Copies(now.reading, count, count) if count > now.written else Copies(count, now.written, count)
+        return put_copies(bucket_id, copies)(placement)
+
+    return change
+
+
+def put_copies(bucket_id: str, copies: Copies) -> Change:
+    """Objects of a bucket have so many copies."""
+
+    def change(placement: Placement) -> Placement:
+        if placement.copies_of(bucket_id) == copies:
+            return placement
+        return msgspec.structs.replace(placement, copies={**placement.copies, bucket_id: copies})
+
+    return change
+
+
+def start_move(layout: LayoutSpec) -> Change:
+    """Begin to copy everything to a new layout."""
+
+    def change(placement: Placement) -> Placement:
+        number = max(placement.layouts) + 1
+        slices = tuple(
+            each if placement.layouts[each.at] == layout else SliceState(each.at, number, "copying")
+            for each in placement.slices
+        )
+        return msgspec.structs.replace(placement, layouts={**placement.layouts, number: layout}, slices=slices)
+
+    return change
+
+
+def hand_over(numbers: list[int]) -> Change:
+    """Take slices to their next phase, and drop layouts that nobody refers to any more."""
+
+    def change(placement: Placement) -> Placement:
+        slices = list(placement.slices)
+        for number in numbers:
+            slices[number] = _next_phase(slices[number])
+        used = {layout for each in slices for layout in (each.at, each.to)}
+        layouts = {number: spec for number, spec in placement.layouts.items() if number in used}
+        return msgspec.structs.replace(placement, layouts=layouts, slices=tuple(slices))
+
+    return change
+
+
+def _next_phase(state: SliceState) -> SliceState:
+    if state.to is None:
+        return state
+    if state.phase == "moved":
+        return SliceState(state.to)
+    return SliceState(state.at, state.to, "moving" if state.phase == "copying" else "moved")
+
+
+def _with_disks(placement: Placement, new: Mapping[str, DiskPlace]) -> Placement:
+    disks: dict[str, DiskPlace] = {**placement.disks, **new}
+    return placement if disks == placement.disks else msgspec.structs.replace(placement, disks=disks)

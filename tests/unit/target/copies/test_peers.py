@@ -1,0 +1,99 @@
+"""Calls to other targets about copies, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from copied import BUCKET, V1, Target, item, key_of, map_of, name_with, state_of
+
+from dfc.http.calls.peer import ControlClient
+from dfc.limits import DISK_WRITE_THREADS
+from dfc.target.copies import peers as peers_module
+from dfc.target.copies.messages import CopiesTaken, CopyKey, Told
+from dfc.target.copies.peers import Peers
+
+NAME = name_with("d1", "d2")
+BODY = bytes(range(256)) * 2000
+
+
+class OtherTarget:
+    """Target t2: `answer` handles each request, `bodies` are those of PUT."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.answer: Callable[[web.Request], web.Response] = lambda request: web.Response(status=404)
+        self.bodies: list[bytes] = []
+        application = web.Application(client_max_size=0)
+        application.router.add_route("*", "/{tail:.*}", self._handle)
+        self.server = TestServer(application)
+        self.control = ControlClient("", 5.0)
+        self.peers = Peers(target.local, self.control, "")
+
+    async def start(self) -> None:
+        await self.server.start_server()
+        found = map_of(2)
+        nodes = tuple(
+            msgspec.structs.replace(node, url=str(self.server.make_url("")).rstrip("/")) if node.id == "t2" else node
+            for node in found.nodes
+        )
+        self.target.local.take_map(msgspec.structs.replace(found, nodes=nodes))
+
+    async def stop(self) -> None:
+        await self.peers.close()
+        await self.control.close()
+        await self.server.close()
+
+    async def _handle(self, request: web.Request) -> web.Response:
+        self.bodies.append(await request.read())
+        return self.answer(request)
+
+
+@pytest.fixture
+async def other(target: Target) -> AsyncIterator[OtherTarget]:
+    made = OtherTarget(target)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+def packed(value: Any) -> web.Response:
+    return web.Response(body=msgspec.msgpack.encode(value))
+
+
+async def test_bodies_need_no_thread_that_other_targets_wait_for(target: Target, other: OtherTarget) -> None:
+    """If both sides had all their threads for writes in use for bodies to each other, nobody could take one."""
+    state = target.write(NAME, BODY)
+    release, threads = threading.Event(), target.local.threads(target.disk)
+    writes = [asyncio.create_task(threads.write(release.wait)) for _ in range(DISK_WRITE_THREADS)]
+    await asyncio.sleep(0)
+    try:
+        async with asyncio.timeout(5):
+            other.answer = lambda request: packed(CopiesTaken(["taken"]))
+            sent = item(NAME, state.version, BODY, of="d1", to="d2")
+            assert await other.peers.stream(sent, target.disk, state.row) == "taken"  # type: ignore[arg-type]
+            other.answer = lambda request: web.Response(body=BODY)
+            key = CopyKey("d2", BUCKET, NAME)
+            writer = await other.peers.fetch(key, state_of(V1, BODY), target.disk, "fsync")
+    finally:
+        release.set()
+        await asyncio.gather(*writes)
+    assert other.bodies == [BODY, b""]
+    assert writer is not None
+    assert writer.received == len(BODY)
+    writer.abort()
+
+
+async def test_an_answer_that_is_too_long_is_none(other: OtherTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(state_of(V1, b"x"), speaks=True)
+    other.answer = lambda request: packed({"told": [told]})
+    key = key_of(NAME, "d2")
+    assert await other.peers.state(key) == told
+    monkeypatch.setattr(peers_module, "COPY_ANSWER_BYTES_MAX", 10)
+    assert await other.peers.state(key) is None
