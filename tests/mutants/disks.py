@@ -172,7 +172,7 @@ ROWS: dict[str, Mutant] = {
     ),
     "a note means the version that was delivered, whatever is here": mutant(
         "dfc.storage.catalog.copies",
-        "if version is None or _present(transaction, bucket_id, name) == version",
+        "if _present(transaction, bucket_id, name) == version",
         "if True",
         f"{_SURPLUS}::test_notes_are_kept_until_the_disk_has_what_is_here",
     ),

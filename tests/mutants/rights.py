@@ -100,12 +100,6 @@ RIGHTS: dict[str, Mutant] = {
         "",
         f"{_RECEIVING}::test_a_new_primary_hears_of_pending_rows_when_nothing_comes_for_the_old_one",
     ),
-    "settled before older commits are done": mutant(
-        "dfc.target.copies.settling",
-        "        await self._local.decide_by(self._local.map)\n",
-        "",
-        f"{_SETTLING}::test_what_the_old_primary_has_on_its_way_is_settled_too",
-    ),
     "more copies are planned before older commits are done": mutant(
         "dfc.target.copies.upkeep",
         "        await self._local.decide_by(self._local.map)\n",

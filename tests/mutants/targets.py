@@ -75,6 +75,7 @@ WRITES: dict[str, Mutant] = {
         "        result, task = await asyncio.shield(begun)\n",
         "        result, task = await begun\n",
         f"{_STORING}::test_a_client_that_leaves_during_the_commit_has_written",
+        "TimeoutError",
     ),
     "an output counts when it is published": mutant(
         "dfc.target.copies.storing",
@@ -208,21 +209,21 @@ UPKEEP: dict[str, Mutant] = {
     ),
     "a note is dropped unasked": mutant(
         "dfc.target.copies.upkeep",
-        'if spoke and self._ledger.speaks(key) and await self._writes.give(self._disk, key, state, to, "adopt"):',
-        'if await self._writes.give(self._disk, key, state, to, "adopt") or True:',
+        'if spoke and self._ledger.speaks(key) and await self._give(key, state, to, "adopt"):',
+        'if await self._give(key, state, to, "adopt") or True:',
         f"{_UPKEEP}::test_a_refusal_keeps_the_note",
     ),
     "a note is handed over and dropped": mutant(
         "dfc.target.copies.upkeep",
         "                await self._peers.hand_over(found.primary, [CopyKey(to, bucket_id, name)])\n",
         "                await self._peers.hand_over(found.primary, [CopyKey(to, bucket_id, name)])\n"
-        "                await self._forgive(to, bucket_id, name, state.version)\n",
+        "                await self._forgive(placement, to, bucket_id, name, state.version)\n",
         f"{_UPKEEP}::test_another_holder_asks_and_tells_the_primary",
     ),
     "a row goes to a disk without its mark": mutant(
         "dfc.target.copies.upkeep",
-        'await self._writes.give(self._disk, key, state, to, "direct", is_pending=is_pending)',
-        'await self._writes.give(self._disk, key, state, to, "direct")',
+        'await self._give(key, state, to, "direct", is_pending=is_pending)',
+        'await self._give(key, state, to, "direct")',
         f"{_UPKEEP}::test_without_a_primary_a_holder_gives_what_it_has",
     ),
     "reported clean before it is required again": mutant(
@@ -238,15 +239,15 @@ UPKEEP: dict[str, Mutant] = {
         f"{_UPKEEP}::test_what_comes_while_a_disk_is_asked_withholds_the_report[note]",
     ),
     "surplus rows go unasked": mutant(
-        "dfc.target.copies.upkeep",
+        "dfc.target.copies.surplus",
         "gone = [row for row, told_of in answers.items() if owed.may_remove(told_of)]",
         "gone = list(answers)",
         f"{_UPKEEP}::test_a_row_goes_when_all_homes_have_it",
     ),
     "surplus rows go by an older map": mutant(
-        "dfc.target.copies.upkeep",
-        "            if self._ledger.placement is not placement:\n                raise Unavailable",
-        "            if False:\n                raise Unavailable",
+        "dfc.target.copies.ledger",
+        "        if self.placement is not placement:\n            raise PlacementChanged",
+        "        if False:\n            raise PlacementChanged",
         f"{_UPKEEP}::test_a_map_that_changes_meanwhile_removes_nothing",
         "Failed",
     ),

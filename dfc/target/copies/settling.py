@@ -92,7 +92,6 @@ class Settler:
     async def _try(self) -> bool:
         """Ask all who have not answered; whether all have, and their rows are known."""
         settling, step = self._ledger.settling, self._ledger.settling.step
-        await self._local.decide_by(self._local.map)
         nodes = [node for node in self._local.map.nodes if node.id in settling.to_ask()]
         told = await asyncio.gather(self._ask_here(), *(self._ask(node, step) for node in nodes))
         if settling.to_ask() or not all(told):
