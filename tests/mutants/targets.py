@@ -178,7 +178,9 @@ UPKEEP: dict[str, Mutant] = {
     "settled before everybody has answered": mutant(
         "dfc.target.copies.settling",
         "            if answer is None:\n                return False\n",
-        "            if answer is None:\n                self._ledger.settling.answered(node.id, step)\n                return True\n",
+        "            if answer is None:\n"
+        "                self._ledger.settling.answered(node.id, step)\n"
+        "                return True\n",
         f"{_SETTLING}::test_names_wait_until_all_others_have_answered",
     ),
     "settled before a row has come": mutant(
