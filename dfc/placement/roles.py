@@ -67,6 +67,12 @@ def _roles(placement: Placement, bucket_id: str, name: str) -> Roles:
     return Roles(homes, readers, readers[0] if readers else None, members, others_in, everywhere)
 
 
+def homes_of(placement: Placement, bucket_id: str, name: str) -> tuple[str, ...]:
+    """The homes of an object alone. Not remembered: for walks over all names, which would drive out those in use."""
+    state = placement.slices[placement.slice_of(bucket_id, name)]
+    return _homes(placement, state.reading, bucket_id, name, placement.copies_of(bucket_id).written)
+
+
 def standins(placement: Placement, bucket_id: str, name: str, without: Collection[str]) -> tuple[str, ...]:
     """The stand-ins when these disks are passed over, too."""
     members = roles(placement, bucket_id, name).members

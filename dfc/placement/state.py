@@ -107,11 +107,16 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def __post_init__(self) -> None:
         self.__dict__["roles"] = {}
+        self.__dict__["rankings"] = {}
 
     def layout(self, number: int) -> Layout:
         """The ranking of a layout. Two placements with the same disks in it share the object."""
-        spec = self.layouts[number]
-        return layout_of(tuple(_layout_disk(self.disks[each]) for each in sorted(spec.disks)))
+        rankings: dict[int, Layout] = self.__dict__["rankings"]
+        found = rankings.get(number)
+        if found is None:
+            spec = self.layouts[number]
+            found = rankings[number] = layout_of(tuple(_layout_disk(self.disks[each]) for each in sorted(spec.disks)))
+        return found
 
     def disks_of(self, node: str) -> list[DiskPlace]:
         """The disks of a node."""
@@ -126,7 +131,10 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def up(self) -> frozenset[str]:
         """The disks that are up."""
-        return frozenset(disk.id for disk in self.disks.values() if disk.is_up)
+        found: frozenset[str] | None = self.__dict__.get("up_disks")
+        if found is None:
+            found = self.__dict__["up_disks"] = frozenset(disk.id for disk in self.disks.values() if disk.is_up)
+        return found
 
     def copies_of(self, bucket_id: str) -> Copies:
         """How many copies objects of a bucket have."""

@@ -12,6 +12,7 @@ import time
 from typing import Final
 
 from dfc.errors import DfcError
+from dfc.placement.roles import homes_of, roles
 from dfc.placement.state import Placement
 from dfc.replication.left import copies_left, is_calm
 from dfc.storage.catalog.copyreads import START, Position
@@ -86,11 +87,14 @@ class CopyCounter:
     def _count_page(self, placement: Placement, after: Position) -> tuple[int, int, Position | None]:
         """Count those of one page. In a thread of the disk."""
         copies, one_left, missing = self._disk.copies, 0, 0
+        complete = {disk.id for disk in placement.disks.values() if disk.is_up and not disk.behind}
         rows, following = copies.rows(after, PAGE)
         for row in rows:
             wanted = placement.copies_of(row.bucket_id).reading
-            found = self._ledger.roles(row.bucket_id, row.name)
-            if wanted < 2 or found.primary != self._disk.id or len(found.readers) == len(found.homes):
+            if wanted < 2 or complete.issuperset(homes_of(placement, row.bucket_id, row.name)):
+                continue
+            found = roles(placement, row.bucket_id, row.name)
+            if found.primary != self._disk.id:
                 continue
             left = copies_left(placement, found, self._disk.id, copies.owed_to(row.bucket_id, row.name), wanted)
             one_left += left == 1

@@ -96,3 +96,21 @@ def test_whom_to_ask_so_that_nothing_is_missing() -> None:
 def test_a_map_comes_back_as_it_was_sent() -> None:
     sent = cluster(node(1, labels=Labels(zone="z")), node(2))
     assert ClusterMap.decode(sent.encode()) == sent
+
+
+def test_with_how_many_copies_a_write_counts() -> None:
+    """Half of them unless the bucket says otherwise; never more than are written."""
+    cases = {
+        (1, 0, 0): 1,
+        (2, 0, 0): 1,
+        (3, 0, 0): 2,
+        (8, 0, 0): 4,
+        (3, 0, 1): 1,
+        (3, 0, 3): 3,
+        (1, 0, 3): 1,
+        (1, 3, 3): 3,
+        (1, 3, 0): 2,
+    }
+    for (copies, written, min_copies), least in cases.items():
+        entry = BucketEntry(id="b", name="b", copies=copies, written=written, min_copies=min_copies)
+        assert entry.least == least, (copies, written, min_copies)
