@@ -98,7 +98,8 @@ class Upkeep:
         await self._report_clean()
         if self._planned == self._ledger.placement.step:
             await self._report_raised()
-        if self._cleaned != placement.step and self._ledger.settling.is_done and await self._remove_surplus():
+        is_settled = self._ledger.settling.is_done and not await self._has_deliveries()
+        if self._cleaned != placement.step and is_settled and await self._remove_surplus():
             self._cleaned = placement.step
             self._had_several = has_several(placement)
 
@@ -229,6 +230,11 @@ class Upkeep:
             elif place.is_up:
                 await self._deliver_to(disk_id)
 
+    async def _has_deliveries(self) -> bool:
+        """Whether there are notes for a disk that is up. They do not wait for a walk over all rows."""
+        copies, up = self._disk.copies, self._ledger.placement.up
+        return copies.has_notes and await self._threads.read(lambda: any(map(copies.owes, up)))
+
     async def _deliver_to(self, to: str) -> None:
         names, after = await self._threads.read(self._disk.copies.notes, to, limit=PAGE)
         while names:
@@ -327,7 +333,7 @@ class Upkeep:
             for some in _chunks(candidates):
                 if not await self._remove(placement, some):
                     done = False
-            if self._ledger.placement is not placement:
+            if self._ledger.placement is not placement or await self._has_deliveries():
                 return False
         return done
 
