@@ -6,6 +6,7 @@ Exit code 1: something acknowledged was lost, torn, stale or back, or a promise 
 from __future__ import annotations
 
 import argparse
+import shutil
 import signal
 import sys
 import tempfile
@@ -63,7 +64,7 @@ def _all(given: argparse.Namespace) -> list[Row]:
 def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--seed", type=int, default=1, help="what happens, and when, follows from it, nearly (default: 1)")
-    common.add_argument("--dir", type=Path, help="where the clusters are (default: a temporary directory)")
+    common.add_argument("--dir", type=Path, help="where the clusters are, and stay (default: a temporary directory)")
     parser = argparse.ArgumentParser(prog="python -m failures", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="WHAT")
 
@@ -103,6 +104,8 @@ def main() -> int:
         found = row.run(directory / str(number), given.seed)
         print(f"{row.title}, seed {given.seed}, in {directory / str(number)}:\n{found}", flush=True)
         outcome = f"{len(found.problems)} problems" if found.problems else "nothing lost, torn, stale or back"
+        if not found.problems and given.dir is None:
+            shutil.rmtree(directory / str(number), ignore_errors=True)
         totals.append((int(bool(found.problems)), f"{row.title}: {outcome}, in {time.monotonic() - begun:.0f} s"))
     print(f"\ntotals, seed {given.seed}:", *(line for _, line in totals), sep="\n  ", flush=True)
     if any(status == 1 for status, _ in totals):

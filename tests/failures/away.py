@@ -6,6 +6,7 @@ The rows are written straight into the catalogs, and have no blobs: only what ch
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import time
@@ -25,7 +26,6 @@ from loadtest.seed import object_name, seed_cluster
 
 BUCKET = "away"
 LOOK_S = 0.05
-AFTERWARDS_S = 20.0
 TIMEOUT_S = 30.0
 REPEAT_S = 60.0  # for how long a change that was refused is tried again
 DELETED_EVERY = 10  # one change of so many is a delete
@@ -35,7 +35,8 @@ NOT_WALKED_BYTES = 8_000_000
 
 @dataclass(frozen=True)
 class Plan:
-    """How much there is, and how much of it changes."""
+    """How much there is, and how much of it changes. `afterwards_s`: for how long it is watched what is read then; 0: what is
+    read is no matter."""
 
     objects: int = 1_000_000
     changed: int = 1000
@@ -43,6 +44,7 @@ class Plan:
     by_signal: int = signal.SIGKILL
     sync_s_max: float = 5.0
     down_after_s: float = 4.0
+    afterwards_s: float = 20.0
     targets: int = 3
 
 
@@ -83,7 +85,8 @@ def _fill(nodes: Nodes, plan: Plan, say: Callable[[str], None]) -> None:
     say(f"{plan.objects:,} objects were written into catalogs in {time.monotonic() - begun:.0f} s")
     nodes.start_all()
     nodes.until(nodes.is_calm, "the cluster to be calm")
-    _until_idle(nodes)
+    if plan.afterwards_s:
+        _until_idle(nodes)
 
 
 def _until_idle(nodes: Nodes) -> None:
@@ -134,20 +137,21 @@ def _come_back(nodes: Nodes, away: str, plan: Plan, found: Found) -> None:
     before, begun = _read(nodes), time.monotonic()
     nodes.start(away)
     nodes.until(lambda: nodes.is_serving([away]), "the target to be up")
-    up_at = time.monotonic()
+    up_at, cpu = time.monotonic(), _cpu_s(nodes)
     while not nodes.is_calm():
         assert time.monotonic() < begun + 120, "the target is not in sync after two minutes"
         time.sleep(LOOK_S)
     in_sync_at, after = time.monotonic(), _read(nodes)
+    found.counts["ms of processors from up to in sync"] = int((_cpu_s(nodes) - cpu) * 1000)
     found.counts["ms from the start to up"] = int((up_at - begun) * 1000)
     found.counts["ms from up to in sync"] = int((in_sync_at - up_at) * 1000)
-    time.sleep(AFTERWARDS_S)
+    time.sleep(plan.afterwards_s)
     afterwards, sizes = _read(nodes), {name: _catalog_bytes(nodes, name) for name in nodes.targets}
     for name in nodes.targets:
         kind = "that was away" if name == away else f"that stayed ({others.index(name) + 1})"
         found.counts[f"KiB of a catalog, target {kind}"] = sizes[name] // 1024
         found.counts[f"KiB read until in sync, target {kind}"] = (after[name] - before.get(name, 0)) // 1024
-        found.counts[f"KiB read {AFTERWARDS_S:.0f} s afterwards, target {kind}"] = (afterwards[name] - after[name]) // 1024
+        found.counts[f"KiB read {plan.afterwards_s:.0f} s afterwards, target {kind}"] = (afterwards[name] - after[name]) // 1024
     if in_sync_at - up_at > plan.sync_s_max:
         found.problems.append(f"in sync {in_sync_at - up_at:.1f} s after it was up, instead of {plan.sync_s_max:g}")
     for name in others:
@@ -163,6 +167,15 @@ def _read(nodes: Nodes) -> dict[str, int]:
             fields = Path(f"/proc/{nodes.processes[name].pid}/io").read_text().split()
             found[name] = int(fields[fields.index("rchar:") + 1])
     return found
+
+
+def _cpu_s(nodes: Nodes) -> float:
+    """The time that processors have worked for all nodes, which is not a matter of what else a machine does."""
+    ticks = 0
+    for process in nodes.processes.values():
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _catalog_bytes(nodes: Nodes, name: str) -> int:

@@ -32,7 +32,8 @@ class Forwarder:
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "failures.forwarder"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # where this one has found its modules
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         self._ports: dict[str, int] = {}
 
     def close(self) -> None:
