@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -91,7 +92,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _run(row: Row, directory: Path, seed: int) -> Found:
+    """What a row has found. One that breaks off does not keep the others from running."""
+    try:
+        return row.run(directory, seed)
+    except Exception as error:
+        traceback.print_exc()
+        return Found([f"broken off: {type(error).__name__}: {error}"])
+
+
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that nodes end with it
     given = _parser().parse_args()
     rows, totals = given.rows(given), []
     directory = given.dir or Path(tempfile.mkdtemp(prefix="dfc-failures-"))
@@ -101,7 +112,7 @@ def main() -> int:
             totals.append((CANNOT_RUN, f"{row.title}: NOT RUN, see above"))
             continue
         begun = time.monotonic()
-        found = row.run(directory / str(number), given.seed)
+        found = _run(row, directory / str(number), given.seed)
         print(f"{row.title}, seed {given.seed}, in {directory / str(number)}:\n{found}", flush=True)
         outcome = f"{len(found.problems)} problems" if found.problems else "nothing lost, torn, stale or back"
         if not found.problems and given.dir is None:

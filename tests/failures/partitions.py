@@ -115,8 +115,9 @@ def _cut(network: Namespaces | Forwarder, cuts: list[Cut], seconds: float) -> No
     try:
         while (at_s := time.monotonic() - begun) < seconds:
             wanted = states_of(cuts, at_s)
-            network.set(changed(now, wanted))
-            now = wanted
+            if wanted != now:
+                network.set(changed(now, wanted))
+                now = wanted
             time.sleep(TICK_S)
     finally:
         network.set(changed(now, {}))
