@@ -1,6 +1,7 @@
 """Write catalog rows without blobs, in bulk, for measuring listings. The cluster must be down; it cannot serve reads of them.
 
-Each row goes into the catalog of the disk where `dfc.placement` places the object, so that the cluster finds it there.
+Each row goes into the catalogs of the disks where `dfc.placement` places the object and its copies, so that the cluster finds
+it there.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from pathlib import Path
 
 from dfc.checksum import checksum_of
 from dfc.placement.map import ClusterMap
+from dfc.placement.mapped import placement_of
+from dfc.placement.roles import roles
 from dfc.storage.catalog.catalog import Catalog
 from dfc.storage.identity import lock_disk, require_identity
 from dfc.storage.layout import CATALOG_FILE, IDENTITY_FILE
 from dfc.storage.rows import GOOD
 
-Row = tuple[bytes, int, int]  # name, size in bytes, µs since 1970
+Row = tuple[bytes, int, int, int]  # name, size in bytes, µs since 1970, rank of the disk among those that have the object
 
 
 def object_name(number: int) -> str:
@@ -35,13 +38,14 @@ def seed_cluster(directory: Path, map_json: bytes, bucket: str, count: int) -> N
         raise LookupError(f"bucket {bucket!r} does not exist")
     disks = _disks_below(directory)
     rows: dict[str, list[Row]] = {disk_id: [] for disk_id in disks}
-    now_us = time.time_ns() // 1000
+    now_us, placement = time.time_ns() // 1000, placement_of(cluster_map)
     for number in range(count):
         name = object_name(number)
-        owner = cluster_map.owner(entry, name)
-        if owner is None:
+        homes = roles(placement, entry.id, name).homes
+        if not homes:
             raise LookupError("the cluster map has no target in placement")
-        rows[owner.disk.id].append((name.encode(), 1024 + number % 1000, now_us - count + number))
+        for rank, disk_id in enumerate(homes):
+            rows[disk_id].append((name.encode(), 1024 + number % 1000, now_us - count + number, rank))
     for disk_id, found in rows.items():
         _seed_disk(disks[disk_id], entry.id, found)
 
@@ -67,12 +71,14 @@ def _seed_disk(path: Path, bucket_id: str, rows: list[Row]) -> None:
             )
             number = writer.execute("SELECT number FROM buckets WHERE id = ?", (bucket_id,)).fetchone()[0]
             writer.executemany(
-                "INSERT INTO objects (bucket, name, us, node, size, checksum, state) VALUES (?, ?, ?, 1, ?, ?, ?)",
-                ((number, name, us, size, checksum, GOOD) for name, size, us in rows),
+                "INSERT INTO objects (bucket, name, us, node, size, checksum, state, rank) VALUES (?, ?, ?, 1, ?, ?, ?, ?)",
+                ((number, name, us, size, checksum, GOOD, rank) for name, size, us, rank in rows),
             )
+            first, copies = [size for _, size, _, rank in rows if not rank], [size for _, size, _, rank in rows if rank]
             writer.execute(
-                "UPDATE buckets SET objects = objects + ?, bytes = bytes + ? WHERE number = ?",
-                (len(rows), sum(size for _, size, _ in rows), number),
+                "UPDATE buckets SET objects = objects + ?, bytes = bytes + ?, copies = copies + ?, copy_bytes = copy_bytes + ?"
+                " WHERE number = ?",
+                (len(first), sum(first), len(copies), sum(copies), number),
             )
             writer.execute("COMMIT")
         finally:

@@ -9,8 +9,8 @@ import shutil
 import signal
 import struct
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -40,7 +40,7 @@ def why_not() -> str:
 
 
 class LosableDisk:
-    """`root` is where it is mounted. Use `losable_disk`, which cleans up."""
+    """`root` is where it is mounted. Use `losable_disk` or `losable_disks`, which clean up."""
 
     def __init__(self, directory: Path) -> None:
         self.root = directory / "mounted"
@@ -146,18 +146,30 @@ def _call(function: Callable[..., int], *arguments: object) -> None:
 
 
 @contextmanager
+def losable_disks(directories: Iterable[Path]) -> Iterator[list[LosableDisk]]:
+    """A mounted disk in each directory; in the end their processes, mounts, loop devices and images are gone."""
+    with _private_mounts(), ExitStack() as stack:
+        yield [stack.enter_context(_made(directory)) for directory in directories]
+
+
+@contextmanager
 def losable_disk(directory: Path) -> Iterator[LosableDisk]:
-    """A mounted disk in `directory`; in the end its processes, mount, loop device and image are gone, whatever happened."""
-    with _private_mounts():
-        disk = LosableDisk(directory)
+    """One such disk. Two of them at once would see each other's mounts and keep them: see `losable_disks`."""
+    with losable_disks([directory]) as disks:
+        yield disks[0]
+
+
+@contextmanager
+def _made(directory: Path) -> Iterator[LosableDisk]:
+    disk = LosableDisk(directory)
+    try:
+        disk.make()
+        yield disk
+    finally:
         try:
-            disk.make()
-            yield disk
+            disk.end_users()
+            disk.unmount()
         finally:
-            try:
-                disk.end_users()
-                disk.unmount()
-            finally:
-                if disk.root.is_mount():
-                    subprocess.run(["umount", "--lazy", str(disk.root)], check=False)
-                disk.image.unlink(missing_ok=True)
+            if disk.root.is_mount():
+                subprocess.run(["umount", "--lazy", str(disk.root)], check=False)
+            disk.image.unlink(missing_ok=True)

@@ -1,12 +1,21 @@
-"""The short form of `make test-cluster`: nodes are killed at random under writers, and nothing acknowledged is lost."""
+"""The short forms of the rows of `make test-cluster`: nothing acknowledged is lost, torn, stale or back from the dead."""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
-from failures import kills
+import pytest
+from failures import away, kills, partitions, power
+from failures.hot import judge
+from failures.links import schedule, states_of
+from simulation.histories import Operation
 
 PLAN = kills.Plan(seconds=20, pause_s=(1.5, 3.0), away_s=(0.5, 8.0), writers=6, sizes=(1_000, 300_000), down_after_s=3.0)
+POWER = power.Plan(cycles=6)
+PARTITIONS = partitions.Plan(schedules=1, seconds=10.0, pause_s=(0.5, 2.0), names=12, clients=8, by="forwarder")
+# What is in time on a machine of its own need not be in the suite; it is measured by the long form.
+AWAY = away.Plan(objects=10_000, changed=50, away_s=6.0, sync_s_max=30.0, down_after_s=3.0, afterwards_s=0.0)
 
 
 def test_nothing_is_lost_when_nodes_are_killed(tmp_path: Path) -> None:
@@ -15,3 +24,43 @@ def test_nothing_is_lost_when_nodes_are_killed(tmp_path: Path) -> None:
     assert found.counts["kills of targets"] >= 3, str(found)
     assert found.counts["put"] >= 200, str(found)
     assert found.counts["copies 2"] >= found.counts["copies 1"], str(found)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(power.why_refused()), reason=power.why_refused() or "it can be had")
+def test_nothing_is_lost_when_all_disks_lose_power(tmp_path: Path) -> None:
+    found = power.run(tmp_path, POWER, seed=1)
+    assert found.problems == [], str(found)
+    assert found.counts["losses"] >= POWER.cycles, str(found)
+    assert found.counts["put"] >= POWER.cycles, str(found)
+
+
+def test_names_stay_linearizable_while_links_are_cut(tmp_path: Path) -> None:
+    found = partitions.run(tmp_path, PARTITIONS, seed=1)
+    assert found.problems == [], str(found)
+    assert found.counts["operations"] >= 40, str(found)
+    assert found.counts["names undecided"] == 0, str(found)
+    assert found.counts["maps looked at"] >= 10, str(found)
+
+
+def test_a_target_that_was_away_gets_what_has_changed(tmp_path: Path) -> None:
+    found = away.run(tmp_path, AWAY, seed=1)
+    assert found.problems == [], str(found)
+    assert found.counts["objects changed"] == AWAY.changed, str(found)
+    assert found.counts["notes at the return"] > 0, str(found)
+
+
+def test_a_read_of_what_was_replaced_is_found() -> None:
+    puts = [Operation("put", "a", value, None, began, began + 1, "ok") for value, began in (("x", 0.0), ("y", 2.0))]
+    for value, problems in (("x", 1), ("y", 0)):
+        read = Operation("get", "a", value, None, 4.0, 5.0, "ok")
+        assert len(judge([puts, [read]])[0]) == problems
+
+
+def test_a_schedule_follows_from_its_seed_and_ends() -> None:
+    targets = ["target-0", "target-1", "target-2"]
+    cuts, again = (schedule(random.Random("1.2"), "proxy", targets, 25.0, (1.0, 3.5)) for _ in range(2))
+    assert cuts == again
+    assert len(cuts) >= 6
+    assert all(states_of(cuts, cut.begin_s) for cut in cuts)
+    assert states_of(cuts, 25.0) == {}

@@ -1,27 +1,127 @@
-"""`python -m failures WHAT`, in `tests/`: the long runs, by hand. It prints what was found, with the seed."""
+"""The long runs against clusters of real processes, in `tests/`: `python -m failures all --seed 2`, or one of its rows.
+
+Exit code 1: something acknowledged was lost, torn, stale or back, or a promise about time was broken. 77: cannot run here.
+"""
 
 from __future__ import annotations
 
 import argparse
+import shutil
+import signal
 import sys
 import tempfile
+import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
-from failures import kills
+from failures import away, kills, partitions, power
+from failures.found import Found
+
+CANNOT_RUN = 77
+
+
+class Row(NamedTuple):
+    """One run: what it is called, what it does in a directory with a seed, and why it cannot be done here."""
+
+    title: str
+    run: Callable[[Path, int], Found]
+    refused: str = ""
+
+
+def _kills(given: argparse.Namespace) -> list[Row]:
+    plan = kills.Plan(seconds=given.seconds, copies=given.copies)
+    return [Row(f"kills for {given.seconds:g} s", lambda directory, seed: kills.run(directory, plan, seed))]
+
+
+def _power(given: argparse.Namespace) -> list[Row]:
+    plan, refused = power.Plan(cycles=given.cycles, copies=given.copies), power.why_refused()
+    title = f"{given.cycles} power losses, copies {given.copies}"
+    return [Row(title, lambda directory, seed: power.run(directory, plan, seed), refused)]
+
+
+def _partitions(given: argparse.Namespace) -> list[Row]:
+    plan = partitions.Plan(schedules=given.schedules, by=given.by)
+    return [Row(f"{given.schedules} schedules of cut links", lambda directory, seed: partitions.run(directory, plan, seed))]
+
+
+def _away(given: argparse.Namespace) -> list[Row]:
+    plan = away.Plan(objects=given.objects, changed=given.changed, by_signal=getattr(signal, given.signal))
+    title = f"{given.changed:,} of {given.objects:,} objects changed while a target was away ({given.signal})"
+    return [Row(title, lambda directory, seed: away.run(directory, plan, seed))]
+
+
+def _all(given: argparse.Namespace) -> list[Row]:
+    """Every row with its usual counts."""
+    commands = ["kills", "power --copies 1", "power --copies 2", "partitions", "away", "away --signal SIGTERM"]
+    found = []
+    for command in commands:
+        each = _parser().parse_args(command.split())
+        found += each.rows(each)
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--seed", type=int, default=1, help="what happens, and when, follows from it, nearly (default: 1)")
+    common.add_argument("--dir", type=Path, help="where the clusters are, and stay (default: a temporary directory)")
+    parser = argparse.ArgumentParser(prog="python -m failures", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="WHAT")
+
+    def add(name: str, rows: Callable[[argparse.Namespace], list[Row]], doc: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, parents=[common], help=doc, description=doc)
+        command.set_defaults(rows=rows)
+        return command
+
+    command = add("kills", _kills, "nodes are killed at random")
+    command.add_argument("--seconds", type=float, default=1200.0, help="for how long (default: 1200)")
+    command.add_argument("--copies", type=int, default=2)
+    command = add("power", _power, "all disks lose power at once (as root, where there are loop devices)")
+    command.add_argument("--cycles", type=int, default=200, help="how often (default: 200)")
+    command.add_argument("--copies", type=int, default=2)
+    command = add("partitions", _partitions, "links between nodes are cut, one way or both")
+    command.add_argument("--schedules", type=int, default=30, help="of 25 s each (default: 30)")
+    choices = ("auto", "namespaces", "forwarder")
+    command.add_argument("--by", choices=choices, default="auto", help="how; auto: namespaces if they can be had")
+    command = add("away", _away, "a target is away while objects change")
+    command.add_argument("--objects", type=int, default=1_000_000)
+    command.add_argument("--changed", type=int, default=1000)
+    command.add_argument("--signal", choices=("SIGKILL", "SIGTERM"), default="SIGKILL", help="how it ends")
+    add("all", _all, "one after the other")
+    return parser
+
+
+def _run(row: Row, directory: Path, seed: int) -> Found:
+    """What a row has found. One that breaks off does not keep the others from running."""
+    try:
+        return row.run(directory, seed)
+    except Exception as error:
+        traceback.print_exc()
+        return Found([f"broken off: {type(error).__name__}: {error}"])
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m failures", description=__doc__)
-    parser.add_argument("what", choices=("kills",))
-    parser.add_argument("--seconds", type=float, default=1200.0, help="how long nodes are killed (default: 1200)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--copies", type=int, default=2)
-    parser.add_argument("--dir", type=Path, help="where the cluster is (default: a temporary directory)")
-    given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that nodes end with it
+    given = _parser().parse_args()
+    rows, totals = given.rows(given), []
     directory = given.dir or Path(tempfile.mkdtemp(prefix="dfc-failures-"))
-    found = kills.run(directory, kills.Plan(seconds=given.seconds, copies=given.copies), given.seed)
-    print(f"{given.what}, seed {given.seed}, in {directory}:\n{found}")
-    return 1 if found.problems else 0
+    for number, row in enumerate(rows):
+        if row.refused:
+            print(f"{row.title}: cannot run here: {row.refused}", flush=True)
+            totals.append((CANNOT_RUN, f"{row.title}: NOT RUN, see above"))
+            continue
+        begun = time.monotonic()
+        found = _run(row, directory / str(number), given.seed)
+        print(f"{row.title}, seed {given.seed}, in {directory / str(number)}:\n{found}", flush=True)
+        outcome = f"{len(found.problems)} problems" if found.problems else "nothing lost, torn, stale or back"
+        if not found.problems and given.dir is None:
+            shutil.rmtree(directory / str(number), ignore_errors=True)
+        totals.append((int(bool(found.problems)), f"{row.title}: {outcome}, in {time.monotonic() - begun:.0f} s"))
+    print(f"\ntotals, seed {given.seed}:", *(line for _, line in totals), sep="\n  ", flush=True)
+    if any(status == 1 for status, _ in totals):
+        return 1
+    return CANNOT_RUN if all(status == CANNOT_RUN for status, _ in totals) else 0
 
 
 if __name__ == "__main__":

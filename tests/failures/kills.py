@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+from failures.found import Found
 from failures.nodes import PROXY, Nodes
 from failures.writers import Writer, final_check
 
@@ -27,18 +27,6 @@ class Plan:
     disks: int = 2
     down_after_s: float = 4.0
     proxy_share: float = 0.1
-
-
-@dataclass
-class Found:
-    """What a run came to. `problems` is empty for a good one."""
-
-    problems: list[str] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def __str__(self) -> str:
-        lines = [f"  {name}: {count}" for name, count in sorted(self.counts.items())]
-        return "\n".join((*lines, f"  problems: {len(self.problems)}", *(f"    {each}" for each in self.problems[:20])))
 
 
 def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = print) -> Found:
@@ -106,11 +94,11 @@ def _back(nodes: Nodes) -> float:
     return time.monotonic() - begun
 
 
-def check_homes(nodes: Nodes, copies: int, bucket_id: str | None = None) -> list[str]:
-    """Every object, or every one of a bucket, is on exactly so many disks, which are its homes, in one version and with one
-    checksum."""
+def check_homes(nodes: Nodes, copies: int, bucket_id: str | None = None, since_us: int = 0) -> list[str]:
+    """Every object, or every one of a bucket or written since, is on exactly so many disks, which are its homes, in one version
+    and with one checksum."""
     by_name: dict[tuple[str, str], list[tuple[str, tuple[int, int], str, int]]] = {}
-    for row in nodes.rows():
+    for row in nodes.rows(since_us):
         if bucket_id not in (None, row.bucket_id):
             continue
         by_name.setdefault((row.bucket_id, row.name), []).append((row.disk, row.version, row.checksum, row.rank))

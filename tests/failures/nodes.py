@@ -12,14 +12,16 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from harness import QUICK
 
 PROXY = "proxy"
+LOOPBACK = "127.0.0.1"
 
 
 class CatalogRow(NamedTuple):
@@ -33,17 +35,61 @@ class CatalogRow(NamedTuple):
     rank: int
 
 
-class Nodes:
-    """One proxy and some targets, each a process on a port of its own, with `settings` as environment variables."""
+class Network(Protocol):
+    """Where nodes are, and by what they reach each other."""
 
-    def __init__(self, directory: Path, targets: int, disks: int, **settings: object) -> None:
+    def host_of(self, name: str) -> str:
+        """The address that a node listens at."""
+
+    def url_for_nodes(self, name: str, port: int) -> str:
+        """By what other nodes reach one that listens at a port."""
+
+    def command(self, name: str) -> list[str]:
+        """What the command that starts a node begins with."""
+
+    def started(self, name: str, pid: int) -> None:
+        """A node was started."""
+
+
+class Loopback:
+    """Everything on one address."""
+
+    def host_of(self, name: str) -> str:
+        return LOOPBACK
+
+    def url_for_nodes(self, name: str, port: int) -> str:
+        return f"http://{LOOPBACK}:{port}"
+
+    def command(self, name: str) -> list[str]:
+        return []
+
+    def started(self, name: str, pid: int) -> None:
+        pass
+
+
+class Nodes:
+    """One proxy and some targets, each a process on a port of its own, with `settings` as environment variables. What a node
+    keeps is in `directory`, below its name, unless `places` has another directory for it."""
+
+    def __init__(
+        self,
+        directory: Path,
+        targets: int,
+        disks: int,
+        *,
+        network: Network | None = None,
+        places: Mapping[str, Path] | None = None,
+        **settings: object,
+    ) -> None:
         self.directory = directory
+        self._network: Network = network or Loopback()
+        self._places = dict(places or {})
         self._settings = {f"DFC_{name.upper()}": str(value) for name, value in settings.items()}
         self.targets = [f"target-{number}" for number in range(targets)]
         self._disks = disks
         self._ports = dict(zip((PROXY, *self.targets), free_ports(targets + 1), strict=True))
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.url = f"http://127.0.0.1:{self._ports[PROXY]}"
+        self.url = self.url_of(PROXY)
         directory.mkdir(parents=True, exist_ok=True)
 
     def start_all(self) -> None:
@@ -57,14 +103,17 @@ class Nodes:
 
     def start(self, name: str) -> None:
         """Start a node; it serves some time later."""
-        node = self.directory / name
-        command = [sys.executable, "-m", "dfc", name.partition("-")[0], "--host", "127.0.0.1"]
-        command += ["--port", str(self._ports[name]), "--dir", str(node)]
+        host, port = self._network.host_of(name), self._ports[name]
+        command = [*self._network.command(name), sys.executable, "-m", "dfc", name.partition("-")[0]]
+        command += ["--host", host, "--port", str(port), "--dir", str(self.place_of(name))]
+        command += ["--url", self._network.url_for_nodes(name, port), "--advertise-url", self.url_of(name)]
         if name != PROXY:
-            command += ["--disks", ",".join(map(str, self.disks_of(name))), "--proxy-url", self.url]
+            proxy_url = self._network.url_for_nodes(PROXY, self._ports[PROXY])
+            command += ["--disks", ",".join(map(str, self.disks_of(name))), "--proxy-url", proxy_url]
         environment = {**os.environ, **QUICK, "DFC_EXPECTED_TARGETS": str(len(self.targets)), **self._settings}
         with open(self.log_of(name), "ab") as log:
             self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        self._network.started(name, self.processes[name].pid)
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
         """End a node by a signal, and wait for its end."""
@@ -89,9 +138,13 @@ class Nodes:
         for name in list(self.processes):
             self.kill(name)
 
+    def place_of(self, name: str) -> Path:
+        """The directory of all that a node keeps."""
+        return self._places.get(name, self.directory / name)
+
     def disks_of(self, name: str) -> list[Path]:
         """The directories of a target's disks."""
-        return [self.directory / name / f"disk-{number}" for number in range(self._disks)]
+        return [self.place_of(name) / f"disk-{number}" for number in range(self._disks)]
 
     def log_of(self, name: str) -> Path:
         """The file of a node's output."""
@@ -100,6 +153,10 @@ class Nodes:
     def port_of(self, name: str) -> int:
         """The port of a node."""
         return self._ports[name]
+
+    def url_of(self, name: str) -> str:
+        """By what clients reach a node."""
+        return f"http://{self._network.host_of(name)}:{self._ports[name]}"
 
     # --- questions
 
@@ -128,9 +185,8 @@ class Nodes:
         """Whether the proxy is ready, and these targets are up with disks that are."""
         with suppress(OSError, ValueError):
             if self.ask("/v1/health")["ready"]:
-                wanted = {f":{self._ports[name]}" for name in names}
-                up = {":" + node["url"].rpartition(":")[2] for node in self.map()["nodes"] if node["state"] == "up"}
-                return wanted <= up
+                up = {node["advertise_url"] for node in self.map()["nodes"] if node["state"] == "up"}
+                return {self.url_of(name) for name in names} <= up
         return False
 
     def until_calm(self, seconds: float = 20.0) -> None:
@@ -161,16 +217,16 @@ class Nodes:
 
     # --- catalogs
 
-    def rows(self) -> list[CatalogRow]:
-        """Every object in every catalog, read past the targets."""
+    def rows(self, since_us: int = 0) -> list[CatalogRow]:
+        """Every object in every catalog, read past the targets; `since_us`: only those that were written since."""
         query = (
             "SELECT id, CAST(name AS TEXT), us, node, checksum, rank FROM objects JOIN buckets ON number = bucket"
-            " WHERE name NOT LIKE '.dfc/%'"
+            f" WHERE name NOT LIKE '.dfc/%' AND us >= {since_us}"
         )
         found = []
         for disk in self._all_disks():
             for bucket, name, us, node, checksum, rank in _query(disk, query):
-                found.append(CatalogRow(str(disk.relative_to(self.directory)), bucket, name, (us, node), checksum, rank))
+                found.append(CatalogRow(self._label(disk), bucket, name, (us, node), checksum, rank))
         return found
 
     def count(self, table: str) -> list[int]:
@@ -182,6 +238,13 @@ class Nodes:
         query = f"SELECT count(*) FROM {table} JOIN buckets ON number = bucket WHERE id = '{bucket_id}'"
         return sum(_query(disk, query)[0][0] for disk in self._all_disks())
 
+    def totals(self) -> list[tuple[int, int]]:
+        """How many objects are of each rank, in all catalogs: ranks in order, with the numbers."""
+        found: Counter[int] = Counter()
+        for disk in self._all_disks():
+            found.update(dict(_query(disk, "SELECT rank, count(*) FROM objects GROUP BY rank")))
+        return sorted(found.items())
+
     def standins(self) -> set[tuple[str, str, int]]:
         """The rows on disks that are no homes of them: disk, name and version."""
         return {
@@ -189,6 +252,9 @@ class Nodes:
             for disk in self._all_disks()
             for name, us in _query(disk, "SELECT CAST(name AS TEXT), us FROM objects WHERE rank = 255")
         }
+
+    def _label(self, disk: Path) -> str:
+        return next(f"{name}/{disk.name}" for name in self.targets if disk in self.disks_of(name))
 
     def _all_disks(self) -> list[Path]:
         return [disk for name in self.targets for disk in self.disks_of(name)]

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import httpx
@@ -42,12 +43,26 @@ class Known:
 
 
 class Writer(threading.Thread):
-    """Puts, deletes and reads names of its own until `stopping` is set. `problems`: reads of what cannot have been there."""
+    """Puts, deletes and reads names of its own until `stopping` is set. `problems`: reads of what cannot have been there.
 
-    def __init__(self, url: str, bucket: str, number: int, seed: int, sizes: tuple[int, int], names: int = 40) -> None:
+    `known`: of a writer that has gone before. What is answered after `lost` is set has not been said."""
+
+    def __init__(
+        self,
+        url: str,
+        bucket: str,
+        number: int,
+        seed: int,
+        sizes: tuple[int, int],
+        names: int = 40,
+        *,
+        known: dict[str, Known] | None = None,
+        lost: threading.Event | None = None,
+    ) -> None:
         super().__init__(name=f"writer-{number}", daemon=True)
         self.stopping = threading.Event()
-        self.known = {f"w{number}/{each}": Known() for each in range(names)}
+        self.known = known or {f"w{number}/{each}": Known() for each in range(names)}
+        self._lost = lost or threading.Event()
         self.counts: Counter[str] = Counter()
         self.problems: list[str] = []
         self.fails = False
@@ -57,7 +72,7 @@ class Writer(threading.Thread):
 
     def run(self) -> None:
         limits = httpx.Limits(max_keepalive_connections=4)
-        with httpx.Client(timeout=TIMEOUT_S, limits=limits, params={"relay": "1"}) as client:
+        with httpx.Client(timeout=TIMEOUT_S, limits=limits, params={"relay": "1"}, verify=False) as client:
             while not self.stopping.is_set():
                 name = self._chance.choice(list(self.known))
                 dice = self._chance.random()
@@ -75,13 +90,19 @@ class Writer(threading.Thread):
                     self.problems.append(f"{name}: {type(error).__name__}: {error}")
                     return
 
+    def _ask(self, client: httpx.Client, method: str, name: str, content: bytes | None = None) -> httpx.Response:
+        answer = client.request(method, f"{self._url}/{name}", content=content)
+        if self._lost.is_set():
+            raise httpx.ReadError("answered by a machine that had no power any more")
+        return answer
+
     def _try_put(self, client: httpx.Client, name: str) -> None:
         low, high = self._sizes
         body = self._chance.randbytes(int(low * (high / low) ** self._chance.random()))
         content = xxhash.xxh3_128_hexdigest(body)
         known = self.known[name]
         try:
-            answer = client.put(f"{self._url}/{name}", content=body)
+            answer = self._ask(client, "PUT", name, body)
         except httpx.HTTPError:
             known.unknown(content)
             self._count_failure("put unknown")
@@ -97,7 +118,7 @@ class Writer(threading.Thread):
     def _try_delete(self, client: httpx.Client, name: str) -> None:
         known = self.known[name]
         try:
-            answer = client.delete(f"{self._url}/{name}")
+            answer = self._ask(client, "DELETE", name)
         except httpx.HTTPError:
             known.unknown(None)
             self._count_failure("delete unknown")
@@ -113,7 +134,7 @@ class Writer(threading.Thread):
 
     def _try_get(self, client: httpx.Client, name: str) -> None:
         try:
-            answer = client.get(f"{self._url}/{name}")
+            answer = self._ask(client, "GET", name)
         except httpx.HTTPError:
             self._count_failure("get unknown")
             return
@@ -146,13 +167,17 @@ class Writer(threading.Thread):
         self.fails = True
 
 
-def final_check(url: str, bucket: str, writers: list[Writer]) -> list[str]:
-    """Read everything that the writers know of, when all is calm; the problems."""
+def final_check(url: str, bucket: str, writers: Iterable[Writer], patience_s: float = 0.0) -> list[str]:
+    """Read everything that the writers know of, when all is calm; the problems. Nodes that just start have `patience_s`."""
     problems = []
-    with httpx.Client(timeout=TIMEOUT_S, params={"relay": "1"}) as client:
+    with httpx.Client(timeout=TIMEOUT_S, params={"relay": "1"}, verify=False) as client:
+        deadline_s = time.monotonic() + patience_s
         for writer in writers:
             for name, known in writer.known.items():
                 answer = client.get(f"{url}/v1/objects/{bucket}/{name}")
+                while answer.status_code == 503 and time.monotonic() < deadline_s:
+                    time.sleep(PAUSE_S)
+                    answer = client.get(f"{url}/v1/objects/{bucket}/{name}")
                 content = xxhash.xxh3_128_hexdigest(answer.content) if answer.status_code == 200 else None
                 if answer.status_code not in (200, 404):
                     problems.append(f"{name}: answered {answer.status_code} at the end: {answer.text[:200]}")

@@ -67,9 +67,8 @@ class RowTable:
             return 0
         gone = [key for key in self._changed if self._seen[key] is None]
         kept = [(*key, *values) for key in self._changed if (values := self._seen[key]) is not None]
-        delete = f"DELETE FROM {self._name} WHERE (bucket, name) IN (VALUES "
         insert = f"INSERT OR REPLACE INTO {self._name} (bucket, name, {self._columns}) VALUES "
-        in_chunks(self._execute, delete, "(?, ?)", ")", gone)
+        delete_each(self._execute, self._name, ("bucket", "name"), gone)
         in_chunks(self._execute, insert, self._row, "", kept)
         changes = len(self._changed)
         self._changed.clear()
@@ -78,6 +77,13 @@ class RowTable:
     def forget(self) -> None:
         """Drop the rows read, which other statements may have changed. Call it after `flush`."""
         self._seen.clear()
+
+
+def delete_each(execute: Execute, table: str, key: tuple[str, ...], rows: Sequence[Values]) -> None:
+    """Delete rows by their keys, one by one: for a list of keys, however short, SQLite would walk the table."""
+    statement = f"DELETE FROM {table} WHERE {' AND '.join(f'{column} = ?' for column in key)}"
+    for row in rows:
+        execute(statement, row)
 
 
 def in_chunks(execute: Execute, head: str, row: str, tail: str, rows: Sequence[Values]) -> None:

@@ -25,7 +25,7 @@ from dfc.storage.catalog.schema import (
     version_parts,
     version_text,
 )
-from dfc.storage.catalog.table import UNKNOWN_BUCKET, Execute, RowKey, RowTable, in_chunks
+from dfc.storage.catalog.table import UNKNOWN_BUCKET, Execute, RowKey, RowTable, delete_each, in_chunks
 from dfc.storage.rows import ALONE, GOOD, QUARANTINED, UNSYNCED, ObjectRow, Standing
 
 # Stored instead of a boot id, for rows to be verified like those of another boot.
@@ -267,7 +267,7 @@ class Transaction:
         """Drop notes: disk, bucket id and name."""
         self._flush_notes()
         gone = [(disk, *self._key(bucket_id, name)) for disk, bucket_id, name in notes]
-        in_chunks(self._execute, "DELETE FROM owed WHERE (disk, bucket, name) IN (VALUES ", "(?, ?, ?)", ")", gone)
+        delete_each(self._execute, "owed", ("disk", "bucket", "name"), gone)
         self.changes += 2 * len(gone)
         self._has_forgiven = True
 
@@ -295,7 +295,7 @@ class Transaction:
     def forget_departed(self, blobs: Sequence[tuple[int, bytes, str]]) -> None:
         """Forget blobs whose files are gone: bucket number, name and blob id."""
         self._flush_notes()
-        in_chunks(self._execute, "DELETE FROM departed WHERE (bucket, name, blob) IN (VALUES ", "(?, ?, ?)", ")", blobs)
+        delete_each(self._execute, "departed", ("bucket", "name", "blob"), blobs)
         self.changes += len(blobs)
 
     def has_departed(self, bucket_id: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -39,10 +39,13 @@ class SurplusRows:
         self._tried = -1  # the step of the last pass
         self._next_s = 0.0  # no pass of the same step begins before this, by the loop's clock
 
-    async def remove(self, placement: Placement) -> bool:
-        """Make a pass, unless one is not due; whether it has left nothing to be looked at again in this step."""
+    async def remove(self, placement: Placement, is_wanted_elsewhere: Callable[[], Awaitable[bool]]) -> bool:
+        """Make a pass, unless one is not due or the disk has something more urgent to do; whether it has left nothing to be
+        looked at again in this step."""
         now_s = asyncio.get_running_loop().time()
         if self._cleaned == placement.step or (self._tried == placement.step and now_s < self._next_s):
+            return False
+        if await is_wanted_elsewhere():
             return False
         self._tried, self._next_s = placement.step, now_s + AGAIN_S
         is_done = True
@@ -50,7 +53,7 @@ class SurplusRows:
             is_done = is_done and not found.some_pending  # those will be confirmed or undone soon
             for some in chunks(found.rows):
                 is_done = await self._remove(placement, some) and is_done
-            if self._ledger.placement is not placement:
+            if self._ledger.placement is not placement or await is_wanted_elsewhere():
                 return False
         self._next_s = asyncio.get_running_loop().time() + AGAIN_S
         if is_done:

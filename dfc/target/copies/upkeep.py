@@ -101,7 +101,7 @@ class Upkeep:
         await self._report_clean()
         if self._planned == self._ledger.placement.step:
             await self._report_raised()
-        if self._ledger.settling.is_done and await self._surplus.remove(placement):
+        if self._ledger.settling.is_done and await self._surplus.remove(placement, self._has_deliveries):
             self._had_several = has_several(placement)
 
     async def _rank(self) -> None:
@@ -224,6 +224,11 @@ class Upkeep:
                 await self._threads.go_on(self._disk.copies.forget_disk, disk_id)
             elif place.is_up:
                 await self._deliver_to(disk_id)
+
+    async def _has_deliveries(self) -> bool:
+        """Whether there are notes for a disk that is up. They do not wait for a walk over all rows."""
+        copies, up = self._disk.copies, self._ledger.placement.up
+        return copies.has_notes and await self._threads.read(lambda: any(map(copies.owes, up)))
 
     async def _deliver_to(self, to: str) -> None:
         names, after = await self._threads.read(self._disk.copies.notes, to, limit=PAGE)

@@ -148,6 +148,27 @@ def test_listings_by_rank_stay_scans_of_a_range(open_disk: Any, ranks: str) -> N
     assert plan[3] == "SEARCH objects USING PRIMARY KEY (bucket=? AND name>? AND name<?)"
 
 
+def test_what_is_removed_is_found_by_its_key_and_no_table_is_walked(open_disk: Any) -> None:
+    disk = open_disk()
+    names = [f"n{number}" for number in range(5)]
+    for name in names:
+        adopt(disk, name, V1, b"one", Standing(NO_HOME, pending=True, owed=("disk-2",)))
+    writer, statements = disk.parts.catalog.writer, []
+    writer.set_trace_callback(statements.append)
+    disk.copies.confirm([("b", name, V1) for name in names])
+    disk.copies.forgive([("disk-2", "b", name, V1) for name in names])
+    disk.delete("b", "n4")
+    disk.put_small("b", "n4", b"two")
+    assert disk.copies.remove_surplus([("b", name, V1) for name in names[:4]]) == 4
+    unlink_departed(disk.parts)
+    writer.set_trace_callback(None)
+    deletes = {statement.split()[2]: statement for statement in statements if statement.startswith("DELETE")}
+    assert deletes.keys() == {"pending", "owed", "objects", "tombstones", "departed"}
+    for statement in deletes.values():
+        [plan] = writer.execute(f"EXPLAIN QUERY PLAN {statement}").fetchall()
+        assert "bucket=? AND name=?" in plan[3], (statement, plan)
+
+
 def test_surplus_rows_go_if_they_are_still_what_they_were_and_nobody_needs_them(open_disk: Any) -> None:
     disk = open_disk()
     for name in ("gone", "changed", "pending", "owed", "quarantined"):

@@ -1,0 +1,135 @@
+"""Links between nodes are cut, one way or both, refused and slowed, under clients that share hot names and reach all nodes.
+
+Every name's history must be linearizable, where a read that is marked possibly stale does not count and is no 404. No two maps
+have one version. When the links are whole again, every object is on all its homes.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from failures import namespaces
+from failures.forwarder import Forwarder
+from failures.found import Found
+from failures.hot import Client, Game, judge
+from failures.kills import check_homes
+from failures.links import Cut, Link, LinkState, changed, schedule, states_of
+from failures.maps import MapWatch
+from failures.namespaces import Namespaces
+from failures.nodes import PROXY, Nodes
+
+TICK_S = 0.05
+HOLD_S = 6  # for clients' sake below the timeout of theirs
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many schedules, and how long each. `names`: of each schedule."""
+
+    schedules: int = 30
+    seconds: float = 25.0
+    pause_s: tuple[float, float] = (1.0, 3.5)
+    names: int = 34
+    clients: int = 20
+    copies: int = 2
+    targets: int = 3
+    down_after_s: float = 3.0
+    by: str = "auto"  # "namespaces", "forwarder"
+
+
+def run(directory: Path, plan: Plan, seed: int, say: Callable[[str], None] = print) -> Found:
+    """Run one cluster through all schedules."""
+    found, network = Found(), _network(plan, say)
+    with closing(network):
+        settings = {"down_after_s": plan.down_after_s, "hold_s": HOLD_S, "drain_timeout_s": 5}
+        nodes = Nodes(directory, plan.targets, 1, network=network, **settings)
+        try:
+            nodes.start_all()
+            for number in range(plan.schedules):
+                begun, said = time.monotonic(), Found()
+                _play(nodes, network, plan, number, f"{seed}.{number}", said)
+                found.counts.update(said.counts)
+                found.problems += [f"schedule {seed}.{number}: {problem}" for problem in said.problems]
+                operations, bad = said.counts["operations"], len(said.problems)
+                say(f"schedule {seed}.{number}: {operations} operations, {bad} problems, {time.monotonic() - begun:.0f} s")
+            nodes.until(lambda: not nodes.standins(), "surplus rows to go", 60.0)
+            found.problems += check_homes(nodes, plan.copies)
+            nodes.stop_all()
+        except AssertionError as error:
+            found.problems.append(str(error))
+        finally:
+            nodes.kill_all()
+    return found
+
+
+def _network(plan: Plan, say: Callable[[str], None]) -> Namespaces | Forwarder:
+    reason = "asked for" if plan.by == "forwarder" else namespaces.why_not()
+    if not reason:
+        say("links are cut by network namespaces")
+        return Namespaces(plan.targets)
+    if plan.by == "namespaces":
+        raise OSError(reason)
+    say(f"links are cut by a forwarder ({reason})")
+    return Forwarder()
+
+
+def _play(nodes: Nodes, network: Namespaces | Forwarder, plan: Plan, number: int, seed: str, found: Found) -> None:
+    """One schedule, on names of its own."""
+    chance, bucket = random.Random(seed), f"cut-{number}"
+    nodes.ask(f"/v1/buckets/{bucket}", "PUT", b'{"copies": %d}' % plan.copies)
+    urls = [nodes.url_of(name) for name in (PROXY, *nodes.targets)]
+    names = [f"s{number}/{each}" for each in range(plan.names)]
+    game, maps = Game(urls, bucket, names, time.monotonic()), MapWatch(urls)
+    clients = [Client(game, each, seed) for each in range(plan.clients)]
+    for thread in (maps, *clients):
+        thread.start()
+    cuts = schedule(chance, PROXY, nodes.targets, plan.seconds, plan.pause_s)
+    try:
+        _cut(network, cuts, plan.seconds)
+    finally:
+        game.stopping.set()
+        for client in clients:
+            client.join(60)
+    found.counts["ms until calm"] += int(1000 * nodes.until(nodes.is_calm, f"calm after schedule {seed}"))
+    last = Client(game, plan.clients, seed)
+    with httpx.Client(timeout=30, params={"relay": "1"}, verify=False) as http:
+        for name in names:
+            if not last.get(http, name, nodes.url):
+                found.problems.append(f"{name} cannot be read at the end")
+    maps.stopping.set()
+    maps.join(30)
+    _judge(clients, last, maps, cuts, found)
+
+
+def _cut(network: Namespaces | Forwarder, cuts: list[Cut], seconds: float) -> None:
+    """Let links be bad as planned; in the end all are whole."""
+    begun = time.monotonic()
+    now: dict[Link, LinkState] = {}
+    try:
+        while (at_s := time.monotonic() - begun) < seconds:
+            wanted = states_of(cuts, at_s)
+            if wanted != now:
+                network.set(changed(now, wanted))
+                now = wanted
+            time.sleep(TICK_S)
+    finally:
+        network.set(changed(now, {}))
+
+
+def _judge(clients: list[Client], last: Client, maps: MapWatch, cuts: list[Cut], found: Found) -> None:
+    problems, counts = judge(client.history for client in (*clients, last))
+    found.problems += [*maps.problems, *problems]
+    for client in (*clients, last):
+        found.problems += client.problems
+        found.counts.update(client.counts)
+    found.counts.update(counts)
+    found.counts.update(f"cuts: {cut.state}, {cut.kind}" for cut in cuts)
+    found.counts["versions of the map"] += len(maps.by_version)
+    found.counts["maps looked at"] += maps.looks
