@@ -101,7 +101,7 @@ RIGHTS: dict[str, Mutant] = {
         f"{_RECEIVING}::test_a_new_primary_hears_of_pending_rows_when_nothing_comes_for_the_old_one",
     ),
     "more copies are planned before older commits are done": mutant(
-        "dfc.target.copies.upkeep",
+        "dfc.target.copies.background.upkeep",
         "        await self._local.decide_by(self._local.map)\n",
         "",
         f"{_UPKEEP}::test_what_was_committed_with_one_copy_is_planned_too",

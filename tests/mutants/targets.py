@@ -190,7 +190,7 @@ UPKEEP: dict[str, Mutant] = {
         f"{_SETTLING}::test_a_row_that_is_slow_to_come_keeps_only_its_name_waiting",
     ),
     "an answer that is late undoes a row": Mutant(
-        "dfc.target.copies.upkeep",
+        "dfc.target.copies.background.upkeep",
         (
             ("changed=has_changed())", "changed=False)"),
             ("            if has_changed():\n", "            if False:\n"),
@@ -198,50 +198,50 @@ UPKEEP: dict[str, Mutant] = {
         f"{_UPKEEP}::test_an_answer_is_nothing_when_the_same_row_has_come_again_meanwhile",
     ),
     "a row that comes while another is fetched is undone": mutant(
-        "dfc.target.copies.upkeep",
+        "dfc.target.copies.background.upkeep",
         "            if has_changed():\n",
         "            if False:\n",
         f"{_UPKEEP}::test_a_row_that_comes_again_while_another_is_fetched_stays",
     ),
     "a row is undone by whoever is not sure": mutant(
-        "dfc.target.copies.upkeep",
+        "dfc.target.copies.background.upkeep",
         "                if each.speaks:\n",
         "                if True:\n",
         f"{_UPKEEP}::test_a_row_stays_pending_until_its_primary_is_sure",
     ),
     "a note is dropped unasked": mutant(
-        "dfc.target.copies.upkeep",
+        "dfc.target.copies.background.upkeep",
         'if spoke and self._ledger.speaks(key) and await self._give(key, state, to, "adopt"):',
         'if await self._give(key, state, to, "adopt") or True:',
         f"{_UPKEEP}::test_a_refusal_keeps_the_note",
     ),
     "a note is handed over and dropped": mutant(
-        "dfc.target.copies.upkeep",
+        "dfc.target.copies.background.upkeep",
         "                await self._peers.hand_over(found.primary, [CopyKey(to, bucket_id, name)])\n",
         "                await self._peers.hand_over(found.primary, [CopyKey(to, bucket_id, name)])\n"
         "                await self._forgive(placement, to, bucket_id, name, state.version)\n",
         f"{_UPKEEP}::test_another_holder_asks_and_tells_the_primary",
     ),
     "a row goes to a disk without its mark": mutant(
-        "dfc.target.copies.upkeep",
+        "dfc.target.copies.background.upkeep",
         'await self._give(key, state, to, "direct", is_pending=is_pending)',
         'await self._give(key, state, to, "direct")',
         f"{_UPKEEP}::test_without_a_primary_a_holder_gives_what_it_has",
     ),
     "reported clean before it is required again": mutant(
-        "dfc.target.copies.upkeep",
+        "dfc.target.copies.background.upkeep",
         "            self._ledger.cleared[self._disk.id].add(other.id)  #",
         "            #",
         f"{_UPKEEP}::test_a_disk_that_has_caught_up_is_reported",
     ),
     "reported clean whatever has come meanwhile": mutant(
-        "dfc.target.copies.upkeep",
+        "dfc.target.copies.background.upkeep",
         "if settled and await self._owes_nothing(other.id) and self._ledger.placement is placement:",
         "if settled and self._ledger.placement is placement:",
         f"{_UPKEEP}::test_what_comes_while_a_disk_is_asked_withholds_the_report[note]",
     ),
     "surplus rows go unasked": mutant(
-        "dfc.target.copies.surplus",
+        "dfc.target.copies.background.surplus",
         "gone = [row for row, told_of in answers.items() if owed.may_remove(told_of)]",
         "gone = list(answers)",
         f"{_UPKEEP}::test_a_row_goes_when_all_homes_have_it",

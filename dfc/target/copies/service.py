@@ -6,7 +6,8 @@ import asyncio
 
 from dfc.config import Settings
 from dfc.http.calls.peer import ControlClient
-from dfc.target.copies.counting import CopyCounter
+from dfc.target.copies.background.counting import CopyCounter
+from dfc.target.copies.background.upkeep import Upkeep
 from dfc.target.copies.ledger import Ledger
 from dfc.target.copies.listed import ListedRows
 from dfc.target.copies.peers import Peers
@@ -15,7 +16,6 @@ from dfc.target.copies.receiving import CopyReceiver
 from dfc.target.copies.settling import Settler
 from dfc.target.copies.storing import CopiedObjects
 from dfc.target.copies.tee import Tees
-from dfc.target.copies.upkeep import Upkeep
 from dfc.target.copies.writing import Writes
 from dfc.target.local import Local
 

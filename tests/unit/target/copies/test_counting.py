@@ -9,8 +9,8 @@ import pytest
 from copied import BUCKET, Target, map_of, name_with
 
 from dfc.placement.map import ClusterMap
-from dfc.target.copies import counting
-from dfc.target.copies.counting import CopyCounter
+from dfc.target.copies.background import counting
+from dfc.target.copies.background.counting import CopyCounter
 from dfc.target.disks import describe, numbers_of, owed_by
 
 WITH_2 = [name_with("d1", "d2", number=number) for number in range(7)]

@@ -14,12 +14,13 @@ from dfc.checksum import ExpectedChecksums
 from dfc.errors import Unavailable
 from dfc.registry.reports import CleanReport, RaisedReport
 from dfc.storage.rows import NameState, Supplied
-from dfc.target.copies import rows, surplus, writing
+from dfc.target.copies import rows, writing
+from dfc.target.copies.background import surplus
+from dfc.target.copies.background.upkeep import Upkeep
 from dfc.target.copies.messages import CopyKey, RowState, Told
 from dfc.target.copies.prepared import Prepared
 from dfc.target.copies.receiving import CopyReceiver
 from dfc.target.copies.settling import Settler
-from dfc.target.copies.upkeep import Upkeep
 from dfc.target.copies.writing import Writes
 
 OWN, OTHER, NEITHER = name_with("d1", "d2"), name_with("d2", "d1"), name_with("d2", "d3")

@@ -22,14 +22,14 @@ from dfc.replication.owed import Delivery, Resolution
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.storage.disk import Disk
 from dfc.storage.rows import NameState
+from dfc.target.copies.background.mending import Mender
+from dfc.target.copies.background.surplus import SurplusRows
 from dfc.target.copies.ledger import Ledger, PlacementChanged, has_several, rank_of
-from dfc.target.copies.mending import Mender
 from dfc.target.copies.messages import CopyKey, Kind, RowState
 from dfc.target.copies.peers import Peers
 from dfc.target.copies.receiving import CopyReceiver
 from dfc.target.copies.rows import PAGE, Row, chunks, walk
 from dfc.target.copies.settling import Settler
-from dfc.target.copies.surplus import SurplusRows
 from dfc.target.copies.writing import Writes
 from dfc.target.local import Local
 
