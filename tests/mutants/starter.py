@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,6 +89,9 @@ def main() -> None:
             try:
                 status = _run(*json.loads(line))
                 sys.stdout.flush()
+            except BaseException:
+                traceback.print_exc()  # into the output
+                sys.stderr.flush()
             finally:
                 os._exit(status)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

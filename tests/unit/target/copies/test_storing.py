@@ -438,6 +438,7 @@ async def test_an_unsettled_name_is_not_served(served: Served, monkeypatch: pyte
         await served.get(OTHER)
     with pytest.raises(Unavailable):
         await served.put(b"x", OTHER)
+    served.copied._hold_s = 5.0
     served.target.settle()
     with pytest.raises(ObjectNotFound):
         await served.get(OTHER)
