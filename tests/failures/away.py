@@ -28,6 +28,7 @@ BUCKET = "away"
 LOOK_S = 0.05
 TIMEOUT_S = 30.0
 REPEAT_S = 60.0  # for how long a change that was refused is tried again
+SURPLUS_S = 900.0  # to look through all rows for those that are on disks that are no homes of them
 DELETED_EVERY = 10  # one change of so many is a delete
 WALKED_SHARE = 0.5  # a process that reads as much as this part of its catalog, and more than what follows, has walked it
 NOT_WALKED_BYTES = 8_000_000
@@ -184,7 +185,7 @@ def _catalog_bytes(nodes: Nodes, name: str) -> int:
 
 def _check(nodes: Nodes, plan: Plan, contents: dict[str, str | None], since_us: int) -> list[str]:
     """All changes are there, on all homes, and nothing else has changed."""
-    nodes.until(lambda: not nodes.standins(), "surplus rows to go", 120.0)
+    nodes.until(lambda: not nodes.standins(), "surplus rows to go", SURPLUS_S)
     problems: list[str] = check_homes(nodes, 2, since_us=since_us)
 
     def read(name: str) -> Any:
