@@ -28,9 +28,11 @@ BUCKET = "away"
 LOOK_S = 0.05
 TIMEOUT_S = 30.0
 REPEAT_S = 60.0  # for how long a change that was refused is tried again
+SURPLUS_S = 900.0  # to look through all rows for those that are on disks that are no homes of them
 DELETED_EVERY = 10  # one change of so many is a delete
-WALKED_SHARE = 0.5  # a process that reads as much as this part of its catalog, and more than what follows, has walked it
-NOT_WALKED_BYTES = 8_000_000
+# A process that reads as much as this part of its catalog, and for each change more than some pages, has walked it.
+WALKED_SHARE = 0.5
+BYTES_A_CHANGE = 16_000
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ def _come_back(nodes: Nodes, away: str, plan: Plan, found: Found) -> None:
     if in_sync_at - up_at > plan.sync_s_max:
         found.problems.append(f"in sync {in_sync_at - up_at:.1f} s after it was up, instead of {plan.sync_s_max:g}")
     for name in others:
-        if after[name] - before[name] > max(NOT_WALKED_BYTES, WALKED_SHARE * sizes[name]):
+        if after[name] - before[name] > max(BYTES_A_CHANGE * plan.changed, WALKED_SHARE * sizes[name]):
             found.problems.append(f"{name} has read as much as if it had walked its catalog")
 
 
@@ -184,7 +186,7 @@ def _catalog_bytes(nodes: Nodes, name: str) -> int:
 
 def _check(nodes: Nodes, plan: Plan, contents: dict[str, str | None], since_us: int) -> list[str]:
     """All changes are there, on all homes, and nothing else has changed."""
-    nodes.until(lambda: not nodes.standins(), "surplus rows to go", 120.0)
+    nodes.until(lambda: not nodes.standins(), "surplus rows to go", SURPLUS_S)
     problems: list[str] = check_homes(nodes, 2, since_us=since_us)
 
     def read(name: str) -> Any:
