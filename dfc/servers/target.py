@@ -81,7 +81,8 @@ class TargetNode:
 
     def _faces(self) -> list[Face]:
         local, may_use = self.local, TokenAccess(self.settings).check
-        objects, selection = OwnObjects(local, self._uploads, self._copies.objects), ShardSelection(local, self._copies.listed)
+        objects = OwnObjects(local, self._uploads, self._copies.objects)
+        selection = ShardSelection(local, self._copies.listed, self._copies.objects)
         elsewhere = Elsewhere(local, Relay(self._pool, self.settings.peer_timeout_s))
         stored = StoredHandlers(local, objects, self._members, elsewhere)
         return [

@@ -120,8 +120,7 @@ class JobInputs:
                 entry = await self._local.threads(disk).read(disk.staging.find, bucket.id, path.name, staged)
                 row, where = entry.row, disk.staging.path(entry)
             else:
-                row = await self._local.threads(disk).read(disk.lookup, bucket.id, path.name)
-                self._copied.check_served(disk, bucket.id, path.name)
+                row = await self._local.threads(disk).read(self._copied.lookup, disk, bucket.id, path.name)
                 where = disk.blob_path(row)
         if version not in (None, row.version):
             raise PreconditionFailed(f"{path.name!r} was replaced: its version is now {row.version}")

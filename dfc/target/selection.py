@@ -17,15 +17,17 @@ from dfc.storage.rows import ObjectRow
 from dfc.tar.index.format import index_kind
 from dfc.tar.index.listing import list_keys
 from dfc.target.copies.listed import ListedRows
+from dfc.target.copies.storing import CopiedObjects
 from dfc.target.local import Local
 
 
 class ShardSelection:
     """Finds the rows of this target that match a shard spec, and the keys of their samples."""
 
-    def __init__(self, local: Local, listed: ListedRows) -> None:
+    def __init__(self, local: Local, listed: ListedRows, copied: CopiedObjects) -> None:
         self._local = local
         self._listed = listed
+        self._copied = copied
         self._expanding = asyncio.Lock()  # a short spec may stand for a million names: one at a time in memory
 
     @asynccontextmanager
@@ -35,7 +37,8 @@ class ShardSelection:
         """Iterate over the matching rows: named shards in their order, others by disk; with `anything` also objects without an
         index.
 
-        Raises BadShardSpec, NoLease; for named ones ObjectNotFound, ObjectCorrupt and, unless `anything`, NotAShard.
+        Raises BadShardSpec, NoLease; for named ones ObjectNotFound, ObjectCorrupt, Unavailable and, unless `anything`,
+        NotAShard.
         """
         self._local.check_leased()
         async with self._expanding:
@@ -53,7 +56,7 @@ class ShardSelection:
             disk = self._local.primary_disk(bucket, name)
             if disk is None:
                 continue
-            row = disk.lookup(bucket.id, name)
+            row = self._copied.lookup(disk, bucket.id, name)
             if row.samples is None and not anything:
                 raise NotAShard(f"{name!r} has no tar index{': ' + row.warnings[0] if row.warnings else ''}")
             rows.append((disk, row))

@@ -166,8 +166,8 @@ ROWS: dict[str, Mutant] = {
     ),
     "tombstones that somebody lacks are purged": mutant(
         "dfc.storage.catalog.transaction",
-        '            " AND NOT EXISTS (SELECT 1 FROM owed AS o WHERE o.bucket = t.bucket AND o.name = t.name) LIMIT ?)",\n',
-        '            " LIMIT ?)",\n',
+        '            " AND NOT EXISTS (SELECT 1 FROM owed AS o WHERE o.bucket = t.bucket AND o.name = t.name) LIMIT ?",\n',
+        '            " LIMIT ?",\n',
         f"{_SURPLUS}::test_a_tombstone_that_somebody_lacks_is_not_purged",
     ),
     "a note means the version that was delivered, whatever is here": mutant(

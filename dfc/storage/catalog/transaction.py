@@ -172,8 +172,9 @@ class Transaction:
         found = self._execute("SELECT previous FROM unsynced WHERE boot = ? AND sequence <= ? AND previous NOT NULL", chosen)
         garbage = [decode_previous(previous) for (previous,) in found.fetchall()]
         self.changes += self._execute(
-            f"UPDATE objects SET state = {GOOD} WHERE state = {UNSYNCED}"
-            " AND (bucket, name) IN (SELECT bucket, name FROM unsynced WHERE boot = ? AND sequence <= ?)",
+            # Not `WHERE (bucket, name) IN (SELECT …)`, for which SQLite walks all objects of the buckets.
+            f"UPDATE objects SET state = {GOOD} FROM (SELECT bucket, name FROM unsynced WHERE boot = ? AND sequence <= ?) AS u"
+            f" WHERE objects.bucket = u.bucket AND objects.name = u.name AND objects.state = {UNSYNCED}",
             chosen,
         ).rowcount
         self._execute("DELETE FROM unsynced WHERE boot = ? AND sequence <= ?", chosen)
@@ -218,12 +219,14 @@ class Transaction:
     def purge_tombstones(self, before_us: int, limit: int) -> int:
         """Remove old tombstones. One that is not everywhere yet stays: where it is missing, the object is still there."""
         self._flush()
-        return self._execute(
-            "DELETE FROM tombstones WHERE (bucket, name) IN (SELECT bucket, name FROM tombstones AS t WHERE written_us < ?"
+        old = self._execute(
+            "SELECT bucket, name FROM tombstones AS t WHERE written_us < ?"
             " AND NOT EXISTS (SELECT 1 FROM pending AS p WHERE p.bucket = t.bucket AND p.name = t.name)"
-            " AND NOT EXISTS (SELECT 1 FROM owed AS o WHERE o.bucket = t.bucket AND o.name = t.name) LIMIT ?)",
+            " AND NOT EXISTS (SELECT 1 FROM owed AS o WHERE o.bucket = t.bucket AND o.name = t.name) LIMIT ?",
             (before_us, limit),
-        ).rowcount
+        ).fetchall()
+        delete_each(self._execute, "tombstones", ("bucket", "name"), old)
+        return len(old)
 
     # --- copies
 

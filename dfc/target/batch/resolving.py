@@ -137,41 +137,50 @@ class _Work:
     def _object(self, bucket: str, name: str, where: list[int]) -> None:
         try:
             bucket_id, disk = self._find(bucket, name)
-            row = self._lookup(disk, bucket_id, name)
+            row = self._counting(bucket_id, disk, name, where)
         except (BucketNotFound, ObjectNotFound) as error:
             for place in where:
                 self._miss(place, error)
-            return
         except DfcError as error:
             self._fail(where[0], error)
-            return
+        else:
+            self._resolved.checksums[bucket, name] = row.checksum
+
+    def _counting(self, bucket_id: str, disk: Disk, name: str, where: list[int]) -> ObjectRow:
+        """Find the items in an object; returns its row, which counts. Raises what looking it up and reading its index do, and
+        Unavailable."""
+        undone, row = disk.copies.undone, self._lookup(disk, bucket_id, name)
         for _ in range(REREADS_MAX):
             marks = len(self._columns), len(self._rest), len(self._resolved.decodings)
             try:
                 self._in_row(disk, row, where)
+                self._check_served(disk, bucket_id, name)  # after the last look-up
+                if undone == disk.copies.undone:
+                    return row
             except RowChanged as change:
                 row = change.row
             except IndexCorrupt:
                 disk.rebuild_index(row)
-            except DfcError as error:
-                self._fail(where[0], error)
-                return
-            else:
-                try:
-                    self._check_served(disk, bucket_id, name)  # after the last look-up
-                except DfcError as error:
-                    self._fail(where[0], error)
-                    return
-                self._resolved.checksums[bucket, name] = row.checksum
-                return
-            del self._columns[marks[0] :], self._rest[marks[1] :], self._resolved.decodings[marks[2] :]
-        self._fail(where[0], Unavailable("the object is being replaced faster than it can be read"))
+            except DfcError:
+                self._take_back(marks)
+                raise
+            self._take_back(marks)
+            if undone != disk.copies.undone:  # what was read may have been pending, and undone before the check
+                undone, row = disk.copies.undone, self._lookup(disk, bucket_id, name)
+        raise Unavailable("the object is being replaced faster than it can be read")
+
+    def _take_back(self, marks: tuple[int, int, int]) -> None:
+        """Forget what was found since then."""
+        del self._columns[marks[0] :], self._rest[marks[1] :], self._resolved.decodings[marks[2] :]
 
     def _lookup(self, disk: Disk, bucket_id: str, name: str) -> ObjectRow:
+        undone = disk.copies.undone
         try:
             return disk.lookup(bucket_id, name)
         except ObjectNotFound:
             self._check_served(disk, bucket_id, name)
+            if undone != disk.copies.undone:
+                raise Unavailable("it is not known yet whether this object was deleted; try again") from None
             raise
 
     def _in_row(self, disk: Disk, row: ObjectRow, where: list[int]) -> None:

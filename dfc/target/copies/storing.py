@@ -28,6 +28,7 @@ PUBLISHED_AT_ONCE: Final = 32  # outputs of a job on their way from one disk
 PUBLISH_S: Final = 120.0  # for each of them
 READ_S: Final = 10.0  # a read waits so long for a write on its way, or for its primary
 LOOK_S: Final = 0.05
+REREADS_MAX: Final = 8  # of one row that may have been undone while it was read
 
 
 class CopiedObjects:
@@ -218,6 +219,22 @@ class CopiedObjects:
         bucket = self._local.map.bucket_of(bucket_id)
         if bucket is not None and bucket.has_several and not self.may_serve(disk, bucket_id, name):
             raise Unavailable("it is not known yet whether the newest version of this object counts; try again")
+
+    def lookup(self, disk: Disk, bucket_id: str, name: str) -> ObjectRow:
+        """What `Disk.lookup` returns, if that counts; blocking. Raises what that raises; Unavailable."""
+        for _ in range(REREADS_MAX):
+            undone, missing, row = disk.copies.undone, None, None
+            try:
+                row = disk.lookup(bucket_id, name)
+            except NotFound as error:
+                missing = error
+            self.check_served(disk, bucket_id, name)
+            if undone == disk.copies.undone:  # else it may have been pending, and undone before the check
+                if row is None:
+                    assert missing is not None
+                    raise missing
+                return row
+        raise Unavailable("the object is being replaced faster than it can be read")
 
     async def row(self, place: OwnPlace, name: str) -> ObjectRow:
         """Return the row of an object once it is known to count. Raises what `Disk.lookup` raises; Unavailable."""

@@ -574,3 +574,35 @@ async def test_an_output_stays_uncertain_when_publishing_is_given_up(served: Ser
     release.set()
     assert served.target.is_pending(OWN)
     assert not served.copied.may_serve(served.target.disk, BUCKET, OWN), "nobody else has it"
+
+
+def test_a_look_up_says_only_what_counts(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For workers of jobs, and shards that are named: what is pending, or undone meanwhile, is neither there nor missing."""
+    disk, ledger = served.target.disk, served.target.ledger
+    state = served.target.write(OWN, b"one", pending=False)
+    assert served.copied.lookup(disk, BUCKET, OWN).version == state.version
+    ledger.uncertain.add(KEY)
+    served.target.bury(OWN)
+    with pytest.raises(Unavailable):
+        served.copied.lookup(disk, BUCKET, OWN)
+    ledger.uncertain.clear()
+    disk.copies.confirm([(BUCKET, OWN, served.target.version(OWN))])
+    with pytest.raises(ObjectNotFound):
+        served.copied.lookup(disk, BUCKET, OWN)
+
+
+def test_a_look_up_is_repeated_when_a_row_was_undone_meanwhile(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = served.target.disk
+    pending = served.target.write(OWN, b"pending")
+    honest, calls = disk.lookup, list[str]()
+
+    def look(bucket_id: str, name: str) -> ObjectRow:
+        calls.append(name)
+        row = honest(bucket_id, name)
+        disk.copies.revert(bucket_id, name, pending.version, None)
+        return row
+
+    monkeypatch.setattr(disk, "lookup", look)
+    with pytest.raises(ObjectNotFound):
+        served.copied.lookup(disk, BUCKET, OWN)
+    assert len(calls) == 2
