@@ -57,6 +57,7 @@ COPIES_MAX: Final = 8
 COPY_ITEMS_MAX: Final = 1024  # rows, names or confirmations in one message
 COPY_REQUEST_BYTES: Final = 4 * MIB  # of small bodies in one message
 TEE_STREAMS_MAX: Final = 32  # bodies on their way to other disks while they are received; more are sent when they are here
+PREPARED_MAX: Final = 48  # bodies that wait for their rows on a disk, or are on their way; fewer than the orphans of an alarm
 COPY_MESSAGE_BYTES_MAX: Final = 16 * MIB  # what a target reads: the items above with their longest names
 COPY_ANSWER_BYTES_MAX: Final = CLUSTER_MAP_BYTES_MAX + COPY_MESSAGE_BYTES_MAX  # an answer may come with a map
 

@@ -72,7 +72,7 @@ def test_heartbeats_bring_the_use_of_disks(http, bucket):
     def told():
         nodes = http.get("/v1/cluster").json()["nodes"]
         assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", node["last_heartbeat"]) for node in nodes)
-        counted = sum(entry["objects"] for entry in http.get("/v1/buckets").json()["buckets"])
+        counted = sum(entry["objects"] * entry["copies"] for entry in http.get("/v1/buckets").json()["buckets"])
         return sum(disk["objects"] for node in nodes for disk in node["disks"]) == counted >= 8
 
     wait_for(told, "heartbeats")

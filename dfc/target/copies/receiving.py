@@ -89,7 +89,10 @@ class CopyReceiver:
         if disk is None:
             return "refused"
         try:
-            return await self._store(disk, item)
+            outcome = await self._store(disk, item)
+            if outcome == "taken":
+                self._prepared.drop(item.key, item.state.version)
+            return outcome
         except _NewerMap:
             return "newer_map"
         except DfcError as error:
@@ -123,7 +126,7 @@ class CopyReceiver:
         if not verdict.taken:
             return "refused"
         if verdict.commits or (state is not None and state.row is not None and state.row.quarantined):
-            writer = self._prepared.take(item.key, item.state)
+            writer = await self._prepared.take(item.key, item.state, item.durability)
             return "unknown" if writer is None else await self._adopt(disk, writer, item)
         if verdict.standing.owed:
             notes = [(each, item.bucket_id, item.name) for each in verdict.standing.owed]
@@ -137,23 +140,25 @@ class CopyReceiver:
         expected = ExpectedChecksums(xxh3_128=item.state.checksum)
         disk, writer, _ = await self._receive(item.key, body, supplied, expected, item.durability)
         try:
-            return self._taken([await self._adopt(disk, writer, item)])
+            outcome = await self._adopt(disk, writer, item)
+            self._prepared.drop(item.key, item.state.version)
+            return self._taken([outcome])
         except _NewerMap:
             return self._taken(["newer_map"])
 
     async def prepare(self, sender: Sender, key: CopyKey, version: str, durability: Durability, body: UploadBody) -> None:
         """Keep a body whose row will follow. Raises what uploads raise, and Unavailable."""
         await self.catch_up(sender)
-        self._prepared.check_room()
         bucket = self._local.map.bucket_of(key.bucket_id)
         if bucket is None or bucket.state == "deleting":
             raise Unavailable("there is no such bucket")
         body.pause_s = AHEAD_PAUSE_S
-        _, writer, row = await self._receive(key, body, Supplied(version), NO_CHECKSUMS, durability)
-        self._prepared.keep(key, writer, row)
+        with self._prepared.receiving(key, version, durability) as keep:
+            _, writer, row = await self._receive(key, body, Supplied(version), NO_CHECKSUMS, durability)
+            keep(writer, row)
 
     def forget(self, key: CopyKey, version: str) -> None:
-        """No row follows such a body."""
+        """No row follows a body of this version, nor one of an older."""
         self._prepared.drop(key, version)
 
     async def _receive(

@@ -6,6 +6,7 @@ import asyncio
 
 from dfc.config import Settings
 from dfc.http.calls.peer import ControlClient
+from dfc.placement.map import ClusterMap
 from dfc.target.copies.background.counting import CopyCounter
 from dfc.target.copies.background.upkeep import Upkeep
 from dfc.target.copies.ledger import Ledger
@@ -35,7 +36,12 @@ class TargetCopies:
         self.objects = CopiedObjects(local, self.ledger, self.peers, self.tees, self.writes, settings.hold_s)
         self.listed = ListedRows(local, self.ledger)
         self._upkeep: list[asyncio.Task[None]] = []
-        local.before_map = self.settler.take
+        local.before_map = self._take_map
+
+    def _take_map(self, new: ClusterMap) -> None:
+        """A map that is about to be used."""
+        self.settler.take(new)
+        self.prepared.take_map(new)
 
     def start(self) -> None:
         """The disks are open."""

@@ -17,6 +17,8 @@ from typing import Final, NamedTuple
 
 from dfc.checksum import Buffer
 from dfc.errors import DfcError
+from dfc.http.calls.retry import Cancellation, cancelled_by
+from dfc.http.shutdown import end_threads
 from dfc.http.transfer import BodySink
 from dfc.limits import MIB, TEE_STREAMS_MAX
 from dfc.placement.map import Durability
@@ -27,6 +29,8 @@ from dfc.target.copies.peers import Peers
 PIECE_BYTES: Final = MIB  # sent at a time, unless the sender is slow
 PIECE_S: Final = 0.5  # after which less is sent
 LOOK_S: Final = 0.2  # between two looks at who is still up
+FINISHED_S: Final = 10.0  # after the last byte, an upload waits no longer for the others: rows bring what is not there
+DROP_THREADS: Final = 4
 
 
 class Tees:
@@ -35,6 +39,7 @@ class Tees:
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._threads = ThreadPoolExecutor(TEE_STREAMS_MAX, thread_name_prefix="tee")
+        self._drops = ThreadPoolExecutor(DROP_THREADS, thread_name_prefix="tee-drop")
         self._tees: set[BodyTee] = set()
 
     def begin(self, writer: BlobWriter, size: int, keys: Iterable[CopyKey], durability: Durability) -> BodyTee | None:
@@ -42,7 +47,7 @@ class Tees:
         streams = [stream for key in keys if (stream := self._stream_to(key, durability)) is not None]
         if not streams or sum(each.running for each in self._tees) + len(streams) > TEE_STREAMS_MAX:
             return None
-        tee = BodyTee(self._peers, self._threads, writer, size, streams)
+        tee = BodyTee(self._peers, self._threads, self._drops, writer, size, streams)
         self._tees.add(tee)
         tee.when_over(lambda: self._tees.discard(tee))
         return tee
@@ -54,8 +59,9 @@ class Tees:
     async def close(self) -> None:
         """Give up what is under way. The calls of the peers have been cancelled already."""
         for tee in list(self._tees):
-            tee.give_up()
-        await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
+            tee.give_up(at_once=True)
+        await end_threads(self._drops, "dropped bodies")
+        await end_threads(self._threads, "bodies on their way")
 
 
 class _Stream(NamedTuple):
@@ -68,10 +74,17 @@ class BodyTee:
     """One upload: a sink for its body, and the streams that follow it."""
 
     def __init__(
-        self, peers: Peers, threads: ThreadPoolExecutor, writer: BlobWriter, size: int, streams: Iterable[_Stream]
+        self,
+        peers: Peers,
+        threads: ThreadPoolExecutor,
+        drops: ThreadPoolExecutor,
+        writer: BlobWriter,
+        size: int,
+        streams: Iterable[_Stream],
     ) -> None:
         self._peers = peers
-        self._threads = threads
+        self._drops = drops
+        self._cancellation = Cancellation()
         self._writer = writer
         self._size = size
         self._progress = threading.Condition()
@@ -103,20 +116,30 @@ class BodyTee:
                 self._progress.notify_all()
 
     async def finished(self) -> None:
-        """The body is complete here: wait until every disk that is still up has it, or its stream has failed."""
-        while waiting := [
-            each for to, each in self._running.items() if not each.done() and self._peers.up_node_of(to.key.disk)
-        ]:
+        """The body is complete here: wait, not for long, until every disk that is still up has it or its stream has failed."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + FINISHED_S
+        while waiting := [each for to, each in self._running.items() if not each.done() and self._is_up(to)]:
+            if loop.time() >= end_s:
+                self._cancellation.cancel()
+                return
             await asyncio.wait(waiting, timeout=LOOK_S)
 
-    def give_up(self) -> None:
-        """The upload has failed or does not count. The others drop what they have, some time later if asking them fails."""
+    def give_up(self, *, at_once: bool = False) -> None:
+        """The upload has failed or does not count. The others drop what they have, some time later if asking them fails. With
+        `at_once` nothing more is sent."""
+        if at_once:
+            self._cancellation.cancel()
         with self._progress:
             self._given_up = True
             self._progress.notify_all()
         for to, running in self._running.items():
-            if running.done() and running.result():
-                asyncio.get_running_loop().run_in_executor(self._threads, self._drop, to)
+            if running.done() and not running.cancelled() and running.exception() is None and running.result():
+                with suppress(RuntimeError):  # the target is stopping
+                    self._drops.submit(self._drop, to)
+
+    def _is_up(self, to: _Stream) -> bool:
+        return self._peers.up_node_of(to.key.disk) is not None
 
     # --- in a thread for each stream
 
@@ -127,7 +150,8 @@ class BodyTee:
         except OSError:  # the upload has been aborted
             return False
         try:
-            is_there = self._follow(to, file)
+            with cancelled_by(self._cancellation):
+                is_there = self._follow(to, file)
         except DfcError:
             return False  # the row brings the body with it
         finally:
@@ -140,7 +164,7 @@ class BodyTee:
         upload, sent = self._peers.begin_body(to.url, to.key, self._writer.version, to.durability, self._size), 0
         try:
             while sent < self._size:
-                stored = self._until_stored(sent)
+                stored = self._until_stored(to, sent)
                 if stored is None or not upload.send_parts([(b"", file, sent, stored - sent)]):
                     upload.abort()
                     return False
@@ -155,11 +179,12 @@ class BodyTee:
         with suppress(DfcError):
             self._peers.drop_body(to.url, to.key, self._writer.version)
 
-    def _until_stored(self, sent: int) -> int | None:
-        """Wait for more bytes than have been sent; how many there are. None: the upload is given up."""
+    def _until_stored(self, to: _Stream, sent: int) -> int | None:
+        """Wait for more bytes than have been sent; how many there are. None: the upload is given up, or the other target is not
+        up any more."""
         wanted = min(self._size, sent + PIECE_BYTES)
         with self._progress:
-            while not self._given_up:
+            while not self._given_up and self._is_up(to):
                 self._progress.wait_for(lambda: self._given_up or self._stored >= wanted, PIECE_S)
                 self._stored = self._writer.received
                 if not self._given_up and self._stored > sent:

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from copied import BUCKET, V1, V2, Sent, Target, item, key_of, name_with, sender, state_of, until
+from copied import BUCKET, V1, V2, Sent, Target, item, key_of, map_of, name_with, sender, state_of, until
 
 from dfc.checksum import ExpectedChecksums
 from dfc.errors import BodyTimeout, Unavailable
+from dfc.limits import PREPARED_MAX
 from dfc.placement.map import NodeEntry
+from dfc.storage import DiskOptions
 from dfc.storage.blobs.writer import BlobWriter
 from dfc.target.copies import prepared as prepared_module
 from dfc.target.copies import tee as tee_module
@@ -174,7 +176,7 @@ async def test_what_is_there_is_dropped_when_the_upload_does_not_count(target: T
     writer.abort()
 
 
-@pytest.mark.parametrize(("status", "takes"), [(503, 1000), (200, 0), (200, 2)])
+@pytest.mark.parametrize(("status", "takes"), [(503, 1000), (200, 0)])
 async def test_a_stream_that_fails_holds_nobody_up(target: Target, others: Others, tees: Tees, status: int, takes: int) -> None:
     others.status, others.takes = status, takes
     writer = begin(target)
@@ -207,6 +209,51 @@ async def test_nobody_waits_for_a_disk_that_is_down(target: Target, others: Othe
     assert tee.running == 1
     going_on.set()
     await until(lambda: tee.running == 0)
+    writer.abort()
+
+
+async def test_an_upload_does_not_wait_long_for_a_disk_that_hangs(
+    target: Target, others: Others, tees: Tees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tee_module, "FINISHED_S", 0.1)
+    going_on = threading.Event()
+    hanging = Stream(200, 1000)
+    hanging.finish = lambda: (going_on.wait(10), Answer(200))[1]  # type: ignore[method-assign]
+    others.streams["d2"] = hanging
+    writer = begin(target)
+    tee = tees.begin(writer, len(BODY), KEYS[:1], "fsync")
+    assert tee is not None
+    tee.sink.write(memoryview(BODY))
+    writer.finish()
+    await asyncio.wait_for(tee.finished(), 5)
+    assert tee.running == 1
+    going_on.set()
+    await until(lambda: tee.running == 0)
+    writer.abort()
+
+
+async def test_a_stream_to_a_target_that_leaves_ends(target: Target, others: Others, tees: Tees) -> None:
+    """A slow client of this target must not hold up the other one, which is stopping."""
+    writer = begin(target)
+    tee = tees.begin(writer, len(BODY), KEYS[:1], "fsync")
+    assert tee is not None
+    tee.sink.write(memoryview(BODY[:10]))
+    await until(lambda: "d2" in others.streams and others.streams["d2"].got == BODY[:10])
+    others.up_node_of = lambda disk: None  # type: ignore[method-assign]
+    await until(lambda: tee.running == 0)
+    assert others.streams["d2"].aborted
+    writer.abort()
+
+
+async def test_giving_up_raises_nothing_when_the_target_has_stopped(target: Target, others: Others, tees: Tees) -> None:
+    writer = begin(target)
+    tee = tees.begin(writer, len(BODY), KEYS, "fsync")
+    assert tee is not None
+    tee.sink.write(memoryview(BODY))
+    await tee.finished()
+    await tees.close()
+    tee.give_up()
+    assert others.dropped == []
     writer.abort()
 
 
@@ -252,6 +299,7 @@ def blobs(target: Target) -> int:
 
 
 KEY = key_of(NAME)
+V0 = "05" + V1[2:]
 
 
 async def test_a_row_finds_the_body_that_came_before_it(target: Target, receiver: CopyReceiver) -> None:
@@ -277,8 +325,9 @@ async def test_another_body_does_not_do(target: Target, receiver: CopyReceiver, 
 async def test_a_body_is_dropped_when_no_row_follows(target: Target, receiver: CopyReceiver, prepared: Prepared) -> None:
     await receiver.prepare(sender(), KEY, V1, "fsync", Sent(BODY))
     assert blobs(target) == 1
-    receiver.forget(KEY, V2)
-    assert prepared.take(KEY, state_of(V2, BODY)) is None
+    assert await prepared.take(KEY, state_of(V2, BODY), "fsync") is None
+    receiver.forget(KEY, V0)
+    assert blobs(target) == 1
     receiver.forget(KEY, V1)
     await until(lambda: blobs(target) == 0)
     assert (await receiver.take(sender(), [item(NAME, V1, None, state=state_of(V1, BODY))])).outcomes == ["unknown"]
@@ -315,9 +364,98 @@ async def test_bodies_are_refused(target: Target, receiver: CopyReceiver, monkey
         await receiver.prepare(sender(), KEY, V1, "fsync", Sent(BODY, BodyTimeout("it has stalled")))
     monkeypatch.setattr(prepared_module, "PREPARED_MAX", 1)
     await receiver.prepare(sender(), KEY, V1, "fsync", Sent(BODY))
-    with pytest.raises(Unavailable, match="wait here"):
+    with pytest.raises(Unavailable, match="wait for their rows"):
         await receiver.prepare(sender(), key_of(OWN), V1, "fsync", Sent(BODY))
     assert blobs(target) == 1
+
+
+async def test_a_row_waits_for_its_body(target: Target, receiver: CopyReceiver) -> None:
+    """It is still being stored, though the sender has given up waiting for the answer. It must not be sent twice."""
+    hanging, body = asyncio.Event(), Sent(BODY)
+    receive = body.receive
+
+    async def slowly(sink: Any, threads: Any) -> None:
+        await receive(sink, threads)
+        await hanging.wait()
+
+    body.receive = slowly  # type: ignore[method-assign]
+    preparing = asyncio.create_task(receiver.prepare(sender(), KEY, V1, "fsync", body))
+    await until(lambda: blobs(target) == 1)
+    taking = asyncio.create_task(receiver.take(sender(), [item(NAME, V1, None, state=state_of(V1, BODY))]))
+    done, _ = await asyncio.wait((taking,), timeout=0.05)
+    assert not done
+    hanging.set()
+    assert (await taking).outcomes == ["taken"]
+    await preparing
+    assert (target.version(NAME), blobs(target)) == (V1, 1)
+
+
+async def test_a_row_does_not_wait_for_ever(target: Target, receiver: CopyReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared_module, "COMING_S", 0.05)
+    hanging, body = asyncio.Event(), Sent(BODY)
+
+    async def hang(sink: Any, threads: Any) -> None:
+        await hanging.wait()
+
+    body.receive = hang  # type: ignore[method-assign]
+    preparing = asyncio.create_task(receiver.prepare(sender(), KEY, V1, "fsync", body))
+    await asyncio.sleep(0.01)
+    row = item(NAME, V1, None, state=state_of(V1, BODY))
+    assert (await receiver.take(sender(), [row])).outcomes == ["refused"]
+    preparing.cancel()
+    await asyncio.wait((preparing,))
+    assert (await receiver.take(sender(), [row])).outcomes == ["unknown"]
+    await until(lambda: blobs(target) == 0)
+
+
+async def test_a_body_that_comes_after_its_row_is_not_kept(target: Target, receiver: CopyReceiver) -> None:
+    """The row came with another body, since this one was late."""
+    hanging, body = asyncio.Event(), Sent(BODY)
+    receive = body.receive
+
+    async def late(sink: Any, threads: Any) -> None:
+        await hanging.wait()
+        await receive(sink, threads)
+
+    body.receive = late  # type: ignore[method-assign]
+    preparing = asyncio.create_task(receiver.prepare(sender(), KEY, V1, "fsync", body))
+    await asyncio.sleep(0.01)
+    assert (await receiver.receive(sender(), item(NAME, V1, None, state=state_of(V1, BODY)), Sent(BODY))).outcomes == ["taken"]
+    hanging.set()
+    await preparing
+    await until(lambda: blobs(target) == 1)
+
+
+async def test_a_body_that_is_less_durable_than_its_row_does_not_do(target: Target, receiver: CopyReceiver) -> None:
+    """The bucket was relaxed when the upload began."""
+    await receiver.prepare(sender(), KEY, V1, "relaxed", Sent(BODY))
+    row = item(NAME, V1, None, state=state_of(V1, BODY), durability="fsync")
+    assert (await receiver.take(sender(), [row])).outcomes == ["unknown"]
+
+
+async def test_bodies_of_a_bucket_that_is_deleted_are_dropped(
+    target: Target, receiver: CopyReceiver, prepared: Prepared
+) -> None:
+    await receiver.prepare(sender(), KEY, V1, "fsync", Sent(BODY))
+    prepared.take_map(map_of(2, state="deleting"))
+    await until(lambda: blobs(target) == 0)
+
+
+async def test_no_more_bodies_are_taken_at_once_than_may_wait(
+    target: Target, receiver: CopyReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepared_module, "PREPARED_MAX", 2)
+    names = [name_with("d2", "d1", number=number) for number in range(6)]
+    told = await asyncio.gather(
+        *(receiver.prepare(sender(), key_of(name), V1, "fsync", Sent(BODY)) for name in names), return_exceptions=True
+    )
+    assert [each for each in told if each is None] == [None] * 2
+    assert all(isinstance(each, Unavailable) for each in told if each is not None)
+    assert blobs(target) == 2
+
+
+def test_fewer_bodies_wait_than_make_an_orphan_alarm() -> None:
+    assert DiskOptions().orphan_alarm > 2 * PREPARED_MAX
 
 
 async def test_a_row_of_a_newer_map_removes_the_body(target: Target, receiver: CopyReceiver) -> None:
